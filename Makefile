@@ -1,0 +1,46 @@
+# Two commands are enough on a fresh machine: `make demo` and `make test`.
+# Each builds .venv from the pinned constraints the first time and reuses it afterwards.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+WORKERS ?= 2
+
+.PHONY: demo test lint types unit docs format bench clean
+
+demo: $(STAMP)
+	$(BIN)/wsam toy --out demo
+
+test: lint types unit
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+unit: $(STAMP)
+	@command -v chromium >/dev/null 2>&1 || echo "no chromium on PATH: the browser tests will say 'skipped'"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q
+
+docs: $(STAMP)
+	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP)
+	$(BIN)/wsam bench
+
+clean:
+	rm -rf $(VENV) demo dist docs/_build .pytest_cache .mypy_cache .ruff_cache
+
+# torch first and alone: the pinned CPU build must be in place before anything asks for "torch".
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt torch numpy
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@

@@ -1,0 +1,18 @@
+"""`python -m wsam` and the `wsam` command."""
+
+import sys
+
+
+def main() -> None:
+    """Run the command line, or say what to install where its libraries are missing."""
+    try:
+        from wsam.cli import run
+    except ModuleNotFoundError as error:
+        if error.name not in {"typer", "rich"}:
+            raise
+        sys.exit(f"wsam: the command line needs {error.name}: pip install 'wsam[lab,plots]'")
+    run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""Arguments are refused where they are given, by a message that says what is allowed."""
+
+import math
+import warnings
+from typing import Any
+
+
+class WsamWarning(UserWarning):
+    """Something the library cannot do as well as it would like to; said once."""
+
+
+def warn(message: str) -> None:
+    """Issue a `WsamWarning` that points at the user's line."""
+    warnings.warn(message, WsamWarning, stacklevel=3)
+
+
+def number(
+    name: str,
+    value: Any,
+    low: float = 0.0,
+    high: float = math.inf,
+    *,
+    low_open: bool = False,
+    high_open: bool = True,
+) -> float:
+    """Return `value` as a finite float within the interval, or raise saying the interval."""
+    interval = f"{'(' if low_open else '['}{low:g}, {high:g}{')' if high_open else ']'}"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number in {interval}, got {value!r}")
+    value = float(value)
+    above = value > low if low_open else value >= low
+    below = value < high if high_open else value <= high
+    if not (above and below):  # also refuses NaN
+        raise ValueError(f"{name} must be in {interval}, got {value!r}")
+    return value
+
+
+def count(name: str, value: Any, low: int = 0) -> int:
+    """Return `value` as a whole number of at least `low`, or raise."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be a whole number of at least {low}, got {value!r}")
+    if value < low:
+        raise ValueError(f"{name} must be at least {low}, got {value!r}")
+    return value

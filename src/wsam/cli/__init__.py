@@ -1,0 +1,24 @@
+"""The command line: one small file a verb; torch is imported only when a verb runs.
+
+A verb raises `ValueError`, `TypeError` or `OSError` for a user's mistake; `run` prints it as one
+line and exits with status 2. Anything else is a defect of ours and keeps its traceback.
+"""
+
+import sys
+
+from wsam.cli._app import app
+from wsam.cli import bounds, directions, toy  # noqa: F401, I001 (each registers its verb)
+
+__all__ = ["app", "run"]
+
+
+def run() -> None:
+    """Run the command line and turn a user's mistake into one clear line."""
+    try:
+        app()
+    except (ValueError, TypeError, OSError) as error:
+        print(f"wsam: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("wsam: interrupted", file=sys.stderr)
+        sys.exit(130)

@@ -1,0 +1,176 @@
+"""The parts of a step, in the order they happen; `SharpnessAware` strings them together.
+
+A step is in flight from the end of its first pass until its update. Whatever happens in between, an
+exception or Ctrl-C included, `_abandon` puts weights, statistics and generators back.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wsam import lean as lean_plan
+from wsam import state as saving
+from wsam import update
+from wsam.block import Block, Scalar, average_over_ranks, global_squares
+from wsam.geometry import Geometry
+from wsam.passes import RandomStates, RunningStatistics
+from wsam.rule import Mix, is_number
+from wsam.update import Flight
+from wsam.wrapper import Wrapper
+
+
+class Engine(Wrapper):
+    """What happens between the passes, without the public face."""
+
+    geometry: Geometry
+    lean: bool
+    local: bool
+    max_norm: float | None
+    nonfinite: str
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        self._statistics = RunningStatistics(self.model)
+        self._random = RandomStates(p.device for g in self.param_groups for p in g["params"])
+        self._random_before: list[Tensor] | None = None
+        self._lean_is_safe = False
+        self._sharpness: Tensor | None = None
+
+    def _count(self) -> int:
+        step: int = self.param_groups[0][saving.PREFIX + "step"]
+        return step
+
+    def _mask(self) -> list[bool] | None:
+        return self.geometry.mask(self._count(), sum(len(g["params"]) for g in self.param_groups))
+
+    def _refresh(self) -> None:
+        """Bring scheduled values up to this step, and refuse values that are not allowed."""
+        for group, named in zip(self.param_groups, self._schedules, strict=True):
+            for name, schedule in named.items():
+                value = schedule.value(group[saving.PREFIX + "step"], group["lr"])
+                group[saving.PREFIX + name] = value
+            for name in self._hyper:
+                saving.check_value(name, group[saving.PREFIX + name], self.rule)
+
+    def _values(self, group: dict[str, Any]) -> dict[str, Scalar]:
+        return {name: group[saving.PREFIX + name] for name in self._hyper}
+
+    def _mix(self, group: dict[str, Any]) -> Mix:
+        return self.rule.mix(self._values(group), None)
+
+    def _radius_is_zero(self) -> bool:
+        return all(is_number(group[saving.PREFIX + "rho"], 0.0) for group in self.param_groups)
+
+    def _is_chosen(self, blocks: list[Block]) -> bool:
+        if self._radius_is_zero():
+            return False
+        firsts = [block.shards(block.first or []) for block in blocks]
+        norm = lambda: float(global_squares(blocks, firsts).sqrt())  # noqa: E731
+        return self.when is None or self.when.chosen(self._count(), norm)
+
+    def _overflowed(self, blocks: list[Block]) -> bool:
+        """Whether to skip for a gradient that is not finite; asks the device only if it must."""
+        if self.nonfinite == "propagate":
+            return False
+        grads = [block.shards(block.first or []) for block in blocks]
+        if bool(torch.isfinite(global_squares(blocks, grads))):
+            return False
+        if self.nonfinite == "raise":
+            raise FloatingPointError("a gradient is NaN or infinite; nothing was changed")
+        return True
+
+    def _move(self, flight: Flight) -> bool:
+        mask = self._mask()
+        if flight.skip or flight.plain:
+            update.detach_gradients(flight.blocks)
+            return False
+        if self.lean:
+            flight.moved, flight.stepped = flight.blocks, True
+            blocks, safe = flight.blocks, self._lean_is_safe
+            if lean_plan.begin(blocks, mask, self.geometry, self._mix, self.base.step, not safe):
+                self.lean = (
+                    False  # the base writes into gradients: the next step takes the late plan
+                )
+            self._lean_is_safe = True
+            for block in flight.blocks:
+                for p in block.params:
+                    p.grad = None
+        else:
+            update.detach_gradients(flight.blocks)
+            flight.moved = update.chosen_blocks(flight.blocks, mask)
+            update.perturb(flight.moved, self.geometry, spend=not self.rule.keeps_first)
+        torch.clear_autocast_cache()  # or an enclosing autocast would go on using casts of w
+        self._statistics.hold()
+        if self._random_before is not None:
+            flight.random = self._random.read()
+            self._random.write(self._random_before)
+        return True
+
+    def _return_to_weights(self) -> None:
+        flight = self._flight
+        assert flight is not None
+        update.restore(flight.moved)
+        flight.moved = []
+        self._statistics.release()
+        if flight.random is not None:
+            self._random.write(flight.random)
+            flight.random = None
+        torch.clear_autocast_cache()
+
+    def _combine(self) -> None:
+        """Make of g0 and g1 what the base is fed and what is applied beside it."""
+        flight = self._flight
+        assert flight is not None
+        self._return_to_weights()
+        if not flight.skip and not flight.plain:
+            flight.skip = self._overflowed(update.gather(self._layout()))
+        if flight.skip:
+            self.zero_grad(set_to_none=True)
+        elif flight.plain:
+            update.put_back(flight.blocks)
+        elif flight.stepped:
+            flight.beside = lean_plan.finish(self._layout(), flight.blocks, self._mix)
+        else:
+            if self.local and self.rule.keeps_first:
+                average_over_ranks(flight.blocks, self.model.process_group)  # type: ignore[union-attr]
+            layout, blocks = self._layout(), flight.blocks
+            flight.beside = update.combine(layout, blocks, self.rule, self._values, self.max_norm)
+        flight.ready = True
+
+    def _finish(self) -> None:
+        flight = self._flight
+        if flight is None:
+            if not saving.all_zero(self.param_groups):
+                raise RuntimeError(
+                    "step() needs a closure, or ascend() and descend() before it; a plain step is "
+                    "taken only with learning rate and gradients of zero, to initialise a state"
+                )
+            self.base.step()
+            return
+        if (flight.plain or flight.skip) and not flight.ready:
+            self._combine()
+        if not flight.ready:
+            raise RuntimeError("step() while the weights are at w + d: call descend() before it")
+        self._flight = None
+        if flight.skip:
+            self.skipped += 1
+            return
+        if not flight.stepped:
+            self.base.step()
+        update.apply(flight.beside)
+        for group in self.param_groups:
+            group[saving.PREFIX + "step"] += 1
+
+    def _drop_unfinished(self) -> None:
+        """Forget a step that was prepared and never finished: a GradScaler skipped it."""
+        if self._flight is not None:
+            self._flight = None
+            self.skipped += 1
+
+    def _abandon(self) -> None:
+        """Undo what a step in flight has done to weights, statistics and generators."""
+        if self._flight is not None:
+            with torch.no_grad():
+                self._return_to_weights()
+            self._flight = None

@@ -1,0 +1,277 @@
+"""`SharpnessAware`: a `torch.optim.Optimizer` around a base optimizer's instance.
+
+A method is a geometry (which perturbation d), a rule (what becomes of the gradients at w and at
+w + d) and a base optimizer. The passes, precision, clipping and phases are written here, once.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from wsam import update
+from wsam.checks import number
+from wsam.engine import Engine
+from wsam.geometry import Euclidean, Geometry
+from wsam.micro import Sums
+from wsam.rule import Rule
+from wsam.schedule import Interval, Schedule
+from wsam.select import Selection
+from wsam.update import Flight
+from wsam.wrapper import check_base, warn_of_low_precision
+
+Closure = Callable[[], Any]
+POLICIES = ("propagate", "skip", "raise")
+
+
+class SharpnessAware(Engine):
+    """Train `base` with sharpness in mind.
+
+        d  = rho * S g0 / (sqrt(<g0, S g0>) + eps)              S of the geometry
+        g1 = grad l(w + d)
+        w <- w - base(fed) - lr * beside                        fed, beside of the rule
+
+    Args:
+        base: an instance of any `torch.optim.Optimizer` that takes dense gradients and no closure.
+        rule: what becomes of the two gradients; see `wsam.rule`.
+        rho: the radius, a number or a `Schedule`. Groups may set their own under "sam_rho".
+        geometry: the neighbourhood's shape; a ball if None.
+        model: the trained module. Optional: with it running statistics are protected without module
+            hooks, which is faster and the way for compiled models; `local` needs it, too.
+        lean: let the base step between the passes, which saves a buffer (see `wsam.lean`).
+        max_norm: clip by the norm of the combined gradient; scales fed and beside alike.
+        nonfinite: what to do about a NaN or inf in either gradient: "propagate" (as torch does),
+            "skip" the step and count it, or "raise"; the last two wait for the device each step.
+        repeat_randomness: draw the same dropout masks in both passes.
+        keep: the share of samples that `select` keeps in the second pass.
+        when: an `Interval` of steps that are sharpness-aware; on others the base steps alone.
+        local: under DistributedDataParallel, perturb by each rank's own gradient (m-sharpness).
+
+    Example:
+        >>> from wsam.rule import Weighted
+        >>> model = nn.Linear(2, 1)
+        >>> base = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> opt = SharpnessAware(base, rule=Weighted(gamma=0.9), rho=0.05)
+        >>> def closure():
+        ...     loss = model(torch.ones(4, 2)).square().mean()
+        ...     loss.backward()
+        ...     return loss
+        >>> loss = opt.step(closure)
+    """
+
+    def __init__(
+        self,
+        base: Optimizer,
+        *,
+        rule: Rule,
+        rho: float | Schedule = 0.05,
+        geometry: Geometry | None = None,
+        model: nn.Module | None = None,
+        lean: bool = False,
+        max_norm: float | None = None,
+        nonfinite: str = "propagate",
+        repeat_randomness: bool = True,
+        keep: float = 1.0,
+        when: Interval | None = None,
+        local: bool = False,
+    ) -> None:
+        check_base(base, rule)
+        self.rule = rule
+        self.geometry = geometry if geometry is not None else Euclidean()
+        self.model = model
+        self.lean = lean
+        self.max_norm = None if max_norm is None else number("max_norm", max_norm, low_open=True)
+        self.nonfinite = nonfinite
+        self.repeat_randomness = repeat_randomness
+        self.when = when
+        self.local = local
+        self.skipped = 0
+        self._selection = Selection(keep)
+        self._check_options()
+        super().__init__(base, {"rho": rho, **{name: getattr(rule, name) for name in rule.hyper()}})
+        self.geometry.check_names(self._layout())
+        warn_of_low_precision(self.param_groups)
+
+    def _check_options(self) -> None:
+        if not isinstance(self.geometry, Geometry):
+            raise TypeError(f"geometry must be a geometry of wsam, got {self.geometry!r}")
+        if self.model is not None and not isinstance(self.model, nn.Module):
+            raise TypeError(f"model must be a torch.nn.Module, got {type(self.model).__name__}")
+        if self.nonfinite not in POLICIES:
+            raise ValueError(f"nonfinite must be one of {POLICIES}, got {self.nonfinite!r}")
+        if self.when is not None and not isinstance(self.when, Interval):
+            raise TypeError(f"when must be a wsam.schedule.Interval, got {self.when!r}")
+        if self.local and not hasattr(self.model, "no_sync"):
+            raise ValueError("local=True needs model=, wrapped in DistributedDataParallel")
+        if not self.lean:
+            return
+        undo = self.nonfinite != "propagate"
+        reasons = {
+            f"{type(self.rule).__name__} feeds it the second gradient": self.rule.feeds_second,
+            "max_norm needs both gradients first": self.max_norm is not None,
+            f"nonfinite={self.nonfinite!r} must be able to undo the step": undo,
+            "local=True averages the first gradient after the second pass": self.local,
+        }
+        for reason in (reason for reason, holds in reasons.items() if holds):
+            raise ValueError(f"lean=True lets the base step between the passes, but {reason}")
+
+    @property
+    def sharpness(self) -> Tensor | None:
+        """L(w + d) - L(w) of the last `step(closure)`, on the device; NaN where not measured."""
+        return self._sharpness
+
+    def select(self, losses: Tensor) -> Tensor:
+        """Return the mean of per-sample losses over the samples that count in this pass.
+
+        In the first pass all; in the second the share `keep` whose loss grew most (ESAM).
+        """
+        return self._selection.mean(losses, second=self._flight is not None)
+
+    # The whole step -------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def step(self, closure: Closure | Sequence[Closure] | None = None) -> Any:
+        """Make one step and return L(w).
+
+        Args:
+            closure: computes the loss, calls backward and returns the loss; it runs twice. Gradients
+                are cleared before each run. A list of closures, one a micro-batch, makes a
+                perturbation for each and sums their gradients. None finishes a step whose `ascend`
+                and `descend` were called by hand.
+        """
+        if closure is None:
+            self._finish()
+            return None
+        closures = [closure] if callable(closure) else list(closure)
+        if not closures or not all(callable(c) for c in closures):
+            raise TypeError("step takes a function that computes the loss, or a list of them")
+        if len(closures) > 1 and self.lean:
+            raise ValueError("lean=True steps after the first pass: give it one closure")
+        self._refuse_in_flight("begin a step")
+        try:
+            loss, self._sharpness = self._passes(closures)
+        except BaseException:
+            self._abandon()
+            raise
+        self._finish()
+        return loss
+
+    def _passes(self, closures: Sequence[Closure]) -> tuple[Any, Tensor]:
+        """Run both passes of each closure and combine; return L(w) and the sharpness."""
+        losses, rises = [], []
+        sums = Sums()
+        for closure in closures:
+            self.begin()
+            losses.append(self._run(closure, local=self.local))
+            if self.ascend():
+                second = self._run(closure)
+                rises.append(_difference(second, losses[-1]) + self._selection.correction())
+            if len(closures) > 1:
+                self._return_to_weights()
+                sums.add(self._flight)
+                self._flight = None
+        if len(closures) > 1:
+            self._flight = sums.flight(self._layout())
+        self._combine()
+        plain = torch.zeros(()) if self._radius_is_zero() else torch.full((), torch.nan)
+        return sum(losses[1:], losses[0]), sum(rises[1:], rises[0]) if rises else plain
+
+    def _run(self, closure: Closure, local: bool = False) -> Any:
+        self.zero_grad(set_to_none=True)
+        unsynchronised = self.model.no_sync() if local else contextlib.nullcontext()  # type: ignore[union-attr, operator]
+        with torch.enable_grad(), unsynchronised:
+            loss = closure()
+        return loss.detach() if isinstance(loss, Tensor) else loss
+
+    # The step by hand -----------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Say that a first pass begins. Optional by hand: lets the second repeat its dropout masks."""
+        self._refuse_in_flight("begin a step")
+        self._drop_unfinished()
+        self._selection.reset()
+        self._random_before = self._random.read() if self.repeat_randomness else None
+
+    @torch.no_grad()
+    def ascend(self, grad_scale: float | Tensor | None = None) -> bool:
+        """Take the gradients in `p.grad` as g0 and move the weights to w + d.
+
+        Args:
+            grad_scale: the factor a GradScaler has put on the loss, `scaler.get_scale()`.
+
+        Returns:
+            Whether the weights have moved. If not (see `when`), the second pass may be left out.
+        """
+        self._refuse_in_flight("ascend")
+        self._drop_unfinished()
+        if grad_scale is not None and self.lean:
+            raise ValueError("lean=True cannot undo the step that a GradScaler may want to skip")
+        self._refresh()
+        flight = Flight(update.gather(self._layout()))
+        if grad_scale is not None:
+            update.unscale(flight.blocks, grad_scale)
+        flight.skip = not self.local and self._overflowed(flight.blocks)
+        flight.plain = not flight.skip and not self._is_chosen(flight.blocks)
+        self._flight = flight
+        try:
+            return self._move(flight)
+        except BaseException:
+            self._abandon()
+            raise
+
+    @torch.no_grad()
+    def descend(self) -> None:
+        """Take `p.grad` as g1, put the weights back at w and leave in `p.grad` what the base is fed."""
+        if self._flight is None or self._flight.ready:
+            raise RuntimeError("descend() without ascend(): the weights are not at w + d")
+        try:
+            self._return_to_weights()
+            self._combine()
+        except BaseException:
+            self._abandon()
+            raise
+
+    def first_step(self, zero_grad: bool = False) -> None:
+        """`ascend`, under the name other SAM code uses; it takes the gradients away in any case."""
+        self.ascend()
+
+    def second_step(self, zero_grad: bool = False) -> None:
+        """`descend` and `step`, under the name other SAM code uses."""
+        self.descend()
+        self.step()
+        if zero_grad:
+            self.zero_grad()
+
+    @contextlib.contextmanager
+    def perturbed(self) -> Iterator[None]:
+        """Hold the weights at w + d, by the gradients that lie in `p.grad`, to look at them there."""
+        self._refuse_in_flight("perturb again")
+        self._refresh()
+        flight = Flight(update.gather(self._layout()))
+        if not flight.blocks:
+            raise RuntimeError("perturbed() needs gradients: call backward() before it")
+        kept = [(p, g) for b in flight.blocks for p, g in zip(b.params, b.first or [], strict=True)]
+        self._flight = flight
+        try:
+            with torch.no_grad():
+                update.detach_gradients(flight.blocks)
+                flight.moved = update.chosen_blocks(flight.blocks, self._mask())
+                update.perturb(flight.moved, self.geometry, spend=False)
+            torch.clear_autocast_cache()
+            self._statistics.hold()
+            yield
+        finally:
+            self._abandon()
+            for p, g in kept:
+                p.grad = g
+
+
+def _difference(second: Any, first: Any) -> Any:
+    if second is None or first is None:
+        return torch.full((), torch.nan)
+    if isinstance(second, Tensor):
+        return second - first
+    return torch.as_tensor(second - first)

@@ -1,0 +1,297 @@
+"""How a hyperparameter moves with the steps, and which steps are perturbed.
+
+A `Schedule` gives the value of rho, gamma or alpha at a step; an `Interval` says whether a step is
+sharpness-aware at all (a step that is not is bitwise the base optimizer's). Both are small frozen
+dataclasses of plain numbers, so that `state_dict` can hold them and a resumed run goes on exactly.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from torch import Tensor
+
+from wsam.checks import count, number
+
+Scalar = float | Tensor
+
+
+class Schedule:
+    """The value of a hyperparameter at a step; the first step is number 0."""
+
+    def value(self, step: int, lr: Scalar) -> Scalar:
+        """Return the value at `step`, where the group's learning rate is `lr`."""
+        raise NotImplementedError
+
+    def extremes(self) -> tuple[float, ...]:
+        """Return values the schedule is sure to take, so that they can be checked early."""
+        return ()
+
+
+@dataclass(frozen=True)
+class Constant(Schedule):
+    """`value` at every step."""
+
+    level: float
+
+    def value(self, step: int, lr: Scalar) -> Scalar:
+        """Return the constant."""
+        return self.level
+
+    def extremes(self) -> tuple[float, ...]:
+        """Return the constant."""
+        return (self.level,)
+
+
+@dataclass(frozen=True)
+class Warmup(Schedule):
+    """Linear from `start` to `level` over `steps` steps, then `level`.
+
+    Worth using for gamma: the decoupled term is not averaged by momentum, so its first kicks, made
+    while gradients are large, are the most dangerous ones.
+
+    Example:
+        >>> Warmup(0.9, steps=10).value(5, lr=0.1)
+        0.45
+    """
+
+    level: float
+    steps: int
+    start: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check the number of steps."""
+        count("steps", self.steps, 1)
+
+    def value(self, step: int, lr: Scalar) -> Scalar:
+        """Return the point on the line."""
+        return self.start + (self.level - self.start) * min(1.0, step / self.steps)
+
+    def extremes(self) -> tuple[float, ...]:
+        """Return both ends of the line."""
+        return (self.start, self.level)
+
+
+@dataclass(frozen=True)
+class InverseSqrt(Schedule):
+    """`level / sqrt(t)` with t = 1 at the first step: what the paper's convergence proofs assume."""
+
+    level: float
+
+    def value(self, step: int, lr: Scalar) -> Scalar:
+        """Return the decayed value."""
+        return self.level / math.sqrt(step + 1)
+
+    def extremes(self) -> tuple[float, ...]:
+        """Return the first value."""
+        return (self.level,)
+
+
+@dataclass(frozen=True)
+class FollowLR(Schedule):
+    """`low + (high - low)(lr - lr_low)/(lr_high - lr_low)`, never below `low` (GSAM's radius).
+
+    The clamp matters: during warm-up the learning rate lies under `lr_low` and the unclamped line
+    goes negative, which turns the ascent into a descent.
+
+    Reference: Zhuang et al., Surrogate Gap Minimization Improves Sharpness-Aware Training, 2022.
+    """
+
+    high: float
+    low: float
+    lr_high: float
+    lr_low: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check that the line is one."""
+        if not self.lr_high > self.lr_low:
+            raise ValueError(f"lr_high must exceed lr_low, got {self.lr_high} and {self.lr_low}")
+        if not self.high >= self.low:
+            raise ValueError(f"high must be at least low, got {self.high} and {self.low}")
+
+    def value(self, step: int, lr: Scalar) -> Scalar:
+        """Return the point on the line that belongs to the learning rate."""
+        slope = (self.high - self.low) / (self.lr_high - self.lr_low)
+        value = self.low + slope * (lr - self.lr_low)
+        if isinstance(value, Tensor):
+            return value.clamp(min=self.low)
+        return max(self.low, value)
+
+    def extremes(self) -> tuple[float, ...]:
+        """Return both ends of the line."""
+        return (self.low, self.high)
+
+
+@dataclass(frozen=True)
+class Function(Schedule):
+    """Any function of the step number. It cannot be saved: pass it again when resuming."""
+
+    function: Callable[[int], float]
+
+    def value(self, step: int, lr: Scalar) -> Scalar:
+        """Return the function's value."""
+        return self.function(step)
+
+    def extremes(self) -> tuple[float, ...]:
+        """Return the first value."""
+        return (self.function(0),)
+
+
+class Interval:
+    """Which steps are sharpness-aware. Combine with `&` and `|`."""
+
+    needs_norm = False
+
+    def chosen(self, step: int, norm: Callable[[], float]) -> bool:
+        """Say whether `step` is perturbed; `norm()` is the gradient norm and costs a device sync."""
+        raise NotImplementedError
+
+    def __and__(self, other: "Interval") -> "Interval":
+        return Both(self, other)
+
+    def __or__(self, other: "Interval") -> "Interval":
+        return Either(self, other)
+
+
+@dataclass(frozen=True)
+class Every(Interval):
+    """Each n-th step, beginning with number `offset`."""
+
+    n: int
+    offset: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        count("n", self.n, 1)
+        count("offset", self.offset)
+
+    def chosen(self, step: int, norm: Callable[[], float]) -> bool:
+        """Say whether the step's number fits."""
+        return step >= self.offset and (step - self.offset) % self.n == 0
+
+
+@dataclass(frozen=True)
+class Between(Interval):
+    """Steps from `start` on, before `stop`: `Between(int(0.75 * total))` is the last quarter."""
+
+    start: int = 0
+    stop: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        count("start", self.start)
+        if self.stop is not None:
+            count("stop", self.stop)
+
+    def chosen(self, step: int, norm: Callable[[], float]) -> bool:
+        """Say whether the step's number lies between."""
+        return step >= self.start and (self.stop is None or step < self.stop)
+
+
+@dataclass
+class NormAbove(Interval):
+    """Steps whose squared gradient norm exceeds its running mean by `factor` running deviations.
+
+    The idea of AE-SAM (Jiang et al., ICLR 2023): sharpness matters most where gradients are large.
+    It reads the norm on the host, so every step costs a device sync.
+    """
+
+    factor: float = 1.0
+    decay: float = 0.9
+    mean: float = field(default=0.0, repr=False)
+    variance: float = field(default=1e-8, repr=False)
+    needs_norm = True
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        number("factor", self.factor, -math.inf)
+        number("decay", self.decay, 0, 1)
+
+    def chosen(self, step: int, norm: Callable[[], float]) -> bool:
+        """Compare this step's norm with the running statistics, then update them."""
+        square = norm() ** 2
+        if not math.isfinite(square):
+            return True  # the two-pass step knows what to do with it
+        deviation = math.sqrt(self.variance)
+        above = step == 0 or square >= self.mean + self.factor * deviation
+        self.variance = self.decay * self.variance + (1 - self.decay) * (square - self.mean) ** 2
+        self.mean = square if step == 0 else self.decay * self.mean + (1 - self.decay) * square
+        return above
+
+
+@dataclass(frozen=True)
+class Both(Interval):
+    """Steps that both intervals choose. Both are asked at each step, so that both keep count."""
+
+    one: Interval
+    other: Interval
+
+    @property
+    def needs_norm(self) -> bool:  # type: ignore[override]
+        """Whether a part reads the norm."""
+        return self.one.needs_norm or self.other.needs_norm
+
+    def chosen(self, step: int, norm: Callable[[], float]) -> bool:
+        """Ask both."""
+        answers = (self.one.chosen(step, norm), self.other.chosen(step, norm))
+        return all(answers)
+
+
+@dataclass(frozen=True)
+class Either(Interval):
+    """Steps that at least one interval chooses."""
+
+    one: Interval
+    other: Interval
+
+    @property
+    def needs_norm(self) -> bool:  # type: ignore[override]
+        """Whether a part reads the norm."""
+        return self.one.needs_norm or self.other.needs_norm
+
+    def chosen(self, step: int, norm: Callable[[], float]) -> bool:
+        """Ask both."""
+        answers = (self.one.chosen(step, norm), self.other.chosen(step, norm))
+        return any(answers)
+
+
+KINDS: dict[str, type[Schedule] | type[Interval]] = {
+    kind.__name__: kind
+    for kind in (Constant, Warmup, InverseSqrt, FollowLR, Every, Between, NormAbove, Both, Either)
+}
+
+
+def pack(part: Schedule | Interval) -> dict[str, Any] | None:
+    """Return a schedule or interval as plain values for `state_dict`; None if it cannot be saved."""
+    if type(part).__name__ not in KINDS:
+        return None
+    packed: dict[str, Any] = {"kind": type(part).__name__}
+    for item in fields(part):  # type: ignore[arg-type]
+        value = getattr(part, item.name)
+        packed[item.name] = pack(value) if isinstance(value, Interval) else value
+        if isinstance(value, Interval) and packed[item.name] is None:
+            return None
+    return packed
+
+
+def unpack(packed: dict[str, Any]) -> Schedule | Interval:
+    """Return what `pack` was given."""
+    values = {k: unpack(v) if isinstance(v, dict) else v for k, v in packed.items() if k != "kind"}
+    return KINDS[packed["kind"]](**values)
+
+
+__all__ = [
+    "Between",
+    "Both",
+    "Constant",
+    "Either",
+    "Every",
+    "FollowLR",
+    "Function",
+    "Interval",
+    "InverseSqrt",
+    "NormAbove",
+    "Schedule",
+    "Warmup",
+]

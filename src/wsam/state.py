@@ -1,0 +1,182 @@
+"""Group values, saving and loading: one truth shared with the base optimizer."""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from wsam.checks import number
+from wsam.rule import Rule
+from wsam.schedule import Interval, Schedule, pack, unpack
+
+PREFIX = "sam_"
+FAMILY = ("rho", "gamma", "alpha")
+"""Hyperparameters a group may set; a group's name for one is `sam_` and the name."""
+
+Value = float | Schedule
+
+
+def check_value(name: str, value: Any, rule: Rule) -> Any:
+    """Return a hyperparameter's value, number or schedule, or raise saying what is allowed."""
+    if isinstance(value, Schedule):
+        for extreme in value.extremes():
+            check_value(name, extreme, rule)
+        return value
+    if isinstance(value, Tensor):
+        if value.numel() != 1:
+            raise ValueError(
+                f"{name} must be one number, got a tensor of shape {tuple(value.shape)}"
+            )
+        return value
+    return number(name, value) if name == "rho" else rule.check(name, value)
+
+
+def adopt(
+    group: dict[str, Any], defaults: dict[str, Value], taken: dict[str, Any], rule: Rule
+) -> dict[str, Schedule]:
+    """Give a group its values under names no base optimizer uses; return its schedules.
+
+    A group may say "sam_rho", or plainly "rho" where the base (whose own keys are `taken`) has no
+    use for that name. What the rule cannot honour is refused.
+    """
+    for name in FAMILY:
+        if name in group and name not in taken:
+            group[PREFIX + name] = group.pop(name)
+        if PREFIX + name in group and name not in defaults:
+            raise ValueError(
+                f"a parameter group sets {name!r}, which {type(rule).__name__} does not have; "
+                f"it has {', '.join(defaults)}"
+            )
+    schedules = {}
+    for name, default in defaults.items():
+        value = check_value(name, group.get(PREFIX + name, default), rule)
+        if isinstance(value, Schedule):
+            schedules[name] = value
+            value = value.value(0, group.get("lr", 0.0))
+        group[PREFIX + name] = value
+    group.setdefault(PREFIX + "step", 0)
+    return schedules
+
+
+def forget(group: dict[str, Any]) -> None:
+    """Drop the values an earlier wrapper of the same base left in its group."""
+    if PREFIX + "step" in group:
+        for key in [key for key in group if key.startswith(PREFIX)]:
+            del group[key]
+
+
+def extras(
+    groups: list[dict[str, Any]],
+    schedules: list[dict[str, Schedule]],
+    interval: Interval | None,
+    skipped: int,
+) -> dict[str, Any]:
+    """Return what a resume needs beyond the base's state, as plain values."""
+    return {
+        "shapes": [[list(p.shape) for p in group["params"]] for group in groups],
+        "schedules": [{k: pack(v) for k, v in named.items()} for named in schedules],
+        "interval": None if interval is None else pack(interval),
+        "skipped": skipped,
+    }
+
+
+def check_loadable(state_dict: dict[str, Any], groups: list[dict[str, Any]]) -> None:
+    """Refuse a state of other groups or shapes before anything is changed."""
+    missing = [key for key in ("state", "param_groups") if key not in state_dict]
+    if missing:
+        raise ValueError(f"not an optimizer's state_dict: it has no {' and no '.join(missing)}")
+    saved = state_dict["param_groups"]
+    if len(saved) != len(groups):
+        raise ValueError(
+            f"the state has {len(saved)} parameter groups, the optimizer {len(groups)}"
+        )
+    for index, (old, new) in enumerate(zip(saved, groups, strict=True)):
+        if len(old["params"]) != len(new["params"]):
+            raise ValueError(
+                f"group {index} has {len(old['params'])} parameters in the state, "
+                f"{len(new['params'])} in the optimizer"
+            )
+    shapes = state_dict.get("sharpness", {}).get("shapes")
+    owners = [p for group in groups for p in group["params"]]
+    if shapes is not None:
+        flat = [shape for group in shapes for shape in group]
+        for index, (shape, p) in enumerate(zip(flat, owners, strict=True)):
+            if list(shape) != list(p.shape):
+                raise ValueError(
+                    f"parameter {index} has shape {tuple(shape)} in the state, "
+                    f"{tuple(p.shape)} in the optimizer"
+                )
+    ids = [key for group in saved for key in group["params"]]
+    for key, p in zip(ids, owners, strict=True):
+        _check_momentum(key, state_dict["state"].get(key, {}), p)
+
+
+# State that has its parameter's shape in every optimizer that has it.
+SHAPED = ("momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum")
+
+
+def _check_momentum(key: Any, values: Any, p: Tensor) -> None:
+    for name in SHAPED:
+        value = values.get(name) if isinstance(values, dict) else None
+        if isinstance(value, Tensor) and value.shape != p.shape:
+            raise ValueError(
+                f"parameter {key} has {name} of shape {tuple(value.shape)} in the state, "
+                f"but shape {tuple(p.shape)} in the optimizer"
+            )
+
+
+def load_base(base: Optimizer, state_dict: dict[str, Any]) -> None:
+    """Load into the base without sharing tensors with the source, and keep counters' dtypes.
+
+    torch casts every floating tensor but `step` to the parameter's dtype, which ruins other
+    counters (NAdam's `mu_product`) of bfloat16 parameters.
+    """
+    state = copy.deepcopy(state_dict["state"])
+    groups = state_dict["param_groups"]
+    base.load_state_dict({"state": state, "param_groups": groups})
+    ids = [key for group in groups for key in group["params"]]
+    owners = [p for group in base.param_groups for p in group["params"]]
+    for key, p in zip(ids, owners, strict=True):
+        for name, value in state.get(key, {}).items():
+            counter = isinstance(value, Tensor) and value.numel() == 1 and p.numel() != 1
+            if counter and base.state[p][name].dtype != value.dtype:
+                base.state[p][name] = value.to(base.state[p][name].device)
+
+
+def load_schedules(
+    packed: dict[str, Any] | None, own: list[dict[str, Schedule]]
+) -> list[dict[str, Schedule]]:
+    """Return the saved schedules; one that could not be saved stays as it was constructed."""
+    if packed is None:
+        return own
+    loaded = []
+    for saved, mine in zip(packed["schedules"], own, strict=True):
+        kept = {k: v for k, v in mine.items() if k in saved}
+        fresh = {k: unpack(v) for k, v in saved.items() if v is not None}
+        lost = [k for k, v in saved.items() if v is None and k not in mine]
+        if lost:
+            raise ValueError(
+                f"the saved schedule of {', '.join(lost)} was a function, which a state cannot hold: "
+                "construct the optimizer with it before loading"
+            )
+        loaded.append({**kept, **fresh})
+    return loaded  # type: ignore[return-value]
+
+
+def load_interval(packed: dict[str, Any] | None, own: Interval | None) -> Interval | None:
+    """Return the saved interval; one that could not be saved stays as it was constructed."""
+    if packed is None:
+        return own
+    interval = unpack(packed)
+    assert isinstance(interval, Interval)
+    return interval
+
+
+def all_zero(groups: list[dict[str, Any]]) -> bool:
+    """Whether learning rates and gradients are all zero: how checkpointing initialises a state."""
+    if any(float(group.get("lr", 1.0)) != 0.0 for group in groups):
+        return False
+    grads = [p.grad for group in groups for p in group["params"] if p.grad is not None]
+    return not any(bool(torch.count_nonzero(g)) for g in grads)

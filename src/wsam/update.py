@@ -1,0 +1,340 @@
+"""The arithmetic of a two-pass step on lists of tensors: perturb, restore, combine, apply.
+
+Nothing here waits for the device, and nothing here knows a method's name: what is kept, fed and
+applied follows from the rule's weights alone.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wsam.block import (
+    Block,
+    Scalar,
+    add_scaled,
+    chunks,
+    copies,
+    global_squares,
+    on_device,
+)
+from wsam.geometry import Geometry
+from wsam.rule import Mix, Products, Rule, is_number
+
+EPSILON = 1e-12
+CLIP_EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_ has the same
+
+
+@dataclass
+class Beside:
+    """`scale * tensors`, to be applied with the group's learning rate after the base has stepped."""
+
+    block: Block
+    tensors: list[Tensor]
+    scale: Scalar
+    spend: bool = True
+    """Whether the tensors are scratch and may be overwritten."""
+
+
+@dataclass
+class Flight:
+    """A step between its first pass and its update. Scratch: it never enters any state."""
+
+    blocks: list[Block]
+    """Parameters that had a gradient in the first pass."""
+    moved: list[Block] = field(default_factory=list)
+    """Those whose weights are at w + d now, with what to put back."""
+    beside: list[Beside] = field(default_factory=list)
+    ready: bool = False
+    """Both passes are done; only the update is left."""
+    plain: bool = False
+    """The interval left this step to the base alone."""
+    stepped: bool = False
+    """The base has stepped already (lean)."""
+    skip: bool = False
+    """A gradient was not finite: nothing is to change."""
+    random: list[Tensor] | None = None
+    """Generator states after the first pass."""
+
+
+def gather(layout: Sequence[Block]) -> list[Block]:
+    """Return the blocks of parameters that have gradients, holding these as g0."""
+    found = []
+    for block in layout:
+        grads = [p.grad for p in block.params]
+        present = [g for g in grads if g is not None]
+        part = block.subset([g is not None for g in grads])
+        if part is None:
+            continue
+        if any(g.layout is not torch.strided for g in present):
+            raise TypeError(
+                "sharpness-aware steps need dense gradients and a parameter has a sparse one: "
+                "use sparse=False in nn.Embedding"
+            )
+        part.first = present
+        found.append(part)
+    return found
+
+
+def detach_gradients(blocks: Sequence[Block]) -> None:
+    """Take g0 away from the parameters, so that the next backward pass makes fresh gradients.
+
+    A gradient that is a view into a larger buffer (DistributedDataParallel's buckets) will be
+    overwritten by that pass and is copied; any other is simply kept.
+    """
+    for block in blocks:
+        assert block.first is not None
+        shared = [
+            i
+            for i, g in enumerate(block.shards(block.first))
+            if g.untyped_storage().nbytes() > g.numel() * g.element_size()
+        ]
+        for i in shared:
+            block.first[i] = block.first[i].clone()
+        for p in block.params:
+            p.grad = None
+
+
+def unscale(blocks: Sequence[Block], grad_scale: Scalar) -> None:
+    """Divide g0 by the factor a GradScaler has put on the loss."""
+    for block in blocks:
+        torch._foreach_div_(block.shards(block.first or []), grad_scale)
+
+
+def put_back(blocks: Sequence[Block]) -> None:
+    """Give g0 back to the parameters: the base steps alone."""
+    for block in blocks:
+        for p, g in zip(block.params, block.first or [], strict=True):
+            p.grad = g
+
+
+def chosen_blocks(blocks: Sequence[Block], mask: list[bool] | None) -> list[Block]:
+    """Return what the mask leaves of the blocks, with their g0."""
+    if mask is None:
+        return list(blocks)
+    left = []
+    for block in blocks:
+        keep = [mask[number] for number in block.numbers]
+        part = block.subset(keep)
+        if part is not None:
+            assert block.first is not None
+            part.first = [g for g, yes in zip(block.first, keep, strict=True) if yes]
+            left.append(part)
+    return left
+
+
+def perturb(blocks: Sequence[Block], geometry: Geometry, *, spend: bool) -> None:
+    """Move the weights to w + d and keep w in `block.saved`; with `spend`, g0 is overwritten.
+
+    d = rho * boost * S g0 / (sqrt(<g0, S g0>) + eps).
+    """
+    directions = perturbations(blocks, geometry, spend=spend)
+    for block, (direction, scale, own) in zip(blocks, directions, strict=True):
+        weights = block.weights()
+        block.saved = copies(weights)
+        add_scaled(weights, direction, scale, spend=own)
+
+
+def perturbations(
+    blocks: Sequence[Block], geometry: Geometry, *, spend: bool
+) -> list[tuple[list[Tensor], Tensor, bool]]:
+    """Return for each block S g0, the scale that makes it d, and whether S g0 may be overwritten."""
+    firsts = [block.shards(block.first or []) for block in blocks]
+    roots = [geometry.root(block, first) for block, first in zip(blocks, firsts, strict=True)]
+    whitened = []
+    for first, root in zip(firsts, roots, strict=True):
+        if root is not None and spend:
+            torch._foreach_mul_(first, root)
+        whitened.append(list(torch._foreach_mul(first, root)) if root and not spend else first)
+    norm = global_squares(blocks, whitened).sqrt()
+    result = []
+    for block, z, root in zip(blocks, whitened, roots, strict=True):
+        if root is not None:
+            torch._foreach_mul_(z, root)
+        radius = block.direction * block.group["sam_rho"] * geometry.boost
+        # An infinite norm would make d zero for most weights and hide the overflow from the second
+        # pass; 0 * norm makes d NaN everywhere instead, and whoever checks g1 will see it.
+        scale = on_device(radius / (norm + EPSILON) + 0.0 * norm, block.device)
+        assert isinstance(scale, Tensor)
+        result.append((z, scale, spend or root is not None))
+    return result
+
+
+def restore(moved: Sequence[Block]) -> None:
+    """Put the saved weights back, bit for bit. The one place that does."""
+    for block in moved:
+        if block.saved:
+            torch._foreach_copy_(block.weights(), block.saved)
+        block.saved = []
+
+
+def swap(one: list[Tensor], other: list[Tensor]) -> None:
+    """Exchange two lists' contents, by chunks: the temporary copy is small."""
+    for part in chunks(one):
+        kept = copies(one[part])
+        torch._foreach_copy_(one[part], other[part])
+        torch._foreach_copy_(other[part], kept)
+
+
+def second_gradients(block: Block, keeps_first: bool) -> list[Tensor]:
+    """Return g1 of the block's parameters.
+
+    Where the second pass left none, the parameter gets no sharpness term: g1 counts as g0 if g0 is
+    still there, else the parameter leaves the block and the base sees no gradient.
+    """
+    grads = [p.grad for p in block.params]
+    present = [g for g in grads if g is not None]
+    if len(present) == len(grads):
+        return present
+    if keeps_first:
+        assert block.first is not None
+        pairs = zip(grads, block.first, strict=True)
+        return [f.clone() if g is None else g for g, f in pairs]
+    left = [i for i, g in enumerate(grads) if g is not None]
+    block.params = [block.params[i] for i in left]
+    block.numbers = [block.numbers[i] for i in left]
+    return present
+
+
+def latecomers(layout: Sequence[Block], blocks: Sequence[Block]) -> list[Block]:
+    """Return blocks of parameters whose gradient appeared in the second pass only; their g0 is 0."""
+    known = {number for block in blocks for number in block.numbers}
+    late = []
+    for block in layout:
+        keep = [
+            p.grad is not None and n not in known
+            for p, n in zip(block.params, block.numbers, strict=True)
+        ]
+        part = block.subset(keep) if any(keep) else None
+        if part is not None:
+            part.first = [torch.zeros_like(p.grad) for p in part.params if p.grad is not None]
+            late.append(part)
+    return late
+
+
+def combine(
+    layout: Sequence[Block],
+    blocks: list[Block],
+    rule: Rule,
+    hyper: Callable[[dict[str, Any]], dict[str, Scalar]],
+    max_norm: float | None,
+) -> list[Beside]:
+    """Put what the base is fed into `p.grad`, and return what is to be applied beside it."""
+    late = latecomers(layout, blocks)
+    blocks = [*blocks, *late]
+    seconds = [second_gradients(block, rule.keeps_first) for block in blocks]
+    settings = [hyper(block.group) for block in blocks]
+    products = None
+    if any(rule.needs_products(setting) for setting in settings):
+        products = differences(blocks, seconds)
+    beside = []
+    fed = []
+    for block, second, setting in zip(blocks, seconds, settings, strict=True):
+        mix = rule.mix(setting, products)
+        if mix.fed.is_second and mix.beside.is_zero and products is None:
+            gradients = second
+        else:
+            assert block.first is not None
+            first, change = block.shards(block.first), block.shards(second)
+            if products is None:
+                torch._foreach_sub_(change, first)
+            beside += _beside(block, mix, first, change)
+            _feed(mix, first, change, spend=mix.beside.is_zero)
+            gradients = block.first
+        for p, g in zip(block.params, gradients, strict=True):
+            p.grad = g
+        fed.append(block.shards(gradients))
+        block.first = None
+    if max_norm is not None:
+        clip(blocks, fed, beside, max_norm)
+    if not rule.feeds_second:
+        for (
+            block
+        ) in late:  # the base has no business with them: it was to be fed g0, which is not there
+            for p in block.params:
+                p.grad = None
+    return beside
+
+
+def differences(blocks: Sequence[Block], seconds: Sequence[list[Tensor]]) -> Products:
+    """Turn g1 into g1 - g0 in place and return the inner products, from three norms.
+
+    2<g0,g1> = |g0|^2 + |g1|^2 - |g1 - g0|^2: no temporary, and exact where g1 = g0.
+    """
+    firsts = [block.shards(block.first or []) for block in blocks]
+    changes = [block.shards(second) for block, second in zip(blocks, seconds, strict=True)]
+    first, second = global_squares(blocks, firsts), global_squares(blocks, changes)
+    for change, g0 in zip(changes, firsts, strict=True):
+        torch._foreach_sub_(change, g0)
+    apart = global_squares(blocks, changes)
+    return Products(first, (first + second - apart) / 2, second)
+
+
+def _beside(block: Block, mix: Mix, first: list[Tensor], change: list[Tensor]) -> list[Beside]:
+    if mix.beside.is_zero:
+        return []
+    if is_number(mix.beside.loss, 0.0):
+        return [Beside(block, change, mix.beside.sharp)]
+    tensors = list(torch._foreach_mul(first, on_device(mix.beside.loss, block.device)))
+    add_scaled(tensors, change, on_device(mix.beside.sharp, block.device), spend=False)
+    return [Beside(block, tensors, 1.0)]
+
+
+def _feed(mix: Mix, first: list[Tensor], change: list[Tensor], spend: bool) -> None:
+    """Turn g0 into what the base is fed, in place. A zero weight is a branch: 0 * inf is NaN."""
+    if not first:
+        return
+    device = first[0].device
+    if not is_number(mix.fed.loss, 1.0):
+        torch._foreach_mul_(first, on_device(mix.fed.loss, device))
+    if not is_number(mix.fed.sharp, 0.0):
+        add_scaled(first, change, on_device(mix.fed.sharp, device), spend=spend)
+
+
+def clip(
+    blocks: Sequence[Block], fed: list[list[Tensor]], beside: list[Beside], max_norm: float
+) -> None:
+    """Scale fed and beside alike by min(1, max_norm / |fed + beside|)."""
+    terms = {id(term.block): term for term in beside}
+    whole = []
+    for block, tensors in zip(blocks, fed, strict=True):
+        term = terms.get(id(block))
+        if term is None or not tensors:
+            whole.append(tensors)
+            continue
+        both = copies(tensors)
+        add_scaled(both, term.tensors, on_device(term.scale, block.device), spend=False)
+        whole.append(both)
+    norm = global_squares(blocks, whole).sqrt()
+    factor = (max_norm / (norm + CLIP_EPSILON)).clamp(max=1.0)
+    for block, tensors in zip(blocks, fed, strict=True):
+        torch._foreach_mul_(tensors, on_device(factor, block.device))
+    for term in beside:
+        term.scale = on_device(factor, term.block.device) * term.scale
+
+
+def apply(beside: Sequence[Beside]) -> None:
+    """`w -= lr * scale * tensors`, with the learning rate of each block's group."""
+    for term in beside:
+        device = term.block.device
+        step = -term.block.direction * on_device(term.block.group["lr"], device)
+        scale = step * on_device(term.scale, device)
+        add_scaled(term.block.weights(), term.tensors, scale, spend=term.spend)
+
+
+__all__ = [
+    "Beside",
+    "Flight",
+    "apply",
+    "chosen_blocks",
+    "clip",
+    "combine",
+    "detach_gradients",
+    "gather",
+    "perturb",
+    "perturbations",
+    "restore",
+    "swap",
+]

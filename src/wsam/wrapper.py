@@ -1,0 +1,170 @@
+"""An optimizer around an optimizer's instance: one set of groups, one state, one checkpoint."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from wsam import state as saving
+from wsam.block import Block, blocks_of
+from wsam.checks import warn
+from wsam.rule import Rule
+from wsam.schedule import Interval
+from wsam.update import Flight
+
+# Rebuilt or shared anew, never saved.
+SCRATCH = ("param_groups", "state", "defaults", "step", "_flight", "_statistics", "_random")
+
+
+def check_base(base: Any, rule: Any) -> None:
+    """Refuse what cannot be a base optimizer, and say what to write instead."""
+    if isinstance(base, type) or not isinstance(base, Optimizer):
+        raise TypeError(
+            "base must be an instance of a torch.optim.Optimizer, such as "
+            f"torch.optim.SGD(model.parameters(), lr=0.1); got {base!r}"
+        )
+    if not isinstance(rule, Rule):
+        raise TypeError(f"rule must be a wsam.rule.Rule, got {rule!r}")
+    name = type(base).__name__
+    if isinstance(base, Wrapper):
+        raise TypeError(f"base is already sharpness-aware ({name}): wrap a plain optimizer")
+    if isinstance(base, torch.optim.LBFGS):
+        raise TypeError("LBFGS evaluates its closure by itself and cannot be a base")
+    if isinstance(base, torch.optim.SparseAdam):
+        raise TypeError("SparseAdam takes sparse gradients, sharpness-aware steps need dense ones")
+    for group in base.param_groups:
+        if "lr" not in group:
+            raise TypeError(f"{name} has no 'lr' in its groups, which the update needs")
+        if any(p.is_complex() for p in group["params"]):
+            raise TypeError("complex parameters are not supported: view them as real pairs")
+
+
+def warn_of_low_precision(groups: list[dict[str, Any]]) -> None:
+    """Say once that small perturbations vanish in the rounding of low-precision weights."""
+    low = (torch.float16, torch.bfloat16)
+    if any(p.dtype in low for group in groups for p in group["params"]):
+        warn(
+            "parameters are float16 or bfloat16: at small radii most of the perturbation is lost in "
+            "rounding (at rho 0.05 only 1 to 23% of bfloat16 weights move); keep float32 weights and "
+            "use torch.autocast"
+        )
+
+
+class Wrapper(Optimizer):
+    """Shares groups and state with `base`, so that schedulers, hooks and checkpoints see one truth.
+
+    Hyperparameters of the wrapper live in the groups under names with the prefix "sam_", which no
+    base optimizer uses.
+    """
+
+    base: Optimizer
+    rule: Rule
+    model: nn.Module | None
+    when: Interval | None
+    skipped: int
+
+    def __init__(self, base: Optimizer, hyper: dict[str, saving.Value]) -> None:
+        for name, value in hyper.items():
+            saving.check_value(name, value, self.rule)
+        groups = base.param_groups
+        for group in groups:
+            saving.forget(group)
+        super().__init__(groups, {})
+        self.base = base
+        self._hyper = hyper
+        self._schedules = [saving.adopt(g, hyper, base.defaults, self.rule) for g in groups]
+        self._share()
+        self._prepare()
+
+    def _share(self) -> None:
+        """Look at the base's own groups and state; called whenever the base has replaced them."""
+        self.param_groups = self.base.param_groups
+        self.state = self.base.state
+        self.defaults = self.base.defaults
+        self._known_layout: tuple[Any, list[Block]] | None = None
+
+    def _prepare(self) -> None:
+        """Make the scratch that no state holds."""
+        self._flight: Flight | None = None
+
+    def _refuse_in_flight(self, what: str) -> None:
+        if self._flight is not None and not self._flight.ready:
+            raise RuntimeError(
+                f"cannot {what} while the weights are at w + d: call descend() first"
+            )
+
+    def _layout(self) -> list[Block]:
+        """Return all parameters in blocks; sorted again when groups or devices have changed."""
+        groups = [group for group in self.param_groups if group["params"]]
+        mark = [(id(g), len(g["params"]), g["params"][0].device) for g in groups]
+        if self._known_layout is None or self._known_layout[0] != mark:
+            names = {p: n for n, p in self.model.named_parameters()} if self.model else None
+            self._known_layout = (mark, blocks_of(self.param_groups, names))
+        return self._known_layout[1]
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; it may set its own rho and gamma, as the first ones may."""
+        if "base" not in self.__dict__:  # torch's constructor is listing the base's groups
+            super().add_param_group(param_group)
+            return
+        self._refuse_in_flight("add a parameter group")
+        self.base.add_param_group(param_group)
+        try:
+            named = saving.adopt(param_group, self._hyper, self.base.defaults, self.rule)
+        except Exception:
+            self.base.param_groups.pop()
+            raise
+        self._schedules.append(named)
+        self._share()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that a resume needs, as tensors and plain values; the base can load it, too."""
+        self._refuse_in_flight("save a state")
+        state = super().state_dict()
+        groups, named = self.param_groups, self._schedules
+        state["sharpness"] = saving.extras(groups, named, self.when, self.skipped)
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state of this optimizer or of a plain base; refused before anything changes."""
+        self._refuse_in_flight("load a state")
+        state_dict = dict(state_dict)
+        for hook in self._optimizer_load_state_dict_pre_hooks.values():
+            state_dict = hook(self, state_dict) or state_dict
+        saving.check_loadable(state_dict, self.param_groups)
+        saved = state_dict.get("sharpness")
+        schedules = saving.load_schedules(saved, self._schedules)
+        own = [
+            {k: v for k, v in group.items() if k.startswith(saving.PREFIX)}
+            for group in self.param_groups
+        ]
+        saving.load_base(self.base, state_dict)
+        self._share()
+        for group, values in zip(self.param_groups, own, strict=True):
+            for key, value in values.items():
+                group.setdefault(key, value)
+        self._schedules = schedules
+        self._flight = None
+        if saved is not None:
+            self.skipped = saved["skipped"]
+            self.when = saving.load_interval(saved["interval"], self.when)
+        for post_hook in self._optimizer_load_state_dict_post_hooks.values():
+            post_hook(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._refuse_in_flight("copy the optimizer")
+        hooks = [key for key in self.__dict__ if key.startswith("_optimizer_")]
+        left_out = {*SCRATCH, *hooks, "_known_layout"}
+        return {key: value for key, value in self.__dict__.items() if key not in left_out}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._share()
+        super().__setstate__({})
+        self._prepare()
+
+    def __repr__(self) -> str:
+        values = {name: self.param_groups[0][saving.PREFIX + name] for name in self._hyper}
+        settings = ", ".join(f"{name}={value:g}" for name, value in values.items())
+        return f"{type(self).__name__}({settings}, base={self.base!r})"
