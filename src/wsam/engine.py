@@ -12,7 +12,7 @@ from torch import Tensor
 from wsam import lean as lean_plan
 from wsam import state as saving
 from wsam import update
-from wsam.block import Block, Scalar, average_over_ranks, global_squares
+from wsam.block import Block, Scalar, average_over_ranks
 from wsam.geometry import Geometry
 from wsam.passes import RandomStates, RunningStatistics
 from wsam.rule import Mix, is_number
@@ -65,16 +65,17 @@ class Engine(Wrapper):
     def _is_chosen(self, blocks: list[Block]) -> bool:
         if self._radius_is_zero():
             return False
-        firsts = [block.shards(block.first or []) for block in blocks]
-        norm = lambda: float(global_squares(blocks, firsts).sqrt())  # noqa: E731
-        return self.when is None or self.when.chosen(self._count(), norm)
+        if self.when is None:
+            return True
+        return self.when.chosen(
+            self._count(), lambda: float(update.squares_of_first(blocks).sqrt())
+        )
 
     def _overflowed(self, blocks: list[Block]) -> bool:
         """Whether to skip for a gradient that is not finite; asks the device only if it must."""
         if self.nonfinite == "propagate":
             return False
-        grads = [block.shards(block.first or []) for block in blocks]
-        if bool(torch.isfinite(global_squares(blocks, grads))):
+        if bool(torch.isfinite(update.squares_of_first(blocks))):
             return False
         if self.nonfinite == "raise":
             raise FloatingPointError("a gradient is NaN or infinite; nothing was changed")
@@ -98,8 +99,7 @@ class Engine(Wrapper):
                     p.grad = None
         else:
             update.detach_gradients(flight.blocks)
-            flight.moved = update.chosen_blocks(flight.blocks, mask)
-            update.perturb(flight.moved, self.geometry, spend=not self.rule.keeps_first)
+            update.perturb(flight, mask, self.geometry, spend=not self.rule.keeps_first)
         torch.clear_autocast_cache()  # or an enclosing autocast would go on using casts of w
         self._statistics.hold()
         if self._random_before is not None:

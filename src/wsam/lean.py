@@ -45,7 +45,7 @@ def begin(
     }
     parts = chosen_blocks(blocks, mask)
     for part, (direction, scale, own) in zip(
-        parts, perturbations(parts, geometry, spend=False), strict=True
+        parts, perturbations(parts, geometry, spend=False, everything=blocks), strict=True
     ):
         add_scaled([at[number] for number in part.numbers], direction, scale, spend=own)
     firsts = [block.shards(block.first or []) for block in blocks]

@@ -62,6 +62,10 @@ class SharpnessAware(Engine):
         >>> loss = opt.step(closure)
     """
 
+    # Asks torch.amp.GradScaler to hand over what it found instead of calling `step` blindly, so that
+    # scaled gradients can be refused: see `_heed_scaler`.
+    _step_supports_amp_scaling = True
+
     def __init__(
         self,
         base: Optimizer,
@@ -128,6 +132,8 @@ class SharpnessAware(Engine):
 
         In the first pass all; in the second the share `keep` whose loss grew most (ESAM).
         """
+        if self._flight is not None and self._flight.looking:
+            return losses.mean()
         return self._selection.mean(losses, second=self._flight is not None)
 
     # The whole step -------------------------------------------------------------------------------
@@ -142,6 +148,8 @@ class SharpnessAware(Engine):
                 perturbation for each and sums their gradients. None finishes a step whose `ascend`
                 and `descend` were called by hand.
         """
+        if hasattr(self, "found_inf") and self._heed_scaler(closure):
+            return None
         if closure is None:
             self._finish()
             return None
@@ -158,6 +166,21 @@ class SharpnessAware(Engine):
             raise
         self._finish()
         return loss
+
+    def _heed_scaler(self, closure: Any) -> bool:
+        """Whether the GradScaler that called `step` wants no update; refuse what it would ruin."""
+        if closure is not None:
+            raise RuntimeError(
+                "a GradScaler cannot scale what a closure computes: scale both losses by hand, then "
+                "ascend(scaler.get_scale()), scaler.unscale_(optimizer), descend(), "
+                "scaler.step(optimizer)"
+            )
+        if self.grad_scale is not None:  # type: ignore[attr-defined]
+            raise RuntimeError("call scaler.unscale_(optimizer) before descend()")
+        if not bool(self.found_inf):  # type: ignore[attr-defined]
+            return False
+        self._drop_unfinished()
+        return True
 
     def _passes(self, closures: Sequence[Closure]) -> tuple[Any, Tensor]:
         """Run both passes of each closure and combine; return L(w) and the sharpness."""
@@ -250,7 +273,7 @@ class SharpnessAware(Engine):
         """Hold the weights at w + d, by the gradients that lie in `p.grad`, to look at them there."""
         self._refuse_in_flight("perturb again")
         self._refresh()
-        flight = Flight(update.gather(self._layout()))
+        flight = Flight(update.gather(self._layout()), looking=True)
         if not flight.blocks:
             raise RuntimeError("perturbed() needs gradients: call backward() before it")
         kept = [(p, g) for b in flight.blocks for p, g in zip(b.params, b.first or [], strict=True)]
@@ -258,8 +281,7 @@ class SharpnessAware(Engine):
         try:
             with torch.no_grad():
                 update.detach_gradients(flight.blocks)
-                flight.moved = update.chosen_blocks(flight.blocks, self._mask())
-                update.perturb(flight.moved, self.geometry, spend=False)
+                update.perturb(flight, self._mask(), self.geometry, spend=False)
             torch.clear_autocast_cache()
             self._statistics.hold()
             yield

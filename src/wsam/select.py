@@ -27,11 +27,11 @@ class Selection:
         self._first, self._corrections, self._calls = [], [], 0
 
     def mean(self, losses: Tensor, second: bool) -> Tensor:
-        """Return the mean over the samples that count in this pass."""
+        """Return the mean over the samples that count in the first or the second pass."""
         if losses.dim() == 0:
             raise ValueError("select takes a loss for each sample: use reduction='none'")
         losses = losses.flatten()
-        if self.keep == 1.0:
+        if self.keep == 1.0 or not losses.requires_grad:
             return losses.mean()
         if not second:
             self._first.append(losses.detach())
@@ -43,8 +43,9 @@ class Selection:
             )
         growth = losses.detach() - self._first[self._calls]
         self._calls += 1
-        kept = losses[torch.topk(growth, self.size(len(losses)), sorted=False).indices]
-        mean = kept.mean()
+        # Stable: where nothing was perturbed all growths are zero, and the choice is still defined.
+        order = torch.argsort(growth, descending=True, stable=True)
+        mean = losses[order[: self.size(len(losses))]].mean()
         self._corrections.append(losses.detach().mean() - mean.detach())
         return mean
 

@@ -53,6 +53,8 @@ class Flight:
     """The interval left this step to the base alone."""
     stepped: bool = False
     """The base has stepped already (lean)."""
+    looking: bool = False
+    """Nothing will be updated: the user only looks at w + d."""
     skip: bool = False
     """A gradient was not finite: nothing is to change."""
     random: list[Tensor] | None = None
@@ -97,6 +99,11 @@ def detach_gradients(blocks: Sequence[Block]) -> None:
             p.grad = None
 
 
+def squares_of_first(blocks: Sequence[Block]) -> Tensor:
+    """Return |g0|^2."""
+    return global_squares(blocks, [block.shards(block.first or []) for block in blocks])
+
+
 def unscale(blocks: Sequence[Block], grad_scale: Scalar) -> None:
     """Divide g0 by the factor a GradScaler has put on the loss."""
     for block in blocks:
@@ -125,12 +132,14 @@ def chosen_blocks(blocks: Sequence[Block], mask: list[bool] | None) -> list[Bloc
     return left
 
 
-def perturb(blocks: Sequence[Block], geometry: Geometry, *, spend: bool) -> None:
+def perturb(flight: Flight, mask: list[bool] | None, geometry: Geometry, *, spend: bool) -> None:
     """Move the weights to w + d and keep w in `block.saved`; with `spend`, g0 is overwritten.
 
     d = rho * boost * S g0 / (sqrt(<g0, S g0>) + eps).
     """
-    directions = perturbations(blocks, geometry, spend=spend)
+    blocks = flight.moved = chosen_blocks(flight.blocks, mask)
+    everything = flight.blocks if mask is not None else None
+    directions = perturbations(blocks, geometry, spend=spend, everything=everything)
     for block, (direction, scale, own) in zip(blocks, directions, strict=True):
         weights = block.weights()
         block.saved = copies(weights)
@@ -138,9 +147,19 @@ def perturb(blocks: Sequence[Block], geometry: Geometry, *, spend: bool) -> None
 
 
 def perturbations(
-    blocks: Sequence[Block], geometry: Geometry, *, spend: bool
+    blocks: Sequence[Block],
+    geometry: Geometry,
+    *,
+    spend: bool,
+    everything: Sequence[Block] | None = None,
 ) -> list[tuple[list[Tensor], Tensor, bool]]:
-    """Return for each block S g0, the scale that makes it d, and whether S g0 may be overwritten."""
+    """Return for each block S g0, the scale that makes it d, and whether S g0 may be overwritten.
+
+    `everything` are all blocks with gradients, where `blocks` are only some of them.
+    """
+    # An infinite norm would make d zero for most weights and hide the overflow from the second
+    # pass; 0 * norm makes d NaN everywhere instead, and whoever checks g1 will see it.
+    poison = None if everything is None else 0.0 * squares_of_first(everything)
     firsts = [block.shards(block.first or []) for block in blocks]
     roots = [geometry.root(block, first) for block, first in zip(blocks, firsts, strict=True)]
     whitened = []
@@ -149,14 +168,13 @@ def perturbations(
             torch._foreach_mul_(first, root)
         whitened.append(list(torch._foreach_mul(first, root)) if root and not spend else first)
     norm = global_squares(blocks, whitened).sqrt()
+    poison = 0.0 * norm if poison is None else poison
     result = []
     for block, z, root in zip(blocks, whitened, roots, strict=True):
         if root is not None:
             torch._foreach_mul_(z, root)
         radius = block.direction * block.group["sam_rho"] * geometry.boost
-        # An infinite norm would make d zero for most weights and hide the overflow from the second
-        # pass; 0 * norm makes d NaN everywhere instead, and whoever checks g1 will see it.
-        scale = on_device(radius / (norm + EPSILON) + 0.0 * norm, block.device)
+        scale = on_device(radius / (norm + EPSILON) + poison, block.device)
         assert isinstance(scale, Tensor)
         result.append((z, scale, spend or root is not None))
     return result
