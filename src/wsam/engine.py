@@ -16,6 +16,7 @@ from wsam.block import Block, Scalar, average_over_ranks
 from wsam.geometry import Geometry
 from wsam.passes import RandomStates, RunningStatistics
 from wsam.rule import Mix, is_number
+from wsam.select import Selection
 from wsam.update import Flight
 from wsam.wrapper import Wrapper
 
@@ -28,6 +29,7 @@ class Engine(Wrapper):
     local: bool
     max_norm: float | None
     nonfinite: str
+    _selection: Selection
 
     def _prepare(self) -> None:
         super()._prepare()
@@ -152,7 +154,7 @@ class Engine(Wrapper):
             self._combine()
         if not flight.ready:
             raise RuntimeError("step() while the weights are at w + d: call descend() before it")
-        self._flight = None
+        self._land()
         if flight.skip:
             self.skipped += 1
             return
@@ -162,15 +164,26 @@ class Engine(Wrapper):
         for group in self.param_groups:
             group[saving.PREFIX + "step"] += 1
 
+    def _land(self) -> None:
+        """End the flight: nothing of it is left."""
+        self._flight = None
+        self._selection.reset()
+
     def _drop_unfinished(self) -> None:
         """Forget a step that was prepared and never finished: a GradScaler skipped it."""
         if self._flight is not None:
-            self._flight = None
+            self._land()
             self.skipped += 1
 
-    def _abandon(self) -> None:
+    def _abandon(self, error: BaseException | None = None) -> None:
         """Undo what a step in flight has done to weights, statistics and generators."""
-        if self._flight is not None:
+        flight = self._flight
+        if flight is not None:
             with torch.no_grad():
                 self._return_to_weights()
-            self._flight = None
+            if flight.stepped and error is not None:
+                error.add_note(
+                    "lean=True: the base had stepped before the second pass failed, so the step "
+                    "could not be undone; the weights are at w + u + lr k g0, u the base's update"
+                )
+        self._land()

@@ -132,9 +132,10 @@ class SharpnessAware(Engine):
 
         In the first pass all; in the second the share `keep` whose loss grew most (ESAM).
         """
-        if self._flight is not None and self._flight.looking:
+        flight = self._flight
+        if flight is not None and flight.looking:
             return losses.mean()
-        return self._selection.mean(losses, second=self._flight is not None)
+        return self._selection.mean(losses, second=flight is not None and not flight.ready)
 
     # The whole step -------------------------------------------------------------------------------
 
@@ -161,8 +162,8 @@ class SharpnessAware(Engine):
         self._refuse_in_flight("begin a step")
         try:
             loss, self._sharpness = self._passes(closures)
-        except BaseException:
-            self._abandon()
+        except BaseException as error:
+            self._abandon(error)
             raise
         self._finish()
         return loss
@@ -241,8 +242,8 @@ class SharpnessAware(Engine):
         self._flight = flight
         try:
             return self._move(flight)
-        except BaseException:
-            self._abandon()
+        except BaseException as error:
+            self._abandon(error)
             raise
 
     @torch.no_grad()
@@ -253,8 +254,8 @@ class SharpnessAware(Engine):
         try:
             self._return_to_weights()
             self._combine()
-        except BaseException:
-            self._abandon()
+        except BaseException as error:
+            self._abandon(error)
             raise
 
     def first_step(self, zero_grad: bool = False) -> None:
