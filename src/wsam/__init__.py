@@ -3,6 +3,7 @@
 from wsam._version import __version__
 from wsam.checks import WsamWarning
 from wsam.geometry import Adaptive, Euclidean, Fisher, Geometry, Masked
+from wsam.graph import CapturedStep, capture
 from wsam.methods import (
     ASAM,
     ESAM,
@@ -24,6 +25,7 @@ __all__ = [
     "SAM",
     "WSAM",
     "Adaptive",
+    "CapturedStep",
     "CoupledWSAM",
     "Euclidean",
     "Fisher",
@@ -33,5 +35,6 @@ __all__ = [
     "SharpnessAware",
     "WsamWarning",
     "__version__",
+    "capture",
     "create",
 ]

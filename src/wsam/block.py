@@ -164,12 +164,16 @@ def copies(tensors: list[Tensor]) -> list[Tensor]:
     return fresh
 
 
-def chunks(tensors: list[Tensor], limit: int = 1 << 26) -> Iterator[slice]:
-    """Yield slices of at most `limit` bytes, or one tensor: what a temporary copy may cost."""
+CHUNK_BYTES = 1 << 26
+"""What a temporary copy may cost; a single tensor may cost more."""
+
+
+def chunks(tensors: list[Tensor]) -> Iterator[slice]:
+    """Yield slices of at most `CHUNK_BYTES`, or of one tensor."""
     start = 0
     while start < len(tensors):
         stop, size = start, 0
-        while stop < len(tensors) and (stop == start or size + tensors[stop].nbytes <= limit):
+        while stop < len(tensors) and (stop == start or size + tensors[stop].nbytes <= CHUNK_BYTES):
             size += tensors[stop].nbytes
             stop += 1
         yield slice(start, stop)

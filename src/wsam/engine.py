@@ -13,7 +13,6 @@ from wsam import lean as lean_plan
 from wsam import state as saving
 from wsam import update
 from wsam.block import Block, Scalar, average_over_ranks
-from wsam.geometry import Geometry
 from wsam.passes import RandomStates, RunningStatistics
 from wsam.rule import Mix, is_number
 from wsam.select import Selection
@@ -24,7 +23,6 @@ from wsam.wrapper import Wrapper
 class Engine(Wrapper):
     """What happens between the passes, without the public face."""
 
-    geometry: Geometry
     lean: bool
     local: bool
     max_norm: float | None
@@ -37,6 +35,9 @@ class Engine(Wrapper):
         self._random = RandomStates(p.device for g in self.param_groups for p in g["params"])
         self._random_before: list[Tensor] | None = None
         self._lean_is_safe = False
+        self._decided: bool | None = (
+            None  # a captured step decides on the host, before it is replayed
+        )
         self._sharpness: Tensor | None = None
 
     def _count(self) -> int:
@@ -65,6 +66,8 @@ class Engine(Wrapper):
         return all(is_number(group[saving.PREFIX + "rho"], 0.0) for group in self.param_groups)
 
     def _is_chosen(self, blocks: list[Block]) -> bool:
+        if self._decided is not None:
+            return self._decided
         if self._radius_is_zero():
             return False
         if self.when is None:
@@ -102,6 +105,9 @@ class Engine(Wrapper):
         else:
             update.detach_gradients(flight.blocks)
             update.perturb(flight, mask, self.geometry, spend=not self.rule.keeps_first)
+            if not self.rule.keeps_first:
+                for block in (*flight.blocks, *flight.moved):
+                    block.first = None
         torch.clear_autocast_cache()  # or an enclosing autocast would go on using casts of w
         self._statistics.hold()
         if self._random_before is not None:

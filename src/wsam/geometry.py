@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from wsam.block import Block
-from wsam.checks import number
+from wsam.checks import count, flag, number
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,9 @@ class Adaptive(Geometry):
     weights_only: bool = False
 
     def __post_init__(self) -> None:
-        """Check eta."""
+        """Check the arguments."""
         number("eta", self.eta)
+        flag("weights_only", self.weights_only)
 
     def check_names(self, blocks: Sequence[Block]) -> None:
         """Require names where they are needed."""
@@ -132,7 +133,8 @@ class Masked(Geometry):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Check beta."""
+        """Check the arguments."""
+        count("seed", self.seed)
         number("beta", self.beta, 0, 1, low_open=True, high_open=False)
 
     @property

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from wsam import update
-from wsam.checks import number
+from wsam.checks import flag, number
 from wsam.engine import Engine
 from wsam.geometry import Euclidean, Geometry
 from wsam.micro import Sums
@@ -86,17 +86,16 @@ class SharpnessAware(Engine):
         self.rule = rule
         self.geometry = geometry if geometry is not None else Euclidean()
         self.model = model
-        self.lean = lean
+        self.lean = flag("lean", lean)
         self.max_norm = None if max_norm is None else number("max_norm", max_norm, low_open=True)
         self.nonfinite = nonfinite
-        self.repeat_randomness = repeat_randomness
+        self.repeat_randomness = flag("repeat_randomness", repeat_randomness)
         self.when = when
-        self.local = local
+        self.local = flag("local", local)
         self.skipped = 0
         self._selection = Selection(keep)
         self._check_options()
         super().__init__(base, {"rho": rho, **{name: getattr(rule, name) for name in rule.hyper()}})
-        self.geometry.check_names(self._layout())
         warn_of_low_precision(self.param_groups)
 
     def _check_options(self) -> None:
@@ -154,7 +153,7 @@ class SharpnessAware(Engine):
         if closure is None:
             self._finish()
             return None
-        closures = [closure] if callable(closure) else list(closure)
+        closures = closure if isinstance(closure, list | tuple) else [closure]
         if not closures or not all(callable(c) for c in closures):
             raise TypeError("step takes a function that computes the loss, or a list of them")
         if len(closures) > 1 and self.lean:

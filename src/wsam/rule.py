@@ -186,7 +186,7 @@ class SurrogateGap(Rule):
             return Mix(SECOND, NOTHING)
         assert products is not None
         # Where g1 vanishes all of g0 is orthogonal to it: r = 0 instead of 0/0.
-        ratio = torch.where(products.second > 0, products.cross / products.second, 0.0)
+        ratio = products.cross / products.second.clamp(min=torch.finfo(products.second.dtype).tiny)
         return Mix(Part(1 + alpha * (ratio - 1), 1 + alpha * ratio), NOTHING)
 
 

@@ -1,6 +1,8 @@
 """Group values, saving and loading: one truth shared with the base optimizer."""
 
+import contextlib
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -58,6 +60,19 @@ def adopt(
         group[PREFIX + name] = value
     group.setdefault(PREFIX + "step", 0)
     return schedules
+
+
+@contextlib.contextmanager
+def unchanged_on_error(groups: list[dict[str, Any]]) -> Iterator[None]:
+    """Leave the groups as they were if they are refused."""
+    before = [dict(group) for group in groups]
+    try:
+        yield
+    except BaseException:
+        for group, old in zip(groups, before, strict=True):
+            group.clear()
+            group.update(old)
+        raise
 
 
 def forget(group: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 from wsam import state as saving
 from wsam.block import Block, blocks_of
 from wsam.checks import warn
+from wsam.geometry import Geometry
 from wsam.rule import Rule
 from wsam.schedule import Interval
 from wsam.update import Flight
@@ -60,6 +61,7 @@ class Wrapper(Optimizer):
 
     base: Optimizer
     rule: Rule
+    geometry: Geometry
     model: nn.Module | None
     when: Interval | None
     skipped: int
@@ -68,13 +70,15 @@ class Wrapper(Optimizer):
         for name, value in hyper.items():
             saving.check_value(name, value, self.rule)
         groups = base.param_groups
-        for group in groups:
-            saving.forget(group)
-        super().__init__(groups, {})
-        self.base = base
-        self._hyper = hyper
-        self._schedules = [saving.adopt(g, hyper, base.defaults, self.rule) for g in groups]
-        self._share()
+        with saving.unchanged_on_error(groups):
+            for group in groups:
+                saving.forget(group)
+            super().__init__(groups, {})
+            self._hyper = hyper
+            self._schedules = [saving.adopt(g, hyper, base.defaults, self.rule) for g in groups]
+            self.base = base
+            self._share()
+            self.geometry.check_names(self._layout())
         self._prepare()
 
     def _share(self) -> None:
@@ -109,12 +113,13 @@ class Wrapper(Optimizer):
             super().add_param_group(param_group)
             return
         self._refuse_in_flight("add a parameter group")
-        self.base.add_param_group(param_group)
-        try:
-            named = saving.adopt(param_group, self._hyper, self.base.defaults, self.rule)
-        except Exception:
-            self.base.param_groups.pop()
-            raise
+        with saving.unchanged_on_error([param_group]):
+            self.base.add_param_group(param_group)
+            try:
+                named = saving.adopt(param_group, self._hyper, self.base.defaults, self.rule)
+            except Exception:
+                self.base.param_groups.pop()
+                raise
         self._schedules.append(named)
         self._share()
 

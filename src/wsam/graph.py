@@ -1,0 +1,392 @@
+"""The whole step (both passes, perturbation, base update, decoupled term) as one CUDA graph.
+
+At small batches a two-pass step is bound by kernel launches. `capture` records all of a step's
+launches once and replays them by a single one. Learning rate, rho, gamma and alpha become device
+tensors while the step is recorded, so they change without another recording; everything else that
+is read on the host (shapes, weight decay, ...) belongs to the recording's key, and a new value makes
+a new recording.
+
+The first calls run eagerly: they are real steps that also warm up libraries and allocate the base's
+state. No step is made twice and none is lost.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from wsam import state as saving
+from wsam.block import Block
+from wsam.geometry import Geometry, Masked
+from wsam.optimizer import SharpnessAware
+
+EAGER_CALLS = 2
+FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
+
+
+def capture(
+    opt: Optimizer, loss_fn: Callable[..., Tensor], *example_batch: Tensor
+) -> "CapturedStep":
+    """Return `step(*batch) -> loss`, which replays a recorded step.
+
+    Args:
+        opt: any member of the family over a base that torch can capture, or a plain optimizer.
+        loss_fn: a plain function of a batch that returns the loss; it must not call backward.
+        *example_batch: tensors like those the step will be given; another shape makes another
+            recording, the first ones stay.
+
+    Returns:
+        The step. It returns the loss at w; `opt.sharpness` is set, schedulers and step hooks work.
+
+    Example:
+        >>> step = capture(opt, lambda x, y: cross_entropy(model(x), y), x, y)  # doctest: +SKIP
+        >>> loss = step(x, y)                                                   # doctest: +SKIP
+    """
+    return CapturedStep(opt, loss_fn, example_batch)
+
+
+@dataclass
+class Recording:
+    """One recorded graph with the tensors it reads and writes."""
+
+    inputs: list[Tensor]
+    state: object
+    calls: int = 0
+    graph: torch.cuda.CUDAGraph | None = None
+    out: Tensor | None = None
+    """L(w) and the sharpness."""
+    kept: list[Any] = field(default_factory=list)
+    """What the graph points into and nobody else holds."""
+
+
+class CapturedStep:
+    """A step that is recorded once for each shape and setting, then replayed."""
+
+    def __init__(
+        self, opt: Optimizer, loss_fn: Callable[..., Tensor], example: tuple[Any, ...]
+    ) -> None:
+        self.opt = opt
+        self.sharp = opt if isinstance(opt, SharpnessAware) else None
+        self.loss_fn = loss_fn
+        self._device = self._check(example)
+        prepare_base(self.sharp.base if self.sharp else opt)
+        self._scalars = Scalars(opt, self._device)
+        self._masks = Masks(self.sharp, self._device)
+        self._random = Rewind(self._device)
+        self._recordings: dict[Any, Recording] = {}
+        self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        self._pool: Any = None
+
+    def __call__(self, *batch: Tensor) -> Tensor:
+        """Make one step on `batch` and return the loss at w."""
+        if self.sharp is not None:
+            self.sharp._refuse_in_flight("replay a step")
+            self.sharp._refresh()
+        chosen = self._is_chosen()
+        self._scalars.write()
+        self._masks.write()
+        recording = self._recording(batch, chosen)
+        for static, given in zip(recording.inputs, batch, strict=True):
+            static.copy_(given, non_blocking=True)
+        for before in self.opt._optimizer_step_pre_hooks.values():
+            before(self.opt, (), {})
+        out = self._advance(recording, chosen)
+        for after in self.opt._optimizer_step_post_hooks.values():
+            after(self.opt, (), {})
+        return self._deliver(out)
+
+    def _check(self, example: tuple[Any, ...]) -> torch.device:
+        devices = {p.device for group in self.opt.param_groups for p in group["params"]}
+        if len(devices) != 1 or next(iter(devices)).type != "cuda":
+            found = ", ".join(sorted(str(device) for device in devices))
+            raise ValueError(
+                f"capture needs all parameters on one CUDA device, they are on {found}"
+            )
+        if not all(isinstance(x, Tensor) for x in example) or not example:
+            raise TypeError("capture takes the tensors of an example batch")
+        if self.sharp is not None:
+            if self.sharp.nonfinite != "propagate":
+                raise ValueError(
+                    f"nonfinite={self.sharp.nonfinite!r} must look at the gradients on the host in the "
+                    "middle of a step, which a captured step cannot: use 'propagate'"
+                )
+            if self.sharp.when is not None and self.sharp.when.needs_norm:
+                raise ValueError("an interval that reads the gradient norm cannot be captured")
+        device: torch.device = next(iter(devices))
+        return device
+
+    def _is_chosen(self) -> bool:
+        if self.sharp is None or self.sharp.when is None:
+            return True
+        return self.sharp.when.chosen(self.sharp._count(), lambda: 0.0)
+
+    def _recording(self, batch: tuple[Tensor, ...], chosen: bool) -> Recording:
+        shapes = tuple((tuple(x.shape), x.dtype, x.stride()) for x in batch)
+        modes = self.sharp.model.training if self.sharp and self.sharp.model else None
+        key = (shapes, chosen, modes, self._scalars.fixed())
+        state = self.opt.state
+        known = self._recordings.get(key)
+        if known is None or known.state is not state:  # loading a state replaces its tensors
+            inputs = [torch.empty_like(x, device=self._device) for x in batch]
+            known = self._recordings[key] = Recording(inputs, state)
+        return known
+
+    def _advance(self, recording: Recording, chosen: bool) -> Tensor:
+        recording.calls += 1
+        if recording.graph is None:
+            current = torch.cuda.current_stream(self._device)
+            self._stream.wait_stream(current)
+            if recording.calls <= EAGER_CALLS:
+                with torch.cuda.stream(self._stream), self._scalars.in_groups():
+                    out = self._step(recording, chosen)
+                current.wait_stream(self._stream)
+                return out
+            self._record(recording, chosen)
+        assert recording.graph is not None
+        assert recording.out is not None
+        self._random.align()
+        recording.graph.replay()
+        if self.sharp is not None:
+            for group in self.opt.param_groups:
+                group[saving.PREFIX + "step"] += 1
+        return recording.out.clone()
+
+    def _record(self, recording: Recording, chosen: bool) -> None:
+        graph = torch.cuda.CUDAGraph()
+        counts = [group.get(saving.PREFIX + "step") for group in self.opt.param_groups]
+        self._random.register(graph)
+        context = torch.cuda.graph(graph, pool=self._pool, stream=self._stream)
+        try:
+            with self._scalars.in_groups(), self._random.installed(self.sharp), context:
+                recording.out = self._step(recording, chosen)
+        except RuntimeError as error:
+            error.add_note(
+                "while recording a step: a loss function that waits for the device (item(), print, "
+                "a branch on a tensor's value) cannot be recorded, nor can a step while an autograd "
+                "graph from before, such as an earlier loss that was not detached, is still alive"
+            )
+            raise
+        for group, count in zip(self.opt.param_groups, counts, strict=True):
+            if count is not None:  # recording is not a step
+                group[saving.PREFIX + "step"] = count
+        recording.graph = graph
+        recording.kept = [p.grad for group in self.opt.param_groups for p in group["params"]]
+        self._pool = self._pool or graph.pool()
+
+    def _step(self, recording: Recording, chosen: bool) -> Tensor:
+        """Make an eager step on the recording's inputs; recorded, if a recording is under way."""
+
+        def closure() -> Tensor:
+            loss = self.loss_fn(*recording.inputs)
+            loss.backward()  # type: ignore[no-untyped-call]
+            return loss
+
+        if self.sharp is None:
+            self.opt.zero_grad(set_to_none=True)
+            loss = closure().detach()
+            self.opt.step()
+            return torch.stack((loss.float(), torch.full_like(loss, torch.nan).float()))
+        with self._masks.installed(), chosen_is(self.sharp, chosen), no_hooks(self.sharp):
+            loss = self.sharp.step(closure)
+        sharpness = self.sharp.sharpness if chosen else torch.full_like(loss, torch.nan)
+        assert isinstance(sharpness, Tensor)
+        return torch.stack((loss.float(), sharpness.float()))
+
+    def _deliver(self, out: Tensor) -> Tensor:
+        if self.sharp is not None:
+            self.sharp._sharpness = out[1]
+        return out[0]
+
+
+def prepare_base(base: Optimizer) -> None:
+    """Have the base take tensors for learning rates and keep its counters on the device."""
+    for group in base.param_groups:
+        params = group["params"]
+        if isinstance(base, FUSED) and all(p.is_floating_point() for p in params):
+            group["fused"], group["foreach"] = True, False
+        if "capturable" in group:
+            group["capturable"] = True
+        elif not group.get("fused"):
+            raise ValueError(
+                f"{type(base).__name__} cannot be captured: it is neither fused nor capturable; "
+                "use it eagerly, or SGD, Adam(W) or a base with a capturable option"
+            )
+        for p in params:
+            step = base.state.get(p, {}).get("step")
+            if isinstance(step, Tensor) and step.device != p.device:
+                base.state[p]["step"] = step.to(p.device, torch.float32)
+
+
+class Scalars:
+    """Learning rates, radii and weights of all groups as views of one small device tensor."""
+
+    def __init__(self, opt: Optimizer, device: torch.device) -> None:
+        self._opt = opt
+        self._keys = [[k for k, v in g.items() if self._moves(k, v)] for g in opt.param_groups]
+        count = sum(len(keys) for keys in self._keys)
+        self._values = torch.zeros(count, device=device)
+        self._written: list[float] | None = None
+
+    @staticmethod
+    def _moves(key: str, value: Any) -> bool:
+        names = {saving.PREFIX + name for name in saving.FAMILY}
+        return (key == "lr" or key in names) and not isinstance(value, Tensor)
+
+    def write(self) -> None:
+        """Copy the groups' present values to the device, if they have changed."""
+        groups = self._opt.param_groups
+        values = [float(g[k]) for g, keys in zip(groups, self._keys, strict=True) for k in keys]
+        if values != self._written:
+            self._values.copy_(torch.tensor(values), non_blocking=True)
+            self._written = values
+
+    def fixed(self) -> tuple[Any, ...]:
+        """Return the groups' other values: a recording is made for them."""
+        kept = []
+        for group, keys in zip(self._opt.param_groups, self._keys, strict=True):
+            left_out = {"params", "param_names", saving.PREFIX + "step", "initial_lr", *keys}
+            kept.append(tuple((k, repr(v)) for k, v in group.items() if k not in left_out))
+        return tuple(kept)
+
+    @contextlib.contextmanager
+    def in_groups(self) -> Iterator[None]:
+        """Put the device tensors into the groups for the time of a step."""
+        groups = self._opt.param_groups
+        plain = [{k: g[k] for k in keys} for g, keys in zip(groups, self._keys, strict=True)]
+        schedules = getattr(self._opt, "_schedules", None)
+        position = 0
+        for group, keys in zip(groups, self._keys, strict=True):
+            for key in keys:
+                group[key] = self._values[position]
+                position += 1
+        if schedules is not None:
+            self._opt._schedules = [{} for _ in schedules]  # type: ignore[attr-defined]
+        try:
+            yield
+        finally:
+            for group, values in zip(self._opt.param_groups, plain, strict=True):
+                group.update(values)
+            if schedules is not None:
+                self._opt._schedules = schedules  # type: ignore[attr-defined]
+
+
+class DeviceMask(Geometry):
+    """`Masked` with its choice in a device tensor: 1 for a chosen tensor, 0 for the others."""
+
+    def __init__(self, values: Tensor, boost: float) -> None:
+        object.__setattr__(self, "_values", values)
+        object.__setattr__(self, "_boost", boost)
+
+    @property
+    def boost(self) -> float:
+        """Return 1/beta."""
+        boost: float = self._boost  # type: ignore[attr-defined]
+        return boost
+
+    def root(self, block: Block, first: list[Tensor]) -> list[Tensor]:
+        """Return 0-d tensors of 0 or 1."""
+        return [self._values[number] for number in block.numbers]  # type: ignore[attr-defined]
+
+
+class Masks:
+    """Writes the choice of tensors of each step where the graph reads it."""
+
+    def __init__(self, sharp: SharpnessAware | None, device: torch.device) -> None:
+        self._sharp = sharp
+        self._geometry: DeviceMask | None = None
+        if sharp is not None and isinstance(sharp.geometry, Masked):
+            self._tensors = sum(len(g["params"]) for g in sharp.param_groups)
+            self._values = torch.ones(self._tensors, device=device)
+            self._geometry = DeviceMask(self._values, sharp.geometry.boost)
+
+    def write(self) -> None:
+        """Copy this step's mask to the device."""
+        if self._geometry is not None and self._sharp is not None:
+            mask = self._sharp._mask()
+            self._values.copy_(torch.tensor(mask, dtype=torch.float32), non_blocking=True)
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Let the optimizer read the mask from the device for the time of a step."""
+        if self._geometry is None or self._sharp is None:
+            yield
+            return
+        own, self._sharp.geometry = self._sharp.geometry, self._geometry
+        try:
+            yield
+        finally:
+            self._sharp.geometry = own
+
+
+class Rewind:
+    """Lets a recorded second pass draw what the first drew.
+
+    A graph advances each generator state that is registered with it by what was drawn from it. The
+    second pass draws from a copy of the state, aligned with the original before each replay.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        index = device.index if device.index is not None else torch.cuda.current_device()
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        self._begins = True
+        self._generator = torch.cuda.default_generators[index]
+        self._first = self._generator.graphsafe_get_state()
+        self._second = self._generator.clone_state()
+
+    def register(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Register the copy; the original is registered by torch."""
+        self.align()
+        graph.register_generator_state(self._second)
+
+    def align(self) -> None:
+        """Give the copy the seed and offset of the original."""
+        self._second.manual_seed(self._first.initial_seed())
+        self._second.set_offset(self._first.get_offset())
+
+    def read(self) -> str:
+        """Stand in for `RandomStates.read` while recording: name the state of now."""
+        return "first"
+
+    def write(self, state: Any) -> None:
+        """Stand in for `RandomStates.write`: the first call begins pass two, the next ends it."""
+        self._generator.graphsafe_set_state(self._second if self._begins else self._first)
+        self._begins = not self._begins
+
+    @contextlib.contextmanager
+    def installed(self, sharp: SharpnessAware | None) -> Iterator[None]:
+        """Stand in for the optimizer's own handling of generators while recording."""
+        if sharp is None:
+            yield
+            return
+        own, sharp._random = sharp._random, self  # type: ignore[assignment]
+        self._begins = True
+        try:
+            yield
+        finally:
+            sharp._random = own
+            self._generator.graphsafe_set_state(self._first)
+
+
+@contextlib.contextmanager
+def chosen_is(sharp: SharpnessAware, chosen: bool) -> Iterator[None]:
+    """Decide for the optimizer whether this step is perturbed; it cannot ask while recording."""
+    sharp._decided = chosen
+    try:
+        yield
+    finally:
+        sharp._decided = None
+
+
+@contextlib.contextmanager
+def no_hooks(sharp: SharpnessAware) -> Iterator[None]:
+    """Keep step hooks from being recorded: the replay calls them."""
+    pre, post = sharp._optimizer_step_pre_hooks, sharp._optimizer_step_post_hooks
+    sharp._optimizer_step_pre_hooks, sharp._optimizer_step_post_hooks = type(pre)(), type(post)()
+    try:
+        yield
+    finally:
+        sharp._optimizer_step_pre_hooks, sharp._optimizer_step_post_hooks = pre, post

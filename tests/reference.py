@@ -1,0 +1,180 @@
+"""The judge: the sharpness-aware family in plain float64, one tensor at a time.
+
+Written from the paper's algorithms and the formulas of the family alone; it shares no code with the
+library and calls no optimizer of torch. Nothing here is fast, in place or clever.
+
+Names: `w` weights, `g0` the gradient at w, `d` the perturbation, `g1` the gradient at w + d.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Weights = list[Tensor]
+Losses = Callable[[Weights], Tensor]  # weights -> one loss for each sample
+EPS = 1e-12
+
+
+@dataclass(frozen=True)
+class Method:
+    """A rule and a geometry with their numbers; a number may also be a list, one for each tensor."""
+
+    rule: str
+    geometry: str = "euclidean"
+    rho: float | Sequence[float] = 0.05
+    gamma: float | Sequence[float] = 0.9
+    alpha: float | Sequence[float] = 0.1
+    eta: float = 0.0
+    adapted: Sequence[bool] | None = None  # tensors that T = |w| + eta applies to; None: all
+    beta: float = 1.0  # chance of a tensor to be perturbed
+    keep: float = 1.0  # part of the samples used in the second pass
+    max_norm: float | None = None
+
+
+MEMBERS = {
+    "sam": Method("sam"),
+    "wsam": Method("wsam"),
+    "coupled_wsam": Method("coupled"),
+    "gsam": Method("gsam"),
+    "esam": Method("sam", "masked", beta=0.6, keep=0.6),
+    "asam": Method("sam", "adaptive", rho=0.5, eta=0.01),
+    "fisher_sam": Method("sam", "fisher", eta=1.0),
+}
+
+
+def at(value: float | Sequence[float], i: int) -> float:
+    return value if isinstance(value, float | int) else value[i]
+
+
+def dot(x: Weights, y: Weights) -> float:
+    return sum(float((u * v).sum()) for u, v in zip(x, y, strict=True))
+
+
+def gradient(losses: Losses, w: Weights, samples: list[int] | None) -> tuple[Tensor, Weights]:
+    """Return every sample's loss, and the gradient of the mean over the samples given."""
+    w = [p.detach().double().requires_grad_() for p in w]
+    each = losses(w)
+    chosen = each if samples is None else each[samples]
+    return each.detach(), list(torch.autograd.grad(chosen.mean(), w))
+
+
+def metric(m: Method, w: Tensor, g: Tensor, i: int, mask: Sequence[bool] | None) -> Tensor:
+    """The diagonal S of d = rho S g0 / (sqrt(<g0, S g0>) + eps), for tensor i."""
+    if m.geometry == "adaptive":
+        use = m.adapted is None or m.adapted[i]
+        return (w.abs() + m.eta) ** 2 if use else torch.ones_like(w)
+    if m.geometry == "fisher":
+        return 1 / (1 + m.eta * g**2)
+    if m.geometry == "masked":
+        assert mask is not None
+        return torch.ones_like(w) if mask[i] else torch.zeros_like(w)
+    assert m.geometry == "euclidean"
+    return torch.ones_like(w)
+
+
+def perturbation(m: Method, w: Weights, g0: Weights, mask: Sequence[bool] | None) -> Weights:
+    sg = [metric(m, p, g, i, mask) * g for i, (p, g) in enumerate(zip(w, g0, strict=True))]
+    norm = math.sqrt(dot(g0, sg))
+    radius = 1 / m.beta if m.geometry == "masked" else 1.0
+    return [radius * at(m.rho, i) * x / (norm + EPS) for i, x in enumerate(sg)]
+
+
+def coefficients(m: Method, g0: Weights, g1: Weights, i: int) -> tuple[float, float, float, float]:
+    """The base is fed a g0 + b g1, then w -= lr (c g0 + e g1)."""
+    k = at(m.gamma, i) / (1 - at(m.gamma, i))
+    alpha = at(m.alpha, i)
+    if m.rule == "sam":
+        return 0.0, 1.0, 0.0, 0.0
+    if m.rule == "wsam":
+        return 1.0, 0.0, -k, k
+    if m.rule == "coupled":
+        return 1 - k, k, 0.0, 0.0
+    assert m.rule == "gsam"
+    return -alpha, 1 + alpha * dot(g0, g1) / dot(g1, g1), 0.0, 0.0
+
+
+def kept_samples(before: Tensor, after: Tensor, keep: float) -> list[int] | None:
+    """The samples whose loss grew most: keep * B of them rounded down, at least one."""
+    count = max(1, math.floor(keep * len(before) + 1e-9))
+    growth = (after - before).tolist()
+    return sorted(range(len(growth)), key=lambda i: growth[i], reverse=True)[:count]
+
+
+def two_gradients(
+    m: Method, w: Weights, losses: Losses, mask: Sequence[bool] | None = None
+) -> tuple[Weights, Weights]:
+    before, g0 = gradient(losses, w, None)
+    moved = [p + x for p, x in zip(w, perturbation(m, w, g0, mask), strict=True)]
+    chosen = None
+    if m.keep < 1:
+        chosen = kept_samples(before, losses(moved).detach(), m.keep)
+    return g0, gradient(losses, moved, chosen)[1]
+
+
+def update(m: Method, base: "Base", w: Weights, g0: Weights, g1: Weights) -> Weights:
+    """Make the new weights out of the two gradients: clip, feed the base, apply the rest beside."""
+    rows = [coefficients(m, g0, g1, i) for i in range(len(w))]
+    pairs = list(zip(rows, g0, g1, strict=True))
+    fed = [a * x + b * y for (a, b, _, _), x, y in pairs]
+    beside = [c * x + e * y for (_, _, c, e), x, y in pairs]
+    if m.max_norm is not None:
+        total = [x + y for x, y in zip(fed, beside, strict=True)]
+        factor = min(1.0, m.max_norm / (math.sqrt(dot(total, total)) + 1e-6))
+        fed, beside = [factor * x for x in fed], [factor * x for x in beside]
+    stepped = base.step(w, fed)
+    return [p - base.lr * x for p, x in zip(stepped, beside, strict=True)]
+
+
+class Base:
+    """The base optimizers, by name, with torch's default numbers where none is given."""
+
+    def __init__(self, name: str, lr: float, weight_decay: float = 0.0, **hyper: Any) -> None:
+        self.name, self.lr, self.decay, self.hyper = name, lr, weight_decay, hyper
+        self.t = 0
+        self.memory: dict[int, dict[str, Tensor]] = {}
+
+    def step(self, w: Weights, g: Weights) -> Weights:
+        self.t += 1
+        rule = getattr(self, self.name)
+        out = []
+        for i, (p, x) in enumerate(zip(w, g, strict=True)):
+            if self.name == "adamw":
+                p = p - self.lr * self.decay * p
+            else:
+                x = x + self.decay * p
+            out.append(p - self.lr * rule(x, self.memory.setdefault(i, {}), **self.hyper))
+        return out
+
+    def sgd(self, g: Tensor, s: dict[str, Tensor], momentum: float = 0.0, dampening: float = 0.0,
+            nesterov: bool = False) -> Tensor:  # fmt: skip
+        if momentum == 0:
+            return g
+        s["m"] = momentum * s["m"] + (1 - dampening) * g if "m" in s else g
+        return g + momentum * s["m"] if nesterov else s["m"]
+
+    def adam(self, g: Tensor, s: dict[str, Tensor]) -> Tensor:
+        zero = torch.zeros_like(g)
+        s["m"] = 0.9 * s.get("m", zero) + 0.1 * g
+        s["v"] = 0.999 * s.get("v", zero) + 0.001 * g**2
+        return (s["m"] / (1 - 0.9**self.t)) / ((s["v"] / (1 - 0.999**self.t)).sqrt() + 1e-8)
+
+    adamw = adam
+
+    def rmsprop(self, g: Tensor, s: dict[str, Tensor]) -> Tensor:
+        s["v"] = 0.99 * s.get("v", torch.zeros_like(g)) + 0.01 * g**2
+        return g / (s["v"].sqrt() + 1e-8)
+
+    def adagrad(self, g: Tensor, s: dict[str, Tensor]) -> Tensor:
+        s["v"] = s.get("v", torch.zeros_like(g)) + g**2
+        return g / (s["v"].sqrt() + 1e-10)
+
+    def adadelta(self, g: Tensor, s: dict[str, Tensor]) -> Tensor:
+        zero = torch.zeros_like(g)
+        s["v"] = 0.9 * s.get("v", zero) + 0.1 * g**2
+        move = (s.get("u", zero) + 1e-6).sqrt() / (s["v"] + 1e-6).sqrt() * g
+        s["u"] = 0.9 * s.get("u", zero) + 0.1 * move**2
+        return move

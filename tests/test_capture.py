@@ -1,0 +1,204 @@
+"""The captured step: equal to the eager one, and refused where it cannot be."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import wsam
+from wsam.schedule import Every, NormAbove, Warmup
+
+STEPS = 8
+
+
+def network(dropout: float = 0.0) -> nn.Module:
+    torch.manual_seed(1)
+    layers = [nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(dropout)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(8 * 36, 5)).cuda()
+
+
+def batches(count: int, size: int = 16) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(count, size, 3, 8, 8, generator=generator).cuda()
+    y = torch.randint(0, 5, (count, size), generator=generator).cuda()
+    return list(zip(x, y, strict=True))
+
+
+BASES = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=1e-3),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=1e-3),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=1e-3),
+    "nadam": lambda p: torch.optim.NAdam(p, lr=1e-3),
+}
+
+
+def loss_of(opt, model):
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        losses = cross_entropy(model(x), y, reduction="none")
+        return opt.select(losses) if hasattr(opt, "select") else losses.mean()
+
+    return loss
+
+
+def eager(opt, model, x, y):
+    def closure():
+        value = loss_of(opt, model)(x, y)
+        value.backward()
+        return value
+
+    if not isinstance(opt, wsam.SharpnessAware):
+        opt.zero_grad()
+        value = closure()
+        opt.step()
+        return value
+    return opt.step(closure)
+
+
+def compare(make, dropout=0.0, data=None, adjust=lambda opt, t: None, tolerance=2e-5):
+    torch.backends.cudnn.allow_tf32 = False
+    data = data or batches(STEPS)
+    models = [network(dropout), network(dropout)]
+    opts = [make(model) for model in models]
+    step = wsam.capture(opts[1], loss_of(opts[1], models[1]), *data[0])
+    for t, (x, y) in enumerate(data):
+        torch.manual_seed(10 + t)
+        adjust(opts[0], t)
+        first = eager(opts[0], models[0], x, y)
+        torch.manual_seed(10 + t)
+        adjust(opts[1], t)
+        second = step(x, y)
+        torch.testing.assert_close(second, first.float(), rtol=1e-4, atol=1e-5)
+    for one, two in zip(
+        models[0].state_dict().values(), models[1].state_dict().values(), strict=True
+    ):
+        torch.testing.assert_close(two, one, rtol=tolerance, atol=tolerance)
+    return opts, models
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+class TestOnCuda:
+    @pytest.mark.parametrize("base", BASES)
+    @pytest.mark.parametrize("name", wsam.METHODS)
+    def test_capture(self, name, base):
+        compare(lambda m: wsam.create(name, BASES[base](m.parameters()), model=m))
+
+    @pytest.mark.parametrize("name", wsam.METHODS)
+    def test_without_model(self, name):
+        compare(lambda m: wsam.create(name, BASES["sgd"](m.parameters())))
+
+    def test_lean(self):
+        compare(lambda m: wsam.WSAM(BASES["sgd"](m.parameters()), lean=True, model=m))
+
+    def test_plain_base(self):
+        compare(lambda m: BASES["sgd"](m.parameters()))
+
+    @pytest.mark.parametrize("geometry", [wsam.Adaptive(), wsam.Fisher(), wsam.Masked(0.5)])
+    def test_geometry(self, geometry):
+        compare(lambda m: wsam.WSAM(BASES["sgd"](m.parameters()), geometry=geometry, model=m))
+
+    def test_clip(self):
+        compare(lambda m: wsam.WSAM(BASES["sgd"](m.parameters()), max_norm=0.1, model=m))
+
+    def test_masks_repeat(self):
+        """With d = 0 both passes agree exactly only if their dropout masks do."""
+        model, data = network(0.5), batches(STEPS)
+        opt = wsam.SAM(BASES["sgd"](model.parameters()), rho=1e-12, model=model)
+        step = wsam.capture(opt, loss_of(opt, model), *data[0])
+        losses = []
+        for x, y in data:
+            losses.append(step(x, y).item())
+            assert abs(opt.sharpness.item()) < 1e-6
+        before = [step(*data[0]).item() for _ in range(3)]
+        assert len(set(before)) == 3  # masks differ from step to step
+
+    def test_rates_change_without_recording(self):
+        def adjust(opt, t):
+            for group in opt.param_groups:
+                group["lr"], group["sam_rho"], group["sam_gamma"] = 0.1 / (t + 1), 0.01 * t, 0.1 * t
+
+        opts, _ = compare(lambda m: wsam.WSAM(BASES["sgd"](m.parameters()), model=m), adjust=adjust)
+        assert opts[0].param_groups[0]["sam_step"] == opts[1].param_groups[0]["sam_step"] == STEPS
+
+    def test_schedules_and_intervals(self):
+        def make(m):
+            base = BASES["sgd"](m.parameters())
+            return wsam.WSAM(base, gamma=Warmup(0.9, 5), when=Every(2), model=m)
+
+        compare(make, data=batches(12))
+
+    def test_several_shapes(self):
+        data = [*batches(5), *batches(5, 8), *batches(3)]
+        compare(lambda m: wsam.WSAM(BASES["sgd"](m.parameters()), model=m), data=data)
+
+    def test_state_can_be_loaded(self):
+        data = batches(12)
+        make = lambda m: wsam.WSAM(BASES["sgd"](m.parameters()), model=m)  # noqa: E731
+        model, other = network(), network()
+        opt, twin = make(model), make(other)
+        step = wsam.capture(opt, loss_of(opt, model), *data[0])
+        for x, y in data[:6]:
+            step(x, y)
+        saved = copy.deepcopy((model.state_dict(), opt.state_dict()))
+        for x, y in data[6:]:
+            step(x, y)
+        wanted = [p.detach().clone() for p in model.parameters()]
+        other.load_state_dict(saved[0])
+        twin.load_state_dict(saved[1])
+        again = wsam.capture(twin, loss_of(twin, other), *data[0])
+        for x, y in data[6:]:
+            again(x, y)
+        torch.testing.assert_close(list(other.parameters()), wanted, rtol=2e-5, atol=2e-5)
+        model.load_state_dict(saved[0])
+        opt.load_state_dict(saved[1])
+        for x, y in data[6:]:
+            step(x, y)
+        torch.testing.assert_close(list(model.parameters()), wanted, rtol=2e-5, atol=2e-5)
+
+    def test_compiled_autocast(self):
+        data = batches(STEPS)
+        model = network()
+        opt = wsam.WSAM(BASES["sgd"](model.parameters()), model=model)
+        compiled = torch.compile(model)
+
+        def loss(x, y):
+            with torch.autocast("cuda", torch.bfloat16):
+                return cross_entropy(compiled(x).float(), y)
+
+        step = wsam.capture(opt, loss, *data[0])
+        losses = [step(*data[0]).item() for _ in range(30)]
+        assert losses[-1] < 0.5 * losses[0]
+        assert int(model[1].num_batches_tracked) == 30
+
+    def test_scheduler_and_hooks(self, recwarn):
+        model, data = network(), batches(STEPS)
+        opt = wsam.WSAM(BASES["sgd"](model.parameters()), model=model)
+        scheduler = torch.optim.lr_scheduler.StepLR(opt, 2, 0.5)
+        calls = []
+        opt.register_step_post_hook(lambda *_: calls.append(1))
+        step = wsam.capture(opt, loss_of(opt, model), *data[0])
+        for x, y in data:
+            step(x, y)
+            scheduler.step()
+        assert len(calls) == STEPS
+        assert opt.param_groups[0]["lr"] == pytest.approx(0.1 * 0.5 ** (STEPS // 2))
+        assert not [w for w in recwarn if "lr_scheduler.step" in str(w.message)]
+
+    @pytest.mark.parametrize("options", [{"nonfinite": "skip"}, {"when": NormAbove()}])
+    def test_refusals(self, options):
+        model, (batch, *_) = network(), batches(1)
+        opt = wsam.WSAM(BASES["sgd"](model.parameters()), **options)
+        with pytest.raises(ValueError, match="captured"):
+            wsam.capture(opt, loss_of(opt, model), *batch)
+        base = torch.optim.Adafactor(model.parameters())
+        with pytest.raises(ValueError, match="Adafactor cannot be captured"):
+            wsam.capture(wsam.SAM(base), loss_of(opt, model), *batch)
+
+
+def test_capture_needs_cuda():
+    model = nn.Linear(2, 2)
+    opt = wsam.WSAM(torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(ValueError, match="one CUDA device, they are on cpu"):
+        wsam.capture(opt, lambda x: model(x).sum(), torch.ones(2, 2))

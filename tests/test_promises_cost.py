@@ -1,0 +1,270 @@
+"""Promises about cost: buffers, device syncs, recompilation, capture."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import reference
+import wsam
+from helpers import MEMBERS, batch, closure, member, model_loss, small_model
+
+ODD = 7919  # no other tensor has this many elements
+LATE_AND_LEAN = [(name, False) for name in MEMBERS] + [
+    (name, True) for name in MEMBERS if reference.MEMBERS[name].rule == "wsam"
+]
+
+
+class LiveBuffers(TorchDispatchMode):
+    """Counts the storages of the odd size that are alive, after each operation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.storages: dict[int, Any] = {}
+        self.peak = 0
+
+    def note(self, tensor: Tensor) -> None:
+        if tensor.numel() == ODD:
+            storage = tensor.untyped_storage()
+            self.storages[storage.data_ptr()] = StorageWeakRef(storage)
+
+    def live(self) -> int:
+        self.storages = {k: ref for k, ref in self.storages.items() if not ref.expired()}
+        return len(self.storages)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self.note(leaf)
+        self.peak = max(self.peak, self.live())
+        return result
+
+
+def buffers_of(name: str, lean: bool, **options: Any) -> dict[str, int]:
+    """Parameter-sized storages beyond weights, gradients and the base's state, of a second step."""
+    p = nn.Parameter(torch.linspace(-1, 1, ODD))
+    opt = member(name, torch.optim.SGD([p], lr=0.1, momentum=0.9), lean=lean, **options)
+    counter, during = LiveBuffers(), []
+    slope = torch.ones(1)
+
+    def run() -> Tensor:
+        p.grad = None
+        during.append(counter.live())
+        # By hand: a real backward pass has temporaries of this size of its own.
+        p.grad = p.detach() * slope
+        return opt.select(torch.ones(1, requires_grad=True))
+
+    if reference.MEMBERS[name].geometry == "masked":
+        opt.step(run)  # the mask of the second step chooses the tensor
+    opt.step(run)
+    during.clear()
+    p.grad = None
+    with counter:
+        counter.note(p)
+        counter.note(opt.state[p]["momentum_buffer"])
+        opt.step(run)
+        p.grad = None
+        rest = counter.live()
+    known = 2  # the weights and the momentum
+    return {
+        "second pass": during[1] - known,
+        "peak": counter.peak - known - 1,  # and the gradient
+        "rest": rest - known,
+    }
+
+
+@pytest.mark.parametrize(("name", "lean"), LATE_AND_LEAN)
+def test_number_of_buffers(name: str, lean: bool) -> None:
+    """SAM 1, WSAM 2 (lean 1), Coupled and GSAM 2; none at rest."""
+    option = {"beta": 1.0} if name == "esam" else {}
+    found = buffers_of(name, lean, **option)
+    wanted = 1 if lean or reference.MEMBERS[name].rule == "sam" else 2
+    assert found["second pass"] == wanted
+    assert found["rest"] == 0
+    if reference.MEMBERS[name].geometry in {"euclidean", "masked"}:
+        assert found["peak"] <= wanted
+    else:  # the metric itself is a temporary of that size while d is made
+        assert found["peak"] <= wanted + 1
+
+
+class NoSync(TorchDispatchMode):
+    """Fails where a value would have to be read from the device, or written to it."""
+
+    FORBIDDEN = ("_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "masked_select")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.removeprefix("aten::")
+        assert name not in self.FORBIDDEN, f"a step waits for the device in {name}"
+        return func(*args, **(kwargs or {}))
+
+
+def test_no_sync_sees_a_sync() -> None:
+    with NoSync(), pytest.raises(AssertionError):
+        float(torch.ones(()))
+
+
+@pytest.mark.parametrize("options", [{}, {"max_norm": 0.1}], ids=["default", "clip"])
+@pytest.mark.parametrize(("name", "lean"), LATE_AND_LEAN)
+def test_no_device_sync(name: str, lean: bool, options: dict[str, Any]) -> None:
+    if lean and options:
+        return
+    model = small_model()
+    base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    opt = member(name, base, lean=lean, **options)
+    with NoSync():
+        for t in range(2):
+            loss = opt.step(closure(opt, model, t))
+            assert loss.shape == opt.sharpness.shape == ()
+        gradients = model_loss(opt, model, 2)
+        gradients().backward()
+        opt.first_step()
+        gradients().backward()
+        opt.second_step()
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("options", [{}, {"max_norm": 0.1}], ids=["default", "clip"])
+@pytest.mark.parametrize(("name", "lean"), LATE_AND_LEAN)
+def test_no_device_sync_on_cuda(name: str, lean: bool, options: dict[str, Any]) -> None:
+    if lean and options:
+        return
+    model = small_model().cuda()
+    base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    opt = member(name, base, lean=lean, **options)
+    batches = [batch(t).cuda() for t in range(3)]
+
+    def run(t: int) -> Tensor:
+        opt.zero_grad()
+        loss = opt.select((model(batches[t]) ** 2).sum(1))
+        loss.backward()
+        return loss
+
+    opt.step(lambda: run(0))
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for t in range(1, 3):
+            opt.step(lambda t=t: run(t))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+# --- torch.compile -------------------------------------------------------------------------------
+
+
+def counting() -> tuple[Callable[..., Any], list[int]]:
+    graphs: list[int] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        graphs.append(1)
+        return graph.forward
+
+    return backend, graphs
+
+
+def normed_model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2)).double()
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_no_recompile(name: str) -> None:
+    """Neither the second pass nor new values of lr, rho, gamma compile the model again."""
+    torch._dynamo.reset()
+    backend, graphs = counting()
+    model, plain = normed_model(), normed_model()
+    compiled = torch.compile(model, backend=backend)
+    opt = member(name, torch.optim.SGD(model.parameters(), lr=0.1), model=model)
+    twin = member(name, torch.optim.SGD(plain.parameters(), lr=0.1), model=plain)
+    after_first = 0
+    for t in range(5):
+        opt.step(closure(opt, compiled, t))
+        twin.step(closure(twin, plain, t))
+        if t == 0:
+            after_first = len(graphs)
+            assert after_first >= 1
+        for group in (opt.param_groups[0], twin.param_groups[0]):
+            for key in ("lr", "sam_rho", "sam_gamma", "sam_alpha"):
+                if key in group:
+                    group[key] *= 0.9
+    assert len(graphs) == after_first
+    for (key, x), y in zip(model.state_dict().items(), plain.state_dict().values(), strict=True):
+        assert torch.allclose(x, y, rtol=1e-10, atol=1e-12), key
+
+
+def test_no_recompile_of_a_compiled_step() -> None:
+    """torch.compile around the whole step runs, gives the same numbers and settles at once."""
+    torch._dynamo.reset()
+    backend, graphs = counting()
+    model, plain = small_model(), small_model()
+    opt = wsam.WSAM(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model=model)
+    twin = wsam.WSAM(torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9))
+    run = closure(opt, model)
+
+    @torch.compile(backend=backend)
+    def whole_step() -> Tensor:
+        return opt.step(run)
+
+    counts = []
+    for _ in range(6):
+        whole_step()
+        twin.step(closure(twin, plain))
+        counts.append(len(graphs))
+        for group in (opt.param_groups[0], twin.param_groups[0]):
+            group["lr"], group["sam_rho"] = group["lr"] * 0.9, group["sam_rho"] * 0.9
+    assert counts[-1] == counts[2], f"graphs compiled by each step: {counts}"
+    for p, q in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.allclose(p, q, rtol=1e-10)
+
+
+def test_compiled_model_without_model_is_said_once() -> None:
+    """Statistics of a compiled model that the optimizer does not know: protected, with a warning."""
+    torch._dynamo.reset()
+    model, plain = normed_model(), normed_model()
+    compiled = torch.compile(model, backend="eager")
+    opt = wsam.WSAM(torch.optim.SGD(model.parameters(), lr=0.1))
+    twin = wsam.WSAM(torch.optim.SGD(plain.parameters(), lr=0.1))
+    with pytest.warns(wsam.WsamWarning, match="model=") as record:
+        for t in range(3):
+            opt.step(closure(opt, compiled, t))
+    assert len([w for w in record if issubclass(w.category, wsam.WsamWarning)]) == 1
+    for t in range(3):
+        twin.step(closure(twin, plain, t))
+    for x, y in zip(model.buffers(), plain.buffers(), strict=True):
+        assert torch.allclose(x, y)
+
+
+def test_compiled_in_place_is_protected() -> None:
+    """`module.compile()` leaves the module's type: its statistics still move once a step."""
+    torch._dynamo.reset()
+    for options in ({}, {"model": True}):
+        model, plain = normed_model(), normed_model()
+        model.compile(backend="eager")
+        given = {"model": model} if options else {}
+        opt = wsam.WSAM(torch.optim.SGD(model.parameters(), lr=0.1), **given)
+        twin = wsam.WSAM(torch.optim.SGD(plain.parameters(), lr=0.1))
+        for t in range(3):
+            opt.step(closure(opt, model, t))
+            twin.step(closure(twin, plain, t))
+        for x, y in zip(model.buffers(), plain.buffers(), strict=True):
+            assert torch.allclose(x, y)
+
+
+# --- CUDA graphs ---------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device to capture on")
+@pytest.mark.parametrize("name", MEMBERS)
+def test_capture(name: str) -> None:
+    """Where there is no CUDA device, capturing a step is refused in words."""
+    model = small_model()
+    opt = member(name, torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises((RuntimeError, ValueError, TypeError), match="CUDA"):
+        wsam.capture(opt, lambda x: opt.select((model(x) ** 2).sum(1)), batch(0))

@@ -1,0 +1,354 @@
+"""Promises about the model between the passes: statistics, masks, losses, hooks, precision."""
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import CosineAnnealingLR
+
+import reference
+import wsam
+from helpers import (
+    MEMBERS,
+    STYLES,
+    batch,
+    closure,
+    make_step,
+    member,
+    model_loss,
+    same,
+    small_model,
+)
+
+GIVEN = pytest.mark.parametrize("given", [True, False], ids=["model", "no-model"])
+
+NORMS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "1d": (lambda: nn.BatchNorm1d(4), (6, 4)),
+    "2d": (lambda: nn.BatchNorm2d(4), (6, 4, 3, 3)),
+    "3d": (lambda: nn.BatchNorm3d(4), (2, 4, 2, 3, 3)),
+    "cumulative": (lambda: nn.BatchNorm1d(4, momentum=None), (6, 4)),
+    "lazy": (lambda: nn.LazyBatchNorm1d(), (6, 4)),
+    "not_affine": (lambda: nn.BatchNorm1d(4, affine=False), (6, 4)),
+    "instance": (lambda: nn.InstanceNorm1d(4, track_running_stats=True), (6, 4, 5)),
+    "instance2d": (lambda: nn.InstanceNorm2d(4, track_running_stats=True), (6, 4, 3, 3)),
+    "untracked": (lambda: nn.BatchNorm1d(4, track_running_stats=False), (6, 4)),
+}
+
+
+class Normed(nn.Module):
+    """A trained scale in front of a normalisation layer, so that w + d changes what it sees."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor([1.0, -0.5, 2.0, 0.3]))
+        self.norm = norm
+        self.after = nn.Parameter(torch.tensor([0.5, 1.0, -1.0, 2.0]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        shape = (1, 4) + (1,) * (x.dim() - 2)
+        y = self.norm(x * self.scale.reshape(shape) + 0.1) * self.after.reshape(shape)
+        return ((y - 1) ** 3 + y).flatten(1).sum(1)
+
+
+def normed(kind: str) -> tuple[Normed, Callable[[int], Tensor]]:
+    make, shape = NORMS[kind]
+    model = Normed(make())
+
+    def data(step: int) -> Tensor:
+        generator = torch.Generator().manual_seed(step)
+        return torch.randn(shape, generator=generator) + 1.0
+
+    if kind == "lazy":  # an optimizer cannot be built before the first forward pass
+        model(data(0))
+        model.norm.reset_running_stats()
+    return model, data
+
+
+def statistics(model: nn.Module) -> dict[str, Tensor]:
+    return {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+
+
+@GIVEN
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("kind", NORMS)
+@pytest.mark.parametrize("name", MEMBERS)
+def test_bn_one_update(name: str, kind: str, style: str, given: bool) -> None:
+    """Each step leaves the statistics where its first pass alone would have left them."""
+    model, data = normed(kind)
+    options = {"model": model} if given else {}
+    opt = member(name, torch.optim.SGD(model.parameters(), lr=0.01), rho=1.0, **options)
+    for t in range(3):
+        twin = copy.deepcopy(model)
+        twin(data(t))
+        make_step(opt, lambda t=t: opt.select(model(data(t))), style)
+        assert same(statistics(model), statistics(twin))
+    if kind != "untracked":
+        counts = not kind.startswith("instance")  # torch's InstanceNorm counts no batches
+        assert int(model.norm.num_batches_tracked) == (3 if counts else 0)
+        assert not torch.equal(model.norm.running_mean, torch.zeros(4))
+
+
+@GIVEN
+@pytest.mark.parametrize("lean", [False, True])
+def test_bn_one_update_in_the_lean_plan(lean: bool, given: bool) -> None:
+    model, data = normed("2d")
+    options = {"model": model} if given else {}
+    opt = wsam.WSAM(torch.optim.SGD(model.parameters(), lr=0.01), rho=1.0, lean=lean, **options)
+    for t in range(3):
+        twin = copy.deepcopy(model)
+        twin(data(t))
+        make_step(opt, lambda t=t: opt.select(model(data(t))))
+        assert same(statistics(model), statistics(twin))
+
+
+@GIVEN
+@pytest.mark.parametrize("fail_in", [1, 2])
+@pytest.mark.parametrize("kind", ["1d", "cumulative", "instance"])
+@pytest.mark.parametrize("name", MEMBERS)
+def test_bn_one_update_after_an_error(name: str, kind: str, fail_in: int, given: bool) -> None:
+    """An error in either pass leaves at most the first pass in the statistics; the next step works."""
+    model, data = normed(kind)
+    options = {"model": model} if given else {}
+    opt = member(name, torch.optim.SGD(model.parameters(), lr=0.01), rho=1.0, **options)
+    make_step(opt, lambda: opt.select(model(data(0))))
+    before, once = statistics(model), copy.deepcopy(model)
+    once(data(1))
+    calls = 0
+
+    def run() -> Tensor:
+        nonlocal calls
+        calls += 1
+        opt.select(model(data(1))).backward()
+        if calls == fail_in:
+            raise KeyboardInterrupt
+        return torch.zeros(())
+
+    with pytest.raises(KeyboardInterrupt):
+        opt.step(run)
+    assert same(statistics(model), before) or same(statistics(model), statistics(once))
+    twin = copy.deepcopy(model)
+    twin(data(2))
+    make_step(opt, lambda: opt.select(model(data(2))))
+    assert same(statistics(model), statistics(twin))
+    model(data(3))  # outside a step the layers move as ever
+    assert not same(statistics(model), statistics(twin))
+
+
+@GIVEN
+def test_bn_in_evaluation_mode_is_left_alone(given: bool) -> None:
+    model, data = normed("2d")
+    model.eval()
+    options = {"model": model} if given else {}
+    opt = wsam.WSAM(torch.optim.SGD(model.parameters(), lr=0.01), **options)
+    before = statistics(model)
+    make_step(opt, lambda: opt.select(model(data(0))))
+    assert same(statistics(model), before)
+    assert not model.training
+
+
+@GIVEN
+@pytest.mark.parametrize("name", MEMBERS)
+def test_perturbed_leaves_the_statistics(name: str, given: bool) -> None:
+    model, data = normed("2d")
+    options = {"model": model} if given else {}
+    opt = member(name, torch.optim.SGD(model.parameters(), lr=0.01), rho=1.0, **options)
+    opt.select(model(data(0))).backward()
+    before = statistics(model)
+    with opt.perturbed():
+        model(data(1))
+    assert same(statistics(model), before)
+
+
+# --- random masks ------------------------------------------------------------------------------
+
+
+def with_dropout() -> tuple[nn.Sequential, list[Tensor]]:
+    """A model, and a list that receives the dropout mask of each forward pass."""
+    torch.manual_seed(0)
+    dropout = nn.Dropout(0.5)
+    masks: list[Tensor] = []
+    dropout.register_forward_hook(lambda m, args, out: masks.append(out.detach() != 0))
+    return nn.Sequential(nn.Linear(5, 64), dropout, nn.Linear(64, 2)).double(), masks
+
+
+@pytest.mark.parametrize("style", ["closure", "phases"])
+@pytest.mark.parametrize("name", MEMBERS)
+def test_same_mask(name: str, style: str) -> None:
+    """Both passes draw the same mask, steps draw new ones, and the generator advances once."""
+    model, masks = with_dropout()
+    opt = member(name, torch.optim.SGD(model.parameters(), lr=0.01))
+    plain = copy.deepcopy(model)
+    torch.manual_seed(5)
+    for t in range(3):
+        make_step(opt, model_loss(opt, model, t), style)
+    after = torch.get_rng_state()
+    torch.manual_seed(5)
+    for _ in range(3):
+        plain(torch.zeros(10, 5, dtype=torch.float64))
+    assert torch.equal(after, torch.get_rng_state())
+    assert len(masks) == 6 or len(masks) == 9  # the plain copy shares the list or not
+    pairs = [(masks[2 * t], masks[2 * t + 1]) for t in range(3)]
+    assert all(torch.equal(one, two) for one, two in pairs)
+    assert not torch.equal(pairs[0][0], pairs[1][0])
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_same_mask_can_be_left(name: str) -> None:
+    model, masks = with_dropout()
+    opt = member(name, torch.optim.SGD(model.parameters(), lr=0.01), repeat_randomness=False)
+    opt.step(closure(opt, model))
+    assert not torch.equal(masks[0], masks[1])
+
+
+def test_same_mask_after_an_error() -> None:
+    """A failing second pass does not leave the generator where the first pass began."""
+    model, masks = with_dropout()
+    opt = wsam.WSAM(torch.optim.SGD(model.parameters(), lr=0.01))
+    calls = 0
+
+    def run() -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise KeyboardInterrupt
+        return closure(opt, model)()
+
+    with pytest.raises(KeyboardInterrupt):
+        opt.step(run)
+    opt.step(closure(opt, model))
+    assert not torch.equal(masks[0], masks[1])
+
+
+# --- losses ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lean", [False, True])
+@pytest.mark.parametrize("name", MEMBERS)
+def test_step_returns_loss(name: str, lean: bool) -> None:
+    if lean and reference.MEMBERS[name].rule != "wsam":
+        return
+    model = small_model()
+    opt = member(name, torch.optim.SGD(model.parameters(), lr=0.1), rho=0.5, lean=lean)
+    for t in range(3):
+        wanted = (model(batch(t)) ** 2).sum(1).mean().detach()
+        found = opt.step(closure(opt, model, t))
+        assert isinstance(found, Tensor)
+        assert not found.requires_grad
+        assert torch.equal(found, wanted)
+
+
+def test_step_returns_a_plain_number_as_it_is() -> None:
+    model = small_model()
+    opt = wsam.WSAM(torch.optim.SGD(model.parameters(), lr=0.1))
+    inner = closure(opt, model)
+    wanted = float((model(batch(0)) ** 2).sum(1).mean())
+    assert float(opt.step(lambda: float(inner()))) == pytest.approx(wanted, rel=1e-12)
+
+
+@pytest.mark.parametrize("lean", [False, True])
+@pytest.mark.parametrize("name", MEMBERS)
+def test_sharpness_readout(name: str, lean: bool) -> None:
+    """L(w + d) - L(w) over the whole batch, also where only some samples are used further."""
+    if lean and reference.MEMBERS[name].rule != "wsam":
+        return
+    model = small_model()
+    opt = member(name, torch.optim.SGD(model.parameters(), lr=0.1), rho=0.5, lean=lean)
+    means: list[Tensor] = []
+    for t in range(3):
+        means.clear()
+
+        def run(t: int = t) -> Tensor:
+            opt.zero_grad()
+            each = (model(batch(t)) ** 2).sum(1)
+            means.append(each.mean().detach())
+            loss = opt.select(each)
+            loss.backward()
+            return loss
+
+        opt.step(run)
+        assert isinstance(opt.sharpness, Tensor)
+        assert opt.sharpness.shape == ()
+        assert not opt.sharpness.requires_grad
+        assert float(opt.sharpness) == pytest.approx(float(means[1] - means[0]), rel=1e-10)
+        assert float(opt.sharpness) > 0
+
+
+# --- hooks and schedulers ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("lean", [False, True])
+@pytest.mark.parametrize("name", MEMBERS)
+def test_hook_count(name: str, lean: bool, style: str) -> None:
+    if lean and reference.MEMBERS[name].rule != "wsam":
+        return
+    model = small_model()
+    opt = member(name, torch.optim.SGD(model.parameters(), lr=0.1), lean=lean)
+    calls: list[str] = []
+
+    def note(word: str) -> Callable[..., None]:
+        return lambda *args, **kwargs: calls.append(word)
+
+    opt.register_step_pre_hook(note("pre"))
+    opt.register_step_post_hook(note("post"))
+    opt.base.register_step_pre_hook(note("base pre"))
+    opt.base.register_step_post_hook(note("base post"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scheduler = CosineAnnealingLR(opt, T_max=10)
+        for t in range(2):
+            make_step(opt, model_loss(opt, model, t), style)
+            scheduler.step()
+    if lean and style != "closure":  # the base steps inside ascend, before step() is called
+        assert sorted(calls) == sorted(["base pre", "base post", "pre", "post"] * 2)
+    else:
+        assert calls == ["pre", "base pre", "base post", "post"] * 2
+    assert opt.param_groups[0]["lr"] == opt.base.param_groups[0]["lr"] < 0.1
+
+
+# --- automatic mixed precision -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("name", MEMBERS)
+def test_autocast_cache_does_not_hide_the_perturbation(name: str, style: str) -> None:
+    """One autocast region around whole steps gives what a region around each forward gives."""
+    results: list[Any] = []
+    for outside in (True, False):
+        model = small_model(torch.float32)
+        opt = member(name, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), rho=2.0)
+        for t in range(3):
+            loss = model_loss(opt, model, t)
+
+            def inside(loss: Callable[[], Tensor] = loss) -> Tensor:
+                with torch.autocast("cpu", dtype=torch.bfloat16):
+                    return loss()
+
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=outside):
+                make_step(opt, loss if outside else inside, style)
+        results.append([p.detach() for p in model.parameters()])
+    assert same(*results)
+
+
+def test_autocast_around_several_steps() -> None:
+    """The cast weights that the region has cached are dropped after the update, too."""
+    results: list[Any] = []
+    for outside in (True, False):
+        model = small_model(torch.float32)
+        opt = wsam.WSAM(torch.optim.SGD(model.parameters(), lr=0.1), rho=2.0)
+
+        def run(t: int, opt: Any = opt, model: nn.Module = model) -> Tensor:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                value = model_loss(opt, model, t)()
+            value.backward()
+            return value
+
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=outside):
+            for t in range(3):
+                opt.step(lambda t=t, run=run: run(t))
+        results.append([p.detach() for p in model.parameters()])
+    assert same(*results)

@@ -1,0 +1,196 @@
+"""Promises about gradients that are not finite, and about a GradScaler's."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import reference
+import wsam
+from helpers import MEMBERS, closure, make_step, member, model_loss, same, small_model, snapshot
+
+MOMENTUM = {"lr": 0.1, "momentum": 0.9}
+
+
+# --- not finite --------------------------------------------------------------------------------
+
+
+def poisoned(
+    opt: wsam.SharpnessAware, model: nn.Module, bad_pass: int, bad: float
+) -> Callable[[], Tensor]:
+    calls, inner = 0, closure(opt, model, 1)
+
+    def run() -> Tensor:
+        nonlocal calls
+        calls += 1
+        value = inner()
+        if calls == bad_pass:
+            model[2].weight.grad[0, 1] = bad
+        return value
+
+    return run
+
+
+@pytest.mark.parametrize("policy", ["skip", "raise", "propagate"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("bad_pass", [1, 2])
+@pytest.mark.parametrize("name", MEMBERS)
+def test_nan_grad(name: str, bad_pass: int, bad: float, policy: str) -> None:
+    models = small_model(), small_model()
+    opts = [
+        member(name, torch.optim.SGD(m.parameters(), **MOMENTUM), nonfinite=policy) for m in models
+    ]
+    opt, model = opts[0], models[0]
+    for o, m in zip(opts, models, strict=True):
+        o.step(closure(o, m, 0))
+    before = snapshot(opt)
+    if policy == "propagate":
+        opt.step(poisoned(opt, model, bad_pass, bad))
+        assert not all(p.isfinite().all() for p in model.parameters())
+        assert int(opt.skipped) == 0
+        return
+    if policy == "raise":
+        with pytest.raises((ValueError, RuntimeError, ArithmeticError), match=r"finite|NaN|inf"):
+            opt.step(poisoned(opt, model, bad_pass, bad))
+    else:
+        opt.step(poisoned(opt, model, bad_pass, bad))
+        assert int(opt.skipped) == 1
+    assert same(snapshot(opt)["weights"], before["weights"])
+    assert same(snapshot(opt)["state"], before["state"])
+    for o, m in zip(opts, models, strict=True):
+        o.step(closure(o, m, 2))
+    assert all(p.isfinite().all() for p in model.parameters())
+    if reference.MEMBERS[name].geometry != "masked":  # a skipped step may count for the masks
+        assert same(snapshot(opt)["weights"], snapshot(opts[1])["weights"])
+        assert same(snapshot(opt)["state"], snapshot(opts[1])["state"])
+
+
+@pytest.mark.parametrize("style", ["two_step", "phases"])
+@pytest.mark.parametrize("bad_pass", [1, 2])
+@pytest.mark.parametrize("name", MEMBERS)
+def test_nan_grad_by_hand(name: str, bad_pass: int, style: str) -> None:
+    model = small_model()
+    opt = member(name, torch.optim.SGD(model.parameters(), **MOMENTUM), nonfinite="skip")
+    make_step(opt, model_loss(opt, model, 0), style)
+    before = snapshot(opt)
+    calls = 0
+    loss = model_loss(opt, model, 1)
+
+    def bad_loss() -> Tensor:
+        nonlocal calls
+        calls += 1
+        return loss() * (math.nan if calls == bad_pass else 1.0)
+
+    make_step(opt, bad_loss, style)
+    assert int(opt.skipped) == 1
+    assert same(snapshot(opt)["weights"], before["weights"])
+    assert same(snapshot(opt)["state"], before["state"])
+    make_step(opt, model_loss(opt, model, 2), style)
+    assert int(opt.skipped) == 1
+    assert not same(snapshot(opt)["weights"], before["weights"])
+
+
+def test_skipped_steps_are_counted_across_a_resume() -> None:
+    model = small_model()
+    opt = wsam.WSAM(torch.optim.SGD(model.parameters(), lr=0.1), nonfinite="skip")
+    for _ in range(3):
+        opt.step(poisoned(opt, model, 2, math.nan))
+    other = wsam.WSAM(torch.optim.SGD(model.parameters(), lr=0.1), nonfinite="skip")
+    other.load_state_dict(opt.state_dict())
+    assert int(other.skipped) == 3
+
+
+# --- GradScaler: the documented pattern, with public API only ------------------------------------
+
+
+def scaled_step(
+    opt: wsam.SharpnessAware,
+    scaler: torch.amp.GradScaler,
+    loss: Callable[[], Tensor],
+    spoil: Callable[[int], None] = lambda number: None,
+) -> None:
+    opt.zero_grad()
+    opt.begin()
+    scaler.scale(loss()).backward()
+    spoil(1)
+    opt.ascend(grad_scale=scaler.get_scale())
+    scaler.scale(loss()).backward()
+    spoil(2)
+    scaler.unscale_(opt)
+    opt.descend()
+    scaler.step(opt)
+    scaler.update()
+
+
+def new_scaler() -> torch.amp.GradScaler:
+    return torch.amp.GradScaler("cpu", init_scale=1024.0)
+
+
+@pytest.mark.parametrize("options", [{}, {"max_norm": 0.5}], ids=["", "clip"])
+@pytest.mark.parametrize("name", MEMBERS)
+def test_scaler_parity(name: str, options: dict[str, float]) -> None:
+    """The scale is a power of two, so the scaled run gives the very bits of the unscaled one."""
+    models = small_model(), small_model()
+    opts = [member(name, torch.optim.SGD(m.parameters(), **MOMENTUM), **options) for m in models]
+    scaler = new_scaler()
+    for t in range(4):
+        scaled_step(opts[0], scaler, model_loss(opts[0], models[0], t))
+        opts[1].step(closure(opts[1], models[1], t))
+    assert same(snapshot(opts[0]), snapshot(opts[1]))
+    assert scaler.get_scale() == 1024.0
+
+
+def check_overflow(name: str, bad_pass: int) -> None:
+    models = small_model(), small_model()
+    opts = [member(name, torch.optim.SGD(m.parameters(), **MOMENTUM)) for m in models]
+    opt, model, scaler = opts[0], models[0], new_scaler()
+    for o, m in zip(opts, models, strict=True):
+        scaled_step(o, scaler, model_loss(o, m, 0))
+    before = snapshot(opt)
+
+    def spoil(number: int) -> None:
+        if number == bad_pass:
+            model[0].weight.grad[0, 0] = math.inf
+
+    scaled_step(opt, scaler, model_loss(opt, model, 1), spoil)
+    assert same(snapshot(opt)["weights"], before["weights"])
+    assert same(snapshot(opt)["state"], before["state"])
+    assert scaler.get_scale() == 512.0
+    for o, m in zip(opts, models, strict=True):
+        scaled_step(o, scaler, model_loss(o, m, 2))
+    assert scaler.get_scale() == 512.0
+    if reference.MEMBERS[name].geometry != "masked":  # a skipped step may count for the masks
+        assert same(snapshot(opt)["weights"], snapshot(opts[1])["weights"])
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_inf_pass1(name: str) -> None:
+    check_overflow(name, 1)
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_inf_pass2(name: str) -> None:
+    check_overflow(name, 2)
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_scaler_with_a_closure_is_refused(name: str) -> None:
+    """`scaler.step(opt, closure)` would step on scaled gradients, 1024 times too far."""
+    model = small_model()
+    opt = member(name, torch.optim.SGD(model.parameters(), lr=0.1))
+    before = snapshot(opt)
+    scaler = new_scaler()
+    loss = model_loss(opt, model)
+
+    def run() -> Tensor:
+        opt.zero_grad()
+        value = loss()
+        scaler.scale(value).backward()
+        return value
+
+    scaler.scale(loss()).backward()
+    with pytest.raises((RuntimeError, TypeError, ValueError)):
+        scaler.step(opt, run)
+    assert same(snapshot(opt), before)

@@ -1,0 +1,306 @@
+"""Promises about saving and loading: everything a resume needs, and nothing else."""
+
+import copy
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.optim.lr_scheduler import StepLR
+
+import reference
+import wsam
+from helpers import (
+    BASES,
+    MEMBERS,
+    PROBLEMS,
+    STYLES,
+    closure,
+    make_step,
+    member,
+    model_loss,
+    parameters,
+    same,
+    small_model,
+    snapshot,
+    torch_base,
+    train,
+)
+
+MLP = PROBLEMS["mlp"]
+STEPS = 6
+LATE_AND_LEAN = [(name, False) for name in MEMBERS] + [
+    (name, True) for name in MEMBERS if reference.MEMBERS[name].rule == "wsam"
+]
+
+
+def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
+    """What a checkpoint gives back; `weights_only` proves that it holds plain values alone."""
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=True)
+
+
+def scheduled(name: str) -> dict[str, Any]:
+    """Hyperparameters that move with the steps, so that losing the step's number would show."""
+    options: dict[str, Any] = {"rho": wsam.schedule.InverseSqrt(0.3)}
+    if name in {"wsam", "coupled_wsam"}:
+        options["gamma"] = wsam.schedule.Warmup(0.8, steps=4, start=0.1)
+    if name == "gsam":
+        options["alpha"] = wsam.schedule.Warmup(0.5, steps=3)
+    return options
+
+
+@pytest.mark.parametrize("base", ["momentum", "adamw"])
+@pytest.mark.parametrize(("name", "lean"), LATE_AND_LEAN)
+def test_resume_bitwise_every_step(name: str, lean: bool, base: str) -> None:
+    def build(w: list[torch.Tensor]) -> tuple[list[nn.Parameter], wsam.SharpnessAware]:
+        params = parameters(w)
+        opt = member(name, torch_base(base, params, 0.01), lean=lean, **scheduled(name))
+        return params, opt
+
+    params, opt = build(MLP.weights())
+    saved = []
+    for t in range(STEPS):
+        saved.append(through_a_file({"w": [p.detach() for p in params], "opt": opt.state_dict()}))
+        train(opt, params, MLP, range(t, t + 1))
+    for t, checkpoint in enumerate(saved):
+        other, resumed = build(checkpoint["w"])
+        resumed.load_state_dict(checkpoint["opt"])
+        train(resumed, other, MLP, range(t, STEPS))
+        assert same(snapshot(resumed), snapshot(opt)), f"resumed at step {t}"
+
+
+@pytest.mark.parametrize("name", ["wsam", "gsam"])
+def test_schedules_live_in_the_state(name: str) -> None:
+    """A run resumed by an optimizer built without them goes on with the saved schedules."""
+    ours, theirs = parameters(MLP.weights()), parameters(MLP.weights())
+    opt = member(name, torch_base("sgd", ours), **scheduled(name))
+    other = member(name, torch_base("sgd", theirs))
+    other.load_state_dict(through_a_file(opt.state_dict()))
+    train(opt, ours, MLP, range(5))
+    train(other, theirs, MLP, range(5))
+    assert same(snapshot(opt), snapshot(other))
+
+
+def test_interval_lives_in_the_state() -> None:
+    every = wsam.schedule.Every(3)
+    ours, theirs = parameters(MLP.weights()), parameters(MLP.weights())
+    opt = wsam.WSAM(torch_base("sgd", ours), when=every)
+    train(opt, ours, MLP, range(2))
+    other = wsam.WSAM(torch_base("sgd", theirs), when=every)
+    with torch.no_grad():
+        for p, q in zip(theirs, ours, strict=True):
+            p.copy_(q)
+    other.load_state_dict(through_a_file(opt.state_dict()))
+    train(opt, ours, MLP, range(2, 6))
+    train(other, theirs, MLP, range(2, 6))
+    assert same(snapshot(opt), snapshot(other))
+
+
+@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize("name", MEMBERS)
+def test_plain_base_loads_the_state(name: str, base: str) -> None:
+    """The state is the base's own, without scratch; the base alone can go on from it."""
+    params = parameters(MLP.weights())
+    opt = member(name, torch_base(base, params))
+    train(opt, params, MLP, range(3))
+    state = through_a_file(opt.state_dict())
+    plain = torch_base(base, params)
+    plain.load_state_dict(state)
+    for p in params:
+        assert same(dict(plain.state[p]), dict(opt.base.state[p]))
+    fresh = parameters(MLP.weights())
+    alone = torch_base(base, fresh)
+    MLP.losses(fresh, 0).mean().backward()
+    alone.step()
+    keys = [set(alone.state[p]) for p in fresh]
+    assert [set(state["state"].get(i, {})) for i in range(len(params))] == keys
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_state_of_a_plain_base_loads(name: str) -> None:
+    """The one-line swap in the middle of a run: what the base has saved is taken over."""
+    params = parameters(MLP.weights())
+    plain = torch_base("momentum", params)
+    MLP.losses(params, 0).mean().backward()
+    plain.step()
+    state = copy.deepcopy(plain.state_dict())
+    opt = member(name, torch_base("momentum", params))
+    opt.load_state_dict(state)
+    assert same([dict(opt.state[p]) for p in params], [dict(plain.state[p]) for p in params])
+    train(opt, params, MLP, range(1, 2))
+
+
+@pytest.mark.parametrize("lean", [False, True])
+def test_state_dict_while_perturbed(lean: bool) -> None:
+    model = small_model()
+    opt = wsam.WSAM(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), lean=lean)
+    rest = copy.deepcopy(opt.state_dict())
+    opt.step(closure(opt, model, 0))
+    loss = model_loss(opt, model, 1)
+    loss().backward()
+    opt.ascend()
+    before = snapshot(opt)
+    with pytest.raises(RuntimeError, match=r"w \+ d"):
+        opt.state_dict()
+    with pytest.raises(RuntimeError, match=r"w \+ d"):
+        opt.load_state_dict(rest)
+    assert same(snapshot(opt), before)
+    loss().backward()
+    opt.second_step()
+    opt.state_dict()
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_state_dict_inside_perturbed(name: str) -> None:
+    model = small_model()
+    opt = member(name, torch.optim.SGD(model.parameters(), lr=0.1))
+    model_loss(opt, model)().backward()
+    with opt.perturbed(), pytest.raises(RuntimeError):
+        opt.state_dict()
+    opt.state_dict()
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_lr_scheduler_after_load(name: str) -> None:
+    model = small_model()
+    opt = member(name, torch.optim.SGD(model.parameters(), lr=0.8, momentum=0.9))
+    scheduler = StepLR(opt, step_size=1, gamma=0.5)
+    opt.step(closure(opt, model))
+    scheduler.step()
+    opt.load_state_dict(copy.deepcopy(opt.state_dict()))
+    assert opt.param_groups is opt.base.param_groups
+    assert opt.state is opt.base.state
+    opt.step(closure(opt, model))
+    scheduler.step()
+    assert [group["lr"] for group in opt.base.param_groups] == [0.2]
+
+
+@pytest.mark.parametrize("base", ["momentum", "adam"])
+@pytest.mark.parametrize("name", MEMBERS)
+def test_load_no_alias(name: str, base: str) -> None:
+    ours, theirs = parameters(MLP.weights()), parameters(MLP.weights())
+    source = member(name, torch_base(base, theirs))
+    train(source, theirs, MLP, range(2))
+    state = source.state_dict()
+    kept = copy.deepcopy(state)
+    opt = member(name, torch_base(base, ours))
+    opt.load_state_dict(state)
+    train(opt, ours, MLP, range(2))
+    assert same(state, kept), "loading has tied the source to the loader"
+    mine = snapshot(opt)
+    train(source, theirs, MLP, range(2, 3))
+    assert same(snapshot(opt), mine)
+
+
+@pytest.mark.parametrize("base", ["momentum", "adam", "sgd"])
+@pytest.mark.parametrize("name", MEMBERS)
+def test_shape_mismatch_load(name: str, base: str) -> None:
+    def build(shapes: list[tuple[int, ...]], cut: int) -> wsam.SharpnessAware:
+        params = [nn.Parameter(torch.ones(s)) for s in shapes]
+        groups = [{"params": part} for part in (params[:cut], params[cut:]) if part]
+        opt = member(name, torch_base(base, groups))
+        make_step(opt, lambda: opt.select(sum((p**2).sum() for p in params).reshape(1)))
+        return opt
+
+    good = build([(2, 3), (3,)], 2)
+    before, state = snapshot(good), copy.deepcopy(good.state_dict())
+    wrong = [
+        build([(3, 2), (3,)], 2).state_dict(),  # another shape
+        build([(2, 3), (3,), (1,)], 3).state_dict(),  # one parameter more
+        build([(2, 3), (3,)], 1).state_dict(),  # one group more
+        {"state": state["state"]},  # no groups at all
+    ]
+    for other in wrong:
+        with pytest.raises(ValueError, match=r"shape|parameter|group"):
+            good.load_state_dict(other)
+        assert same(snapshot(good), before)
+        assert good.param_groups is good.base.param_groups
+    good.load_state_dict(state)
+    assert same(snapshot(good), before)
+
+
+@pytest.mark.filterwarnings("ignore::wsam.WsamWarning")
+@pytest.mark.parametrize("base", [torch.optim.Adam, torch.optim.NAdam])
+@pytest.mark.parametrize("name", MEMBERS)
+def test_bf16_load_keeps_counters(name: str, base: Any) -> None:
+    p = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+    opt = member(name, base([p], lr=0.01))
+    make_step(opt, lambda: opt.select(p.float() ** 2))
+    opt.state[p]["step"].fill_(257.0)  # not a bfloat16 number
+    opt.param_groups[0]["sam_step"] = 257
+    state = through_a_file(opt.state_dict())
+    other = member(name, base([nn.Parameter(p.detach().clone())], lr=0.01))
+    other.load_state_dict(state)
+    q = other.param_groups[0]["params"][0]
+    assert same(dict(other.state[q]), dict(opt.state[p]))
+    assert other.state[q]["step"].item() == 257.0
+    assert other.param_groups[0]["sam_step"] == 257
+    assert isinstance(other.param_groups[0]["sam_step"], int)
+
+
+@pytest.mark.parametrize("flatten", [False, True])
+@pytest.mark.parametrize("used", [False, True])
+@pytest.mark.parametrize("base", ["momentum", "adam", "sgd"])
+@pytest.mark.parametrize("name", MEMBERS)
+def test_dcp_fresh_optimizer(name: str, base: str, used: bool, flatten: bool) -> None:
+    """A used optimizer's state goes into a fresh or a used one; momentum comes along."""
+    options = StateDictOptions(flatten_optimizer_state_dict=flatten)
+    model = small_model()
+    opt = member(name, torch_base(base, model.parameters()))
+    for t in range(3):
+        opt.step(closure(opt, model, t))
+    state = copy.deepcopy(get_optimizer_state_dict(model, opt, options=options))
+
+    twin = small_model()
+    other = member(name, torch_base(base, twin.parameters()))
+    if used:
+        other.step(closure(other, twin, 7))
+        other.zero_grad()
+    twin.load_state_dict(model.state_dict())
+    weights = [p.detach().clone() for p in twin.parameters()]
+    set_optimizer_state_dict(twin, other, state, options=options)
+    assert same(weights, [p.detach() for p in twin.parameters()])
+    assert same(snapshot(other), snapshot(opt))
+    for t in range(3, 5):
+        opt.step(closure(opt, model, t))
+        other.step(closure(other, twin, t))
+    assert same(snapshot(other), snapshot(opt))
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("name", MEMBERS)
+def test_dcp_saves_a_fresh_optimizer(name: str, tmp_path: Path) -> None:
+    """Neither saving nor loading before the first step disturbs weights or learning rate."""
+    models = small_model(), small_model()
+    opts = [member(name, torch.optim.Adam(m.parameters(), lr=0.01)) for m in models]
+    before = snapshot(opts[0])
+    saved = {"opt": get_optimizer_state_dict(models[0], opts[0])}
+    after = snapshot(opts[0])
+    assert same(after["weights"], before["weights"])
+    assert same(after["groups"], before["groups"]), "initialising a state is no step"
+    dcp.save(saved, checkpoint_id=tmp_path, no_dist=True)
+    loaded = {"opt": get_optimizer_state_dict(models[1], opts[1])}
+    dcp.load(loaded, checkpoint_id=tmp_path, no_dist=True)
+    set_optimizer_state_dict(models[1], opts[1], loaded["opt"])
+    for model, opt in zip(models, opts, strict=True):
+        opt.step(closure(opt, model))
+    assert same(snapshot(opts[0]), snapshot(opts[1]))
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_steps_are_counted(style: str) -> None:
+    params = parameters(MLP.weights())
+    opt = wsam.WSAM(torch_base("sgd", params))
+    train(opt, params, MLP, range(3), style)
+    assert [group["sam_step"] for group in opt.param_groups] == [3]
