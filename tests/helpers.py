@@ -163,7 +163,7 @@ def same(x: Any, y: Any) -> bool:
         return isinstance(y, dict) and x.keys() == y.keys() and all(same(x[k], y[k]) for k in x)
     if isinstance(x, list | tuple):
         return len(x) == len(y) and all(same(u, v) for u, v in zip(x, y, strict=True))
-    return bool(x == y)
+    return bool(x == y) or (x != x and y != y)
 
 
 def gap(x: Weights, y: Weights) -> float:

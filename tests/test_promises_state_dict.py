@@ -186,6 +186,20 @@ def test_lr_scheduler_after_load(name: str) -> None:
     assert [group["lr"] for group in opt.base.param_groups] == [0.2]
 
 
+@pytest.mark.parametrize("name", MEMBERS)
+def test_loading_into_the_base_keeps_sharing(name: str) -> None:
+    model = small_model()
+    opt = member(name, torch.optim.SGD(model.parameters(), lr=0.8, momentum=0.9))
+    opt.step(closure(opt, model))
+    scheduler = StepLR(opt, step_size=1, gamma=0.5)
+    opt.base.load_state_dict(copy.deepcopy(opt.base.state_dict()))
+    opt.step(closure(opt, model))
+    scheduler.step()
+    assert opt.param_groups is opt.base.param_groups
+    assert opt.state is opt.base.state
+    assert [group["lr"] for group in opt.base.param_groups] == [0.4]
+
+
 @pytest.mark.parametrize("base", ["momentum", "adam"])
 @pytest.mark.parametrize("name", MEMBERS)
 def test_load_no_alias(name: str, base: str) -> None:

@@ -24,7 +24,7 @@ def is_sharded(tensor: Tensor) -> bool:
 
 def local(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return the local shards; a plain tensor is its own shard."""
-    return [t.to_local() if is_sharded(t) else t for t in tensors]  # type: ignore[operator]
+    return [t.to_local() if is_sharded(t) else t for t in tensors]  # type: ignore[attr-defined]
 
 
 @dataclass
@@ -72,7 +72,7 @@ class Block:
         return Block(self.group, params, numbers, names, self.sharded)
 
 
-def blocks_of(groups: list[dict[str, Any]], names: dict[Tensor, str] | None) -> list[Block]:
+def blocks_of(groups: list[dict[str, Any]], names: dict[Tensor, str]) -> list[Block]:
     """Sort all parameters into blocks."""
     blocks: dict[Any, Block] = {}
     number = 0
@@ -87,7 +87,7 @@ def blocks_of(groups: list[dict[str, Any]], names: dict[Tensor, str] | None) -> 
             block = blocks[key]
             block.params.append(p)
             block.numbers.append(number)
-            name = own_names[position] if own_names else (names or {}).get(p)
+            name = own_names[position] if own_names else names.get(p)
             if name is None:
                 block.names = None
             elif block.names is not None:
@@ -152,7 +152,7 @@ def average_over_ranks(blocks: Sequence[Block], process_group: Any) -> None:
         flat = torch.cat([t.reshape(-1) for t in tensors])
         dist.all_reduce(flat, group=process_group)
         flat /= dist.get_world_size(process_group)
-        parts = flat.split([t.numel() for t in tensors])
+        parts = torch.split(flat, [t.numel() for t in tensors])
         shaped = [part.view_as(t) for part, t in zip(parts, tensors, strict=True)]
         torch._foreach_copy_(tensors, shaped)
 

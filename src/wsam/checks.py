@@ -27,12 +27,12 @@ def number(
     interval = f"{'(' if low_open else '['}{low:g}, {high:g}{')' if high_open else ']'}"
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name} must be a number in {interval}, got {value!r}")
-    value = float(value)
-    above = value > low if low_open else value >= low
-    below = value < high if high_open else value <= high
+    found = float(value)
+    above = found > low if low_open else found >= low
+    below = found < high if high_open else found <= high
     if not (above and below):  # also refuses NaN
         raise ValueError(f"{name} must be in {interval}, got {value!r}")
-    return value
+    return found
 
 
 def count(name: str, value: Any, low: int = 0) -> int:

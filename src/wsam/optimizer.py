@@ -131,10 +131,11 @@ class SharpnessAware(Engine):
 
         In the first pass all; in the second the share `keep` whose loss grew most (ESAM).
         """
-        flight = self._flight
-        if flight is not None and flight.looking:
+        if self._flight is not None and self._flight.looking:
             return losses.mean()
-        return self._selection.mean(losses, second=flight is not None and not flight.ready)
+        if self._flight is not None and self._flight.ready:
+            self._drop_unfinished()  # a new first pass has begun
+        return self._selection.mean(losses, second=self._flight is not None)
 
     # The whole step -------------------------------------------------------------------------------
 
@@ -153,7 +154,7 @@ class SharpnessAware(Engine):
         if closure is None:
             self._finish()
             return None
-        closures = closure if isinstance(closure, list | tuple) else [closure]
+        closures: Any = closure if isinstance(closure, list | tuple) else [closure]
         if not closures or not all(callable(c) for c in closures):
             raise TypeError("step takes a function that computes the loss, or a list of them")
         if len(closures) > 1 and self.lean:

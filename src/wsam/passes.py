@@ -69,7 +69,7 @@ class RunningStatistics:
             for tensors, kept in held:
                 torch._foreach_copy_(tensors, kept)
 
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _notice(self, module: nn.Module, args: Any) -> None:
         inner = getattr(module, "_orig_mod", None)
         if isinstance(inner, nn.Module):

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from wsam import state as saving
@@ -103,7 +103,8 @@ class Wrapper(Optimizer):
         groups = [group for group in self.param_groups if group["params"]]
         mark = [(id(g), len(g["params"]), g["params"][0].device) for g in groups]
         if self._known_layout is None or self._known_layout[0] != mark:
-            names = {p: n for n, p in self.model.named_parameters()} if self.model else None
+            named = self.model.named_parameters() if self.model is not None else ()
+            names: dict[Tensor, str] = {p: name for name, p in named}
             self._known_layout = (mark, blocks_of(self.param_groups, names))
         return self._known_layout[1]
 

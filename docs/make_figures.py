@@ -1,0 +1,200 @@
+"""Draw the figures of the documentation into docs/_static, from runs of the optimizers themselves.
+
+python docs/make_figures.py            # all of them, about five minutes on one core
+python docs/make_figures.py weight     # one of: toy, directions, weight, stability
+"""
+
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from matplotlib import rc_context
+from torch import Tensor, nn
+
+from wsam import SAM, WSAM, CoupledWSAM, SharpnessAware
+from wsam.plots.directions import directions
+from wsam.plots.style import COLORS, SETTINGS, SOFT, figure
+from wsam.plots.toy import trajectories
+from wsam.theory import effective_weight, parity_gamma
+from wsam.toy import trace, updates
+
+STATIC = Path(__file__).parent / "_static"
+
+
+def save(drawn, name):
+    path = STATIC / name
+    with rc_context(SETTINGS):
+        # The name of the drawing library is of no use to a reader, and dates make files differ.
+        metadata = {"Date": None} if name.endswith("svg") else {"Software": None}
+        drawn.savefig(path, dpi=100, metadata=metadata)
+    print(f"wrote {path} ({path.stat().st_size / 1024:.0f} KB)")
+
+
+def draw_toy():
+    runs = [trace(rule="sam"), trace(rule="gsam")]
+    runs += [trace(rule=r, gamma=g) for g in (0.6, 0.95) for r in ("wsam", "coupled_wsam")]
+    save(trajectories(runs), "toy.png")
+
+
+def draw_directions():
+    save(directions(updates((0.0, 0.3, 0.5, 0.65, 0.75))), "directions.svg")
+
+
+# ---- what gamma weighs ----
+
+
+def drift(make: Callable[[torch.optim.Optimizer], SharpnessAware], momentum: float) -> Tensor:
+    """Return one step of a run that has forgotten its start, in units of lr.
+
+    The lr is so small that both gradients are constant: the curvature's effect on the weights is
+    not looked at, only what the optimizer makes of two constant gradients.
+    """
+    lr, curvature = 1e-9, torch.tensor([1.0, 4.0], dtype=torch.float64)
+    w = torch.tensor([1.0, 1.0], dtype=torch.float64, requires_grad=True)
+    optimizer = make(torch.optim.SGD([w], lr=lr, momentum=momentum))
+
+    def closure():
+        optimizer.zero_grad()
+        loss = 0.5 * (curvature * w.square()).sum()
+        loss.backward()
+        return loss
+
+    before = w.detach().clone()
+    for _ in range(math.ceil(12 / (1 - momentum))):
+        before.copy_(w.detach())
+        optimizer.step(closure)
+    return (before - w.detach()) / lr
+
+
+def measured_weight(gamma: float, momentum: float) -> float:
+    """Return by how much of (g1 - g0) a step exceeds the base's, beside SAM's share, which is 1."""
+    base = drift(lambda base: WSAM(base, rho=0.1, gamma=0.0), momentum)
+    sam = drift(lambda base: SAM(base, rho=0.1), momentum) - base
+    mine = drift(lambda base: WSAM(base, rho=0.1, gamma=gamma), momentum) - base
+    return ((mine @ sam) / (sam @ sam)).item()
+
+
+def draw_weight():
+    with rc_context(SETTINGS):
+        drawn = figure(6.4, 3.9)
+        panel = drawn.subplots()
+        gammas = [i / 200 for i in range(197)]
+        shades = {0.0: COLORS["sgd"], 0.9: COLORS["wsam"], 0.95: COLORS["coupled_wsam"]}
+        for momentum, color in shades.items():
+            curve = [effective_weight(g, momentum) for g in gammas]
+            panel.plot(gammas, curve, color=color, label=f"k(1 − μ), μ = {momentum:g}")
+            some = [0.2, 0.5, 0.7, 0.8, 0.88, 0.94, 0.97]
+            dots = [measured_weight(g, momentum) for g in some]
+            panel.plot(some, dots, "o", color=color, markersize=5)
+            parity = parity_gamma(momentum)
+            panel.annotate(
+                f"{parity:.3f}",
+                (parity, 1),
+                (0, 7),
+                textcoords="offset points",
+                color=color,
+                ha="right",
+                fontsize=9,
+            )
+        panel.axhline(1, color=SOFT, linewidth=0.8, linestyle="--")
+        panel.annotate("SAM's weight", (0.02, 1), (0, 4), textcoords="offset points", color=SOFT)
+        panel.set(xlabel="γ", ylabel="weight of sharpness", yscale="log")
+        panel.set(xlim=(0, 1), ylim=(0.02, 60))
+        panel.set_title("Decoupled WSAM over SGD: formula (lines), optimizer (dots)", loc="left")
+        panel.legend(loc="lower right")
+    save(drawn, "weight.svg")
+
+
+# ---- what k * rho does to training ----
+
+
+def noisy_digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return scikit-learn's digits, 1,200 to train on with 40% of labels redrawn, 597 to test on."""
+    from sklearn.datasets import load_digits
+
+    pixels, digits = load_digits(return_X_y=True)
+    order = torch.randperm(len(digits), generator=(seed := torch.Generator().manual_seed(0)))
+    x = torch.tensor(pixels, dtype=torch.float32)[order] / 16
+    y = torch.tensor(digits)[order]
+    noise = torch.rand(1200, generator=seed) < 0.4
+    train = y[:1200].clone()
+    train[noise] = torch.randint(0, 10, (int(noise.sum()),), generator=seed)
+    return x[:1200], train, x[1200:], y[1200:]
+
+
+def test_error(make: Callable[..., torch.optim.Optimizer], seed: int) -> float:
+    """Return the test error in % of a small perceptron trained on the noisy digits for 30 epochs."""
+    x, y, x_test, y_test = noisy_digits()
+    torch.manual_seed(seed)
+    layers = [nn.Linear(64, 128), nn.BatchNorm1d(128), nn.ReLU()]
+    layers += [nn.Linear(128, 128), nn.BatchNorm1d(128), nn.ReLU(), nn.Linear(128, 10)]
+    model = nn.Sequential(*layers)
+    base = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    optimizer = make(base, model=model)
+    for _ in range(30):
+        for batch in torch.randperm(1200).split(100):
+
+            def closure(batch=batch):
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(model(x[batch]), y[batch])
+                loss.backward()
+                return loss
+
+            optimizer.step(closure)
+    model.eval()
+    with torch.no_grad():
+        return 100 * (model(x_test).argmax(1) != y_test).float().mean().item()
+
+
+def draw_stability():
+    products = [0.1 * 2**i for i in range(9)]
+    with rc_context(SETTINGS):
+        drawn = figure(7.2, 4.2)
+        panel = drawn.subplots()
+        for rule, name, color in (
+            (CoupledWSAM, "Coupled-WSAM", COLORS["coupled_wsam"]),
+            (WSAM, "WSAM (decoupled)", COLORS["wsam"]),
+        ):
+            for gamma, marker in ((0.8, "o"), (0.88, "s"), (0.94, "^")):
+                weight = gamma / (1 - gamma)
+
+                def make(base, model, rule=rule, gamma=gamma, weight=weight, product=0.0):
+                    return rule(base, rho=product / weight, gamma=gamma, model=model)
+
+                errors = []
+                for product in products:
+                    runs = [test_error(_with(make, product), seed) for seed in (0, 1)]
+                    errors.append(sum(runs) / len(runs))
+                    print(
+                        f"{name} gamma {gamma:g} k*rho {product:.1f}: {errors[-1]:.1f}%", flush=True
+                    )
+                label = f"{name}, γ = {gamma:g}"
+                style = {"marker": marker, "markersize": 5, "alpha": 0.85}
+                panel.plot(products, errors, color=color, label=label, linewidth=1.3, **style)
+        plain = sum(test_error(lambda base, model: base, seed) for seed in (0, 1)) / 2
+        panel.axhline(plain, color=COLORS["sgd"], linestyle="--", linewidth=1)
+        panel.annotate(
+            "SGD", (products[-1], plain), (4, -4), textcoords="offset points", color=SOFT
+        )
+        panel.set(xscale="log", xlabel="k ρ", ylabel="test error (%)", ylim=(0, 95))
+        panel.set_xticks(products, [f"{p:g}" for p in products])
+        panel.minorticks_off()
+        panel.set_title("Noisy digits, momentum 0.9: what counts is the product k ρ", loc="left")
+        panel.legend(fontsize=8, ncols=2)
+    save(drawn, "stability.svg")
+
+
+def _with(make, product):
+    return lambda base, model: make(base, model, product=product)
+
+
+if __name__ == "__main__":
+    STATIC.mkdir(exist_ok=True)
+    drawings = {"toy": draw_toy, "directions": draw_directions}
+    drawings |= {"weight": draw_weight, "stability": draw_stability}
+    for wanted in sys.argv[1:] or drawings:
+        if wanted not in drawings:
+            sys.exit(f"there is no figure {wanted!r}: choose from {', '.join(drawings)}")
+        drawings[wanted]()

@@ -1,0 +1,170 @@
+"""`wsam bounds`: the paper's bounds, as printed and as they hold."""
+
+from typing import Annotated, Any
+
+import typer
+
+from wsam.cli._app import app
+
+bounds = typer.Typer(
+    name="bounds",
+    help="The paper's bounds for your numbers: as printed, as corrected, and why.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    epilog="Example: wsam bounds convex --lr 5 --gamma 0.9 --steps 1000",
+)
+app.add_typer(bounds)
+
+Gamma = Annotated[float, typer.Option(help="Weight of sharpness, in [0, 1).")]
+Rho = Annotated[float, typer.Option(help="Radius (the largest), positive.")]
+LR = Annotated[float, typer.Option(help="Step size at t = 1, positive; it falls as 1/sqrt(t).")]
+Parameters = Annotated[int, typer.Option("--parameters", "-n", help="Number of weights.")]
+Gradient = Annotated[float, typer.Option(help="G, the largest entry of any gradient.")]
+Steps = Annotated[int, typer.Option("--steps", "-T", help="Number of steps, at least 2.")]
+Radius = Annotated[str, typer.Option(help="falling (rho/sqrt(t)) or constant.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON alone.")]
+
+
+@bounds.command(epilog="Example: wsam bounds convex --gamma 0 --lr 5 --distance 2.5 -T 2")
+def convex(
+    *,
+    gamma: Gamma = 0.9,
+    lr: LR = 0.1,
+    rho: Rho = 0.05,
+    smoothness: Annotated[float, typer.Option(help="eta of every loss l_t.")] = 1.0,
+    parameters: Parameters = 1,
+    gradient: Gradient = 1.0,
+    distance: Annotated[float, typer.Option(help="D, the largest entry of any w_t - w*.")] = 1.0,
+    steps: Steps = 1000,
+    radius: Radius = "falling",
+    json: AsJson = False,
+) -> None:
+    """Bound the regret on convex losses."""
+    from wsam.theory import Convex
+
+    bound = Convex(
+        gamma=gamma,
+        lr=lr,
+        rho=rho,
+        smoothness=smoothness,
+        parameters=parameters,
+        gradient=gradient,
+        distance=distance,
+    )
+    _show(_convergence(bound, steps, radius, "regret over T steps"), json)
+
+
+@bounds.command(epilog="Example: wsam bounds nonconvex --gamma 0.88 --lr 0.05 --rho 0.2 -T 100000")
+def nonconvex(
+    *,
+    gamma: Gamma = 0.9,
+    lr: LR = 0.1,
+    rho: Rho = 0.05,
+    smoothness: Annotated[
+        float, typer.Option(help="eta of every batch's loss (as printed: of L alone).")
+    ] = 1.0,
+    parameters: Parameters = 1,
+    gradient: Gradient = 1.0,
+    start_loss: Annotated[float, typer.Option(help="L at the start.")] = 1.0,
+    lowest_loss: Annotated[float, typer.Option(help="A number below every value of L.")] = 0.0,
+    steps: Steps = 1000,
+    radius: Radius = "falling",
+    json: AsJson = False,
+) -> None:
+    """Bound the smallest expected squared gradient norm on smooth losses."""
+    from wsam.theory import NonConvex
+
+    bound = NonConvex(
+        gamma=gamma,
+        lr=lr,
+        rho=rho,
+        smoothness=smoothness,
+        parameters=parameters,
+        gradient=gradient,
+        start_loss=start_loss,
+        lowest_loss=lowest_loss,
+    )
+    _show(_convergence(bound, steps, radius, "smallest E|grad L|^2 over T steps"), json)
+
+
+@bounds.command(
+    epilog="Example: wsam bounds generalization --gamma 0.8 -n 10 --dimension 11 -m 1000000000"
+)
+def generalization(
+    *,
+    gamma: Gamma = 0.9,
+    rho: Rho = 0.05,
+    samples: Annotated[int, typer.Option("--samples", "-m", help="Training samples.")] = 50_000,
+    parameters: Parameters = 100,
+    dimension: Annotated[int, typer.Option(help="VC dimension, at most the samples.")] = 100,
+    delta: Annotated[float, typer.Option(help="Probability of failure, in (0, 1).")] = 0.05,
+    norm: Annotated[float, typer.Option(help="Euclidean norm of the weights.")] = 1.0,
+    json: AsJson = False,
+) -> None:
+    """Bound the true 0-1 error's excess over L_WSAM on the training set."""
+    from wsam.theory import Generalization
+
+    bound = Generalization(
+        gamma=gamma,
+        rho=rho,
+        samples=samples,
+        parameters=parameters,
+        dimension=dimension,
+        delta=delta,
+        norm=norm,
+    )
+    _show(
+        {
+            **_head(bound, "excess of the true error over L_WSAM"),
+            "schedules": "rho is constant; the bound has no limit as it falls to zero",
+            "bound": {form: bound.gap(form) for form in bound.forms},
+            "vacuous": bound.gap() >= 1,
+        },
+        json,
+    )
+
+
+def _head(bound: Any, what: str) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    constants = {form: bound.constants(form) for form in bound.forms}
+    return {"what": what, "setting": asdict(bound), "constants": constants, "why": bound.why}
+
+
+def _convergence(bound: Any, steps: int, radius: str, what: str) -> dict[str, Any]:
+    ways = {"falling": bound.corollary, "constant": bound.constant_radius}
+    if radius not in ways:
+        raise ValueError(f"radius must be one of {', '.join(ways)}, got {radius!r}")
+    fall = "rho_t = rho/sqrt(t)" if radius == "falling" else "rho_t = rho"
+    return {
+        **_head(bound, what),
+        "T": steps,
+        "schedules": f"lr_t = lr/sqrt(t), {fall}",
+        "bound": {form: ways[radius](steps, form) for form in bound.forms},
+        "floor": bound.floor() if radius == "constant" else 0.0,
+    }
+
+
+def _show(record: dict[str, Any], json: bool) -> None:
+    if json:
+        from json import dumps
+
+        print(dumps(record, indent=2, allow_nan=False))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    names = list(record["constants"]["corrected"])
+    table = Table(title=f"{record['what']} (at most)", title_justify="left")
+    for name in ("form", "bound", *names):
+        table.add_column(name, justify="left" if name == "form" else "right")
+    for form, value in record["bound"].items():
+        constants = record["constants"][form]
+        table.add_row(form, f"{value:.6g}", *(f"{constants[name]:.6g}" for name in names))
+    Console().print(table)
+    print(f"assumes: {record['schedules']}")
+    if record.get("floor"):
+        print(f"a constant radius keeps a floor of {record['floor']:.6g} however long the run")
+    if record.get("vacuous"):
+        print("an excess of 1 or more says nothing about an error rate")
+    print(f"corrected: {record['why']}")

@@ -1,0 +1,49 @@
+"""`wsam directions`: how gamma turns the update."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from wsam.cli._app import app
+
+EXAMPLE = "Example: wsam directions --gamma 0 --gamma 0.5 --gamma 0.8 --out figures"
+
+
+@app.command(epilog=EXAMPLE)
+def directions(
+    gamma: Annotated[
+        list[float] | None,
+        typer.Option(help="Weight of sharpness, in [0, 1); repeatable. Default: five, 0 to 0.75."),
+    ] = None,
+    rho: Annotated[float, typer.Option(help="Radius, positive.")] = 4.0,
+    out: Annotated[Path | None, typer.Option(help="Folder for the figure (PNG, SVG).")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Show how gamma turns the update: g0 at 0, towards g1, g1 at 1/2, and beyond it."""
+    from wsam.toy import updates
+
+    fan = updates(sorted(set(gamma)) if gamma else (0.0, 0.3, 0.5, 0.65, 0.75), rho=rho)
+    files: list[Path] = []
+    if out:
+        from wsam.plots.directions import directions as draw
+        from wsam.plots.style import save
+
+        files = save(draw(fan), out, "directions")
+    if json:
+        from json import dumps
+
+        rows = [
+            {"gamma": g, "update": update, "angle": fan.angle(g)}
+            for g, update in fan.by_gamma.items()
+        ]
+        record = {"point": fan.point, "rho": fan.rho, "g0": fan.first, "g1": fan.second}
+        print(dumps({**record, "updates": rows, "files": [str(p) for p in files]}, indent=2))
+        return
+    print(f"toy loss at {fan.point}, rho {fan.rho:g}")
+    print(f"g0 = ({fan.first[0]:.5f}, {fan.first[1]:.5f})")
+    print(f"g1 = ({fan.second[0]:.5f}, {fan.second[1]:.5f})")
+    for g, (x, y) in fan.by_gamma.items():
+        print(f"gamma {g:<5g} update ({x:.5f}, {y:.5f}), {fan.angle(g):.1f} degrees from g0")
+    for path in files:
+        print(f"wrote {path}")

@@ -1,0 +1,128 @@
+"""`wsam toy`: the paper's two-dimensional example."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from wsam.cli._app import app
+
+EXAMPLE = "Example: wsam toy --gamma 0.6 --gamma 0.95 --out toy"
+
+
+@app.command(epilog=EXAMPLE)
+def toy(
+    gamma: Annotated[
+        list[float] | None,
+        typer.Option(help="Weight of sharpness, in [0, 1); repeatable. Default: 0.6 and 0.95."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the figure (PNG, SVG) and the page (HTML).")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Run SAM, GSAM, WSAM and Coupled-WSAM on a loss with a sharp and a flat minimum."""
+    from wsam.toy import trace
+
+    gammas = sorted(set(gamma)) if gamma else [0.6, 0.95]
+    runs = [trace(rule="sam"), trace(rule="gsam")]
+    runs += [trace(rule=rule, gamma=g) for g in gammas for rule in ("wsam", "coupled_wsam")]
+    files = _write(runs, out) if out else []
+    if json:
+        _print_json(runs, files)
+    else:
+        _print_table(runs, files)
+
+
+def _write(runs: list[Any], out: Path) -> list[Path]:
+    from wsam.plots.style import save
+    from wsam.plots.toy import trajectories
+    from wsam.plots.toy_page import toy_page
+
+    written = save(trajectories(runs), out, "toy")
+    page = out / "toy.html"
+    page.write_text(toy_page(), encoding="utf-8")
+    return [*written, page]
+
+
+def _record(run: Any) -> dict[str, Any]:
+    weighted = "wsam" in run.setting.rule
+    return {
+        "rule": run.setting.rule,
+        "gamma": run.setting.gamma if weighted else None,
+        "end": [_or_none(value) for value in run.end],
+        "loss": _or_none(run.loss),
+        "minimum": run.minimum,
+        "eigenvalues": [_or_none(value) for value in run.eigenvalues],
+        "spread": _or_none(run.spread),
+    }
+
+
+def _or_none(value: float) -> float | None:
+    """Return null for what JSON has no number for: a run that left the domain."""
+    from math import isfinite
+
+    return value if isfinite(value) else None
+
+
+def _print_json(runs: list[Any], files: list[Path]) -> None:
+    import json
+    from dataclasses import asdict
+
+    from wsam.toy import Setting, places
+
+    common = asdict(Setting())
+    for own in ("rule", "gamma"):
+        del common[own]
+    record = {
+        "setting": common,
+        "places": [asdict(place) for place in places()],
+        "runs": [_record(run) for run in runs],
+        "files": [str(path) for path in files],
+    }
+    print(json.dumps(record, indent=2, allow_nan=False))
+
+
+def _print_table(runs: list[Any], files: list[Path]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from wsam.toy import RULES, Setting, places
+
+    setting = Setting()
+    ends = Table(title="Where each rule ends", title_justify="left")
+    for name in ("rule", "γ", "end point", "loss", "minimum", "Hessian eigenvalues there"):
+        ends.add_column(name, justify="right" if name in {"γ", "loss"} else "left")
+    for run in runs:
+        gamma = f"{run.setting.gamma:g}" if "wsam" in run.setting.rule else ""
+        low, high = run.eigenvalues
+        where = run.minimum or "neither"
+        row = (RULES[run.setting.rule], gamma, run.end_text, f"{run.loss:.5f}", where)
+        ends.add_row(*row, f"{low:.2e}, {high:.2e}")
+    still = Table(title="The loss is stationary at", title_justify="left")
+    for name in ("", "point", "loss", "Hessian eigenvalues"):
+        still.add_column(name)
+    for place in places():
+        (mu, sigma), (low, high) = place.point, place.eigenvalues
+        point, value = f"({mu:.3f}, {sigma:.3f})", f"{place.loss:.5f}"
+        still.add_row(place.name, point, value, f"{low:.2e}, {high:.2e}")
+    console = Console()
+    print(
+        f"start {setting.start}, rho {setting.rho:g}, lr {setting.lr:g}, "
+        f"momentum {setting.momentum:g}, {setting.steps} steps, GSAM's alpha {setting.alpha:g}"
+    )
+    console.print(ends)
+    console.print(still)
+    _print_remarks(runs, files)
+
+
+def _print_remarks(runs: list[Any], files: list[Path]) -> None:
+    from wsam.plots.toy import verdict
+
+    for gamma in sorted({run.setting.gamma for run in runs if "wsam" in run.setting.rule}):
+        mine = [r for r in runs if "wsam" in r.setting.rule and r.setting.gamma == gamma]
+        print(f"gamma {gamma:g}: {verdict(mine)}.")
+    if any(run.decimals < 4 for run in runs):
+        print("± : the run rattles chaotically; moving the start by 1e-12 moves the end that far.")
+    for path in files:
+        print(f"wrote {path}")

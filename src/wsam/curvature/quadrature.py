@@ -1,0 +1,243 @@
+"""Spectral density of a symmetric operator by stochastic Lanczos quadrature."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wsam.curvature.eigen import Progress, Report
+from wsam.curvature.krylov import Krylov, random_normal
+from wsam.curvature.operator import Info, SymmetricOperator
+
+__all__ = ["Density", "density"]
+
+
+@dataclass(frozen=True)
+class Density:
+    """How the eigenvalues of an operator are distributed; all of them weigh one together.
+
+    Attributes:
+        grid: eigenvalues at which the density is given.
+        values: the density there, smoothed by a Gaussian of width `sigma`; integrates to one.
+        standard_error: of the values, from the spread between probes (nan with one probe).
+        nodes: quadrature nodes of every probe (one a row): points that carry the mass.
+        weights: the mass at each node; every row sums to one.
+        sigma: width of the smoothing.
+        cumulative_error: largest standard error of the cumulative distribution.
+        quadrature_error: largest change of the cumulative distribution against half the steps.
+        products: how many vectors were multiplied by A.
+        converged: whether `cumulative_error` came down to `tol`.
+        info: what A was computed from, where A is an `Operator`.
+    """
+
+    grid: Tensor
+    values: Tensor
+    standard_error: Tensor
+    nodes: Tensor
+    weights: Tensor
+    sigma: float
+    cumulative_error: float
+    quadrature_error: float
+    products: int
+    converged: bool
+    info: Info | None = None
+
+    @property
+    def mass(self) -> float:
+        """The integral of the density over its grid, one."""
+        return float(torch.trapezoid(self.values, self.grid))
+
+    def below(self, bound: float) -> float:
+        """Return the share of eigenvalues below a bound, from the unsmoothed quadrature."""
+        return float((self.weights * (self.nodes < bound)).sum() / len(self.weights))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the result, fit for JSON."""
+        single = len(self.nodes) < 2
+        return {
+            "grid": self.grid.tolist(),
+            "values": self.values.tolist(),
+            "standard_error": None if single else self.standard_error.tolist(),
+            "nodes": self.nodes.tolist(),
+            "weights": self.weights.tolist(),
+            "sigma": self.sigma,
+            "mass": self.mass,
+            "share_below_zero": self.below(0.0),
+            "cumulative_error": None if single else self.cumulative_error,
+            "quadrature_error": self.quadrature_error,
+            "probes": len(self.nodes),
+            "products": self.products,
+            "converged": self.converged,
+        }
+
+
+def density(
+    operator: SymmetricOperator,
+    *,
+    steps: int = 60,
+    tol: float = 0.02,
+    max_probes: int = 10,
+    sigma: float | None = None,
+    points: int = 1001,
+    seed: int = 0,
+    report: Report | None = None,
+) -> Density:
+    """Estimate how eigenvalues are distributed, by stochastic Lanczos quadrature.
+
+    From a random unit vector, `steps` of Lanczos give a small matrix T whose eigenvalues t_j,
+    weighted by the squared first entries of its eigenvectors, are a Gauss quadrature of the
+    spectrum as that vector sees it. Probes are added until the cumulative distribution is known
+    to `tol`; the density is their mean, smoothed by a Gaussian.
+
+    Args:
+        operator: a curvature operator, or any symmetric matrix.
+        steps: of Lanczos for each probe, a product each.
+        tol: stop when the standard error of the cumulative distribution is nowhere above it.
+        max_probes: give up after so many random vectors; at least 3 are taken if allowed.
+        sigma: width of the smoothing; default a hundredth of the spectrum's range.
+        points: of the grid.
+        seed: of the random vectors.
+        report: called with a `Progress` after every product.
+
+    Example:
+        >>> found = density(torch.diag(torch.linspace(-1, 3, 50)))
+        >>> round(found.mass, 4), 0.1 < found.below(0.0) < 0.4
+        (1.0, True)
+
+    References: Lin, Saad and Yang, Approximating spectral densities, SIAM Review 2016; Ghorbani,
+    Krishnan and Xiao, An investigation into neural net optimization via Hessian eigenvalue
+    density, ICML 2019.
+    """
+    if steps < 2 or max_probes < 1 or points < 2 or not tol > 0:
+        raise ValueError(
+            "steps and points must be at least 2, max_probes at least 1 and tol above 0, got "
+            f"{steps}, {points}, {max_probes} and {tol}"
+        )
+    if sigma is not None and not (sigma > 0 and math.isfinite(sigma)):
+        raise ValueError(f"sigma must be a positive number, got {sigma}")
+    generator = torch.Generator().manual_seed(seed)
+    steps = min(steps, operator.shape[0])
+    probes: list[_Quadrature] = []
+    products, limit, error = 0, max_probes * steps, math.nan
+
+    def told(made: int) -> None:
+        if report is not None:
+            report(Progress(products + made, limit, error))
+
+    while len(probes) < max_probes:
+        probes.append(_probe(operator, steps, generator, told))
+        products += probes[-1].products
+        width = sigma or probes[0].default_width()
+        support = _grid(probes, width, 400)
+        error = _spread([p.cumulative(support, width) for p in probes])
+        if len(probes) >= 3 and error <= tol:
+            break
+    return _summary(operator, probes, width, points, tol, products)
+
+
+@dataclass(frozen=True)
+class _Quadrature:
+    """Nodes and weights of one probe, and those of half as many steps."""
+
+    nodes: Tensor
+    weights: Tensor
+    half_nodes: Tensor
+    half_weights: Tensor
+    products: int
+
+    def default_width(self) -> float:
+        """A hundredth of the range; of the size of the values where all are one."""
+        low, high = float(self.nodes[0]), float(self.nodes[-1])
+        size = max(abs(low), abs(high))
+        return (high - low if high - low > 1e-6 * size else size or 1.0) / 100
+
+    def cumulative(self, grid: Tensor, width: float, half: bool = False) -> Tensor:
+        """Mass below each point, smoothed like the density."""
+        nodes = self.half_nodes if half else self.nodes
+        weights = self.half_weights if half else self.weights
+        return ((1 + torch.erf((grid[:, None] - nodes) / (width * math.sqrt(2)))) / 2) @ weights
+
+
+def _grid(probes: list[_Quadrature], width: float, points: int) -> Tensor:
+    """Points from six widths below the lowest node, where a Gaussian ends, to six above."""
+    low = min(float(p.nodes[0]) for p in probes) - 6 * width
+    high = max(float(p.nodes[-1]) for p in probes) + 6 * width
+    return torch.linspace(low, high, points, dtype=torch.float64)
+
+
+def _probe(
+    operator: SymmetricOperator, steps: int, generator: torch.Generator, told: Any
+) -> _Quadrature:
+    start = random_normal(operator, 1, generator)
+    krylov = Krylov(operator, steps, 1, generator, start=start)
+    half: tuple[Tensor, Tensor] | None = None
+    while krylov.size < steps and not krylov.complete:
+        krylov.extend()
+        told(krylov.products)
+        if krylov.size == max(1, steps // 2):
+            half = _gauss(krylov)
+    nodes, weights = _gauss(krylov)
+    half_nodes, half_weights = half or (nodes, weights)
+    return _Quadrature(nodes, weights, half_nodes, half_weights, krylov.products)
+
+
+def _gauss(krylov: Krylov) -> tuple[Tensor, Tensor]:
+    nodes, vectors, _ = krylov.ritz()
+    return nodes, vectors[0] ** 2
+
+
+def _spread(curves: list[Tensor]) -> float:
+    if len(curves) < 2:
+        return math.nan
+    return float(torch.stack(curves).std(0).max()) / math.sqrt(len(curves))
+
+
+def _summary(
+    operator: SymmetricOperator,
+    probes: list[_Quadrature],
+    width: float,
+    points: int,
+    tol: float,
+    products: int,
+) -> Density:
+    support = _grid(probes, width, 400)
+    # Two points a width are enough for the sum over the grid to be the integral.
+    needed = math.ceil(2 * float(support[-1] - support[0]) / width)
+    grid = _grid(probes, width, max(points, needed))
+    curves = []
+    for probe in probes:
+        bumps = torch.exp(-(((grid[:, None] - probe.nodes) / width) ** 2) / 2)
+        curves.append(bumps @ probe.weights / (width * math.sqrt(2 * math.pi)))
+    stacked = torch.stack(curves)
+    error = _spread([p.cumulative(support, width) for p in probes])
+    halved = [
+        p.cumulative(support, width) - p.cumulative(support, width, half=True) for p in probes
+    ]
+    several = len(probes) > 1
+    return Density(
+        grid=grid,
+        values=stacked.mean(0),
+        standard_error=(
+            stacked.std(0) / math.sqrt(len(probes)) if several else torch.full_like(grid, math.nan)
+        ),
+        nodes=_padded([p.nodes for p in probes]),
+        weights=_padded([p.weights for p in probes]),
+        sigma=width,
+        cumulative_error=error,
+        quadrature_error=float(torch.stack(halved).mean(0).abs().max()),
+        products=products,
+        converged=several and error <= tol,
+        info=getattr(operator, "info", None),
+    )
+
+
+def _padded(rows: list[Tensor]) -> Tensor:
+    """Stack rows of several lengths; the padding carries no weight."""
+    longest = max(len(row) for row in rows)
+    return torch.stack(
+        [torch.cat([row, torch.zeros(longest - len(row), dtype=row.dtype)]) for row in rows]
+    )

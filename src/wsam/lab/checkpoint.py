@@ -1,0 +1,133 @@
+"""Checkpoints that survive kill -9, damage and a full disk, and that never run code.
+
+A checkpoint is two files: ``NUMBER.pt`` (tensors and primitives) and, written after it,
+``NUMBER.json``, its manifest with size and SHA-256. It exists once the manifest does. The newest
+two are kept; loading takes the newest that is whole.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from wsam.lab.files import TEMPORARY, quiet, sha256, sync_folder, write_atomic
+
+State = dict[str, Any]
+
+
+class DamagedError(ValueError):
+    """A checkpoint that is not what was written."""
+
+
+def save_state(path: Path, state: State) -> None:
+    """Save tensors and primitives in `path`, then their manifest beside it (``.json``)."""
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    data = buffer.getvalue()
+    write_atomic(path, data)
+    manifest = {"file": path.name, "bytes": len(data), "sha256": sha256(data)}
+    write_atomic(path.with_suffix(".json"), json.dumps(manifest).encode())
+
+
+def load_state(path: Path) -> State:
+    """Load what `save_state` saved, to the CPU, after checking it against its manifest.
+
+    Raises:
+        DamagedError: Missing, truncated, altered, or holding anything but tensors and primitives.
+    """
+    data = _checked(path)
+    try:
+        # weights_only refuses pickled code; the bytes checked are the bytes loaded.
+        state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        reason = str(error).partition("\n")[0]
+        raise DamagedError(
+            f"{path} does not hold tensors and primitives alone: {reason}"
+        ) from error
+    if not isinstance(state, dict):
+        raise DamagedError(f"{path} does not hold a dictionary")
+    return state
+
+
+def _checked(path: Path) -> bytes:
+    try:
+        manifest = json.loads(path.with_suffix(".json").read_bytes())
+        size, digest = manifest["bytes"], manifest["sha256"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DamagedError(f"the manifest of {path} is missing or damaged") from error
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DamagedError(f"{path} cannot be read: {error.strerror}") from error
+    if len(data) != size:
+        raise DamagedError(f"{path} is damaged: {len(data)} bytes instead of {size}")
+    if sha256(data) != digest:
+        raise DamagedError(f"{path} is damaged: its SHA-256 is not the manifest's")
+    return data
+
+
+class Checkpoints:
+    """The checkpoints of one run.
+
+    Args:
+        folder: Where they live; nobody else writes there meanwhile.
+        keep: How many of the newest are kept.
+        say: Takes a message about each damaged checkpoint that is passed over.
+
+    Example:
+        >>> import tempfile
+        >>> checkpoints = Checkpoints(Path(tempfile.mkdtemp()))
+        >>> checkpoints.save(1, {"epoch": 1})
+        >>> checkpoints.load()
+        {'epoch': 1}
+    """
+
+    def __init__(self, folder: Path, keep: int = 2, say: Callable[[str], None] = quiet) -> None:
+        self.folder = folder
+        self.keep = keep
+        self.say = say
+
+    def save(self, number: int, state: State) -> None:
+        """Save a checkpoint, then remove all but the newest `keep`."""
+        save_state(self._path(number), state)
+        for old in self._numbers()[self.keep :]:
+            self._remove(old)
+
+    def load(self) -> State | None:
+        """Return the newest checkpoint that is whole, or None; damaged ones are told of."""
+        for number in self._numbers():
+            try:
+                return load_state(self._path(number))
+            except DamagedError as error:
+                self.say(f"{error}; falling back to the one before")
+        return None
+
+    def clear(self) -> None:
+        """Remove all checkpoints and whatever a killed process left half-written."""
+        for number in self._numbers():
+            self._remove(number)
+        if self.folder.is_dir():
+            for left in (*self.folder.glob("*.pt"), *self.folder.glob(f"*{TEMPORARY}")):
+                left.unlink()
+            with suppress(OSError):
+                self.folder.rmdir()
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"{number:06d}.pt"
+
+    def _numbers(self) -> list[int]:
+        names = (path.stem for path in self.folder.glob("*.json"))
+        return sorted((int(name) for name in names if name.isdecimal()), reverse=True)
+
+    def _remove(self, number: int) -> None:
+        # The manifest goes first: without it the data is no checkpoint, never the other way.
+        self._path(number).with_suffix(".json").unlink(missing_ok=True)
+        sync_folder(self.folder)
+        self._path(number).unlink(missing_ok=True)

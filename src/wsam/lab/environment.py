@@ -1,0 +1,72 @@
+"""What a run ran on: hardware, versions and commit, as a record tells them."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from wsam._version import __version__
+
+COMMIT_VARIABLE = "WSAM_COMMIT"
+
+
+def hardware(device: torch.device) -> dict[str, Any]:
+    """Return what is worth knowing about the machine; no names of hosts or users."""
+    facts: dict[str, Any] = {"cpu": cpu_name(), "cores": os.cpu_count()}
+    if device.type == "cuda":
+        facts["gpu"] = torch.cuda.get_device_name(device)
+    else:
+        facts["threads"] = torch.get_num_threads()
+    return facts
+
+
+def cpu_name() -> str:
+    """Return the processor's name as the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or platform.machine())
+
+
+def versions() -> dict[str, str | None]:
+    """Return the versions that decide what a run computes."""
+    cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    return {
+        "wsam": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cudnn": None if cudnn is None else str(cudnn),
+    }
+
+
+def commit() -> str | None:
+    """Return the commit of the source tree, ``+changes`` added where files differ from it.
+
+    Where the tree came without its history, ``WSAM_COMMIT`` says it. None for an installed copy.
+    """
+    if given := os.environ.get(COMMIT_VARIABLE):
+        return given
+    package = Path(__file__).resolve().parents[1]
+    top = _git(package, "rev-parse", "--show-toplevel")
+    if top is None or Path(top).resolve() / "src" / "wsam" != package:
+        return None  # some other project's history, around an installed copy
+    head = _git(package, "rev-parse", "HEAD")
+    changes = _git(package, "status", "--porcelain", "--", ".")
+    return f"{head}+changes" if head and changes else head
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    command = ["git", "-C", str(folder), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

@@ -1,0 +1,242 @@
+"""Models: ResNet18 and WRN-28-10 in their CIFAR forms, two small ones for CPUs, DeiT and timm's.
+
+All of them start from He's initialisation, drawn on the CPU from the run's seed, so that a run
+starts from the same weights on every device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import relu
+
+from wsam.lab.names import MODELS, chosen
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a model is made for: the images' shape (channels, rows, columns) and the classes."""
+
+    shape: tuple[int, int, int]
+    classes: int
+
+
+def build(name: str, task: Task, seed: int, pretrained: str | None = None) -> nn.Module:
+    """Build a model, its weights drawn from `seed` without touching the global generator.
+
+    Args:
+        name: One of `names.MODELS`, or ``timm:NAME``.
+        task: Shape of the images and number of classes.
+        seed: Of the weights.
+        pretrained: Weights to start from (``deit-base``: a local folder or a hub name;
+            ``timm:``: any word for timm's own).
+
+    Raises:
+        ValueError: No such model, or one that cannot start from pretrained weights.
+        ModuleNotFoundError: The library behind a model is not installed.
+
+    Example:
+        >>> model = build("mlp", Task((1, 8, 8), 10), seed=0)
+        >>> model(torch.zeros(2, 1, 8, 8)).shape
+        torch.Size([2, 10])
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if name.startswith("timm:"):
+            return timm_model(name.removeprefix("timm:"), task, pretrained is not None)
+        chosen("model", name, (*MODELS, "timm:NAME"))
+        if name == "deit-base":
+            return DeiT(task, pretrained)
+        if pretrained is not None:
+            raise ValueError(f"{name} has no pretrained weights; deit-base and timm: models have")
+        model = _SMALL[name](task)
+        he_init(model)
+        return model
+
+
+def he_init(model: nn.Module) -> None:
+    """Draw convolutions from He's normal distribution (fan-out) and clear all biases.
+
+    Reference:
+        He et al., Delving deep into rectifiers, ICCV 2015.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        elif isinstance(module, nn.Linear):
+            nn.init.kaiming_uniform_(module.weight, a=math.sqrt(5))
+            nn.init.zeros_(module.bias)
+
+
+def _conv(inputs: int, outputs: int, size: int = 3, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions and a shortcut: relu(shortcut(x) + bn(conv(relu(bn(conv(x))))))."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = _conv(inputs, outputs, 3, stride), nn.BatchNorm2d(outputs)
+        self.conv2, self.bn2 = _conv(outputs, outputs), nn.BatchNorm2d(outputs)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            projection = _conv(inputs, outputs, 1, stride)
+            self.shortcut = nn.Sequential(projection, nn.BatchNorm2d(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the block's output."""
+        y = relu(self.bn1(self.conv1(x)))
+        return relu(self.bn2(self.conv2(y)) + self.shortcut(x))
+
+
+class ResNet18(nn.Module):
+    """ResNet18 as used on CIFAR: a 3x3 stem, no max-pooling; 11.17 million parameters.
+
+    Reference:
+        He et al., Deep residual learning for image recognition, CVPR 2016.
+    """
+
+    def __init__(self, task: Task) -> None:
+        super().__init__()
+        self.stem, self.bn = _conv(task.shape[0], 64), nn.BatchNorm2d(64)
+        blocks, inputs = [], 64
+        for outputs, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
+            blocks += [BasicBlock(inputs, outputs, stride), BasicBlock(outputs, outputs, 1)]
+            inputs = outputs
+        self.blocks = nn.Sequential(*blocks)
+        self.head = nn.Linear(512, task.classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits."""
+        x = self.blocks(relu(self.bn(self.stem(x))))
+        return cast(Tensor, self.head(x.mean((2, 3))))
+
+
+class WideBlock(nn.Module):
+    """Normalise, activate, convolve, twice; the shortcut's projection sees the activated input."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.bn1, self.conv1 = nn.BatchNorm2d(inputs), _conv(inputs, outputs, 3, stride)
+        self.bn2, self.conv2 = nn.BatchNorm2d(outputs), _conv(outputs, outputs)
+        self.projection = _conv(inputs, outputs, 1, stride) if inputs != outputs else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the block's output."""
+        y = relu(self.bn1(x))
+        shortcut = x if self.projection is None else self.projection(y)
+        y = self.conv2(relu(self.bn2(self.conv1(y))))
+        return cast(Tensor, y + shortcut)
+
+
+class WideResNet(nn.Module):
+    """WRN-28-10 by default: 36.5 million parameters.
+
+    Reference:
+        Zagoruyko and Komodakis, Wide residual networks, BMVC 2016.
+    """
+
+    def __init__(self, task: Task, depth: int = 28, widen: int = 10) -> None:
+        super().__init__()
+        self.stem = _conv(task.shape[0], 16)
+        blocks, inputs = [], 16
+        for outputs, stride in ((16 * widen, 1), (32 * widen, 2), (64 * widen, 2)):
+            for number in range((depth - 4) // 6):
+                blocks.append(WideBlock(inputs, outputs, stride if number == 0 else 1))
+                inputs = outputs
+        self.blocks = nn.Sequential(*blocks)
+        self.bn = nn.BatchNorm2d(inputs)
+        self.head = nn.Linear(inputs, task.classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits."""
+        x = relu(self.bn(self.blocks(self.stem(x))))
+        return cast(Tensor, self.head(x.mean((2, 3))))
+
+
+def small_cnn(task: Task) -> nn.Module:
+    """Three convolutions with BatchNorm: seconds on a CPU."""
+    layers: list[nn.Module] = []
+    inputs = task.shape[0]
+    for outputs, stride in ((16, 1), (32, 2), (64, 2)):
+        layers += [_conv(inputs, outputs, 3, stride), nn.BatchNorm2d(outputs), nn.ReLU()]
+        inputs = outputs
+    return nn.Sequential(
+        *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, task.classes)
+    )
+
+
+def mlp(task: Task) -> nn.Module:
+    """Two hidden layers of 64."""
+    inputs = math.prod(task.shape)
+    layers = (nn.Linear(inputs, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU())
+    return nn.Sequential(nn.Flatten(), *layers, nn.Linear(64, task.classes))
+
+
+class DeiT(nn.Module):
+    """DeiT-base by transformers, for 224 x 224 images; its logits alone.
+
+    Args:
+        task: Shape of the images and number of classes.
+        pretrained: A local folder or hub name; None draws the weights.
+
+    Reference:
+        Touvron et al., Training data-efficient image transformers, ICML 2021.
+    """
+
+    def __init__(self, task: Task, pretrained: str | None = None) -> None:
+        super().__init__()
+        try:
+            from transformers import DeiTConfig, DeiTForImageClassification
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                "deit-base needs transformers: pip install 'wsam[transformers]'", name=error.name
+            ) from error
+        channels, rows, _ = task.shape
+        if pretrained is None:
+            config = DeiTConfig(image_size=rows, num_channels=channels, num_labels=task.classes)
+            self.deit = DeiTForImageClassification(config)
+        else:
+            self.deit = DeiTForImageClassification.from_pretrained(
+                pretrained, num_labels=task.classes
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits."""
+        return cast(Tensor, self.deit(x).logits)
+
+
+def timm_model(name: str, task: Task, pretrained: bool) -> nn.Module:
+    """Return timm's model of that name, where timm can be imported."""
+    try:
+        import timm
+    except (ImportError, RuntimeError) as error:  # a broken torchvision raises RuntimeError
+        raise ModuleNotFoundError(
+            f"timm:{name} needs timm, which does not import: {error}"
+        ) from error
+    try:
+        model = timm.create_model(
+            name, pretrained=pretrained, num_classes=task.classes, in_chans=task.shape[0]
+        )
+    except RuntimeError as error:
+        raise ValueError(f"timm does not make {name!r}: {error}") from error
+    return cast(nn.Module, model)
+
+
+def parameter_count(model: nn.Module) -> int:
+    """Return how many parameters a model has."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+_SMALL: dict[str, Callable[[Task], nn.Module]] = {
+    "cnn": small_cnn,
+    "mlp": mlp,
+    "resnet18": ResNet18,
+    "wrn-28-10": WideResNet,
+}

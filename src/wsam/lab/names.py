@@ -1,0 +1,197 @@
+"""What a run may name: data, models, methods, geometries, base optimizers, and their arguments.
+
+Methods and geometries are read from the library itself, so that a newly registered member can be
+trained at once. The bases' arguments are written out here with their defaults: a record then says
+all that was used, and its key does not depend on the version of torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import cast
+
+Value = float | int | bool | str | None | tuple[float, ...]
+"""What an argument of a method, geometry or base may be: all of it is plain JSON."""
+
+DATA = ("digits", "cifar10", "cifar100", "fashion", "imagenet")
+MODELS = ("cnn", "mlp", "resnet18", "wrn-28-10", "deit-base")
+SCHEDULES = ("cosine", "constant")
+PRECISIONS = ("fp32", "bf16")
+VANILLA = "vanilla"
+
+_ADAM: dict[str, Value] = {
+    "lr": 1e-3,
+    "betas": (0.9, 0.999),
+    "eps": 1e-8,
+    "weight_decay": 0.0,
+}
+BASES: dict[str, dict[str, Value]] = {
+    "sgd": {
+        "lr": 0.05,
+        "momentum": 0.9,
+        "dampening": 0.0,
+        "nesterov": False,
+        "weight_decay": 1e-3,
+    },
+    "adam": _ADAM | {"amsgrad": False},
+    "adamw": _ADAM | {"weight_decay": 0.01, "amsgrad": False},
+    "nadam": _ADAM | {"lr": 2e-3, "momentum_decay": 4e-3},
+    "radam": dict(_ADAM),
+    "adamax": _ADAM | {"lr": 2e-3},
+    "rmsprop": {"lr": 0.01, "alpha": 0.99, "eps": 1e-8, "momentum": 0.0, "weight_decay": 0.0},
+    "adagrad": {"lr": 0.01, "lr_decay": 0.0, "eps": 1e-10, "weight_decay": 0.0},
+    "adadelta": {"lr": 1.0, "rho": 0.9, "eps": 1e-6, "weight_decay": 0.0},
+}
+BASE_CLASSES = {
+    "sgd": "SGD",
+    "adam": "Adam",
+    "adamw": "AdamW",
+    "nadam": "NAdam",
+    "radam": "RAdam",
+    "adamax": "Adamax",
+    "rmsprop": "RMSprop",
+    "adagrad": "Adagrad",
+    "adadelta": "Adadelta",
+}
+
+# Arguments that say how a step is carried out, not what a method is; a seed is the run's own.
+COMMON = frozenset(
+    [
+        "geometry",
+        "rule",
+        "model",
+        "lean",
+        "max_norm",
+        "nonfinite",
+        "repeat_randomness",
+        "keep",
+        "seed",
+        "when",
+        "local",
+    ]
+)
+OPTIONS: dict[str, Value] = {"lean": False, "max_norm": None}
+"""The common options that a run may set, with the values that mean "off"."""
+
+
+def listed(names: Iterable[str]) -> str:
+    """Join names for a message: ``a, b, c``."""
+    return ", ".join(names) or "none"
+
+
+def methods() -> dict[str, dict[str, Value]]:
+    """Return every method with its own hyperparameters and their defaults.
+
+    Example:
+        >>> methods()["wsam"]
+        {'rho': 0.05, 'gamma': 0.9}
+    """
+    from wsam.methods import METHODS
+
+    own: dict[str, dict[str, Value]] = {VANILLA: {}}
+    for name, member in METHODS.items():
+        parameters = inspect.signature(member).parameters.values()
+        own[name] = {
+            p.name: p.default
+            for p in parameters
+            if p.kind is p.KEYWORD_ONLY and p.name not in COMMON
+        }
+    return own
+
+
+@lru_cache
+def takes_geometry(method: str) -> bool:
+    """Tell whether a method leaves the choice of geometry to its user, by asking it."""
+    if method == VANILLA:
+        return False
+    import torch
+
+    from wsam.geometry import Euclidean
+    from wsam.methods import create
+
+    try:
+        create(method, torch.optim.SGD([torch.zeros(1)], lr=0.1), geometry=Euclidean())
+    except TypeError:  # it has a geometry of its own already
+        return False
+    return True
+
+
+def geometries() -> dict[str, dict[str, Value]]:
+    """Return every geometry a run may ask for, with its arguments and their defaults."""
+    from wsam.geometry import Adaptive, Fisher, Masked
+
+    known: dict[str, dict[str, Value]] = {}
+    for name, kind in (("adaptive", Adaptive), ("fisher", Fisher), ("masked", Masked)):
+        fields = dataclasses.fields(kind)
+        known[name] = {f.name: cast(Value, f.default) for f in fields if f.name not in COMMON}
+    return known
+
+
+def chosen(what: str, name: str, known: Iterable[str]) -> str:
+    """Return `name` if it is known, else say which names are.
+
+    Raises:
+        ValueError: The name is not known.
+    """
+    names = tuple(known)
+    if name not in names:
+        raise ValueError(f"unknown {what} {name!r}; known: {listed(names)}")
+    return name
+
+
+def filled(
+    owner: str, given: Mapping[str, Value], defaults: Mapping[str, Value]
+) -> dict[str, Value]:
+    """Complete the given arguments by the defaults, every value in its default's type.
+
+    Args:
+        owner: Whose arguments they are, for the message.
+        given: What the user asked for.
+        defaults: All arguments there are.
+
+    Raises:
+        ValueError: An argument that its owner does not take.
+        TypeError: A value of the wrong kind.
+    """
+    for name in given:
+        if name not in defaults:
+            raise ValueError(f"{owner} does not take {name!r}; it takes: {listed(defaults)}")
+    return {
+        name: _like(f"{owner}: {name}", given.get(name, default), default)
+        for name, default in sorted(defaults.items())
+    }
+
+
+def _like(name: str, value: object, default: Value) -> Value:
+    """Bring a value to the type of its default: ``1`` and ``1.0`` must name one run."""
+    if isinstance(default, bool):
+        if isinstance(value, bool):
+            return value
+        raise TypeError(f"{name} must be true or false, got {value!r}")
+    if isinstance(default, int):
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+        raise TypeError(f"{name} must be a whole number, got {value!r}")
+    if isinstance(default, str):
+        if isinstance(value, str):
+            return value
+        raise TypeError(f"{name} must be a word, got {value!r}")
+    if isinstance(default, tuple):
+        if isinstance(value, list | tuple) and len(value) == len(default):
+            return tuple(_number(name, item) for item in value)
+        raise TypeError(f"{name} must be {len(default)} numbers, got {value!r}")
+    if value is None and default is None:
+        return None
+    return _number(name, value)
+
+
+def _number(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    if not math.isfinite(value):
+        raise ValueError(f"{name} must be a finite number, got {value!r}")
+    return float(value)

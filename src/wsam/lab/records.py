@@ -1,0 +1,126 @@
+"""Records: what came of a run, as JSON named by the run's key.
+
+``OUT/KEY.json`` is the record; ``OUT/work/KEY/`` holds what a run needs on its way (checkpoints,
+lock, TensorBoard events) and weights that were asked for. Numbers that are not finite are written
+as null, so that every reader of JSON can read a record.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from wsam.lab import files
+from wsam.lab.run import Run
+
+Record = dict[str, Any]
+FINISHED, FAILED = "finished", "failed"
+_KEY = re.compile("[0-9a-f]{12}")
+_NEEDED = ("key", "status", "settings", "curve")
+
+
+def record_path(out: Path, run: Run) -> Path:
+    """Return where the record of a run lies."""
+    return out / f"{run.key}.json"
+
+
+def work_folder(out: Path, run: Run) -> Path:
+    """Return the folder of a run's checkpoints, events and weights."""
+    return out / "work" / run.key
+
+
+def weights_path(out: Path, run: Run) -> Path:
+    """Return where the final weights lie, if they were kept."""
+    return work_folder(out, run) / "weights.pt"
+
+
+def claim(out: Path, run: Run) -> AbstractContextManager[None]:
+    """Hold a run for this process alone; see `files.claimed`."""
+    return files.claimed(work_folder(out, run) / "lock")
+
+
+def plain(value: Any) -> Any:
+    """Return the same data with null for every number that is not finite."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(name): plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value
+
+
+def write(out: Path, run: Run, record: Record) -> Path:
+    """Write a record: atomically, and valid for any reader of JSON."""
+    path = record_path(out, run)
+    files.write_atomic(path, _text(plain(record)).encode())
+    return path
+
+
+def _text(record: Record) -> str:
+    """Return JSON with a line an entry and a line an epoch, which reads and compares well."""
+
+    def line(value: Any) -> str:
+        return json.dumps(value, allow_nan=False, ensure_ascii=False)
+
+    rows = ",\n".join(f"  {line(row)}" for row in record["curve"])
+    entries = [
+        f" {line(name)}: " + (f"[\n{rows}\n ]" if name == "curve" else line(value))
+        for name, value in record.items()
+    ]
+    return "{\n" + ",\n".join(entries) + "\n}\n"
+
+
+def read(out: Path, run: Run) -> Record | None:
+    """Return the record of a run, finished or failed; None if there is none.
+
+    Raises:
+        ValueError: What lies there is no record, or one of another run.
+    """
+    path = record_path(out, run)
+    if not path.exists():
+        return None
+    record = read_file(path)
+    if record["key"] != run.key:
+        raise ValueError(f"{path} is the record of another run, {record['key']}")
+    return record
+
+
+def read_file(path: Path) -> Record:
+    """Read a record and check that it is one.
+
+    Raises:
+        ValueError: Damaged, or something else; the message names the file.
+    """
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid JSON; remove it to run again") from error
+    if not isinstance(record, dict) or any(name not in record for name in _NEEDED):
+        raise ValueError(f"{path} is not a record: it needs {', '.join(_NEEDED)}")
+    if record["status"] not in (FINISHED, FAILED):
+        raise ValueError(f"{path}: status must be {FINISHED} or {FAILED}, not {record['status']!r}")
+    return record
+
+
+def read_all(out: Path) -> Iterator[Record]:
+    """Yield every record in a folder, in the order of their keys; other files are let be."""
+    for path in sorted(out.glob("*.json")):
+        if _KEY.fullmatch(path.stem):
+            yield read_file(path)
+
+
+def is_finished(record: Record | None) -> bool:
+    """Tell whether a record is there and its run went to the end."""
+    return record is not None and record["status"] == FINISHED
+
+
+def final_error(record: Record) -> float | None:
+    """Return the test error of the last epoch in percent; None if the run failed."""
+    value = record["curve"][-1]["test_error"] if is_finished(record) else None
+    return None if value is None else float(value)

@@ -1,0 +1,290 @@
+"""One run from start to record."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from wsam.lab import environment, models, records
+from wsam.lab.batches import Feed
+from wsam.lab.checkpoint import Checkpoints, load_state, save_state
+from wsam.lab.means import Means, make_feed, make_model
+from wsam.lab.records import Record
+from wsam.lab.run import Run
+from wsam.lab.step import (
+    Objective,
+    Stepper,
+    evaluate,
+    learning_rate,
+    make_optimizer,
+    set_learning_rate,
+)
+from wsam.lab.watch import Row, Watcher
+
+FORMAT = 1
+_LIVE_SECONDS = 0.5
+_FINAL = ("train_loss", "train_error", "test_loss", "test_error", "sharpness")
+
+
+def train(
+    run: Run, out: Path, means: Means | None = None, watchers: Sequence[Watcher] = ()
+) -> Record:
+    """Train a run and return its record, which is also written to ``out/KEY.json``.
+
+    A run that has a record is not run again. An interrupted one goes on from its last checkpoint
+    and ends in the record it would have had without the interruption; on one CPU the curve is
+    bit-identical. A loss that is not finite ends the run with a record marked as failed.
+
+    Args:
+        run: What to train.
+        out: The folder of the results.
+        means: How to carry it out.
+        watchers: Hear of the run as it goes.
+
+    Raises:
+        BusyError: Another process works on this run.
+        OSError: Data is missing, or a file cannot be written.
+        ValueError: Bad settings, or damaged data.
+
+    Example:
+        >>> import tempfile
+        >>> run = Run(method="wsam", epochs=1, train_limit=256)
+        >>> record = train(run, Path(tempfile.mkdtemp()), Means(device="cpu"))
+        >>> record["status"], len(record["curve"])
+        ('finished', 1)
+    """
+    means = means or Means()
+    if (record := _settled(run, out, means)) is not None:
+        return record
+    with records.claim(out, run):
+        if (record := _settled(run, out, means)) is not None:
+            return record  # another process finished it between the two looks
+        session = Session(run, out, means, watchers)
+        try:
+            return session.train()
+        finally:
+            for watcher in watchers:
+                watcher.close()
+
+
+def restore(run: Run, out: Path, means: Means | None = None) -> tuple[nn.Module, Feed]:
+    """Return the trained model of a finished run, in evaluation mode, and its data.
+
+    Args:
+        run: What was trained, with its weights kept (`Means.keep_weights`).
+        out: The folder of the results.
+        means: Says the device and where data is.
+
+    Raises:
+        FileNotFoundError: The weights were not kept.
+        ValueError: They are damaged.
+    """
+    means = means or Means()
+    path = records.weights_path(out, run)
+    if not path.exists():
+        raise FileNotFoundError(
+            f"no weights of {run.title} in {path.parent}: train it with its weights kept"
+        )
+    weights = load_state(path)
+    device = means.place()
+    feed = make_feed(run, means, device)
+    model = make_model(run, feed, device)
+    model.load_state_dict(weights)
+    return model.eval(), feed
+
+
+def _settled(run: Run, out: Path, means: Means) -> Record | None:
+    record = records.read(out, run)
+    return None if record is None or (means.retry and not records.is_finished(record)) else record
+
+
+class Session:
+    """A run being trained: everything that lives from its first step to its record."""
+
+    def __init__(self, run: Run, out: Path, means: Means, watchers: Sequence[Watcher]) -> None:
+        self.run, self.out, self.means, self.watchers = run, out, means, watchers
+        self.begun = time.monotonic()
+        self.before = 0.0
+        self.resumed = 0
+        self.curve: list[Row] = []
+        self.device = means.place()
+        cuda = self.device.type == "cuda"
+        self.compiled = cuda if means.compile is None else means.compile
+        self.captured = cuda if means.capture is None else means.capture
+        if self.captured and not cuda:
+            raise ValueError(f"a step is captured on CUDA only, not on {self.device}")
+        self.feed = make_feed(run, means, self.device)
+        self.model = make_model(run, self.feed, self.device)
+        self.optimizer = make_optimizer(run, self.model)
+        self.checkpoints = Checkpoints(records.work_folder(out, run) / "checkpoints", say=self._say)
+
+    def train(self) -> Record:
+        """Go from the last checkpoint, or the start, to the record."""
+        run, feed = self.run, self.feed
+        torch.manual_seed(run.seed)
+        self._resume()
+        stepper = self._stepper()
+        for watcher in self.watchers:
+            watcher.start(run, feed.steps, len(self.curve), feed.batch_size)
+        if self.compiled:
+            self._say("the first steps compile the model, which takes a minute or so")
+        saved = time.monotonic()
+        failure = None
+        with _fast_convolutions(self.device):
+            while len(self.curve) < run.epochs and failure is None:
+                failure = self._epoch(stepper)
+                due = time.monotonic() - saved >= self.means.checkpoint_seconds
+                if due and failure is None and len(self.curve) < run.epochs:
+                    self.checkpoints.save(len(self.curve), self._state())
+                    saved = time.monotonic()
+        return self._conclude(failure)
+
+    def _stepper(self) -> Stepper:
+        model = torch.compile(self.model) if self.compiled else self.model
+        select = getattr(self.optimizer, "select", torch.mean)
+        objective = Objective(model, select, self.run.precision, self.device)
+        return Stepper(self.optimizer, objective, self.captured)
+
+    def _epoch(self, stepper: Stepper) -> str | None:
+        """Train and test one epoch; return what went wrong, if anything."""
+        run, feed = self.run, self.feed
+        number = len(self.curve) + 1
+        start = looked = time.monotonic()
+        stepper.restart()
+        rate = 0.0
+        for step, (images, labels) in enumerate(feed.epoch(), (number - 1) * feed.steps):
+            rate = learning_rate(run, step, run.epochs * feed.steps)
+            set_learning_rate(self.optimizer, rate)
+            stepper(images, labels)
+            live = None
+            # Reading a figure makes the host wait for a GPU: there, only after an epoch.
+            if self.device.type == "cpu" and time.monotonic() - looked > _LIVE_SECONDS:
+                looked = time.monotonic()
+                live = self._figures(stepper)
+            for watcher in self.watchers:
+                watcher.step(live)
+        row = {"epoch": number, **self._figures(stepper), "lr": rate}
+        row["seconds"] = time.monotonic() - start
+        failure = None
+        if math.isfinite(row["train_loss"]):
+            loss, error = evaluate(self.model, feed.test(), run.precision, self.device)
+            row |= {"test_loss": loss, "test_error": error}
+            if not math.isfinite(loss):
+                failure = f"the test loss became {loss} in epoch {number}"
+        else:
+            row |= {"test_loss": None, "test_error": None}
+            failure = f"the training loss became {row['train_loss']} in epoch {number}"
+        self.curve.append(row)
+        for watcher in self.watchers:
+            watcher.epoch(row)
+        return failure
+
+    @staticmethod
+    def _figures(stepper: Stepper) -> Row:
+        loss, error, sharpness = stepper.totals.read()
+        sharp = sharpness if stepper.sharp else None
+        return {"train_loss": loss, "train_error": error, "sharpness": sharp}
+
+    # Interruption and resumption ---------------------------------------------------------------
+
+    def _state(self) -> dict[str, Any]:
+        state: dict[str, Any] = {
+            "run": self.run.canonical,
+            "curve": self.curve,
+            "seconds": self.before + time.monotonic() - self.begun,
+            "resumed": self.resumed,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "order": self.feed.generator.get_state(),
+            "random": torch.get_rng_state(),
+        }
+        if self.device.type == "cuda":
+            state["cuda_random"] = torch.cuda.get_rng_state(self.device)
+        return state
+
+    def _resume(self) -> None:
+        state = self.checkpoints.load()
+        if state is None:
+            return
+        if state["run"] != self.run.canonical:
+            raise ValueError(f"{self.checkpoints.folder} holds a checkpoint of another run")
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.feed.generator.set_state(state["order"])
+        torch.set_rng_state(state["random"])
+        if self.device.type == "cuda" and "cuda_random" in state:
+            torch.cuda.set_rng_state(state["cuda_random"], self.device)
+        self.curve = state["curve"]
+        self.before = state["seconds"]
+        self.resumed = state["resumed"] + 1
+        self._say(f"going on after epoch {len(self.curve)} of {self.run.epochs}")
+
+    def _say(self, message: str) -> None:
+        for watcher in self.watchers:
+            watcher.say(message)
+
+    # The record --------------------------------------------------------------------------------
+
+    def _conclude(self, failure: str | None) -> Record:
+        """Write the record, and the weights first if they are wanted."""
+        weights = records.weights_path(self.out, self.run)
+        if self.means.keep_weights and failure is None:
+            save_state(weights, self.model.state_dict())
+        record = self._record(failure)
+        records.write(self.out, self.run, record)
+        self.checkpoints.clear()
+        return records.plain(record)  # type: ignore[no-any-return]
+
+    def _record(self, failure: str | None) -> Record:
+        run, feed, last = self.run, self.feed, self.curve[-1]
+        later = sorted(row["seconds"] for row in self.curve[1:] or self.curve)
+        seconds = later[len(later) // 2]
+        return {
+            "format": FORMAT,
+            "key": run.key,
+            "title": run.title,
+            "status": records.FINISHED if failure is None else records.FAILED,
+            "failure": failure,
+            "settings": run.to_dict(),
+            "final": {name: last[name] for name in ("epoch", *_FINAL)},
+            "curve": self.curve,
+            "seconds": self.before + time.monotonic() - self.begun,
+            "epoch_seconds": seconds,
+            "images_per_second": feed.steps * feed.batch_size / max(seconds, 1e-9),
+            "resumed": self.resumed,
+            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+            "data": {
+                "train": feed.train_count,
+                "test": feed.test_count,
+                "steps": feed.steps,
+                "verified": feed.verified,
+            },
+            "parameters": models.parameter_count(self.model),
+            "execution": {
+                "device": self.device.type,
+                "compiled": self.compiled,
+                "captured": self.captured,
+            },
+            "hardware": environment.hardware(self.device),
+            "versions": environment.versions(),
+            "commit": environment.commit(),
+        }
+
+
+@contextmanager
+def _fast_convolutions(device: torch.device) -> Iterator[None]:
+    """Let cuDNN try its algorithms once and keep the fastest: shapes never change here."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = before or device.type == "cuda"
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before

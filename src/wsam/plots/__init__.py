@@ -1,0 +1,1 @@
+"""Figures and pages. matplotlib is imported only where a figure is drawn."""

@@ -1,0 +1,125 @@
+"use strict";
+// The toy example in doubles: the same loss, perturbation and update as the Python library.
+// DATA (wells, stationary points, defaults) is written into the page by wsam.plots.toy_page.
+
+const EPS = 1e-12; // as in the library: keeps a zero gradient from dividing by zero
+const NUDGE = 1e-12, TAIL = 10, DECIMALS = 4;
+
+// Each well's share of the likelihood: weight * exp(-KL / width^2). NaN where sigma <= 0.
+function shares(w) {
+  return DATA.wells.map((well) => {
+    const distance = (w[1] ** 2 + (w[0] - well.mean) ** 2) / (2 * well.deviation ** 2);
+    const divergence = Math.log(well.deviation / w[1]) + distance - 0.5;
+    return well.weight * Math.exp(-divergence / well.width ** 2);
+  });
+}
+
+function loss(w) {
+  return -Math.log(shares(w).reduce((sum, share) => sum + share, 0));
+}
+
+function gradient(w) {
+  const parts = shares(w);
+  const total = parts.reduce((sum, share) => sum + share, 0);
+  const g = [0, 0];
+  DATA.wells.forEach((well, i) => {
+    const share = parts[i] / total / well.width ** 2;
+    g[0] += (share * (w[0] - well.mean)) / well.deviation ** 2;
+    g[1] += share * (w[1] / well.deviation ** 2 - 1 / w[1]);
+  });
+  return g;
+}
+
+// Central differences of the exact gradient: eigenvalues to about nine digits.
+function hessianEigenvalues(w) {
+  const step = 1e-4;
+  const along = (i) => {
+    const ahead = w.slice(), behind = w.slice();
+    ahead[i] += step;
+    behind[i] -= step;
+    const a = gradient(ahead), b = gradient(behind);
+    return [(a[0] - b[0]) / (2 * step), (a[1] - b[1]) / (2 * step)];
+  };
+  const [xx, xy] = along(0), [yx, yy] = along(1);
+  const middle = (xx + yy) / 2, off = (xy + yx) / 2;
+  const radius = Math.hypot((xx - yy) / 2, off);
+  return [middle - radius, middle + radius];
+}
+
+// sqrt(S) of the metric S: 1, |w| + eta, or 1/sqrt(1 + eta g0^2).
+function metricRoot(geometry, w, g0) {
+  if (geometry === "adaptive") return w.map((x) => Math.abs(x) + DATA.adaptiveEta);
+  if (geometry === "fisher") return g0.map((x) => 1 / Math.sqrt(x * x * DATA.fisherEta + 1));
+  return [1, 1];
+}
+
+// d = rho * S g0 / (sqrt(<g0, S g0>) + eps)
+function perturbation(geometry, rho, w, g0) {
+  const root = metricRoot(geometry, w, g0);
+  const z = [root[0] * g0[0], root[1] * g0[1]];
+  const scale = rho / (Math.sqrt(z[0] * z[0] + z[1] * z[1]) + EPS);
+  return [scale * root[0] * z[0], scale * root[1] * z[1]];
+}
+
+// What the base is fed: loss * g0 + sharp * (g1 - g0).
+function fedWeights(setting, g0, g1) {
+  const k = setting.gamma / (1 - setting.gamma);
+  switch (setting.rule) {
+    case "sam": return [1, 1];
+    case "coupled_wsam": return [1, k];
+    case "gsam": {
+      const square = g1[0] * g1[0] + g1[1] * g1[1];
+      const ratio = square > 0 ? (g0[0] * g1[0] + g0[1] * g1[1]) / square : 0;
+      return [1 + setting.alpha * (ratio - 1), 1 + setting.alpha * ratio];
+    }
+    default: return [1, 0]; // SGD, and WSAM, whose sharpness goes beside the base
+  }
+}
+
+function trace(setting, start = setting.start) {
+  const k = setting.gamma / (1 - setting.gamma);
+  let w = start.slice(), velocity = null;
+  const points = [w];
+  for (let step = 0; step < setting.steps; step++) {
+    const g0 = gradient(w);
+    const d = perturbation(setting.geometry, setting.rho, w, g0);
+    const g1 = setting.rule === "sgd" ? g0 : gradient([w[0] + d[0], w[1] + d[1]]);
+    const [plain, sharp] = fedWeights(setting, g0, g1);
+    const beside = setting.rule === "wsam" ? k : 0;
+    const rise = [g1[0] - g0[0], g1[1] - g0[1]];
+    const fed = [0, 1].map((i) => plain * g0[i] + (sharp === 0 ? 0 : sharp * rise[i]));
+    velocity = velocity === null ? fed : [0, 1].map((i) => setting.momentum * velocity[i] + fed[i]);
+    w = [0, 1].map((i) => {
+      const stepped = w[i] - setting.lr * velocity[i];
+      return beside === 0 ? stepped : stepped - setting.lr * beside * rise[i];
+    });
+    points.push(w);
+  }
+  return points;
+}
+
+// How far the last points move if the start is moved by 1e-12: what rounding may do to them.
+function endSpread(setting, points) {
+  const shadow = trace(setting, setting.start.map((x) => x + NUDGE)).slice(-TAIL);
+  const gaps = points.slice(-TAIL).map((p, i) => Math.hypot(p[0] - shadow[i][0], p[1] - shadow[i][1]));
+  return gaps.some(Number.isNaN) ? NaN : Math.max(...gaps);
+}
+
+function stableDecimals(spread) {
+  if (!Number.isFinite(spread)) return 0;
+  if (spread <= 0.5 * 10 ** -DECIMALS) return DECIMALS;
+  return Math.max(0, Math.floor(-Math.log10(2 * spread)));
+}
+
+function endText(end, spread) {
+  if (end.some(Number.isNaN)) return "left the domain";
+  const decimals = stableDecimals(spread);
+  const note = decimals === DECIMALS ? "" : " ± " + Number(spread.toPrecision(1));
+  return "(" + end.map((x) => x.toFixed(decimals)).join(", ") + ")" + note;
+}
+
+function minimumNear(point) {
+  const near = DATA.places.find((place) => place.name !== "saddle" &&
+    Math.hypot(place.point[0] - point[0], place.point[1] - point[1]) <= DATA.reach);
+  return near ? near.name : null;
+}

@@ -1,0 +1,132 @@
+"""The toy example's trajectories, drawn over the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from wsam.plots.style import COLORS, INK, SETTINGS, SOFT, figure
+from wsam.toy import FLAT, RULES, SADDLE, SHARP, Trajectory, loss, places
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+REGION = (-33.0, 33.0, 3.0, 41.0)
+"""The part of the plane that is shown: mu from, to, sigma from, to."""
+LEVELS = (
+    *(0.28, 0.29, 0.3, 0.32, 0.34, 0.36, 0.38, 0.3977),
+    *(0.42, 0.45, 0.49, 0.55, 0.65, 0.8, 1.0, 1.3),
+)
+"""Values of the contours; 0.3977 runs through the saddle."""
+STROKES: dict[str, tuple[float, str]] = {
+    "sam": (4.0, "solid"),
+    "gsam": (1.6, "dashed"),  # lies on SAM's path: dashes on a wide line leave both visible
+    "wsam": (2.0, "solid"),
+    "coupled_wsam": (2.0, "solid"),
+}
+
+
+def trajectories(runs: Sequence[Trajectory]) -> Figure:
+    """Draw runs of the toy example, one panel for each gamma; SAM and GSAM stand in all of them.
+
+    Each panel's title says which minimum the two forms of WSAM end at, read off the runs.
+
+    Args:
+        runs: as `wsam.toy.trace` returns them.
+    """
+    from matplotlib import rc_context
+
+    gammas = sorted({run.setting.gamma for run in runs if "wsam" in run.setting.rule})
+    with rc_context(SETTINGS):
+        drawn = figure(5.4 * max(1, len(gammas)) + 0.4, 4.3)
+        panels = drawn.subplots(1, max(1, len(gammas)), sharey=True, squeeze=False)[0]
+        for panel, gamma in zip(panels, gammas, strict=True):
+            mine = [r for r in runs if "wsam" not in r.setting.rule or r.setting.gamma == gamma]
+            _landscape(panel)
+            for run in mine:
+                _path(panel, run)
+            _landmarks(panel, mine[0].setting.start)
+            panel.set_title(f"γ = {gamma:g}: {verdict(mine)}", loc="left")
+        panels[0].set_ylabel("σ")
+        handles, labels = panels[0].get_legend_handles_labels()
+        drawn.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+    return drawn
+
+
+def verdict(runs: Sequence[Trajectory]) -> str:
+    """Say in a sentence which minimum the decoupled and the coupled form end at."""
+    ends = {run.setting.rule: run.minimum for run in runs}
+    coupled, decoupled = ends.get("coupled_wsam"), ends.get("wsam")
+    if coupled == decoupled:
+        place = f"the {coupled} minimum" if coupled else "neither minimum"
+        return f"both forms of WSAM end at {place}"
+    if coupled == FLAT:
+        return "only the coupled form reaches the flat minimum"
+    if decoupled == FLAT:
+        return "only the decoupled form reaches the flat minimum"
+    reached = "coupled" if coupled == SHARP else "decoupled"
+    return f"only the {reached} form settles, at the sharp minimum"
+
+
+def _landscape(panel: Axes) -> None:
+    import numpy as np
+    import torch
+    from matplotlib.colors import LinearSegmentedColormap, PowerNorm
+
+    left, right, bottom, top = REGION
+    mu, sigma = np.meshgrid(np.linspace(left, right, 133), np.linspace(bottom, top, 77))
+    height = loss(torch.from_numpy(np.stack([mu, sigma], axis=-1))).numpy()
+    colors = LinearSegmentedColormap.from_list("loss", ["#7fb0d3", "#b9d3e4", "#e3ecf0", "#fbfaf6"])
+    norm = PowerNorm(0.55, vmin=0.27, vmax=0.8)
+    panel.contourf(
+        mu, sigma, height, levels=LEVELS, cmap=colors, norm=norm, extend="both"
+    ).set_rasterized(True)
+    panel.contour(mu, sigma, height, levels=LEVELS, colors="#284664", linewidths=0.6, alpha=0.3)
+    panel.set(xlim=(left, right), ylim=(bottom, top), xlabel="μ", aspect="equal")
+
+
+def _path(panel: Axes, run: Trajectory) -> None:
+    from matplotlib.patheffects import Normal, Stroke
+
+    rule = run.setting.rule
+    mu, sigma = zip(*run.points, strict=True)
+    width, dashes = STROKES[rule]
+    stroke: dict[str, Any] = {"color": COLORS[rule], "linewidth": width, "linestyle": dashes}
+    (line,) = panel.plot(mu, sigma, label=RULES[rule], **stroke)
+    if dashes == "solid":
+        line.set_path_effects(
+            [Stroke(linewidth=width + 1.8, foreground="white", alpha=0.8), Normal()]
+        )
+    panel.plot(*run.end, "o", color=COLORS[rule], markersize=6.5, markeredgecolor="white", zorder=4)
+
+
+def _landmarks(panel: Axes, start: tuple[float, float]) -> None:
+    from matplotlib.patheffects import withStroke
+
+    halo = [withStroke(linewidth=3, foreground="white", alpha=0.9)]
+    offsets = {SHARP: (-6, -30), FLAT: (0, 13), SADDLE: (0, -18)}
+    for place in places():
+        marker = "x" if place.name == SADDLE else "+"
+        panel.plot(*place.point, marker, color=INK, markersize=10, markeredgewidth=1.8, zorder=5)
+        name = place.name if place.name == SADDLE else f"{place.name} minimum"
+        panel.annotate(
+            f"{name} {place.loss:.3f}",
+            place.point,
+            offsets[place.name],
+            textcoords="offset points",
+            ha="center",
+            fontsize=9,
+            path_effects=halo,
+        )
+    panel.plot(*start, "o", color="white", markersize=7, markeredgecolor=INK, zorder=5)
+    panel.annotate(
+        "start",
+        start,
+        (0, -15),
+        textcoords="offset points",
+        ha="center",
+        fontsize=9,
+        color=SOFT,
+        path_effects=halo,
+    )

@@ -1,0 +1,202 @@
+"""Eigenvalues, their error bounds, and the guard against negative curvature."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.sparse.linalg import eigsh
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from wsam.curvature import hessian, top_eigenvalues
+
+
+def matrix(spectrum: list[float] | Tensor, seed: int = 0) -> Tensor:
+    values = torch.as_tensor(spectrum, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(seed)
+    q = torch.linalg.qr(torch.randn(len(values), len(values), generator=generator).double()).Q
+    dense = (q * values) @ q.T
+    return (dense + dense.T) / 2
+
+
+BULK = torch.linspace(-0.2, 0.3, 90).tolist()
+SPECTRA = {
+    "sharp": [*BULK, 1.0, 2.0, 4.0],
+    "negative": [-9.0, -3.0, *BULK, 1.0, 2.0],
+    "all negative": [-5.0, -4.0, -3.0, -1.0, -0.5],
+    "one": [2.5],
+    "two": [-1.0, 3.0],
+    "zero": [0.0] * 6,
+    "same": [3.0] * 6,
+}
+
+
+@pytest.mark.parametrize("which", ["largest", "smallest", "both"])
+@pytest.mark.parametrize("method", ["lanczos", "power"])
+@pytest.mark.parametrize("name", SPECTRA)
+def test_ends_of_a_spectrum(name, method, which):
+    dense = matrix(SPECTRA[name])
+    truth = torch.linalg.eigvalsh(dense).flip(0)
+    k = min(2, len(truth))
+    slow = method == "power"
+    found = top_eigenvalues(
+        dense, k, which=which, method=method, tol=1e-3 if slow else 1e-8,
+        max_products=6000 if slow else None,
+    )  # fmt: skip
+    high, low = truth[:k], truth[max(k, len(truth) - k) if which == "both" else len(truth) - k :]
+    expected = {"largest": high, "smallest": low, "both": torch.cat([high, low])}[which]
+    scale = float(truth.abs().max())
+    torch.testing.assert_close(
+        found.values, expected, rtol=0, atol=(1e-3 if slow else 1e-6) * scale
+    )
+    assert found.converged.all()
+    assert found.method == method
+    true_residuals = torch.linalg.vector_norm(
+        dense @ found.vectors - found.vectors * found.values, dim=0
+    )
+    assert (true_residuals <= found.residuals * 1.001 + 1e-12).all()
+    gram = found.vectors.T @ found.vectors
+    torch.testing.assert_close(gram, torch.eye(len(gram)).double(), rtol=0, atol=1e-6)
+
+
+@given(
+    st.lists(st.floats(-10, 10, width=32), min_size=1, max_size=14),
+    st.integers(1, 4),
+    st.integers(1, 3),
+    st.integers(0, 3),
+)
+def test_lanczos_bounds_hold_for_any_spectrum(spectrum, k, block, seed):
+    dense = matrix(spectrum, seed)
+    truth = torch.linalg.eigvalsh(dense)
+    found = top_eigenvalues(dense, k, tol=1e-9, block=block, seed=seed)
+    assert len(found.values) == min(k, len(spectrum))
+    for value, residual in zip(found.values, found.residuals, strict=True):
+        assert (truth - value).abs().min() <= residual + 1e-9
+    assert found.largest == pytest.approx(float(truth[-1]), abs=1e-7)
+
+
+def test_negative_curvature_does_not_pass_for_sharpness():
+    dense = matrix(SPECTRA["negative"])  # the largest in absolute value is -9
+    for method in ("lanczos", "power"):
+        found = top_eigenvalues(dense, 1, method=method, tol=1e-4)
+        assert found.largest == pytest.approx(2.0, rel=1e-3)
+        assert top_eigenvalues(dense, 1, which="smallest", method=method).smallest == pytest.approx(
+            -9.0, rel=1e-3
+        )
+
+
+def test_eigenvalues_of_a_network_are_those_of_scipy():
+    net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    data = [(torch.randn(20, 6).double(), torch.randint(0, 3, (20,))) for _ in range(2)]
+    H = hessian(net, F.cross_entropy, data)
+    found = top_eigenvalues(H, 4, which="both", tol=1e-8)
+    high = eigsh(H.to_scipy(), 4, which="LA", return_eigenvectors=False)
+    low = eigsh(H.to_scipy(), 4, which="SA", return_eigenvectors=False)
+    expected = np.sort(np.concatenate([high, low]))[::-1]
+    np.testing.assert_allclose(found.values, expected, rtol=0, atol=1e-6)
+    power = top_eigenvalues(H, 1, method="power", tol=1e-6)
+    assert power.largest == pytest.approx(expected[0], abs=1e-6)
+    assert found.info == H.info
+    assert set(found.as_dict()) == {"values", "residuals", "converged", "products", "method"}
+
+
+class Point(nn.Module):
+    """The toy loss of the paper as a model whose weights are (mu, sigma)."""
+
+    def __init__(self, mu: float, sigma: float) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor([mu, sigma], dtype=torch.float64))
+
+    def forward(self, _: Tensor) -> Tensor:
+        mu, sigma = self.w
+
+        def divergence(m: float, s: float) -> Tensor:
+            return torch.log(s / sigma) + (sigma**2 + (mu - m) ** 2) / (2 * s**2) - 0.5
+
+        first = 0.7 * torch.exp(-divergence(20.0, 30.0) / 1.8**2)
+        return -torch.log(first + 0.3 * torch.exp(-divergence(-20.0, 10.0) / 1.2**2))
+
+
+@pytest.mark.parametrize("method", ["lanczos", "power"])
+@pytest.mark.parametrize(
+    ("point", "loss", "low", "high"),
+    [
+        ((-16.805, 12.803), 0.27523, 2.38e-3, 4.87e-3),
+        ((19.810, 29.937), 0.35645, 3.26e-4, 6.81e-4),
+    ],
+)
+def test_minima_of_the_toy_loss(point, loss, low, high, method):
+    H = hessian(Point(*point), lambda value: value, [torch.zeros(1)])
+    found = top_eigenvalues(H, 1, which="both", method=method, tol=1e-8)
+    assert H.info.loss == pytest.approx(loss, abs=1e-5)
+    assert found.largest == pytest.approx(high, rel=2e-3)
+    assert found.smallest == pytest.approx(low, rel=2e-3)
+
+
+def test_restarts_keep_memory_and_find_the_same():
+    dense = matrix(torch.linspace(-1, 1, 150) ** 3)
+    truth = torch.linalg.eigvalsh(dense).flip(0)
+    found = top_eigenvalues(dense, 3, tol=1e-7, basis=12, max_products=2000)
+    assert found.converged.all()
+    assert found.products > 12
+    torch.testing.assert_close(found.values, truth[:3], rtol=0, atol=1e-6)
+
+
+def test_blocks_find_copies_of_a_repeated_eigenvalue():
+    dense = matrix([*BULK, 2.0, 3.0, 3.0, 3.0])
+    found = top_eigenvalues(dense, 3, tol=1e-8, block=3)
+    torch.testing.assert_close(found.values, torch.full((3,), 3.0).double())
+
+
+def test_the_residual_shows_the_rounding_of_the_operator():
+    exact = matrix([*BULK, 1.0, 4.0])
+
+    class Noisy:
+        shape, dtype, device = exact.shape, exact.dtype, exact.device
+
+        def __matmul__(self, v: Tensor) -> Tensor:
+            image = exact @ v
+            return image + 1e-3 * torch.randn_like(image) * image.norm() / math.sqrt(len(image))
+
+    found = top_eigenvalues(Noisy(), 1, tol=1e-6)
+    assert not found.converged.any()
+    assert abs(found.largest - 4.0) <= found.residuals[0]
+
+
+def test_giving_up_is_said():
+    dense = matrix(torch.linspace(0, 1, 200))
+    for method in ("lanczos", "power"):
+        found = top_eigenvalues(dense, 2, method=method, tol=1e-8, max_products=6)
+        assert found.products == 6
+        assert not found.converged.all()
+
+
+def test_progress_is_reported_and_the_seed_repeats():
+    dense = matrix(SPECTRA["sharp"])
+    told = []
+    first = top_eigenvalues(dense, 1, seed=3, report=told.append)
+    assert [p.products for p in told] == list(range(1, first.products + 1))
+    assert told[-1].error <= 1e-3
+    again = top_eigenvalues(dense, 1, seed=3)
+    assert torch.equal(first.values, again.values)
+    assert torch.equal(first.vectors, again.vectors)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"k": 0}, "at least 1"),
+        ({"block": 0}, "at least 1"),
+        ({"which": "top"}, "which must be"),
+        ({"method": "magic"}, "method must be"),
+        ({"tol": 0.0}, "between 0 and 1"),
+    ],
+)
+def test_bad_arguments(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        top_eigenvalues(torch.eye(3), **arguments)
+    with pytest.raises(ValueError, match="square"):
+        top_eigenvalues(torch.ones(3, 2))

@@ -1,0 +1,150 @@
+"""Sharpness measures against formulas that can be written down."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import wsam
+from wsam.curvature import average_sharpness, hessian, sharpness, top_eigenvalues
+
+
+class Bowl(nn.Module):
+    """A weight vector; with `squared` its loss is w' A w / 2."""
+
+    def __init__(self, w: list[float]) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor(w, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.w
+
+
+A = torch.diag(torch.tensor([5.0, 1.0], dtype=torch.float64))
+ROOT = [A.sqrt() * math.sqrt(2 / 2)]  # rows x: mean of (x w)^2 is w' A w / 2
+
+
+def quadratic(output: Tensor) -> Tensor:
+    return (output**2).mean()
+
+
+def loss_at(w: Tensor) -> float:
+    return float(w @ A @ w / 2)
+
+
+def test_one_step_is_sams_perturbation():
+    w, rho = torch.tensor([0.3, -2.0], dtype=torch.float64), 0.1
+    model = Bowl(w.tolist())
+    found = sharpness(model, quadratic, ROOT, rho)
+    g = A @ w
+    assert found.value == pytest.approx(loss_at(w + rho * g / g.norm()) - loss_at(w), abs=1e-12)
+    assert (found.loss, found.measure, found.radius) == (pytest.approx(loss_at(w)), "worst", rho)
+    assert found.info["samples"] == 2
+    assert torch.equal(model.w.detach(), w)
+
+    opt = wsam.SAM(torch.optim.SGD(model.parameters(), lr=0.0), rho=rho)
+
+    def closure() -> Tensor:
+        opt.zero_grad()
+        loss = quadratic(model(ROOT[0]))
+        loss.backward()
+        return loss
+
+    opt.step(closure)
+    assert found.value == pytest.approx(float(opt.sharpness), rel=1e-6)
+
+
+def test_many_steps_climb_to_the_top_of_the_ball():
+    w, rho = torch.tensor([0.01, -0.4], dtype=torch.float64), 0.5
+    model = Bowl(w.tolist())
+    angles = torch.linspace(0, 2 * math.pi, 20001, dtype=torch.float64)
+    ball = w + rho * torch.stack([angles.cos(), angles.sin()], 1)
+    truth = float((((ball @ A) * ball).sum(1) / 2).max()) - loss_at(w)
+    one, many = (sharpness(model, quadratic, ROOT, rho, steps=n).value for n in (1, 60))
+    assert one < 0.9 * truth
+    assert many == pytest.approx(truth, rel=1e-3)
+    assert many <= truth + 1e-6
+    small = sharpness(model, quadratic, ROOT, rho, steps=5, step_size=0.02).value
+    assert 0 < small < one  # five short steps do not reach the edge of the ball
+
+
+def test_at_a_minimum_the_ascent_finds_the_top_eigenvalue():
+    model = Bowl([0.0, 0.0])
+    assert sharpness(model, quadratic, ROOT, 0.1).value == 0  # no gradient, no step
+    climbed = sharpness(model, quadratic, ROOT, 0.1, steps=40).value
+    top = top_eigenvalues(hessian(model, quadratic, ROOT)).largest
+    assert climbed == pytest.approx(0.5 * top * 0.1**2, rel=1e-3)
+
+
+def test_adaptive_is_asams_and_ignores_rescaling():
+    w, rho, eta = torch.tensor([0.3, -2.0], dtype=torch.float64), 0.5, 0.01
+    found = sharpness(Bowl(w.tolist()), quadratic, ROOT, rho, adaptive=True, eta=eta)
+    t, g = w.abs() + eta, A @ w
+    d = rho * t**2 * g / (t * g).norm()
+    assert found.value == pytest.approx(loss_at(w + d) - loss_at(w), abs=1e-12)
+    assert found.measure == "worst adaptive"
+
+    net = nn.Sequential(
+        nn.Linear(3, 4, bias=False), nn.ReLU(), nn.Linear(4, 2, bias=False)
+    ).double()
+    data = [(torch.randn(9, 3).double(), torch.arange(9) % 2)]
+    before = [
+        measure(net, F.cross_entropy, data, 0.1, adaptive=adaptive).value
+        for measure in (sharpness, average_sharpness)
+        for adaptive in (True, False)
+    ]
+    with torch.no_grad():
+        net[0].weight *= 10
+        net[2].weight /= 10
+    after = [
+        measure(net, F.cross_entropy, data, 0.1, adaptive=adaptive).value
+        for measure in (sharpness, average_sharpness)
+        for adaptive in (True, False)
+    ]
+    assert after[0] == pytest.approx(before[0], rel=1e-9)
+    assert after[2] == pytest.approx(before[2], rel=1e-9)
+    assert abs(after[1] - before[1]) > 0.1 * before[1]
+    assert abs(after[3] - before[3]) > 0.1 * before[3]
+
+
+def test_m_sharpness_is_the_mean_over_groups_and_grows_as_m_shrinks():
+    net = nn.Linear(3, 2).double()
+    x, y = torch.randn(12, 3).double(), torch.arange(12) % 2
+    data = [(x[:6], y[:6]), (x[6:], y[6:])]
+    groups = [(x[i : i + 3], y[i : i + 3]) for i in range(0, 12, 3)]
+    alone = [sharpness(net, F.cross_entropy, [group], 0.2).value for group in groups]
+    found = sharpness(net, F.cross_entropy, data, 0.2, m=3)
+    assert found.value == pytest.approx(sum(alone) / 4, abs=1e-12)
+    assert found.measure == "worst m=3"
+    values = [sharpness(net, F.cross_entropy, data, 0.2, m=m).value for m in (1, 3, 6)]
+    values.append(sharpness(net, F.cross_entropy, data, 0.2).value)
+    assert values == sorted(values, reverse=True)
+    uneven = sharpness(net, F.cross_entropy, data, 0.2, m=4)  # groups of 4 and 2 in each batch
+    parts = [(slice(a, b), b - a) for a, b in ((0, 4), (4, 6), (6, 10), (10, 12))]
+    weighed = sum(sharpness(net, F.cross_entropy, [(x[p], y[p])], 0.2).value * n for p, n in parts)
+    assert uneven.value == pytest.approx(weighed / 12, abs=1e-12)
+    with pytest.raises(ValueError, match="m must be at least 1"):
+        sharpness(net, F.cross_entropy, data, m=0)
+
+
+def test_average_case_is_half_the_trace_on_a_bowl():
+    w, sigma = [0.3, -2.0], 0.1
+    found = average_sharpness(Bowl(w), quadratic, ROOT, sigma, samples=300)
+    truth = 0.5 * sigma**2 * float(A.trace())
+    assert abs(found.value - truth) < 4 * found.standard_error
+    assert found.standard_error < 0.1 * truth
+    scaled = average_sharpness(Bowl(w), quadratic, ROOT, sigma, samples=300, adaptive=True)
+    truth = 0.5 * sigma**2 * float((torch.tensor(w).double() ** 2 * A.diagonal()).sum())
+    assert abs(scaled.value - truth) < 4 * scaled.standard_error
+    assert scaled.measure == "average adaptive"
+    assert average_sharpness(Bowl(w), quadratic, ROOT, sigma, samples=1).standard_error is None
+
+
+def test_progress_and_json():
+    told = []
+    sharpness(Bowl([1.0, 1.0]), quadratic, ROOT, 0.1, steps=3, report=told.append)
+    assert [p.products for p in told] == [1, 2, 3, 4]
+    found = average_sharpness(Bowl([1.0, 1.0]), quadratic, ROOT, 0.1, samples=2)
+    assert found.as_dict()["info"]["mode"] == "eval"

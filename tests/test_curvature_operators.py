@@ -1,0 +1,345 @@
+"""Every curvature operator equals the dense float64 matrix, whatever model, loss and batches."""
+
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from wsam.curvature import Operator, empirical_fisher, gauss_newton, hessian
+from wsam.curvature.products import Chooser
+
+WAYS = ("reverse", "forward", "auto")
+
+
+class Tied(nn.Module):
+    """One matrix used twice, and a frozen scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.second = nn.Linear(4, 4, bias=False)
+        self.second.weight = self.first.weight
+        self.head = nn.Linear(4, 3)
+        self.scale = nn.Parameter(torch.full((4,), 1.5), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.second(torch.tanh(self.first(x) * self.scale))))
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(4, 2, 5, dropout=0.3, batch_first=True)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layer(x.reshape(len(x), 2, -1)).mean(1))
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(2, 3, batch_first=True)
+        self.head = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.lstm(x.reshape(len(x), 2, 2))[0][:, -1])
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Dropout(0.5), nn.Linear(5, 3))
+
+
+def cnn() -> nn.Module:
+    model = nn.Sequential(
+        nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 3, 2, padding=1), nn.BatchNorm2d(3), nn.GELU(),
+        nn.AvgPool2d(2), nn.Flatten(), nn.Linear(3, 3),
+    )  # fmt: skip
+    model(torch.randn(16, 4))  # running statistics that are not 0 and 1
+    return model
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], int]] = {
+    "mlp": (mlp, 4), "cnn": (cnn, 4), "tied": (Tied, 4), "attention": (Attention, 8),
+    "lstm": (Recurrent, 4),
+}  # fmt: skip
+
+
+def batches(width: int, sizes: tuple[int, ...] = (6, 3, 4)) -> list[tuple[Tensor, Tensor]]:
+    return [(torch.randn(n, width).double(), torch.randint(0, 3, (n,))) for n in sizes]
+
+
+def dense(model: nn.Module, loss: Callable[[dict[str, Tensor]], Tensor]) -> Tensor:
+    """The Hessian of a loss of named weights, by torch.func, in one piece."""
+    named = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+    sizes = [p.numel() for p in named.values()]
+
+    def flat_loss(flat: Tensor) -> Tensor:
+        pieces = zip(named.items(), flat.split(sizes), strict=True)
+        return loss({name: piece.view(p.shape) for (name, p), piece in pieces})
+
+    flat = torch.cat([p.reshape(-1) for p in named.values()])
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        return torch.autograd.functional.hessian(flat_loss, flat)
+
+
+def jacobian(model: nn.Module, output: Callable[[dict[str, Tensor]], Tensor]) -> Tensor:
+    """Rows: outputs; columns: weights, in the parameters' order."""
+    leaves = {
+        n: p.detach().requires_grad_() for n, p in model.named_parameters() if p.requires_grad
+    }
+    rows = output(leaves).reshape(-1)
+    return torch.stack([
+        torch.cat([g.reshape(-1) for g in torch.autograd.grad(
+            row, list(leaves.values()), retain_graph=True, materialize_grads=True)])
+        for row in rows
+    ])  # fmt: skip
+
+
+def same_operator(found: Operator, expected: Tensor) -> None:
+    """Equal on random vectors: two different matrices agree there with probability zero."""
+    vectors = torch.randn(len(expected), 4, dtype=torch.float64)
+    vectors[:, 0] = 0
+    vectors[-1, 0] = 1  # and one column of the matrix itself
+    torch.testing.assert_close(found @ vectors, expected @ vectors, rtol=0, atol=1e-8)
+
+
+@pytest.fixture(params=MODELS)
+def case(request: pytest.FixtureRequest) -> tuple[nn.Module, list[tuple[Tensor, Tensor]]]:
+    build, width = MODELS[request.param]
+    return build().double(), batches(width)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_hessian_is_the_dense_one(case, way):
+    model, data = case
+    H = hessian(model, F.cross_entropy, data, differentiation=way)
+    model.eval()
+    x, y = (torch.cat(part) for part in zip(*data, strict=True))
+    expected = dense(model, lambda w: F.cross_entropy(functional_call(model, w, (x,)), y))
+    assert H.shape == expected.shape
+    assert H.dtype == torch.float64
+    same_operator(H, expected)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_gauss_newton_and_fisher_are_the_dense_ones(case, way):
+    model, data = case
+    G = gauss_newton(model, F.cross_entropy, data, differentiation=way)
+    E = empirical_fisher(model, F.cross_entropy, data, differentiation=way)
+    model.eval()
+    x, y = (torch.cat(part) for part in zip(*data, strict=True))
+    J = jacobian(model, lambda w: functional_call(model, w, (x,))).reshape(len(x), 3, -1)
+    p = torch.softmax(model(x).detach(), 1)
+    middle = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
+    expected = torch.einsum("nkp,nkl,nlq->pq", J, middle, J) / len(x)
+    same_operator(G, expected)
+    g = torch.einsum("nk,nkp->np", p - F.one_hot(y, 3), J)
+    same_operator(E, g.T @ g / len(x))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_batchnorm_in_training_mode_uses_batch_statistics_and_keeps_the_running_ones(way):
+    model, (batch, *_) = cnn().double(), batches(4)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    H = hessian(model, F.cross_entropy, [batch], mode="train", differentiation=way)
+    found = H.dense()
+    assert H.info.mode == "train"
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    model.train()
+    buffers = {name: b.clone() for name, b in model.named_buffers()}
+
+    def loss(w):
+        return F.cross_entropy(functional_call(model, {**buffers, **w}, (batch[0],)), batch[1])
+
+    torch.testing.assert_close(found, dense(model, loss), rtol=0, atol=1e-8)
+    evaluated = hessian(model, F.cross_entropy, [batch]).dense()
+    assert (found - evaluated).abs().max() > 1e-3
+
+
+def test_every_module_gets_its_mode_back_even_after_an_error():
+    model = cnn().double()
+    model.train()
+    model[2].eval()
+    H = hessian(model, F.cross_entropy, data := batches(4))
+    H @ torch.ones(H.shape[0])
+    data[1] = (data[1][0], data[1][1] + 100)  # a label out of range
+    with pytest.raises(IndexError):
+        H @ torch.ones(H.shape[0])
+    assert [m.training for m in (model, model[1], model[2], model[6])] == [True, True, False, True]
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_columns_vectors_types_and_counts():
+    model, data = mlp(), [(x.float(), y) for x, y in batches(4)]
+    H = hessian(model, F.cross_entropy, data)
+    V = torch.randn(H.shape[0], 3)
+    product = H @ V
+    assert product.dtype == torch.float32
+    for column, vector in zip(product.T, V.T, strict=True):
+        torch.testing.assert_close(column, H @ vector, rtol=1e-4, atol=1e-6)
+    assert H.products == 6
+    named = H.split(V[:, 0])
+    assert {n: p.shape for n, p in named.items()} == {
+        n: p.shape for n, p in model.named_parameters()
+    }
+    for wrong in (torch.zeros(3), torch.zeros(H.shape[0], 1, 1)):
+        with pytest.raises(ValueError, match="multiplies vectors of 43 numbers"):
+            H @ wrong
+
+
+def test_float64_of_a_float32_model():
+    model, data = cnn(), [(x.float(), y) for x, y in batches(4)]
+    H = hessian(model, F.cross_entropy, data, dtype=torch.float64)
+    assert (H.dtype, H.info.dtype) == (torch.float64, "float64")
+    assert next(model.parameters()).dtype == torch.float32
+    doubled = [(x.double(), y) for x, y in data]
+    expected = hessian(cnn_copy := _double(model), F.cross_entropy, doubled).dense()
+    assert next(cnn_copy.parameters()).dtype == torch.float64
+    torch.testing.assert_close(H.dense(), expected, rtol=0, atol=1e-12)
+
+
+def _double(model: nn.Module) -> nn.Module:
+    import copy
+
+    return copy.deepcopy(model).double()
+
+
+def test_info_says_what_was_computed():
+    data = batches(4)
+    info = hessian(mlp().double(), F.cross_entropy, data, differentiation="forward").info
+    assert (info.kind, info.mode, info.samples, info.batches) == ("hessian", "eval", 13, 3)
+    assert (info.parameters, info.dtype, info.device) == (43, "float64", "cpu")
+    assert (info.tf32, info.differentiation) == (False, "forward")
+    assert info.as_dict()["loss"] == pytest.approx(info.loss)
+
+
+def test_loss_may_be_a_sum_may_read_the_weights_and_batches_may_be_mappings():
+    model, data = mlp().double(), batches(4)
+    expected = hessian(model, F.cross_entropy, data).dense()
+
+    def summed(output: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(output, target, reduction="sum")
+
+    found = hessian(model, summed, data, reduction="sum").dense()
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+    def decayed(output: Tensor, target: Tensor) -> Tensor:
+        penalty = sum((p**2).sum() for p in model.parameters())
+        return F.cross_entropy(output, target) + 0.5 * penalty
+
+    for way in ("reverse", "forward"):
+        found = hessian(model, decayed, data, differentiation=way).dense()
+        torch.testing.assert_close(found, expected + torch.eye(43).double(), rtol=0, atol=1e-12)
+
+    mappings = [{"input": x, "target": y} for x, y in data]
+    wrapped = _Named(model)
+    found = hessian(wrapped, lambda out, batch: F.cross_entropy(out, batch["target"]), mappings)
+    torch.testing.assert_close(found.dense(), expected, rtol=0, atol=1e-12)
+
+
+class _Named(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        return self.model(input)
+
+
+def test_some_parameters_only():
+    model, data = mlp().double(), batches(4)
+    whole = hessian(model, F.cross_entropy, data).dense()
+    head = hessian(model, F.cross_entropy, data, params=["3.weight", "3.bias"])
+    torch.testing.assert_close(head.dense(), whole[25:, 25:], rtol=0, atol=1e-12)
+    same = hessian(model, F.cross_entropy, data, params=lambda name: name.startswith("3."))
+    assert same.shape == (18, 18)
+    with pytest.raises(ValueError, match="no parameter named 'nope'"):
+        hessian(model, F.cross_entropy, data, params=["nope"])
+
+
+def test_linear_and_unused_parameters_have_no_curvature():
+    class Linear(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used = nn.Parameter(torch.ones(2))
+            self.unused = nn.Parameter(torch.ones(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.used
+
+    data = [torch.randn(5, 2)]
+    for way in ("reverse", "forward"):
+        for build in (hessian, gauss_newton):
+            H = build(Linear(), torch.mean, data, differentiation=way)
+            assert not (H @ torch.ones(5)).any()
+
+
+def test_auto_keeps_the_faster_way_and_falls_back_where_there_is_no_forward_derivative():
+    H = hessian(mlp().double(), F.cross_entropy, batches(4))
+    assert H.info.differentiation == "auto"
+    H @ torch.ones(43)
+    assert H.info.differentiation == "auto"  # three of four turns taken
+    H @ torch.ones(43)
+    assert H.info.differentiation in ("reverse", "forward")
+
+    class Square(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return x**2
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            (x,) = ctx.saved_tensors
+            return 2 * x * grad
+
+    model = nn.Linear(4, 1).double()
+
+    def loss(output, target):
+        return Square.apply(output).mean()
+
+    H = hessian(model, loss, batches(4))
+    x = torch.cat([torch.cat([x, torch.ones(len(x), 1)], 1) for x, _ in H.objective.batches])
+    torch.testing.assert_close(H.dense(), 2 * x.T @ x / len(x), rtol=0, atol=1e-12)
+    assert H.info.differentiation == "reverse"
+
+
+def test_chooser_measures(monkeypatch):
+    clock = iter([0, 9, 10, 12, 20, 21, 30, 35])  # second turns: reverse 1 s, forward 5 s
+    monkeypatch.setattr("wsam.curvature.products.time.perf_counter", lambda: next(clock))
+    H = hessian(mlp().double(), F.cross_entropy, [batches(4)[0]] * 4)
+    H @ torch.ones(43)
+    assert H.info.differentiation == "reverse"
+    with pytest.raises(ValueError, match="differentiation must be"):
+        Chooser("hessian", "sideways")
+
+
+class Counted:
+    """Batches made on the way; tells how many are alive at once."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.alive, self.most = count, weakref.WeakSet(), 0
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for index in range(self.count):
+            generator = torch.Generator().manual_seed(index)
+            x = torch.randn(8, 4, generator=generator).double()
+            self.alive.add(x)
+            self.most = max(self.most, len(self.alive))
+            yield x, torch.arange(8) % 3
+
+
+def test_memory_does_not_grow_with_the_number_of_batches():
+    most = []
+    for count in (3, 12):
+        data = Counted(count)
+        for build in (hessian, gauss_newton):
+            build(mlp().double(), F.cross_entropy, data) @ torch.ones(43)
+        most.append(data.most)
+    assert most[0] == most[1] <= 3

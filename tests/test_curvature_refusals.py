@@ -1,0 +1,146 @@
+"""What curvature refuses, and that it says why."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+from wsam.curvature import average_sharpness, empirical_fisher, gauss_newton, hessian, sharpness
+
+X, Y = torch.randn(12, 4), torch.arange(12) % 3
+DATA = [(X[:8], Y[:8]), (X[8:], Y[8:])]
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.5), nn.Linear(5, 3))
+
+
+@pytest.mark.parametrize("build", [hessian, gauss_newton, empirical_fisher, sharpness])
+def test_wrong_models_and_data(build):
+    with pytest.raises(ValueError, match="no parameters"):
+        build(nn.ReLU(), F.cross_entropy, DATA)
+    with pytest.raises(ValueError, match="the data is empty"):
+        build(model(), F.cross_entropy, [])
+    with pytest.raises(TypeError, match="only once"):
+        build(model(), F.cross_entropy, (batch for batch in DATA))
+    with pytest.raises(TypeError, match="a list or a loader"):
+        build(model(), F.cross_entropy, X)
+    with pytest.raises(TypeError, match=r"must be a torch\.nn\.Module, not function"):
+        build(F.relu, F.cross_entropy, DATA)
+    with pytest.raises(ValueError, match="loss of batch 1 is nan"):
+        build(model(), F.cross_entropy, [DATA[0], (X[8:] * torch.nan, Y[8:])])
+    with pytest.raises(ValueError, match="one number for a batch"):
+        build(model(), lambda out, y: F.cross_entropy(out, y, reduction="none"), DATA)
+    with pytest.raises(ValueError, match="mode must be"):
+        build(model(), F.cross_entropy, DATA, mode="both")
+    with pytest.raises(ValueError, match="reduction must be"):
+        build(model(), F.cross_entropy, DATA, reduction="none")
+
+
+def test_dropout_is_off_in_eval_mode_and_refused_in_training_mode():
+    active = model().train()
+    H = hessian(active, F.cross_entropy, DATA)
+    v = torch.randn(H.shape[0])
+    torch.testing.assert_close(H @ v, H @ v, rtol=1e-5, atol=1e-6)
+    assert active.training
+    with pytest.raises(ValueError, match="dropout active"):
+        hessian(active, F.cross_entropy, DATA, mode="train")
+    with pytest.raises(ValueError, match="dropout active"):
+        hessian(nn.Linear(4, 3), lambda out, y: F.cross_entropy(F.dropout(out, 0.05), y), DATA)
+
+
+def test_data_that_changes_is_refused_and_shuffled_data_is_not():
+    class Augmented:
+        def __iter__(self):
+            return ((x + 0.1 * torch.randn_like(x), y) for x, y in DATA)
+
+    with pytest.raises(ValueError, match="augmented at random"):
+        hessian(model(), F.cross_entropy, Augmented())
+    hessian(model(), F.cross_entropy, Augmented(), check=False)
+
+    class Shrinking:
+        def __init__(self):
+            self.readings = 0
+
+        def __iter__(self):
+            self.readings += 1
+            return iter(DATA[: 3 - self.readings])
+
+    with pytest.raises(ValueError, match="12 samples in 2 batches, then 8 in 1"):
+        hessian(model(), F.cross_entropy, Shrinking())
+    loader = DataLoader(TensorDataset(X, Y), batch_size=5, shuffle=True)
+    H, still = (hessian(net := model(), F.cross_entropy, loader), None)
+    still = hessian(net, F.cross_entropy, DATA)
+    v = torch.randn(H.shape[0])
+    torch.testing.assert_close(H @ v, still @ v, rtol=1e-4, atol=1e-6)
+
+
+def test_precisions():
+    with pytest.raises(ValueError, match="float32 or float64, not bfloat16"):
+        hessian(model().bfloat16(), F.cross_entropy, DATA)
+    low = model().bfloat16()
+    assert hessian(low, F.cross_entropy, DATA, dtype=torch.float32).dtype == torch.float32
+    mixed = model()
+    mixed[0].double()
+    with pytest.raises(ValueError, match="several types"):
+        hessian(mixed, F.cross_entropy, DATA)
+
+
+def test_gauss_newton_and_fisher_need_an_output_they_can_use():
+    class Dictionary(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return {"logits": self.inner(x)}
+
+    loss = lambda out, y: F.cross_entropy(out["logits"], y)  # noqa: E731
+    v = torch.ones(15)
+    assert (hessian(Dictionary(), loss, DATA) @ v).shape == (15,)
+    with pytest.raises(TypeError, match="one tensor, not dict"):
+        gauss_newton(Dictionary(), loss, DATA) @ v
+    pooled = nn.Sequential(nn.Linear(4, 3), nn.Flatten(0))
+    with pytest.raises(ValueError, match="one output a sample"):
+        empirical_fisher(pooled, lambda out, y: out.square().mean(), DATA) @ v
+    normal = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+    with pytest.raises(ValueError, match="mixes samples"):
+        empirical_fisher(normal, F.cross_entropy, DATA, mode="train")
+
+
+def test_loss_that_ignores_the_weights():
+    H = hessian(model(), lambda out, y: y.float().mean(), DATA)
+    with pytest.raises(ValueError, match="does not depend on any"):
+        H @ torch.ones(H.shape[0])
+
+
+def test_products_that_overflow_are_not_passed_on():
+    net = nn.Linear(1, 1, bias=False)
+    H = hessian(net, lambda out, y: (out - out.detach() + 1).pow(2).mean(), [(X[:, :1] * 1e25, Y)])
+    with pytest.raises(ValueError, match="not finite at these weights"):
+        H @ torch.ones(1)
+
+
+def test_compiled_models_are_looked_through():
+    net = model()
+    H = hessian(torch.compile(net), F.cross_entropy, DATA)
+    v = torch.randn(H.shape[0])
+    torch.testing.assert_close(H @ v, hessian(net, F.cross_entropy, DATA) @ v)
+
+
+@pytest.mark.parametrize("measure", [sharpness, average_sharpness])
+def test_wrong_radii(measure):
+    for wrong in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="must be a positive number"):
+            measure(model(), F.cross_entropy, DATA, wrong)
+    with pytest.raises(ValueError, match="eta must be"):
+        measure(model(), F.cross_entropy, DATA, 0.1, eta=-1)
+    with pytest.raises(ValueError, match="at least 1"):
+        measure(
+            model(),
+            F.cross_entropy,
+            DATA,
+            0.1,
+            **{"steps" if measure is sharpness else "samples": 0},
+        )

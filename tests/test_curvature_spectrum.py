@@ -1,0 +1,164 @@
+"""Trace within its error bar; density that integrates to one and has the spectrum's shape."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from wsam.curvature import density, empirical_fisher, hessian, trace
+from wsam.curvature.hutchinson import student_95
+
+
+def matrix(values: Tensor) -> Tensor:
+    q = torch.linalg.qr(torch.randn(len(values), len(values)).double()).Q
+    return (q * values.double()) @ q.T
+
+
+SPIKED = torch.cat([torch.linspace(-0.05, 0.1, 190), torch.linspace(1, 10, 10)])
+
+
+@pytest.mark.parametrize("method", ["hutchinson", "hutch++"])
+def test_trace_lies_within_its_error_bar(method):
+    dense = matrix(SPIKED)
+    truth = float(SPIKED.double().sum())
+    results = [trace(dense, method=method, seed=seed, tol=0.04) for seed in range(40)]
+    covered = sum(low <= truth <= high for low, high in (r.interval for r in results))
+    assert covered >= 34  # 95% of 40 is 38; fewer than 34 has probability 0.001
+    assert all(abs(r.value - truth) <= 6 * r.standard_error for r in results)
+    assert all(r.converged == (r.standard_error <= 0.04 * abs(r.value)) for r in results)
+    spread = torch.tensor([r.value for r in results]).std()
+    assert 0.5 < spread / results[0].standard_error < 2  # the error bar is the true spread
+
+
+def test_hutch_plus_plus_needs_fewer_products_where_few_eigenvalues_dominate():
+    dense = matrix(SPIKED)
+    plain = trace(dense, method="hutchinson", tol=0.01, max_products=2000)
+    better = trace(dense, method="hutch++", tol=0.01, max_products=2000)
+    assert better.converged
+    assert better.products < plain.products / 4
+
+
+def test_trace_of_networks_and_exact_cases():
+    net = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    data = [(torch.randn(9, 4).double(), torch.randint(0, 3, (9,))) for _ in range(2)]
+    for build in (hessian, empirical_fisher):
+        H = build(net, F.cross_entropy, data)
+        truth = float(H.dense().trace())
+        found = trace(H, tol=0.005, max_products=400)
+        assert abs(found.value - truth) <= 5 * found.standard_error + 1e-9
+        assert found.info == H.info
+    diagonal = torch.diag(torch.arange(5.0))
+    exact = trace(diagonal, method="hutchinson")  # signs square to one
+    assert (exact.value, exact.standard_error, exact.converged) == (10.0, 0.0, True)
+    whole = trace(diagonal)  # the sketch spans everything
+    assert whole.value == pytest.approx(10.0, abs=1e-5)
+    assert whole.as_dict()["interval95"] == [whole.value, whole.value]
+
+
+def test_trace_that_cannot_converge_says_so():
+    swings = matrix(torch.cat([torch.linspace(-1, -0.1, 50), torch.linspace(0.1, 1, 50)]))
+    told = []
+    found = trace(swings, tol=1e-3, max_products=60, report=told.append)
+    assert not found.converged
+    assert found.products == 60 == told[-1].products
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"tol": 0}, {"max_products": 1}, {"columns": 0}, {"sketch": 0}]
+)
+def test_trace_refuses(arguments):
+    with pytest.raises(ValueError, match="must be above 0"):
+        trace(torch.eye(3), **arguments)
+    with pytest.raises(ValueError, match="method must be"):
+        trace(torch.eye(3), method="guess")
+
+
+def test_student_quantiles():
+    from scipy.stats import t
+
+    for freedom in (1, 2, 3, 4, 11, 99):
+        assert student_95(freedom) == pytest.approx(t.ppf(0.975, freedom), rel=4e-3)
+
+
+SPECTRA = {
+    "two bumps": torch.cat([torch.linspace(-1, -0.5, 100), torch.linspace(1, 2, 300)]),
+    "spiked": SPIKED,
+    "uniform": torch.linspace(-1, 3, 300),
+}
+
+
+@pytest.mark.parametrize("name", SPECTRA)
+def test_density_integrates_to_one_and_has_the_shape_of_the_spectrum(name):
+    values = SPECTRA[name].double()
+    found = density(matrix(values), steps=50, tol=0.01, max_probes=12)
+    assert found.mass == pytest.approx(1, abs=1e-6)
+    assert (found.values >= 0).all()
+    torch.testing.assert_close(found.weights.sum(1), torch.ones(len(found.weights)).double())
+    low, high = float(values[0]), float(values[-1])
+    edges = torch.linspace(low, high, 9, dtype=torch.float64)[1:-1]
+    share = torch.stack([(values < edge).double().mean() for edge in edges])
+    cumulative = torch.cumulative_trapezoid(found.values, found.grid)
+    at = torch.stack([cumulative[int((found.grid[1:] <= edge).sum()) - 1] for edge in edges])
+    assert (at - share).abs().max() < 0.05
+    assert found.nodes.min() >= low - 1e-9
+    assert found.nodes.max() <= high + 1e-9
+    mean = float((found.nodes * found.weights).sum() / len(found.nodes))
+    assert mean == pytest.approx(float(values.mean()), abs=0.1)
+
+
+def test_density_of_degenerate_operators():
+    for dense, where in (
+        (torch.eye(40) * 3, 3.0),
+        (torch.zeros(7, 7), 0.0),
+        (torch.ones(1, 1), 1.0),
+    ):
+        found = density(dense.double(), max_probes=2)
+        assert found.mass == pytest.approx(1, abs=1e-6)
+        assert float(found.grid[found.values.argmax()]) == pytest.approx(where, abs=0.02)
+        assert found.below(where + 0.5) == pytest.approx(1)
+        assert found.below(where - 0.5) == 0
+
+
+def test_density_stops_when_probes_agree_and_reports():
+    dense = matrix(SPECTRA["uniform"])
+    told = []
+    found = density(dense, steps=20, tol=0.05, max_probes=10, report=told.append)
+    assert found.converged
+    assert found.cumulative_error <= 0.05
+    assert found.products == 20 * len(found.nodes) == told[-1].products
+    assert len(found.nodes) < 10
+    strict = density(dense, steps=20, tol=1e-6, max_probes=4)
+    assert not strict.converged
+    assert len(strict.nodes) == 4
+    assert strict.standard_error.max() > 0
+    one = density(dense, steps=20, max_probes=1)
+    assert math.isnan(one.cumulative_error)
+    assert not one.converged
+    assert one.as_dict()["standard_error"] is None
+
+
+def test_more_steps_lower_the_quadrature_error():
+    dense = matrix(SPECTRA["two bumps"])
+    errors = [density(dense, steps=steps, max_probes=1).quadrature_error for steps in (8, 60)]
+    assert errors[1] < errors[0] / 3
+
+
+def test_density_of_a_network():
+    net = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    data = [(torch.randn(9, 4).double(), torch.randint(0, 3, (9,)))]
+    H = hessian(net, F.cross_entropy, data)
+    found = density(H, steps=43, max_probes=8)
+    truth = torch.linalg.eigvalsh(H.dense())
+    assert float(found.nodes.max()) == pytest.approx(float(truth[-1]), abs=1e-8)
+    assert found.info == H.info
+    assert found.as_dict()["share_below_zero"] == found.below(0.0)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"steps": 1}, {"max_probes": 0}, {"tol": 0}, {"points": 1}, {"sigma": 0.0}]
+)
+def test_density_refuses(arguments):
+    with pytest.raises(ValueError, match="must be"):
+        density(torch.eye(3), **arguments)

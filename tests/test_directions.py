@@ -1,0 +1,76 @@
+"""How gamma turns the update: measured on the optimizer, drawn, printed."""
+
+import json
+import math
+
+import pytest
+from command import wsam_command
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wsam.toy import updates
+
+FAN = updates((0.0, 0.3, 0.5, 0.75))
+
+
+def test_the_four_cases():
+    assert FAN.by_gamma[0.0] == FAN.first
+    assert FAN.by_gamma[0.5] == pytest.approx(FAN.second, rel=1e-12)
+    assert 0 < FAN.angle(0.3) < FAN.angle(0.5) < FAN.angle(0.75)
+    assert FAN.angle(0.0) == 0.0
+
+
+def test_the_gradients_are_apart_enough_to_be_seen():
+    assert 15 < FAN.angle(0.5) < 40
+
+
+@given(st.floats(0, 0.99), st.floats(-25, 25), st.floats(5, 35), st.floats(0.1, 3))
+def test_update_is_the_papers(gamma, mu, sigma, rho):
+    fan = updates((gamma,), point=(mu, sigma), rho=rho)
+    k = gamma / (1 - gamma)
+    expected = [a + k * (b - a) for a, b in zip(fan.first, fan.second, strict=True)]
+    assert fan.by_gamma[gamma] == pytest.approx(expected, rel=1e-9, abs=1e-12 * (1 + k))
+
+
+def test_angle_turns_towards_the_second_gradient_whichever_way_it_lies():
+    for point in ((-6.0, 10.0), (-25.0, 9.0)):
+        fan = updates((0.5,), point=point, rho=2.0)
+        cosine = sum(a * b for a, b in zip(fan.first, fan.second, strict=True))
+        cosine /= math.hypot(*fan.first) * math.hypot(*fan.second)
+        assert fan.angle(0.5) == pytest.approx(math.degrees(math.acos(cosine)))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "allowed"),
+    [
+        ({"gammas": (1.0,)}, r"gamma must be in \[0, 1\)"),
+        ({"rho": 0.0}, r"rho must be in \(0, inf\)"),
+        ({"point": (0.0, -1.0)}, r"sigma must be in \(0, inf\)"),
+    ],
+)
+def test_bad_input_is_refused(wrong, allowed):
+    with pytest.raises(ValueError, match=allowed):
+        updates(**wrong)
+
+
+class TestCommand:
+    def test_json_and_files(self, tmp_path):
+        record = json.loads(wsam_command("directions", "--json", "--out", tmp_path).stdout)
+        assert [row["gamma"] for row in record["updates"]] == [0.0, 0.3, 0.5, 0.65, 0.75]
+        assert record["updates"][0]["update"] == record["g0"]
+        assert sorted(path.name for path in tmp_path.iterdir()) == [
+            "directions.png",
+            "directions.svg",
+        ]
+        figure = (tmp_path / "directions.svg").read_text(encoding="utf-8")
+        for text in ("γ = 0 = g₀", "γ = 0.3", "γ = 0.5 = g₁, SAM", "γ = 0.75", "beyond g₁"):
+            assert f">{text}<" in figure
+
+    def test_text(self):
+        text = wsam_command("directions", "--gamma", "0.5", "--rho", "2").stdout
+        assert "rho 2" in text
+        assert text.count("degrees from g0") == 1
+
+    def test_bad_radius_is_one_line(self):
+        answer = wsam_command("directions", "--rho", "0", status=2)
+        assert answer.stderr == "wsam: rho must be in (0, inf), got 0.0\n"

@@ -1,0 +1,220 @@
+"""Checkpoints: kill -9, damage, full disk, code."""
+
+import errno
+import json
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wsam.lab import files
+from wsam.lab.checkpoint import Checkpoints, DamagedError, load_state, save_state
+
+
+def state(number):
+    return {"number": number, "weights": torch.full((2000,), float(number)), "curve": [{"a": None}]}
+
+
+@pytest.fixture
+def messages():
+    return []
+
+
+@pytest.fixture
+def checkpoints(tmp_path, messages):
+    return Checkpoints(tmp_path / "checkpoints", say=messages.append)
+
+
+def newest(checkpoints):
+    return max(checkpoints.folder.glob("*.pt"))
+
+
+def test_the_newest_two_are_kept(checkpoints, messages):
+    assert checkpoints.load() is None
+    for number in (1, 2, 3):
+        checkpoints.save(number, state(number))
+    loaded = checkpoints.load()
+    assert loaded["number"] == 3
+    assert torch.equal(loaded["weights"], state(3)["weights"])
+    assert sorted(p.name for p in checkpoints.folder.iterdir()) == [
+        "000002.json",
+        "000002.pt",
+        "000003.json",
+        "000003.pt",
+    ]
+    assert messages == []
+
+
+def test_the_manifest_holds_the_sha256(checkpoints):
+    checkpoints.save(1, state(1))
+    path = newest(checkpoints)
+    manifest = json.loads(path.with_suffix(".json").read_text())
+    assert manifest == {
+        "file": path.name,
+        "bytes": path.stat().st_size,
+        "sha256": files.file_sha256(path),
+    }
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "gone", "no manifest", "bad manifest"])
+def test_damage_falls_back_to_the_previous_with_a_message(checkpoints, messages, damage):
+    checkpoints.save(1, state(1))
+    checkpoints.save(2, state(2))
+    path = newest(checkpoints)
+    data = bytearray(path.read_bytes())
+    if damage == "truncated":
+        path.write_bytes(data[:-100])
+    elif damage == "flipped":
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+    elif damage == "gone":
+        path.unlink()
+    elif damage == "no manifest":
+        path.with_suffix(".json").unlink()
+    else:
+        path.with_suffix(".json").write_text('{"bytes": ')
+    assert checkpoints.load()["number"] == 1
+    if damage != "no manifest":  # without one it never was a checkpoint
+        assert len(messages) == 1
+        assert "000002" in messages[0]
+        assert "falling back" in messages[0]
+
+
+def test_both_damaged_is_a_start_from_scratch_with_two_messages(checkpoints, messages):
+    checkpoints.save(1, state(1))
+    checkpoints.save(2, state(2))
+    for path in checkpoints.folder.glob("*.pt"):
+        path.write_bytes(b"")
+    assert checkpoints.load() is None
+    assert len(messages) == 2
+
+
+@given(st.data())
+def test_no_flipped_bit_goes_unnoticed(tmp_path_factory, data):
+    path = tmp_path_factory.mktemp("flip") / "state.pt"
+    save_state(path, {"weights": torch.arange(5.0)})
+    contents = bytearray(path.read_bytes())
+    bit = data.draw(st.integers(0, 8 * len(contents) - 1))
+    contents[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(contents)
+    with pytest.raises(DamagedError, match="SHA-256"):
+        load_state(path)
+
+
+class Evil:
+    def __init__(self, trace):
+        self.trace = trace
+
+    def __reduce__(self):
+        return (Path.touch, (self.trace,))
+
+
+def test_code_in_a_pickle_is_refused_and_not_run(checkpoints, messages, tmp_path):
+    checkpoints.save(1, state(1))
+    trace = tmp_path / "executed"
+    save_state(checkpoints.folder / "000002.pt", {"weights": Evil(trace)})
+    assert checkpoints.load()["number"] == 1
+    assert "tensors and primitives" in messages[0]
+    assert not trace.exists()
+
+
+def test_full_disk_keeps_the_old_and_leaves_no_temporary_file(checkpoints, monkeypatch):
+    checkpoints.save(1, state(1))
+    checkpoints.save(2, state(2))
+
+    def full(handle):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files.os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        checkpoints.save(3, state(3))
+    monkeypatch.undo()
+    assert checkpoints.load()["number"] == 2
+    assert not list(checkpoints.folder.glob("*.tmp"))
+
+
+def forked(work):
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    return child
+
+
+def test_kill_9_at_random_moments_leaves_one_loadable(checkpoints, messages):
+    rng = random.Random(0)
+    checkpoints.save(0, state(0))
+    last = 0
+
+    def save_forever():
+        for number in range(last + 1, last + 10_000):
+            checkpoints.save(number, state(number))
+
+    for _ in range(25):
+        child = forked(save_forever)
+        time.sleep(rng.uniform(0.001, 0.04))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        loaded = checkpoints.load()
+        number = loaded["number"]
+        assert torch.equal(loaded["weights"], state(number)["weights"])
+        assert number >= last
+        last = number
+    assert last > 0
+    assert messages == []
+
+
+def test_kill_9_before_every_call_that_matters(checkpoints, messages):
+    """The process dies just before its n-th fsync, rename or removal; for every n."""
+    checkpoints.save(1, state(1))
+    checkpoints.save(2, state(2))
+    survived = []
+    for deadly in range(1, 100):
+
+        def save(deadly=deadly):
+            calls = 0
+
+            def counted(call):
+                def wrapper(*args, **kwargs):
+                    nonlocal calls
+                    calls += 1
+                    if calls == deadly:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    return call(*args, **kwargs)
+
+                return wrapper
+
+            os.fsync = counted(os.fsync)
+            Path.replace = counted(Path.replace)
+            Path.unlink = counted(Path.unlink)
+            number = checkpoints.load()["number"] + 1
+            checkpoints.save(number, state(number))
+
+        status = os.waitpid(forked(save), 0)[1]
+        loaded = checkpoints.load()
+        assert torch.equal(loaded["weights"], state(loaded["number"])["weights"])
+        survived.append(loaded["number"])
+        if status == 0:
+            break
+    assert survived[0] == 2  # the first death was before anything was in place
+    assert survived[-1] > 2
+    assert len(survived) >= 8
+    assert survived == sorted(survived)
+    assert messages == []
+
+
+def test_clear_removes_all_that_a_killed_process_left(checkpoints):
+    checkpoints.save(1, state(1))
+    (checkpoints.folder / "000002.pt").write_bytes(b"half")
+    (checkpoints.folder / "000003.pt.tmp").write_bytes(b"half")
+    checkpoints.clear()
+    assert not checkpoints.folder.exists()
+    checkpoints.clear()

@@ -1,0 +1,169 @@
+"""`wsam train` as a user types it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from wsam.cli import app
+from wsam.cli._options import pairs
+from wsam.lab import records, watch
+from wsam.lab.run import Run
+
+QUICK = "--epochs 1 --train-limit 200 --test-limit 50 --batch-size 50 --device cpu --no-tensorboard"
+
+
+def wsam(*arguments, out, quick=QUICK):
+    words = [word for argument in arguments for word in argument.split()]
+    return CliRunner().invoke(app, ["train", *quick.split(), "--out", str(out), *words])
+
+
+def record_of(out):
+    (record,) = records.read_all(out)
+    return record
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hyper"),
+    [
+        ("--method vanilla", {}),
+        ("--method sam --rho 0.2", {"rho": 0.2}),
+        ("--method wsam --rho 0.2 --gamma 0.88", {"rho": 0.2, "gamma": 0.88}),
+        ("--method coupled_wsam --gamma 0.6", {"rho": 0.05, "gamma": 0.6}),
+        ("--method gsam --alpha 0.02 --hyper rho_min=0.01", {"alpha": 0.02, "rho_min": 0.01}),
+        ("--method esam --beta 0.5 --gamma 0.5", {"beta": 0.5, "gamma": 0.5}),
+        ("--method asam --eta 0.1 --hyper weights_only=true", {"eta": 0.1, "weights_only": True}),
+        ("--method fisher_sam --eta 0.5", {"eta": 0.5}),
+    ],
+)
+def test_every_member_with_its_hyperparameters(tmp_path, arguments, hyper):
+    done = wsam(arguments, out=tmp_path)
+    assert done.exit_code == 0, done.output
+    settings = record_of(tmp_path)["settings"]
+    assert hyper.items() <= settings["hyper"].items()
+    assert f"{Run.from_dict(settings).key}.json" in done.stdout
+
+
+def test_base_and_geometry(tmp_path):
+    done = wsam(
+        "--method wsam --geometry adaptive --geometry-arg eta=0.5 --base adamw --lr 0.01",
+        "--weight-decay 0.1 --base-arg betas=[0.8,0.9] --noise 0.2 --noise-seed 3 --seed 4",
+        out=tmp_path,
+    )
+    assert done.exit_code == 0, done.output
+    settings = record_of(tmp_path)["settings"]
+    assert settings["geometry"] == {"name": "adaptive", "eta": 0.5, "weights_only": False}
+    assert settings["base_args"]["betas"] == [0.8, 0.9]
+    assert settings["base_args"]["weight_decay"] == 0.1
+    assert (settings["noise"], settings["noise_seed"], settings["seed"]) == (0.2, 3, 4)
+    assert settings["precision"] == "fp32"
+
+
+def test_json_is_alone_on_stdout_and_a_second_time_skips(tmp_path):
+    first = json.loads(wsam("--json", out=tmp_path).stdout)
+    second = json.loads(wsam("--json", out=tmp_path).stdout)
+    assert (first["skipped"], second["skipped"]) == (False, True)
+    assert first["curve"] == second["curve"]
+    assert "already finished" in wsam(out=tmp_path).stdout
+
+
+def test_lines_for_logs_and_weights(tmp_path):
+    done = wsam("--keep-checkpoint", out=tmp_path)
+    assert "epoch 1/1" in done.stderr
+    assert "images/s" in done.stderr
+    assert "sharpness" in done.stderr
+    run = Run.from_dict(record_of(tmp_path)["settings"])
+    assert records.weights_path(tmp_path, run).exists()
+
+
+def test_weights_that_were_not_kept_are_told_of(tmp_path):
+    wsam(out=tmp_path)
+    done = wsam("--keep-checkpoint", out=tmp_path)
+    assert done.exit_code == 0
+    assert "weights were not kept" in done.stderr
+
+
+def test_a_failed_run_exits_with_1(tmp_path):
+    done = wsam("--method vanilla --lr 1e30 --epochs 3", out=tmp_path)
+    assert done.exit_code == 1
+    assert "failed: the" in done.stdout
+    assert record_of(tmp_path)["status"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("--method swam", ["swam", "known: vanilla, sam, wsam"]),
+        ("--data mnist", ["mnist", "digits, cifar10"]),
+        ("--model vgg", ["vgg", "resnet18"]),
+        ("--method sam --gamma 0.9", ["sam does not take 'gamma'", "rho"]),
+        ("--base sgd --base-arg betas=1", ["sgd does not take 'betas'"]),
+        ("--hyper rho", ["expected name=value, got 'rho'"]),
+        ("--geometry-arg eta=1", ["--geometry-arg needs --geometry"]),
+        ("--rho -1", ["rho", "-1"]),
+        ("--data cifar10 --no-download --data-dir /nonexistent", ["cifar-10-binary.tar.gz is not"]),
+        ("--device cuda:99", ["device 'cuda:99' cannot be used"]),
+    ],
+)
+def test_mistakes_are_named(tmp_path, arguments, words):
+    done = wsam(arguments, out=tmp_path)
+    assert isinstance(done.exception, ValueError | OSError)
+    for word in words:
+        assert word in str(done.exception)
+    assert not list(tmp_path.glob("*.json"))
+
+
+def test_a_mistake_is_one_line_in_a_shell(tmp_path):
+    command = [sys.executable, "-m", "wsam", "train", "--method", "swam", "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("wsam: unknown method 'swam'; known: vanilla")
+    assert done.stderr.count("\n") == 1
+
+
+def test_help_has_an_example():
+    done = CliRunner().invoke(app, ["train", "--help"])
+    assert "wsam train --data cifar10 --model resnet18 --method wsam" in " ".join(
+        done.stdout.split()
+    )
+
+
+def test_pairs_take_json_and_words():
+    assert pairs(["a=1", "b=x y", "c=null", "d=[1, 2]"]) == {
+        "a": 1,
+        "b": "x y",
+        "c": None,
+        "d": [1, 2],
+    }
+
+
+def test_tensorboard_events(tmp_path):
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    done = wsam("--tensorboard", out=tmp_path)
+    assert done.exit_code == 0, done.output
+    (folder,) = tmp_path.glob("work/*/events")
+    read = events.EventAccumulator(str(folder)).Reload()
+    scalar = read.Scalars("test_error")[0]
+    assert scalar.step == 1
+    assert scalar.value == pytest.approx(record_of(tmp_path)["final"]["test_error"])
+
+
+def test_the_bar_shows_every_figure(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "220")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    bar = watch.Bar()
+    bar.say("before the start")
+    bar.start(Run(method="sam", epochs=2), steps=3, done=0, images=50)
+    row = {"train_loss": 0.5, "train_error": 12.0, "sharpness": 0.125}
+    for _ in range(3):
+        bar.step(row)
+    bar.say("a message")
+    bar.epoch(row | {"epoch": 1, "test_error": 9.5, "seconds": 0.1})
+    bar.close()
+    shown = capsys.readouterr().err
+    for words in ("loss 0.5000", "error 12.00%", "test error 9.50%", "sharpness 0.1250"):
+        assert words in shown
+    for words in ("images/s", "epoch 1/2", "a message", "before the start"):
+        assert words in shown

@@ -1,0 +1,229 @@
+"""Data sets: the formats as published, and every way they can be damaged."""
+
+import dataclasses
+import gzip
+import tarfile
+from hashlib import sha256
+
+import numpy as np
+import pytest
+import torch
+
+from wsam.lab import data, formats
+from wsam.lab.data import Cifar, Source
+from wsam.lab.fetch import Remote
+
+RNG = np.random.default_rng(0)
+TRAIN, TEST = ("data_batch_1.bin", "data_batch_2.bin"), "test_batch.bin"
+
+
+def records(count, label_bytes, classes):
+    rows = RNG.integers(0, 256, (count, label_bytes + 3072), dtype=np.uint8)
+    rows[:, :label_bytes] %= classes
+    return rows
+
+
+@pytest.fixture
+def rows():
+    return {name: records(20, 1, 10) for name in (*TRAIN, TEST)}
+
+
+@pytest.fixture
+def folder(tmp_path, rows):
+    folder = tmp_path / "cifar-10-batches-bin"
+    folder.mkdir()
+    for name, array in rows.items():
+        (folder / name).write_bytes(array.tobytes())
+    return folder
+
+
+@pytest.fixture
+def cifar(folder, tmp_path):
+    """A small data set of our own in CIFAR-10's format, with the checks of the real one."""
+    names = sorted(path.name for path in folder.iterdir())
+    train, test = names[:2], names[2:]
+    hashes = {name: sha256((folder / name).read_bytes()).hexdigest() for name in names}
+    contents = tuple(
+        formats.content_digest([folder / name for name in part], 3073) for part in (train, test)
+    )
+    path = tmp_path / "cifar-10-binary.tar.gz"
+    with tarfile.open(path, "w:gz") as tar:
+        tar.add(folder, folder.name)
+    return Cifar(
+        data.Traits(10, (0.5,) * 3, (0.25,) * 3, padding=4, flip=True),
+        Remote(
+            f"http://127.0.0.1:9/{path.name}",
+            path.stat().st_size,
+            sha256(path.read_bytes()).hexdigest(),
+        ),
+        folder=folder.name,
+        label_bytes=1,
+        train={name: hashes[name] for name in train},
+        test={name: hashes[name] for name in test},
+        contents=contents,
+        counts=(40, 20),
+    )
+
+
+def remove(folder):
+    for path in folder.iterdir():
+        path.unlink()
+    folder.rmdir()
+
+
+def test_images_and_labels_are_read_as_written(cifar, folder, rows, tmp_path):
+    images = cifar(Source(tmp_path))
+    assert images.verified == data.PUBLISHED
+    assert images.train_images.shape == (40, 32, 32, 3)
+    assert images.train_images.dtype == torch.uint8
+    row = rows["data_batch_2.bin"][3]
+    image = images.train_images[23]
+    assert images.train_labels[23] == row[0]
+    # Red, green and blue planes, row by row: the pixel at row 5, column 7.
+    assert image[5, 7].tolist() == [row[1 + plane * 1024 + 5 * 32 + 7] for plane in range(3)]
+    assert torch.equal(images.test_labels, torch.from_numpy(rows[TEST][:, 0]).long())
+    limited = images.limited(7, None)
+    assert (len(limited.train_labels), len(limited.test_images)) == (7, 20)
+
+
+def test_the_archive_is_unpacked_where_files_are_missing(cifar, folder, tmp_path):
+    remove(folder)
+    assert len(cifar(Source(tmp_path, download=False)).train_labels) == 40
+
+
+def test_files_may_lie_in_the_folder_itself(cifar, folder):
+    (folder.parent / "cifar-10-binary.tar.gz").unlink()
+    assert cifar(Source(folder, download=False)).verified == data.PUBLISHED
+
+
+def test_another_order_of_the_same_images_is_known(cifar, folder, rows, tmp_path):
+    both = np.concatenate([rows["data_batch_1.bin"], rows["data_batch_2.bin"]])
+    shuffled = both[RNG.permutation(40)]
+    (folder / "data_batch_1.bin").write_bytes(shuffled[:20].tobytes())
+    (folder / "data_batch_2.bin").write_bytes(shuffled[20:].tobytes())
+    assert cifar(Source(tmp_path)).verified == data.REORDERED
+
+
+def test_a_flipped_bit_is_found_and_its_file_named(cifar, folder, tmp_path):
+    path = folder / "data_batch_2.bin"
+    contents = bytearray(path.read_bytes())
+    contents[5000] ^= 4
+    path.write_bytes(contents)
+    with pytest.raises(ValueError, match=r"data_batch_2\.bin is damaged: .* remove it") as raised:
+        cifar(Source(tmp_path))
+    assert "data_batch_1" not in str(raised.value)
+
+
+def test_without_known_contents_other_files_are_told_of(cifar, folder, rows, tmp_path):
+    said = []
+    (folder / TEST).write_bytes(records(20, 1, 10).tobytes())
+    free = dataclasses.replace(cifar, contents=None)
+    assert free(Source(tmp_path, say=said.append)).verified == data.UNVERIFIED
+    assert "sizes and labels" in said[0]
+
+
+def test_a_truncated_file_is_named_with_its_size(cifar, folder, tmp_path):
+    path = folder / TEST
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(
+        ValueError, match=r"test_batch\.bin is damaged: 61459 bytes instead of 61460"
+    ):
+        cifar(Source(tmp_path))
+
+
+def test_labels_out_of_range_are_found(cifar, folder, tmp_path):
+    path = folder / TEST
+    contents = bytearray(path.read_bytes())
+    contents[3073 * 4] = 10
+    path.write_bytes(contents)
+    with pytest.raises(ValueError, match=r"label 10 of image 4 is not below 10"):
+        cifar(Source(tmp_path))
+
+
+def test_a_missing_file_is_named(cifar, folder, tmp_path):
+    (folder / "data_batch_1.bin").unlink()
+    with pytest.raises(FileNotFoundError, match=r"data_batch_1\.bin is missing"):
+        cifar(Source(tmp_path))
+
+
+def test_nothing_there_and_no_download_says_what_to_do(tmp_path):
+    for name, file in (("cifar10", "cifar-10-binary"), ("cifar100", "cifar-100-binary")):
+        with pytest.raises(FileNotFoundError, match=rf"{file}\.tar\.gz is not in .*: put it there"):
+            data.load(name, Source(tmp_path, download=False))
+    with pytest.raises(FileNotFoundError, match=r"train-images-idx3-ubyte\.gz is not in"):
+        data.load("fashion", Source(tmp_path, download=False))
+
+
+def test_cifar100_takes_the_fine_label(tmp_path):
+    rows = records(10, 2, 100)
+    (tmp_path / "train.bin").write_bytes(rows.tobytes())
+    images, labels = formats.read_cifar(tmp_path / "train.bin", 2, 100, 10)
+    assert np.array_equal(labels, rows[:, 1])
+    assert images[0, 0, 0].tolist() == rows[0, [2, 1026, 2050]].tolist()
+
+
+def test_the_real_sets_are_described_as_published():
+    ten, hundred = data.LOADERS["cifar10"], data.LOADERS["cifar100"]
+    assert (ten.traits.classes, hundred.traits.classes) == (10, 100)
+    assert ten.archive.sha256.startswith("c4a38c50a1bc5f3a")
+    assert hundred.archive.sha256.startswith("58a81ae192c23a4b")
+    assert ten.archive.url == "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
+    assert len(ten.train) == 5
+    assert ten.counts == hundred.counts == (50_000, 10_000)
+
+
+def idx(magic, *shape):
+    header = np.array([magic, *shape], ">u4").tobytes()
+    return header + bytes(int(np.prod(shape)))
+
+
+def test_idx_files_plain_and_gzipped(tmp_path):
+    path = tmp_path / "images"
+    pixels = RNG.integers(0, 256, (3, 4, 5), dtype=np.uint8)
+    path.write_bytes(idx(2051, 3, 4, 5)[:16] + pixels.tobytes())
+    assert np.array_equal(formats.read_idx_images(path, 3)[..., 0], pixels)
+    zipped = tmp_path / "labels.gz"
+    zipped.write_bytes(gzip.compress(idx(2049, 3)[:8] + bytes([9, 0, 4])))
+    assert formats.read_idx_labels(zipped, 10, 3).tolist() == [9, 0, 4]
+    with pytest.raises(ValueError, match="label 9 of image 0 is not below 9"):
+        formats.read_idx_labels(zipped, 9, 3)
+
+
+@pytest.mark.parametrize(
+    "contents", [b"", b"short", idx(2049, 3), idx(2051, 4, 4, 5), idx(2051, 3, 4, 5)[:-1]]
+)
+def test_damaged_idx_images(tmp_path, contents):
+    path = tmp_path / "images"
+    path.write_bytes(contents)
+    with pytest.raises(ValueError, match="images is damaged"):
+        formats.read_idx_images(path, 3)
+
+
+@pytest.mark.parametrize("contents", [b"", idx(2051, 3), idx(2049, 2), idx(2049, 3)[:-1]])
+def test_damaged_idx_labels(tmp_path, contents):
+    path = tmp_path / "labels.gz"
+    path.write_bytes(gzip.compress(contents))
+    with pytest.raises(ValueError, match=r"labels\.gz is damaged"):
+        formats.read_idx_labels(path, 10, 3)
+    path.write_bytes(gzip.compress(contents)[:-3])
+    with pytest.raises(ValueError, match=r"labels\.gz is damaged"):
+        formats.read_idx_labels(path, 10, 3)
+
+
+def test_digits_need_no_download():
+    digits = data.load("digits", Source(data.default_folder(), download=False))
+    assert digits.train_images.shape == (1200, 8, 8, 1)
+    assert len(digits.test_labels) == 597
+    assert digits.train_images.max() == 255
+    assert sorted(digits.train_labels.unique().tolist()) == list(range(10))
+    everything = torch.cat([digits.train_images, digits.test_images]).double() / 255
+    assert abs(everything.mean() - digits.traits.mean[0]) < 1e-3
+    assert abs(everything.std() - digits.traits.std[0]) < 1e-3
+
+
+def test_default_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("WSAM_DATA", raising=False)
+    assert data.default_folder() == tmp_path / "wsam"
+    monkeypatch.setenv("WSAM_DATA", str(tmp_path / "here"))
+    assert data.default_folder() == tmp_path / "here"

@@ -1,0 +1,150 @@
+"""A run as data: canonical, checked, and named by its settings."""
+
+import dataclasses
+import json
+import pickle
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wsam.lab import names
+from wsam.lab.run import Run
+
+PAPER = Run(
+    data="cifar10",
+    model="resnet18",
+    method="wsam",
+    hyper={"rho": 0.2, "gamma": 0.88},
+    base_args={"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-3},
+    epochs=200,
+    precision="bf16",
+)
+
+
+@st.composite
+def runs(draw):
+    method = draw(st.sampled_from(sorted(names.methods())))
+    base = draw(st.sampled_from(sorted(names.BASES)))
+    share = st.floats(0.01, 0.99)
+    hyper = {n: draw(share) for n, v in names.methods()[method].items() if isinstance(v, float)}
+    geometry = None
+    if names.takes_geometry(method):
+        choices = [None, {"name": "adaptive", "eta": 0.5}, {"name": "fisher"}, {"name": "masked"}]
+        geometry = draw(st.sampled_from(choices))
+    return Run(
+        data=draw(st.sampled_from([*names.DATA, "folder:pets"])),
+        model=draw(st.sampled_from([*names.MODELS, "timm:resnet50"])),
+        method=method,
+        hyper=hyper,
+        geometry=geometry,
+        base=base,
+        base_args={"lr": draw(share)},
+        epochs=draw(st.integers(1, 400)),
+        seed=draw(st.integers(0, 5)),
+        noise=draw(st.sampled_from([0, 0.2, 0.8])),
+        noise_seed=draw(st.integers(0, 3)),
+        precision=draw(st.sampled_from(names.PRECISIONS)),
+        train_limit=draw(st.none() | st.integers(1, 100)),
+    )
+
+
+@given(runs())
+def test_json_and_pickle_give_the_same_run(run):
+    again = Run.from_dict(json.loads(json.dumps(run.to_dict())))
+    assert again == run
+    assert again.key == run.key
+    assert pickle.loads(pickle.dumps(run)) == run
+    assert hash(again) == hash(run)
+
+
+@given(runs(), runs())
+def test_keys_are_equal_exactly_if_runs_are(one, other):
+    assert (one.key == other.key) == (one == other)
+
+
+def test_key_is_pinned():
+    # Records in results/ are named so: a change of this key orphans them all.
+    assert PAPER.key == "631076422cab"
+    assert len(PAPER.key) == 12
+    assert PAPER.title == "cifar10 resnet18 wsam gamma=0.88 rho=0.2 seed=0"
+
+
+def test_defaults_and_number_types_do_not_change_the_key():
+    assert Run(method="sam").key == Run(method="sam", hyper={"rho": 0.05}).key
+    assert Run(method="sam", hyper={"rho": 1}).key == Run(method="sam", hyper={"rho": 1.0}).key
+    assert Run(noise=0, noise_seed=7).key == Run().key
+    assert Run(noise=0.2, noise_seed=7).key != Run(noise=0.2).key
+    assert Run(options={"lean": False}).key == Run().key
+    assert Run(options={"lean": True}).key != Run().key
+
+
+def test_settings_that_are_off_are_not_in_the_key():
+    assert "train_limit" not in PAPER.canonical
+    assert "geometry" not in PAPER.canonical
+    assert json.loads(PAPER.canonical)["hyper"] == {"gamma": 0.88, "rho": 0.2}
+
+
+def test_a_run_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        PAPER.seed = 1
+    with pytest.raises(TypeError):
+        PAPER.hyper["rho"] = 1.0
+
+
+def test_replace_starts_a_new_method_from_its_defaults():
+    sam = PAPER.replace(method="sam")
+    assert dict(sam.hyper) == {"rho": 0.05}
+    assert PAPER.replace(base="adamw").base_args["weight_decay"] == 0.01
+    assert PAPER.replace(seed=2).hyper == PAPER.hyper
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"method": "swam"}, ["swam", "vanilla", "wsam", "fisher_sam"]),
+        ({"data": "cifar"}, ["cifar10", "cifar100", "folder:NAME"]),
+        ({"model": "resnet"}, ["resnet18", "wrn-28-10", "timm:NAME"]),
+        ({"base": "lion"}, ["sgd", "adamw"]),
+        ({"schedule": "step"}, ["cosine"]),
+        ({"precision": "fp16"}, ["fp32", "bf16"]),
+        ({"method": "sam", "hyper": {"gamma": 0.9}}, ["sam does not take 'gamma'", "rho"]),
+        ({"method": "vanilla", "hyper": {"rho": 0.9}}, ["vanilla", "takes: none"]),
+        ({"base_args": {"betas": [0, 1]}}, ["sgd does not take 'betas'", "momentum"]),
+        ({"hyper": {"rho": float("nan")}}, ["finite", "nan"]),
+        ({"geometry": {"name": "round"}}, ["round", "adaptive", "fisher", "masked"]),
+        ({"geometry": {"name": "fisher", "rho": 1}}, ["geometry fisher", "eta"]),
+        ({"method": "asam", "geometry": {"name": "fisher"}}, ["asam", "sam, wsam"]),
+        ({"epochs": 0}, ["epochs", "at least 1"]),
+        ({"noise": 1.5}, ["noise", "from 0 to 1"]),
+        ({"options": {"keep": 0.5}}, ["wsam's options", "lean"]),
+    ],
+)
+def test_bad_settings_say_what_is_allowed(settings, words):
+    with pytest.raises(ValueError, match=re.escape(words[0])) as raised:
+        Run(**settings)
+    for word in words:
+        assert word in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"hyper": {"rho": "0.1"}},
+        {"hyper": {"rho": True}},
+        {"epochs": 2.0},
+        {"augment": 1},
+        {"geometry": {"eta": 1.0}},
+        {"base_args": {"nesterov": 1}},
+        {"base": "adam", "base_args": {"betas": 0.9}},
+    ],
+)
+def test_values_of_the_wrong_kind(settings):
+    with pytest.raises(TypeError):
+        Run(**settings)
+
+
+def test_unknown_settings_are_refused():
+    with pytest.raises(ValueError, match="unknown setting 'colour'"):
+        Run.from_dict({"colour": "red"})

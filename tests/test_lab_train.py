@@ -1,0 +1,370 @@
+"""One run from data to record: what it learns, what it writes, and that interruptions vanish."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from wsam import METHODS
+from wsam.lab import records, step
+from wsam.lab.batches import stream
+from wsam.lab.files import BusyError
+from wsam.lab.means import Means, make_feed
+from wsam.lab.models import Task, build
+from wsam.lab.run import Run
+from wsam.lab.train import Session, restore, train
+from wsam.lab.watch import Watcher
+
+CPU = Means(device="cpu", checkpoint_seconds=0)
+SHORT = Run(method="wsam", epochs=3, train_limit=300, test_limit=100, batch_size=64)
+
+
+class Stop(Exception):
+    """Stands for anything that ends a process."""
+
+
+class StopAfter(Watcher):
+    def __init__(self, epochs=None, steps=None):
+        self.epochs, self.steps, self.said = epochs, steps, []
+        self.closed = False
+
+    def epoch(self, row):
+        if row["epoch"] == self.epochs:
+            raise Stop
+
+    def step(self, row):
+        if self.steps is not None:
+            self.steps -= 1
+            if self.steps == 0:
+                raise Stop
+
+    def say(self, message):
+        self.said.append(message)
+
+    def close(self):
+        self.closed = True
+
+
+def curve(record):
+    """Return the curve without what is timing."""
+    return [{n: v for n, v in row.items() if n != "seconds"} for row in record["curve"]]
+
+
+def test_every_method_trains_and_is_recorded(tmp_path):
+    run = SHORT.replace(epochs=1)
+    for method in ("vanilla", *METHODS):
+        record = train(run.replace(method=method), tmp_path, CPU)
+        assert record["status"] == "finished", method
+        row = record["curve"][0]
+        assert 0 < row["train_loss"] < 4
+        assert 0 <= row["test_error"] <= 100
+        assert (row["sharpness"] is None) == (method == "vanilla")
+    assert len(list(records.read_all(tmp_path))) == len(METHODS) + 1
+
+
+@pytest.mark.parametrize("geometry", ["adaptive", "fisher", "masked"])
+def test_every_geometry_trains(tmp_path, geometry):
+    run = SHORT.replace(epochs=1, geometry={"name": geometry}, options={"lean": True})
+    assert train(run, tmp_path, CPU)["status"] == "finished"
+
+
+@pytest.mark.parametrize(
+    "base", ["adam", "adamw", "rmsprop", "adagrad", "adadelta", "nadam", "radam"]
+)
+def test_every_base_trains(tmp_path, base):
+    run = SHORT.replace(epochs=1, base=base, method="coupled_wsam")
+    assert train(run, tmp_path, CPU)["status"] == "finished"
+
+
+def test_digits_are_learnt(tmp_path):
+    record = train(Run(method="sam", epochs=12), tmp_path, CPU)
+    assert record["final"]["test_error"] < 6
+    losses = [row["train_loss"] for row in record["curve"]]
+    assert losses[-1] < 0.3 * losses[0]
+    assert records.final_error(record) == record["curve"][-1]["test_error"]
+
+
+def test_vanilla_equals_a_plain_loop(tmp_path):
+    run = SHORT.replace(method="vanilla", base_args={"lr": 0.1, "nesterov": True})
+    record = train(run, tmp_path, CPU)
+    feed = make_feed(run, CPU, torch.device("cpu"))
+    model = build("cnn", Task(feed.shape, 10), seed=0).to(memory_format=torch.channels_last)
+    opt = torch.optim.SGD(
+        model.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-3
+    )
+    steps = run.epochs * feed.steps
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(opt, steps)
+    for row in record["curve"]:
+        losses, wrong = [], 0
+        for x, y in feed.epoch():
+            opt.zero_grad()
+            logits = model(x)
+            loss = cross_entropy(logits, y)
+            loss.backward()
+            rate = opt.param_groups[0]["lr"]
+            opt.step()
+            schedule.step()
+            losses.append(loss.item())
+            wrong += (logits.argmax(1) != y).sum().item()
+        assert row["train_loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-5)
+        assert row["train_error"] == pytest.approx(100 * wrong / (len(losses) * 64))
+        assert row["lr"] == pytest.approx(rate)
+    model.eval()
+    x, y = next(feed.test())
+    error = 100 * (model(x).argmax(1) != y).float().mean().item()
+    assert record["final"]["test_error"] == pytest.approx(error, abs=1e-6)
+
+
+def test_train_error_is_that_of_the_first_pass(tmp_path):
+    # Radius and weight 0 make the method the base: losses and errors at w must agree bit for bit.
+    vanilla = train(SHORT.replace(method="vanilla"), tmp_path, CPU)
+    still = train(SHORT.replace(hyper={"rho": 0.0, "gamma": 0.0}), tmp_path, CPU)
+    for one, other in zip(curve(vanilla), curve(still), strict=True):
+        assert one.pop("sharpness") is None
+        assert other.pop("sharpness") == pytest.approx(0, abs=1e-6)
+        assert one["train_error"] == other["train_error"]
+        assert one["train_loss"] == pytest.approx(other["train_loss"], rel=1e-6)
+
+
+def test_the_record_says_everything(tmp_path):
+    run = SHORT.replace(noise=0.4, noise_seed=1)
+    returned = train(run, tmp_path, CPU)
+    record = json.loads((tmp_path / f"{run.key}.json").read_text())
+    assert record == returned
+    assert Run.from_dict(record["settings"]) == run
+    assert [row["epoch"] for row in record["curve"]] == [1, 2, 3]
+    names = [
+        "epoch",
+        "train_loss",
+        "train_error",
+        "test_loss",
+        "test_error",
+        "sharpness",
+        "lr",
+        "seconds",
+    ]
+    assert set(record["curve"][0]) == set(names)
+    assert record["final"]["test_error"] == record["curve"][-1]["test_error"]
+    assert record["seconds"] >= sum(row["seconds"] for row in record["curve"])
+    assert record["versions"]["torch"] == torch.__version__
+    assert record["hardware"]["cores"] == os.cpu_count()
+    assert record["parameters"] == 24_058
+    assert record["execution"] == {"device": "cpu", "compiled": False, "captured": False}
+    assert record["data"]["train"] == 300
+    assert {"commit", "finished", "resumed", "failure", "images_per_second"} <= set(record)
+    assert not list(tmp_path.glob("work/*/checkpoints"))
+
+
+def test_the_commit_can_be_told(tmp_path, monkeypatch):
+    monkeypatch.setenv("WSAM_COMMIT", "abc123")
+    assert train(SHORT.replace(epochs=1), tmp_path, CPU)["commit"] == "abc123"
+
+
+def test_a_finished_run_is_skipped(tmp_path):
+    first = train(SHORT, tmp_path, CPU)
+    watcher = StopAfter(steps=1)
+    assert train(SHORT, tmp_path, CPU, [watcher]) == first
+    with pytest.raises(Stop):
+        train(SHORT.replace(seed=1), tmp_path, CPU, [watcher])
+    assert watcher.closed
+
+
+@pytest.mark.parametrize(
+    ("method", "hyper"),
+    [("vanilla", {}), ("wsam", {}), ("esam", {}), ("gsam", {"rho": 0.2, "rho_min": 0.01})],
+)
+def test_an_interrupted_run_ends_in_the_same_record(tmp_path, method, hyper):
+    run = SHORT.replace(method=method, hyper=hyper, epochs=4)
+    whole = train(run, tmp_path / "whole", CPU)
+    for stop in (StopAfter(steps=6), StopAfter(epochs=2), StopAfter(steps=7)):
+        with pytest.raises(Stop):
+            train(run, tmp_path / "broken", CPU, [stop])
+    watcher = StopAfter()
+    resumed = train(run, tmp_path / "broken", CPU, [watcher])
+    assert curve(resumed) == curve(whole)
+    assert resumed["final"] == whole["final"]
+    assert resumed["settings"] == whole["settings"]
+    assert (whole["resumed"], resumed["resumed"]) == (0, 2)
+    assert "going on after epoch 2 of 4" in watcher.said[0]
+
+
+def test_a_damaged_checkpoint_costs_an_epoch_and_nothing_else(tmp_path):
+    run = SHORT.replace(epochs=4)
+    whole = train(run, tmp_path / "whole", CPU)
+    with pytest.raises(Stop):
+        train(run, tmp_path / "broken", CPU, [StopAfter(epochs=3)])
+    newest = max((tmp_path / "broken").glob("work/*/checkpoints/*.pt"))
+    newest.write_bytes(newest.read_bytes()[:-1])
+    watcher = StopAfter()
+    assert curve(train(run, tmp_path / "broken", CPU, [watcher])) == curve(whole)
+    assert "is damaged" in watcher.said[0]
+    assert "going on after epoch 1" in watcher.said[1]
+
+
+def test_kill_9_in_the_middle(tmp_path):
+    """A real process, really killed; what is taken up again ends in the same record."""
+    run = SHORT.replace(epochs=40)
+    out = tmp_path / "killed"
+    code = (
+        "import sys, json, pathlib, torch\n"
+        "from wsam.lab.run import Run\n"
+        "from wsam.lab.train import train, Means\n"
+        "torch.set_num_threads(int(sys.argv[3]))\n"
+        "run = Run.from_dict(json.loads(sys.argv[1]))\n"
+        "train(run, pathlib.Path(sys.argv[2]), Means(device='cpu', checkpoint_seconds=0))\n"
+    )
+    threads = str(torch.get_num_threads())
+    command = [sys.executable, "-c", code, json.dumps(run.to_dict()), str(out), threads]
+    with subprocess.Popen(command) as process:
+        folder = records.work_folder(out, run) / "checkpoints"
+        while len(list(folder.glob("*.json"))) < 2:
+            assert process.poll() is None
+            time.sleep(0.005)
+        with pytest.raises(BusyError):
+            train(run, out, CPU)
+        process.send_signal(signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+    assert not records.record_path(out, run).exists()
+    resumed = train(run, out, CPU)
+    assert resumed["resumed"] == 1
+    assert curve(resumed) == curve(train(run, tmp_path / "whole", CPU))
+
+
+def test_a_loss_that_is_not_finite_ends_in_a_failed_record(tmp_path):
+    run = SHORT.replace(base_args={"lr": 1e30}, epochs=5, schedule="constant")
+    record = train(run, tmp_path, CPU)
+    assert record["status"] == "failed"
+    assert "loss became nan in epoch" in record["failure"]
+    assert len(record["curve"]) < 5
+    assert record["curve"][-1]["train_loss"] is None
+    assert records.final_error(record) is None
+    watcher = StopAfter(steps=1)
+    assert train(run, tmp_path, CPU, [watcher]) == record  # not run again unasked
+    with pytest.raises(Stop):
+        train(run, tmp_path, Means(device="cpu", retry=True), [watcher])
+
+
+def test_weights_are_kept_on_request(tmp_path):
+    run = SHORT.replace(epochs=1)
+    record = train(run, tmp_path, Means(device="cpu", keep_weights=True))
+    model, feed = restore(run, tmp_path, CPU)
+    assert not model.training
+    _, error = step.evaluate(model, feed.test(), "fp32", torch.device("cpu"))
+    assert error == record["final"]["test_error"]
+    assert not records.weights_path(tmp_path, run.replace(seed=1)).exists()
+    with pytest.raises(FileNotFoundError, match="no weights of digits cnn wsam"):
+        restore(run.replace(seed=1), tmp_path, CPU)
+    path = records.weights_path(tmp_path, run)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ValueError, match="is damaged"):
+        restore(run, tmp_path, CPU)
+
+
+def test_bf16_trains_on_a_cpu(tmp_path):
+    record = train(SHORT.replace(precision="bf16", epochs=2), tmp_path, CPU)
+    assert record["curve"][1]["train_loss"] < record["curve"][0]["train_loss"]
+
+
+def test_label_noise_is_in_training_alone():
+    clean = make_feed(SHORT, CPU, torch.device("cpu"))
+    noised = make_feed(SHORT.replace(noise=0.8), CPU, torch.device("cpu"))
+    changed = (clean.train_labels != noised.train_labels).float().mean().item()
+    assert changed == pytest.approx(0.72, abs=0.08)
+    assert torch.equal(clean.test_labels, noised.test_labels)
+    other = make_feed(SHORT.replace(noise=0.8, noise_seed=1), CPU, torch.device("cpu"))
+    assert not torch.equal(noised.train_labels, other.train_labels)
+
+
+def test_full_disk_ends_the_run_and_keeps_what_was_saved(tmp_path, monkeypatch):
+    run = SHORT.replace(epochs=4)
+    with pytest.raises(Stop):
+        train(run, tmp_path, CPU, [StopAfter(epochs=3)])
+
+    def full(handle):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        train(run, tmp_path, CPU)
+    monkeypatch.undo()
+    assert not list(tmp_path.rglob("*.tmp"))
+    assert curve(train(run, tmp_path, CPU)) == curve(train(run, tmp_path / "whole", CPU))
+
+
+def test_a_captured_step_is_counted_like_an_eager_one(tmp_path, monkeypatch):
+    """A stand-in for `wsam.capture` that, as a replay does, keeps Python out of later steps."""
+
+    class Replay:
+        def __init__(self, opt, loss_fn, x, y):
+            self.opt, self.loss_fn, self.calls = opt, loss_fn, 0
+
+        def __call__(self, x, y):
+            self.calls += 1
+            if self.calls == 1:
+                return self.step(self.loss_fn, x, y)
+            objective = self.loss_fn
+            recorded = step.Objective(objective.model, objective.select, "fp32", objective.device)
+            recorded.right = objective.right  # the graph writes where the recording wrote
+            return self.step(recorded, x, y)
+
+        def step(self, loss_fn, x, y):
+            def closure():
+                loss = loss_fn(x, y)
+                loss.backward()
+                return loss
+
+            return self.opt.step(closure)
+
+    monkeypatch.setattr("wsam.graph.capture", Replay)
+    eager = train(SHORT, tmp_path / "eager", CPU)
+    monkeypatch.setattr(Session, "_stepper", captured_stepper)
+    captured = train(SHORT, tmp_path / "captured", CPU)
+    assert curve(captured) == curve(eager)
+
+
+def captured_stepper(session):
+    select = session.optimizer.select
+    objective = step.Objective(session.model, select, "fp32", session.device)
+    return step.Stepper(session.optimizer, objective, capture=True)
+
+
+def test_learning_rate():
+    run = Run(base_args={"lr": 0.4})
+    assert step.learning_rate(run, 0, 100) == 0.4
+    assert step.learning_rate(run, 50, 100) == pytest.approx(0.2)
+    assert step.learning_rate(run, 99, 100) == pytest.approx(0.4 * 2.467e-4, rel=1e-3)
+    assert step.learning_rate(run.replace(schedule="constant"), 99, 100) == 0.4
+
+
+def test_a_learning_rate_that_is_a_tensor_stays_that_tensor():
+    rate = torch.tensor(0.1)
+    opt = torch.optim.Adam(
+        [torch.zeros(2, requires_grad=True)], lr=rate, capturable=False, foreach=False
+    )
+    step.set_learning_rate(opt, 0.05)
+    assert opt.param_groups[0]["lr"] is rate
+    assert rate.item() == pytest.approx(0.05)
+
+
+def test_hyperparameters_out_of_range_are_refused_before_training(tmp_path):
+    with pytest.raises(ValueError, match="gamma"):
+        train(SHORT.replace(hyper={"gamma": 1.5}), tmp_path, CPU)
+
+
+def test_devices_that_are_not_there(tmp_path):
+    with pytest.raises(ValueError, match="device 'tpu'"):
+        train(SHORT, tmp_path, Means(device="tpu"))
+    with pytest.raises(ValueError, match="CUDA only"):
+        train(SHORT, tmp_path, Means(device="cpu", capture=True))
+
+
+def test_masks_follow_the_seed_of_the_run(tmp_path):
+    session = Session(SHORT.replace(method="esam", seed=5), tmp_path, CPU, [])
+    assert session.optimizer.geometry.seed == 5
+    assert stream(5, "data") != stream(6, "data")

@@ -1,0 +1,71 @@
+"""`wsam bounds`: every verb, both outputs, and refusals."""
+
+import json
+
+import pytest
+from command import wsam_command
+
+from wsam.theory import Convex, Generalization, NonConvex
+
+
+def bounds(*words):
+    return json.loads(wsam_command("bounds", *words, "--json").stdout)
+
+
+def test_convex():
+    record = bounds("convex", "--gamma", 0, "--lr", 5, "--distance", 2.5, "-T", 2)
+    assert record["bound"]["printed"] == pytest.approx(3.712, abs=1e-3)
+    assert record["bound"]["corrected"] == pytest.approx(15.026, abs=1e-3)
+    assert record["bound"]["corrected"] == Convex(**record["setting"]).corollary(2)
+    assert record["schedules"] == "lr_t = lr/sqrt(t), rho_t = rho/sqrt(t)"
+    assert "factor lr" in record["why"]
+
+
+def test_nonconvex_at_a_constant_radius():
+    words = ("--radius", "constant", "--steps", 10**15, "--start-loss", 2, "--lowest-loss", -1)
+    record = bounds("nonconvex", *words)
+    assert record["constants"]["printed"]["C3"] == pytest.approx(10.0)
+    assert record["constants"]["corrected"]["C3"] == pytest.approx(15.0)
+    bound = NonConvex(**record["setting"])
+    assert record["bound"]["tight"] == bound.constant_radius(10**15, "tight")
+    assert record["bound"]["corrected"] == pytest.approx(record["floor"], rel=1e-3)
+
+
+def test_generalization():
+    record = bounds("generalization", "-m", 10**9, "-n", 10, "--dimension", 11)
+    assert record["bound"]["corrected"] == Generalization(**record["setting"]).gap()
+    assert record["bound"]["printed"] < record["bound"]["corrected"]
+    assert record["vacuous"] is False
+    assert bounds("generalization")["vacuous"] is True
+
+
+@pytest.mark.parametrize("verb", ["convex", "nonconvex", "generalization"])
+def test_tables_name_every_form_and_the_reason(verb):
+    text = wsam_command("bounds", verb).stdout
+    for word in ("printed", "corrected", "assumes:", "C1" if verb != "nonconvex" else "C5"):
+        assert word in text
+    assert ("tight" in text) == (verb != "generalization")
+
+
+@pytest.mark.parametrize("verb", ["convex", "nonconvex", "generalization"])
+def test_help_has_an_example(verb):
+    text = wsam_command("bounds", verb, "--help").stdout
+    assert f"Example: wsam bounds {verb}" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("convex", "--gamma", "1"), "gamma must be in [0, 1), got 1.0"),
+        (("convex", "-T", "1"), "T must be at least 2, got 1"),
+        (("nonconvex", "-T", "1"), "T must be at least 2, got 1"),
+        (("nonconvex", "--rho", "-1"), "rho must be in (0, inf), got -1.0"),
+        (("nonconvex", "--radius", "odd"), "radius must be one of falling, constant, got 'odd'"),
+        (("generalization", "--delta", "1"), "delta must be in (0, 1), got 1.0"),
+        (("generalization", "-m", "5"), "samples must be at least 100, got 5"),
+    ],
+)
+def test_a_users_mistake_is_one_line(words, message):
+    answer = wsam_command("bounds", *words, status=2)
+    assert answer.stderr == f"wsam: {message}\n"
+    assert answer.stdout == ""

@@ -1,0 +1,212 @@
+"""The toy example: the landscape, the end points, what rounding does to them, the command."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from command import wsam_command
+
+from wsam.toy import FLAT, RULES, SADDLE, SHARP, Setting, loss, minimum_near, places, trace
+from wsam.toy.trajectory import stable_decimals
+
+PAPER = [
+    ("sam", None, SHARP),
+    ("gsam", None, SHARP),
+    ("wsam", 0.6, SHARP),
+    ("coupled_wsam", 0.6, SHARP),
+    ("wsam", 0.95, SHARP),  # the paper says flat; that is the coupled form's trajectory
+    ("coupled_wsam", 0.95, FLAT),
+]
+
+
+def named(rule, gamma):
+    return {"rule": rule} if gamma is None else {"rule": rule, "gamma": gamma}
+
+
+class TestLandscape:
+    def test_stationary_points(self):
+        sharp, flat, saddle = places()
+        assert sharp.point == pytest.approx((-16.805, 12.803), abs=1e-3)
+        assert flat.point == pytest.approx((19.810, 29.937), abs=1e-3)
+        assert saddle.point == pytest.approx((0.310, 22.499), abs=1e-3)
+        assert (sharp.loss, flat.loss, saddle.loss) == pytest.approx(
+            (0.27523, 0.35645, 0.39767), abs=1e-5
+        )
+        assert sharp.eigenvalues == pytest.approx((2.38e-3, 4.87e-3), rel=2e-3)
+        assert flat.eigenvalues == pytest.approx((3.26e-4, 6.81e-4), rel=2e-3)
+        assert saddle.eigenvalues[0] < 0 < saddle.eigenvalues[1]
+        assert [place.name for place in places()] == [SHARP, FLAT, SADDLE]
+
+    def test_gradient_vanishes_there(self):
+        for place in places():
+            gradient = torch.func.grad(loss)(torch.tensor(place.point, dtype=torch.float64))
+            assert gradient.norm() < 1e-15
+
+    def test_loss_by_the_papers_formula(self):
+        mu, sigma = 3.0, 17.0
+        likelihood = 0.0
+        for weight, width, mean, deviation in ((0.7, 1.8, 20, 30), (0.3, 1.2, -20, 10)):
+            kl = (
+                math.log(deviation / sigma)
+                + (sigma**2 + (mu - mean) ** 2) / (2 * deviation**2)
+                - 0.5
+            )
+            likelihood += weight * math.exp(-kl / width**2)
+        point = torch.tensor([[mu, sigma]], dtype=torch.float64)
+        assert loss(point).item() == pytest.approx(-math.log(likelihood), rel=1e-14)
+
+    def test_minimum_near(self):
+        assert minimum_near((-17.5, 13.5)) == SHARP
+        assert minimum_near((20.5, 29.0)) == FLAT
+        assert minimum_near((0.3, 22.5)) is None
+        assert minimum_near((math.nan, math.nan)) is None
+
+
+def plain_numpy_run(setting, steps):
+    """The same algorithms in a few lines of numpy with the gradient by hand."""
+    mean, deviation = np.array([20.0, -20.0]), np.array([30.0, 10.0])
+    weight, width = np.array([0.7, 0.3]), np.array([1.8**2, 1.2**2])
+
+    def gradient(w):
+        kl = np.log(deviation / w[1]) + (w[1] ** 2 + (w[0] - mean) ** 2) / (2 * deviation**2) - 0.5
+        share = weight * np.exp(-kl / width)
+        share /= share.sum() * width
+        slopes = np.array([(w[0] - mean) / deviation**2, w[1] / deviation**2 - 1 / w[1]])
+        return slopes @ share
+
+    k = setting.gamma / (1 - setting.gamma)
+    w, velocity, points = np.array(setting.start), np.zeros(2), []
+    for _ in range(steps):
+        g0 = gradient(w)
+        metric = {
+            "euclidean": np.ones(2),
+            "adaptive": (abs(w) + 0.01) ** 2,
+            "fisher": 1 / (1 + g0**2),
+        }[setting.geometry]
+        g1 = gradient(w + setting.rho * metric * g0 / (math.sqrt(g0 @ (metric * g0)) + 1e-12))
+        fed = {
+            "sgd": g0,
+            "sam": g1,
+            "gsam": g1 - setting.alpha * (g0 - (g0 @ g1) / (g1 @ g1) * g1),
+            "wsam": g0,
+            "coupled_wsam": k * g1 + (1 - k) * g0,
+        }[setting.rule]
+        velocity = setting.momentum * velocity + fed
+        beside = k * (g1 - g0) if setting.rule == "wsam" else 0.0
+        w = w - setting.lr * (velocity + beside)
+        points.append(tuple(w))
+    return points
+
+
+@pytest.mark.parametrize("geometry", ["euclidean", "adaptive", "fisher"])
+@pytest.mark.parametrize("rule", RULES)
+def test_trajectory_equals_plain_numpy(rule, geometry):
+    rho = 0.1 if geometry == "adaptive" else 2.0
+    setting = Setting(rule=rule, geometry=geometry, rho=rho, gamma=0.8, steps=40)
+    run = trace(setting)
+    assert run.points[0] == (-6.0, 10.0)
+    np.testing.assert_allclose(run.points[1:], plain_numpy_run(setting, 40), rtol=0, atol=1e-8)
+
+
+class TestEndPoints:
+    @pytest.mark.parametrize(("rule", "gamma", "minimum"), PAPER)
+    def test_which_minimum(self, rule, gamma, minimum):
+        run = trace(**named(rule, gamma))
+        assert len(run.points) == 151
+        assert run.minimum == minimum
+        low, high = run.eigenvalues
+        assert (high < 1e-3) == (minimum == FLAT)
+        assert low > 0
+
+    def test_coupled_end_point(self):
+        run = trace(rule="coupled_wsam", gamma=0.95)
+        assert run.end == pytest.approx((19.815, 29.766), abs=5e-4)
+        assert run.end_text == "(19.8150, 29.7656)"
+        assert run.spread < 1e-6
+
+    def test_decoupled_rattles_chaotically_about_the_sharp_minimum(self):
+        run = trace(rule="wsam", gamma=0.95)
+        sharp = places()[0].point
+        assert all(math.dist(point, sharp) < 2 for point in run.points[50:])
+        assert run.spread > 0.1
+        assert run.decimals == 0
+        assert "±" in run.end_text
+
+    def test_stable_decimals(self):
+        assert [stable_decimals(s) for s in (0.0, 4e-5, 2e-4, 0.04, 3.0, math.nan)] == [
+            4,
+            4,
+            3,
+            1,
+            0,
+            0,
+        ]
+
+    def test_leaving_the_domain_is_said(self):
+        run = trace(geometry="adaptive", rho=2.0, steps=3)
+        assert run.end_text == "left the domain"
+        assert run.minimum is None
+        assert all(math.isnan(value) for value in run.eigenvalues)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "allowed"),
+    [
+        ({"gamma": 1.0}, r"gamma must be in \[0, 1\)"),
+        ({"gamma": -0.01}, r"gamma must be in \[0, 1\)"),
+        ({"rho": 0.0}, r"rho must be in \(0, inf\)"),
+        ({"lr": -1.0}, r"lr must be in \(0, inf\)"),
+        ({"momentum": 1.0}, r"momentum must be in \[0, 1\)"),
+        ({"alpha": -0.1}, r"alpha must be in \[0, inf\)"),
+        ({"steps": 0}, "steps must be at least 1"),
+        ({"start": (0.0, 0.0)}, r"start sigma must be in \(0, inf\)"),
+        ({"rule": "adam"}, "rule must be one of sgd, sam, gsam, wsam, coupled_wsam"),
+        ({"geometry": "round"}, "geometry must be one of euclidean, adaptive, fisher"),
+    ],
+)
+def test_bad_settings_are_refused(wrong, allowed):
+    with pytest.raises(ValueError, match=allowed):
+        Setting(**wrong)
+
+
+class TestCommand:
+    def test_json_and_files(self, tmp_path):
+        record = json.loads(wsam_command("toy", "--json", "--out", tmp_path / "new" / "toy").stdout)
+        ends = [(run["rule"], run["gamma"], run["minimum"]) for run in record["runs"]]
+        assert ends == PAPER
+        assert [place["name"] for place in record["places"]] == [SHARP, FLAT, SADDLE]
+        assert record["setting"]["steps"] == 150
+        written = {path.name: path for path in (tmp_path / "new" / "toy").iterdir()}
+        assert sorted(written) == ["toy.html", "toy.png", "toy.svg"]
+        assert sorted(record["files"]) == sorted(map(str, written.values()))
+        assert written["toy.png"].read_bytes().startswith(b"\x89PNG")
+        figure = written["toy.svg"].read_text(encoding="utf-8")
+        assert "γ = 0.95: only the coupled form reaches the flat minimum" in figure
+        assert "γ = 0.6: both forms of WSAM end at the sharp minimum" in figure
+        for name in ("SAM", "GSAM", "WSAM", "Coupled-WSAM", "μ", "σ"):
+            assert f">{name}<" in figure
+
+    def test_table(self):
+        text = wsam_command("toy", "--gamma", "0.95").stdout
+        assert "gamma 0.95: only the coupled form reaches the flat minimum." in text
+        assert "gamma 0.6" not in text
+        assert "0.39767" in text
+
+    def test_a_run_that_leaves_the_domain_is_valid_json(self):
+        record = json.loads(wsam_command("toy", "--json", "--gamma", "0.9999").stdout)
+        coupled = record["runs"][-1]
+        assert coupled["end"] == [None, None]
+        assert coupled["loss"] is None
+
+    def test_bad_gamma_is_one_line(self):
+        answer = wsam_command("toy", "--gamma", "1", status=2)
+        assert answer.stderr == "wsam: gamma must be in [0, 1), got 1.0\n"
+        assert answer.stdout == ""
+
+    def test_unwritable_folder_is_one_line(self, tmp_path):
+        (tmp_path / "file").write_text("")
+        answer = wsam_command("toy", "--out", tmp_path / "file", "--gamma", "0.5", status=2)
+        assert answer.stderr.startswith("wsam: ")
+        assert answer.stderr.count("\n") == 1
