@@ -207,9 +207,10 @@ def test_a_damaged_checkpoint_costs_an_epoch_and_nothing_else(tmp_path):
     assert "going on after epoch 1" in watcher.said[1]
 
 
+@pytest.mark.slow
 def test_kill_9_in_the_middle(tmp_path):
     """A real process, really killed; what is taken up again ends in the same record."""
-    run = SHORT.replace(epochs=40)
+    run = SHORT.replace(epochs=25)
     out = tmp_path / "killed"
     code = (
         "import sys, json, pathlib, torch\n"

@@ -5,6 +5,7 @@ that differ between the passes make g1 - g0 measure noise. Both are put back by 
 for every kind of module and momentum, NaN activations included.
 """
 
+import sys
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -50,6 +51,7 @@ class RunningStatistics:
                     self._modules.add(module)
         self._held: list[tuple[list[Tensor], list[Tensor]]] = []
         self._hook: Any = None
+        self._untraced: Any = None
         self._warned = False
 
     def hold(self) -> None:
@@ -57,7 +59,10 @@ class RunningStatistics:
         moving = [b for module in self._modules if module.training for b in _statistics(module)]
         self._held = [(tensors, copies(tensors)) for tensors in _by_dtype(moving)]
         if not self._given:
-            self._hook = register_module_forward_pre_hook(self._notice)
+            if self._untraced is None and "torch._dynamo" in sys.modules:
+                # Else nothing is compiled, and importing the compiler would be slow.
+                self._untraced = torch.compiler.disable(self._notice)  # type: ignore[no-untyped-call]
+            self._hook = register_module_forward_pre_hook(self._untraced or self._notice)
 
     def release(self) -> None:
         """Put everything back and stop looking; may be called twice."""
@@ -69,7 +74,6 @@ class RunningStatistics:
             for tensors, kept in held:
                 torch._foreach_copy_(tensors, kept)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _notice(self, module: nn.Module, args: Any) -> None:
         inner = getattr(module, "_orig_mod", None)
         if isinstance(inner, nn.Module):

@@ -14,8 +14,23 @@ from wsam.rule import Rule
 from wsam.schedule import Interval
 from wsam.update import Flight
 
-# Rebuilt or shared anew, never saved.
-SCRATCH = ("param_groups", "state", "defaults", "step", "_flight", "_statistics", "_random")
+# Made anew, never saved; "step" is what a scheduler patches over the method.
+SCRATCH = ("step", "_flight", "_statistics", "_random", "_known_layout")
+
+
+def of_base(name: str) -> Any:
+    """Return a property that is the base's attribute; while there is no base yet, one's own."""
+
+    def get(self: "Wrapper") -> Any:
+        return getattr(self.base, name) if "base" in self.__dict__ else self.__dict__[name]
+
+    def put(self: "Wrapper", value: Any) -> None:
+        if "base" in self.__dict__:
+            setattr(self.base, name, value)
+        else:
+            self.__dict__[name] = value
+
+    return property(get, put)
 
 
 def check_base(base: Any, rule: Any) -> None:
@@ -59,6 +74,10 @@ class Wrapper(Optimizer):
     base optimizer uses.
     """
 
+    param_groups = of_base("param_groups")
+    state = of_base("state")
+    defaults = of_base("defaults")
+
     base: Optimizer
     rule: Rule
     geometry: Geometry
@@ -76,21 +95,16 @@ class Wrapper(Optimizer):
             super().__init__(groups, {})
             self._hyper = hyper
             self._schedules = [saving.adopt(g, hyper, base.defaults, self.rule) for g in groups]
+            for name in ("param_groups", "state", "defaults"):
+                del self.__dict__[name]
             self.base = base
-            self._share()
+            self._prepare()
             self.geometry.check_names(self._layout())
-        self._prepare()
-
-    def _share(self) -> None:
-        """Look at the base's own groups and state; called whenever the base has replaced them."""
-        self.param_groups = self.base.param_groups
-        self.state = self.base.state
-        self.defaults = self.base.defaults
-        self._known_layout: tuple[Any, list[Block]] | None = None
 
     def _prepare(self) -> None:
         """Make the scratch that no state holds."""
         self._flight: Flight | None = None
+        self._known_layout: tuple[Any, list[Block]] | None = None
 
     def _refuse_in_flight(self, what: str) -> None:
         if self._flight is not None and not self._flight.ready:
@@ -114,7 +128,7 @@ class Wrapper(Optimizer):
             super().add_param_group(param_group)
             return
         self._refuse_in_flight("add a parameter group")
-        with saving.unchanged_on_error([param_group]):
+        with saving.unchanged_on_error([param_group] if isinstance(param_group, dict) else []):
             self.base.add_param_group(param_group)
             try:
                 named = saving.adopt(param_group, self._hyper, self.base.defaults, self.rule)
@@ -122,7 +136,6 @@ class Wrapper(Optimizer):
                 self.base.param_groups.pop()
                 raise
         self._schedules.append(named)
-        self._share()
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that a resume needs, as tensors and plain values; the base can load it, too."""
@@ -146,7 +159,6 @@ class Wrapper(Optimizer):
             for group in self.param_groups
         ]
         saving.load_base(self.base, state_dict)
-        self._share()
         for group, values in zip(self.param_groups, own, strict=True):
             for key, value in values.items():
                 group.setdefault(key, value)
@@ -161,12 +173,11 @@ class Wrapper(Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         self._refuse_in_flight("copy the optimizer")
         hooks = [key for key in self.__dict__ if key.startswith("_optimizer_")]
-        left_out = {*SCRATCH, *hooks, "_known_layout"}
+        left_out = {*SCRATCH, *hooks}
         return {key: value for key, value in self.__dict__.items() if key not in left_out}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._share()
         super().__setstate__({})
         self._prepare()
 

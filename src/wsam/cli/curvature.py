@@ -1,0 +1,287 @@
+"""`wsam curvature`: eigenvalues, trace, density and sharpness of a trained model."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from wsam.cli import _options as options
+from wsam.cli._app import app
+
+if TYPE_CHECKING:
+    from wsam.curvature import Operator
+    from wsam.curvature.eigen import Progress, Report
+    from wsam.lab.subject import Subject
+
+_EXAMPLE = (
+    "Example: wsam curvature runs/KEY.json --data cifar10 --top 5 --trace --density --out seen"
+)
+
+Checkpoint = Annotated[
+    Path, typer.Argument(help="A run's record, weights or work folder, or a file of a state dict.")
+]
+Data = Annotated[
+    str | None, typer.Option(help="Data to measure on. [default: the run's; else needed]")
+]
+Model = Annotated[str | None, typer.Option(help="Of a plain state dict: resnet18, cnn, ...")]
+Split = Annotated[str, typer.Option(help="train or test images, without augmentation.")]
+Samples = Annotated[int, typer.Option(help="Measure on the first so many images.")]
+BatchSize = Annotated[
+    int | None, typer.Option(help="Images at a time. [default: 1000 on CUDA, 250 elsewhere]")
+]
+Mode = Annotated[
+    str, typer.Option(help="eval (running statistics of BatchNorm) or train (the batch's own).")
+]
+Precision = Annotated[
+    str, typer.Option(help="float32, float64, or tf32: float32 with faster, rounder products.")
+]
+Seed = Annotated[int, typer.Option(help="Of the random vectors.")]
+
+
+@app.command(epilog=_EXAMPLE)
+def curvature(
+    checkpoint: Checkpoint,
+    data: Data = None,
+    model: Model = None,
+    split: Split = "train",
+    samples: Samples = 10_000,
+    batch_size: BatchSize = None,
+    operator: Annotated[
+        str, typer.Option(help="hessian, gauss_newton or empirical_fisher.")
+    ] = "hessian",
+    top: Annotated[int, typer.Option(help="How many eigenvalues at each wanted end.")] = 1,
+    which: Annotated[str, typer.Option(help="largest, smallest or both.")] = "largest",
+    method: Annotated[str, typer.Option(help="lanczos or power.")] = "lanczos",
+    tol: Annotated[float, typer.Option(help="Relative residual of the eigenvalues.")] = 1e-3,
+    trace: Annotated[bool, typer.Option("--trace", help="Estimate the trace (Hutch++).")] = False,
+    density: Annotated[
+        bool, typer.Option("--density", help="Estimate the density of the eigenvalues.")
+    ] = False,
+    sharpness: Annotated[
+        float | None, typer.Option(metavar="RHO", help="SAM's sharpness at this radius.")
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Ascent steps of --sharpness.")] = 1,
+    adaptive: Annotated[
+        bool, typer.Option("--adaptive", help="Scale both sharpness measures by the weights.")
+    ] = False,
+    average: Annotated[
+        float | None,
+        typer.Option(metavar="SIGMA", help="Average sharpness under Gaussian noise of this size."),
+    ] = None,
+    mode: Mode = "eval",
+    precision: Precision = "float32",
+    seed: Seed = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for curvature.json and the density's plots.")
+    ] = None,
+    data_dir: options.DataDir = None,
+    download: options.Download = True,
+    device: options.Device = "auto",
+    as_json: options.Json = False,
+) -> None:
+    """Measure the curvature of a trained model's loss."""
+    settings = loss_options(mode, precision)
+    means = options.make_means(data_dir, download, device=device)
+    with progress(quiet=as_json) as follow:
+        subject = open_checkpoint(checkpoint, means, data, model, split, samples, batch_size)
+        H = _operator(operator, subject, settings)
+        wanted = {"which": which, "method": method, "tol": tol}
+        found = _spectrum(H, top, wanted, trace, density, seed, follow)
+        found |= _sharpness(
+            subject, settings, seed, follow, (sharpness, average), adaptive=adaptive, steps=steps
+        )
+    record = {
+        "title": subject.title,
+        "split": split,
+        "accuracy": subject.accuracy(),
+        "info": H.info.as_dict(),
+        **{name: result.as_dict() for name, result in found.items()},
+    }
+    files = _write(out, record, found) if out else []
+    if as_json:
+        print(json.dumps({**record, "files": [str(f) for f in files]}, allow_nan=False))
+    else:
+        _print_table(record, files)
+
+
+def _operator(name: str, subject: Subject, settings: Any) -> Operator:
+    from wsam.curvature import empirical_fisher, gauss_newton, hessian
+
+    builders = {f.__name__: f for f in (hessian, gauss_newton, empirical_fisher)}
+    if name not in builders:
+        raise ValueError(f"--operator must be one of {', '.join(builders)}, not {name}")
+    return builders[name](subject.model, cross_entropy(), subject.batches, **settings)
+
+
+def _spectrum(
+    H: Operator,
+    top: int,
+    wanted: dict[str, Any],
+    with_trace: bool,
+    with_density: bool,
+    seed: int,
+    follow: Any,
+) -> dict[str, Any]:
+    from wsam.curvature import density, top_eigenvalues, trace
+
+    found: dict[str, Any] = {}
+    if top:
+        report = follow("eigenvalues")
+        found["eigenvalues"] = top_eigenvalues(H, top, seed=seed, report=report, **wanted)
+    if with_trace:
+        found["trace"] = trace(H, seed=seed, report=follow("trace"))
+    if with_density:
+        found["density"] = density(H, seed=seed, report=follow("density"))
+    return found
+
+
+def _sharpness(
+    subject: Subject,
+    settings: Any,
+    seed: int,
+    follow: Any,
+    radii: tuple[float | None, float | None],
+    *,
+    adaptive: bool,
+    steps: int,
+) -> dict[str, Any]:
+    from wsam.curvature import average_sharpness, sharpness
+
+    about = (subject.model, cross_entropy(), subject.batches)
+    settings = {**settings, "adaptive": adaptive, "seed": seed}
+    rho, sigma = radii
+    found: dict[str, Any] = {}
+    if rho is not None:
+        report = follow("sharpness")
+        found["sharpness"] = sharpness(*about, rho, steps=steps, report=report, **settings)
+    if sigma is not None:
+        report = follow("average sharpness")
+        found["average_sharpness"] = average_sharpness(*about, sigma, report=report, **settings)
+    return found
+
+
+def open_checkpoint(
+    checkpoint: Path,
+    means: Any,
+    data: str | None,
+    model: str | None,
+    split: str,
+    samples: int | None,
+    batch_size: int | None,
+) -> Subject:
+    """Open a checkpoint; a library that is missing is the user's to install, so one line."""
+    from wsam.lab.subject import open_subject
+
+    try:
+        return open_subject(
+            checkpoint, means, data=data, model=model, split=split,
+            samples=samples, batch_size=batch_size,
+        )  # fmt: skip
+    except ModuleNotFoundError as error:
+        raise ValueError(str(error)) from error
+
+
+def loss_options(mode: str, precision: str) -> Any:
+    """Return the options of an objective; sets what the GPU may round, for the whole process."""
+    import torch
+
+    if precision not in ("float32", "float64", "tf32"):
+        raise ValueError(f"--precision must be float32, float64 or tf32, not {precision}")
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    return {"mode": mode, "dtype": torch.float64 if precision == "float64" else torch.float32}
+
+
+def cross_entropy() -> Any:
+    """Return the loss the lab trains with."""
+    from torch.nn.functional import cross_entropy as loss
+
+    return loss
+
+
+@contextmanager
+def progress(quiet: bool) -> Iterator[Any]:
+    """Yield a function that makes a `report` for a stage; a bar on a terminal, else nothing."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda _stage: None
+        return
+    from rich import progress as bars
+    from rich.console import Console
+
+    bar = bars.Progress(
+        bars.TextColumn("{task.description}"),
+        bars.BarColumn(None),
+        bars.MofNCompleteColumn(),
+        bars.TextColumn("{task.fields[error]}"),
+        bars.TimeElapsedColumn(),
+        console=Console(stderr=True),
+    )
+
+    def follow(stage: str) -> Report:
+        task = bar.add_task(stage, total=None, error="")
+
+        def report(at: Progress) -> None:
+            error = "" if at.error != at.error else f"error {at.error:.1e}"
+            bar.update(task, completed=at.products, total=at.limit, error=error)
+
+        return report
+
+    with bar:
+        yield follow
+
+
+def _write(out: Path, record: dict[str, Any], found: dict[str, Any]) -> list[Path]:
+    from wsam.curvature import save_density
+    from wsam.lab.files import write_atomic
+
+    numbers = out / "curvature.json"
+    write_atomic(numbers, json.dumps(record, allow_nan=False).encode())
+    written = [numbers]
+    if "density" in found:
+        marks = found["eigenvalues"].values.tolist() if "eigenvalues" in found else []
+        for name in ("density.png", "density.html"):
+            save_density(found["density"], out / name, marks)
+            written.append(out / name)
+    return written
+
+
+def _print_table(record: dict[str, Any], files: list[Path]) -> None:
+    info = record["info"]
+    rounded = " with TF32" if info["tf32"] else ""
+    print(record["title"])
+    print(
+        f"{info['kind'].replace('_', '-')} of {info['parameters']:,} weights on {info['samples']:,} "
+        f"{record['split']} images, {info['mode']} mode, {info['dtype']}{rounded}, {info['device']}"
+    )
+    rows = [("loss", f"{info['loss']:.6g}", ""), ("accuracy", f"{record['accuracy']:.4f}", "")]
+    if eigen := record.get("eigenvalues"):
+        columns = (eigen["values"], eigen["residuals"], eigen["converged"])
+        for number, (value, bound, good) in enumerate(zip(*columns, strict=True), 1):
+            note = f"within {bound:.1e}" + ("" if good else ", not converged")
+            rows.append((f"eigenvalue {number}", f"{value:.6g}", note))
+    if found := record.get("trace"):
+        note = f"standard error {found['standard_error']:.2g}"
+        rows.append(("trace", f"{found['value']:.6g}", note + _unless(found["converged"])))
+    if found := record.get("density"):
+        note = f"of the eigenvalues, from {found['probes']} probes"
+        share = f"{100 * found['share_below_zero']:.1f}%"
+        rows.append(("below zero", share, note + _unless(found["converged"])))
+    for name in ("sharpness", "average_sharpness"):
+        if found := record.get(name):
+            note = f"{found['measure']}, radius {found['radius']:g}"
+            rows.append((name.replace("_", " "), f"{found['value']:.6g}", note))
+    wide = max(len(name) for name, _, _ in rows)
+    for name, value, note in rows:
+        print(f"  {name:<{wide}}  {value:>12}  {note}".rstrip())
+    for file in files:
+        print(file)
+
+
+def _unless(converged: bool) -> str:
+    return "" if converged else ", not converged"

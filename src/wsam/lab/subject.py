@@ -1,0 +1,240 @@
+"""A trained model and the data to measure it on: what curvature and landscapes are taken of."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from wsam.lab import models, records
+from wsam.lab.batches import Batch, MemoryFeed
+from wsam.lab.checkpoint import Checkpoints, load_state
+from wsam.lab.folder import FolderFeed
+from wsam.lab.means import Means, make_feed
+from wsam.lab.names import chosen
+from wsam.lab.run import Run
+
+State = dict[str, Tensor]
+SPLITS = ("train", "test")
+# What common ways of saving put around a model's own names.
+_WRAPPERS = ("module.", "_orig_mod.")
+_INSIDE = ("model", "state_dict", "model_state_dict")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model with its weights, and batches that can be read again and again.
+
+    Args:
+        model: On the device, in training mode or not: whoever measures decides.
+        batches: Images without augmentation, always the same.
+        title: What it is, in a line.
+        run: The run it comes from, or the data and model it was said to be of.
+        split: ``train`` or ``test``.
+    """
+
+    model: nn.Module
+    batches: FixedBatches
+    title: str
+    run: Run
+    split: str
+
+    def accuracy(self) -> float:
+        """Return the share of the batches' images that the model labels right."""
+        right, before = 0, self.model.training
+        self.model.eval()
+        with torch.no_grad():
+            for images, labels in self.batches:
+                right += int((self.model(images).argmax(1) == labels).sum())
+        self.model.train(before)
+        return right / self.batches.count
+
+
+class FixedBatches:
+    """Images in their order, without augmentation, as often as they are asked for.
+
+    Args:
+        feed: Where they come from; one made without augmentation.
+        split: ``train`` or ``test``.
+        samples: How many; None for all. Folders, which go class by class, give a fixed shuffle.
+        batch_size: Images a batch.
+    """
+
+    def __init__(
+        self, feed: MemoryFeed | FolderFeed, split: str, samples: int | None, batch_size: int
+    ) -> None:
+        chosen("split", split, SPLITS)
+        if batch_size < 1 or (samples is not None and samples < 1):
+            raise ValueError(
+                f"batch size and samples must be at least 1, got {batch_size} and {samples}"
+            )
+        self.feed, self.split, self.batch_size = feed, split, batch_size
+        available = feed.train_count if split == "train" else feed.test_count
+        self.count = available if samples is None else min(samples, available)
+        self._order: Tensor | None = None
+        if isinstance(feed, FolderFeed):
+            generator = torch.Generator().manual_seed(0)
+            self._order = torch.randperm(available, generator=generator)[: self.count]
+
+    def __len__(self) -> int:
+        return math.ceil(self.count / self.batch_size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        if isinstance(self.feed, MemoryFeed):
+            return self._from_memory(self.feed)
+        return self._from_files(self.feed)
+
+    def _from_memory(self, feed: MemoryFeed) -> Iterator[Batch]:
+        train = self.split == "train"
+        images = feed.train_images if train else feed.test_images
+        labels = feed.train_labels if train else feed.test_labels
+        for at in range(0, self.count, self.batch_size):
+            part = slice(at, min(at + self.batch_size, self.count))
+            yield feed.normalise(images[part]), labels[part]
+
+    def _from_files(self, feed: FolderFeed) -> Iterator[Batch]:
+        assert self._order is not None
+        tickets = [(number, None) for number in self._order.tolist()]
+        size = self.batch_size
+        loader: DataLoader[Batch] = DataLoader(
+            feed.train_set if self.split == "train" else feed.test_set,
+            batch_sampler=[tickets[at : at + size] for at in range(0, len(tickets), size)],
+            num_workers=feed.workers,
+            generator=torch.Generator(),
+        )
+        for pixels, labels in loader:
+            yield feed.normalise(pixels.to(feed.device)), labels.to(feed.device)
+
+
+def open_subject(
+    checkpoint: Path,
+    means: Means,
+    *,
+    data: str | None = None,
+    model: str | None = None,
+    split: str = "train",
+    samples: int | None = None,
+    batch_size: int | None = None,
+) -> Subject:
+    """Load a checkpoint into its model, with the data to measure it on.
+
+    Args:
+        checkpoint: A run's record (``OUT/KEY.json``), its weights or work folder, or any file
+            that holds a state dict.
+        means: Device and place of the data.
+        data: Of another data set than the run's; needed for a plain state dict.
+        model: Likewise.
+        split: ``train`` (the run's own labels, noise included) or ``test``.
+        samples: Use the first so many images.
+        batch_size: Images a batch; default 1,000 on CUDA and 250 elsewhere.
+
+    Raises:
+        OSError: A file is missing.
+        ValueError: No checkpoint, one of another model, or not enough said about it.
+    """
+    state, run = read_checkpoint(checkpoint)
+    run = _described(checkpoint, run, data, model)
+    device = means.place()
+    feed = make_feed(run, means, device)
+    assert isinstance(feed, MemoryFeed | FolderFeed)
+    built = models.build(run.model, models.Task(feed.shape, feed.traits.classes), run.seed)
+    fill(built, state, f"{checkpoint} does not fit {run.model} on {run.data}")
+    placed: nn.Module = built.to(  # type: ignore[call-overload]
+        device, memory_format=torch.channels_last
+    )
+    size = batch_size or (1000 if device.type == "cuda" else 250)
+    batches = FixedBatches(feed, split, samples, size)
+    return Subject(placed, batches, f"{checkpoint}: {run.model} on {run.data}", run, split)
+
+
+def fill(model: nn.Module, state: Mapping[str, Tensor], problem: str) -> None:
+    """Load a state dict; on a mismatch raise ValueError with one sentence that names a tensor."""
+    own = model.state_dict()
+    for name, tensor in state.items():
+        if name in own and own[name].shape != tensor.shape:
+            shapes = f"{tuple(tensor.shape)} instead of {tuple(own[name].shape)}"
+            raise ValueError(f"{problem}: {name!r} is of shape {shapes}")
+    for name in own.keys() - state.keys():
+        raise ValueError(f"{problem}: it has no {name!r}")
+    for name in state.keys() - own.keys():
+        raise ValueError(f"{problem}: the model has no {name!r}")
+    model.load_state_dict(dict(state))
+
+
+def read_checkpoint(path: Path) -> tuple[State, Run | None]:
+    """Return the weights in a checkpoint and the run it belongs to, where that is known."""
+    if not path.exists():
+        raise FileNotFoundError(f"there is no checkpoint {path}")
+    if path.is_dir():
+        return _from_folder(path)
+    if path.suffix == ".json":
+        return _from_record(path)
+    loaded = load_state(path) if path.with_suffix(".json").exists() else _plain_load(path)
+    if isinstance(text := loaded.get("run"), str) and "model" in loaded:
+        return _tensors(loaded["model"], path), Run.from_dict(json.loads(text))
+    record = path.absolute().parents[2] / f"{path.absolute().parent.name}.json"
+    known = path.name == "weights.pt" and record.exists()
+    run = Run.from_dict(records.read_file(record)["settings"]) if known else None
+    return _tensors(loaded, path), run
+
+
+def _from_record(path: Path) -> tuple[State, Run]:
+    run = Run.from_dict(records.read_file(path)["settings"])
+    weights = records.weights_path(path.parent, run)
+    if not weights.exists():
+        raise ValueError(f"{path} kept no weights: train with --keep-checkpoint")
+    return _tensors(load_state(weights), weights), run
+
+
+def _from_folder(path: Path) -> tuple[State, Run | None]:
+    if (path / "weights.pt").exists():
+        return read_checkpoint(path / "weights.pt")
+    state = Checkpoints(path / "checkpoints").load()
+    if state is None:
+        raise ValueError(f"{path} holds neither weights nor a checkpoint of a run")
+    return _tensors(state["model"], path), Run.from_dict(json.loads(state["run"]))
+
+
+def _plain_load(path: Path) -> dict[str, Any]:
+    try:
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"{path} is not a file of tensors: {reason}") from error
+    if not isinstance(loaded, dict):
+        raise ValueError(f"{path} holds {type(loaded).__name__}, not a state dict")
+    return loaded
+
+
+def _tensors(loaded: Mapping[str, Any], path: Path) -> State:
+    """Return the state dict itself: unpacked, and without what wrappers add to names."""
+    for key in _INSIDE:
+        if isinstance(loaded.get(key), Mapping):
+            loaded = loaded[key]
+    if not loaded or not all(isinstance(value, Tensor) for value in loaded.values()):
+        raise ValueError(f"{path} does not hold a state dict: names with their tensors")
+    while prefix := next((w for w in _WRAPPERS if all(n.startswith(w) for n in loaded)), None):
+        loaded = {name.removeprefix(prefix): value for name, value in loaded.items()}
+    return dict(loaded)
+
+
+def _described(path: Path, run: Run | None, data: str | None, model: str | None) -> Run:
+    if run is None:
+        if data is None or model is None:
+            raise ValueError(f"{path} does not say what it is of: give both --model and --data")
+        run = Run(data=data, model=model, method="vanilla")
+    # Every image as it is: curvature needs the same loss at every reading.
+    changes: dict[str, Any] = {"augment": False, "pretrained": None}
+    if data is not None and data != run.data:
+        changes["data"] = data
+    if model is not None and model != run.model:
+        changes["model"] = model
+    return run.replace(**changes)
