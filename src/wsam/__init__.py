@@ -1,21 +1,41 @@
-"""Sharpness-aware training for PyTorch: a method is a geometry, a rule and a base optimizer."""
+"""Sharpness-aware training for PyTorch: a method is a geometry, a rule and a base optimizer.
+
+Names are imported when they are first used, so that `wsam --help` need not wait for torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from wsam._version import __version__
-from wsam.checks import WsamWarning
-from wsam.geometry import Adaptive, Euclidean, Fisher, Geometry, Masked
-from wsam.graph import CapturedStep, capture
-from wsam.methods import (
-    ASAM,
-    ESAM,
-    GSAM,
-    METHODS,
-    SAM,
-    WSAM,
-    CoupledWSAM,
-    FisherSAM,
-    create,
-)
-from wsam.optimizer import SharpnessAware
+
+if TYPE_CHECKING:
+    from wsam.checks import WsamWarning
+    from wsam.geometry import Adaptive, Euclidean, Fisher, Geometry, Masked
+    from wsam.graph import CapturedStep, capture
+    from wsam.methods import (
+        ASAM,
+        ESAM,
+        GSAM,
+        METHODS,
+        SAM,
+        WSAM,
+        CoupledWSAM,
+        FisherSAM,
+        create,
+    )
+    from wsam.optimizer import SharpnessAware
+
+_ROOMS = {
+    "checks": ("WsamWarning",),
+    "geometry": ("Adaptive", "Euclidean", "Fisher", "Geometry", "Masked"),
+    "graph": ("CapturedStep", "capture"),
+    "methods": (
+        *("ASAM", "CoupledWSAM", "ESAM", "FisherSAM", "GSAM", "METHODS", "SAM", "WSAM"),
+        "create",
+    ),
+    "optimizer": ("SharpnessAware",),
+}
+_ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
 
 __all__ = [
     "ASAM",
@@ -38,3 +58,15 @@ __all__ = [
     "capture",
     "create",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ROOM_OF:
+        raise AttributeError(f"module 'wsam' has no attribute {name!r}")
+    value = getattr(import_module(f"wsam.{_ROOM_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

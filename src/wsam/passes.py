@@ -25,6 +25,11 @@ def _statistics(module: nn.Module) -> list[Tensor]:
     return [buffer for buffer in found if buffer is not None]
 
 
+def _can_have_statistics(module: nn.Module) -> bool:
+    """Whether the module has running statistics; a lazy layer has none yet, but will."""
+    return isinstance(module, nn.modules.batchnorm._NormBase) or bool(_statistics(module))
+
+
 def _by_dtype(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
     """One list a dtype and device: what a single foreach launch can take."""
     lists: dict[Any, list[Tensor]] = {}
@@ -42,23 +47,21 @@ class RunningStatistics:
 
     def __init__(self, model: nn.Module | None) -> None:
         self._modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._seen: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._given = model is not None
         if model is not None:
-            # Lazy layers have no statistics yet, so take what could have them, too.
-            kinds = (nn.modules.batchnorm._NormBase,)
-            for module in model.modules():
-                if isinstance(module, kinds) or _statistics(module):
-                    self._modules.add(module)
+            self._modules.update(m for m in model.modules() if _can_have_statistics(m))
         self._held: list[tuple[list[Tensor], list[Tensor]]] = []
         self._hook: Any = None
         self._untraced: Any = None
-        self._warned = False
+        self._noticed = self._warned = False
 
     def hold(self) -> None:
         """Keep copies of what is there now; call before the second pass."""
         moving = [b for module in self._modules if module.training for b in _statistics(module)]
         self._held = [(tensors, copies(tensors)) for tensors in _by_dtype(moving)]
         if not self._given:
+            self._noticed = False
             if self._untraced is None and "torch._dynamo" in sys.modules:
                 # Else nothing is compiled, and importing the compiler would be slow.
                 self._untraced = torch.compiler.disable(self._notice)  # type: ignore[no-untyped-call]
@@ -69,34 +72,49 @@ class RunningStatistics:
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
+            self._warn_of_unseen()
         held, self._held = self._held, []
         with torch.no_grad():
             for tensors, kept in held:
                 torch._foreach_copy_(tensors, kept)
 
     def _notice(self, module: nn.Module, args: Any) -> None:
-        inner = getattr(module, "_orig_mod", None)
-        if isinstance(inner, nn.Module):
-            # Layers inside a compiled module may run without calling hooks: take them all now.
-            if not self._warned:
-                self._warned = True
-                warn(
-                    "a compiled model runs under a sharpness-aware optimizer that was not told of "
-                    "it: pass model= so that its running statistics are protected without hooks"
-                )
-            for part in inner.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            return  # what a compiler has made of modules: it owns no statistics
+        self._noticed = True
+        if hasattr(module, "_orig_mod") and not self._warned:
+            self._warned = True
+            warn(
+                "a compiled model runs under a sharpness-aware optimizer that was not told of it: "
+                "pass model= so that its running statistics are protected without hooks"
+            )
+        if module in self._seen:
+            return
+        # Parts of it may be compiled and run without calling hooks: take them all now.
+        for part in module.modules():
+            if part not in self._seen:
+                self._seen.add(part)
                 self._keep(part)
-        else:
-            self._keep(module)
 
     def _keep(self, module: nn.Module) -> None:
-        if module in self._modules or not _statistics(module):
+        if not _can_have_statistics(module):
             return
         self._modules.add(module)
         if module.training:
             with torch.no_grad():
                 for tensors in _by_dtype(_statistics(module)):
                     self._held.append((tensors, copies(tensors)))
+
+    def _warn_of_unseen(self) -> None:
+        """Say once that compiled code may have moved statistics of modules that called no hook."""
+        compiler = sys.modules.get("torch._dynamo.utils")
+        compiled = compiler is not None and bool(compiler.counters["stats"])
+        if compiled and not self._noticed and not self._warned:
+            self._warned = True
+            warn(
+                "compiled code ran between the passes and no module was seen there: if it has "
+                "normalisation layers, their running statistics move twice a step; pass model="
+            )
 
 
 class RandomStates:

@@ -1,0 +1,180 @@
+"""Search over a grid and between its points with Optuna: `pip install 'wsam[optuna]'`.
+
+The study is made first, every point of the grid is enqueued, and only then trials are asked for:
+so each point is tried once, whatever the number of workers. This process alone asks and tells;
+jobs are carried out by any executor. Several searches may share a storage and a results folder.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from wsam.lab.files import BusyError, claimed
+from wsam.lab.names import Value
+from wsam.lab.run import Run
+from wsam.sweep.grid import Grid
+from wsam.sweep.work import Job, Outcome, Status
+
+DIVERGED = 100.0
+"""The error, in percent, that a run counts with whose loss was no longer finite."""
+_LOGARITHMIC = ("rho", "lr", "weight_decay", "eta")
+
+
+@dataclass
+class _Open:
+    """A trial under way: its runs' keys, and the errors of those that ended."""
+
+    trial: Any
+    keys: set[str]
+    errors: dict[str, float] = field(default_factory=dict)
+
+
+class Search:
+    """A study over one column of a grid: the mean final test error over seeds, made small.
+
+    Args:
+        grid: Its points are tried first; its axes' ends bound what is tried after them.
+        column: Which of the grid's base runs.
+        seeds: Each trial trains one run a seed.
+        make_job: Makes the job of a run.
+        out: The folder of the results.
+        storage: An URL of Optuna's; None for SQLite in the folder of the results.
+        seed: Of the sampler.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        column: str,
+        seeds: Sequence[int],
+        make_job: Callable[[Run], Job],
+        out: Path,
+        storage: str | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.grid, self.column, self.seeds = grid, column, tuple(seeds)
+        self.make_job, self.out = make_job, out
+        self.open: list[_Open] = []
+        optuna = _optuna()
+        # Another base run, or other seeds, are another question: they never share a study.
+        repeats = ",".join(map(str, self.seeds))
+        self.name = f"{grid.name} {column} {grid.bases[column].key} seeds {repeats}"
+        with _alone(out / "work" / "search.lock"):
+            self.study = optuna.create_study(
+                storage=storage or sqlite_url(out),
+                study_name=self.name,
+                sampler=optuna.samplers.TPESampler(seed=seed),
+                direction="minimize",
+                load_if_exists=True,
+            )
+            self._take_up()
+            for point in grid.points():
+                self.study.enqueue_trial(_numbers(point), skip_if_exists=True)
+
+    def _take_up(self) -> None:
+        """Enqueue anew what a killed search was trying: nobody holds its runs any more."""
+        optuna = _optuna()
+        for trial in self.study.get_trials(deepcopy=False, states=(_state("RUNNING"),)):
+            if any(self._held(key) for key in trial.user_attrs.get("keys", ())):
+                continue
+            self.study.tell(trial.number, state=optuna.trial.TrialState.FAIL, skip_if_finished=True)
+            if trial.params:
+                self.study.enqueue_trial(trial.params)
+
+    def _held(self, key: str) -> bool:
+        try:
+            with claimed(self.out / "work" / key / "lock"):
+                return False
+        except BusyError:
+            return True
+
+    def jobs(self, trials: int = 0) -> Iterator[Job]:
+        """Yield jobs: those of the grid's points, then those of `trials` more points."""
+        wanted = len(list(self.grid.points())) + trials
+        while self._more(wanted):
+            trial = self.study.ask()
+            point = {name: _suggest(trial, name, axis) for name, axis in self.grid.axes.items()}
+            run = self.grid.run(self.column, point)
+            runs = [run.replace(seed=seed) for seed in self.seeds]
+            trial.set_user_attr("keys", [run.key for run in runs])
+            self.open.append(_Open(trial, {run.key for run in runs}))
+            yield from map(self.make_job, runs)
+
+    def _more(self, wanted: int) -> bool:
+        trials = self.study.get_trials(deepcopy=False)
+        waiting = any(trial.state == _state("WAITING") for trial in trials)
+        return waiting or sum(trial.state != _state("FAIL") for trial in trials) < wanted
+
+    def tell(self, outcome: Outcome) -> None:
+        """Tell the study what became of a job."""
+        key = outcome.job.run.key
+        for entry in [entry for entry in self.open if key in entry.keys]:
+            if outcome.status in (Status.ERROR, Status.LOST):
+                self.study.tell(entry.trial, state=_state("FAIL"), skip_if_finished=True)
+                self.open.remove(entry)
+                continue
+            entry.errors[key] = DIVERGED if outcome.error is None else outcome.error
+            if entry.keys == entry.errors.keys():
+                mean = sum(entry.errors.values()) / len(entry.errors)
+                self.study.tell(entry.trial, mean, skip_if_finished=True)
+                self.open.remove(entry)
+
+    def best(self) -> tuple[dict[str, float], float] | None:
+        """Return the best point and its mean error in percent; None if there is none yet."""
+        done = self.study.get_trials(deepcopy=False, states=(_state("COMPLETE"),))
+        if not done:
+            return None
+        trial = min(done, key=lambda trial: trial.value)
+        return dict(trial.params), trial.value
+
+
+def sqlite_url(out: Path) -> str:
+    """Return the storage that is used unless the user names another."""
+    return f"sqlite:///{(out / 'work' / 'optuna.db').resolve()}"
+
+
+@contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """Wait for a lock: several processes making one SQLite study at once break it."""
+    while True:
+        try:
+            with claimed(lock):
+                yield
+            return
+        except BusyError:
+            time.sleep(0.1)
+
+
+def _suggest(trial: Any, name: str, axis: Sequence[Value]) -> float | int:
+    low, high = min(axis), max(axis)  # type: ignore[type-var]
+    if all(isinstance(value, int) for value in axis):
+        return int(trial.suggest_int(name, low, high))
+    logarithmic = name in _LOGARITHMIC and low > 0  # type: ignore[operator]
+    return float(trial.suggest_float(name, low, high, log=logarithmic))
+
+
+def _numbers(point: Mapping[str, Value]) -> dict[str, float | int]:
+    numbers: dict[str, float | int] = {}
+    for name, value in point.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"a search varies numbers, {name} has the value {value!r}")
+        numbers[name] = value
+    return numbers
+
+
+def _state(name: str) -> Any:
+    return getattr(_optuna().trial.TrialState, name)
+
+
+def _optuna() -> Any:
+    try:
+        import optuna
+    except ModuleNotFoundError as error:
+        raise ValueError("a search needs Optuna: pip install 'wsam[optuna]'") from error
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna

@@ -1,0 +1,109 @@
+"""One job: a run, all that it takes to carry it out, and what became of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from wsam.lab import records
+from wsam.lab.files import BusyError
+from wsam.lab.means import Means
+from wsam.lab.run import Run
+from wsam.lab.train import train
+from wsam.lab.watch import Watcher
+
+After = Callable[[Run, Path, Means], object]
+"""What is done with a finished run; a function of a module, so that it can be sent elsewhere."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run to carry out. It can be pickled and sent to another process or machine.
+
+    Args:
+        run: What to train.
+        out: The folder of the results, which all workers share.
+        means: How to train it.
+        after: Done once the run is finished; must be quick where it has been done before.
+    """
+
+    run: Run
+    out: Path
+    means: Means
+    after: After | None = None
+
+
+class Status(StrEnum):
+    """What became of a job."""
+
+    FINISHED = "finished"
+    SKIPPED = "skipped"
+    """Its record was there already."""
+    FAILED = "failed"
+    """The loss was no longer finite."""
+    BUSY = "busy"
+    """Another process works on it."""
+    REFUSED = "refused"
+    """Its user must do something first: data is missing, the disk is full."""
+    ERROR = "error"
+    """A defect."""
+    LOST = "lost"
+    """Whoever worked on it died, too often."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a job: its status, the final test error, or what went wrong."""
+
+    job: Job
+    status: Status
+    detail: str = ""
+    error: float | None = None
+    seconds: float = 0.0
+
+    @property
+    def settled(self) -> bool:
+        """Whether a finished record is there."""
+        return self.status in (Status.FINISHED, Status.SKIPPED)
+
+
+class _Begun(Watcher):
+    """Knows whether training has begun: a run that another finished meanwhile is not ours."""
+
+    begun = False
+
+    def start(self, run: Run, steps: int, done: int, images: int) -> None:
+        self.begun = True
+
+
+def perform(job: Job, watchers: Sequence[Watcher] = ()) -> Outcome:
+    """Carry out a job: train its run, unless it is done or another process is at it.
+
+    It can be called by any number of processes and machines that share the folder of results, and
+    again after any of them was killed: a run is trained by one at a time, and goes on from its last
+    checkpoint.
+    """
+    begin = time.monotonic()
+    begun = _Begun()
+    try:
+        record = train(job.run, job.out, job.means, [*watchers, begun])
+        if records.is_finished(record) and job.after is not None:
+            with records.claim(job.out, job.run):
+                job.after(job.run, job.out, job.means)
+    except BusyError as error:
+        return Outcome(job, Status.BUSY, str(error))
+    except (OSError, ValueError, TypeError, ModuleNotFoundError) as error:
+        return Outcome(job, Status.REFUSED, f"{job.run.title}: {error}")
+    except Exception as error:
+        import traceback
+
+        traceback.print_exc()  # a defect: its traceback belongs into the worker's log
+        return Outcome(job, Status.ERROR, f"{type(error).__name__}: {error}")
+    seconds = time.monotonic() - begin
+    if not records.is_finished(record):
+        return Outcome(job, Status.FAILED, str(record.get("failure")), seconds=seconds)
+    status = Status.FINISHED if begun.begun else Status.SKIPPED
+    return Outcome(job, status, error=records.final_error(record), seconds=seconds)

@@ -1,0 +1,217 @@
+"""`wsam curvature` and `wsam landscape` on runs of the lab and on plain state dicts."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from command import wsam_command
+from torch.nn import functional as F
+
+from wsam.curvature import hessian, top_eigenvalues
+from wsam.lab import data, models, records
+from wsam.lab.batches import noisy
+from wsam.lab.means import Means
+from wsam.lab.run import Run
+from wsam.lab.subject import FixedBatches, open_subject, read_checkpoint
+from wsam.lab.train import train
+
+RUN = Run(data="digits", model="mlp", method="wsam", epochs=2, train_limit=150, noise=0.2)
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    means = Means(device="cpu", keep_weights=True)
+    train(RUN, folder, means)
+    train(RUN.replace(seed=1), folder, means)
+    return folder
+
+
+@pytest.fixture
+def record(out: Path) -> Path:
+    return records.record_path(out, RUN)
+
+
+def measured(*words: object) -> dict:
+    return json.loads(wsam_command("curvature", *words, "--device", "cpu", "--json").stdout)
+
+
+def test_numbers_are_those_of_the_library(record):
+    found = measured(record, "--top", 2, "--samples", 100, "--batch-size", 40)
+    subject = open_subject(record, Means(device="cpu"), samples=100, batch_size=100)
+    H = hessian(subject.model, F.cross_entropy, subject.batches)
+    expected = top_eigenvalues(H, 2)
+    assert found["eigenvalues"]["values"] == pytest.approx(expected.values.tolist(), rel=1e-3)
+    assert found["eigenvalues"]["converged"] == [True, True]
+    assert found["info"]["samples"] == 100
+    assert found["info"]["batches"] == 3
+    assert found["info"]["loss"] == pytest.approx(H.info.loss, rel=1e-5)
+    assert found["accuracy"] == pytest.approx(subject.accuracy())
+
+
+def test_everything_at_once_with_plots_and_a_table(record, tmp_path):
+    words = ("--samples", 60, "--top", 1, "--which", "both", "--trace", "--density")
+    measures = ("--sharpness", 0.05, "--steps", 2, "--adaptive", "--average", 0.01)
+    answer = wsam_command("curvature", record, *words, *measures, "--out", tmp_path / "seen")
+    for word in ("eigenvalue 2", "trace", "below zero", "average sharpness", "60 train images"):
+        assert word in answer.stdout
+    saved = json.loads((tmp_path / "seen" / "curvature.json").read_text())
+    assert saved["density"]["mass"] == pytest.approx(1, abs=1e-6)
+    assert saved["sharpness"]["measure"] == "worst adaptive"
+    for name in ("density.png", "density.html"):
+        assert (tmp_path / "seen" / name).stat().st_size > 1000
+
+
+def test_every_form_of_checkpoint(out, record, tmp_path):
+    expected = measured(record, "--samples", 50)["eigenvalues"]["values"]
+    work = records.work_folder(out, RUN)
+    for form in (work, work / "weights.pt"):
+        assert measured(form, "--samples", 50)["eigenvalues"]["values"] == pytest.approx(expected)
+    state, run = read_checkpoint(record)
+    assert run == RUN
+    # Elsewhere and wrapped: the file alone does not say what it is of, nor its noisy labels.
+    wrapped = {"state_dict": {f"module._orig_mod.{name}": t for name, t in state.items()}}
+    torch.save(wrapped, tmp_path / "plain.pt")
+    said = ("--model", "mlp", "--data", "digits", "--samples", 50, "--split", "test")
+    plain = measured(tmp_path / "plain.pt", *said)
+    known = measured(record, "--samples", 50, "--split", "test")
+    assert plain["eigenvalues"]["values"] == pytest.approx(known["eigenvalues"]["values"])
+
+
+def test_an_interrupted_run_can_be_measured(out, tmp_path):
+    from wsam.lab.checkpoint import Checkpoints
+
+    state, _ = read_checkpoint(records.record_path(out, RUN))
+    folder = tmp_path / "work" / RUN.key
+    Checkpoints(folder / "checkpoints").save(1, {"run": RUN.canonical, "model": state})
+    for form in (folder, folder / "checkpoints" / "000001.pt"):
+        found, run = read_checkpoint(form)
+        assert run == RUN
+        assert all(torch.equal(found[name], state[name]) for name in state)
+
+
+def test_training_images_come_unaugmented_with_the_runs_own_labels(record):
+    subject = open_subject(record, Means(device="cpu"), batch_size=64)
+    first, again = (list(subject.batches) for _ in range(2))
+    assert len(subject.batches) == len(first) == 3
+    assert all(torch.equal(a[0], b[0]) for a, b in zip(first, again, strict=True))
+    labels = torch.cat([labels for _, labels in first])
+    clean = data.load("digits", Means().source).train_labels[:150]
+    assert torch.equal(labels, noisy(clean, 10, RUN.noise, RUN.noise_seed))
+    assert not torch.equal(labels, clean)
+    with pytest.raises(ValueError, match="at least 1"):
+        FixedBatches(subject.batches.feed, "train", 0, 10)
+
+
+def test_folders_of_images_are_read_in_a_fixed_order(tmp_path):
+    from PIL import Image
+
+    for part in ("train", "val"):
+        for number, name in enumerate(("cat", "dog")):
+            folder = tmp_path / "pets" / part / name
+            folder.mkdir(parents=True)
+            for index in range(3):
+                Image.new("RGB", (40, 30), (40 * index, 90 * number, 0)).save(
+                    folder / f"{index}.png"
+                )
+    from wsam.lab.folder import FolderFeed
+
+    feed = FolderFeed(tmp_path / "pets", 2, torch.device("cpu"), 0, False, size=8, workers=0)
+    for split in ("train", "test"):
+        batches = FixedBatches(feed, split, 5, 2)
+        first, again = list(batches), list(batches)
+        assert [len(labels) for _, labels in first] == [2, 2, 1]
+        assert all(torch.equal(a[0], b[0]) for a, b in zip(first, again, strict=True))
+        assert torch.cat([labels for _, labels in first]).unique().tolist() == [0, 1]
+
+
+def test_landscapes_of_all_kinds(out, record, tmp_path):
+    common = ("--samples", 40, "--points", 5, "--device", "cpu", "--json", "--out", tmp_path)
+    line = json.loads(wsam_command("landscape", record, *common).stdout)
+    assert line["coordinates"] == [[-1.0, -0.5, 0.0, 0.5, 1.0]]
+    assert line["losses"][2] == pytest.approx(line["info"]["loss"], rel=1e-5)
+    plane = json.loads(
+        wsam_command("landscape", record, "--dimensions", 2, "--along", "eigen", *common).stdout
+    )
+    assert len(plane["losses"]) == len(plane["losses"][0]) == 5
+    assert plane["labels"][0].startswith("eigenvector 1 (eigenvalue")
+    other = records.record_path(out, RUN.replace(seed=1))
+    path = json.loads(
+        wsam_command("landscape", record, "--to", other, "--radius", 0.5, *common).stdout
+    )
+    assert path["coordinates"] == [[-0.5, 0.0, 0.5, 1.0, 1.5]]
+    assert path["losses"][1] == pytest.approx(line["info"]["loss"], rel=1e-5)
+    assert path["losses"][3] == pytest.approx(
+        measured(other, "--samples", 40, "--top", 0)["info"]["loss"], rel=1e-4
+    )
+    assert all(Path(file).stat().st_size > 100 for file in path["files"])
+    shown = wsam_command("landscape", record, *common[:6], "--log", "--out", tmp_path / "new")
+    assert "landscape.html" in shown.stdout
+
+
+def refused(*words: object) -> str:
+    answer = wsam_command(*words, "--device", "cpu", status=2)
+    assert answer.stdout == ""
+    assert answer.stderr.count("\n") == 1
+    return answer.stderr
+
+
+def test_wrong_checkpoints_get_one_clear_line(out, record, tmp_path):
+    assert "no checkpoint" in refused("curvature", tmp_path / "nothing.pt")
+    (tmp_path / "text.pt").write_text("not tensors")
+    assert "not a file of tensors" in refused("curvature", tmp_path / "text.pt")
+    torch.save([1, 2], tmp_path / "list.pt")
+    assert "holds list, not a state dict" in refused("curvature", tmp_path / "list.pt")
+    torch.save({"a": 1}, tmp_path / "odd.pt")
+    assert "names with their tensors" in refused("curvature", tmp_path / "odd.pt")
+    torch.save({"w": torch.ones(1)}, tmp_path / "other.pt")
+    assert "both --model and --data" in refused("curvature", tmp_path / "other.pt")
+    said = ("--model", "mlp", "--data", "digits")
+    assert "does not fit mlp on digits" in refused("curvature", tmp_path / "other.pt", *said)
+    state = models.build("mlp", models.Task((1, 8, 8), 7), 0).state_dict()
+    torch.save(state, tmp_path / "seven.pt")
+    assert "is of shape (7," in refused("curvature", tmp_path / "seven.pt", *said)
+    right = read_checkpoint(record)[0]
+    torch.save({**right, "extra": torch.ones(1)}, tmp_path / "more.pt")
+    assert "the model has no 'extra'" in refused("curvature", tmp_path / "more.pt", *said)
+    (tmp_path / "empty").mkdir()
+    assert "neither weights nor a checkpoint" in refused("curvature", tmp_path / "empty")
+    nan = {name: tensor * torch.nan for name, tensor in right.items()}
+    torch.save(nan, tmp_path / "nan.pt")
+    assert "loss of batch 0 is nan" in refused("curvature", tmp_path / "nan.pt", *said)
+    bare = train(RUN.replace(epochs=1), tmp_path / "bare", Means(device="cpu"))
+    assert "kept no weights" in refused("curvature", tmp_path / "bare" / f"{bare['key']}.json")
+    weights = records.weights_path(out, RUN)
+    damaged = tmp_path / "weights.pt"
+    damaged.write_bytes(weights.read_bytes()[:-10])
+    damaged.with_suffix(".json").write_bytes(weights.with_suffix(".json").read_bytes())
+    assert "is damaged" in refused("curvature", damaged, *said)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("curvature", "--operator", "kfac"), "--operator must be one of hessian"),
+        (("curvature", "--which", "top"), "which must be"),
+        (("curvature", "--precision", "bf16"), "--precision must be"),
+        (("curvature", "--mode", "half"), "mode must be"),
+        (("curvature", "--split", "dev"), "unknown split 'dev'"),
+        (("curvature", "--samples", "0"), "at least 1"),
+        (("curvature", "--data", "mnist"), "unknown data 'mnist'"),
+        (("curvature", "--model", "vgg"), "unknown model 'vgg'"),
+        (("curvature", "--sharpness", "-1"), "rho must be a positive number"),
+        (("landscape", "--dimensions", "3"), "--dimensions must be 1 or 2"),
+        (("landscape", "--radius", "0"), "--radius must be above 0"),
+        (("landscape", "--along", "north"), "--along must be random or eigen"),
+        (("landscape", "--dimensions", "2", "--to", "x.pt"), "between two checkpoints lies a line"),
+    ],
+)
+def test_wrong_options_get_one_clear_line(record, words, message):
+    verb, *rest = words
+    assert message in refused(verb, record, *rest, *(["--top", 1] if verb == "curvature" else []))
+
+
+def test_help_has_an_example():
+    for verb in ("curvature", "landscape"):
+        assert f"Example: wsam {verb}" in wsam_command(verb, "--help").stdout
