@@ -172,14 +172,12 @@ def draw_stability():
                 panel.plot(products, errors, color=color, label=label, linewidth=1.3, **style)
         plain = (test_error(just_the_base, 0) + test_error(just_the_base, 1)) / 2
         panel.axhline(plain, color=COLORS["sgd"], linestyle="--", linewidth=1)
-        panel.annotate(
-            "SGD", (products[-1], plain), (4, -4), textcoords="offset points", color=SOFT
-        )
+        panel.annotate("SGD", (0.28, plain), (0, 5), textcoords="offset points", color=SOFT)
         panel.set(xscale="log", xlabel="k ρ", ylabel="test error (%)", ylim=(0, 95))
         panel.set_xticks(products, [f"{p:g}" for p in products])
         panel.minorticks_off()
         panel.set_title("Noisy digits, momentum 0.9: what counts is the product k ρ", loc="left")
-        panel.legend(fontsize=8, ncols=2)
+        panel.legend(fontsize=8, loc="upper left")
     save(drawn, "stability.svg")
 
 

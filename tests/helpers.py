@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import reference
 import torch
 from torch import Tensor, nn
 
-import reference
 import wsam
 
 MEMBERS = sorted(wsam.METHODS)
@@ -27,9 +27,7 @@ class Problem:
 
     def weights(self) -> Weights:
         generator = torch.Generator().manual_seed(3)
-        return [
-            0.7 * torch.randn(s, generator=generator, dtype=torch.float64) for s in self.shapes
-        ]
+        return [0.7 * torch.randn(s, generator=generator, dtype=torch.float64) for s in self.shapes]
 
     def losses(self, w: Weights, step: int) -> Tensor:
         """Each sample's loss on the mini-batch of this step."""
@@ -131,9 +129,7 @@ def train(
     style: str = "closure",
 ) -> list[Tensor]:
     """Let `opt` make these steps on the problem; return the losses."""
-    return [
-        make_step(opt, lambda t=t: opt.select(problem.losses(params, t)), style) for t in steps
-    ]
+    return [make_step(opt, lambda t=t: opt.select(problem.losses(params, t)), style) for t in steps]
 
 
 def snapshot(opt: torch.optim.Optimizer) -> dict[str, Any]:

@@ -142,11 +142,11 @@ class Base:
         rule = getattr(self, self.name)
         out = []
         for i, (p, x) in enumerate(zip(w, g, strict=True)):
-            if self.name == "adamw":
-                p = p - self.lr * self.decay * p
-            else:
-                x = x + self.decay * p
-            out.append(p - self.lr * rule(x, self.memory.setdefault(i, {}), **self.hyper))
+            decoupled = self.name == "adamw"
+            start = p - self.lr * self.decay * p if decoupled else p
+            slope = x if decoupled else x + self.decay * p
+            move = rule(slope, self.memory.setdefault(i, {}), **self.hyper)
+            out.append(start - self.lr * move)
         return out
 
     def sgd(self, g: Tensor, s: dict[str, Tensor], momentum: float = 0.0, dampening: float = 0.0,

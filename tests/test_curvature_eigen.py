@@ -130,7 +130,7 @@ class Point(nn.Module):
 )
 def test_minima_of_the_toy_loss(point, loss, low, high, method):
     H = hessian(Point(*point), lambda value: value, [torch.zeros(1)])
-    found = top_eigenvalues(H, 1, which="both", method=method, tol=1e-8)
+    found = top_eigenvalues(H, 1, which="both", method=method, tol=1e-4)
     assert H.info.loss == pytest.approx(loss, abs=1e-5)
     assert found.largest == pytest.approx(high, rel=2e-3)
     assert found.smallest == pytest.approx(low, rel=2e-3)

@@ -343,3 +343,20 @@ def test_memory_does_not_grow_with_the_number_of_batches():
             build(mlp().double(), F.cross_entropy, data) @ torch.ones(43)
         most.append(data.most)
     assert most[0] == most[1] <= 3
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("way", WAYS)
+def test_cuda_agrees_with_the_cpu_and_takes_batches_from_it(case, way):
+    model, data = case
+    vectors = torch.randn(sum(p.numel() for p in model.parameters() if p.requires_grad), 2).double()
+    expected = [build(model, F.cross_entropy, data) @ vectors for build in (hessian, gauss_newton)]
+    model.cuda()
+    with torch.backends.cudnn.flags(enabled=not isinstance(model, Recurrent)):
+        for build, right in zip((hessian, gauss_newton), expected, strict=True):
+            H = build(model, F.cross_entropy, data, differentiation=way)
+            found = H @ vectors
+            assert found.is_cuda
+            assert not H.info.tf32  # float64
+            torch.testing.assert_close(found.cpu(), right, rtol=0, atol=1e-8)

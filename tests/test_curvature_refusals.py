@@ -55,9 +55,13 @@ def test_data_that_changes_is_refused_and_shuffled_data_is_not():
         def __iter__(self):
             return ((x + 0.1 * torch.randn_like(x), y) for x, y in DATA)
 
-    with pytest.raises(ValueError, match="augmented at random"):
-        hessian(model(), F.cross_entropy, Augmented())
-    hessian(model(), F.cross_entropy, Augmented(), check=False)
+    for build in (hessian, gauss_newton):
+        with pytest.raises(ValueError, match="augmented at random"):
+            build(net := model(), F.cross_entropy, Augmented()) @ torch.ones(43)
+    for measure in (sharpness, average_sharpness):
+        with pytest.raises(ValueError, match="augmented at random"):
+            measure(net, F.cross_entropy, Augmented())
+    hessian(net, F.cross_entropy, Augmented(), check=False) @ torch.ones(43)
 
     class Shrinking:
         def __init__(self):
@@ -68,12 +72,21 @@ def test_data_that_changes_is_refused_and_shuffled_data_is_not():
             return iter(DATA[: 3 - self.readings])
 
     with pytest.raises(ValueError, match="12 samples in 2 batches, then 8 in 1"):
-        hessian(model(), F.cross_entropy, Shrinking())
+        hessian(model(), F.cross_entropy, Shrinking()) @ torch.ones(43)
     loader = DataLoader(TensorDataset(X, Y), batch_size=5, shuffle=True)
     H, still = (hessian(net := model(), F.cross_entropy, loader), None)
     still = hessian(net, F.cross_entropy, DATA)
     v = torch.randn(H.shape[0])
     torch.testing.assert_close(H @ v, still @ v, rtol=1e-4, atol=1e-6)
+
+
+def test_a_model_may_be_trained_between_products():
+    net = nn.Linear(4, 3)
+    H = hessian(net, F.cross_entropy, DATA)
+    with torch.no_grad():
+        net.weight.mul_(3)
+    v = torch.ones(15)
+    torch.testing.assert_close(H @ v, hessian(net, F.cross_entropy, DATA) @ v)
 
 
 def test_precisions():

@@ -34,6 +34,7 @@ FLOORS = {
     "curvature": 2,
     "toy": 2,
     "lab": 3,
+    "sweep": 4,
     "paper": 4,
     "plots": 4,
     "cli": 5,

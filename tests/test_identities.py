@@ -4,14 +4,14 @@ import math
 from typing import Any
 
 import pytest
+import reference
 import torch
+from helpers import BASES, MEMBERS, PROBLEMS, STYLES, gap, make_step, member, same, torch_base
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-import reference
 import wsam
-from helpers import BASES, MEMBERS, PROBLEMS, STYLES, gap, make_step, member, same, torch_base
 
 MLP = PROBLEMS["mlp"]
 STEPS = 4

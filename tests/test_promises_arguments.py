@@ -5,12 +5,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import reference
 import torch
+from helpers import MEMBERS, closure, member, model_loss, same, small_model, snapshot
 from torch import Tensor, nn
 
-import reference
 import wsam
-from helpers import MEMBERS, closure, member, model_loss, same, small_model, snapshot
 
 ALL = [
     ("rho", -0.1),

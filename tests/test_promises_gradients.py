@@ -1,16 +1,12 @@
 """Promises about gradients: missing, zero, stale, not finite, scaled, accumulated, odd ones."""
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor, nn
-
 import reference
-import wsam
+import torch
 from helpers import (
     MEMBERS,
     PROBLEMS,
@@ -29,6 +25,9 @@ from helpers import (
     torch_base,
     train,
 )
+from torch import Tensor, nn
+
+import wsam
 
 MLP = PROBLEMS["mlp"]
 MOMENTUM = {"lr": 0.1, "momentum": 0.9}
@@ -185,6 +184,53 @@ def test_stale_grad(name: str, stale: str, zeroes: bool) -> None:
         opts[0].step(run)
         opts[1].step(closure(opts[1], models[1], t))
     assert same(snapshot(opts[0]), snapshot(opts[1]))
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_stale_grad_by_hand(name: str) -> None:
+    """ascend takes the gradients away: a loop that never zeroes between the passes is right."""
+    models = small_model(), small_model()
+    opts = [member(name, torch.optim.SGD(m.parameters(), **MOMENTUM)) for m in models]
+    for t in range(3):
+        loss = model_loss(opts[0], models[0], t)
+        opts[0].zero_grad()
+        loss().backward()
+        opts[0].first_step()
+        assert all(p.grad is None for p in models[0].parameters())
+        loss().backward()
+        opts[0].second_step(zero_grad=t == 2)
+        opts[1].step(closure(opts[1], models[1], t))
+    assert same(snapshot(opts[0]), snapshot(opts[1]))
+    assert all(p.grad is None for p in models[0].parameters())
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("name", MEMBERS)
+def test_gradients_that_are_views(name: str, style: str) -> None:
+    """Gradients in one flat buffer that each pass overwrites, as a data-parallel reducer has them."""
+    ours, theirs = parameters(MLP.weights()), parameters(MLP.weights())
+    flat = torch.zeros(sum(p.numel() for p in ours), dtype=torch.float64)
+    opt, twin = (member(name, torch_base("momentum", ps)) for ps in (ours, theirs))
+    for t in range(3):
+        train(twin, theirs, MLP, range(t, t + 1), style)
+
+        def backward(t: int = t) -> Tensor:
+            loss = opt.select(MLP.losses(ours, t))
+            start = 0
+            for p, g in zip(ours, torch.autograd.grad(loss, ours), strict=True):
+                p.grad = flat[start : start + p.numel()].view_as(p)
+                p.grad.copy_(g)
+                start += p.numel()
+            return loss
+
+        if style == "closure":
+            opt.step(backward)
+        else:
+            backward()
+            opt.first_step()
+            backward()
+            opt.second_step()
+    assert same([p.detach() for p in ours], [p.detach() for p in theirs])
 
 
 @pytest.mark.parametrize("name", MEMBERS)

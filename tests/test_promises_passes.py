@@ -3,15 +3,12 @@
 import copy
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor, nn
-from torch.optim.lr_scheduler import CosineAnnealingLR
-
 import reference
-import wsam
+import torch
 from helpers import (
     MEMBERS,
     STYLES,
@@ -23,6 +20,10 @@ from helpers import (
     same,
     small_model,
 )
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import CosineAnnealingLR
+
+import wsam
 
 GIVEN = pytest.mark.parametrize("given", [True, False], ids=["model", "no-model"])
 
@@ -31,7 +32,7 @@ NORMS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "2d": (lambda: nn.BatchNorm2d(4), (6, 4, 3, 3)),
     "3d": (lambda: nn.BatchNorm3d(4), (2, 4, 2, 3, 3)),
     "cumulative": (lambda: nn.BatchNorm1d(4, momentum=None), (6, 4)),
-    "lazy": (lambda: nn.LazyBatchNorm1d(), (6, 4)),
+    "lazy": (nn.LazyBatchNorm1d, (6, 4)),
     "not_affine": (lambda: nn.BatchNorm1d(4, affine=False), (6, 4)),
     "instance": (lambda: nn.InstanceNorm1d(4, track_running_stats=True), (6, 4, 5)),
     "instance2d": (lambda: nn.InstanceNorm2d(4, track_running_stats=True), (6, 4, 3, 3)),
@@ -139,6 +140,29 @@ def test_bn_one_update_after_an_error(name: str, kind: str, fail_in: int, given:
 
 
 @GIVEN
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("why", ["interval", "radius", "skip"])
+def test_bn_one_update_where_nothing_is_perturbed(why: str, style: str, given: bool) -> None:
+    """A loop by hand runs its second pass anyway: it does not count there either."""
+    model, data = normed("2d")
+    options: dict[str, Any] = {
+        "interval": {"when": wsam.schedule.Every(2, offset=1)},
+        "radius": {"rho": 0.0},
+        "skip": {"nonfinite": "skip"},
+    }[why]
+    if given:
+        options["model"] = model
+    opt = wsam.WSAM(torch.optim.SGD(model.parameters(), lr=0.01), **options)
+    for t in range(2):
+        twin = copy.deepcopy(model)
+        twin(data(t))
+        factor = torch.nan if why == "skip" else 1.0
+        make_step(opt, lambda t=t, f=factor: opt.select(model(data(t))) * f, style)
+        assert same(statistics(model), statistics(twin))
+        assert int(model.norm.num_batches_tracked) == t + 1
+
+
+@GIVEN
 def test_bn_in_evaluation_mode_is_left_alone(given: bool) -> None:
     model, data = normed("2d")
     model.eval()
@@ -196,6 +220,16 @@ def test_same_mask(name: str, style: str) -> None:
     assert not torch.equal(pairs[0][0], pairs[1][0])
 
 
+def test_same_mask_is_never_that_of_an_earlier_step() -> None:
+    """A step without begin() does not rewind the generator to where some other step began."""
+    model, masks = with_dropout()
+    opt = wsam.WSAM(torch.optim.SGD(model.parameters(), lr=0.01))
+    make_step(opt, model_loss(opt, model, 0), "phases")
+    make_step(opt, model_loss(opt, model, 1), "two_step")
+    assert torch.equal(masks[0], masks[1])
+    assert not torch.equal(masks[3], masks[0])
+
+
 @pytest.mark.parametrize("name", MEMBERS)
 def test_same_mask_can_be_left(name: str) -> None:
     model, masks = with_dropout()
@@ -245,8 +279,27 @@ def test_step_returns_a_plain_number_as_it_is() -> None:
     model = small_model()
     opt = wsam.WSAM(torch.optim.SGD(model.parameters(), lr=0.1))
     inner = closure(opt, model)
-    wanted = float((model(batch(0)) ** 2).sum(1).mean())
+    wanted = (model(batch(0)) ** 2).sum(1).mean().item()
     assert float(opt.step(lambda: float(inner()))) == pytest.approx(wanted, rel=1e-12)
+
+
+@pytest.mark.parametrize("extra", ["tuple", "none"])
+def test_step_returns_whatever_the_closure_does(extra: str) -> None:
+    """A closure may return more than a loss, or nothing: the step is made all the same."""
+    model, plain = small_model(), small_model()
+    opt = wsam.WSAM(torch.optim.SGD(model.parameters(), lr=0.1))
+    twin = wsam.WSAM(torch.optim.SGD(plain.parameters(), lr=0.1))
+    inner = closure(opt, model)
+    outputs = (1.0, "accuracy")
+
+    def run() -> Any:
+        loss = inner()
+        return (loss, *outputs) if extra == "tuple" else None
+
+    found = opt.step(run)
+    wanted = twin.step(closure(twin, plain))
+    assert found is None if extra == "none" else torch.equal(found[0], wanted)
+    assert same(list(model.parameters()), list(plain.parameters()))
 
 
 @pytest.mark.parametrize("lean", [False, True])
@@ -328,10 +381,25 @@ def test_autocast_cache_does_not_hide_the_perturbation(name: str, style: str) ->
                 with torch.autocast("cpu", dtype=torch.bfloat16):
                     return loss()
 
-            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=outside):
+            region = torch.autocast("cpu", dtype=torch.bfloat16) if outside else nullcontext()
+            with region:
                 make_step(opt, loss if outside else inside, style)
         results.append([p.detach() for p in model.parameters()])
     assert same(*results)
+
+
+def test_autocast_around_perturbed() -> None:
+    model = small_model(torch.float32)
+    opt = wsam.SAM(torch.optim.SGD(model.parameters(), lr=0.1), rho=2.0)
+    x = batch(0).float()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        model_loss(opt, model)().backward()
+        here = model(x).detach()
+        with opt.perturbed():
+            there = model(x).detach()
+        again = model(x).detach()
+    assert not same(here, there)
+    assert same(here, again)
 
 
 def test_autocast_around_several_steps() -> None:
@@ -347,7 +415,8 @@ def test_autocast_around_several_steps() -> None:
             value.backward()
             return value
 
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=outside):
+        region = torch.autocast("cpu", dtype=torch.bfloat16) if outside else nullcontext()
+        with region:
             for t in range(3):
                 opt.step(lambda t=t, run=run: run(t))
         results.append([p.detach() for p in model.parameters()])

@@ -4,12 +4,12 @@ import math
 from collections.abc import Callable
 
 import pytest
+import reference
 import torch
+from helpers import MEMBERS, closure, make_step, member, model_loss, same, small_model, snapshot
 from torch import Tensor, nn
 
-import reference
 import wsam
-from helpers import MEMBERS, closure, make_step, member, model_loss, same, small_model, snapshot
 
 MOMENTUM = {"lr": 0.1, "momentum": 0.9}
 
@@ -90,6 +90,18 @@ def test_nan_grad_by_hand(name: str, bad_pass: int, style: str) -> None:
     make_step(opt, model_loss(opt, model, 2), style)
     assert int(opt.skipped) == 1
     assert not same(snapshot(opt)["weights"], before["weights"])
+
+
+# GSAM and Fisher square the gradient by definition.
+@pytest.mark.parametrize("name", sorted(set(MEMBERS) - {"gsam", "fisher_sam"}))
+def test_large_is_not_infinite(name: str) -> None:
+    """Finite float32 gradients whose squares overflow are no reason to raise, or for NaN."""
+    p = nn.Parameter(torch.tensor([1.0, -2.0, 3.0]))
+    opt = member(name, torch.optim.SGD([p], lr=1e-25), nonfinite="raise", rho=0.1)
+    slope = torch.tensor([1e25, -2e25, 2e25])
+    make_step(opt, lambda: opt.select(p * slope))
+    assert p.isfinite().all()
+    assert not torch.equal(p, torch.tensor([1.0, -2.0, 3.0]))
 
 
 def test_skipped_steps_are_counted_across_a_resume() -> None:
@@ -194,3 +206,25 @@ def test_scaler_with_a_closure_is_refused(name: str) -> None:
     with pytest.raises((RuntimeError, TypeError, ValueError)):
         scaler.step(opt, run)
     assert same(snapshot(opt), before)
+    opt.step(closure(opt, model))  # without the scaler all is well
+    assert not same(snapshot(opt), before)
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_scaler_without_unscale_is_refused(name: str) -> None:
+    """Where `unscale_` was forgotten the fed gradient holds the scale: an error, not a leap."""
+    model = small_model()
+    opt = member(name, torch.optim.SGD(model.parameters(), lr=0.1))
+    before, scaler, loss = snapshot(opt), new_scaler(), model_loss(opt, model)
+    scaler.scale(loss()).backward()
+    opt.ascend(grad_scale=scaler.get_scale())
+    scaler.scale(loss()).backward()
+    opt.descend()
+    with pytest.raises(RuntimeError, match="unscale_"):
+        scaler.step(opt)
+    assert same(snapshot(opt), before)
+    fresh = new_scaler()
+    scaled_step(opt, fresh, loss)
+    opt.step(closure(opt, model))
+    assert not same(snapshot(opt)["weights"], before["weights"])
+    assert all(p.abs().max() < 100 for p in model.parameters())

@@ -6,18 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import reference
 import torch
 import torch.distributed.checkpoint as dcp
-from torch import nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_optimizer_state_dict,
-    set_optimizer_state_dict,
-)
-from torch.optim.lr_scheduler import StepLR
-
-import reference
-import wsam
 from helpers import (
     BASES,
     MEMBERS,
@@ -34,6 +25,15 @@ from helpers import (
     torch_base,
     train,
 )
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.optim.lr_scheduler import StepLR
+
+import wsam
 
 MLP = PROBLEMS["mlp"]
 STEPS = 6
@@ -97,7 +97,7 @@ def test_interval_lives_in_the_state() -> None:
     ours, theirs = parameters(MLP.weights()), parameters(MLP.weights())
     opt = wsam.WSAM(torch_base("sgd", ours), when=every)
     train(opt, ours, MLP, range(2))
-    other = wsam.WSAM(torch_base("sgd", theirs), when=every)
+    other = wsam.WSAM(torch_base("sgd", theirs))
     with torch.no_grad():
         for p, q in zip(theirs, ours, strict=True):
             p.copy_(q)

@@ -4,12 +4,12 @@ import warnings
 from dataclasses import replace
 
 import pytest
+import reference
 import torch
+from helpers import MEMBERS, STYLES, closure, gap, make_step, member, same, small_model, snapshot
 from torch import Tensor, nn
 
-import reference
 import wsam
-from helpers import MEMBERS, STYLES, closure, gap, make_step, member, same, small_model, snapshot
 
 
 @pytest.mark.parametrize("style", STYLES)

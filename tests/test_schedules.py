@@ -5,14 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from torch import Tensor, nn
-from torch.optim.lr_scheduler import ExponentialLR, LambdaLR
-
 import reference
-import wsam
+import torch
 from helpers import (
     MEMBERS,
     PROBLEMS,
@@ -25,7 +19,13 @@ from helpers import (
     torch_base,
     train,
 )
+from hypothesis import given
+from hypothesis import strategies as st
 from reference import Method
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import ExponentialLR, LambdaLR
+
+import wsam
 from wsam.schedule import (
     Between,
     Constant,

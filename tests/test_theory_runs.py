@@ -87,7 +87,7 @@ def test_every_large_step_breaks_the_printed_bound_and_fills_the_tight_one(lr, s
     assert regret > 0.9 * bound.corollary(2, "tight")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     seed=seeds,
     gamma=gammas,
@@ -146,7 +146,7 @@ def squared_gradient(loss, w):
     return gradient.square().sum().item(), gradient.abs().max().item()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     seed=seeds,
     gamma=gammas,

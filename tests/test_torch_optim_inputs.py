@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import MEMBERS, member, same, snapshot
 from torch import Tensor, nn
 
 import wsam
-from helpers import MEMBERS, member, same, snapshot
 
 REFUSED = {"LBFGS", "SparseAdam"}
 DENSE = sorted(

@@ -49,6 +49,8 @@ class Engine(Wrapper):
 
     def _refresh(self) -> None:
         """Bring scheduled values up to this step, and refuse values that are not allowed."""
+        for group in self.param_groups[len(self._schedules) :]:  # added to the base directly
+            self._schedules.append(saving.adopt(group, self._hyper, self.defaults, self.rule))
         for group, named in zip(self.param_groups, self._schedules, strict=True):
             for name, schedule in named.items():
                 value = schedule.value(group[saving.PREFIX + "step"], group["lr"])
@@ -86,11 +88,37 @@ class Engine(Wrapper):
             raise FloatingPointError("a gradient is NaN or infinite; nothing was changed")
         return True
 
+    def _take_off(self, grad_scale: Scalar | None = None, by_hand: bool = False) -> bool:
+        """Begin the flight: take g0 and move to w + d; return whether the weights have moved.
+
+        A loop by hand may run its second pass although they have not, so statistics and generators
+        are held for it all the same.
+        """
+        self._refuse_in_flight("ascend")
+        self._drop_unfinished()
+        if grad_scale is not None and self.lean:
+            raise ValueError("lean=True cannot undo the step that a GradScaler may want to skip")
+        self._refresh()
+        flight = Flight(update.gather(self._layout()))
+        if grad_scale is not None:
+            update.unscale(flight.blocks, grad_scale)
+        flight.skip = not self.local and self._overflowed(flight.blocks)
+        flight.plain = not flight.skip and not self._is_chosen(flight.blocks)
+        self._flight = flight
+        try:
+            moved = self._move(flight)
+            if moved or by_hand:
+                self._hold_still(flight)
+            return moved
+        except BaseException as error:
+            self._abandon(error)
+            raise
+
     def _move(self, flight: Flight) -> bool:
-        mask = self._mask()
         if flight.skip or flight.plain:
             update.detach_gradients(flight.blocks)
             return False
+        mask = self._mask()
         if self.lean:
             flight.moved, flight.stepped = flight.blocks, True
             blocks, safe = flight.blocks, self._lean_is_safe
@@ -109,11 +137,14 @@ class Engine(Wrapper):
                 for block in (*flight.blocks, *flight.moved):
                     block.first = None
         torch.clear_autocast_cache()  # or an enclosing autocast would go on using casts of w
+        return True
+
+    def _hold_still(self, flight: Flight) -> None:
+        """Keep statistics, and let the second pass draw what the first drew."""
         self._statistics.hold()
         if self._random_before is not None:
             flight.random = self._random.read()
             self._random.write(self._random_before)
-        return True
 
     def _return_to_weights(self) -> None:
         flight = self._flight
@@ -173,6 +204,7 @@ class Engine(Wrapper):
     def _land(self) -> None:
         """End the flight: nothing of it is left."""
         self._flight = None
+        self._random_before = None
         self._selection.reset()
 
     def _drop_unfinished(self) -> None:

@@ -170,15 +170,19 @@ class SharpnessAware(Engine):
 
     def _heed_scaler(self, closure: Any) -> bool:
         """Whether the GradScaler that called `step` wants no update; refuse what it would ruin."""
+        scale, found = self.__dict__["grad_scale"], self.__dict__["found_inf"]
+        if closure is not None or scale is not None:
+            for name in ("grad_scale", "found_inf"):  # the scaler does so only if a step returns
+                delattr(self, name)
         if closure is not None:
             raise RuntimeError(
                 "a GradScaler cannot scale what a closure computes: scale both losses by hand, then "
                 "ascend(scaler.get_scale()), scaler.unscale_(optimizer), descend(), "
                 "scaler.step(optimizer)"
             )
-        if self.grad_scale is not None:  # type: ignore[attr-defined]
+        if scale is not None:
             raise RuntimeError("call scaler.unscale_(optimizer) before descend()")
-        if not bool(self.found_inf):  # type: ignore[attr-defined]
+        if not bool(found):
             return False
         self._drop_unfinished()
         return True
@@ -190,7 +194,7 @@ class SharpnessAware(Engine):
         for closure in closures:
             self.begin()
             losses.append(self._run(closure, local=self.local))
-            if self.ascend():
+            if self._take_off():
                 second = self._run(closure)
                 rises.append(_difference(second, losses[-1]) + self._selection.correction())
             if len(closures) > 1:
@@ -201,7 +205,7 @@ class SharpnessAware(Engine):
             self._flight = sums.flight(self._layout())
         self._combine()
         plain = torch.zeros(()) if self._radius_is_zero() else torch.full((), torch.nan)
-        return sum(losses[1:], losses[0]), sum(rises[1:], rises[0]) if rises else plain
+        return _total(losses), _total(rises) if rises else plain
 
     def _run(self, closure: Closure, local: bool = False) -> Any:
         self.zero_grad(set_to_none=True)
@@ -229,22 +233,7 @@ class SharpnessAware(Engine):
         Returns:
             Whether the weights have moved. If not (see `when`), the second pass may be left out.
         """
-        self._refuse_in_flight("ascend")
-        self._drop_unfinished()
-        if grad_scale is not None and self.lean:
-            raise ValueError("lean=True cannot undo the step that a GradScaler may want to skip")
-        self._refresh()
-        flight = Flight(update.gather(self._layout()))
-        if grad_scale is not None:
-            update.unscale(flight.blocks, grad_scale)
-        flight.skip = not self.local and self._overflowed(flight.blocks)
-        flight.plain = not flight.skip and not self._is_chosen(flight.blocks)
-        self._flight = flight
-        try:
-            return self._move(flight)
-        except BaseException as error:
-            self._abandon(error)
-            raise
+        return self._take_off(grad_scale, by_hand=True)
 
     @torch.no_grad()
     def descend(self) -> None:
@@ -292,9 +281,18 @@ class SharpnessAware(Engine):
                 p.grad = g
 
 
+NUMBER = (int, float, Tensor)
+
+
 def _difference(second: Any, first: Any) -> Any:
-    if second is None or first is None:
-        return torch.full((), torch.nan)
-    if isinstance(second, Tensor):
-        return second - first
-    return torch.as_tensor(second - first)
+    """Return the rise of the loss; NaN for a closure that returns anything but a number."""
+    if isinstance(second, NUMBER) and isinstance(first, NUMBER):
+        return torch.as_tensor(second - first)
+    return torch.full((), torch.nan)
+
+
+def _total(values: list[Any]) -> Any:
+    """Return the sum of numbers; anything else, which only its maker can add up, as it is or None."""
+    if all(isinstance(value, NUMBER) for value in values):
+        return sum(values[1:], values[0])
+    return values[0] if len(values) == 1 else None

@@ -30,6 +30,12 @@ def _can_have_statistics(module: nn.Module) -> bool:
     return isinstance(module, nn.modules.batchnorm._NormBase) or bool(_statistics(module))
 
 
+def _compilations() -> int:
+    """How many graphs have been compiled so far; hooks come and go, so the second pass adds one."""
+    compiler = sys.modules.get("torch._dynamo.utils")
+    return int(compiler.counters["stats"]["unique_graphs"]) if compiler is not None else 0
+
+
 def _by_dtype(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
     """One list a dtype and device: what a single foreach launch can take."""
     lists: dict[Any, list[Tensor]] = {}
@@ -55,13 +61,14 @@ class RunningStatistics:
         self._hook: Any = None
         self._untraced: Any = None
         self._noticed = self._warned = False
+        self._compiled = 0
 
     def hold(self) -> None:
         """Keep copies of what is there now; call before the second pass."""
         moving = [b for module in self._modules if module.training for b in _statistics(module)]
         self._held = [(tensors, copies(tensors)) for tensors in _by_dtype(moving)]
         if not self._given:
-            self._noticed = False
+            self._noticed, self._compiled = False, _compilations()
             if self._untraced is None and "torch._dynamo" in sys.modules:
                 # Else nothing is compiled, and importing the compiler would be slow.
                 self._untraced = torch.compiler.disable(self._notice)  # type: ignore[no-untyped-call]
@@ -107,9 +114,7 @@ class RunningStatistics:
 
     def _warn_of_unseen(self) -> None:
         """Say once that compiled code may have moved statistics of modules that called no hook."""
-        compiler = sys.modules.get("torch._dynamo.utils")
-        compiled = compiler is not None and bool(compiler.counters["stats"])
-        if compiled and not self._noticed and not self._warned:
+        if _compilations() > self._compiled and not self._noticed and not self._warned:
             self._warned = True
             warn(
                 "compiled code ran between the passes and no module was seen there: if it has "

@@ -9,6 +9,7 @@ import sys
 from wsam.cli import bounds, directions, toy  # noqa: F401 (each registers its verb)
 from wsam.cli._app import app
 from wsam.cli import curvature, landscape  # noqa: F401, I001 (each registers its verb)
+from wsam.cli import paper, sweep  # noqa: F401, I001 (each registers its verb)
 from wsam.cli import train  # noqa: F401, I001 (registers its verb)
 
 __all__ = ["app", "run"]

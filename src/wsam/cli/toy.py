@@ -84,28 +84,28 @@ def _print_json(runs: list[Any], files: list[Path]) -> None:
 
 
 def _print_table(runs: list[Any], files: list[Path]) -> None:
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
     from wsam.toy import RULES, Setting, places
 
     setting = Setting()
-    ends = Table(title="Where each rule ends", title_justify="left")
-    for name in ("rule", "γ", "end point", "loss", "minimum", "Hessian eigenvalues there"):
+    ends = Table(title="Where each rule ends", title_justify="left", box=SIMPLE_HEAD)
+    for name in ("rule", "γ", "end point", "loss", "minimum", "Hessian ×10³"):
         ends.add_column(name, justify="right" if name in {"γ", "loss"} else "left")
     for run in runs:
         gamma = f"{run.setting.gamma:g}" if "wsam" in run.setting.rule else ""
-        low, high = run.eigenvalues
         where = run.minimum or "neither"
         row = (RULES[run.setting.rule], gamma, run.end_text, f"{run.loss:.5f}", where)
-        ends.add_row(*row, f"{low:.2e}, {high:.2e}")
-    still = Table(title="The loss is stationary at", title_justify="left")
-    for name in ("", "point", "loss", "Hessian eigenvalues"):
+        ends.add_row(*row, _thousandths(run.eigenvalues))
+    still = Table(title="Where the loss is stationary", title_justify="left", box=SIMPLE_HEAD)
+    for name in ("", "point", "loss", "Hessian ×10³"):
         still.add_column(name)
     for place in places():
-        (mu, sigma), (low, high) = place.point, place.eigenvalues
+        mu, sigma = place.point
         point, value = f"({mu:.3f}, {sigma:.3f})", f"{place.loss:.5f}"
-        still.add_row(place.name, point, value, f"{low:.2e}, {high:.2e}")
+        still.add_row(place.name, point, value, _thousandths(place.eigenvalues))
     console = Console()
     print(
         f"start {setting.start}, rho {setting.rho:g}, lr {setting.lr:g}, "
@@ -116,13 +116,18 @@ def _print_table(runs: list[Any], files: list[Path]) -> None:
     _print_remarks(runs, files)
 
 
+def _thousandths(eigenvalues: tuple[float, float]) -> str:
+    return ", ".join(f"{1000 * value:.3g}" for value in eigenvalues)
+
+
 def _print_remarks(runs: list[Any], files: list[Path]) -> None:
     from wsam.plots.toy import verdict
 
+    print("Hessian: its eigenvalues there, small where the loss is flat.")
     for gamma in sorted({run.setting.gamma for run in runs if "wsam" in run.setting.rule}):
         mine = [r for r in runs if "wsam" in r.setting.rule and r.setting.gamma == gamma]
         print(f"gamma {gamma:g}: {verdict(mine)}.")
-    if any(run.decimals < 4 for run in runs):
+    if any(run.chaotic for run in runs):
         print("± : the run rattles chaotically; moving the start by 1e-12 moves the end that far.")
     for path in files:
         print(f"wrote {path}")

@@ -96,7 +96,7 @@ class Krylov:
 
     def lift(self, coordinates: Tensor) -> Tensor:
         """Return vectors of the whole space, one a row, from columns of coordinates."""
-        return coordinates.T.to(self.basis) @ self.basis
+        return _combined(coordinates.T.to(self.basis), self.basis)
 
     def restart(self, values: Tensor, vectors: Tensor) -> None:
         """Shrink the basis to chosen Ritz vectors; what comes next stays as it was.
@@ -120,8 +120,8 @@ class Krylov:
         """Subtract the part inside the basis, twice: once leaves rounding errors behind."""
         total = torch.zeros(self.size, len(rows), dtype=torch.float64)
         for _ in range(2):
-            coefficients = self.basis @ rows.T
-            rows = rows - coefficients.T @ self.basis
+            coefficients = torch.stack([torch.mv(self.basis, row) for row in rows], dim=1)
+            rows = rows - _combined(coefficients.T, self.basis)
             total += coefficients.double().cpu()
         return total, rows
 
@@ -156,6 +156,15 @@ class Krylov:
 
     def _polish(self, row: Tensor, done: list[Tensor]) -> Tensor:
         for other in (self.basis, *(vector[None] for vector in done)):
-            row = row - (other @ row) @ other
+            row = row - torch.mv(other.T, torch.mv(other, row))
         unit: Tensor = row / torch.linalg.vector_norm(row)
         return unit
+
+
+def _combined(coefficients: Tensor, rows: Tensor) -> Tensor:
+    """Return `coefficients @ rows`, a row at a time.
+
+    A GPU may round a product of two matrices to TF32, but not one of a matrix and a vector; memory
+    bounds both, so nothing is lost.
+    """
+    return torch.stack([torch.mv(rows.T, row) for row in coefficients])

@@ -121,6 +121,8 @@ def sharpness(
 
         start, highest = _ascend(evaluate, weights, scale, rho, steps, step, generator)
         rise, loss, count = rise + size * (highest - start), loss + size * start, count + size
+    if m is None:
+        objective.confirm(loss, objective.samples, objective.batch_count)
     words = ["worst", *(["adaptive"] if adaptive else []), *([f"m={m}"] if m else [])]
     return Sharpness(
         value=rise / count,
@@ -179,6 +181,7 @@ def average_sharpness(
     scale = _scaling(weights, adaptive, eta) * sigma
     generator = torch.Generator().manual_seed(seed)
     rises: list[float] = []
+    objective.confirm(objective.mean_loss(), objective.samples, objective.batch_count)
     for index in range(samples):
         noise = scale * _normal(weights, generator)
         pair = objective.mean_loss(weights + noise) + objective.mean_loss(weights - noise)

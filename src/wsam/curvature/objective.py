@@ -17,12 +17,18 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from wsam.curvature.batch import batch_size, move, require_repeatable
+from wsam.curvature.choice import (
+    ParameterFilter,
+    allows_tf32,
+    chosen_parameters,
+    chosen_precision,
+    unwrapped,
+)
 
-__all__ = ["LossFunction", "Mode", "Objective", "ObjectiveOptions", "ParameterFilter"]
+__all__ = ["LossFunction", "Mode", "Objective", "ObjectiveOptions"]
 
 LossFunction = Callable[..., Tensor]
 Mode = Literal["eval", "train"]
-ParameterFilter = Callable[[str], bool] | Iterable[str]
 
 _PREFIX = "model."
 
@@ -85,7 +91,8 @@ class Objective:
         dtype: compute in this precision; default: the parameters' own.
         reduction: what `loss_fn` does over a batch, "mean" or "sum".
         size: how many samples a batch counts for; default: the length of its first tensor.
-        check: evaluate twice and refuse a loss that changes between the two.
+        check: compare two evaluations of one batch, and later two readings of all batches, and
+            refuse a loss that changes between them.
     """
 
     def __init__(
@@ -106,19 +113,20 @@ class Objective:
         if reduction not in ("mean", "sum"):
             raise ValueError(f"reduction must be 'mean' or 'sum', not {reduction!r}")
         require_repeatable(batches)
-        self.model = _unwrapped(model)
+        self.model = unwrapped(model)
         self.batches = batches
         self.mode: Mode = mode
         self.reduction = reduction
         self.size_of: Callable[[Any], float] = size or batch_size
         self._joined = _ModelAndLoss(self.model, loss_fn)
-        self.parameters = _chosen(self.model, params)
-        self.dtype = _precision(self.parameters, dtype)
+        self.parameters = chosen_parameters(self.model, params)
+        self.dtype = chosen_precision(self.parameters, dtype)
         self.device = next(iter(self.parameters.values())).device
         self._cast = any(p.dtype != self.dtype for p in self.parameters.values())
         self.numel = sum(p.numel() for p in self.parameters.values())
         self.loss, samples, self.batch_count = self._survey(check)
         self.samples: float = int(samples) if samples.is_integer() else samples
+        self._unconfirmed = self._versions() if check else None
 
     # Weights as one flat vector, and back -------------------------------------------------------
 
@@ -203,8 +211,8 @@ class Objective:
         self, flat: Tensor | None = None, batches: Iterable[Any] | None = None
     ) -> tuple[float, Tensor]:
         """Return the loss over all batches (or those given) and its flat gradient."""
-        total, count = torch.zeros(self.numel, device=self.device, dtype=self.dtype), 0.0
-        loss_sum = 0.0
+        total = torch.zeros(self.numel, device=self.device, dtype=self.dtype)
+        loss_sum, count = 0.0, 0.0
         with self.ready():
             leaves = self.leaves(flat)
             for batch, size in self.stream(batches):
@@ -225,14 +233,14 @@ class Objective:
 
     def describe(self) -> dict[str, Any]:
         """Return what the loss is computed from: plain numbers and words."""
-        tf32 = torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32
+        rounded = self.device.type == "cuda" and self.dtype == torch.float32 and allows_tf32()
         return {
             "mode": self.mode,
             "samples": self.samples,
             "batches": self.batch_count,
             "parameters": self.numel,
             "dtype": str(self.dtype).removeprefix("torch."),
-            "tf32": tf32 and self.device.type == "cuda" and self.dtype == torch.float32,
+            "tf32": rounded,
             "device": str(self.device),
             "loss": self.loss,
         }
@@ -259,21 +267,31 @@ class Objective:
     # What is refused ----------------------------------------------------------------------------
 
     def _survey(self, check: bool) -> tuple[float, float, int]:
-        """Count samples and batches and check that the loss is finite and always the same."""
+        """Count samples and batches and check that the loss is finite."""
         with self.ready(), torch.no_grad():
-            leaves = self.leaves()
-            loss, samples, count = self._total(leaves, twice=check)
-            if not count:
-                raise ValueError("there are no batches: the data is empty")
-            if check:
-                again, samples_again, count_again = self._total(leaves)
-                if (samples, count) != (samples_again, count_again):
-                    raise ValueError(
-                        f"the batches changed between two readings: {samples:g} samples in {count} "
-                        f"batches, then {samples_again:g} in {count_again}"
-                    )
-                self._same(loss, again, 1e-3, "over all batches: is the data augmented at random?")
+            loss, samples, count = self._total(self.leaves(), twice=check)
+        if not count:
+            raise ValueError("there are no batches: the data is empty")
         return loss, samples, count
+
+    def confirm(self, loss: float, samples: float, batches: int) -> None:
+        """Compare a second reading of all batches with the first; refuse data that changes.
+
+        Whoever reads all batches at the model's own weights calls it, so that the check costs no
+        reading of its own. Where the model has been trained since, there is nothing to compare.
+        """
+        pending, self._unconfirmed = self._unconfirmed, None
+        if pending is None or pending != self._versions():
+            return
+        if (samples, batches) != (self.samples, self.batch_count):
+            raise ValueError(
+                f"the batches changed between two readings: {self.samples:g} samples in "
+                f"{self.batch_count} batches, then {samples:g} in {batches}"
+            )
+        self._same(self.loss, loss, 1e-3, "over all batches: is the data augmented at random?")
+
+    def _versions(self) -> list[int]:
+        return [p._version for p in self.parameters.values()]
 
     def _total(self, leaves: Mapping[str, Tensor], twice: bool = False) -> tuple[float, float, int]:
         total, samples, count = 0.0, 0.0, 0
@@ -292,41 +310,3 @@ class Objective:
             rtol *= 1e-6
         if not math.isclose(first, second, rel_tol=rtol, abs_tol=1e-12):
             raise ValueError(f"the loss changed from {first:.9g} to {second:.9g} {where}")
-
-
-def _unwrapped(model: nn.Module) -> nn.Module:
-    """Look through torch.compile and data parallelism: neither allows second derivatives."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
-    inner = getattr(model, "_orig_mod", model)
-    if isinstance(inner, nn.parallel.DistributedDataParallel | nn.DataParallel):
-        inner = inner.module
-    return inner if isinstance(inner, nn.Module) else model
-
-
-def _chosen(model: nn.Module, params: ParameterFilter | None) -> dict[str, nn.Parameter]:
-    everything = dict(model.named_parameters())
-    if params is None:
-        chosen = {name: p for name, p in everything.items() if p.requires_grad}
-    elif callable(params):
-        chosen = {name: p for name, p in everything.items() if params(name)}
-    else:
-        names = set(params)
-        if unknown := sorted(names - everything.keys()):
-            raise ValueError(f"the model has no parameter named {unknown[0]!r}")
-        chosen = {name: p for name, p in everything.items() if name in names}
-    if not any(p.numel() for p in chosen.values()):
-        raise ValueError("the model has no parameters to differentiate by")
-    return chosen
-
-
-def _precision(parameters: Mapping[str, Tensor], dtype: torch.dtype | None) -> torch.dtype:
-    given = {p.dtype for p in parameters.values()}
-    if dtype is None and len(given) > 1:
-        names = ", ".join(sorted(str(d).removeprefix("torch.") for d in given))
-        raise ValueError(f"the parameters are of several types ({names}): choose one with dtype")
-    chosen = dtype or given.pop()
-    if chosen not in (torch.float32, torch.float64):
-        name = str(chosen).removeprefix("torch.")
-        raise ValueError(f"curvature is computed in float32 or float64, not {name}: give dtype")
-    return chosen

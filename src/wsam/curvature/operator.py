@@ -128,13 +128,17 @@ class Operator:
                 f"of such columns, not a tensor of shape {tuple(given.shape)}"
             )
         rows = given.detach().to(self.device, self.dtype).reshape(len(given), -1).T.contiguous()
-        total, count = torch.zeros_like(rows), 0.0
+        total, losses, count = torch.zeros_like(rows), [], 0.0
         with self.objective.ready():
             for batch, size in self.objective.stream():
-                self._chooser.run(Work(self.objective, batch, size, rows, total))
+                loss = self._chooser.run(Work(self.objective, batch, size, rows, total))
+                losses.append(loss * size)
                 count += size
         if not count:
             raise ValueError("there are no batches any more: can the data be read only once?")
+        self.objective.confirm(
+            float(torch.stack(losses).double().sum()) / count, count, len(losses)
+        )
         self.products += len(rows)
         product = total.div_(count).T.reshape(given.shape)
         if not torch.isfinite(product).all() and torch.isfinite(rows).all():

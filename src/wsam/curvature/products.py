@@ -1,8 +1,8 @@
 """Products of the curvature of one batch with vectors, in reverse or in forward mode.
 
-Each function adds `weight * A v` to `total` for every row v of `columns`, A the curvature of the
-mean loss of one batch. Both modes give the same numbers to rounding; which is faster depends on
-model and device (`Chooser` measures it).
+Each function adds `size * A v` to `total` for every row v of `columns`, A the curvature of the
+mean loss of one batch, and returns that loss. Both modes give the same numbers to rounding; which
+is faster depends on model and device (`Chooser` measures it).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Work:
             target.add_(part.to(target.device), alpha=self.size)
 
 
-def _hessian_reverse(work: Work) -> None:
+def _hessian_reverse(work: Work) -> Tensor:
     """`H v = d/dw <dL/dw, v>`: the gradient's graph is built once and serves all vectors."""
     leaves = list((named := work.objective.leaves()).values())
     loss, _ = work.objective.evaluate(named, work.batch, work.size)
@@ -59,9 +59,7 @@ def _hessian_reverse(work: Work) -> None:
     )
     # A gradient that does not depend on the weights (a linear term) adds nothing.
     curved = [index for index, gradient in enumerate(gradients) if gradient.requires_grad]
-    if not curved:
-        return
-    for row in range(len(work.columns)):
+    for row in range(len(work.columns)) if curved else ():
         tangents = work.tangents(row)
         parts = torch.autograd.grad(
             [gradients[index] for index in curved],
@@ -71,9 +69,10 @@ def _hessian_reverse(work: Work) -> None:
             materialize_grads=True,
         )
         work.add(row, parts)
+    return loss.detach()
 
 
-def _hessian_forward(work: Work) -> None:
+def _hessian_forward(work: Work) -> Tensor:
     """`H v = d/dt grad L(w + t v)`: the gradient is computed on dual numbers."""
     for row in range(len(work.columns)):
         with forward_ad.dual_level():
@@ -83,25 +82,28 @@ def _hessian_forward(work: Work) -> None:
                 work.objective.differentiable(loss), list(duals.values()), materialize_grads=True
             )
             work.add(row, [_tangent(gradient) for gradient in gradients])
+            value = _primal(loss).detach()
+    return value
 
 
-def _gauss_newton(work: Work, way: Way) -> None:
+def _gauss_newton(work: Work, way: Way) -> Tensor:
     """`G v = J' (d2l/dz2) J v`, z the model's output."""
-    _through_output(work, way, _loss_hessian)
+    return _through_output(work, way, _loss_hessian)
 
 
-def _empirical_fisher(work: Work, way: Way) -> None:
+def _empirical_fisher(work: Work, way: Way) -> Tensor:
     """`F v = mean_i g_i <g_i, v>`, g_i = J_i' dl_i/dz_i the gradient of sample i."""
-    _through_output(work, way, _sample_outer_products)
+    return _through_output(work, way, _sample_outer_products)
 
 
 OutputCurvature = Callable[[Work, Tensor, Tensor], Tensor]
 
 
-def _through_output(work: Work, way: Way, curvature: OutputCurvature) -> None:
+def _through_output(work: Work, way: Way, curvature: OutputCurvature) -> Tensor:
     """`J' B J v` with B the curvature in the space of the model's outputs."""
     leaves = work.objective.leaves()
-    output = _output(work, leaves)
+    loss, output = work.objective.evaluate(leaves, work.batch, work.size)
+    _check_output(output)
     push = _push_forward(work) if way == "forward" else _push_reverse(work, leaves, output)
     for row in range(len(work.columns)):
         cotangent = curvature(work, output, push(row))
@@ -109,6 +111,7 @@ def _through_output(work: Work, way: Way, curvature: OutputCurvature) -> None:
             output, list(leaves.values()), cotangent, retain_graph=True, materialize_grads=True
         )
         work.add(row, parts)
+    return loss.detach()
 
 
 def _push_forward(work: Work) -> Callable[[int], Tensor]:
@@ -173,8 +176,7 @@ def _output_gradient(work: Work, output: Tensor, *, create_graph: bool) -> tuple
     return gradient, leaf
 
 
-def _output(work: Work, leaves: dict[str, Tensor]) -> Tensor:
-    _, output = work.objective.evaluate(leaves, work.batch, work.size)
+def _check_output(output: Any) -> None:
     if not isinstance(output, Tensor):
         raise TypeError(
             "Gauss-Newton and Fisher need a model whose output is one tensor, not "
@@ -182,7 +184,6 @@ def _output(work: Work, leaves: dict[str, Tensor]) -> Tensor:
         )
     if not output.requires_grad:
         raise ValueError("the model's output does not depend on any of the chosen parameters")
-    return output
 
 
 def _duals(work: Work, row: int) -> dict[str, Tensor]:
@@ -198,7 +199,12 @@ def _tangent(dual: Tensor) -> Tensor:
     return torch.zeros_like(dual) if tangent is None else tangent
 
 
-PRODUCTS: dict[tuple[Kind, Way], Callable[[Work], None]] = {
+def _primal(dual: Tensor) -> Tensor:
+    primal: Tensor = forward_ad.unpack_dual(dual).primal  # type: ignore[no-untyped-call]
+    return primal
+
+
+PRODUCTS: dict[tuple[Kind, Way], Callable[[Work], Tensor]] = {
     ("hessian", "reverse"): _hessian_reverse,
     ("hessian", "forward"): _hessian_forward,
     ("gauss_newton", "reverse"): lambda work: _gauss_newton(work, "reverse"),
@@ -230,28 +236,33 @@ class Chooser:
         """The way in use, or "auto" while both are still on trial."""
         return self.way or "auto"
 
-    def run(self, work: Work) -> None:
-        """Add the products of one batch to the total."""
+    def run(self, work: Work) -> Tensor:
+        """Add the products of one batch to the total and return the batch's mean loss."""
         if self.way is not None:
-            PRODUCTS[self.kind, self.way](work)
-            return
+            return PRODUCTS[self.kind, self.way](work)
         way: Way = ("reverse", "forward")[len(self._seconds) % 2]
         # Into a sum of its own: a way that fails half-way must leave nothing behind.
         trial = replace(work, total=torch.zeros_like(work.total))
+        _wait(work.total)
         start = time.perf_counter()
         try:
-            PRODUCTS[self.kind, way](trial)
+            loss = PRODUCTS[self.kind, way](trial)
         except (NotImplementedError, RuntimeError):
             # An operation without a forward derivative: the reverse way raises what is truly wrong.
             if way == "reverse":
                 raise
             self.way = "reverse"
-            PRODUCTS[self.kind, self.way](work)
-            return
-        if work.total.is_cuda:
-            torch.cuda.synchronize(work.total.device)
+            return PRODUCTS[self.kind, self.way](work)
+        _wait(work.total)
         self._seconds.append((time.perf_counter() - start) / (work.size * len(work.columns)))
         work.total.add_(trial.total)
         if len(self._seconds) == 4:
             reverse, forward = self._seconds[2:]
             self.way = "forward" if forward < reverse else "reverse"
+        return loss
+
+
+def _wait(tensor: Tensor) -> None:
+    """Let the GPU finish: it works on after a call has returned."""
+    if tensor.is_cuda:
+        torch.cuda.synchronize(tensor.device)

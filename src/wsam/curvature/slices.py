@@ -197,6 +197,7 @@ def landscape(
     if len(several) not in (1, 2):
         raise ValueError(f"a landscape has one direction or two, not {len(several)}")
     axes = _axes(coordinates, len(several))
+    options.setdefault("params", lambda _name: True)  # nothing is differentiated: frozen ones too
     objective = Objective(model, loss_fn, batches, **options)
     start = _start(objective, several, origin or {})
     lines = [

@@ -1,0 +1,34 @@
+"""Every table and figure of the paper as data: cells with their runs and the paper's figures.
+
+    >>> from wsam.paper import find
+    >>> table = find("cifar")
+    >>> cell = table.cell(("ResNet18", "WSAM"), "CIFAR-10")
+    >>> cell.paper.mean, len(cell.runs)
+    (3.62, 5)
+
+Reference:
+    Yue et al., Sharpness-Aware Minimization Revisited: Weighted Sharpness as a Regularization Term,
+    KDD 2023.
+"""
+
+from wsam.paper.catalog import GRIDS, TABLES, find, find_grid, names
+from wsam.paper.outcome import Entry, Ours, gather
+from wsam.paper.profile import Profile
+from wsam.paper.table import Cell, Kind, Measure, Quoted, Table
+
+__all__ = [
+    "GRIDS",
+    "TABLES",
+    "Cell",
+    "Entry",
+    "Kind",
+    "Measure",
+    "Ours",
+    "Profile",
+    "Quoted",
+    "Table",
+    "find",
+    "find_grid",
+    "gather",
+    "names",
+]

@@ -8,10 +8,11 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from wsam.lab.watch import Row, Watcher
 from wsam.sweep.work import Job, Outcome, Status, perform
@@ -147,19 +148,18 @@ class Processes:
                 if not busy:
                     return
                 for pipe in wait(list(busy)):
-                    worker = busy.pop(pipe)  # type: ignore[index, arg-type]
-                    try:
-                        outcome: Outcome = worker.pipe.recv()
-                    except (EOFError, OSError):
-                        lost = self._bury(worker, deaths)
-                        free.append(worker.device)
-                        if lost is None and worker.job is not None:
-                            again.append(worker.job)
-                        elif lost is not None:
-                            yield lost
-                    else:
+                    worker = busy.pop(cast(Connection, pipe))
+                    outcome = _receive(worker.pipe)
+                    if outcome is not None:
                         idle.append(worker)
                         yield outcome
+                        continue
+                    free.append(worker.device)
+                    lost = self._bury(worker, deaths)
+                    if lost.status is Status.LOST:
+                        yield lost
+                    else:
+                        again.append(lost.job)
         finally:
             self._stop(idle, list(busy.values()))
 
@@ -172,18 +172,19 @@ class Processes:
         theirs.close()  # so that the worker's death ends the pipe
         return _Worker(device, process, ours)
 
-    def _bury(self, worker: _Worker, deaths: Counter[str]) -> Outcome | None:
-        """Take leave of a dead worker; return its job's outcome if it is not tried again."""
+    def _bury(self, worker: _Worker, deaths: Counter[str]) -> Outcome:
+        """Take leave of a dead worker; its job is busy, to be taken up again, or lost."""
         worker.process.join()
         worker.pipe.close()
-        job, code = worker.job, worker.process.exitcode
+        job = worker.job
         assert job is not None
         deaths[job.run.key] += 1
+        code = worker.process.exitcode
         how = f"a worker on {worker.device} died (exit status {code}) at {job.run.title}"
         if deaths[job.run.key] > self.retries:
             return Outcome(job, Status.LOST, how)
         self.say(f"{how}; its run is taken up again")
-        return None
+        return Outcome(job, Status.BUSY, how)
 
     @staticmethod
     def _stop(idle: Sequence[_Worker], busy: Sequence[_Worker]) -> None:
@@ -197,10 +198,16 @@ class Processes:
 
 
 def _send(pipe: Connection, job: Job) -> None:
-    try:
+    with suppress(OSError):  # it died while idle: reading from its pipe will tell
         pipe.send(job)
-    except OSError:
-        pass  # it died while idle: reading from its pipe will tell
+
+
+def _receive(pipe: Connection) -> Outcome | None:
+    """Return what a worker says of its job; None if it died."""
+    try:
+        return cast(Outcome, pipe.recv())
+    except (EOFError, OSError):
+        return None
 
 
 class _Orphaned(Watcher):

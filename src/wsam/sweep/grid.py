@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import tomllib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from wsam.lab.run import Run
 Point = dict[str, Value]
 """A value for every axis."""
 
-_PLAIN = ("epochs", "batch_size", "noise", "seed", "noise_seed")
+_PLAIN = ("epochs", "batch_size", "noise")
 
 
 def with_value(run: Run, name: str, value: Value) -> Run:
@@ -24,7 +24,8 @@ def with_value(run: Run, name: str, value: Value) -> Run:
     Args:
         run: The run.
         name: A hyperparameter of its method, an argument of its base optimizer, or one of epochs,
-            batch_size, noise, seed and noise_seed; looked for in this order.
+            batch_size and noise; looked for in this order. Seeds are no axis: every point of a
+            grid is run for the same seeds.
         value: The new value.
 
     Raises:
@@ -45,6 +46,11 @@ def with_value(run: Run, name: str, value: Value) -> Run:
     raise ValueError(f"a {run.method} run has no setting {name!r}; it has: {listed(known)}")
 
 
+def repeated(run: Run, seeds: Sequence[int]) -> tuple[Run, ...]:
+    """Return a run once a seed. Noisy labels are drawn anew too, so that repeats are independent."""
+    return tuple(run.replace(seed=seed, noise_seed=seed) for seed in seeds)
+
+
 @dataclass(frozen=True)
 class Grid:
     """All combinations of some settings' values, for one or several base runs.
@@ -55,6 +61,8 @@ class Grid:
         bases: The runs that the grid varies, by their column's name.
         axes: The values of each varied setting; see `with_value` for their names.
         notes: What a reader should know.
+        epochs: What the number of epochs is reckoned from where a grid is made shorter; None for
+            the first base's own.
 
     Example:
         >>> axes = {"rho": (0.1, 0.2), "gamma": (0.8, 0.9)}
@@ -67,7 +75,13 @@ class Grid:
     title: str
     bases: Mapping[str, Run]
     axes: Mapping[str, tuple[Value, ...]]
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
+    epochs: int | None = None
+
+    @property
+    def reference(self) -> int:
+        """The number of epochs that a shorter version is reckoned from."""
+        return self.epochs or next(iter(self.bases.values())).epochs
 
     def points(self) -> Iterator[Point]:
         """Yield every combination, the last axis varying fastest."""
@@ -80,6 +94,10 @@ class Grid:
         for name, value in point.items():
             run = with_value(run, name, value)
         return run
+
+    def map(self, change: Callable[[Run], Run]) -> Grid:
+        """Return the same grid over other base runs."""
+        return replace(self, bases={name: change(run) for name, run in self.bases.items()})
 
 
 def read_grid(path: Path) -> Grid:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 from wsam.lab.files import BusyError, claimed
 from wsam.lab.names import Value
 from wsam.lab.run import Run
-from wsam.sweep.grid import Grid
+from wsam.sweep.grid import Grid, repeated
 from wsam.sweep.work import Job, Outcome, Status
 
 DIVERGED = 100.0
@@ -74,7 +74,7 @@ class Search:
             )
             self._take_up()
             for point in grid.points():
-                self.study.enqueue_trial(_numbers(point), skip_if_exists=True)
+                self.study.enqueue_trial(_numbers(point, grid), skip_if_exists=True)
 
     def _take_up(self) -> None:
         """Enqueue anew what a killed search was trying: nobody holds its runs any more."""
@@ -100,7 +100,7 @@ class Search:
             trial = self.study.ask()
             point = {name: _suggest(trial, name, axis) for name, axis in self.grid.axes.items()}
             run = self.grid.run(self.column, point)
-            runs = [run.replace(seed=seed) for seed in self.seeds]
+            runs = repeated(run, self.seeds)
             trial.set_user_attr("keys", [run.key for run in runs])
             self.open.append(_Open(trial, {run.key for run in runs}))
             yield from map(self.make_job, runs)
@@ -141,29 +141,35 @@ def sqlite_url(out: Path) -> str:
 @contextmanager
 def _alone(lock: Path) -> Iterator[None]:
     """Wait for a lock: several processes making one SQLite study at once break it."""
-    while True:
-        try:
-            with claimed(lock):
-                yield
-            return
-        except BusyError:
-            time.sleep(0.1)
+    with ExitStack() as held:
+        while True:
+            try:
+                held.enter_context(claimed(lock))
+                break
+            except BusyError:
+                time.sleep(0.1)
+        yield
+
+
+def _whole(axis: Sequence[Value]) -> bool:
+    return all(isinstance(value, int) for value in axis)
 
 
 def _suggest(trial: Any, name: str, axis: Sequence[Value]) -> float | int:
     low, high = min(axis), max(axis)  # type: ignore[type-var]
-    if all(isinstance(value, int) for value in axis):
+    if _whole(axis):
         return int(trial.suggest_int(name, low, high))
     logarithmic = name in _LOGARITHMIC and low > 0  # type: ignore[operator]
     return float(trial.suggest_float(name, low, high, log=logarithmic))
 
 
-def _numbers(point: Mapping[str, Value]) -> dict[str, float | int]:
+def _numbers(point: Mapping[str, Value], grid: Grid) -> dict[str, float | int]:
+    """Return a point in the types that `_suggest` gives, so that Optuna knows it again."""
     numbers: dict[str, float | int] = {}
     for name, value in point.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ValueError(f"a search varies numbers, {name} has the value {value!r}")
-        numbers[name] = value
+        numbers[name] = value if _whole(grid.axes[name]) else float(value)
     return numbers
 
 

@@ -77,8 +77,8 @@ class Convex(_Setting):
     is 5 G^2, every w is optimal, and w* = -2.5 G gives D = 2.5 G. Printed: 3.71 G^2. Corrected:
     15.03 G^2.
 
-    The tight form bounds the step by (k + |1-k|)^2 n G^2 instead of 2 (k^2 + (1-k)^2) n G^2 and the
-    sum of 1/sqrt(t) by 2 sqrt(T) - 1. The proof uses no optimality of w*: the bound holds against
+    The tight form bounds the step by ``(k + |1-k|)^2 n G^2`` instead of 2 (k^2 + (1-k)^2) n G^2 and
+    the sum of 1/sqrt(t) by 2 sqrt(T) - 1. The proof uses no optimality of w*: the bound holds against
     any point, with D measured from it.
 
     Args:
@@ -166,12 +166,12 @@ class NonConvex(_Setting):
     * C3 is printed as L(w_1)/(2 lr). Telescoping leaves L(w_1) - E L(w_{T+1}), so inf L must be
       taken off; only for L >= 0 may it be left out.
     * eta must be the smoothness of **every l_t**. The proof puts E[g1] = E[grad L(w + d)], but d is
-      made from the same batch as g1, so the two differ; what does hold is |g1 - g0| <= eta rho_t
-      batch by batch. With eta of L alone the printed bound is false: docs/theory.md has a run that
-      stays at |grad L|^2 = 1 for ever while the printed bound falls under 0.3.
+      made from the same batch as g1, so the two differ; what does hold, batch by batch, is
+      ``|g1 - g0| <= eta rho_t``. With eta of L alone the printed bound is false: docs/theory.md has
+      a run that stays at ``|grad L|^2`` = 0.99 for ever while it falls under 0.2.
     * T must be at least 2, since sqrt(T) - 1 divides.
 
-    The tight form bounds the squared step by (k + |1-k|)^2 n G^2 and the sums by
+    The tight form bounds the squared step by ``(k + |1-k|)^2 n G^2`` and the sums by
     sum 1/sqrt(t) >= 2 sqrt(T+1) - 2.
 
     Args:

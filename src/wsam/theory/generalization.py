@@ -35,12 +35,12 @@ class Generalization:
         parameters: n, the number of weights.
         dimension: d, the Vapnik-Chervonenkis dimension of the hypotheses.
         delta: the probability that may go wrong, in (0, 1).
-        norm: |w|, the Euclidean norm of the weights.
+        norm: ``|w|``, the Euclidean norm of the weights.
 
     Example:
         >>> bound = Generalization(gamma=0.8, rho=0.2, samples=10**9, parameters=10, dimension=11,
         ...                        delta=0.05, norm=1.0)
-        >>> bound.gap("printed") < bound.gap("corrected") < 0.01
+        >>> bound.gap("printed") < bound.gap("corrected") < 0.02
         True
 
     Reference: Yue et al., KDD 2023, section 5.2.

@@ -87,7 +87,7 @@ def squares(gamma: float) -> float:
 
 
 def square_of_sum(gamma: float) -> float:
-    """Return (k + |1 - k|)^2: the squared length of k g1 + (1 - k) g0 for unit g0, g1, at most."""
+    """Return ``(k + |1 - k|)^2``: the squared length of k g1 + (1 - k) g0 for unit g0, g1, at most."""
     weight = sharpness_weight(gamma)
     return (weight + abs(1 - weight)) ** 2
 

@@ -93,7 +93,7 @@ def places() -> tuple[Place, ...]:
 
     Example:
         >>> [(place.name, round(place.loss, 4)) for place in places()]
-        [('sharp', 0.2752), ('flat', 0.3565), ('saddle', 0.3977)]
+        [('sharp', 0.2752), ('flat', 0.3564), ('saddle', 0.3977)]
     """
     found = []
     for name, guess in ((SHARP, (-16.8, 12.8)), (FLAT, (19.8, 29.9)), (SADDLE, (0.3, 22.5))):

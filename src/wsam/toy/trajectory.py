@@ -145,12 +145,17 @@ class Trajectory:
         return stable_decimals(self.spread)
 
     @property
+    def chaotic(self) -> bool:
+        """Whether rounding alone moves the end visibly."""
+        return self.decimals < 2
+
+    @property
     def end_text(self) -> str:
         """The end to the digits that mean something, as the page and the table show it."""
         if any(math.isnan(value) for value in self.end):
             return "left the domain"
         mu, sigma = (f"{value:.{self.decimals}f}" for value in self.end)
-        note = "" if self.decimals == DECIMALS else f" ± {self.spread:.1g}"
+        note = f" ± {self.spread:.1g}" if self.chaotic else ""
         return f"({mu}, {sigma}){note}"
 
 

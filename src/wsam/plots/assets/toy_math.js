@@ -111,11 +111,14 @@ function stableDecimals(spread) {
   return Math.max(0, Math.floor(-Math.log10(2 * spread)));
 }
 
+function chaotic(spread) {
+  return stableDecimals(spread) < 2;
+}
+
 function endText(end, spread) {
   if (end.some(Number.isNaN)) return "left the domain";
-  const decimals = stableDecimals(spread);
-  const note = decimals === DECIMALS ? "" : " ± " + Number(spread.toPrecision(1));
-  return "(" + end.map((x) => x.toFixed(decimals)).join(", ") + ")" + note;
+  const note = chaotic(spread) ? " ± " + Number(spread.toPrecision(1)) : "";
+  return "(" + end.map((x) => x.toFixed(stableDecimals(spread))).join(", ") + ")" + note;
 }
 
 function minimumNear(point) {

@@ -41,7 +41,7 @@ function noteText(end, spread) {
     return "The run came to σ ≤ 0, at its weights or at the perturbed ones, where the loss is not defined. " +
       "Turn down the learning rate, ρ or γ." + hint;
   }
-  if (stableDecimals(spread) < DECIMALS) {
+  if (chaotic(spread)) {
     return "The run rattles chaotically about where it ends: moving the start by 1e-12 moves the end by about " +
       `${Number(spread.toPrecision(1))}. Only the digits shown can be reproduced.`;
   }

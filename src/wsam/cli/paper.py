@@ -1,0 +1,189 @@
+"""`wsam paper`: the tables and figures of the paper, run and shown beside what it says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from wsam.cli import _options as options
+from wsam.cli import _paper as shared
+from wsam.cli._app import app
+
+if TYPE_CHECKING:
+    from wsam.paper import Entry, Profile, Table
+
+paper = typer.Typer(
+    help="The paper's tables and figures: list them, run them, see ours beside the paper's.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.add_typer(paper, name="paper")
+
+Results = Annotated[
+    Path | None, typer.Option("--results", help="Folder of the records. [default: results]")
+]
+
+
+@paper.command("list", epilog="Example: wsam paper list")
+def list_(results: Results = None, as_json: options.Json = False) -> None:
+    """List all tables, figures and searches, with how many of their runs are finished."""
+    from wsam.lab import records
+    from wsam.paper import find, names
+
+    out = shared.folder(results, smoke=False)
+    rows = []
+    for name in names():
+        table = find(name)
+        done = sum(records.is_finished(records.read(out, run)) for run in table.runs)
+        rows.append((name, str(table.kind), len(table.cells), len(table.runs), done, table.title))
+    heads = ("name", "kind", "cells", "runs", "finished", "title")
+    if as_json:
+        print(json.dumps([dict(zip(heads, row, strict=True)) for row in rows]))
+        return
+    widths = [max(len(str(row[i])) for row in (heads, *rows)) for i in range(len(heads))]
+    for row in (heads, *rows):
+        print("  ".join(str(v).ljust(w) for v, w in zip(row, widths, strict=True)).rstrip())
+
+
+@paper.command(epilog='Example: wsam paper run cifar --only "ResNet18/*/CIFAR-10" --seeds 0,1,2')
+def run(
+    name: shared.Name,
+    only: shared.Only = None,
+    seeds: shared.Seeds = None,
+    smoke: shared.Smoke = False,
+    epochs: shared.Epochs = None,
+    precision: shared.Precision = None,
+    pretrained: shared.Pretrained = None,
+    out: shared.Out = None,
+    data_dir: options.DataDir = None,
+    download: options.Download = True,
+    device: options.Device = "auto",
+    compile: options.Compile = None,
+    capture: options.Capture = None,
+    retry: options.Retry = False,
+    as_json: options.Json = False,
+) -> None:
+    """Run a table, one run after the other; finished runs are skipped, interrupted ones go on.
+
+    To run it on several devices or machines, see `wsam sweep`.
+    """
+    from wsam.paper import find
+    from wsam.paper.catalog import Jobs
+    from wsam.sweep import Here, sweep
+
+    profile = shared.make_profile(smoke, seeds, only, epochs, precision, pretrained)
+    table = profile.table(find(name))
+    means = options.make_means(
+        data_dir, download, device=device, compile=compile, capture=capture, retry=retry
+    )
+    results = shared.folder(out, smoke)
+    jobs = Jobs(results, means, profile, measure=name == "minima")
+    here = Here(lambda: options.make_watchers(quiet=as_json or smoke))
+    done = shared.follow(sweep(map(jobs, table.runs), here), len(table.runs))
+    shared.report(table, profile, results, done, as_json)
+
+
+Format = Annotated[str, typer.Option("--format", help="rich, markdown or csv.")]
+Plot = Annotated[Path | None, typer.Option(help="Also draw it: a .png, .svg or .pdf file.")]
+
+
+@paper.command(epilog="Example: wsam paper table cifar --format markdown --plot cifar.png")
+def table(
+    name: shared.Name,
+    only: shared.Only = None,
+    seeds: shared.Seeds = None,
+    smoke: shared.Smoke = False,
+    epochs: shared.Epochs = None,
+    precision: shared.Precision = None,
+    pretrained: shared.Pretrained = None,
+    results: Results = None,
+    format_: Format = "rich",
+    plot: Plot = None,
+    as_json: options.Json = False,
+) -> None:
+    """Show our figures (mean ± deviation, n) beside the paper's; "not run" where there is none."""
+    from wsam.lab.names import chosen
+    from wsam.paper import render
+    from wsam.paper.plot import save
+
+    chosen("format", format_, render.FORMATS)
+    made, entries, profile = _gathered(
+        name, only, seeds, smoke, epochs, precision, pretrained, results
+    )
+    if plot is not None:
+        save(made, entries, plot)
+    if as_json:
+        cells = render.data(made, entries, profile.comparable)
+        print(json.dumps(cells, allow_nan=False))
+    elif format_ == "rich":
+        render.show(made, entries, profile.comparable)
+    else:
+        to_text = render.markdown if format_ == "markdown" else render.comma_separated
+        print(to_text(made, entries, profile.comparable), end="")
+
+
+def _gathered(
+    name: str,
+    only: str | None,
+    seeds: str | None,
+    smoke: bool,
+    epochs: int | None,
+    precision: str | None,
+    pretrained: str | None,
+    results: Path | None,
+) -> tuple[Table, list[Entry], Profile]:
+    from wsam.paper import find, gather
+
+    profile = shared.make_profile(smoke, seeds, only, epochs, precision, pretrained)
+    made = profile.table(find(name))
+    return made, gather(made, shared.folder(results, smoke)), profile
+
+
+@paper.command(epilog="Example: wsam paper page docs/paper.md README.md --check")
+def page(
+    files: Annotated[list[Path], typer.Argument(help="Pages in Markdown.")],
+    results: Results = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Write nothing; exit with 1 if a page is out of date.")
+    ] = False,
+) -> None:
+    """Make the tables in pages anew from the records, so that no figure is typed by hand.
+
+    A page holds lines '<!-- wsam paper table NAME -->' and '<!-- end -->'.
+    """
+    from wsam.paper.page import renew
+
+    changed = [path for path in files if renew(path, lambda w: _markdown(w, results), check)]
+    for path in changed:
+        print(f"{path} {'is out of date' if check else 'has new tables'}")
+    if check and changed:
+        raise typer.Exit(1)
+
+
+def _markdown(words: list[str], results: Path | None) -> str:
+    """Return the Markdown of a table, given words that `wsam paper table` takes."""
+    from wsam.paper import render
+
+    given = _parsed(words)
+    made, entries, profile = _gathered(**given, smoke=False, results=results)
+    return render.markdown(made, entries, profile.comparable)
+
+
+def _parsed(words: list[str]) -> dict[str, Any]:
+    from argparse import ArgumentError, ArgumentParser
+
+    parser = ArgumentParser(exit_on_error=False, add_help=False, allow_abbrev=False)
+    parser.add_argument("name")
+    parser.add_argument("--epochs", type=int)
+    for option in ("--only", "--seeds", "--precision", "--pretrained"):
+        parser.add_argument(option)
+    try:
+        given, unknown = parser.parse_known_args(words)
+    except ArgumentError as error:
+        raise ValueError(f"wsam paper table {' '.join(words)}: {error}") from error
+    if unknown:
+        raise ValueError(f"a table in a page does not take {unknown[0]!r}")
+    return vars(given)

@@ -1,0 +1,156 @@
+"""What a results folder holds for a cell, and whether it differs from what the paper says."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from wsam.lab import records
+from wsam.lab.records import Record
+from wsam.lab.run import Run
+from wsam.paper import minimum
+from wsam.paper.table import Cell, Measure, Table, plus_minus
+
+NOT_RUN = "not run"
+
+
+@dataclass(frozen=True)
+class Ours:
+    """Our figure for a cell: one value a finished run, and how many runs failed.
+
+    Attributes:
+        values: Of the finished runs.
+        failed: How many ended because the loss was no longer finite.
+        unmeasured: How many are finished but lack what the cell tells.
+        planned: How many runs the cell has.
+    """
+
+    values: tuple[float, ...]
+    failed: int = 0
+    unmeasured: int = 0
+    planned: int = 0
+
+    @property
+    def n(self) -> int:
+        """How many values there are."""
+        return len(self.values)
+
+    @property
+    def mean(self) -> float | None:
+        """Their mean."""
+        return statistics.fmean(self.values) if self.values else None
+
+    @property
+    def deviation(self) -> float | None:
+        """Their sample deviation, from two on."""
+        return statistics.stdev(self.values) if self.n > 1 else None
+
+    def text(self, decimals: int) -> str:
+        """Return ``3.61 ± 0.05 (n = 3)``, or why there is nothing."""
+        if self.mean is None:
+            reasons = [(self.failed, "failed"), (self.unmeasured, "not measured")]
+            said = ", ".join(f"{count} {what}" for count, what in reasons if count)
+            return said or NOT_RUN
+        failed = f", {self.failed} failed" if self.failed else ""
+        return f"{plus_minus(self.mean, self.deviation, decimals)} (n = {self.n}{failed})"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A cell with our figure."""
+
+    cell: Cell
+    ours: Ours
+
+    @property
+    def text(self) -> str:
+        """Our figure as text."""
+        return self.ours.text(self.cell.measure.decimals)
+
+    @property
+    def paper_text(self) -> str:
+        """The paper's figure as text; empty where it prints none."""
+        paper = self.cell.paper
+        if paper is None:
+            return ""
+        return plus_minus(paper.mean, paper.deviation, self.cell.measure.decimals)
+
+    @property
+    def differs(self) -> bool | None:
+        """Whether ours differs from the paper's by more than each deviation that is known.
+
+        None where it cannot be said: a figure is missing, or neither has a deviation.
+        """
+        paper, mean = self.cell.paper, self.ours.mean
+        if paper is None or mean is None:
+            return None
+        deviations = [d for d in (paper.deviation, self.ours.deviation) if d is not None]
+        if not deviations:
+            return None
+        return abs(mean - paper.mean) > max(deviations) + 1e-9  # exactly a deviation is within it
+
+    @property
+    def difference(self) -> str:
+        """A sentence for an entry that differs."""
+        paper, mean = self.cell.paper, self.ours.mean
+        assert paper is not None
+        assert mean is not None
+        word = "above" if mean > paper.mean else "below"
+        return f"{self.cell.name}: ours, {self.text}, is {word} the paper's, {self.paper_text}"
+
+
+def _accuracy(record: Record) -> float | None:
+    error = records.final_error(record)
+    return None if error is None else 1 - error / 100
+
+
+def _percent(record: Record) -> float | None:
+    error = records.final_error(record)
+    return None if error is None else 100 - error
+
+
+_READ: dict[Measure, Callable[[Record], float | None]] = {
+    Measure.TEST_ERROR: records.final_error,
+    Measure.TEST_ACCURACY: _percent,
+    Measure.ACCURACY: _accuracy,
+    Measure.TRAIN_LOSS: lambda record: record["curve"][-1]["train_loss"],
+}
+
+
+def value_of(measure: Measure, run: Run, record: Record, results: Path) -> float | None:
+    """Return what a measure tells of a finished run; None if it was not measured."""
+    if measure is Measure.TOP_EIGENVALUE:
+        found = minimum.read(results, run)
+        return None if found is None else found["top_eigenvalue"]
+    return _READ[measure](record)
+
+
+def gather(table: Table, results: Path) -> list[Entry]:
+    """Read the records of a table's runs.
+
+    Args:
+        table: The table.
+        results: The folder of the records; it may be empty or missing.
+    """
+    found: dict[str, Record | None] = {}
+    entries = []
+    for cell in table.cells:
+        values, failed, unmeasured = [], 0, 0
+        for run in cell.runs:
+            if run.key not in found:
+                found[run.key] = records.read(results, run)
+            record = found[run.key]
+            if record is None:
+                continue
+            if not records.is_finished(record):
+                failed += 1
+                continue
+            value = value_of(cell.measure, run, record, results)
+            if value is None:
+                unmeasured += 1
+            else:
+                values.append(value)
+        entries.append(Entry(cell, Ours(tuple(values), failed, unmeasured, len(cell.runs))))
+    return entries

@@ -1,0 +1,143 @@
+"""A table with our figures beside the paper's: as Markdown, CSV, JSON, or on a terminal."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from wsam.paper.outcome import Entry
+from wsam.paper.table import Table
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+
+MARK = "†"
+DIFFERS = "differs from the paper's by more than both deviations"
+FORMATS = ("markdown", "csv", "rich")
+
+
+def remarks(table: Table, entries: Sequence[Entry], comparable: bool = True) -> list[str]:
+    """Return what is to be said below a table: where ours differs, and the table's notes."""
+    differing = [entry for entry in entries if comparable and entry.differs]
+    said = [f"{MARK} {entry.difference}." for entry in differing]
+    if differing:
+        said.insert(0, f"{MARK} Ours {DIFFERS}:")
+    return [*said, *table.notes]
+
+
+def header(table: Table, entries: Sequence[Entry]) -> list[str]:
+    """Return the heads of the columns: ours and, where the paper prints any figure, the paper's."""
+    quoted = _quoted_columns(entries)
+    heads = [*table.heads]
+    for column in table.columns:
+        heads += [f"{column}, ours", f"{column}, paper"] if column in quoted else [column]
+    return heads
+
+
+def lines(table: Table, entries: Sequence[Entry], comparable: bool = True) -> list[list[str]]:
+    """Return the texts of all rows."""
+    by_place = {(entry.cell.row, entry.cell.column): entry for entry in entries}
+    quoted = _quoted_columns(entries)
+    texts = []
+    for row in table.rows:
+        line = [*row]
+        for column in table.columns:
+            entry = by_place.get((row, column))
+            mark = f" {MARK}" if entry and comparable and entry.differs else ""
+            line.append(f"{entry.text}{mark}" if entry else "")
+            if column in quoted:
+                line.append(entry.paper_text if entry else "")
+        texts.append(line)
+    return texts
+
+
+def _quoted_columns(entries: Sequence[Entry]) -> set[str]:
+    return {entry.cell.column for entry in entries if entry.cell.paper is not None}
+
+
+def markdown(table: Table, entries: Sequence[Entry], comparable: bool = True) -> str:
+    """Return the table in Markdown, with remarks below it."""
+
+    def line(texts: Sequence[str]) -> str:
+        return "| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |"
+
+    heads = header(table, entries)
+    text = [f"{table.title}:", "", line(heads), line(["---"] * len(heads))]
+    text += map(line, lines(table, entries, comparable))
+    said = remarks(table, entries, comparable)
+    return "\n".join(text + ([""] if said else []) + [f"- {remark}" for remark in said]) + "\n"
+
+
+def data(table: Table, entries: Sequence[Entry], comparable: bool = True) -> list[dict[str, Any]]:
+    """Return a plain record a cell, for JSON and CSV."""
+    return [
+        {
+            "table": table.name,
+            **dict(zip(table.heads, entry.cell.row, strict=True)),
+            "column": entry.cell.column,
+            "measure": str(entry.cell.measure),
+            "mean": entry.ours.mean,
+            "deviation": entry.ours.deviation,
+            "n": entry.ours.n,
+            "failed": entry.ours.failed,
+            "planned": entry.ours.planned,
+            "paper_mean": entry.cell.paper.mean if entry.cell.paper else None,
+            "paper_deviation": entry.cell.paper.deviation if entry.cell.paper else None,
+            "differs": entry.differs if comparable else None,
+            "keys": [run.key for run in entry.cell.runs],
+        }
+        for entry in entries
+    ]
+
+
+def comma_separated(table: Table, entries: Sequence[Entry], comparable: bool = True) -> str:
+    """Return a line a cell, for spreadsheets and data frames."""
+    rows = data(table, entries, comparable)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [name for name in rows[0] if name != "keys"], lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        del row["keys"]
+        writer.writerow(row)
+    return text.getvalue()
+
+
+def rich_table(table: Table, entries: Sequence[Entry], comparable: bool = True) -> RichTable:
+    """Return the table for a terminal, as narrow as can be; n stands in brackets."""
+    from rich import box
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    shown = RichTable(
+        title=Text(table.title),
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 2, 0, 0),
+        show_edge=False,
+    )
+    for head in header(table, entries):
+        short = head.replace(", ours", " (n)")
+        shown.add_column(Text("paper" if head.endswith(", paper") else short))
+    rows = lines(table, entries, comparable)
+    grouped = len(table.heads) > 1
+    for number, row in enumerate(rows):
+        again = grouped and number > 0 and rows[number - 1][0] == row[0]
+        ends = grouped and number + 1 < len(rows) and rows[number + 1][0] != row[0]
+        texts = [text.replace("(n = ", "(") for text in ["" if again else row[0], *row[1:]]]
+        shown.add_row(*map(Text, texts), end_section=ends)
+    return shown
+
+
+def show(table: Table, entries: Sequence[Entry], comparable: bool = True) -> None:
+    """Print the table on the terminal, with remarks below it."""
+    import sys
+
+    from rich.console import Console
+
+    # A file or a pipe has no width: rich would take it for a narrow terminal.
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    console.print(rich_table(table, entries, comparable))
+    for remark in remarks(table, entries, comparable):
+        console.print(remark, markup=False, highlight=False, soft_wrap=True)

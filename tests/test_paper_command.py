@@ -1,0 +1,129 @@
+"""`wsam paper` as a user types it: end to end on the embedded data, by the code path of real runs."""
+
+import json
+
+import pytest
+from command import wsam_command
+
+from wsam.lab import records
+from wsam.paper import Profile, find, minimum
+
+HOW = ("--device", "cpu", "--smoke", "--seeds", "0")
+
+
+def test_list_names_everything(tmp_path):
+    shown = wsam_command("paper", "list", "--results", tmp_path).stdout
+    for name in ("cifar", "ablation", "imagenet", "noise", "geometry", "minima", "sensitivity"):
+        assert f"\n{name} " in shown
+    listed = json.loads(wsam_command("paper", "list", "--results", tmp_path, "--json").stdout)
+    cifar = next(entry for entry in listed if entry["name"] == "cifar")
+    assert (cifar["cells"], cifar["runs"], cifar["finished"]) == (20, 100, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "only", "runs"),
+    [
+        ("cifar", "ResNet18/*/CIFAR-10", 5),
+        ("ablation", "Coupled-WSAM", 4),
+        ("imagenet", "*", 5),
+        ("noise", "80%", 5),
+        ("geometry", "WSAM", 3),
+        ("sensitivity", "0.9*/ResNet18 CIFAR-10", 4),
+        ("lr-wd", "*/ResNet18 CIFAR-10", 6),
+        ("imagenet-alpha", "0.3", 1),
+    ],
+)
+def test_smoke_runs_the_whole_way(tmp_path, name, only, runs):
+    words = ("paper", "run", name, "--only", only, *HOW, "--out", tmp_path)
+    shown = wsam_command(*words)
+    assert f"{runs} finished; records in" in shown.stdout
+    assert shown.stderr.count("finished") == runs
+    assert len(list(records.read_all(tmp_path))) == runs
+    again = wsam_command(*words).stdout
+    assert f"{runs} skipped" in again
+    table = ("paper", "table", name, "--smoke", "--seeds", "0", "--results", tmp_path, "--json")
+    cells = json.loads(wsam_command(*table, "--only", only).stdout)
+    assert {cell["n"] for cell in cells} == {1}
+
+
+def test_minima_are_measured(tmp_path):
+    words = ("paper", "run", "minima", "--only", "WSAM", *HOW, "--out", tmp_path)
+    shown = wsam_command(*words, "--json").stdout
+    cells = {cell["column"]: cell for cell in json.loads(shown)["cells"]}
+    (run,) = Profile(smoke=True, seeds=(0,), only="WSAM").table(find("minima")).runs
+    found = minimum.read(tmp_path, run)
+    assert cells["top eigenvalue"]["mean"] == found["top_eigenvalue"] > 0
+    assert found["converged"]
+    assert found["images"] == 512
+    record = records.read(tmp_path, run)
+    assert cells["loss"]["mean"] == record["final"]["train_loss"]
+    assert cells["accuracy"]["mean"] == pytest.approx(1 - record["final"]["test_error"] / 100)
+    # The cifar table shares the run, and what it left.
+    table = ("paper", "table", "cifar", "--smoke", "--seeds", "0", "--results", tmp_path, "--json")
+    cells = json.loads(wsam_command(*table, "--only", "ResNet18/WSAM/CIFAR-10").stdout)
+    assert cells[0]["n"] == 1
+
+
+def test_cifar_keeps_the_weights_that_minima_need(tmp_path):
+    only = ("--only", "ResNet18/*SAM/CIFAR-10", *HOW, "--out", tmp_path)
+    wsam_command("paper", "run", "cifar", *only)
+    kept = {path.parent.name for path in tmp_path.glob("work/*/weights.pt")}
+    wanted = {run.key for run in Profile(smoke=True, seeds=(0,)).table(find("minima")).runs}
+    assert len(kept) == 2
+    assert kept < wanted
+    (tmp_path / "work" / next(iter(kept)) / "weights.pt").unlink()
+    words = ("paper", "run", "minima", "--only", "*SAM", *HOW, "--out", tmp_path)
+    said = wsam_command(*words, status=2).stderr.splitlines()[-1]
+    assert "its weights were not kept; remove" in said
+
+
+def test_a_diverged_run_is_shown_as_failed(tmp_path):
+    grid = tmp_path / "wild.toml"
+    grid.write_text(
+        "[run]\nmethod = 'vanilla'\nepochs = 2\ntrain_limit = 128\n[grid]\nlr = [1e30, 0.05]\n"
+    )
+    words = ("paper", "run", grid, "--device", "cpu", "--out", tmp_path / "out")
+    shown = wsam_command(*words, status=1)
+    assert "1 failed, 1 finished" in shown.stdout
+    assert "failed digits cnn vanilla" in shown.stderr
+    text = wsam_command(
+        "paper", "table", grid, "--results", tmp_path / "out", "--format", "markdown"
+    )
+    assert "| 1e+30 | 1 failed |" in text.stdout
+
+
+def test_formats(tmp_path):
+    words = ("paper", "table", "cifar", "--results", tmp_path)
+    assert "not run" in wsam_command(*words).stdout
+    assert wsam_command(*words, "--format", "csv").stdout.startswith("table,model,method,column")
+    assert (
+        "| ResNet18 | WSAM | not run | 3.62 ± 0.10 |"
+        in wsam_command(*words, "--format", "markdown").stdout
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("table", "cifer"), "unknown table, figure or search 'cifer'; known: cifar, ablation"),
+        (("table", "cifar", "--only", "ADAM"), "no cell of cifar is named by 'ADAM'"),
+        (("table", "cifar", "--format", "html"), "unknown format 'html'; known: markdown, csv"),
+        (("table", "cifar", "--seeds", "0,0"), "seeds must be different whole numbers"),
+        (("table", "cifar", "--seeds", "-1"), "seeds must be different whole numbers"),
+        (("table", "cifar", "--epochs", "0"), "epochs must be at least 1, got 0"),
+        (("table", "cifar", "--precision", "fp64"), "unknown precision 'fp64'"),
+        (("table", "missing.toml"), "missing.toml"),
+        (("table", "cifar", "--plot", "x.gif"), "a plot is written as .png, .svg, .pdf"),
+        (("run", "cifar", "--no-download", "--data-dir", "/nonexistent"), "cifar-10-binary.tar.gz"),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path, monkeypatch, words, message):
+    monkeypatch.chdir(tmp_path)
+    said = wsam_command("paper", *words, status=2).stderr
+    assert message in said.splitlines()[-1]
+    assert said.startswith("wsam: ")
+
+
+@pytest.mark.parametrize("verb", ["list", "run", "table", "page"])
+def test_help_has_an_example(verb):
+    assert f"wsam paper {verb}" in wsam_command("paper", verb, "--help").stdout.split("Example")[1]

@@ -1,0 +1,290 @@
+"""The tables as data: the paper's figures and hyperparameters, and runs shared between tables."""
+
+import pytest
+
+from wsam.lab.run import Run
+from wsam.paper import GRIDS, TABLES, Kind, Measure, Profile, find, find_grid, names
+from wsam.paper.table import number, plus_minus
+from wsam.sweep import with_value
+
+# The paper's tables once more, in the order in which it prints them: mean, deviation.
+CIFAR = {
+    "ResNet18": """
+        SGDM 4.32 0.07 20.51 0.20
+        SAM  3.68 0.06 19.97 0.30
+        ESAM 3.83 0.08 20.67 0.24
+        GSAM 3.71 0.11 19.84 0.27
+        WSAM 3.62 0.10 19.42 0.12""",
+    "WRN-28-10": """
+        SGDM 3.73 0.09 19.27 0.12
+        SAM  2.94 0.08 16.49 0.09
+        ESAM 2.99 0.07 16.52 0.21
+        GSAM 2.91 0.08 16.36 0.32
+        WSAM 2.74 0.07 16.33 0.26""",
+}
+NOISE = """
+    SGDM 88.06 0.48 84.11 0.39 79.15 0.43 69.07 0.95
+    SAM  94.99 0.09 93.28 0.16 88.32 0.28 77.57 0.51
+    ESAM 94.93 0.18 92.69 0.48 86.42 0.30 32.29 4.67
+    GSAM 95.11 0.11 93.25 0.12 89.90 0.18 79.09 0.91
+    WSAM 95.18 0.12 93.33 0.11 89.95 0.12 78.30 0.92"""
+NOISE_HYPER = """
+    SAM  rho=0.2                   rho=0.2                   rho=0.1                   rho=0.05
+    ESAM rho=0.2,beta=0.5,gamma=0.6 rho=0.2,beta=0.5,gamma=0.6 rho=0.1,beta=0.6,gamma=0.6 rho=0.05,beta=0.5,gamma=0.5
+    GSAM rho=0.2,alpha=0.01        rho=0.2,alpha=0.02        rho=0.1,alpha=0.3         rho=0.05,alpha=0.3
+    WSAM rho=0.2,gamma=0.91        rho=0.2,gamma=0.91        rho=0.1,gamma=0.93        rho=0.05,gamma=0.92"""
+
+
+def rows_of(text):
+    for line in text.strip().splitlines():
+        name, *words = line.split()
+        yield name, words
+
+
+def quoted(table, row, columns, numbers):
+    pairs = zip(numbers[::2], numbers[1::2], strict=True)
+    for column, (mean, deviation) in zip(columns, pairs, strict=True):
+        paper = table.cell(row, column).paper
+        assert (paper.mean, paper.deviation) == (float(mean), float(deviation)), (row, column)
+
+
+def test_cifar_quotes_the_paper():
+    table = find("cifar")
+    for model, text in CIFAR.items():
+        for method, numbers in rows_of(text):
+            quoted(table, (model, method), ("CIFAR-10", "CIFAR-100"), numbers)
+    assert len(table.cells) == 20
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "alpha", "beta", "esam", "wsam"),
+    [
+        ("ResNet18", "CIFAR-10", 0.02, 0.6, 0.6, 0.88),
+        ("ResNet18", "CIFAR-100", 0.03, 0.5, 0.5, 0.82),
+        ("WRN-28-10", "CIFAR-10", 0.01, 0.6, 0.6, 0.88),
+        ("WRN-28-10", "CIFAR-100", 0.2, 0.5, 0.6, 0.94),
+    ],
+)
+def test_cifar_hyperparameters(model, data, alpha, beta, esam, wsam):
+    table = find("cifar")
+    run = {method: table.cell((model, method), data).runs[0] for method in CIFAR_METHODS}
+    assert all(r.hyper["rho"] == 0.2 for name, r in run.items() if name != "SGDM")
+    assert run["GSAM"].hyper["alpha"] == alpha
+    assert run["GSAM"].hyper["rho_min"] is None
+    assert (run["ESAM"].hyper["beta"], run["ESAM"].hyper["gamma"]) == (beta, esam)
+    assert run["WSAM"].hyper["gamma"] == wsam
+    for name, one in run.items():
+        assert one.epochs == (400 if name == "SGDM" else 200)
+        assert one.batch_size == (128 if model == "ResNet18" else 256)
+        assert one.base == "sgd"
+        args = {"lr": 0.05 if model == "ResNet18" else 0.1, "momentum": 0.9, "weight_decay": 1e-3}
+        assert args.items() <= one.base_args.items()
+        assert not one.base_args["nesterov"]
+        assert (one.schedule, one.augment, one.precision) == ("cosine", True, "bf16")
+        assert (one.data, one.model) == (data.lower().replace("-", ""), model.lower())
+    coupled = find("ablation").cell((model, "Coupled-WSAM"), data).runs[0]
+    assert coupled.hyper == run["WSAM"].hyper
+    assert coupled.method == "coupled_wsam"
+
+
+CIFAR_METHODS = ("SGDM", "SAM", "ESAM", "GSAM", "WSAM")
+
+
+def test_noise_quotes_the_paper():
+    table = find("noise")
+    columns = ("20%", "40%", "60%", "80%")
+    for method, numbers in rows_of(NOISE):
+        quoted(table, (method,), columns, numbers)
+    for method, words in rows_of(NOISE_HYPER):
+        for column, word in zip(columns, words, strict=True):
+            cell = table.cell((method,), column)
+            hyper = {name: float(v) for name, v in (pair.split("=") for pair in word.split(","))}
+            assert hyper.items() <= cell.runs[0].hyper.items()
+            assert cell.measure is Measure.TEST_ACCURACY
+    for cell in table.cells:
+        run = cell.runs[3]
+        assert run.noise == int(cell.column[:-1]) / 100
+        assert run.noise_seed == run.seed == 3
+        assert (run.model, run.data, run.epochs, run.base_args["lr"]) == (
+            "resnet18",
+            "cifar10",
+            200,
+            0.05,
+        )
+
+
+def test_geometry_imagenet_and_minima():
+    geometry = find("geometry")
+    quoted(geometry, ("SAM",), geometry.columns, "2.94 0.08 2.84 0.04 3.00 0.13".split())
+    quoted(geometry, ("WSAM",), geometry.columns, "2.74 0.07 2.90 0.08 3.45 0.35".split())
+    for column, name in (("+Adaptive", "adaptive"), ("+Fisher", "fisher")):
+        run = geometry.cell(("WSAM",), column).runs[0]
+        assert (run.geometry["name"], run.model) == (name, "wrn-28-10")
+        assert run.hyper == {"rho": 5.0, "gamma": 0.88}
+    imagenet = find("imagenet")
+    assert imagenet.cell(("Initial",), "top-1 error").paper.mean == 18.2
+    for method, words in rows_of(
+        "SGDM 18.17 .005\nSAM 18.01 .007\nGSAM 18.01 .005\nWSAM 18.01 .003"
+    ):
+        quoted(imagenet, (method,), ("top-1 error",), words)
+        run = imagenet.cell((method,), "top-1 error").runs[0]
+        assert (run.epochs, run.batch_size, run.model, run.data) == (
+            3,
+            256,
+            "deit-base",
+            "imagenet",
+        )
+        assert {"lr": 1e-5, "weight_decay": 1e-4, "momentum": 0.9}.items() <= run.base_args.items()
+        assert run.method == "vanilla" or run.hyper["rho"] == 5.5
+    minima = find("minima")
+    for row, words in rows_of(
+        "SGDM .0026 .9575 62.58\nSAM .0339 .9622 22.67\nWSAM .0089 .9654 23.97"
+    ):
+        found = [minima.cell((row,), column).paper.mean for column in minima.columns]
+        assert found == [float(word) for word in words]
+
+
+def test_the_same_run_has_one_key_everywhere():
+    cifar = {run.key for run in find("cifar").runs}
+    assert {run.key for run in find("minima").runs} <= cifar
+    ball = find("geometry").select("Vanilla")
+    assert {run.key for run in ball.runs} <= cifar
+    coupled = {run.key for run in find("ablation").select("Coupled-WSAM").runs}
+    assert {run.key for run in find("ablation").runs} - cifar == coupled
+    assert {run.key for run in find("gamma").runs} <= {run.key for run in find("sensitivity").runs}
+    for name in names():
+        keys = [run.key for run in find(name).runs]
+        assert len(keys) == len(set(keys))
+
+
+def test_the_searches_end_in_what_the_paper_uses():
+    """Each search holds the point that the paper's table of hyperparameters names, and quotes it."""
+    expected = {
+        "lr-wd": {("0.05", "0.001"): "ResNet18", ("0.1", "0.001"): "WRN-28-10"},
+        "rho": {("0.2",): ""},
+    }
+    for name, places in expected.items():
+        quoted_at = {(c.row, c.column) for c in find(name).cells if c.paper}
+        columns = find(name).columns
+        assert quoted_at == {
+            (row, column) for row, model in places.items() for column in columns if model in column
+        }
+    for name in ("alpha", "beta-gamma", "gamma"):
+        table = find(name)
+        for column in table.columns:
+            model, data = column.split()
+            found = [c for c in table.cells if c.paper and c.column == column]
+            method = {"alpha": "GSAM", "beta-gamma": "ESAM", "gamma": "WSAM"}[name]
+            (cell,) = found
+            assert cell.paper == find("cifar").cell((model, method), data).paper
+
+
+def test_sizes_of_the_searches():
+    sizes = {name: len(list(find_grid(name).points())) for name in GRIDS}
+    assert sizes == {
+        "lr-wd": 6,
+        "rho": 6,
+        "alpha": 6,
+        "beta-gamma": 9,
+        "gamma": 12,
+        "noise-rho": 6,
+        "geometry-rho": 13,
+        "geometry-gamma": 8,
+        "imagenet-rho": 14,
+        "imagenet-alpha": 6,
+        "imagenet-gamma": 10,
+        "rho-gamma": 9,
+    }
+    assert all(find(name).kind is Kind.SEARCH for name in GRIDS)
+
+
+def test_runs_come_seed_by_seed():
+    runs = find("cifar").seeded((2, 0)).runs
+    assert [run.seed for run in runs] == [2] * 20 + [0] * 20
+
+
+@pytest.mark.parametrize("name", names())
+def test_smoke_makes_every_run_small(name):
+    small = Profile(smoke=True).table(find(name))
+    assert len(small.cells) == len(find(name).cells)
+    for cell, full in zip(small.cells, find(name).cells, strict=True):
+        run, original = cell.runs[0], full.runs[0]
+        assert (run.data, run.model, run.precision) == ("digits", "cnn", "fp32")
+        assert run.epochs <= 4
+        assert run.pretrained is None
+        for same in ("method", "hyper", "geometry", "base_args", "noise", "schedule"):
+            assert getattr(run, same) == getattr(original, same)
+    assert not {run.key for run in small.runs} & {run.key for run in find(name).runs}
+    assert "smoke test" in small.title
+
+
+def test_fewer_epochs_keep_the_proportion_and_are_named():
+    table = Profile(epochs=50).table(find("cifar"))
+    epochs = {cell.row[1]: cell.runs[0].epochs for cell in table.cells}
+    assert epochs == {"SGDM": 100, "SAM": 50, "ESAM": 50, "GSAM": 50, "WSAM": 50}
+    assert table.title.endswith("(50 epochs instead of 200)")
+    assert not Profile(epochs=50).comparable
+    assert Profile(epochs=100).table(find("lr-wd")).runs[0].epochs == 200
+    assert (
+        Profile(epochs=1).table(find("imagenet")).cell(("SAM",), "top-1 error").runs[0].epochs == 1
+    )
+
+
+def test_precision_and_pretrained():
+    table = Profile(precision="fp32", pretrained="/weights").table(find("imagenet"))
+    assert all((r.precision, r.pretrained) == ("fp32", "/weights") for r in table.runs)
+    assert all(
+        r.pretrained is None for r in Profile(pretrained="/weights").table(find("cifar")).runs
+    )
+
+
+@pytest.mark.parametrize(
+    ("pattern", "count"),
+    [
+        ("WSAM", 4),
+        ("wsam", 4),
+        ("ResNet18/*/CIFAR-10", 5),
+        ("resnet18/*", 10),
+        ("*SAM", 16),
+        ("WRN-28-10/GSAM/CIFAR-100", 1),
+    ],
+)
+def test_patterns(pattern, count):
+    assert len(find("cifar").select(pattern).cells) == count
+
+
+def test_a_pattern_that_names_nothing():
+    with pytest.raises(ValueError, match=r"'ADAM'; its first is ResNet18/SGDM/CIFAR-10"):
+        find("cifar").select("ADAM")
+
+
+def test_unknown_names_list_the_known():
+    with pytest.raises(ValueError, match="'cifer'; known: cifar, ablation, .*FILE.toml"):
+        find("cifer")
+    with pytest.raises(ValueError, match="noise is no grid .* lr-wd, rho"):
+        find_grid("noise")
+    assert set(TABLES).isdisjoint(GRIDS)
+
+
+def test_settings_are_found_wherever_they_live():
+    run = Run(method="wsam")
+    assert with_value(run, "rho", 1).hyper["rho"] == 1.0
+    assert with_value(run, "lr", 1).base_args["lr"] == 1.0
+    assert with_value(run, "noise", 0.4).noise == 0.4
+    with pytest.raises(ValueError, match="no setting 'alpha'; it has: gamma, rho"):
+        with_value(run, "alpha", 0.1)
+
+
+@pytest.mark.parametrize(
+    ("mean", "deviation", "decimals", "text"),
+    [
+        (3.616, 0.1, 2, "3.62 ± 0.10"),
+        (18.17, 0.005, 2, "18.17 ± 0.005"),
+        (20.51, 0.2, 2, "20.51 ± 0.20"),
+        (0.0026, None, 4, "0.0026"),
+        (5.0, 0.0, 2, "5.00 ± 0.00"),
+    ],
+)
+def test_numbers_as_the_paper_prints_them(mean, deviation, decimals, text):
+    assert plus_minus(mean, deviation, decimals) == text
+    assert number(0.00031, 2) == "0.0003"

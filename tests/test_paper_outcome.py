@@ -1,0 +1,179 @@
+"""Our figures beside the paper's: what is read from records, what is said of it, how it is printed."""
+
+import csv
+import io
+import json
+import statistics
+
+import pytest
+
+from wsam.lab import records
+from wsam.paper import Cell, Measure, Quoted, Table, find, gather, minimum, render
+from wsam.paper.outcome import Entry, Ours
+
+RESNET = ("ResNet18", "WSAM")
+
+
+def fake_record(out, run, error, loss=0.01, status="finished"):
+    """Write what a run would have left, without running it."""
+    row = {"epoch": run.epochs, "train_loss": loss, "test_error": error}
+    record = {"key": run.key, "status": status, "settings": run.to_dict(), "curve": [row]}
+    records.write(out, run, record)
+
+
+def entry_of(entries, row, column):
+    return next(e for e in entries if (e.cell.row, e.cell.column) == (row, column))
+
+
+@pytest.fixture
+def results(tmp_path):
+    runs = find("cifar").cell(RESNET, "CIFAR-10").runs
+    for run, error in zip(runs, (3.60, 3.70, 3.53), strict=False):
+        fake_record(tmp_path, run, error)
+    fake_record(tmp_path, runs[3], None, status="failed")
+    sgd = find("cifar").cell(("ResNet18", "SGDM"), "CIFAR-10").runs
+    fake_record(tmp_path, sgd[0], 4.59)
+    return tmp_path
+
+
+def test_mean_deviation_and_n(results):
+    entry = entry_of(gather(find("cifar"), results), RESNET, "CIFAR-10")
+    assert entry.ours.values == (3.60, 3.70, 3.53)
+    assert entry.ours.mean == pytest.approx(3.61)
+    assert entry.ours.deviation == pytest.approx(statistics.stdev([3.60, 3.70, 3.53]))
+    assert entry.text == "3.61 ± 0.09 (n = 3, 1 failed)"
+    assert entry.differs is False
+
+
+def test_one_run_has_no_deviation_and_may_still_differ(results):
+    entry = entry_of(gather(find("cifar"), results), ("ResNet18", "SGDM"), "CIFAR-10")
+    assert entry.text == "4.59 (n = 1)"
+    assert entry.differs is True
+    assert entry.difference == (
+        "ResNet18/SGDM/CIFAR-10: ours, 4.59 (n = 1), is above the paper's, 4.32 ± 0.07"
+    )
+
+
+def test_nothing_run(tmp_path):
+    for entry in gather(find("noise"), tmp_path / "missing"):
+        assert entry.text == "not run"
+        assert entry.differs is None
+
+
+def test_records_of_one_table_count_in_another(results):
+    entry = entry_of(gather(find("ablation"), results), RESNET, "CIFAR-10")
+    assert entry.ours.n == 3
+    sensitivity = gather(find("sensitivity"), results)
+    assert entry_of(sensitivity, ("0.88",), "ResNet18 CIFAR-10").ours.n == 3
+    assert entry_of(sensitivity, ("0.9",), "ResNet18 CIFAR-10").text == "not run"
+
+
+@pytest.mark.parametrize(
+    ("ours", "paper", "differs"),
+    [
+        ((3.72,), Quoted(3.62, 0.10), False),  # exactly a deviation
+        ((3.73,), Quoted(3.62, 0.10), True),
+        ((3.2, 4.4), Quoted(3.62, 0.10), False),  # within ours, which is wider
+        ((3.80, 3.81), Quoted(3.62, 0.10), True),
+        ((3.51,), Quoted(3.62, 0.10), True),  # better than the paper's differs too
+        ((1.0,), Quoted(3.62), None),  # neither has a deviation
+        ((1.0, 1.1), Quoted(3.62), True),
+        ((), Quoted(3.62, 0.1), None),
+        ((1.0,), None, None),
+    ],
+)
+def test_differs_is_more_than_both_deviations(ours, paper, differs):
+    cell = Cell(("r",), "c", (), paper)
+    assert Entry(cell, Ours(ours)).differs is differs
+
+
+def test_every_measure(tmp_path):
+    table = find("minima")
+    run = table.runs[0]
+    fake_record(tmp_path, run, 4.25, loss=0.0026)
+    texts = {e.cell.column: e.text for e in gather(table, tmp_path) if e.cell.row == ("SGDM",)}
+    assert texts == {
+        "loss": "0.0026 (n = 1)",
+        "accuracy": "0.9575 (n = 1)",
+        "top eigenvalue": "1 not measured",
+    }
+    found = {"key": run.key, "top_eigenvalue": 62.5}
+    minimum.path_of(tmp_path, run).write_text(json.dumps(found))
+    entries = gather(table, tmp_path)
+    assert entry_of(entries, ("SGDM",), "top eigenvalue").text == "62.50 (n = 1)"
+    noise = find("noise")
+    fake_record(tmp_path, noise.runs[0], 12.0)
+    assert gather(noise, tmp_path)[0].text == "88.00 (n = 1)"
+    assert len(list(records.read_all(tmp_path))) == 2, "a measurement is no record"
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"key": "0", "top_eigenvalue": 1.0}', "{}"])
+def test_a_damaged_measurement_is_named(tmp_path, text):
+    run = find("minima").runs[0]
+    minimum.path_of(tmp_path, run).write_text(text)
+    with pytest.raises(ValueError, match=r"minimum\.json .*remove it to measure again"):
+        minimum.read(tmp_path, run)
+
+
+def test_all_failed(tmp_path):
+    run = find("cifar").runs[0]
+    fake_record(tmp_path, run, None, status="failed")
+    assert gather(find("cifar"), tmp_path)[0].text == "1 failed"
+
+
+def test_markdown(results):
+    table = find("cifar").select("*/CIFAR-10").select("ResNet18")
+    text = render.markdown(table, gather(table, results))
+    assert text.splitlines()[2:6] == [
+        "| model | method | CIFAR-10, ours | CIFAR-10, paper |",
+        "| --- | --- | --- | --- |",
+        "| ResNet18 | SGDM | 4.59 (n = 1) † | 4.32 ± 0.07 |",
+        "| ResNet18 | SAM | not run | 3.68 ± 0.06 |",
+    ]
+    assert "- † Ours differs from the paper's by more than both deviations:" in text
+    assert "- † ResNet18/SGDM/CIFAR-10: ours, 4.59 (n = 1), is above" in text
+    assert "GSAM's radius is constant" in text
+
+
+def test_a_table_that_must_not_be_compared_is_not(results):
+    table = find("cifar")
+    text = render.markdown(table, gather(table, results), comparable=False)
+    assert "†" not in text
+    assert all(
+        cell["differs"] is None for cell in render.data(table, gather(table, results), False)
+    )
+
+
+def test_csv_reads_back(results):
+    table = find("cifar")
+    rows = list(csv.DictReader(io.StringIO(render.comma_separated(table, gather(table, results)))))
+    assert len(rows) == 20
+    row = next(r for r in rows if (r["model"], r["method"], r["column"]) == (*RESNET, "CIFAR-10"))
+    assert float(row["mean"]) == pytest.approx(3.61)
+    assert (row["n"], row["failed"], row["planned"]) == ("3", "1", "5")
+    assert (row["paper_mean"], row["paper_deviation"], row["differs"]) == ("3.62", "0.1", "False")
+    empty = next(r for r in rows if r["method"] == "GSAM")
+    assert (empty["mean"], empty["n"], empty["differs"]) == ("", "0", "")
+
+
+def test_columns_that_the_paper_leaves_empty_have_no_place_for_it(tmp_path):
+    table = find("noise-rho")
+    heads = render.header(table, gather(table, tmp_path))
+    assert heads == ["rho", "20%", "40%", "60%", "80%"]
+    gap = Table("t", "t", ("a",), (*table.cells[:1], Cell(("x",), "20%", table.cells[0].runs)))
+    assert render.lines(gap, gather(gap, tmp_path)) == [["0.01", "not run"], ["x", "not run"]]
+
+
+def test_the_terminal_gets_everything(results, capsys):
+    table = find("cifar")
+    render.show(table, gather(table, results))
+    shown = capsys.readouterr().out
+    for words in ("3.61 ± 0.09 (3, 1 failed)", "4.59 (1) †", "not run", "19.42 ± 0.12", "above"):
+        assert words in shown
+
+
+def test_labels_with_bars_stay_in_their_cell(tmp_path):
+    run = find("cifar").runs[0]
+    table = Table("t", "t", ("a",), (Cell(("x|y",), "c", (run,)),))
+    assert "| x\\|y | not run |" in render.markdown(table, gather(table, tmp_path))
+    assert Measure.TRAIN_LOSS.decimals == 4

@@ -1,0 +1,150 @@
+"""`wsam sweep` and kill -9: no run twice, none lost, and what was killed is taken up again."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from wsam.lab import records
+from wsam.lab.means import Means
+from wsam.paper import find
+from wsam.sweep import Job, Status, perform
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self").exists(), reason="reads /proc")
+
+SLOW = """
+[run]
+method = "sam"
+epochs = 60
+train_limit = 1200
+[grid]
+rho = [0.05]
+"""
+QUICK = """
+[run]
+method = "sam"
+epochs = 2
+train_limit = 256
+[grid]
+rho = [0.05]
+"""
+
+
+@pytest.fixture
+def grid(tmp_path):
+    def make(text):
+        path = tmp_path / "grid.toml"
+        path.write_text(text)
+        return path
+
+    return make
+
+
+def start(grid, out, seeds, workers=1):
+    words = [sys.executable, "-m", "wsam", "sweep", str(grid), "--out", str(out)]
+    words += [
+        "--seeds",
+        seeds,
+        "--device",
+        "cpu",
+        "--workers",
+        str(workers),
+        "--checkpoint-seconds",
+        "0",
+    ]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
+    )
+
+
+def workers_of(process):
+    """Return the ids of the processes that carry out jobs."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return [int(child) for child in children if b"spawn_main" in command_of(child)]
+
+
+def command_of(pid):
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def wait_for(condition, process=None, seconds=90):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "took too long"
+        assert process is None or process.poll() is None, process.communicate()
+        time.sleep(0.05)
+
+
+def has_checkpoint(out):
+    return any(out.glob("work/*/checkpoints/*.json"))
+
+
+def finish(process):
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, out + err
+    return err
+
+
+def finished_seeds(*logs):
+    return Counter(seed for log in logs for seed in re.findall(r"\] finished .*seed=(\d+)", log))
+
+
+def curves(out):
+    """Return the curves by seed, without what is timing."""
+    return {
+        record["settings"]["seed"]: [row | {"seconds": 0} for row in record["curve"]]
+        for record in records.read_all(out)
+    }
+
+
+@pytest.mark.slow
+def test_a_killed_worker_s_run_is_taken_up_again(tmp_path, grid):
+    path, out = grid(SLOW), tmp_path / "out"
+    sweep = start(path, out, "0,1", workers=2)
+    wait_for(lambda: len(list(out.glob("work/*/checkpoints/*.json"))) >= 2, sweep)
+    os.kill(workers_of(sweep)[0], signal.SIGKILL)
+    log = finish(sweep)
+    assert log.count("died (exit status -9)") == 1
+    assert finished_seeds(log) == {"0": 1, "1": 1}
+    assert sorted(record["resumed"] for record in records.read_all(out)) == [0, 1]
+    assert all(len(curve) == 60 for curve in curves(out).values())
+
+
+@pytest.mark.slow
+def test_another_sweep_takes_up_what_a_killed_one_left(tmp_path, grid):
+    path, out = grid(SLOW), tmp_path / "out"
+    first = start(path, out, "0,1")
+    wait_for(lambda: has_checkpoint(out), first)
+    (worker,) = workers_of(first)
+    first.kill()  # the sweep alone: its worker has to notice, and end
+    first.communicate()
+    wait_for(lambda: b"spawn_main" not in command_of(worker), seconds=30)
+    assert not list(records.read_all(out))
+    log = finish(start(path, out, "0,1"))
+    assert finished_seeds(log) == {"0": 1, "1": 1}
+    resumed = {r["settings"]["seed"]: r["resumed"] for r in records.read_all(out)}
+    assert resumed == {0: 1, 1: 0}
+    whole = perform(Job(find(str(path)).runs[0], tmp_path / "whole", Means(device="cpu")))
+    assert whole.status is Status.FINISHED
+    assert curves(out)[0] == curves(tmp_path / "whole")[0], "as if it had not been interrupted"
+
+
+@pytest.mark.slow
+def test_two_sweeps_on_one_folder_do_no_run_twice(tmp_path, grid):
+    path, out = grid(QUICK), tmp_path / "out"
+    both = [start(path, out, "0,1,2,3,4,5"), start(path, out, "0,1,2,3,4,5")]
+    logs = [finish(process) for process in both]
+    assert finished_seeds(*logs) == {str(seed): 1 for seed in range(6)}
+    assert len(list(records.read_all(out))) == 6
+    for log in logs:
+        assert log.count("] finished") + log.count("] skipped") == 6
