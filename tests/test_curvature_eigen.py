@@ -130,10 +130,20 @@ class Point(nn.Module):
 )
 def test_minima_of_the_toy_loss(point, loss, low, high, method):
     H = hessian(Point(*point), lambda value: value, [torch.zeros(1)])
-    found = top_eigenvalues(H, 1, which="both", method=method, tol=1e-4)
+    found = top_eigenvalues(H, 1, which="both", method=method, tol=1e-6)
     assert H.info.loss == pytest.approx(loss, abs=1e-5)
     assert found.largest == pytest.approx(high, rel=2e-3)
     assert found.smallest == pytest.approx(low, rel=2e-3)
+
+
+def test_power_iteration_converges_for_several_eigenvalues():
+    dense = matrix([*BULK, 1.0, 2.0, 4.0])
+    found = top_eigenvalues(dense, 3, method="power", tol=1e-6)
+    assert found.converged.all()
+    assert found.products < 150  # later ones do not stall on the errors of those before
+    torch.testing.assert_close(
+        found.values, torch.tensor([4.0, 2.0, 1.0]).double(), atol=1e-9, rtol=0
+    )
 
 
 def test_restarts_keep_memory_and_find_the_same():

@@ -29,10 +29,10 @@ NOISE = """
     GSAM 95.11 0.11 93.25 0.12 89.90 0.18 79.09 0.91
     WSAM 95.18 0.12 93.33 0.11 89.95 0.12 78.30 0.92"""
 NOISE_HYPER = """
-    SAM  rho=0.2                   rho=0.2                   rho=0.1                   rho=0.05
-    ESAM rho=0.2,beta=0.5,gamma=0.6 rho=0.2,beta=0.5,gamma=0.6 rho=0.1,beta=0.6,gamma=0.6 rho=0.05,beta=0.5,gamma=0.5
-    GSAM rho=0.2,alpha=0.01        rho=0.2,alpha=0.02        rho=0.1,alpha=0.3         rho=0.05,alpha=0.3
-    WSAM rho=0.2,gamma=0.91        rho=0.2,gamma=0.91        rho=0.1,gamma=0.93        rho=0.05,gamma=0.92"""
+    SAM  rho=.2 rho=.2 rho=.1 rho=.05
+    ESAM rho=.2,beta=.5,gamma=.6 rho=.2,beta=.5,gamma=.6 rho=.1,beta=.6,gamma=.6 rho=.05,beta=.5,gamma=.5
+    GSAM rho=.2,alpha=.01 rho=.2,alpha=.02 rho=.1,alpha=.3 rho=.05,alpha=.3
+    WSAM rho=.2,gamma=.91 rho=.2,gamma=.91 rho=.1,gamma=.93 rho=.05,gamma=.92"""
 
 
 def rows_of(text):
@@ -115,8 +115,8 @@ def test_noise_quotes_the_paper():
 
 def test_geometry_imagenet_and_minima():
     geometry = find("geometry")
-    quoted(geometry, ("SAM",), geometry.columns, "2.94 0.08 2.84 0.04 3.00 0.13".split())
-    quoted(geometry, ("WSAM",), geometry.columns, "2.74 0.07 2.90 0.08 3.45 0.35".split())
+    quoted(geometry, ("SAM",), geometry.columns, (2.94, 0.08, 2.84, 0.04, 3.00, 0.13))
+    quoted(geometry, ("WSAM",), geometry.columns, (2.74, 0.07, 2.90, 0.08, 3.45, 0.35))
     for column, name in (("+Adaptive", "adaptive"), ("+Fisher", "fisher")):
         run = geometry.cell(("WSAM",), column).runs[0]
         assert (run.geometry["name"], run.model) == (name, "wrn-28-10")
@@ -259,9 +259,9 @@ def test_a_pattern_that_names_nothing():
 
 
 def test_unknown_names_list_the_known():
-    with pytest.raises(ValueError, match="'cifer'; known: cifar, ablation, .*FILE.toml"):
+    with pytest.raises(ValueError, match=r"'cifer'; known: cifar, ablation, .*FILE.toml"):
         find("cifer")
-    with pytest.raises(ValueError, match="noise is no grid .* lr-wd, rho"):
+    with pytest.raises(ValueError, match=r"noise is no grid .* lr-wd, rho"):
         find_grid("noise")
     assert set(TABLES).isdisjoint(GRIDS)
 

@@ -5,7 +5,7 @@ One diagonal metric S >= 0 covers all of them:
     d = rho * S g0 / (sqrt(<g0, S g0>) + eps)
 
 with one global norm over all parameters, in at least float32. A geometry says what the square root
-of S is, tensor by tensor; with z = sqrt(S) g0 the perturbation is rho * sqrt(S) z / (|z| + eps).
+of S is, tensor by tensor; with z = sqrt(S) g0 the perturbation is rho * sqrt(S) z / (norm(z) + eps).
 """
 
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ class Euclidean(Geometry):
 
 @dataclass(frozen=True)
 class Adaptive(Geometry):
-    """An ellipsoid that scales with the weights: S = (|w| + eta)^2 (ASAM).
+    """An ellipsoid that scales with the weights: S = (abs(w) + eta)^2 (ASAM).
 
     Invariant to rescalings of the weights that leave the function as it was (eta = 0). Radii are
     larger here than in a ball, 0.5 to 5.
@@ -82,7 +82,7 @@ class Adaptive(Geometry):
             )
 
     def root(self, block: Block, first: list[Tensor]) -> list[Tensor]:
-        """Return |w| + eta."""
+        """Return abs(w) + eta."""
         scale = list(torch._foreach_abs(block.weights()))
         if self.eta > 0:
             torch._foreach_add_(scale, self.eta)

@@ -16,7 +16,7 @@ from wsam.schedule import FollowLR, Schedule
 class SAM(SharpnessAware):
     """Sharpness-aware minimization: step by the gradient at the worst point nearby.
 
-        d = rho g0 / (|g0| + eps),    w <- w - base(g1)
+        d = rho g0 / (norm(g0) + eps),    w <- w - base(g1)
 
     Args:
         base: the base optimizer's instance.
@@ -34,7 +34,7 @@ class SAM(SharpnessAware):
 class WSAM(SharpnessAware):
     """Weighted sharpness-aware minimization: sharpness as a regulariser of its own weight.
 
-        d = rho g0 / (|g0| + eps),    w <- w - base(g0) - lr k (g1 - g0),    k = gamma/(1 - gamma)
+        d = rho g0 / (norm(g0) + eps),    w <- w - base(g0) - lr k (g1 - g0),    k = gamma/(1 - gamma)
 
     The sharpness term is decoupled: it passes by the base optimizer's momentum and preconditioner.
     With momentum mu its effective weight is about k(1 - mu): over SGD with momentum 0.9, SAM's weight
@@ -167,7 +167,7 @@ class ESAM(SharpnessAware):
 class ASAM(SharpnessAware):
     """Adaptive SAM: a neighbourhood that scales with the weights.
 
-        d = rho T^2 g0 / (|T g0| + eps),    T = |w| + eta,    w <- w - base(g1)
+        d = rho T^2 g0 / (norm(T g0) + eps),    T = abs(w) + eta,    w <- w - base(g1)
 
     Args:
         base: the base optimizer's instance.

@@ -137,7 +137,7 @@ class _Gamma(Rule):
 class Weighted(_Gamma):
     """WSAM: the base is fed g0; k(g1 - g0) is applied beside it, undistorted by its history.
 
-    Reference: Yue et al., Sharpness-Aware Minimization Revisited, KDD 2023, Algorithm 3.
+    Reference: Yue et al., Sharpness-Aware Minimization Revisited, KDD 2023, Algorithm 2.
     """
 
     gamma: float | Schedule = 0.9

@@ -100,7 +100,7 @@ def detach_gradients(blocks: Sequence[Block]) -> None:
 
 
 def squares_of_first(blocks: Sequence[Block]) -> Tensor:
-    """Return |g0|^2."""
+    """Return norm(g0)^2."""
     return global_squares(blocks, [block.shards(block.first or []) for block in blocks])
 
 
@@ -279,7 +279,7 @@ def combine(
 def differences(blocks: Sequence[Block], seconds: Sequence[list[Tensor]]) -> Products:
     """Turn g1 into g1 - g0 in place and return the inner products, from three norms.
 
-    2<g0,g1> = |g0|^2 + |g1|^2 - |g1 - g0|^2: no temporary, and exact where g1 = g0.
+    2<g0,g1> = norm(g0)^2 + norm(g1)^2 - norm(g1 - g0)^2: no temporary, and exact where g1 = g0.
     """
     firsts = [block.shards(block.first or []) for block in blocks]
     changes = [block.shards(second) for block, second in zip(blocks, seconds, strict=True)]

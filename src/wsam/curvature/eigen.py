@@ -203,18 +203,33 @@ def _kept(values: Tensor, settings: _Settings, room: int) -> Tensor:
 def _power(operator: SymmetricOperator, settings: _Settings) -> _Found:
     generator = torch.Generator().manual_seed(settings.seed)
     signs = {"largest": [1], "smallest": [-1], "both": [1, -1]}[settings.which]
-    pairs: list[tuple[float, Tensor, float]] = []
+    rows: list[Tensor] = []
+    images: list[Tensor] = []
     products, scale = 0, 0.0
+    share = settings.limit // (len(signs) * settings.k)
     for sign in signs:
-        search = _PowerSearch(operator, settings, generator, sign, [row for _, row, _ in pairs])
-        for _ in range(min(settings.k, operator.shape[0] - len(pairs))):
-            share = settings.limit // (len(signs) * settings.k)
-            value, row, residual = search.next(share, products)
-            pairs.append((value, row, residual))
+        search = _PowerSearch(operator, settings, generator, sign, rows)
+        for _ in range(min(settings.k, operator.shape[0] - len(rows))):
+            row, image = search.next(share, products)
+            rows.append(row)
+            images.append(image)
             products, scale = products + search.spent, max(scale, search.scale)
-    values = torch.tensor([value for value, _, _ in pairs], dtype=torch.float64)
-    residuals = torch.tensor([residual for _, _, residual in pairs], dtype=torch.float64)
-    return _Found(values, torch.stack([row for _, row, _ in pairs]), residuals, products, scale)
+    return _rayleigh_ritz(torch.stack(rows), torch.stack(images), products, scale)
+
+
+def _rayleigh_ritz(rows: Tensor, images: Tensor, products: int, scale: float) -> _Found:
+    """Return the best pairs in the span of orthonormal rows whose images are known.
+
+    Vectors found one after the other carry the errors of those before; this removes them, and
+    gives residuals of the products as they were computed.
+    """
+    wide_rows, wide_images = rows.double(), images.double()
+    inside = wide_rows @ wide_images.T
+    values, vectors = torch.linalg.eigh((inside + inside.T) / 2)
+    turned = vectors.T @ wide_rows
+    left = vectors.T @ wide_images - values[:, None] * turned
+    residuals = torch.linalg.vector_norm(left, dim=1)
+    return _Found(values.cpu(), turned.to(rows), residuals.cpu(), products, scale)
 
 
 class _PowerSearch:
@@ -242,15 +257,15 @@ class _PowerSearch:
         self.scale = 0.0
         self.spent = 0
 
-    def next(self, limit: int, before: int) -> tuple[float, Tensor, float]:
-        """Return the next eigenvalue of A, its unit vector and its residual."""
+    def next(self, limit: int, before: int) -> tuple[Tensor, Tensor]:
+        """Return the next unit vector, orthogonal to those found, and its product with A."""
         self.spent = 0
         row = self._start()
         while True:
             image = self.sign * (self.operator @ row)
             self.spent += 1
             value = float(row @ image)
-            residual = float(torch.linalg.vector_norm(image - value * row))
+            residual = float(torch.linalg.vector_norm(self._projected(image - value * row)))
             self.scale = max(self.scale, abs(value))
             error = residual / max(self.scale, torch.finfo(torch.float64).tiny)
             self.settings.tell(before + self.spent, error)
@@ -261,15 +276,18 @@ class _PowerSearch:
                 break
             else:
                 row = self._cleaned(image - self.shift * row)
-        self.found.append(row)
-        return self.sign * value, row, residual
+        return row, self.sign * image
 
     def _start(self) -> Tensor:
         return self._cleaned(random_normal(self.operator, 1, self.generator)[0])
 
-    def _cleaned(self, row: Tensor) -> Tensor:
+    def _projected(self, row: Tensor) -> Tensor:
         for other in self.found + self.found:
             row = row - (other @ row) * other
+        return row
+
+    def _cleaned(self, row: Tensor) -> Tensor:
+        row = self._projected(row)
         norm = float(torch.linalg.vector_norm(row))
         if norm == 0 or not math.isfinite(norm):
             return self._start()

@@ -226,8 +226,8 @@ def _serve(pipe: Connection, device: str, threads: int) -> None:
     import torch
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C: the sweep itself ends its workers
-    if device == "cpu":
-        torch.set_num_threads(threads)
+    if device == "cpu":  # OMP_NUM_THREADS may ask for fewer
+        torch.set_num_threads(min(threads, torch.get_num_threads()))
     watcher = _Orphaned(os.getppid())
     while True:
         try:
