@@ -6,7 +6,9 @@ from pathlib import Path
 
 from wsam.lab.means import Means
 from wsam.lab.run import Run
-from wsam.sweep import Job
+from wsam.sweep import Job, perform
+
+__all__ = ["CPU", "TINY", "die", "die_once", "explode", "jobs", "perform"]
 
 CPU = Means(device="cpu", checkpoint_seconds=0)
 TINY = Run(method="sam", epochs=1, train_limit=128, test_limit=64, batch_size=64)

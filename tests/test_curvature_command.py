@@ -1,6 +1,9 @@
 """`wsam curvature` and `wsam landscape` on runs of the lab and on plain state dicts."""
 
+import io
 import json
+import math
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,7 +11,8 @@ import torch
 from command import wsam_command
 from torch.nn import functional as F
 
-from wsam.curvature import hessian, top_eigenvalues
+from wsam.cli.curvature import progress
+from wsam.curvature import Progress, hessian, top_eigenvalues
 from wsam.lab import data, models, records
 from wsam.lab.batches import noisy
 from wsam.lab.means import Means
@@ -210,6 +214,24 @@ def test_wrong_checkpoints_get_one_clear_line(out, record, tmp_path):
 def test_wrong_options_get_one_clear_line(record, words, message):
     verb, *rest = words
     assert message in refused(verb, record, *rest, *(["--top", 1] if verb == "curvature" else []))
+
+
+def test_a_terminal_sees_a_bar_and_json_is_quiet(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    with progress(quiet=True) as follow:
+        assert follow("trace") is None
+    assert terminal.getvalue() == ""
+    with progress(quiet=False) as follow:
+        report = follow("trace")
+        report(Progress(1, 10, math.nan))
+        report(Progress(2, 10, 0.5))
+    assert "trace" in terminal.getvalue()
+    assert "2/10" in terminal.getvalue()
+    assert "error 5.0e-01" in terminal.getvalue()
 
 
 def test_help_has_an_example():

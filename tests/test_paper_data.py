@@ -30,7 +30,7 @@ NOISE = """
     WSAM 95.18 0.12 93.33 0.11 89.95 0.12 78.30 0.92"""
 NOISE_HYPER = """
     SAM  rho=.2 rho=.2 rho=.1 rho=.05
-    ESAM rho=.2,beta=.5,gamma=.6 rho=.2,beta=.5,gamma=.6 rho=.1,beta=.6,gamma=.6 rho=.05,beta=.5,gamma=.5
+  ESAM rho=.2,beta=.5,gamma=.6 rho=.2,beta=.5,gamma=.6 rho=.1,beta=.6,gamma=.6 rho=.05,beta=.5,gamma=.5
     GSAM rho=.2,alpha=.01 rho=.2,alpha=.02 rho=.1,alpha=.3 rho=.05,alpha=.3
     WSAM rho=.2,gamma=.91 rho=.2,gamma=.91 rho=.1,gamma=.93 rho=.05,gamma=.92"""
 

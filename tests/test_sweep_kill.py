@@ -21,8 +21,8 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self").exists(), reason="reads /
 SLOW = """
 [run]
 method = "sam"
-epochs = 60
-train_limit = 1200
+epochs = 40
+train_limit = 600
 [grid]
 rho = [0.05]
 """
@@ -117,7 +117,7 @@ def test_a_killed_worker_s_run_is_taken_up_again(tmp_path, grid):
     assert log.count("died (exit status -9)") == 1
     assert finished_seeds(log) == {"0": 1, "1": 1}
     assert sorted(record["resumed"] for record in records.read_all(out)) == [0, 1]
-    assert all(len(curve) == 60 for curve in curves(out).values())
+    assert all(len(curve) == 40 for curve in curves(out).values())
 
 
 @pytest.mark.slow

@@ -6,11 +6,17 @@ line and exits with status 2. Anything else is a defect of ours and keeps its tr
 
 import sys
 
-from wsam.cli import bounds, directions, toy  # noqa: F401 (each registers its verb)
+from wsam.cli import (  # noqa: F401 (each registers its verb)
+    bounds,
+    curvature,
+    directions,
+    landscape,
+    paper,
+    sweep,
+    toy,
+    train,
+)
 from wsam.cli._app import app
-from wsam.cli import curvature, landscape  # noqa: F401, I001 (each registers its verb)
-from wsam.cli import paper, sweep  # noqa: F401, I001 (each registers its verb)
-from wsam.cli import train  # noqa: F401, I001 (registers its verb)
 
 __all__ = ["app", "run"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -119,14 +120,17 @@ def _train(run: Run, out: Path, means: Means, tensorboard: bool | None, as_json:
     from wsam.lab.train import train as train_run
 
     done = records.is_finished(records.read(out, run))
-    watchers = options.make_watchers(quiet=as_json)
-    if watch.has_tensorboard() if tensorboard is None else tensorboard:
+    follows = os.environ.get("RANK", "0") != "0"  # another process of a team speaks
+    watchers = options.make_watchers(quiet=as_json or follows)
+    if not follows and (watch.has_tensorboard() if tensorboard is None else tensorboard):
         watchers.append(watch.TensorBoard(records.work_folder(out, run) / "events"))
     try:
         record = train_run(run, out, means, watchers)
     except ModuleNotFoundError as error:
         raise ValueError(str(error)) from error
     path = records.record_path(out, run)
+    if follows:
+        return
     if as_json:
         print(json.dumps({"record": str(path), "skipped": done, **record}, allow_nan=False))
     else:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from wsam.lab.step import (
     make_optimizer,
     set_learning_rate,
 )
+from wsam.lab.team import Team, joined
 from wsam.lab.watch import Row, Watcher
 
 FORMAT = 1
@@ -62,17 +64,23 @@ def train(
         ('finished', 1)
     """
     means = means or Means()
-    if (record := _settled(run, out, means)) is not None:
-        return record
-    with records.claim(out, run):
-        if (record := _settled(run, out, means)) is not None:
-            return record  # another process finished it between the two looks
-        session = Session(run, out, means, watchers)
-        try:
-            return session.train()
-        finally:
-            for watcher in watchers:
-                watcher.close()
+    with joined(means.device) as (team, device):
+        means = replace(means, device=device)
+        record = team.told(lambda: _settled(run, out, means))
+        if record is not None:
+            return record
+        claim = records.claim(out, run) if team.leads else nullcontext()
+        with claim:
+            record = team.told(lambda: _settled(run, out, means))
+            if record is not None:
+                return record  # another process finished it between the two looks
+            heard = watchers if team.leads else ()
+            session = Session(run, out, means, heard, team)
+            try:
+                return session.train()
+            finally:
+                for watcher in heard:
+                    watcher.close()
 
 
 def restore(run: Run, out: Path, means: Means | None = None) -> tuple[nn.Module, Feed]:
@@ -109,8 +117,11 @@ def _settled(run: Run, out: Path, means: Means) -> Record | None:
 class Session:
     """A run being trained: everything that lives from its first step to its record."""
 
-    def __init__(self, run: Run, out: Path, means: Means, watchers: Sequence[Watcher]) -> None:
+    def __init__(
+        self, run: Run, out: Path, means: Means, watchers: Sequence[Watcher], team: Team
+    ) -> None:
         self.run, self.out, self.means, self.watchers = run, out, means, watchers
+        self.team = team
         self.begun = time.monotonic()
         self.before = 0.0
         self.resumed = 0
@@ -118,10 +129,13 @@ class Session:
         self.device = means.place()
         cuda = self.device.type == "cuda"
         self.compiled = cuda if means.compile is None else means.compile
-        self.captured = cuda if means.capture is None else means.capture
+        self.captured = (cuda and team.size == 1) if means.capture is None else means.capture
         if self.captured and not cuda:
             raise ValueError(f"a step is captured on CUDA only, not on {self.device}")
+        if self.captured and team.size > 1:
+            raise ValueError("a step of several processes cannot be captured: use --no-capture")
         self.feed = make_feed(run, means, self.device)
+        team.check(self.feed.batch_size)
         self.model = make_model(run, self.feed, self.device)
         self.optimizer = make_optimizer(run, self.model)
         self.checkpoints = Checkpoints(records.work_folder(out, run) / "checkpoints", say=self._say)
@@ -129,7 +143,7 @@ class Session:
     def train(self) -> Record:
         """Go from the last checkpoint, or the start, to the record."""
         run, feed = self.run, self.feed
-        torch.manual_seed(run.seed)
+        torch.manual_seed(run.seed + self.team.rank)  # dropout masks differ between processes
         self._resume()
         stepper = self._stepper()
         for watcher in self.watchers:
@@ -142,13 +156,14 @@ class Session:
             while len(self.curve) < run.epochs and failure is None:
                 failure = self._epoch(stepper)
                 due = time.monotonic() - saved >= self.means.checkpoint_seconds
-                if due and failure is None and len(self.curve) < run.epochs:
+                if due and failure is None and len(self.curve) < run.epochs and self.team.leads:
                     self.checkpoints.save(len(self.curve), self._state())
                     saved = time.monotonic()
         return self._conclude(failure)
 
     def _stepper(self) -> Stepper:
-        model = torch.compile(self.model) if self.compiled else self.model
+        model = self.team.wrap(self.model)
+        model = torch.compile(model) if self.compiled else model  # type: ignore[assignment]
         select = getattr(self.optimizer, "select", torch.mean)
         objective = Objective(model, select, self.run.precision, self.device)
         return Stepper(self.optimizer, objective, self.captured)
@@ -163,10 +178,11 @@ class Session:
         for step, (images, labels) in enumerate(feed.epoch(), (number - 1) * feed.steps):
             rate = learning_rate(run, step, run.epochs * feed.steps)
             set_learning_rate(self.optimizer, rate)
-            stepper(images, labels)
+            stepper(self.team.part(images), self.team.part(labels))
             live = None
             # Reading a figure makes the host wait for a GPU: there, only after an epoch.
-            if self.device.type == "cpu" and time.monotonic() - looked > _LIVE_SECONDS:
+            alone = self.device.type == "cpu" and self.team.size == 1
+            if alone and time.monotonic() - looked > _LIVE_SECONDS:
                 looked = time.monotonic()
                 live = self._figures(stepper)
             for watcher in self.watchers:
@@ -175,7 +191,9 @@ class Session:
         row["seconds"] = time.monotonic() - start
         failure = None
         if math.isfinite(row["train_loss"]):
-            loss, error = evaluate(self.model, feed.test(), run.precision, self.device)
+            loss, error = self.team.told(
+                lambda: evaluate(self.model, feed.test(), run.precision, self.device)
+            )
             row |= {"test_loss": loss, "test_error": error}
             if not math.isfinite(loss):
                 failure = f"the test loss became {loss} in epoch {number}"
@@ -187,9 +205,8 @@ class Session:
             watcher.epoch(row)
         return failure
 
-    @staticmethod
-    def _figures(stepper: Stepper) -> Row:
-        loss, error, sharpness = stepper.totals.read()
+    def _figures(self, stepper: Stepper) -> Row:
+        loss, error, sharpness = self.team.mean(stepper.totals.read(), self.device)
         sharp = sharpness if stepper.sharp else None
         return {"train_loss": loss, "train_error": error, "sharpness": sharp}
 
@@ -235,6 +252,9 @@ class Session:
 
     def _conclude(self, failure: str | None) -> Record:
         """Write the record, and the weights first if they are wanted."""
+        return self.team.told(lambda: self._write(failure))
+
+    def _write(self, failure: str | None) -> Record:
         weights = records.weights_path(self.out, self.run)
         if self.means.keep_weights and failure is None:
             save_state(weights, self.model.state_dict())
@@ -272,6 +292,7 @@ class Session:
                 "device": self.device.type,
                 "compiled": self.compiled,
                 "captured": self.captured,
+                "processes": self.team.size,
             },
             "hardware": environment.hardware(self.device),
             "versions": environment.versions(),

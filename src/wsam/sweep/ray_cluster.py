@@ -70,7 +70,7 @@ class RayCluster:
                 try:
                     yield ray.get(reference)
                 except ray.exceptions.RayError as error:
-                    reason = str(error).strip().partition("\n")[0]
+                    reason = str(error).strip().rpartition("\n")[2]  # below the traceback
                     yield Outcome(job, Status.LOST, reason)
 
     def _room(self, resources: dict[str, float]) -> int:

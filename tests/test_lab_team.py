@@ -1,0 +1,52 @@
+"""`torchrun -m wsam train`: several processes make one run and one record."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ARGUMENTS = (
+    "train --data digits --model mlp --method wsam --rho 0.1 --gamma 0.8 --lr 0.05 --epochs 2 "
+    "--batch-size 50 --train-limit 400 --device cpu --no-tensorboard"
+).split()
+
+
+def command(out: Path, *extra: str, processes: int = 1) -> subprocess.CompletedProcess[str]:
+    torchrun = ["-m", "torch.distributed.run", "--nproc_per_node", str(processes), "--master_port"]
+    launcher = [*torchrun, str(20000 + os.getpid() % 20000)] if processes > 1 else []
+    line = [sys.executable, *launcher, "-m", "wsam", *ARGUMENTS, "--out", str(out), *extra]
+    return subprocess.run(line, capture_output=True, text=True, check=False, timeout=120)
+
+
+def record(out: Path) -> dict[str, object]:
+    (path,) = out.glob("*.json")
+    return json.loads(path.read_text())
+
+
+@pytest.mark.slow
+def test_two_processes_equal_one(tmp_path: Path) -> None:
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    assert command(alone).returncode == 0
+    done = command(together, processes=2)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("test error") == 1  # one process speaks
+    one, two = record(alone), record(together)
+    assert one["key"] == two["key"]
+    assert two["execution"]["processes"] == 2
+    for a, b in zip(one["curve"], two["curve"], strict=True):
+        assert b["train_loss"] == pytest.approx(a["train_loss"], rel=1e-5)
+        assert b["sharpness"] == pytest.approx(a["sharpness"], rel=1e-4)
+        assert b["test_error"] == a["test_error"]
+    again = command(together, processes=2)
+    assert "already finished" in again.stdout
+
+
+@pytest.mark.slow
+def test_a_batch_that_cannot_be_shared(tmp_path: Path) -> None:
+    done = command(tmp_path, "--batch-size", "51", processes=2)
+    assert done.returncode != 0
+    assert "51 images cannot be shared evenly by 2 processes" in done.stderr
+    assert not list(tmp_path.glob("*.json"))

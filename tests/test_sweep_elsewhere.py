@@ -1,0 +1,109 @@
+"""The same jobs on Ray and by submitit: same records, same resume, deaths survived."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import sweeping
+
+from wsam.lab import records
+from wsam.sweep import Status, sweep
+from wsam.sweep.ray_cluster import RayCluster
+from wsam.sweep.slurm import Submitit, Task
+
+
+def plain(record):
+    """Return what of a record does not depend on where and when it was made."""
+    return {
+        "settings": record["settings"],
+        "curve": [row | {"seconds": 0} for row in record["curve"]],
+    }
+
+
+def check(outcomes, out, tmp_path):
+    """All jobs have their record, equal to the one of a run in this process."""
+    done = {outcome.job.run.seed: outcome for outcome in outcomes}
+    assert sorted(done) == [0, 1, 2]
+    assert all(outcome.settled for outcome in done.values()), [o.detail for o in done.values()]
+    assert (out / f"{done[0].job.run.key}.died").exists(), "one worker was killed"
+    here = [sweeping.perform(job) for job in sweeping.jobs(tmp_path / "here")]
+    for outcome in here:
+        run = outcome.job.run
+        assert plain(records.read(out, run)) == plain(records.read(tmp_path / "here", run))
+
+
+@pytest.fixture
+def importable(monkeypatch):
+    """Let workers import the functions of tests, as they import those of an installed package."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("importable")
+def test_ray_with_two_workers(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))  # Ray keeps its cluster's token there
+    out = tmp_path / "out"
+    jobs = sweeping.jobs(out)
+    jobs[0] = replace(jobs[0], after=sweeping.die_once)
+    check(sweep(jobs, RayCluster("local", workers=2)), out, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("importable")
+def test_submitit_s_local_executor(tmp_path):
+    out = tmp_path / "out"
+    jobs = sweeping.jobs(out)
+    jobs[0] = replace(jobs[0], after=sweeping.die_once)
+    executor = Submitit(tmp_path / "submitit", "local", 2, {"timeout_min": 5})
+    check(sweep(jobs, executor), out, tmp_path)
+
+
+def test_a_preempted_slurm_job_asks_for_itself_again(tmp_path):
+    (job,) = sweeping.jobs(tmp_path, 1)
+    task = Task()
+    again = task.checkpoint(job)
+    assert again.function is task
+    assert again.args == (job,)
+    assert task(job).status is Status.FINISHED
+
+
+def test_room_on_a_cluster():
+    here = {"CPU": 16.0, "GPU": 2.0}
+    assert RayCluster()._room(here) == 16
+    assert RayCluster(workers=4)._room(here) == 4
+    assert RayCluster(gpus=1)._room(here) == 2
+    assert RayCluster(gpus=0.5)._room(here) == 4
+    with pytest.raises(ValueError, match="a run wants 1 GPUs, the cluster has 0"):
+        RayCluster(gpus=1)._room({"CPU": 2.0})
+
+
+@pytest.mark.parametrize(
+    ("module", "executor", "extra"),
+    [
+        ("ray", RayCluster(), "ray"),
+        ("submitit", Submitit(Path("x"), "local"), "slurm"),
+    ],
+)
+def test_missing_engines_say_what_to_install(monkeypatch, tmp_path, module, executor, extra):
+    monkeypatch.setitem(__import__("sys").modules, module, None)
+    with pytest.raises(ValueError, match=rf"pip install 'wsam\[{extra}\]'"):
+        next(executor.carry_out(sweeping.jobs(tmp_path)))
+
+
+def test_bad_submitit_settings_are_named(tmp_path):
+    jobs = sweeping.jobs(tmp_path)
+    with pytest.raises(ValueError, match="unknown cluster 'pbs'; known: slurm, local"):
+        next(Submitit(tmp_path, "pbs").carry_out(jobs))
+    with pytest.raises(ValueError, match="submitit: .*nope"):
+        next(Submitit(tmp_path, "local", parameters={"nope": 1}).carry_out(jobs))
+
+
+def test_jobs_travel():
+    """A job is pickled on its way to a worker, and is the same there."""
+    import pickle
+
+    (job,) = sweeping.jobs("/out", 1)
+    copy = pickle.loads(pickle.dumps(job))
+    assert copy == job
+    assert json.dumps(copy.run.to_dict()) == json.dumps(job.run.to_dict())
