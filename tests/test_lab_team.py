@@ -11,7 +11,7 @@ import pytest
 ARGUMENTS = (
     "train --data digits --model mlp --method wsam --rho 0.1 --gamma 0.8 --lr 0.05 --epochs 2 "
     "--batch-size 50 --train-limit 400 --device cpu --no-tensorboard"
-).split()
+).split()  # noqa: SIM905 (reads as a command line)
 
 
 def command(out: Path, *extra: str, processes: int = 1) -> subprocess.CompletedProcess[str]:

@@ -18,6 +18,7 @@ from wsam.lab.files import BusyError
 from wsam.lab.means import Means, make_feed
 from wsam.lab.models import Task, build
 from wsam.lab.run import Run
+from wsam.lab.team import Team
 from wsam.lab.train import Session, restore, train
 from wsam.lab.watch import Watcher
 
@@ -155,7 +156,12 @@ def test_the_record_says_everything(tmp_path):
     assert record["versions"]["torch"] == torch.__version__
     assert record["hardware"]["cores"] == os.cpu_count()
     assert record["parameters"] == 24_058
-    assert record["execution"] == {"device": "cpu", "compiled": False, "captured": False}
+    assert record["execution"] == {
+        "device": "cpu",
+        "compiled": False,
+        "captured": False,
+        "processes": 1,
+    }
     assert record["data"]["train"] == 300
     assert {"commit", "finished", "resumed", "failure", "images_per_second"} <= set(record)
     assert not list(tmp_path.glob("work/*/checkpoints"))
@@ -366,6 +372,6 @@ def test_devices_that_are_not_there(tmp_path):
 
 
 def test_masks_follow_the_seed_of_the_run(tmp_path):
-    session = Session(SHORT.replace(method="esam", seed=5), tmp_path, CPU, [])
+    session = Session(SHORT.replace(method="esam", seed=5), tmp_path, CPU, [], Team())
     assert session.optimizer.geometry.seed == 5
     assert stream(5, "data") != stream(6, "data")

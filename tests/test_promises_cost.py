@@ -1,5 +1,6 @@
 """Promises about cost: buffers, device syncs, recompilation, capture."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -253,6 +254,37 @@ def test_compiled_in_place_is_protected() -> None:
             twin.step(closure(twin, plain, t))
         for x, y in zip(model.buffers(), plain.buffers(), strict=True):
             assert torch.allclose(x, y)
+
+
+@pytest.mark.parametrize("kind", ["function", "part"])
+def test_compiled_code_is_protected_or_said_once(kind: str) -> None:
+    """Compiled code may call no module hook: statistics move once a step, or there is a warning."""
+    torch._dynamo.reset()
+    model, plain = normed_model(), normed_model()
+    if kind == "part":
+        model[1] = torch.compile(model[1], backend="eager")
+        forward: Callable[[Tensor], Tensor] = model
+    else:
+        forward = torch.compile(lambda x: model(x), backend="eager")
+    opt = wsam.WSAM(torch.optim.SGD(model.parameters(), lr=0.1))
+    twin = wsam.WSAM(torch.optim.SGD(plain.parameters(), lr=0.1))
+
+    def run(t: int) -> Tensor:
+        opt.zero_grad()
+        loss = opt.select((forward(batch(t)) ** 2).sum(1))
+        loss.backward()
+        return loss
+
+    with warnings.catch_warnings(record=True) as record:
+        warnings.simplefilter("always", wsam.WsamWarning)
+        for t in range(3):
+            opt.step(lambda t=t: run(t))
+            twin.step(closure(twin, plain, t))
+    said = [w for w in record if issubclass(w.category, wsam.WsamWarning)]
+    pairs = zip(model.buffers(), plain.buffers(), strict=True)
+    protected = all(torch.allclose(x, y) for x, y in pairs)
+    assert protected or said
+    assert len(said) <= 1
 
 
 # --- CUDA graphs ---------------------------------------------------------------------------------
