@@ -2,16 +2,17 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-ARGUMENTS = (
+ARGUMENTS = shlex.split(
     "train --data digits --model mlp --method wsam --rho 0.1 --gamma 0.8 --lr 0.05 --epochs 2 "
     "--batch-size 50 --train-limit 400 --device cpu --no-tensorboard"
-).split()  # noqa: SIM905 (reads as a command line)
+)
 
 
 def command(out: Path, *extra: str, processes: int = 1) -> subprocess.CompletedProcess[str]:

@@ -1,13 +1,13 @@
 """Parameters that are handled together, and the few list operations a step is made of.
 
 A `Block` is what one call of `torch._foreach_*` can take: parameters of one group, one device, one
-dtype and, where they are sharded, one mesh. Element-wise work is done on local shards; only the
-norm looks across ranks, in `global_squares`, the one place that communicates.
+dtype and, where they are sharded, one mesh. Element-wise work is done on local shards; norms, and
+with `local=True` g0, are summed across ranks, by `sum_over_ranks` alone.
 """
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -27,6 +27,18 @@ def local(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [t.to_local() if is_sharded(t) else t for t in tensors]  # type: ignore[attr-defined]
 
 
+def align_gradients(params: Sequence[Tensor]) -> None:
+    """Lay gradients out over the ranks as their parameters are.
+
+    Tensor parallelism leaves the gradient of a replicated parameter in parts that are still to be
+    summed; torch's optimizers sum them when they add the two, element-wise work on shards would not.
+    """
+    for p in params:
+        g: Any = p.grad
+        if g is not None and g.placements != p.placements:  # type: ignore[attr-defined]
+            p.grad = g.redistribute(placements=p.placements)  # type: ignore[attr-defined]
+
+
 @dataclass
 class Block:
     """Parameters of one group that move together, with the scratch of a step in flight."""
@@ -37,6 +49,8 @@ class Block:
     """Position of each parameter among all parameters, the same on every rank."""
     names: list[str] | None = None
     sharded: bool = False
+    ranks: tuple[Any, tuple[int, ...]] | None = None
+    """The mesh, and its dimensions over which each parameter is in pieces; None if it is whole."""
     saved: list[Tensor] = field(default_factory=list, repr=False)
     """The weights w, or in the lean plan the weights the step ends at, less the second gradient."""
     first: list[Tensor] | None = field(default=None, repr=False)
@@ -66,10 +80,10 @@ class Block:
         if not chosen:
             return None
         if len(chosen) == len(self.params):
-            return Block(self.group, self.params, self.numbers, self.names, self.sharded)
+            return replace(self, saved=[], first=None)
         names = [self.names[i] for i in chosen] if self.names else None
         params, numbers = [self.params[i] for i in chosen], [self.numbers[i] for i in chosen]
-        return Block(self.group, params, numbers, names, self.sharded)
+        return replace(self, params=params, numbers=numbers, names=names, saved=[], first=None)
 
 
 def blocks_of(groups: list[dict[str, Any]], names: dict[Tensor, str]) -> list[Block]:
@@ -83,7 +97,7 @@ def blocks_of(groups: list[dict[str, Any]], names: dict[Tensor, str]) -> list[Bl
             layout = (p.device_mesh, p.placements) if sharded else None
             key = (index, p.device, p.dtype, layout)
             if key not in blocks:
-                blocks[key] = Block(group, [], [], [], sharded)
+                blocks[key] = Block(group, [], [], [], sharded, _pieces(layout))
             block = blocks[key]
             block.params.append(p)
             block.numbers.append(number)
@@ -96,65 +110,94 @@ def blocks_of(groups: list[dict[str, Any]], names: dict[Tensor, str]) -> list[Bl
     return list(blocks.values())
 
 
+def _pieces(layout: Any) -> tuple[Any, tuple[int, ...]] | None:
+    if layout is None:
+        return None
+    mesh, placements = layout
+    # Not `is_shard`: the strided shards that FSDP2 makes of a tensor-parallel parameter deny it.
+    dimensions = tuple(i for i, kind in enumerate(placements) if not kind.is_replicate())
+    return (mesh, dimensions) if dimensions else None
+
+
 def at_least_float32(tensor: Tensor) -> torch.dtype | None:
     """Return the dtype to accumulate in, None for the tensor's own."""
     return torch.float32 if tensor.dtype in (torch.float16, torch.bfloat16) else None
 
 
+def sum_over_ranks(tensor: Tensor, process_group: Any) -> None:
+    """Sum a tensor over ranks in place. The one place where a step communicates for its own sake."""
+    import torch.distributed as dist
+
+    dist.all_reduce(tensor, group=process_group)
+
+
 def global_squares(blocks: Sequence[Block], lists: Sequence[list[Tensor]]) -> Tensor:
     """Return the sum of squares over all tensors, shards and ranks, as a 0-d tensor.
 
-    The only reduction across ranks that a step makes for its own sake. Sums are kept per layout, so
-    that a replicated parameter is counted once and a sharded one over the ranks that hold its parts.
+    Sums are kept by the ranks that share the pieces, so that a replicated parameter is counted once
+    and a sharded one over the ranks that hold its parts.
     """
     totals: dict[Any, Tensor] = {}
-    home: torch.device | None = None
     for block, tensors in zip(blocks, lists, strict=True):
         if not tensors:
             continue
         norms = torch._foreach_norm(tensors, 2, dtype=at_least_float32(tensors[0]))
         square = torch.stack(norms).square().sum()
-        home = home or square.device
-        p = block.params[0]
-        layout = (p.device_mesh, p.placements) if block.sharded else None  # type: ignore[attr-defined]
-        square = square.to(home)
-        totals[layout] = totals[layout] + square if layout in totals else square
-    if home is None:
+        key = (block.ranks, square.device)
+        totals[key] = totals[key] + square if key in totals else square
+    for (ranks, _), total in totals.items():
+        if ranks is not None:
+            for dimension in ranks[1]:
+                sum_over_ranks(total, ranks[0].get_group(dimension))
+    if not totals:
         return torch.zeros(())
-    parts = [_over_ranks(total, layout) for layout, total in totals.items()]
-    result = parts[0]
-    for part in parts[1:]:
-        result = result + part
+    result, *others = totals.values()
+    for other in others:
+        result = result + other.to(result.device)
     return result
 
 
-def _over_ranks(total: Tensor, layout: Any) -> Tensor:
-    if layout is None:
-        return total
-    import torch.distributed as dist
+def average_over_ranks(
+    layout: Sequence[Block], blocks: Sequence[Block], process_group: Any, doubtful: bool
+) -> list[Block]:
+    """Average g0 over the ranks of a process group: one reduction a dtype, not one a tensor.
 
-    mesh, placements = layout
-    for dimension, placement in enumerate(placements):
-        if placement.is_shard():
-            dist.all_reduce(total, group=mesh.get_group(dimension))
-    return total
+    A gradient that this rank lacks counts as zero. Where ranks may lack different ones, it is
+    `doubtful` whether any has it; then they tell each other in the same reduction, and one that none
+    has stays missing. That waits for the device.
+    """
+    own = {n: g for block in blocks for n, g in zip(block.numbers, block.first or [], strict=True)}
+    lists: dict[Any, list[tuple[int, Tensor]]] = {}
+    for block in layout:
+        for n, p in zip(block.numbers, block.params, strict=True):
+            if p.requires_grad:
+                lists.setdefault((p.dtype, p.device), []).append((n, p))
+    average: dict[int, Tensor] = {}
+    for pairs in lists.values():
+        average.update(_averaged(pairs, own, process_group, doubtful))
+    parts = [block.subset([n in average for n in block.numbers]) for block in layout]
+    left = [part for part in parts if part is not None]
+    for part in left:
+        part.first = [average[n] for n in part.numbers]
+    return left
 
 
-def average_over_ranks(blocks: Sequence[Block], process_group: Any) -> None:
-    """Average g0 over the ranks of a process group: one reduction a dtype, not one a tensor."""
-    import torch.distributed as dist
-
-    lists: dict[Any, list[Tensor]] = {}
-    for block in blocks:
-        for g in block.first or []:
-            lists.setdefault((g.dtype, g.device), []).append(g)
-    for tensors in lists.values():
-        flat = torch.cat([t.reshape(-1) for t in tensors])
-        dist.all_reduce(flat, group=process_group)
-        flat /= dist.get_world_size(process_group)
-        parts = torch.split(flat, [t.numel() for t in tensors])
-        shaped = [part.view_as(t) for part, t in zip(parts, tensors, strict=True)]
-        torch._foreach_copy_(tensors, shaped)
+def _averaged(
+    pairs: list[tuple[int, Tensor]], own: dict[int, Tensor], process_group: Any, doubtful: bool
+) -> dict[int, Tensor]:
+    """Return the averages of gradients of one dtype and device, given numbers and parameters."""
+    tensors = [own[n] if n in own else torch.zeros_like(p) for n, p in pairs]
+    flat = [t.reshape(-1) for t in tensors]
+    if doubtful:
+        flat.append(flat[0].new_tensor([n in own for n, _ in pairs]))
+    buffer = torch.cat(flat)
+    buffer /= process_group.size()  # first, as DistributedDataParallel does
+    sum_over_ranks(buffer, process_group)
+    *sums, last = buffer.split([t.numel() for t in flat])
+    present = last.tolist() if doubtful else [1.0] * len(pairs)
+    sums = sums if doubtful else [*sums, last]
+    torch._foreach_copy_(tensors, [s.view_as(t) for s, t in zip(sums, tensors, strict=True)])
+    return {n: t for (n, _), t, here in zip(pairs, tensors, present, strict=True) if here}
 
 
 def copies(tensors: list[Tensor]) -> list[Tensor]:

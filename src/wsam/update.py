@@ -15,9 +15,11 @@ from wsam.block import (
     Block,
     Scalar,
     add_scaled,
+    align_gradients,
     chunks,
     copies,
     global_squares,
+    local,
     on_device,
 )
 from wsam.geometry import Geometry
@@ -65,6 +67,8 @@ def gather(layout: Sequence[Block]) -> list[Block]:
     """Return the blocks of parameters that have gradients, holding these as g0."""
     found = []
     for block in layout:
+        if block.sharded:
+            align_gradients(block.params)
         grads = [p.grad for p in block.params]
         present = [g for g in grads if g is not None]
         part = block.subset([g is not None for g in grads])
@@ -80,23 +84,24 @@ def gather(layout: Sequence[Block]) -> list[Block]:
     return found
 
 
-def detach_gradients(blocks: Sequence[Block]) -> None:
+def detach_gradients(blocks: Sequence[Block], outlive: bool = True) -> None:
     """Take g0 away from the parameters, so that the next backward pass makes fresh gradients.
 
-    A gradient that is a view into a larger buffer (DistributedDataParallel's buckets) will be
-    overwritten by that pass and is copied; any other is simply kept.
+    Args:
+        blocks: the parameters, with their g0.
+        outlive: whether g0 must outlive that pass. One that is a view (of a bucket that
+            DistributedDataParallel will write into again) is copied then; any other is simply kept.
     """
     for block in blocks:
-        assert block.first is not None
-        shared = [
-            i
-            for i, g in enumerate(block.shards(block.first))
-            if g.untyped_storage().nbytes() > g.numel() * g.element_size()
-        ]
-        for i in shared:
-            block.first[i] = block.first[i].clone()
+        if outlive:
+            block.first = own_gradients(block.first or [])
         for p in block.params:
             p.grad = None
+
+
+def own_gradients(gradients: Sequence[Tensor]) -> list[Tensor]:
+    """Return the gradients, those that are views of something larger or shared as copies."""
+    return [g.clone() if s._is_view() else g for g, s in zip(gradients, local(gradients), strict=True)]
 
 
 def squares_of_first(blocks: Sequence[Block]) -> Tensor:
