@@ -223,6 +223,7 @@ def test_no_recompile_of_a_compiled_step() -> None:
         assert torch.allclose(p, q, rtol=1e-10)
 
 
+@pytest.mark.filterwarnings("ignore:Using `torch.compile")
 def test_compiled_model_without_model_is_said_once() -> None:
     """Statistics of a compiled model that the optimizer does not know: protected, with a warning."""
     torch._dynamo.reset()
@@ -263,15 +264,17 @@ def test_compiled_code_is_protected_or_said_once(kind: str) -> None:
     model, plain = normed_model(), normed_model()
     if kind == "part":
         model[1] = torch.compile(model[1], backend="eager")
-        forward: Callable[[Tensor], Tensor] = model
-    else:
-        forward = torch.compile(lambda x: model(x), backend="eager")
+
+    def forward(x: Tensor) -> Tensor:
+        return (model(x) ** 2).sum(1)
+
+    losses = torch.compile(forward, backend="eager") if kind == "function" else forward
     opt = wsam.WSAM(torch.optim.SGD(model.parameters(), lr=0.1))
     twin = wsam.WSAM(torch.optim.SGD(plain.parameters(), lr=0.1))
 
     def run(t: int) -> Tensor:
         opt.zero_grad()
-        loss = opt.select((forward(batch(t)) ** 2).sum(1))
+        loss = opt.select(losses(batch(t)))
         loss.backward()
         return loss
 

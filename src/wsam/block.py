@@ -193,9 +193,8 @@ def _averaged(
     buffer = torch.cat(flat)
     buffer /= process_group.size()  # first, as DistributedDataParallel does
     sum_over_ranks(buffer, process_group)
-    *sums, last = buffer.split([t.numel() for t in flat])
-    present = last.tolist() if doubtful else [1.0] * len(pairs)
-    sums = sums if doubtful else [*sums, last]
+    sums = list(torch.split(buffer, [t.numel() for t in flat]))
+    present = sums.pop().tolist() if doubtful else [1.0] * len(pairs)
     torch._foreach_copy_(tensors, [s.view_as(t) for s, t in zip(sums, tensors, strict=True)])
     return {n: t for (n, _), t, here in zip(pairs, tensors, present, strict=True) if here}
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from wsam import lean as lean_plan
 from wsam import state as saving
 from wsam import update
-from wsam.block import Block, Scalar, average_over_ranks
+from wsam.block import Block, Scalar, average_over_ranks, sum_over_ranks
 from wsam.passes import RandomStates, RunningStatistics
 from wsam.rule import Mix, is_number
 from wsam.select import Selection
@@ -43,6 +43,12 @@ class Engine(Wrapper):
     def _count(self) -> int:
         step: int = self.param_groups[0][saving.PREFIX + "step"]
         return step
+
+    def _clear_gradients(self) -> None:
+        """`zero_grad`, without its bookkeeping for the profiler."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.grad = None
 
     def _mask(self) -> list[bool] | None:
         return self.geometry.mask(self._count(), sum(len(g["params"]) for g in self.param_groups))
@@ -75,14 +81,23 @@ class Engine(Wrapper):
         if self.when is None:
             return True
         return self.when.chosen(
-            self._count(), lambda: float(update.squares_of_first(blocks).sqrt())
+            self._count(), lambda: float(self._squares(blocks, self.local).sqrt())
         )
 
-    def _overflowed(self, blocks: list[Block]) -> bool:
+    def _squares(self, blocks: list[Block], differ: bool) -> Tensor:
+        """Return the squared norm; where it may differ between ranks their mean, so that all agree."""
+        squares = update.squares_of_first(blocks)
+        if differ:
+            ddp: Any = self.model
+            squares = squares.to(self._layout()[0].device) / ddp.process_group.size()
+            sum_over_ranks(squares, ddp.process_group)
+        return squares
+
+    def _overflowed(self, blocks: list[Block], differ: bool = False) -> bool:
         """Whether to skip for a gradient that is not finite; asks the device only if it must."""
         if self.nonfinite == "propagate":
             return False
-        if bool(torch.isfinite(update.squares_of_first(blocks))):
+        if bool(torch.isfinite(self._squares(blocks, differ))):
             return False
         if self.nonfinite == "raise":
             raise FloatingPointError("a gradient is NaN or infinite; nothing was changed")
@@ -98,11 +113,12 @@ class Engine(Wrapper):
         self._drop_unfinished()
         if grad_scale is not None and self.lean:
             raise ValueError("lean=True cannot undo the step that a GradScaler may want to skip")
+        self._refuse_uneven_ranks()
         self._refresh()
         flight = Flight(update.gather(self._layout()))
         if grad_scale is not None:
             update.unscale(flight.blocks, grad_scale)
-        flight.skip = not self.local and self._overflowed(flight.blocks)
+        flight.skip = self._overflowed(flight.blocks, differ=self.local)
         flight.plain = not flight.skip and not self._is_chosen(flight.blocks)
         self._flight = flight
         try:
@@ -116,7 +132,7 @@ class Engine(Wrapper):
 
     def _move(self, flight: Flight) -> bool:
         if flight.skip or flight.plain:
-            update.detach_gradients(flight.blocks)
+            update.detach_gradients(flight.blocks, outlive=flight.plain)
             return False
         mask = self._mask()
         if self.lean:
@@ -131,7 +147,7 @@ class Engine(Wrapper):
                 for p in block.params:
                     p.grad = None
         else:
-            update.detach_gradients(flight.blocks)
+            update.detach_gradients(flight.blocks, outlive=self.rule.keeps_first)
             update.perturb(flight, mask, self.geometry, spend=not self.rule.keeps_first)
             if not self.rule.keeps_first:
                 for block in (*flight.blocks, *flight.moved):
@@ -162,8 +178,10 @@ class Engine(Wrapper):
         flight = self._flight
         assert flight is not None
         self._return_to_weights()
-        if not flight.skip and not flight.plain:
+        if not flight.skip and not flight.plain and self.nonfinite != "propagate":
             flight.skip = self._overflowed(update.gather(self._layout()))
+        if self.local and not flight.skip and (flight.plain or self.rule.keeps_first):
+            self._average_first(flight)
         if flight.skip:
             self.zero_grad(set_to_none=True)
         elif flight.plain:
@@ -171,11 +189,23 @@ class Engine(Wrapper):
         elif flight.stepped:
             flight.beside = lean_plan.finish(self._layout(), flight.blocks, self._mix)
         else:
-            if self.local and self.rule.keeps_first:
-                average_over_ranks(flight.blocks, self.model.process_group)  # type: ignore[union-attr]
             layout, blocks = self._layout(), flight.blocks
             flight.beside = update.combine(layout, blocks, self.rule, self._values, self.max_norm)
         flight.ready = True
+
+    def _average_first(self, flight: Flight) -> None:
+        """Make of each rank's own g0, by which it perturbed, the average that all step by."""
+        ddp: Any = self.model
+        doubtful = ddp.find_unused_parameters or ddp.static_graph
+        layout, blocks = self._layout(), flight.blocks
+        flight.blocks = average_over_ranks(layout, blocks, ddp.process_group, doubtful)
+
+    def _refuse_uneven_ranks(self) -> None:
+        if self.local and getattr(getattr(self.model, "_join_config", None), "enable", False):
+            raise RuntimeError(
+                "local=True inside join(): a rank that has run out of batches would miss the average "
+                "of g0; use local=False, or give every rank as many batches"
+            )
 
     def _finish(self) -> None:
         flight = self._flight

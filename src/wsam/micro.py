@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from wsam.block import Block
-from wsam.update import Flight
+from wsam.block import Block, local
+from wsam.update import Flight, own_gradients
 
 
 class Sums:
@@ -54,6 +54,6 @@ def _accumulate(sums: dict[Tensor, Tensor], pairs: object) -> None:
             known.append(sums[p])
             fresh.append(g)
         else:
-            sums[p] = g
+            (sums[p],) = own_gradients([g])  # or the next backward pass may overwrite it
     if known:
-        torch._foreach_add_(known, fresh)
+        torch._foreach_add_(local(known), local(fresh))

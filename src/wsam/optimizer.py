@@ -107,7 +107,7 @@ class SharpnessAware(Engine):
             raise ValueError(f"nonfinite must be one of {POLICIES}, got {self.nonfinite!r}")
         if self.when is not None and not isinstance(self.when, Interval):
             raise TypeError(f"when must be a wsam.schedule.Interval, got {self.when!r}")
-        if self.local and not hasattr(self.model, "no_sync"):
+        if self.local and not hasattr(self.model, "require_backward_grad_sync"):
             raise ValueError("local=True needs model=, wrapped in DistributedDataParallel")
         if not self.lean:
             return
@@ -193,6 +193,7 @@ class SharpnessAware(Engine):
         sums = Sums()
         for closure in closures:
             self.begin()
+            self._clear_gradients()
             losses.append(self._run(closure, local=self.local))
             if self._take_off():
                 second = self._run(closure)
@@ -208,7 +209,6 @@ class SharpnessAware(Engine):
         return _total(losses), _total(rises) if rises else plain
 
     def _run(self, closure: Closure, local: bool = False) -> Any:
-        self.zero_grad(set_to_none=True)
         unsynchronised = self.model.no_sync() if local else contextlib.nullcontext()  # type: ignore[union-attr, operator]
         with torch.enable_grad(), unsynchronised:
             loss = closure()
@@ -266,11 +266,12 @@ class SharpnessAware(Engine):
         flight = Flight(update.gather(self._layout()), looking=True)
         if not flight.blocks:
             raise RuntimeError("perturbed() needs gradients: call backward() before it")
-        kept = [(p, g) for b in flight.blocks for p, g in zip(b.params, b.first or [], strict=True)]
+        kept = update.pairs(flight.blocks)
         self._flight = flight
         try:
             with torch.no_grad():
                 update.detach_gradients(flight.blocks)
+                kept = update.pairs(flight.blocks)  # a backward pass in there spares these for sure
                 update.perturb(flight, self._mask(), self.geometry, spend=False)
             torch.clear_autocast_cache()
             self._statistics.hold()

@@ -31,7 +31,7 @@ def _can_have_statistics(module: nn.Module) -> bool:
 
 
 def _compilations() -> int:
-    """How many graphs have been compiled so far; hooks come and go, so the second pass adds one."""
+    """How many graphs have been compiled so far."""
     compiler = sys.modules.get("torch._dynamo.utils")
     return int(compiler.counters["stats"]["unique_graphs"]) if compiler is not None else 0
 
@@ -58,17 +58,25 @@ class RunningStatistics:
         if model is not None:
             self._modules.update(m for m in model.modules() if _can_have_statistics(m))
         self._held: list[tuple[list[Tensor], list[Tensor]]] = []
+        self._spare: list[tuple[list[Tensor], list[Tensor]]] = []
+        self._mark: list[Any] = []
         self._hook: Any = None
         self._untraced: Any = None
         self._noticed = self._warned = False
-        self._compiled = 0
+        self._compiled = _compilations()
 
     def hold(self) -> None:
         """Keep copies of what is there now; call before the second pass."""
-        moving = [b for module in self._modules if module.training for b in _statistics(module)]
-        self._held = [(tensors, copies(tensors)) for tensors in _by_dtype(moving)]
+        mark = [(id(m), m.training, id(m._buffers.get(STATISTICS[0]))) for m in self._modules]
+        if mark != self._mark:  # else the lists and their copies' memory serve again
+            moving = [b for m in self._modules if m.training for b in _statistics(m)]
+            self._spare = [(t, [torch.empty_like(b) for b in t]) for t in _by_dtype(moving)]
+            self._mark = mark
+        for tensors, kept in self._spare:
+            torch._foreach_copy_(kept, tensors)
+        self._held = list(self._spare)
         if not self._given:
-            self._noticed, self._compiled = False, _compilations()
+            self._noticed = False
             if self._untraced is None and "torch._dynamo" in sys.modules:
                 # Else nothing is compiled, and importing the compiler would be slow.
                 self._untraced = torch.compiler.disable(self._notice)  # type: ignore[no-untyped-call]

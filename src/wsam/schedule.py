@@ -221,9 +221,7 @@ class NormAbove(Interval):
 
 
 @dataclass(frozen=True)
-class Both(Interval):
-    """Steps that both intervals choose. Both are asked at each step, so that both keep count."""
-
+class _Pair(Interval):
     one: Interval
     other: Interval
 
@@ -232,28 +230,25 @@ class Both(Interval):
         """Whether a part reads the norm."""
         return self.one.needs_norm or self.other.needs_norm
 
+    def answers(self, step: int, norm: Callable[[], float]) -> tuple[bool, bool]:
+        """Ask both, always, so that both keep count."""
+        return self.one.chosen(step, norm), self.other.chosen(step, norm)
+
+
+class Both(_Pair):
+    """Steps that both intervals choose."""
+
     def chosen(self, step: int, norm: Callable[[], float]) -> bool:
         """Ask both."""
-        answers = (self.one.chosen(step, norm), self.other.chosen(step, norm))
-        return all(answers)
+        return all(self.answers(step, norm))
 
 
-@dataclass(frozen=True)
-class Either(Interval):
+class Either(_Pair):
     """Steps that at least one interval chooses."""
 
-    one: Interval
-    other: Interval
-
-    @property
-    def needs_norm(self) -> bool:  # type: ignore[override]
-        """Whether a part reads the norm."""
-        return self.one.needs_norm or self.other.needs_norm
-
     def chosen(self, step: int, norm: Callable[[], float]) -> bool:
         """Ask both."""
-        answers = (self.one.chosen(step, norm), self.other.chosen(step, norm))
-        return any(answers)
+        return any(self.answers(step, norm))
 
 
 KINDS: dict[str, type[Schedule] | type[Interval]] = {

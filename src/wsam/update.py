@@ -100,8 +100,15 @@ def detach_gradients(blocks: Sequence[Block], outlive: bool = True) -> None:
 
 
 def own_gradients(gradients: Sequence[Tensor]) -> list[Tensor]:
-    """Return the gradients, those that are views of something larger or shared as copies."""
-    return [g.clone() if s._is_view() else g for g, s in zip(gradients, local(gradients), strict=True)]
+    """Return the gradients, copies of those that are views: whoever owns the whole may write there."""
+    shards = local(gradients)
+    return [g.clone() if is_view(s) else g for g, s in zip(gradients, shards, strict=True)]
+
+
+def is_view(tensor: Tensor) -> bool:
+    """Whether the memory is a part, or another name, of something else's."""
+    own = tensor.numel() * tensor.element_size()
+    return tensor._is_view() or tensor.untyped_storage().nbytes() > own
 
 
 def squares_of_first(blocks: Sequence[Block]) -> Tensor:
@@ -115,11 +122,15 @@ def unscale(blocks: Sequence[Block], grad_scale: Scalar) -> None:
         torch._foreach_div_(block.shards(block.first or []), grad_scale)
 
 
+def pairs(blocks: Sequence[Block]) -> list[tuple[Tensor, Tensor]]:
+    """Return each parameter with its g0."""
+    return [pair for block in blocks for pair in zip(block.params, block.first or [], strict=True)]
+
+
 def put_back(blocks: Sequence[Block]) -> None:
     """Give g0 back to the parameters: the base steps alone."""
-    for block in blocks:
-        for p, g in zip(block.params, block.first or [], strict=True):
-            p.grad = g
+    for p, g in pairs(blocks):
+        p.grad = g
 
 
 def chosen_blocks(blocks: Sequence[Block], mask: list[bool] | None) -> list[Block]:

@@ -1,0 +1,68 @@
+"""`wsam sweep` as a user types it."""
+
+import json
+
+import pytest
+from command import wsam_command
+
+from wsam.lab import records
+
+GRID = """
+title = "the radius"
+[run]
+method = "sam"
+epochs = 1
+train_limit = 128
+test_limit = 64
+[grid]
+rho = [0.05, 0.2]
+"""
+
+
+@pytest.fixture
+def grid(tmp_path):
+    path = tmp_path / "radius.toml"
+    path.write_text(GRID)
+    return path
+
+
+@pytest.mark.slow
+def test_a_grid_of_ones_own_then_a_search(tmp_path, grid):
+    out = tmp_path / "out"
+    how = ("--out", out, "--device", "cpu", "--workers", "1")
+    done = wsam_command("sweep", grid, *how)
+    assert "2 finished; records in" in done.stdout
+    assert "Test error (%) by the radius" in done.stdout
+    assert "[2/2] finished" in done.stderr
+    words = ("sweep", grid, *how, "--optuna", "--trials", "1", "--json")
+    (best,) = json.loads(wsam_command(*words).stdout)
+    errors = [records.final_error(record) for record in records.read_all(out)]
+    assert len(errors) == 3, "the grid's points were not run again"
+    assert best["column"] == "digits cnn"
+    assert best["test_error"] == min(errors)
+    assert 0.05 <= best["best"]["rho"] <= 0.2
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("cifer",), "unknown table, figure or search 'cifer'"),
+        (("rho", "--trials", "3"), "--trials and --storage need --optuna"),
+        (("rho", "--ray", "local", "--submitit", "local"), "--ray or --submitit, not both"),
+        (("rho", "--gpus", "1"), "--gpus needs --ray"),
+        (("rho", "--submitit-arg", "a=1"), "--submitit-arg needs --submitit"),
+        (("rho", "--workers", "0"), "workers must be at least 1, got 0"),
+        (("cifar", "--optuna"), "cifar is no grid that can be searched; those are: lr-wd"),
+        (("rho", "--optuna", "--only", "x"), "--only names none of the columns: ResNet18 CIFAR-10"),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path, words, message):
+    said = wsam_command("sweep", *words, "--out", tmp_path, status=2).stderr
+    assert message in said
+    assert said.startswith("wsam: ")
+    assert said.count("\n") == 1
+
+
+def test_help_has_an_example():
+    shown = wsam_command("sweep", "--help").stdout
+    assert "wsam sweep rho-gamma --optuna --trials 20" in " ".join(shown.split())

@@ -1,0 +1,186 @@
+"""Search with Optuna: every point of the grid once, then points between, whoever dies."""
+
+import threading
+from collections import Counter
+
+import optuna
+import pytest
+from sweeping import CPU, TINY
+
+from wsam.lab import records
+from wsam.sweep import Grid, Here, Job, Outcome, Status, sweep
+from wsam.sweep.grid import read_grid
+from wsam.sweep.search import Search, sqlite_url
+
+AXES = {"rho": (0.05, 0.1, 0.2), "gamma": (0.5, 0.9)}
+GRID = Grid("small", "a small grid", {"digits": TINY.replace(method="wsam")}, AXES)
+COMPLETE = optuna.trial.TrialState.COMPLETE
+
+
+def make(out, grid=GRID, seeds=(0,), **options):
+    column = next(iter(grid.bases))
+    return Search(grid, column, seeds, lambda run: Job(run, out, CPU), out, **options)
+
+
+class Pretend:
+    """Finishes every job at once; the error is smallest at rho 0.12, gamma 0.8."""
+
+    def __init__(self):
+        self.runs = []
+
+    def carry_out(self, jobs):
+        for job in jobs:
+            self.runs.append(job.run)
+            error = 100 * abs(job.run.hyper["rho"] - 0.12) + abs(job.run.hyper["gamma"] - 0.8)
+            yield Outcome(job, Status.FINISHED, error=error)
+
+
+def go_on(search, executor, trials=0):
+    for outcome in sweep(search.jobs(trials), executor):
+        search.tell(outcome)
+
+
+def points_of(search):
+    done = search.study.get_trials(states=(COMPLETE,))
+    return Counter((trial.params["rho"], trial.params["gamma"]) for trial in done)
+
+
+ALL = Counter((rho, gamma) for rho in AXES["rho"] for gamma in AXES["gamma"])
+
+
+def test_every_point_once_then_points_between(tmp_path):
+    search, pretend = make(tmp_path), Pretend()
+    go_on(search, pretend)
+    assert points_of(search) == ALL
+    assert search.best() == ({"rho": 0.1, "gamma": 0.9}, pytest.approx(2.1))
+    go_on(search, pretend, trials=8)
+    assert len(pretend.runs) == 14
+    for run in pretend.runs[6:]:
+        assert 0.05 <= run.hyper["rho"] <= 0.2
+        assert 0.5 <= run.hyper["gamma"] <= 0.9
+        assert (run.hyper["rho"], run.hyper["gamma"]) not in ALL
+    again = make(tmp_path)
+    go_on(again, pretend, trials=8)
+    assert len(pretend.runs) == 14, "a search that is done does nothing"
+
+
+def test_real_runs_and_their_mean_over_seeds(tmp_path):
+    grid = Grid("one", "one point", {"digits": TINY}, {"rho": (0.05,)})
+    search = make(tmp_path, grid, seeds=(0, 1))
+    go_on(search, Here())
+    errors = [records.final_error(record) for record in records.read_all(tmp_path)]
+    assert len(errors) == 2
+    assert search.best() == ({"rho": 0.05}, pytest.approx(sum(errors) / 2))
+
+
+def test_what_a_killed_search_left_is_taken_up(tmp_path):
+    killed = make(tmp_path)
+    jobs = killed.jobs()
+    held = [next(jobs), next(jobs)]
+    with records.claim(tmp_path, held[0].run):  # a worker is still at this one
+        search = make(tmp_path)
+        go_on(search, Pretend())
+        expected = ALL - Counter([(held[0].run.hyper["rho"], held[0].run.hyper["gamma"])])
+        assert points_of(search) == expected
+    search = make(tmp_path)
+    go_on(search, Pretend())
+    assert points_of(search) == ALL
+    killed.tell(Outcome(held[1], Status.FINISHED, error=1.0))  # too late, and harmless
+    assert points_of(search) == ALL
+
+
+def test_diverged_and_lost_runs(tmp_path):
+    class Mixed:
+        def carry_out(self, jobs):
+            for number, job in enumerate(jobs):
+                yield Outcome(job, [Status.FAILED, Status.LOST, Status.ERROR][number])
+
+    grid = Grid("three", "", {"digits": TINY}, {"rho": (0.05, 0.1, 0.2)})
+    search = make(tmp_path, grid)
+    wanted = search.jobs()
+    jobs = [next(wanted) for _ in range(3)]
+    for outcome in Mixed().carry_out(jobs):
+        search.tell(outcome)
+    trials = search.study.get_trials()
+    assert [str(trial.state.name) for trial in trials] == ["COMPLETE", "FAIL", "FAIL"]
+    assert search.best() == ({"rho": 0.05}, 100.0)
+    assert not search.open
+
+
+def test_searches_that_start_together_share_the_points(tmp_path):
+    done: list[Pretend] = []
+    broken: list[BaseException] = []
+
+    def work():
+        try:
+            pretend = Pretend()
+            done.append(pretend)
+            go_on(make(tmp_path), pretend)
+        except BaseException as error:
+            broken.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not broken
+    tried = Counter(run.key for pretend in done for run in pretend.runs)
+    assert len(tried) == 6
+    assert points_of(make(tmp_path)) == ALL
+
+
+def test_other_questions_have_their_own_study(tmp_path):
+    url = f"sqlite:///{tmp_path / 'elsewhere.db'}"
+    searches = [
+        make(tmp_path, storage=url),
+        make(tmp_path, storage=url, seeds=(0, 1)),
+        make(tmp_path, GRID.map(lambda run: run.replace(epochs=7)), storage=url),
+    ]
+    assert len({search.name for search in searches}) == 3
+    assert sorted(optuna.get_all_study_names(url)) == sorted(s.name for s in searches)
+    assert not (tmp_path / "work" / "optuna.db").exists()
+    assert sqlite_url(tmp_path).endswith("work/optuna.db")
+
+
+def test_whole_numbers_stay_whole(tmp_path):
+    grid = Grid("epochs", "", {"digits": TINY}, {"epochs": (1, 3), "rho": (0, 0.1)})
+    search = make(tmp_path, grid)
+    runs = [job.run for job in search.jobs(trials=2)]
+    assert all(isinstance(run.epochs, int) and 1 <= run.epochs <= 3 for run in runs)
+    assert len(make(tmp_path, grid).study.get_trials()) >= 6
+
+
+def test_words_cannot_be_searched(tmp_path):
+    grid = Grid("words", "", {"digits": TINY}, {"nesterov": (True, False)})
+    with pytest.raises(ValueError, match="a search varies numbers, nesterov has the value True"):
+        make(tmp_path, grid)
+
+
+def test_without_optuna(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "optuna", None)
+    with pytest.raises(ValueError, match=r"pip install 'wsam\[optuna\]'"):
+        make(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[run", "is not a TOML file"),
+        ("[runs]\n", "unknown entry 'runs'; known: title, run, grid"),
+        ("[run]\n", "names no setting to vary"),
+        ("grid = 3", "grid must be a table"),
+        ("[grid]\nrho = 0.1", "grid.rho must be a list of values, got 0.1"),
+        ("[grid]\nrho = []", "grid.rho must be a list of values"),
+        ("[grid]\nrho = [0.1, 0.1]", "names a value twice"),
+        ("[grid]\nseed = [1]", "a wsam run has no setting 'seed'"),
+        ("[grid]\nrho = ['a']", "rho must be a number, got 'a'"),
+        ("[run]\nmethod = 'swam'\n[grid]\nrho = [1]", "unknown method 'swam'"),
+        ("[run]\nepoch = 3\n[grid]\nrho = [1]", "unknown setting 'epoch'"),
+    ],
+)
+def test_bad_grid_files_are_named(tmp_path, text, message):
+    path = tmp_path / "grid.toml"
+    path.write_text(text)
+    with pytest.raises((ValueError, TypeError), match=message.replace("[", r"\[")):
+        read_grid(path)
