@@ -101,7 +101,7 @@ def test_bad_submitit_settings_are_named(tmp_path):
     jobs = sweeping.jobs(tmp_path)
     with pytest.raises(ValueError, match="unknown cluster 'pbs'; known: slurm, local"):
         next(Submitit(tmp_path, "pbs").carry_out(jobs))
-    with pytest.raises(ValueError, match="submitit: .*nope"):
+    with pytest.raises(ValueError, match=r"submitit: .*nope"):
         next(Submitit(tmp_path, "local", parameters={"nope": 1}).carry_out(jobs))
 
 

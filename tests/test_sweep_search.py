@@ -74,18 +74,27 @@ def test_real_runs_and_their_mean_over_seeds(tmp_path):
 
 
 def test_what_a_killed_search_left_is_taken_up(tmp_path):
-    killed = make(tmp_path)
-    jobs = killed.jobs()
-    held = [next(jobs), next(jobs)]
-    with records.claim(tmp_path, held[0].run):  # a worker is still at this one
-        search = make(tmp_path)
-        go_on(search, Pretend())
-        expected = ALL - Counter([(held[0].run.hyper["rho"], held[0].run.hyper["gamma"])])
-        assert points_of(search) == expected
+    first = make(tmp_path)
+    jobs = first.jobs()
+    begun = [next(jobs), next(jobs)]
+    search = make(tmp_path)
+    go_on(search, Pretend())
+    started = Counter((job.run.hyper["rho"], job.run.hyper["gamma"]) for job in begun)
+    assert points_of(search) == ALL - started, "what a living search is at is let be"
+    first.close()  # as the system does when its process is killed
     search = make(tmp_path)
     go_on(search, Pretend())
     assert points_of(search) == ALL
-    killed.tell(Outcome(held[1], Status.FINISHED, error=1.0))  # too late, and harmless
+    first.tell(Outcome(begun[1], Status.FINISHED, error=1.0))  # too late, and harmless
+    assert points_of(search) == ALL
+
+
+def test_killed_right_after_asking(tmp_path):
+    first = make(tmp_path)
+    first.study.ask()
+    first.close()
+    search = make(tmp_path)
+    go_on(search, Pretend())
     assert points_of(search) == ALL
 
 

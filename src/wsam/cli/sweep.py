@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -170,12 +171,13 @@ def _search(
     bests: list[dict[str, Any]] = []
     settled = True
     for column in columns:
-        search = Search(grid, column, profile.seeds or (0,), jobs, out, storage)
-        for outcome in sweep_jobs(search.jobs(trials), executor):
-            print(shared.line(outcome), file=sys.stderr, flush=True)
-            search.tell(outcome)
-            settled = settled and outcome.status.value not in ("error", "lost")
-        if (best := search.best()) is not None:
+        with closing(Search(grid, column, profile.seeds or (0,), jobs, out, storage)) as search:
+            for outcome in sweep_jobs(search.jobs(trials), executor):
+                print(shared.line(outcome), file=sys.stderr, flush=True)
+                search.tell(outcome)
+                settled = settled and outcome.status.value not in ("error", "lost")
+            best = search.best()
+        if best is not None:
             bests.append({"column": column, "best": best[0], "test_error": best[1]})
     if as_json:
         print(json.dumps(bests, allow_nan=False))

@@ -110,13 +110,7 @@ def rich_table(table: Table, entries: Sequence[Entry], comparable: bool = True) 
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    shown = RichTable(
-        title=Text(table.title),
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 2, 0, 0),
-        show_edge=False,
-    )
+    shown = RichTable(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), show_edge=False)
     for head in header(table, entries):
         short = head.replace(", ours", " (n)")
         shown.add_column(Text("paper" if head.endswith(", paper") else short))
@@ -138,6 +132,7 @@ def show(table: Table, entries: Sequence[Entry], comparable: bool = True) -> Non
 
     # A file or a pipe has no width: rich would take it for a narrow terminal.
     console = Console(width=None if sys.stdout.isatty() else 160)
+    console.print(table.title, markup=False, highlight=False, style="bold", soft_wrap=True)
     console.print(rich_table(table, entries, comparable))
     for remark in remarks(table, entries, comparable):
         console.print(remark, markup=False, highlight=False, soft_wrap=True)

@@ -2,12 +2,15 @@
 
 The study is made first, every point of the grid is enqueued, and only then trials are asked for:
 so each point is tried once, whatever the number of workers. This process alone asks and tells;
-jobs are carried out by any executor. Several searches may share a storage and a results folder.
+jobs are carried out by any executor. Several searches may share a storage, if they share the folder
+of results too: each holds a lock there for as long as it lives, which tells the others what is left
+of one that was killed.
 """
 
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -64,7 +67,11 @@ class Search:
         # Another base run, or other seeds, are another question: they never share a study.
         repeats = ",".join(map(str, self.seeds))
         self.name = f"{grid.name} {column} {grid.bases[column].key} seeds {repeats}"
-        with _alone(out / "work" / "search.lock"):
+        self.owner = uuid.uuid4().hex
+        self._lock = out / "work" / "search.lock"
+        self._alive = ExitStack()
+        self._alive.enter_context(claimed(self._life(self.owner)))
+        with _alone(self._lock):
             self.study = optuna.create_study(
                 storage=storage or sqlite_url(out),
                 study_name=self.name,
@@ -76,32 +83,47 @@ class Search:
             for point in grid.points():
                 self.study.enqueue_trial(_numbers(point, grid), skip_if_exists=True)
 
+    def close(self) -> None:
+        """Let go: what is still under way may be taken up by another search."""
+        self._alive.close()
+
+    def _life(self, owner: str) -> Path:
+        """Return the file that a search holds locked for as long as it lives."""
+        return self.out / "work" / "searches" / owner
+
     def _take_up(self) -> None:
-        """Enqueue anew what a killed search was trying: nobody holds its runs any more."""
-        optuna = _optuna()
+        """Enqueue anew what a search was trying that is no longer alive."""
         for trial in self.study.get_trials(deepcopy=False, states=(_state("RUNNING"),)):
-            if any(self._held(key) for key in trial.user_attrs.get("keys", ())):
+            if self._lives(trial.user_attrs.get("owner")):
                 continue
-            self.study.tell(trial.number, state=optuna.trial.TrialState.FAIL, skip_if_finished=True)
+            self.study.tell(trial.number, state=_state("FAIL"), skip_if_finished=True)
             if trial.params:
                 self.study.enqueue_trial(trial.params)
 
-    def _held(self, key: str) -> bool:
+    def _lives(self, owner: str | None) -> bool:
+        if owner is None:
+            return False  # killed right after it asked
         try:
-            with claimed(self.out / "work" / key / "lock"):
+            with claimed(self._life(owner)):
                 return False
         except BusyError:
             return True
+
+    def _ask(self) -> Any:
+        """Take a trial and sign it, without anybody looking on in between."""
+        with _alone(self._lock):
+            trial = self.study.ask()
+            trial.set_user_attr("owner", self.owner)
+            return trial
 
     def jobs(self, trials: int = 0) -> Iterator[Job]:
         """Yield jobs: those of the grid's points, then those of `trials` more points."""
         wanted = len(list(self.grid.points())) + trials
         while self._more(wanted):
-            trial = self.study.ask()
+            trial = self._ask()
             point = {name: _suggest(trial, name, axis) for name, axis in self.grid.axes.items()}
             run = self.grid.run(self.column, point)
             runs = repeated(run, self.seeds)
-            trial.set_user_attr("keys", [run.key for run in runs])
             self.open.append(_Open(trial, {run.key for run in runs}))
             yield from map(self.make_job, runs)
 
