@@ -114,6 +114,9 @@ def test_diverged_and_lost_runs(tmp_path):
     assert [str(trial.state.name) for trial in trials] == ["COMPLETE", "FAIL", "FAIL"]
     assert search.best() == ({"rho": 0.05}, 100.0)
     assert not search.open
+    search.close()
+    again = make(tmp_path, grid)
+    assert [job.run.hyper["rho"] for job in again.jobs()] == [0.1, 0.2], "tried anew the next time"
 
 
 def test_searches_that_start_together_share_the_points(tmp_path):

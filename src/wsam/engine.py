@@ -35,9 +35,8 @@ class Engine(Wrapper):
         self._random = RandomStates(p.device for g in self.param_groups for p in g["params"])
         self._random_before: list[Tensor] | None = None
         self._lean_is_safe = False
-        self._decided: bool | None = (
-            None  # a captured step decides on the host, before it is replayed
-        )
+        # Whether the step is perturbed, where that was decided on the host before a replay.
+        self._decided: bool | None = None
         self._sharpness: Tensor | None = None
 
     def _count(self) -> int:
@@ -138,11 +137,11 @@ class Engine(Wrapper):
         if self.lean:
             flight.moved, flight.stepped = flight.blocks, True
             blocks, safe = flight.blocks, self._lean_is_safe
-            if lean_plan.begin(blocks, mask, self.geometry, self._mix, self.base.step, not safe):
-                self.lean = (
-                    False  # the base writes into gradients: the next step takes the late plan
-                )
-            self._lean_is_safe = True
+            # A base that writes into gradients is found out here: from now on the late plan.
+            spoils = lean_plan.begin(
+                blocks, mask, self.geometry, self._mix, self.base.step, not safe
+            )
+            self.lean, self._lean_is_safe = not spoils, True
             for block in flight.blocks:
                 for p in block.params:
                     p.grad = None

@@ -9,6 +9,7 @@ of one that was killed.
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -80,8 +81,7 @@ class Search:
                 load_if_exists=True,
             )
             self._take_up()
-            for point in grid.points():
-                self.study.enqueue_trial(_numbers(point, grid), skip_if_exists=True)
+            self._enqueue()
 
     def close(self) -> None:
         """Let go: what is still under way may be taken up by another search."""
@@ -92,13 +92,23 @@ class Search:
         return self.out / "work" / "searches" / owner
 
     def _take_up(self) -> None:
-        """Enqueue anew what a search was trying that is no longer alive."""
+        """Give up what a search was trying that is no longer alive, and enqueue it anew."""
         for trial in self.study.get_trials(deepcopy=False, states=(_state("RUNNING"),)):
             if self._lives(trial.user_attrs.get("owner")):
                 continue
             self.study.tell(trial.number, state=_state("FAIL"), skip_if_finished=True)
-            if trial.params:
+            if trial.params and "point" not in trial.user_attrs:
                 self.study.enqueue_trial(trial.params)
+
+    def _enqueue(self) -> None:
+        """Enqueue every point of the grid that is neither done, nor waiting, nor under way."""
+        trials = self.study.get_trials(deepcopy=False)
+        there = {t.user_attrs.get("point") for t in trials if t.state != _state("FAIL")}
+        for point in self.grid.points():
+            numbers = _numbers(point, self.grid)
+            name = json.dumps(numbers)
+            if name not in there:
+                self.study.enqueue_trial(numbers, user_attrs={"point": name})
 
     def _lives(self, owner: str | None) -> bool:
         if owner is None:
@@ -109,9 +119,13 @@ class Search:
         except BusyError:
             return True
 
-    def _ask(self) -> Any:
-        """Take a trial and sign it, without anybody looking on in between."""
+    def _ask(self, wanted: int) -> Any:
+        """Take a trial and sign it, with nobody looking on in between; None if there are enough."""
         with _alone(self._lock):
+            trials = self.study.get_trials(deepcopy=False)
+            waiting = any(trial.state == _state("WAITING") for trial in trials)
+            if not waiting and sum(t.state != _state("FAIL") for t in trials) >= wanted:
+                return None
             trial = self.study.ask()
             trial.set_user_attr("owner", self.owner)
             return trial
@@ -119,18 +133,11 @@ class Search:
     def jobs(self, trials: int = 0) -> Iterator[Job]:
         """Yield jobs: those of the grid's points, then those of `trials` more points."""
         wanted = len(list(self.grid.points())) + trials
-        while self._more(wanted):
-            trial = self._ask()
+        while (trial := self._ask(wanted)) is not None:
             point = {name: _suggest(trial, name, axis) for name, axis in self.grid.axes.items()}
-            run = self.grid.run(self.column, point)
-            runs = repeated(run, self.seeds)
+            runs = repeated(self.grid.run(self.column, point), self.seeds)
             self.open.append(_Open(trial, {run.key for run in runs}))
             yield from map(self.make_job, runs)
-
-    def _more(self, wanted: int) -> bool:
-        trials = self.study.get_trials(deepcopy=False)
-        waiting = any(trial.state == _state("WAITING") for trial in trials)
-        return waiting or sum(trial.state != _state("FAIL") for trial in trials) < wanted
 
     def tell(self, outcome: Outcome) -> None:
         """Tell the study what became of a job."""

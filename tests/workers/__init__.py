@@ -1,0 +1,1 @@
+"""What runs inside the processes that the tests of torch.distributed start."""

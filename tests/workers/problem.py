@@ -1,0 +1,114 @@
+"""One small problem for all tests of several ranks, and the judge who solves it in one process."""
+
+import functools
+from typing import Any
+
+import reference
+import torch
+from helpers import BASES, batch, reference_base
+from torch import Tensor, nn
+from torch.func import functional_call
+
+import wsam
+
+RANKS = 2
+STEPS = 4
+Weights = list[Tensor]
+
+
+class Net(nn.Module):
+    """Odd sizes, so that shards are uneven and one of them is empty."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, 7)
+        self.second = nn.Linear(7, 3)
+        self.scale = nn.Parameter(torch.full((1,), 0.8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return one loss for each sample."""
+        return (self.second(torch.tanh(self.first(x) * self.scale)) - x[:, :3]).square().sum(1)
+
+
+def net(dtype: torch.dtype = torch.float64) -> Net:
+    """The same weights for everyone."""
+    torch.manual_seed(1)
+    return Net().to(dtype)
+
+
+def share(step: int, rank: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    """A rank's samples of this step's batch."""
+    return batch(step).to(dtype).chunk(RANKS)[rank]
+
+
+def base_of(model: nn.Module, base: str) -> torch.optim.Optimizer:
+    kind, options, _, _ = BASES[base]
+    return kind(model.parameters(), **options)
+
+
+def average(lists: list[Weights]) -> Weights:
+    return [torch.stack(tensors).mean(0) for tensors in zip(*lists, strict=True)]
+
+
+@functools.cache
+def judged(
+    name: str,
+    local: bool = False,
+    base: str = "momentum",
+    steps: int = STEPS,
+    max_norm: float | None = None,
+    plain: tuple[int, ...] = (),
+) -> Weights:
+    """The weights after these steps, by the reference alone: no wsam, no torch.distributed.
+
+    Args:
+        name: of the member.
+        local: whether each rank's share is perturbed by its own gradient.
+        base: of the base optimizer.
+        steps: how many.
+        max_norm: of clipping.
+        plain: numbers of the steps that the base makes alone.
+    """
+    model = net()
+    method = reference.MEMBERS[name]
+    if max_norm is not None:
+        method = reference.replace(method, max_norm=max_norm)
+    keys = [key for key, _ in model.named_parameters()]
+    w = [p.detach().clone() for p in model.parameters()]
+    twin = reference_base(base)
+    for step in range(steps):
+        mask = mask_of(name, step, len(w))
+        losses = [functools.partial(losses_of, model, keys, share(step, r)) for r in range(RANKS)]
+        if local:
+            pairs = [reference.two_gradients(method, w, each, mask) for each in losses]
+            g0, g1 = (average([pair[i] for pair in pairs]) for i in range(2))
+        else:
+            g0, g1 = together(method, w, losses, mask)
+        if step in plain:
+            w = twin.step(w, g0)
+        else:
+            w = reference.update(method, twin, w, g0, g1)
+    return w
+
+
+def losses_of(model: nn.Module, keys: list[str], x: Tensor, w: Weights) -> Tensor:
+    return functional_call(model, dict(zip(keys, w, strict=True)), (x,))
+
+
+def together(method: Any, w: Weights, losses: list[Any], mask: Any) -> tuple[Weights, Weights]:
+    """Both gradients of all shares, perturbed by the average; each share selects its own samples."""
+    firsts = [reference.gradient(each, w, None) for each in losses]
+    g0 = average([g for _, g in firsts])
+    moved = [p + d for p, d in zip(w, reference.perturbation(method, w, g0, mask), strict=True)]
+    seconds = []
+    for each, (before, _) in zip(losses, firsts, strict=True):
+        chosen = None
+        if method.keep < 1:
+            chosen = reference.kept_samples(before, each(moved).detach(), method.keep)
+        seconds.append(reference.gradient(each, moved, chosen)[1])
+    return g0, average(seconds)
+
+
+def mask_of(name: str, step: int, tensors: int) -> list[bool] | None:
+    """Which tensors ESAM perturbs: drawn by the library, for the draw itself is not judged here."""
+    return wsam.Masked().mask(step, tensors) if name == "esam" else None
