@@ -56,12 +56,12 @@ def eager(opt, model, x, y):
     return opt.step(closure)
 
 
-def compare(make, dropout=0.0, data=None, adjust=lambda opt, t: None, tolerance=2e-5):
+def compare(make, dropout=0.0, data=None, adjust=lambda opt, t: None, tolerance=2e-5, fuse=False):
     torch.backends.cudnn.allow_tf32 = False
     data = data or batches(STEPS)
     models = [network(dropout), network(dropout)]
     opts = [make(model) for model in models]
-    step = wsam.capture(opts[1], loss_of(opts[1], models[1]), *data[0])
+    step = wsam.capture(opts[1], loss_of(opts[1], models[1]), *data[0], fuse=fuse)
     for t, (x, y) in enumerate(data):
         torch.manual_seed(10 + t)
         adjust(opts[0], t)
@@ -84,6 +84,11 @@ class TestOnCuda:
     @pytest.mark.parametrize("name", wsam.METHODS)
     def test_capture(self, name, base):
         compare(lambda m: wsam.create(name, BASES[base](m.parameters()), model=m))
+
+    @pytest.mark.parametrize("base", BASES)
+    @pytest.mark.parametrize("name", wsam.METHODS)
+    def test_fused(self, name, base):
+        compare(lambda m: wsam.create(name, BASES[base](m.parameters()), model=m), fuse=True)
 
     @pytest.mark.parametrize("name", wsam.METHODS)
     def test_without_model(self, name):

@@ -21,8 +21,8 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self").exists(), reason="reads /
 SLOW = """
 [run]
 method = "sam"
-epochs = 40
-train_limit = 600
+epochs = 30
+train_limit = 500
 [grid]
 rho = [0.05]
 """
@@ -77,20 +77,30 @@ def command_of(pid):
         return b""
 
 
-def wait_for(condition, process=None, seconds=90):
+def wait_for(condition, process=None, seconds=120):
     end = time.monotonic() + seconds
-    while not condition():
+    while not (found := condition()):
         assert time.monotonic() < end, "took too long"
         assert process is None or process.poll() is None, process.communicate()
         time.sleep(0.05)
+    return found
 
 
-def has_checkpoint(out):
-    return any(out.glob("work/*/checkpoints/*.json"))
+def worker_with_checkpoint(process, out):
+    """Return the worker that is at a run which has a checkpoint, by the lock it holds open."""
+    locks = {str(path.parents[1] / "lock") for path in out.glob("work/*/checkpoints/*.json")}
+    for worker in workers_of(process):
+        try:
+            held = {os.readlink(path) for path in Path(f"/proc/{worker}/fd").iterdir()}
+        except OSError:
+            continue  # it ended, or closed a file, while we looked
+        if held & locks:
+            return worker
+    return None
 
 
 def finish(process):
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=180)
     assert process.returncode == 0, out + err
     return err
 
@@ -111,21 +121,20 @@ def curves(out):
 def test_a_killed_worker_s_run_is_taken_up_again(tmp_path, grid):
     path, out = grid(SLOW), tmp_path / "out"
     sweep = start(path, out, "0,1", workers=2)
-    wait_for(lambda: len(list(out.glob("work/*/checkpoints/*.json"))) >= 2, sweep)
-    os.kill(workers_of(sweep)[0], signal.SIGKILL)
+    victim = wait_for(lambda: worker_with_checkpoint(sweep, out), sweep)
+    os.kill(victim, signal.SIGKILL)
     log = finish(sweep)
     assert log.count("died (exit status -9)") == 1
     assert finished_seeds(log) == {"0": 1, "1": 1}
     assert sorted(record["resumed"] for record in records.read_all(out)) == [0, 1]
-    assert all(len(curve) == 40 for curve in curves(out).values())
+    assert all(len(curve) == 30 for curve in curves(out).values())
 
 
 @pytest.mark.slow
 def test_another_sweep_takes_up_what_a_killed_one_left(tmp_path, grid):
     path, out = grid(SLOW), tmp_path / "out"
     first = start(path, out, "0,1")
-    wait_for(lambda: has_checkpoint(out), first)
-    (worker,) = workers_of(first)
+    worker = wait_for(lambda: worker_with_checkpoint(first, out), first)
     first.kill()  # the sweep alone: its worker has to notice, and end
     first.communicate()
     wait_for(lambda: b"spawn_main" not in command_of(worker), seconds=30)

@@ -158,45 +158,29 @@ def global_squares(blocks: Sequence[Block], lists: Sequence[list[Tensor]]) -> Te
 
 
 def average_over_ranks(
-    layout: Sequence[Block], blocks: Sequence[Block], process_group: Any, doubtful: bool
+    layout: Sequence[Block], blocks: Sequence[Block], process_group: Any
 ) -> list[Block]:
     """Average g0 over the ranks of a process group: one reduction a dtype, not one a tensor.
 
-    A gradient that this rank lacks counts as zero. Where ranks may lack different ones, it is
-    `doubtful` whether any has it; then they tell each other in the same reduction, and one that none
-    has stays missing. That waits for the device.
+    A gradient that this rank lacks counts as zero, for others may have it.
     """
     own = {n: g for block in blocks for n, g in zip(block.numbers, block.first or [], strict=True)}
-    lists: dict[Any, list[tuple[int, Tensor]]] = {}
-    for block in layout:
-        for n, p in zip(block.numbers, block.params, strict=True):
-            if p.requires_grad:
-                lists.setdefault((p.dtype, p.device), []).append((n, p))
-    average: dict[int, Tensor] = {}
-    for pairs in lists.values():
-        average.update(_averaged(pairs, own, process_group, doubtful))
-    parts = [block.subset([n in average for n in block.numbers]) for block in layout]
-    left = [part for part in parts if part is not None]
-    for part in left:
-        part.first = [average[n] for n in part.numbers]
-    return left
-
-
-def _averaged(
-    pairs: list[tuple[int, Tensor]], own: dict[int, Tensor], process_group: Any, doubtful: bool
-) -> dict[int, Tensor]:
-    """Return the averages of gradients of one dtype and device, given numbers and parameters."""
-    tensors = [own[n] if n in own else torch.zeros_like(p) for n, p in pairs]
-    flat = [t.reshape(-1) for t in tensors]
-    if doubtful:
-        flat.append(flat[0].new_tensor([n in own for n, _ in pairs]))
-    buffer = torch.cat(flat)
-    buffer /= process_group.size()  # first, as DistributedDataParallel does
-    sum_over_ranks(buffer, process_group)
-    sums = list(torch.split(buffer, [t.numel() for t in flat]))
-    present = sums.pop().tolist() if doubtful else [1.0] * len(pairs)
-    torch._foreach_copy_(tensors, [s.view_as(t) for s, t in zip(sums, tensors, strict=True)])
-    return {n: t for (n, _), t, here in zip(pairs, tensors, present, strict=True) if here}
+    parts = [block.subset([p.requires_grad for p in block.params]) for block in layout]
+    whole = [part for part in parts if part is not None]
+    lists: dict[Any, list[Tensor]] = {}
+    for block in whole:
+        numbered = zip(block.numbers, block.params, strict=True)
+        block.first = [own[n] if n in own else torch.zeros_like(p) for n, p in numbered]
+        for g in block.first:
+            lists.setdefault((g.dtype, g.device), []).append(g)
+    for tensors in lists.values():
+        flat = torch.cat([t.reshape(-1) for t in tensors])
+        flat /= process_group.size()  # before the sum, as DistributedDataParallel does
+        sum_over_ranks(flat, process_group)
+        pieces = torch.split(flat, [t.numel() for t in tensors])
+        shaped = [piece.view_as(t) for piece, t in zip(pieces, tensors, strict=True)]
+        torch._foreach_copy_(tensors, shaped)
+    return whole
 
 
 def copies(tensors: list[Tensor]) -> list[Tensor]:

@@ -13,6 +13,7 @@ from wsam import lean as lean_plan
 from wsam import state as saving
 from wsam import update
 from wsam.block import Block, Scalar, average_over_ranks, sum_over_ranks
+from wsam.kernels import Kernels
 from wsam.passes import RandomStates, RunningStatistics
 from wsam.rule import Mix, is_number
 from wsam.select import Selection
@@ -37,6 +38,7 @@ class Engine(Wrapper):
         self._lean_is_safe = False
         # Whether the step is perturbed, where that was decided on the host before a replay.
         self._decided: bool | None = None
+        self._kernels: Kernels | None = None  # a recorded step has some
         self._sharpness: Tensor | None = None
 
     def _count(self) -> int:
@@ -147,7 +149,9 @@ class Engine(Wrapper):
                     p.grad = None
         else:
             update.detach_gradients(flight.blocks, outlive=self.rule.keeps_first)
-            update.perturb(flight, mask, self.geometry, spend=not self.rule.keeps_first)
+            fused = self._kernels.save_and_add if self._kernels is not None else None
+            spend = not self.rule.keeps_first
+            update.perturb(flight, mask, self.geometry, spend=spend, fused=fused)
             if not self.rule.keeps_first:
                 for block in (*flight.blocks, *flight.moved):
                     block.first = None
@@ -176,6 +180,8 @@ class Engine(Wrapper):
         """Make of g0 and g1 what the base is fed and what is applied beside it."""
         flight = self._flight
         assert flight is not None
+        if self._finish_by_kernel(flight):
+            return
         self._return_to_weights()
         if not flight.skip and not flight.plain and self.nonfinite != "propagate":
             flight.skip = self._overflowed(update.gather(self._layout()))
@@ -192,12 +198,26 @@ class Engine(Wrapper):
             flight.beside = update.combine(layout, blocks, self.rule, self._values, self.max_norm)
         flight.ready = True
 
+    def _finish_by_kernel(self, flight: Flight) -> bool:
+        """Do all that is left of the step, the base's part included, by one kernel if one can."""
+        blocks, layout = flight.blocks, self._layout()
+        ordinary = not (flight.skip or flight.plain or flight.stepped or self.local)
+        if self._kernels is None or not ordinary or self.max_norm is not None:
+            return False
+        if any(self.rule.needs_products(self._values(block.group)) for block in blocks):
+            return False
+        if update.latecomers(layout, blocks):
+            return False
+        if not self._kernels.finish(flight, [self._mix(block.group) for block in blocks]):
+            return False
+        flight.moved, flight.stepped, flight.ready = [], True, True
+        self._return_to_weights()
+        return True
+
     def _average_first(self, flight: Flight) -> None:
         """Make of each rank's own g0, by which it perturbed, the average that all step by."""
-        ddp: Any = self.model
-        doubtful = ddp.find_unused_parameters or ddp.static_graph
-        layout, blocks = self._layout(), flight.blocks
-        flight.blocks = average_over_ranks(layout, blocks, ddp.process_group, doubtful)
+        group: Any = self.model.process_group  # type: ignore[union-attr]
+        flight.blocks = average_over_ranks(self._layout(), flight.blocks, group)
 
     def _refuse_uneven_ranks(self) -> None:
         if self.local and getattr(getattr(self.model, "_join_config", None), "enable", False):

@@ -20,16 +20,16 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from wsam import state as saving
-from wsam.block import Block
-from wsam.geometry import Geometry, Masked
+from wsam.kernels import Kernels, available
 from wsam.optimizer import SharpnessAware
+from wsam.standins import Masks, Rewind, Scalars
 
 EAGER_CALLS = 2
 FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 
 
 def capture(
-    opt: Optimizer, loss_fn: Callable[..., Tensor], *example_batch: Tensor
+    opt: Optimizer, loss_fn: Callable[..., Tensor], *example_batch: Tensor, fuse: bool = False
 ) -> "CapturedStep":
     """Return `step(*batch) -> loss`, which replays a recorded step.
 
@@ -38,6 +38,7 @@ def capture(
         loss_fn: a plain function of a batch that returns the loss; it must not call backward.
         *example_batch: tensors like those the step will be given; another shape makes another
             recording, the first ones stay.
+        fuse: perturb and finish by fused Triton kernels where these can (see `wsam.kernels`).
 
     Returns:
         The step. It returns the loss at w; `opt.sharpness` is set, schedulers and step hooks work.
@@ -46,7 +47,7 @@ def capture(
         >>> step = capture(opt, lambda x, y: cross_entropy(model(x), y), x, y)  # doctest: +SKIP
         >>> loss = step(x, y)                                                   # doctest: +SKIP
     """
-    return CapturedStep(opt, loss_fn, example_batch)
+    return CapturedStep(opt, loss_fn, example_batch, fuse)
 
 
 @dataclass
@@ -59,6 +60,7 @@ class Recording:
     graph: torch.cuda.CUDAGraph | None = None
     out: Tensor | None = None
     """L(w) and the sharpness."""
+    fused: Kernels | None = None
     kept: list[Any] = field(default_factory=list)
     """What the graph points into and nobody else holds."""
 
@@ -67,9 +69,15 @@ class CapturedStep:
     """A step that is recorded once for each shape and setting, then replayed."""
 
     def __init__(
-        self, opt: Optimizer, loss_fn: Callable[..., Tensor], example: tuple[Any, ...]
+        self,
+        opt: Optimizer,
+        loss_fn: Callable[..., Tensor],
+        example: tuple[Any, ...],
+        fuse: bool = False,
     ) -> None:
-        self.opt = opt
+        if fuse and not available():
+            raise ValueError("fuse=True needs Triton, which is not installed")
+        self.opt, self._fuse = opt, fuse
         self.sharp = opt if isinstance(opt, SharpnessAware) else None
         self.loss_fn = loss_fn
         self._device = self._check(example)
@@ -133,6 +141,8 @@ class CapturedStep:
         if known is None or known.state is not state:  # loading a state replaces its tensors
             inputs = [torch.empty_like(x, device=self._device) for x in batch]
             known = self._recordings[key] = Recording(inputs, state)
+            if self._fuse and self.sharp is not None:
+                known.fused = Kernels(self._device, self.sharp.base)
         return known
 
     def _advance(self, recording: Recording, chosen: bool) -> Tensor:
@@ -173,6 +183,8 @@ class CapturedStep:
         for group, count in zip(self.opt.param_groups, counts, strict=True):
             if count is not None:  # recording is not a step
                 group[saving.PREFIX + "step"] = count
+        if recording.fused is not None:
+            recording.fused.recorded()
         recording.graph = graph
         recording.kept = [p.grad for group in self.opt.param_groups for p in group["params"]]
         self._pool = self._pool or graph.pool()
@@ -190,7 +202,8 @@ class CapturedStep:
             loss = closure().detach()
             self.opt.step()
             return torch.stack((loss.float(), torch.full_like(loss, torch.nan).float()))
-        with self._masks.installed(), chosen_is(self.sharp, chosen), no_hooks(self.sharp):
+        context = (self._masks.installed(), chosen_is(self.sharp, chosen), no_hooks(self.sharp))
+        with context[0], context[1], context[2], use_kernels(self.sharp, recording.fused):
             loss = self.sharp.step(closure)
         sharpness = self.sharp.sharpness if chosen else torch.full_like(loss, torch.nan)
         assert isinstance(sharpness, Tensor)
@@ -221,156 +234,6 @@ def prepare_base(base: Optimizer) -> None:
                 base.state[p]["step"] = step.to(p.device, torch.float32)
 
 
-class Scalars:
-    """Learning rates, radii and weights of all groups as views of one small device tensor."""
-
-    def __init__(self, opt: Optimizer, device: torch.device) -> None:
-        self._opt = opt
-        self._keys = [[k for k, v in g.items() if self._moves(k, v)] for g in opt.param_groups]
-        count = sum(len(keys) for keys in self._keys)
-        self._values = torch.zeros(count, device=device)
-        self._written: list[float] | None = None
-
-    @staticmethod
-    def _moves(key: str, value: Any) -> bool:
-        names = {saving.PREFIX + name for name in saving.FAMILY}
-        return (key == "lr" or key in names) and not isinstance(value, Tensor)
-
-    def write(self) -> None:
-        """Copy the groups' present values to the device, if they have changed."""
-        groups = self._opt.param_groups
-        values = [float(g[k]) for g, keys in zip(groups, self._keys, strict=True) for k in keys]
-        if values != self._written:
-            self._values.copy_(torch.tensor(values), non_blocking=True)
-            self._written = values
-
-    def fixed(self) -> tuple[Any, ...]:
-        """Return the groups' other values: a recording is made for them."""
-        kept = []
-        for group, keys in zip(self._opt.param_groups, self._keys, strict=True):
-            left_out = {"params", "param_names", saving.PREFIX + "step", "initial_lr", *keys}
-            kept.append(tuple((k, repr(v)) for k, v in group.items() if k not in left_out))
-        return tuple(kept)
-
-    @contextlib.contextmanager
-    def in_groups(self) -> Iterator[None]:
-        """Put the device tensors into the groups for the time of a step."""
-        groups = self._opt.param_groups
-        plain = [{k: g[k] for k in keys} for g, keys in zip(groups, self._keys, strict=True)]
-        schedules = getattr(self._opt, "_schedules", None)
-        position = 0
-        for group, keys in zip(groups, self._keys, strict=True):
-            for key in keys:
-                group[key] = self._values[position]
-                position += 1
-        if schedules is not None:
-            self._opt._schedules = [{} for _ in schedules]  # type: ignore[attr-defined]
-        try:
-            yield
-        finally:
-            for group, values in zip(self._opt.param_groups, plain, strict=True):
-                group.update(values)
-            if schedules is not None:
-                self._opt._schedules = schedules  # type: ignore[attr-defined]
-
-
-class DeviceMask(Geometry):
-    """`Masked` with its choice in a device tensor: 1 for a chosen tensor, 0 for the others."""
-
-    def __init__(self, values: Tensor, boost: float) -> None:
-        object.__setattr__(self, "_values", values)
-        object.__setattr__(self, "_boost", boost)
-
-    @property
-    def boost(self) -> float:
-        """Return 1/beta."""
-        boost: float = self._boost  # type: ignore[attr-defined]
-        return boost
-
-    def root(self, block: Block, first: list[Tensor]) -> list[Tensor]:
-        """Return 0-d tensors of 0 or 1."""
-        return [self._values[number] for number in block.numbers]  # type: ignore[attr-defined]
-
-
-class Masks:
-    """Writes the choice of tensors of each step where the graph reads it."""
-
-    def __init__(self, sharp: SharpnessAware | None, device: torch.device) -> None:
-        self._sharp = sharp
-        self._geometry: DeviceMask | None = None
-        if sharp is not None and isinstance(sharp.geometry, Masked):
-            self._tensors = sum(len(g["params"]) for g in sharp.param_groups)
-            self._values = torch.ones(self._tensors, device=device)
-            self._geometry = DeviceMask(self._values, sharp.geometry.boost)
-
-    def write(self) -> None:
-        """Copy this step's mask to the device."""
-        if self._geometry is not None and self._sharp is not None:
-            mask = self._sharp._mask()
-            self._values.copy_(torch.tensor(mask, dtype=torch.float32), non_blocking=True)
-
-    @contextlib.contextmanager
-    def installed(self) -> Iterator[None]:
-        """Let the optimizer read the mask from the device for the time of a step."""
-        if self._geometry is None or self._sharp is None:
-            yield
-            return
-        own, self._sharp.geometry = self._sharp.geometry, self._geometry
-        try:
-            yield
-        finally:
-            self._sharp.geometry = own
-
-
-class Rewind:
-    """Lets a recorded second pass draw what the first drew.
-
-    A graph advances each generator state that is registered with it by what was drawn from it. The
-    second pass draws from a copy of the state, aligned with the original before each replay.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        index = device.index if device.index is not None else torch.cuda.current_device()
-        torch.cuda.init()  # type: ignore[no-untyped-call]
-        self._begins = True
-        self._generator = torch.cuda.default_generators[index]
-        self._first = self._generator.graphsafe_get_state()
-        self._second = self._generator.clone_state()
-
-    def register(self, graph: torch.cuda.CUDAGraph) -> None:
-        """Register the copy; the original is registered by torch."""
-        self.align()
-        graph.register_generator_state(self._second)
-
-    def align(self) -> None:
-        """Give the copy the seed and offset of the original."""
-        self._second.manual_seed(self._first.initial_seed())
-        self._second.set_offset(self._first.get_offset())
-
-    def read(self) -> str:
-        """Stand in for `RandomStates.read` while recording: name the state of now."""
-        return "first"
-
-    def write(self, state: Any) -> None:
-        """Stand in for `RandomStates.write`: the first call begins pass two, the next ends it."""
-        self._generator.graphsafe_set_state(self._second if self._begins else self._first)
-        self._begins = not self._begins
-
-    @contextlib.contextmanager
-    def installed(self, sharp: SharpnessAware | None) -> Iterator[None]:
-        """Stand in for the optimizer's own handling of generators while recording."""
-        if sharp is None:
-            yield
-            return
-        own, sharp._random = sharp._random, self  # type: ignore[assignment]
-        self._begins = True
-        try:
-            yield
-        finally:
-            sharp._random = own
-            self._generator.graphsafe_set_state(self._first)
-
-
 @contextlib.contextmanager
 def chosen_is(sharp: SharpnessAware, chosen: bool) -> Iterator[None]:
     """Decide for the optimizer whether this step is perturbed; it cannot ask while recording."""
@@ -379,6 +242,18 @@ def chosen_is(sharp: SharpnessAware, chosen: bool) -> Iterator[None]:
         yield
     finally:
         sharp._decided = None
+
+
+@contextlib.contextmanager
+def use_kernels(sharp: SharpnessAware, fused: Kernels | None) -> Iterator[None]:
+    """Let the optimizer use fused kernels for the time of a step."""
+    if fused is not None:
+        fused.begin(recording=torch.cuda.is_current_stream_capturing())
+    sharp._kernels = fused
+    try:
+        yield
+    finally:
+        sharp._kernels = None
 
 
 @contextlib.contextmanager

@@ -107,8 +107,7 @@ class SharpnessAware(Engine):
             raise ValueError(f"nonfinite must be one of {POLICIES}, got {self.nonfinite!r}")
         if self.when is not None and not isinstance(self.when, Interval):
             raise TypeError(f"when must be a wsam.schedule.Interval, got {self.when!r}")
-        if self.local and not hasattr(self.model, "require_backward_grad_sync"):
-            raise ValueError("local=True needs model=, wrapped in DistributedDataParallel")
+        self._check_local()
         if not self.lean:
             return
         undo = self.nonfinite != "propagate"
@@ -120,6 +119,20 @@ class SharpnessAware(Engine):
         }
         for reason in (reason for reason, holds in reasons.items() if holds):
             raise ValueError(f"lean=True lets the base step between the passes, but {reason}")
+
+    def _check_local(self) -> None:
+        ddp: Any = self.model
+        if not self.local:
+            return
+        if not hasattr(ddp, "require_backward_grad_sync"):
+            raise ValueError("local=True needs model=, wrapped in DistributedDataParallel")
+        # Under no_sync torch remembers which parameters were used for a reduction that is not made.
+        for option in ("find_unused_parameters", "static_graph"):
+            if getattr(ddp, option):
+                raise ValueError(
+                    f"local=True leaves out the first reduction, which DistributedDataParallel with "
+                    f"{option}=True does not allow: set {option}=False, or local=False"
+                )
 
     @property
     def sharpness(self) -> Tensor | None:

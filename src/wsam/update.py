@@ -148,15 +148,25 @@ def chosen_blocks(blocks: Sequence[Block], mask: list[bool] | None) -> list[Bloc
     return left
 
 
-def perturb(flight: Flight, mask: list[bool] | None, geometry: Geometry, *, spend: bool) -> None:
+def perturb(
+    flight: Flight,
+    mask: list[bool] | None,
+    geometry: Geometry,
+    *,
+    spend: bool,
+    fused: Callable[[Block, list[Tensor], Tensor], list[Tensor] | None] | None = None,
+) -> None:
     """Move the weights to w + d and keep w in `block.saved`; with `spend`, g0 is overwritten.
 
-    d = rho * boost * S g0 / (sqrt(<g0, S g0>) + eps).
+    d = rho * boost * S g0 / (sqrt(<g0, S g0>) + eps). `fused` does both in one pass, or nothing.
     """
     blocks = flight.moved = chosen_blocks(flight.blocks, mask)
     everything = flight.blocks if mask is not None else None
     directions = perturbations(blocks, geometry, spend=spend, everything=everything)
     for block, (direction, scale, own) in zip(blocks, directions, strict=True):
+        if fused is not None and (saved := fused(block, direction, scale)) is not None:
+            block.saved = saved
+            continue
         weights = block.weights()
         block.saved = copies(weights)
         add_scaled(weights, direction, scale, spend=own)

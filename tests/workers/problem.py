@@ -1,11 +1,12 @@
 """One small problem for all tests of several ranks, and the judge who solves it in one process."""
 
+import dataclasses
 import functools
 from typing import Any
 
 import reference
 import torch
-from helpers import BASES, batch, reference_base
+from helpers import batch, reference_base, torch_base
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -13,6 +14,7 @@ import wsam
 
 RANKS = 2
 STEPS = 4
+DECAY = 0.01
 Weights = list[Tensor]
 
 
@@ -42,8 +44,7 @@ def share(step: int, rank: int, dtype: torch.dtype = torch.float64) -> Tensor:
 
 
 def base_of(model: nn.Module, base: str) -> torch.optim.Optimizer:
-    kind, options, _, _ = BASES[base]
-    return kind(model.parameters(), **options)
+    return torch_base(base, model.parameters(), weight_decay=DECAY)
 
 
 def average(lists: list[Weights]) -> Weights:
@@ -58,6 +59,8 @@ def judged(
     steps: int = STEPS,
     max_norm: float | None = None,
     plain: tuple[int, ...] = (),
+    idle_after: int = STEPS,
+    halved: bool = False,
 ) -> Weights:
     """The weights after these steps, by the reference alone: no wsam, no torch.distributed.
 
@@ -68,17 +71,22 @@ def judged(
         steps: how many.
         max_norm: of clipping.
         plain: numbers of the steps that the base makes alone.
+        idle_after: from this step on only rank 0 has samples.
+        halved: whether its gradients count half then.
     """
     model = net()
     method = reference.MEMBERS[name]
     if max_norm is not None:
-        method = reference.replace(method, max_norm=max_norm)
+        method = dataclasses.replace(method, max_norm=max_norm)
     keys = [key for key, _ in model.named_parameters()]
     w = [p.detach().clone() for p in model.parameters()]
-    twin = reference_base(base)
+    twin = reference_base(base, DECAY)
     for step in range(steps):
         mask = mask_of(name, step, len(w))
-        losses = [functools.partial(losses_of, model, keys, share(step, r)) for r in range(RANKS)]
+        busy, factor = (1, 0.5 if halved else 1.0) if step >= idle_after else (RANKS, 1.0)
+        losses = [
+            functools.partial(losses_of, model, keys, share(step, r), factor) for r in range(busy)
+        ]
         if local:
             pairs = [reference.two_gradients(method, w, each, mask) for each in losses]
             g0, g1 = (average([pair[i] for pair in pairs]) for i in range(2))
@@ -91,8 +99,8 @@ def judged(
     return w
 
 
-def losses_of(model: nn.Module, keys: list[str], x: Tensor, w: Weights) -> Tensor:
-    return functional_call(model, dict(zip(keys, w, strict=True)), (x,))
+def losses_of(model: nn.Module, keys: list[str], x: Tensor, factor: float, w: Weights) -> Tensor:
+    return factor * functional_call(model, dict(zip(keys, w, strict=True)), (x,))
 
 
 def together(method: Any, w: Weights, losses: list[Any], mask: Any) -> tuple[Weights, Weights]:

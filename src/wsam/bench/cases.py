@@ -90,13 +90,19 @@ def recorded(run: Callable[[], None]) -> Step:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         run()
+    return Replay(graph, run)
 
-    def replay() -> None:
-        # `run` is named here so that the gradients the graph writes to stay alive.
-        assert run is not None
-        graph.replay()
 
-    return replay
+@dataclass(frozen=True)
+class Replay:
+    """A recorded graph, and what must stay alive as long as it does."""
+
+    graph: torch.cuda.CUDAGraph
+    kept: object
+
+    def __call__(self) -> None:
+        """Run what was recorded."""
+        self.graph.replay()
 
 
 def base_step(problem: Problem, form: str) -> Step:
@@ -176,7 +182,7 @@ def interval(n: int, form: str) -> Case:
 
 
 def chosen(cases: list[Case], only: Iterable[str]) -> list[Case]:
-    """Return the cases whose label begins with one of the given words; floors always stay.
+    """Return the cases whose label begins with one of the given words, and their forms' floors.
 
     Raises:
         ValueError: A word that fits no case.
@@ -188,9 +194,6 @@ def chosen(cases: list[Case], only: Iterable[str]) -> list[Case]:
         if not any(case.label.lower().startswith(word) for case in cases):
             names = ", ".join(dict.fromkeys(case.name for case in cases))
             raise ValueError(f"--only {word} fits no case; there are {names}")
-    return [
-        case
-        for case in cases
-        if case.kind in (FLOOR, BASE)
-        or any(case.label.lower().startswith(word) for word in wanted)
-    ]
+    left = [c for c in cases if any(c.label.lower().startswith(word) for word in wanted)]
+    forms = {case.form for case in left}
+    return [c for c in cases if c in left or (c.kind in (FLOOR, BASE) and c.form in forms)]

@@ -134,12 +134,12 @@ def mlp10m(task: Task) -> nn.Module:
 
 
 class _Given(torch.autograd.Function):
-    """A loss of zero whose gradients are copies of given tensors."""
+    """Losses of zero whose gradients are copies of given tensors."""
 
     @staticmethod
     def forward(ctx: Any, sources: list[Tensor], *params: Tensor) -> Tensor:
         ctx.sources = sources
-        return sources[0].new_zeros(())
+        return sources[0].new_zeros(2)  # a loss for each of two samples
 
     @staticmethod
     def backward(ctx: Any, *outputs: Tensor) -> Any:
@@ -161,7 +161,7 @@ class Bag(nn.Module):
         self.weights = nn.ParameterList(torch.ones_like(source) for source in sources)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return zero, whose gradients are the sources."""
+        """Return zeros, whose gradients are the sources."""
         return cast(Tensor, _Given.apply(self.sources, *self.weights))  # type: ignore[no-untyped-call]
 
 

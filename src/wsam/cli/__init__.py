@@ -7,6 +7,7 @@ line and exits with status 2. Anything else is a defect of ours and keeps its tr
 import sys
 
 from wsam.cli import (  # noqa: F401 (each registers its verb)
+    bench,
     bounds,
     curvature,
     directions,

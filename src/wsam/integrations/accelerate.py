@@ -1,11 +1,7 @@
 """Accelerate: both passes in place of `accelerator.backward`.
 
-    passes = TwoPasses(accelerator, model, optimizer)     # after accelerator.prepare
-    for batch in loader:
-        with accelerator.accumulate(model):
-            loss = passes.backward(compute_loss, batch)
-            optimizer.step()
-            optimizer.zero_grad()
+After `accelerator.prepare`, make `passes = TwoPasses(accelerator, model, optimizer)` and write
+`passes.backward(compute_loss, batch)` where the loop said `accelerator.backward(loss)`.
 """
 
 import functools
@@ -79,22 +75,16 @@ class TwoPasses:
                 "function runs again when the loop's variables hold a later batch"
             )
 
+        losses: list[Tensor] = []
+
         def run() -> Tensor:
             loss = compute(*batch)
             accelerator.backward(loss)
-            return loss.detach() / accelerator.gradient_accumulation_steps
+            losses.append(loss.detach())
+            share: Tensor = losses[-1] / accelerator.gradient_accumulation_steps
+            return share
 
-        loss = self._first(run)
+        self._window.first(run)
         if accelerator.sync_gradients:
             self._window.finish(accelerator.scaler)
-        return loss * accelerator.gradient_accumulation_steps
-
-    def _first(self, run: Callable[[], Tensor]) -> Tensor:
-        self._window.add(run)
-        try:
-            loss = run()
-        except BaseException:
-            self._window.clear()
-            raise
-        self._window.note(loss)
-        return loss
+        return losses[0]

@@ -25,6 +25,14 @@ else:
 
 STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy")
 """Those that tests run; found by name, so that both packages Lightning comes in are known."""
+OTHERS = ("DeepSpeedStrategy", "XLAStrategy", "SingleDeviceXLAStrategy")
+"""Those that derive from a supported one and step in a way of their own."""
+
+
+def is_supported(strategy: type) -> bool:
+    """Whether each process holds all parameters, and the optimizer's own step updates them."""
+    names = {kind.__name__ for kind in strategy.__mro__}
+    return bool(names.intersection(STRATEGIES)) and not names.intersection(OTHERS)
 
 
 class SharpnessAwareMixin(LightningModule):  # type: ignore[misc]
@@ -57,7 +65,8 @@ class SharpnessAwareMixin(LightningModule):  # type: ignore[misc]
         if optimizer is not None:
             every = self.trainer.accumulate_grad_batches
             if self._window is None or batch_idx % every == 0:
-                quiet = getattr(self.trainer.strategy, "block_backward_sync", contextlib.nullcontext)
+                strategy = self.trainer.strategy
+                quiet = getattr(strategy, "block_backward_sync", contextlib.nullcontext)
                 self._window = Window(optimizer, quiet)
             arguments = (batch, batch_idx) if self._takes_index() else (batch,)
             self._window.add(functools.partial(self._run_again, arguments, every, optimizer))
@@ -86,22 +95,19 @@ class SharpnessAwareMixin(LightningModule):  # type: ignore[misc]
         if own is None or optimizer_closure is None:
             super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
             return
-        window, self._window = self._window, None
-        self._check(own, window, batch_idx)
-        assert window is not None
+        window = self._checked_window(own, batch_idx)
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
 
         def both_passes() -> Any:
-            self._window = window
-            try:
-                loss = optimizer_closure()
-                window.finish(scaler, losses_are_scaled=True)
-            finally:
-                self._window = None
+            loss = optimizer_closure()
+            window.finish(scaler, losses_are_scaled=True)
             return loss
 
-        with _closure_runs_once(own):
-            super().optimizer_step(epoch, batch_idx, optimizer, both_passes)
+        try:
+            with _closure_runs_once(own):
+                super().optimizer_step(epoch, batch_idx, optimizer, both_passes)
+        finally:
+            self._window = None
 
     def configure_gradient_clipping(
         self,
@@ -137,11 +143,10 @@ class SharpnessAwareMixin(LightningModule):  # type: ignore[misc]
         strategy.backward(loss, optimizer)
         return loss
 
-    def _check(self, optimizer: SharpnessAware, window: Window | None, batch_idx: int) -> None:
+    def _checked_window(self, optimizer: SharpnessAware, batch_idx: int) -> Window:
         """Refuse what would be silently wrong, and take over the Trainer's clipping."""
-        trainer = self.trainer
-        kinds = {kind.__name__ for kind in type(trainer.strategy).__mro__}
-        if not kinds.intersection(STRATEGIES):
+        trainer, window = self.trainer, self._window
+        if not is_supported(type(trainer.strategy)):
             raise ValueError(
                 f"{type(trainer.strategy).__name__} is not supported: it shards parameters or steps by "
                 f"itself, so perturbations would be wrong; use one of {', '.join(STRATEGIES)}"
@@ -149,8 +154,8 @@ class SharpnessAwareMixin(LightningModule):  # type: ignore[misc]
         expected = batch_idx % trainer.accumulate_grad_batches + 1
         if window is None or len(window) != expected:
             raise RuntimeError(
-                f"the step is made of {expected} batches, of which {len(window or ())} were kept for the "
-                "second pass: an on_train_batch_start of your own must call "
+                f"the step is made of {expected} batches, of which {len(window or ())} were kept for "
+                "the second pass: an on_train_batch_start of your own must call "
                 "super().on_train_batch_start(batch, batch_idx), and training_step must take a batch"
             )
         hook = type(self).configure_gradient_clipping
@@ -161,6 +166,7 @@ class SharpnessAwareMixin(LightningModule):  # type: ignore[misc]
             )
         if trainer.gradient_clip_val:
             self._take_over_clipping(optimizer)
+        return window
 
     def _take_over_clipping(self, optimizer: SharpnessAware) -> None:
         wanted, algorithm = self.trainer.gradient_clip_val, self.trainer.gradient_clip_algorithm
@@ -182,7 +188,7 @@ def _closure_runs_once(optimizer: SharpnessAware) -> Iterator[None]:
     """Let `optimizer.step(closure)` run the closure once, for it makes both passes by itself."""
     patched, step = vars(optimizer).get("step"), optimizer.step
 
-    def run_once(closure: Callable[[], Any] | None = None) -> Any:
+    def run_once(closure: Any = None) -> Any:
         loss = closure() if closure is not None else None
         step()
         return loss

@@ -45,6 +45,7 @@ class SharpnessAwareMixin(Trainer):  # type: ignore[misc]
         **kwargs: as for Trainer.
     """
 
+    optimizer: Any
     _window: Window | None = None
 
     def __init__(
@@ -63,6 +64,7 @@ class SharpnessAwareMixin(Trainer):  # type: ignore[misc]
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
         """Create the base optimizer as the Trainer does, and wrap it."""
+        refuse_sharding(self.accelerator)
         if unwrap(self.optimizer) is not None:
             return self.optimizer
         if self._wrap is None:
@@ -72,7 +74,9 @@ class SharpnessAwareMixin(Trainer):  # type: ignore[misc]
             )
         name = str(getattr(self.args.optim, "value", self.args.optim))
         if any(word in name for word in STEP_BY_THEMSELVES):
-            raise ValueError(f"optim={name!r} updates during the backward pass: it cannot be a base")
+            raise ValueError(
+                f"optim={name!r} updates during the backward pass: it cannot be a base"
+            )
         self.optimizer = self._wrap(super().create_optimizer(*args, **kwargs))
         return self.optimizer
 
@@ -84,24 +88,25 @@ class SharpnessAwareMixin(Trainer):  # type: ignore[misc]
     ) -> Tensor:
         """Make the first pass of a micro-batch; after the window's last, the second pass of all."""
         run = super().training_step
-        window = self._window = self._window or self._open_window(model)
-        # The inputs may be changed by the first pass: labels are popped where a loss is computed.
-        again = functools.partial(run, model, copy.copy(inputs), num_items_in_batch)
-        try:
-            window.add(again)
-            loss: Tensor = run(model, inputs, num_items_in_batch)
-            window.note(loss)
-            if self.accelerator.sync_gradients:
-                window.finish(self.accelerator.scaler)
-        except BaseException:
-            self._window = None
-            raise
+        if self._window is None:
+            self._window = self._open_window(model)
+        # A loss of one's own may pop labels from the inputs, so each pass has its own dictionary.
+        loss = self._window.first(
+            functools.partial(run, model, inputs, num_items_in_batch),
+            functools.partial(run, model, copy.copy(inputs), num_items_in_batch),
+        )
+        if self.accelerator.sync_gradients:
+            self._window.finish(self.accelerator.scaler)
         return loss
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Train as the Trainer does, with a fresh window."""
+        self._window = None
+        return super().train(*args, **kwargs)
 
     def _open_window(self, model: nn.Module) -> Window:
         optimizer = unwrap(self.optimizer)
         assert optimizer is not None
-        refuse_sharding(self.accelerator)
         if not hasattr(super(), "_clip_grad_norm") or not hasattr(super(), "_get_grad_norm"):
             raise RuntimeError("this version of transformers clips where it cannot be taken over")
         if self.args.max_grad_norm and optimizer.max_norm is None:

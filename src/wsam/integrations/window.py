@@ -77,6 +77,17 @@ class Window:
         """Take the loss of a micro-batch at w; with all of them the sharpness can be told."""
         self._losses.append(loss.detach())
 
+    def first(self, run: Callable[[], Tensor], again: Pass | None = None) -> Tensor:
+        """Make a micro-batch's first pass; the second is `again`, or the same."""
+        self.add(again or run)
+        try:
+            loss = run()
+        except BaseException:
+            self._runs, self._losses = [], []
+            raise
+        self.note(loss)
+        return loss
+
     def finish(self, scaler: Any = None, *, losses_are_scaled: bool = False) -> None:
         """Move to w + d by the gradients that lie there, run all again, and return to w.
 

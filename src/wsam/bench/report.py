@@ -1,0 +1,129 @@
+"""A record as a table, and where it is kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from wsam.lab.files import write_atomic
+
+Row = dict[str, Any]
+
+
+def table(record: Row) -> str:
+    """Return a record as the text that `wsam bench` prints."""
+    return scaling_table(record) if record["kind"] == "scaling" else step_table(record)
+
+
+def step_table(record: Row) -> str:
+    """Return times and ratios, then memory, then traffic."""
+    problem = record["problem"]
+    lines = [
+        f"{problem['model']}, {problem['weights']:,} weights in {problem['tensors']} tensors, "
+        f"batch {problem['batch']}, {problem['precision']}",
+        heading(record),
+        "",
+    ]
+    several = len({row["form"] for row in record["cases"]}) > 1
+    head = ["", "form", "ms a step", "quartiles", "of floor", "quartiles", "of base"]
+    rows = [head + (["of best floor"] if several else [])]
+    for row in record["cases"]:
+        cells = [row["name"], row["form"], f"{row['ms']['median']:.4g}", between(row["ms"], ".4g")]
+        cells += [f"{row['of_floor']['median']:.3f}", between(row["of_floor"], ".3f")]
+        cells.append(f"{row['of_base']['median']:.3f}")
+        rows.append(cells + ([f"{row['of_best_floor']['median']:.3f}"] if several else []))
+    lines += [*aligned(rows), "", *memory_lines(record), "", *traffic_lines(record)]
+    return "\n".join([*lines, *(f"note: {note}" for note in record["notes"])])
+
+
+def heading(record: Row) -> str:
+    """Return hardware, versions and how it was measured, in one line."""
+    hardware, versions = record["hardware"], record["versions"]
+    where = hardware.get("gpu") or f"{hardware['cpu']}, {hardware['threads']} of {hardware['cores']} cores"
+    return (
+        f"{where}; torch {versions['torch']}; {record['rounds']} interleaved rounds, "
+        f"{record['clock']} clock, load {record['load_before'][0]:.1f} to {record['load_after'][0]:.1f}"
+    )
+
+
+def memory_lines(record: Row) -> list[str]:
+    """Return the peaks of a step."""
+    rows = [["peak memory", "form", "MB", "copies of the weights beyond the base"]]
+    for row in record["memory"]:
+        copies = row.get("copies_beyond_base")
+        text = "" if copies is None else f"{copies:.2f}"
+        rows.append([row["name"], row["form"], f"{row['peak_bytes'] / 1e6:.1f}", text])
+    return [*aligned(rows), f"({record['memory_is']})"]
+
+
+def traffic_lines(record: Row) -> list[str]:
+    """Return what the optimizers' own parts read and write, and how fast."""
+    rows = [["own part of a step", "form", "ms", "reads", "writes", "share of copy bandwidth"]]
+    for row in record["cases"]:
+        if "reads" in row:
+            share = row["share_of_copy_bandwidth"]
+            cells = [row["name"], row["form"], f"{row['own_ms']['median']:.3g}"]
+            cells += [f"{row['reads']:g}", f"{row['writes']:g}"]
+            rows.append([*cells, "too short" if share is None else f"{100 * share:.0f}%"])
+    speed = record["copy_bandwidth"] / 1e9
+    return [*aligned(rows), f"(tensors as large as all weights; a copy moves {speed:.1f} GB/s)"]
+
+
+def scaling_table(record: Row) -> str:
+    """Return the own parts of all cases, one line a point."""
+    points = [point for point in record["points"] if point["cases"]]
+    labels = [f"{row['name']} ({row['form']})" for row in points[0]["cases"]]
+    rows = [["tensors", "weights", *labels]]
+    for point in points:
+        found = {f"{row['name']} ({row['form']})": row for row in point["cases"]}
+        cells = [str(point["tensors"]), f"{point['weights']:,}"]
+        for label in labels:
+            cells.append(f"{found[label]['own_us']['median']:.4g}" if label in found else "-")
+        rows.append(cells)
+    lines = ["The optimizer's own part of a step, microseconds", heading(record), ""]
+    lines += aligned([list(column) for column in zip(*rows, strict=True)])
+    return "\n".join([*lines, *(f"note: {note}" for note in record["notes"])])
+
+
+def between(spread: Row, form: str) -> str:
+    """Return the quartiles."""
+    return f"{spread['low']:{form}} to {spread['high']:{form}}"
+
+
+def aligned(rows: list[list[str]]) -> list[str]:
+    """Return rows as lines whose columns stand under each other; the first stands left."""
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    lines = []
+    for first, *rest in rows:
+        cells = [f"{cell:>{width}}" for cell, width in zip(rest, widths[1:], strict=True)]
+        lines.append("  ".join([f"{first:<{widths[0]}}", *cells]).rstrip())
+    return lines
+
+
+def name_of(record: Row) -> str:
+    """Return the name of a record's files, without an ending.
+
+    Example:
+        >>> name_of({"kind": "scaling", "axis": "tensors", "hardware": {"cpu": "x"}})
+        'scaling-tensors-cpu'
+    """
+    device = "cuda" if "gpu" in record["hardware"] else "cpu"
+    if record["kind"] == "scaling":
+        return f"scaling-{record['axis']}-{device}"
+    return f"bench-{record['problem']['model']}-{device}"
+
+
+def save(record: Row, folder: Path) -> list[Path]:
+    """Write a record as JSON and as a picture; without matplotlib only the former."""
+    path = folder / f"{name_of(record)}.json"
+    text = json.dumps(record, indent=1, allow_nan=False) + "\n"
+    write_atomic(path, text.encode())
+    from wsam.bench import chart
+
+    try:
+        return [path, chart.draw(record, path.with_suffix(".png"))]
+    except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise
+        return [path]

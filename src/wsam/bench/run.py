@@ -1,0 +1,212 @@
+"""One benchmark from its settings to its record: times, memory and traffic of all cases."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+import torch
+
+from wsam.bench import cases as listing
+from wsam.bench import memory, peers, traffic
+from wsam.bench.cases import BASE, FLOOR, Case
+from wsam.bench.problem import FORMS, Problem, default_batch, image_problem
+from wsam.bench.timing import Spread, Visitor, Visits, clock_of, differences, interleave, ratios
+from wsam.lab import environment
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to measure.
+
+    Args:
+        device: Where.
+        model: One of `problem.MODELS`; by default ResNet18 on CUDA, a perceptron elsewhere.
+        batch: Images a step.
+        peers: Files of other people's optimizers, each ``NAME=PATH``.
+        only: Beginnings of the names of the cases wanted; all if empty.
+        rounds: How often each case is visited.
+        clock: ``wall`` or ``cpu``.
+        smoke: Only show that everything runs: a tiny model, hardly any steps.
+    """
+
+    device: torch.device
+    model: str | None = None
+    batch: int | None = None
+    peers: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+    rounds: int | None = None
+    clock: str = "wall"
+    smoke: bool = False
+
+    def problem(self) -> Problem:
+        """Return what is trained."""
+        on_gpu = self.device.type == "cuda"
+        name = self.model or ("cnn" if self.smoke else "resnet18" if on_gpu else "mlp10m")
+        batch = self.batch or (4 if self.smoke else default_batch(name, self.device))
+        return image_problem(name, batch, self.device)
+
+    def visits(self) -> Visits:
+        """Return how often and how long a case is visited."""
+        if self.rounds is not None and self.rounds < 1:
+            raise ValueError(f"--rounds must be at least 1, not {self.rounds}")
+        if self.smoke:
+            return Visits(self.rounds or 2, 0.0, warmup=3 if self.device.type == "cuda" else 1)
+        if self.device.type == "cuda":
+            return Visits(self.rounds or 15, 0.2)
+        return Visits(self.rounds or 11, 0.3, warmup=2)
+
+    def forms(self) -> tuple[str, ...]:
+        """Return the forms a step can take on the device."""
+        return FORMS if self.device.type == "cuda" else ("eager",)
+
+
+def measure(settings: Settings, report: Report = lambda line: None) -> dict[str, Any]:
+    """Measure everything and return the record.
+
+    Args:
+        settings: What, where, how often.
+        report: Told what is going on.
+
+    Returns:
+        A record of plain values: problem, hardware, versions, commit, load, and for each case times
+        in milliseconds, ratios to the floor and to the plain base, memory and traffic.
+
+    Raises:
+        ValueError: Settings that cannot be measured.
+    """
+    clock = clock_of(settings.clock, settings.device)
+    visits, problem = settings.visits(), settings.problem()
+    found, notes = every_case(settings)
+    load = list(os.getloadavg())
+    facts = problem.facts()
+    with quick_convolutions(settings.device):
+        report("memory")
+        held = memory.peaks(problem, memory_cases(found), 4 * facts["weights"])
+        times = timed(problem, found, visits, Visitor(settings.device, clock), report)
+    rows = [row_of(case, times, found) for case in found]
+    bandwidth = add_traffic(rows, found, problem, facts["weights"], settings)
+    return {
+        "kind": "step",
+        "problem": facts,
+        "hardware": environment.hardware(settings.device),
+        "versions": versions(),
+        "commit": environment.commit(),
+        "clock": settings.clock,
+        "rounds": visits.rounds,
+        "load_before": load,
+        "load_after": list(os.getloadavg()),
+        "notes": notes,
+        "copy_bandwidth": bandwidth,
+        "memory_is": memory.HOW[settings.device.type],
+        "cases": rows,
+        "memory": held,
+    }
+
+
+def every_case(settings: Settings) -> tuple[list[Case], list[str]]:
+    """Return the chosen cases, and notes on those that cannot be measured here."""
+    forms = settings.forms()
+    eager = [form for form in forms if form != "captured"]
+    installed, notes = peers.installed(eager)
+    cases = [
+        *listing.floors(forms),
+        *listing.ours(forms, best=forms[-1]),
+        *installed,
+        *peers.by_path(settings.peers, eager),
+    ]
+    return listing.chosen(cases, settings.only), notes
+
+
+def memory_cases(cases: list[Case]) -> list[Case]:
+    """Return the cases whose memory is measured: compiling and intervals change nothing of it."""
+    return [c for c in cases if c.kind != FLOOR and c.form != "compiled" and c.period == 1]
+
+
+def timed(
+    problem: Problem, cases: list[Case], visits: Visits, visitor: Visitor, report: Report
+) -> dict[str, list[float]]:
+    """Build all cases and time them in one interleaved run; seconds a step, one a round."""
+    steps = {}
+    for case in cases:
+        report(f"building {case.label}")
+        steps[case.label] = case.build(problem)
+    periods = {case.label: case.period for case in cases}
+
+    def follow(number: int, name: str) -> None:
+        report(f"round {number + 1} of {visits.rounds}: {name}" if number >= 0 else f"warm-up: {name}")
+
+    return interleave(steps, periods, visits, visitor, follow)
+
+
+def row_of(case: Case, times: dict[str, list[float]], cases: list[Case]) -> dict[str, Any]:
+    """Return a case's times and its ratios to the floor and the base of its form."""
+    own = times[case.label]
+    row: dict[str, Any] = {
+        "name": case.name,
+        "form": case.form,
+        "kind": case.kind,
+        "ms": Spread.of([1e3 * t for t in own]).as_dict(),
+        "rounds_ms": [1e3 * t for t in own],
+    }
+    for other in cases:
+        if other.form == case.form and other.kind in (FLOOR, BASE):
+            key = "of_floor" if other.kind == FLOOR else "of_base"
+            row[key] = ratios(own, times[other.label]).as_dict()
+    floors = [times[c.label] for c in cases if c.kind == FLOOR]
+    best = min(floors, key=lambda values: Spread.of(values).median)
+    row["of_best_floor"] = ratios(own, best).as_dict()
+    same = next(times[c.label] for c in cases if c.kind == FLOOR and c.form == case.form)
+    if case.kind != FLOOR:
+        beyond = differences(own, same, case.passes / 2)
+        row["own_ms"] = {key: 1e3 * value for key, value in beyond.as_dict().items()}
+    return row
+
+
+def add_traffic(
+    rows: list[dict[str, Any]],
+    cases: list[Case],
+    problem: Problem,
+    weights: int,
+    settings: Settings,
+) -> float:
+    """Add reads, writes and the share of the copy bandwidth to rows; return that bandwidth."""
+    nbytes = 1 << 20 if settings.smoke else None
+    bandwidth = traffic.copy_bandwidth(settings.device, nbytes)
+    for row, case in zip(rows, cases, strict=True):
+        by_chance = case.name == "ESAM"  # which tensors move is drawn anew each step
+        if case.kind == FLOOR or case.form == "compiled" or case.period > 1 or by_chance:
+            continue
+        moved = traffic.count(case, settings.device)
+        seconds = row["own_ms"]["median"] / 1e3
+        share = traffic.share_of_bandwidth(moved, weights, seconds, bandwidth)
+        row["reads"], row["writes"] = round(moved.reads, 6), round(moved.writes, 6)
+        row["share_of_copy_bandwidth"] = share
+    return bandwidth
+
+
+def versions() -> dict[str, str | None]:
+    """Return the versions of what is compared."""
+    found = environment.versions()
+    try:
+        found["pytorch_optimizer"] = metadata.version("pytorch_optimizer")
+    except metadata.PackageNotFoundError:
+        found["pytorch_optimizer"] = None
+    return found
+
+
+@contextmanager
+def quick_convolutions(device: torch.device) -> Iterator[None]:
+    """Let cuDNN choose its fastest kernels for the time of a measurement."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = before or device.type == "cuda"
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before

@@ -1,0 +1,141 @@
+"""How many parameter-sized tensors a step reads and writes, counted operation by operation.
+
+The count is of the optimizer's own part: what a step of a `Bag` moves beyond its passes. A kernel
+that is no operation of torch (one launched past the dispatcher) is not seen.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from wsam.bench.cases import Case, two_passes
+from wsam.bench.problem import bag_problem
+
+ODD = 7919  # no other tensor has so many elements
+TENSORS = 3
+WRITES_ONLY = ("copy_", "_foreach_copy_", "zero_", "_foreach_zero_", "fill_")
+MAKES_NOTHING = ("empty", "new_empty")
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Parameter-sized tensors that are read and written, for each parameter."""
+
+    reads: float
+    writes: float
+
+    def __sub__(self, other: Traffic) -> Traffic:
+        """Return what is left."""
+        return Traffic(self.reads - other.reads, self.writes - other.writes)
+
+    def __mul__(self, factor: float) -> Traffic:
+        """Return several times as much."""
+        return Traffic(factor * self.reads, factor * self.writes)
+
+    @property
+    def total(self) -> float:
+        """Reads and writes."""
+        return self.reads + self.writes
+
+
+class Moved(TorchDispatchMode):
+    """Counts tensors of the odd size that operations read and write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = self.writes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operation and count its arguments and results by its schema."""
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        schema = func._schema
+        name = schema.name.removeprefix("aten::")
+        for position, argument in enumerate(schema.arguments):
+            value = args[position] if position < len(args) else kwargs.get(argument.name)
+            count = _odd(value)
+            # A fused base is allowed to scale gradients in place; it does so for a GradScaler only.
+            scales = name.startswith("_fused_") and argument.name == "grads"
+            written = argument.alias_info is not None and argument.alias_info.is_write
+            self.writes += count * (written and not scales)
+            self.reads += count * (not written or name not in WRITES_ONLY) * _is_read(func)
+        made = [r for r in schema.returns if r.alias_info is None]
+        if made and not name.startswith(MAKES_NOTHING):
+            self.writes += _odd(result)
+        return result
+
+
+def _odd(value: object) -> int:
+    return sum(isinstance(x, Tensor) and x.numel() == ODD for x in tree_leaves(value))
+
+
+def _is_read(func: Any) -> bool:
+    """Whether an operation looks at its arguments' elements: a view and an empty copy do not."""
+    name = func._schema.name.removeprefix("aten::")
+    views = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
+    return not views and not name.startswith(MAKES_NOTHING)
+
+
+def count(case: Case, device: torch.device) -> Traffic:
+    """Return what the optimizer's own part of a case's step reads and writes.
+
+    It is the second step: the first makes the base's state, and a captured step is recorded later.
+    """
+    problem = bag_problem(TENSORS, TENSORS * ODD, device)
+    floor = _moved(two_passes(problem, "eager")) * (case.passes / 2)
+    return _moved(case.build(problem)) - floor
+
+
+def _moved(step: Any) -> Traffic:
+    step()
+    counter = Moved()
+    with counter:
+        step()
+    return Traffic(counter.reads / TENSORS, counter.writes / TENSORS)
+
+
+def copy_bandwidth(device: torch.device, nbytes: int | None = None) -> float:
+    """Return the bytes a second that a large copy reads and writes here, at best of some tries."""
+    on_gpu = device.type == "cuda"
+    size = nbytes or (1 << 30 if on_gpu else 1 << 27)
+    source = torch.ones(size // 4, device=device)
+    target = torch.empty_like(source)
+    best = float("inf")
+    for _ in range(8):
+        _wait(device)
+        start = time.perf_counter()
+        target.copy_(source)
+        _wait(device)
+        best = min(best, time.perf_counter() - start)
+    return 2 * size / best
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def share_of_bandwidth(
+    traffic: Traffic, weights: int, seconds: float, bandwidth: float
+) -> float | None:
+    """Return the share of the copy bandwidth that the optimizer's own part reaches.
+
+    Args:
+        traffic: Of the case.
+        weights: How many, of four bytes each.
+        seconds: Of the optimizer's own part.
+        bandwidth: Of a copy.
+
+    Returns:
+        The share; None where the part was too short to be measured.
+    """
+    if seconds <= 0:
+        return None
+    return traffic.total * 4 * weights / seconds / bandwidth

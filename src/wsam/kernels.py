@@ -1,0 +1,231 @@
+"""Fused kernels for recorded steps: one pass to perturb, one to finish, instead of nine.
+
+A step that is recorded into a CUDA graph need not go through lists of small operations. Here one
+kernel reads w and the direction and writes w + d and the copy of w; another reads that copy, both
+gradients and the base's state and writes the new weights and state, with the arithmetic of SGD or
+Adam(W) inside. The foreach path is the truth they must equal.
+
+A kernel finds its tensors by a table of addresses on the device. While a step is recorded nothing
+may be copied from the host, so the addresses of that step are written once it has been recorded.
+"""
+
+import importlib.util
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from wsam.block import Block, Scalar
+from wsam.rule import Mix
+from wsam.update import Flight
+
+CHUNK = 4096
+BASES = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
+
+
+def available() -> bool:
+    """Whether Triton is there to make the kernels."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def can_finish(base: Optimizer) -> bool:
+    """Whether the base's arithmetic is one of those the kernels know."""
+    plain = type(base) in BASES and not base._optimizer_step_pre_hooks
+    known = not any(g.get("amsgrad") or g.get("maximize") for g in base.param_groups)
+    return plain and known and not base._optimizer_step_post_hooks
+
+
+def fit(*lists: Sequence[Tensor]) -> bool:
+    """Whether kernels may walk the tensors of all lists side by side, as plain memory."""
+    for tensors in zip(*lists, strict=True):
+        first = tensors[0]
+        plain = (t.dtype == torch.float32 and t.data_ptr() % 16 == 0 for t in tensors)
+        alike = (t.stride() == first.stride() for t in tensors)
+        if not (all(plain) and all(alike) and _is_dense(first)):
+            return False
+    return True
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    pairs = sorted(zip(tensor.stride(), tensor.shape, strict=True))
+    expected = 1
+    for stride, size in pairs:
+        if size > 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+class Plan:
+    """Which program of a kernel does which part of which tensor."""
+
+    def __init__(self, tensors: Sequence[Tensor], device: torch.device) -> None:
+        where, offset = [], []
+        for index, tensor in enumerate(tensors):
+            for start in range(0, tensor.numel(), CHUNK):
+                where.append(index)
+                offset.append(start)
+        self.programs = len(where)
+        self.where = torch.tensor(where, dtype=torch.int32, device=device)
+        self.offset = torch.tensor(offset, dtype=torch.int64, device=device)
+        self.sizes = torch.tensor([t.numel() for t in tensors], dtype=torch.int64, device=device)
+
+
+class Kernels:
+    """The fused kernels of one recording, with their tables of addresses.
+
+    Every step asks for the same tables in the same order: `begin` starts again with the first.
+    """
+
+    def __init__(self, device: torch.device, base: Optimizer) -> None:
+        self._device = device
+        self._base = base
+        self._knows_base = can_finish(base)
+        self._plans: dict[tuple[int, ...], Plan] = {}
+        self._tables: list[Tensor] = []
+        self._next = 0
+        self._pending: list[tuple[Tensor, list[int]]] | None = None
+
+    def begin(self, recording: bool) -> None:
+        """Say that a step begins, and whether it is being recorded."""
+        self._next = 0
+        self._pending = [] if recording else None
+
+    def recorded(self) -> None:
+        """Write the addresses of the step that has been recorded."""
+        for table, addresses in self._pending or []:
+            table.copy_(torch.tensor(addresses, dtype=torch.int64))
+        self._pending = None
+
+    def _table(self, lists: Sequence[Sequence[Tensor]]) -> Tensor:
+        addresses = [t.data_ptr() for tensors in lists for t in tensors]
+        while self._next >= len(self._tables) or self._tables[self._next].numel() != len(addresses):
+            assert self._pending is None, "a recorded step asks for other tables than an eager one"
+            fresh = torch.zeros(len(addresses), dtype=torch.int64, device=self._device)
+            self._tables[self._next :] = [fresh]
+        table = self._tables[self._next]
+        self._next += 1
+        if self._pending is None:
+            table.copy_(torch.tensor(addresses, dtype=torch.int64))
+        else:
+            self._pending.append((table, addresses))
+        return table
+
+    def _plan(self, block: Block, tensors: Sequence[Tensor]) -> Plan:
+        key = tuple(block.numbers)
+        if key not in self._plans:
+            self._plans[key] = Plan(tensors, self._device)
+        return self._plans[key]
+
+    def save_and_add(
+        self, block: Block, direction: list[Tensor], scale: Tensor
+    ) -> list[Tensor] | None:
+        """`saved = w; w += scale * direction` in one pass; None if the tensors do not fit."""
+        weights = block.weights()
+        if not fit(weights, direction):
+            return None
+        from wsam import _triton
+
+        saved = [torch.empty_like(w) for w in weights]
+        plan = self._plan(block, weights)
+        table = self._table((weights, direction, saved))
+        _triton.save_and_add[(plan.programs,)](
+            *(table, plan.where, plan.offset, plan.sizes, scale.float(), len(weights)), BLOCK=CHUNK
+        )
+        return saved
+
+    def finish(self, flight: Flight, mixes: Sequence[Mix]) -> bool:
+        """Restore, combine, step the base and apply what is beside it, in one pass over each block.
+
+        Returns:
+            False, with nothing done, where a gradient is missing or tensors do not fit.
+        """
+        if not self._knows_base:
+            return False
+        base, work = self._base, []
+        moved = {
+            number: s for b in flight.moved for number, s in zip(b.numbers, b.saved, strict=True)
+        }
+        for block in flight.blocks:
+            second = [p.grad for p in block.params]
+            states = [base.state.get(p, {}) for p in block.params]
+            history = _history(base, block.group, states)
+            saved = [moved.get(number) for number in block.numbers]
+            if history is None or any(t is None for t in (*second, *saved)):
+                return False
+            lists = [saved, block.weights(), second, *([block.first] if block.first else [])]
+            if not fit(*lists, *history):  # type: ignore[arg-type]
+                return False
+            work.append((block, lists, history, states))
+        for (block, lists, history, states), mix in zip(work, mixes, strict=True):
+            self._finish_block(block, lists, history, states, mix)
+        return True
+
+    def _finish_block(
+        self,
+        block: Block,
+        lists: list[Any],
+        history: list[list[Tensor]],
+        states: list[dict[str, Any]],
+        mix: Mix,
+    ) -> None:
+        from wsam import _triton
+
+        group = block.group
+        numbers = (*mix.fed, *mix.beside, group["lr"])
+        scalars = torch.stack([_scalar(value, self._device) for value in numbers])
+        kept = block.first is not None
+        plan = self._plan(block, lists[1])
+        shape = (plan.where, plan.offset, plan.sizes, scalars, len(lists[1]))
+        lists = [*lists[:3], lists[3] if kept else lists[2]]
+        if isinstance(self._base, torch.optim.SGD):
+            lists += history or [lists[1]]
+            _triton.finish_sgd[(plan.programs,)](
+                self._table(lists),
+                *shape,
+                KEPT=kept,
+                DECAY=group["weight_decay"],
+                MOMENTUM=group["momentum"],
+                DAMPENING=group["dampening"],
+                NESTEROV=group["nesterov"],
+                BLOCK=CHUNK,
+            )
+            return
+        steps = [state["step"] for state in states]
+        torch._foreach_add_(steps, 1)
+        decoupled = isinstance(self._base, torch.optim.AdamW) or bool(
+            group.get("decoupled_weight_decay")
+        )
+        _triton.finish_adam[(plan.programs,)](
+            self._table([*lists, *history, steps]),
+            *shape,
+            KEPT=kept,
+            DECAY=group["weight_decay"],
+            DECOUPLED=decoupled,
+            BETA1=group["betas"][0],
+            BETA2=group["betas"][1],
+            EPSILON=group["eps"],
+            BLOCK=CHUNK,
+        )
+
+
+def _history(
+    base: Optimizer, group: dict[str, Any], states: list[dict[str, Any]]
+) -> list[list[Tensor]] | None:
+    """Return the base's state as lists, in the kernel's order; None while it is not all there."""
+    if isinstance(base, torch.optim.SGD):
+        names: tuple[str, ...] = ("momentum_buffer",) if group["momentum"] else ()
+    else:
+        names = ("exp_avg", "exp_avg_sq")
+    lists = [[state.get(name) for state in states] for name in names]
+    if any(value is None for values in lists for value in values):
+        return None
+    return lists  # type: ignore[return-value]
+
+
+def _scalar(value: Scalar, device: torch.device) -> Tensor:
+    if isinstance(value, Tensor):
+        return value.to(device, torch.float32).reshape(())
+    return torch.full((), float(value), device=device)

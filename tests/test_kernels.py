@@ -1,0 +1,105 @@
+"""Fused kernels equal the foreach path; where Triton is, by its interpreter, without a GPU, too."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import wsam
+from wsam import kernels
+
+BASES = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01),
+    "nesterov": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
+    "dampening": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.3),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=0.01),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1),
+}
+
+
+def network(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    hidden = nn.Sequential(nn.Conv2d(3, 7, 3, bias=False), nn.BatchNorm2d(7), nn.ReLU())
+    model = nn.Sequential(hidden, nn.Flatten(), nn.Linear(7 * 36, 50), nn.Tanh(), nn.Linear(50, 4))
+    return model.to(memory_format=torch.channels_last)
+
+
+def compare(name: str, base: str, **options: object) -> int:
+    """Train twice, the second time with kernels; return how many steps a kernel finished."""
+    models = [network(), network()]
+    opts = [wsam.create(name, BASES[base](m.parameters()), model=m, **options) for m in models]
+    fused = kernels.Kernels(torch.device("cpu"), opts[1].base)
+    finished = []
+    own = fused.finish
+    fused.finish = lambda *a: finished.append(own(*a)) or finished[-1]  # type: ignore[method-assign]
+    opts[1]._kernels = fused
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(6):
+        x = torch.randn(9, 3, 8, 8, generator=generator)
+        y = torch.randint(0, 4, (9,), generator=generator)
+        for opt, model in zip(opts, models, strict=True):
+            fused.begin(recording=False)
+
+            def closure(opt=opt, model=model, x=x, y=y):
+                loss = opt.select(cross_entropy(model(x), y, reduction="none"))
+                loss.backward()
+                return loss
+
+            opt.step(closure)
+    for p, q in zip(*(m.state_dict().values() for m in models), strict=True):
+        torch.testing.assert_close(q, p, rtol=1e-5, atol=1e-6)
+    return sum(finished)
+
+
+def check_all() -> None:
+    for base in BASES:
+        for name in wsam.METHODS:
+            done = compare(name, base)
+            # The first step makes the base's state, GSAM's weights need products of both gradients,
+            # and where a mask leaves a tensor out its weights were not saved.
+            wanted = 0 if name in {"gsam", "esam"} else 6 if base == "sgd" else 5
+            assert done == wanted, (name, base, done)
+    assert compare("wsam", "momentum", max_norm=0.5) == 0
+    for geometry in (wsam.Adaptive(), wsam.Fisher()):
+        assert compare("wsam", "momentum", geometry=geometry) == 5
+
+
+@pytest.mark.skipif(not kernels.available(), reason="Triton is not installed")
+def test_kernels_equal_the_foreach_path() -> None:
+    code = "import sys; sys.path.insert(0, 'tests'); import test_kernels; test_kernels.check_all()"
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=280)
+
+
+def test_what_does_not_fit() -> None:
+    a = torch.zeros(4, 6)
+    assert kernels.fit([a], [a.clone()])
+    assert kernels.fit([a.t()], [a.clone().t()])
+    assert not kernels.fit([a], [a.t().contiguous().t()])  # the same numbers in another order
+    assert not kernels.fit([a[:, :3]], [a[:, 3:]])
+    assert not kernels.fit([a.double()], [a])
+    assert not kernels.fit([torch.zeros(9)[1:]], [torch.zeros(9)[1:]])  # not aligned
+
+
+def test_bases_that_kernels_know() -> None:
+    weights = [nn.Parameter(torch.zeros(2))]
+    assert kernels.can_finish(torch.optim.SGD(weights, lr=0.1))
+    assert not kernels.can_finish(torch.optim.SGD(weights, lr=0.1, maximize=True))
+    assert not kernels.can_finish(torch.optim.Adam(weights, amsgrad=True))
+    assert not kernels.can_finish(torch.optim.RMSprop(weights))
+    hooked = torch.optim.SGD(weights, lr=0.1)
+    hooked.register_step_pre_hook(lambda *_: None)
+    assert not kernels.can_finish(hooked)
+
+
+def test_fuse_without_triton_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "available", lambda: False)
+    model = nn.Linear(2, 2)
+    opt = wsam.WSAM(torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(ValueError, match="Triton"):
+        wsam.capture(opt, lambda x: model(x).sum(), torch.ones(2, 2), fuse=True)

@@ -1,0 +1,435 @@
+"""Lightning's automatic optimization equals the plain loop; what it cannot do is refused."""
+
+import logging
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning
+import pytest
+import torch
+from framework_helpers import (
+    difference,
+    net,
+    new_scaler,
+    plain_loop,
+    run_script,
+    samples,
+    scaled_loop,
+    windows,
+    wsam_over_sgd,
+)
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.loggers.logger import DummyLogger
+from lightning.pytorch.plugins import MixedPrecision
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, Dataset
+
+import wsam
+from wsam.integrations import lightning as mixin
+from wsam.integrations.lightning import SharpnessAwareMixin
+from wsam.schedule import Every
+
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+Make = Callable[..., wsam.SharpnessAware]
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Any:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="lightning")
+        yield
+
+
+class Net(SharpnessAwareMixin, lightning.LightningModule):
+    """A user's module."""
+
+    def __init__(self, make: Make = wsam_over_sgd, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.body, self.make = net(dtype), make
+        self.calls = 0
+        self.rates: list[float] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        self.calls += 1
+        losses = cross_entropy(self.body(x), y, reduction="none")
+        loss = self.trainer.optimizers[0].select(losses)
+        self.log("loss", loss)
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        optimizer = self.make(self.parameters())
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+        }
+
+
+def trainer(**options: Any) -> lightning.Trainer:
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "accelerator": "cpu",
+        "devices": 1,
+        "max_epochs": 2,
+    }
+    return lightning.Trainer(**{**quiet, **options})
+
+
+def fit(module: Net, data: Dataset[Any] | None = None, size: int = 4, **options: Any) -> Any:
+    runner = trainer(**options)
+    runner.fit(module, DataLoader(samples() if data is None else data, size))
+    return runner
+
+
+def by_hand(make: Make = wsam_over_sgd, count: int = 24, every: int = 1, **options: Any) -> Any:
+    """The same training as `fit` in a plain loop."""
+    model = net()
+    optimizer = make(model.parameters())
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+    steps = windows(samples(count), 4, every, epochs=2)
+    losses = plain_loop(model, optimizer, steps, every=every, after=scheduler.step, **options)
+    return model, optimizer, losses
+
+
+@pytest.mark.parametrize("name", sorted(wsam.METHODS))
+def test_works_training(name: str) -> None:
+    def make(params: Any) -> wsam.SharpnessAware:
+        return wsam.create(name, torch.optim.AdamW(params, lr=0.02))
+
+    module = Net(make)
+    fit(module)
+    model, _, _ = by_hand(make)
+    assert difference(module.body, model) == 0
+
+
+def test_works_accumulation() -> None:
+    """Three micro-batches a step, and two in the last one of an epoch."""
+    module = Net()
+    runner = fit(module, samples(32), accumulate_grad_batches=3)
+    model, _, _ = by_hand(count=32, every=3)
+    assert difference(module.body, model) == 0
+    assert runner.global_step == 6
+    assert module.calls == 32
+
+
+def test_works_accumulation_with_selected_samples() -> None:
+    def make(params: Any) -> wsam.SharpnessAware:
+        return wsam.ESAM(torch.optim.SGD(params, lr=0.1), gamma=0.5)
+
+    module = Net(make)
+    fit(module, accumulate_grad_batches=3)
+    assert difference(module.body, by_hand(make, every=3)[0]) == 0
+    assert difference(module.body, by_hand(make)[0]) > 0
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_works_clipping_by_norm(every: int) -> None:
+    """The Trainer's clipping is the optimizer's max_norm: one factor for both terms."""
+    module = Net()
+    fit(module, gradient_clip_val=0.3, accumulate_grad_batches=every)
+    clipped = by_hand(lambda params: wsam_over_sgd(params, max_norm=0.3), every=every)[0]
+    assert difference(module.body, clipped) == 0
+    assert difference(module.body, by_hand(every=every)[0]) > 1e-3
+
+
+def test_works_bf16() -> None:
+    module = Net()
+    fit(module, precision="bf16-mixed", accumulate_grad_batches=2)
+    model, _, _ = by_hand(every=2, autocast=torch.bfloat16)
+    assert difference(module.body, model) == 0
+    assert difference(module.body, by_hand(every=2)[0]) > 0
+
+
+@pytest.mark.parametrize("clip", [None, 0.3])
+def test_works_fp16_with_scaler(clip: float | None) -> None:
+    """True float16: on a CPU `precision="16-mixed"` would silently be bfloat16."""
+    scaler = new_scaler()
+    module = Net()
+    plugin = MixedPrecision("16-mixed", "cpu", scaler)
+    fit(module, plugins=[plugin], accumulate_grad_batches=2, gradient_clip_val=clip)
+    model = net()
+    optimizer = wsam_over_sgd(model.parameters(), max_norm=clip)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+    steps = windows(samples(), 4, every=2, epochs=2)
+    scaled_loop(model, optimizer, steps, new_scaler(), every=2, after=scheduler.step)
+    assert difference(module.body, model) == 0
+    assert scaler.get_scale() == 1024.0
+
+
+def test_works_fp16_overflow() -> None:
+    """A scale that overflows changes nothing and is halved once a step."""
+    scaler = new_scaler(2.0**40)
+    module = Net()
+    runner = fit(module, plugins=[MixedPrecision("16-mixed", "cpu", scaler)], max_epochs=1)
+    assert difference(module.body, net()) == 0
+    assert scaler.get_scale() == 2.0**34
+    assert runner.optimizers[0].skipped == 6
+
+
+class Counter(Callback):
+    """Counts what callbacks are told, and looks at weights and gradients there."""
+
+    def __init__(self) -> None:
+        self.before_step = 0
+        self.outputs: list[float] = []
+
+    def on_before_optimizer_step(self, runner: Any, module: Any, optimizer: Any) -> None:
+        self.before_step += 1
+        assert all(p.grad is not None for p in module.parameters())
+
+    def on_train_batch_end(self, runner: Any, module: Any, outputs: Any, *rest: Any) -> None:
+        self.outputs.append(float(outputs["loss"]))
+
+
+class Recorder(DummyLogger):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[tuple[int, float]] = []
+
+    def log_metrics(self, metrics: dict[str, float], step: int) -> None:
+        self.rows.append((step, metrics["loss"]))
+
+
+def test_works_one_step_per_step() -> None:
+    """Counts, schedulers, callbacks and loggers see one step a step, and the loss at w."""
+    module, counter, recorder = Net(), Counter(), Recorder()
+    runner = fit(module, callbacks=[counter], logger=recorder, log_every_n_steps=1)
+    _, optimizer, losses = by_hand()
+    assert runner.global_step == counter.before_step == 12
+    assert runner.optimizers[0].param_groups[0]["sam_step"] == 12
+    assert runner.optimizers[0].param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
+    assert runner.lr_scheduler_configs[0].scheduler._step_count == 13
+    assert counter.outputs == pytest.approx(losses)
+    assert [step for step, _ in recorder.rows] == list(range(12))
+    assert [loss for _, loss in recorder.rows] == pytest.approx(losses)
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_works_sharpness_readout(every: int) -> None:
+    module = Net()
+    runner = fit(module, accumulate_grad_batches=every, max_epochs=2)
+    optimizer = by_hand(every=every)[1]
+    found = runner.optimizers[0].sharpness
+    assert float(found) == pytest.approx(float(optimizer.sharpness), rel=1e-4)
+
+
+class Noisy(Dataset[Any]):
+    """A data set that draws random numbers as it is read, as augmentation does."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return torch.randn(5), index % 3
+
+
+class Masks(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first: list[Tensor] = []
+        self.second: list[Tensor] = []
+        self.dropout = nn.Dropout()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        (self.second if self.in_second_pass else self.first).append(self.dropout(torch.ones(64)))
+        return super().training_step(batch, batch_idx)
+
+
+def test_works_same_dropout_masks() -> None:
+    module = Masks()
+    fit(module, Noisy(), size=2, accumulate_grad_batches=2, max_epochs=1)
+    assert len(module.first) == 4
+    assert all(torch.equal(u, v) for u, v in zip(module.first, module.second, strict=True))
+    assert not any(torch.equal(module.first[0], mask) for mask in module.first[1:])
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_works_resume(every: int, tmp_path: Path) -> None:
+    """Training stopped after an epoch and resumed from its checkpoint ends at the same bits."""
+    common = {"accumulate_grad_batches": every, "gradient_clip_val": 0.5}
+    whole, halfway, resumed = Net(), Net(), Net()
+    fit(whole, **common)
+    keep = ModelCheckpoint(tmp_path, filename="epoch")
+    fit(halfway, callbacks=[keep], enable_checkpointing=True, max_epochs=1, **common)
+    runner = trainer(**common)
+    runner.fit(resumed, DataLoader(samples(), 4), ckpt_path=tmp_path / "epoch.ckpt")
+    assert resumed.calls == halfway.calls == whole.calls // 2
+    assert difference(resumed, whole) == 0
+    assert difference(resumed, halfway) > 0
+    assert runner.global_step == 12 // every
+    assert runner.optimizers[0].param_groups[0]["sam_step"] == 12 // every
+
+
+def test_works_interval() -> None:
+    """Steps that `when` leaves to the base have no second pass."""
+    make = lambda params: wsam_over_sgd(params, when=Every(3))  # noqa: E731
+    module = Net(make)
+    fit(module)
+    assert module.calls == 12 + 4
+    assert difference(module.body, by_hand(make)[0]) == 0
+
+
+class Failing(Net):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        if batch_idx == 3 and self.in_second_pass:
+            raise KeyError("second pass")
+        return super().training_step(batch, batch_idx)
+
+
+def test_works_error_in_second_pass() -> None:
+    """The weights are back at w, and the optimizer can go on."""
+    module = Failing()
+    runner = trainer()
+    with pytest.raises(KeyError, match="second pass"):
+        runner.fit(module, DataLoader(samples(), 4))
+    model = net()
+    optimizer = wsam_over_sgd(model.parameters())
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+    plain_loop(model, optimizer, windows(samples(), 4)[:3], after=scheduler.step)
+    assert difference(module.body, model) == 0
+    runner.optimizers[0].state_dict()
+
+
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ddp")
+    run_script("ddp_lightning.py", str(folder))
+    return folder
+
+
+def check_ddp(folder: Path, every: int, clip: float | None) -> None:
+    """Two processes with half of each batch equal one process, to rounding."""
+    steps, weights = torch.load(folder / f"{every}.pt")
+    module = Net(dtype=torch.float64)
+    data = samples(dtype=torch.float64)
+    fit(module, data, accumulate_grad_batches=every, gradient_clip_val=clip)
+    assert steps == 12 // every
+    gaps = [float((weights[k] - v).abs().max()) for k, v in module.state_dict().items()]
+    assert max(gaps) < 1e-13
+
+
+@pytest.mark.slow
+def test_works_ddp(two_processes: Path) -> None:
+    check_ddp(two_processes, 1, None)
+
+
+@pytest.mark.slow
+def test_works_ddp_with_accumulation_and_clipping(two_processes: Path) -> None:
+    check_ddp(two_processes, 2, 0.3)
+
+
+class Manual(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
+        x, y = batch
+
+        def closure() -> Tensor:
+            loss = cross_entropy(self.body(x), y)
+            self.manual_backward(loss)
+            return loss
+
+        self.optimizers().step(closure)
+        self.lr_schedulers().step()
+
+
+def test_works_manual_optimization() -> None:
+    module = Manual()
+    runner = fit(module)
+    assert difference(module.body, by_hand()[0]) == 0
+    assert runner.global_step == 12
+
+
+class Plain(Net):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return cross_entropy(self.body(batch[0]), batch[1])
+
+
+def test_works_plain_optimizer_with_the_mixin() -> None:
+    """A module may switch between optimizers: a plain one is left to Lightning."""
+    module, losses = Plain(lambda params: torch.optim.SGD(params, lr=0.1)), Plain(wsam_over_sgd)
+    fit(module, gradient_clip_val=0.1, max_epochs=1)
+    fit(losses, gradient_clip_val=0.1, max_epochs=1)
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+    for ((x, y),) in windows(samples(), 4):
+        optimizer.zero_grad()
+        cross_entropy(model(x), y).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        scheduler.step()
+    assert difference(module.body, model) == 0
+
+
+# --- refused -----------------------------------------------------------------------------------
+
+
+def test_refuses_clipping_by_value() -> None:
+    with pytest.raises(ValueError, match="max_norm"):
+        fit(Net(), gradient_clip_val=0.3, gradient_clip_algorithm="value")
+
+
+def test_refuses_two_clipping_norms() -> None:
+    with pytest.raises(ValueError, match="give one of them"):
+        fit(Net(lambda params: wsam_over_sgd(params, max_norm=0.2)), gradient_clip_val=0.3)
+
+
+def test_refuses_clipping_with_lean() -> None:
+    with pytest.raises(ValueError, match="lean"):
+        fit(Net(lambda params: wsam_over_sgd(params, lean=True)), gradient_clip_val=0.3)
+
+
+class OwnClipping(Net):
+    def configure_gradient_clipping(self, optimizer: Any, *rest: Any, **named: Any) -> None:
+        self.clip_gradients(optimizer, 0.1, "norm")
+
+
+def test_refuses_own_clipping_hook() -> None:
+    with pytest.raises(TypeError, match="max_norm"):
+        fit(OwnClipping())
+
+
+class OwnHook(Net):
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        pass
+
+
+def test_refuses_lost_batches() -> None:
+    module = OwnHook()
+    with pytest.raises(RuntimeError, match="super"):
+        fit(module, accumulate_grad_batches=2)
+    assert difference(module.body, net()) == 0
+
+
+def test_refuses_mixin_listed_last() -> None:
+    with pytest.raises(TypeError, match="list the mixin first"):
+        type("Wrong", (lightning.LightningModule, SharpnessAwareMixin), {})
+
+
+def test_refuses_sharding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FSDP and DeepSpeed cannot run here; what is refused is any strategy that is not listed."""
+    for name in ("FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy", "XLAStrategy"):
+        assert not mixin.is_supported(getattr(lightning.pytorch.strategies, name))
+    assert mixin.is_supported(lightning.pytorch.strategies.DDPStrategy)
+    monkeypatch.setattr(mixin, "STRATEGIES", ("DDPStrategy",))
+    module = Net()
+    with pytest.raises(ValueError, match="SingleDeviceStrategy is not supported"):
+        fit(module)
+    assert difference(module.body, net()) == 0
+
+
+def test_refuses_local_perturbation() -> None:
+    model = nn.Linear(1, 1)
+    model.no_sync = None
+    with pytest.raises(ValueError, match="local=True"):
+        fit(Net(lambda params: wsam_over_sgd(params, local=True, model=model)))
