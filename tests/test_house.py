@@ -38,7 +38,6 @@ FLOORS = {
     "toy": 2,
     "lab": 3,
     "sweep": 4,
-    "bench": 4,
     "paper": 4,
     "bench": 4,
     "plots": 4,

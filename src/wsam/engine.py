@@ -111,12 +111,13 @@ class Engine(Wrapper):
         are held for it all the same.
         """
         self._refuse_in_flight("ascend")
+        self._refuse_wrapper()
         self._drop_unfinished()
         if grad_scale is not None and self.lean:
             raise ValueError("lean=True cannot undo the step that a GradScaler may want to skip")
         self._refuse_uneven_ranks()
         self._refresh()
-        flight = Flight(update.gather(self._layout()))
+        flight = Flight(update.gather(self._layout()), by_hand=by_hand)
         if grad_scale is not None:
             update.unscale(flight.blocks, grad_scale)
         flight.skip = self._overflowed(flight.blocks, differ=self.local)
@@ -191,12 +192,29 @@ class Engine(Wrapper):
             self.zero_grad(set_to_none=True)
         elif flight.plain:
             update.put_back(flight.blocks)
+            if self.max_norm is not None:
+                fed = [block.shards(block.first or []) for block in flight.blocks]
+                update.clip(flight.blocks, fed, [], self.max_norm)
         elif flight.stepped:
             flight.beside = lean_plan.finish(self._layout(), flight.blocks, self._mix)
         else:
             layout, blocks = self._layout(), flight.blocks
             flight.beside = update.combine(layout, blocks, self.rule, self._values, self.max_norm)
+            if flight.beside and flight.by_hand:
+                flight.versions = [(g, g._version) for g in self._gradients()]
         flight.ready = True
+
+    def _gradients(self) -> list[Tensor]:
+        return [p.grad for b in self._layout() for p in b.params if p.grad is not None]
+
+    def _refuse_changed_gradients(self, flight: Flight) -> None:
+        """Refuse gradients that were clipped between `descend` and `step`: half of the update."""
+        present = {id(g) for g in self._gradients()} if flight.versions else set()
+        if any(g._version != version or id(g) not in present for g, version in flight.versions):
+            raise RuntimeError(
+                "p.grad was changed between descend() and step(), but the decoupled term beside it "
+                "was not: clip with max_norm of the optimizer, which scales both alike"
+            )
 
     def _finish_by_kernel(self, flight: Flight) -> bool:
         """Do all that is left of the step, the base's part included, by one kernel if one can."""
@@ -219,6 +237,11 @@ class Engine(Wrapper):
         group: Any = self.model.process_group  # type: ignore[union-attr]
         flight.blocks = average_over_ranks(self._layout(), flight.blocks, group)
 
+    def _refuse_wrapper(self) -> None:
+        if "base" not in self.__dict__:
+            name = type(self).__name__
+            raise TypeError(f"{name} is a framework's wrapper: call the phases on its .optimizer")
+
     def _refuse_uneven_ranks(self) -> None:
         if self.local and getattr(getattr(self.model, "_join_config", None), "enable", False):
             raise RuntimeError(
@@ -240,6 +263,7 @@ class Engine(Wrapper):
             self._combine()
         if not flight.ready:
             raise RuntimeError("step() while the weights are at w + d: call descend() before it")
+        self._refuse_changed_gradients(flight)
         self._land()
         if flight.skip:
             self.skipped += 1

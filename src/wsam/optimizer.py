@@ -231,6 +231,7 @@ class SharpnessAware(Engine):
 
     def begin(self) -> None:
         """Say that a first pass begins. Optional by hand: lets the second repeat its dropout masks."""
+        self._refuse_wrapper()
         self._refuse_in_flight("begin a step")
         self._drop_unfinished()
         self._selection.reset()

@@ -55,6 +55,10 @@ class Flight:
     """The interval left this step to the base alone."""
     stepped: bool = False
     """The base has stepped already (lean)."""
+    by_hand: bool = False
+    """The passes are the user's: `p.grad` is in his hands between `descend` and `step`."""
+    versions: list[tuple[Tensor, int]] = field(default_factory=list)
+    """What the base is to be fed, and how often it had been written to when it was made."""
     looking: bool = False
     """Nothing will be updated: the user only looks at w + d."""
     skip: bool = False

@@ -22,13 +22,16 @@ def of_base(name: str) -> Any:
     """Return a property that is the base's attribute; while there is no base yet, one's own."""
 
     def get(self: "Wrapper") -> Any:
-        return getattr(self.base, name) if "base" in self.__dict__ else self.__dict__[name]
+        own = self.__dict__
+        return own[name] if name in own else getattr(self.base, name)
 
     def put(self: "Wrapper", value: Any) -> None:
-        if "base" in self.__dict__:
-            setattr(self.base, name, value)
-        else:
+        # Frameworks wrap us in objects of a class made of ours, which reach `base` by __getattr__.
+        base = getattr(self, "base", None)
+        if base is None:
             self.__dict__[name] = value
+        else:
+            setattr(base, name, value)
 
     return property(get, put)
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -194,9 +193,9 @@ def micro_batches(name: str, local: bool, buckets: str) -> tuple[list[Tensor], l
     opt = wsam.create(name, base_of(model, "momentum"), model=model, local=local)
     judge = wsam.create(name, base_of(alone, "momentum"))
 
-    def closure(of: wsam.SharpnessAware, run: nn.Module, *parts: Tensor) -> Callable[[], Tensor]:
+    def closure(of: wsam.SharpnessAware, run: nn.Module, count: int, *parts: Tensor) -> Any:
         def backward() -> Tensor:
-            loss = sum(of.select(run(x)) for x in parts) / 4
+            loss = sum(of.select(run(x)) for x in parts) / count
             loss.backward()
             return loss
 
@@ -205,12 +204,12 @@ def micro_batches(name: str, local: bool, buckets: str) -> tuple[list[Tensor], l
     for t in range(3):
         halves = [share(t, rank).chunk(2) for rank in range(2)]
         mine = halves[dist.get_rank()]
-        # A rank's mean counts half, by DistributedDataParallel's own average.
-        opt.step([closure(opt, model, x, x) for x in mine])
+        # Each rank's mean counts half, by DistributedDataParallel's own average.
+        opt.step([closure(opt, model, 2, x) for x in mine])
         if local:
-            judge.step([closure(judge, alone, x) for half in halves for x in half])
+            judge.step([closure(judge, alone, 4, x) for half in halves for x in half])
         else:
-            judge.step([closure(judge, alone, *both) for both in zip(*halves, strict=True)])
+            judge.step([closure(judge, alone, 4, *both) for both in zip(*halves, strict=True)])
     return weights(model), weights(alone)
 
 

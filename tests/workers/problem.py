@@ -92,10 +92,7 @@ def judged(
             g0, g1 = (average([pair[i] for pair in pairs]) for i in range(2))
         else:
             g0, g1 = together(method, w, losses, mask)
-        if step in plain:
-            w = twin.step(w, g0)
-        else:
-            w = reference.update(method, twin, w, g0, g1)
+        w = twin.step(w, g0) if step in plain else reference.update(method, twin, w, g0, g1)
     return w
 
 
