@@ -148,7 +148,7 @@ def test_works_bf16() -> None:
 
 
 @pytest.mark.parametrize("clip", [None, 0.3])
-def test_works_fp16_with_scaler(clip: float | None) -> None:
+def test_works_fp16_scaler(clip: float | None) -> None:
     """True float16: on a CPU `precision="16-mixed"` would silently be bfloat16."""
     scaler = new_scaler()
     module = Net()

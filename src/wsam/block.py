@@ -27,18 +27,6 @@ def local(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [t.to_local() if is_sharded(t) else t for t in tensors]  # type: ignore[attr-defined]
 
 
-def align_gradients(params: Sequence[Tensor]) -> None:
-    """Lay gradients out over the ranks as their parameters are.
-
-    Tensor parallelism leaves the gradient of a replicated parameter in parts that are still to be
-    summed; torch's optimizers sum them when they add the two, element-wise work on shards would not.
-    """
-    for p in params:
-        g: Any = p.grad
-        if g is not None and g.placements != p.placements:  # type: ignore[attr-defined]
-            p.grad = g.redistribute(placements=p.placements)  # type: ignore[attr-defined]
-
-
 @dataclass
 class Block:
     """Parameters of one group that move together, with the scratch of a step in flight."""
@@ -84,6 +72,18 @@ class Block:
         names = [self.names[i] for i in chosen] if self.names else None
         params, numbers = [self.params[i] for i in chosen], [self.numbers[i] for i in chosen]
         return replace(self, params=params, numbers=numbers, names=names, saved=[], first=None)
+
+
+def align_gradients(layout: Sequence[Block]) -> None:
+    """Lay gradients out over the ranks as their parameters are.
+
+    Tensor parallelism leaves the gradient of a replicated parameter in parts that are still to be
+    summed; torch's optimizers sum them when they add the two, element-wise work on shards would not.
+    """
+    for p in (p for block in layout if block.sharded for p in block.params):
+        g: Any = p.grad
+        if g is not None and g.placements != p.placements:  # type: ignore[attr-defined]
+            p.grad = g.redistribute(placements=p.placements)  # type: ignore[attr-defined]
 
 
 def blocks_of(groups: list[dict[str, Any]], names: dict[Tensor, str]) -> list[Block]:

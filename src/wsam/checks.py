@@ -1,8 +1,15 @@
 """Arguments are refused where they are given, by a message that says what is allowed."""
 
 import math
+import sys
 import warnings
+from numbers import Real
+from pathlib import Path
 from typing import Any
+
+_TORCH = (
+    str(Path(sys.modules["torch"].__file__ or "").parent) if "torch" in sys.modules else "<none>"
+)
 
 
 class WsamWarning(UserWarning):
@@ -10,8 +17,11 @@ class WsamWarning(UserWarning):
 
 
 def warn(message: str) -> None:
-    """Issue a `WsamWarning` that points at the user's line."""
-    warnings.warn(message, WsamWarning, stacklevel=3)
+    """Issue a `WsamWarning` at the user's line: the first outside this package and torch."""
+    ours, depth, frame = str(Path(__file__).parent), 1, sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith((ours, _TORCH)):
+        frame, depth = frame.f_back, depth + 1
+    warnings.warn(message, WsamWarning, stacklevel=depth)
 
 
 def number(
@@ -25,7 +35,7 @@ def number(
 ) -> float:
     """Return `value` as a finite float within the interval, or raise saying the interval."""
     interval = f"{'(' if low_open else '['}{low:g}, {high:g}{')' if high_open else ']'}"
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number in {interval}, got {value!r}")
     found = float(value)
     above = found > low if low_open else found >= low

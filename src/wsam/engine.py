@@ -12,7 +12,7 @@ from torch import Tensor
 from wsam import lean as lean_plan
 from wsam import state as saving
 from wsam import update
-from wsam.block import Block, Scalar, average_over_ranks, sum_over_ranks
+from wsam.block import Block, Scalar, align_gradients, average_over_ranks, sum_over_ranks
 from wsam.kernels import Kernels
 from wsam.passes import RandomStates, RunningStatistics
 from wsam.rule import Mix, is_number
@@ -117,7 +117,10 @@ class Engine(Wrapper):
             raise ValueError("lean=True cannot undo the step that a GradScaler may want to skip")
         self._refuse_uneven_ranks()
         self._refresh()
-        flight = Flight(update.gather(self._layout()), by_hand=by_hand)
+        flight = Flight(update.gather(self._layout(anew=True)), by_hand=by_hand)
+        if not flight.blocks:
+            raise RuntimeError("no parameter has a gradient: call backward() in the first pass")
+        flight.scale_known = grad_scale is not None
         if grad_scale is not None:
             update.unscale(flight.blocks, grad_scale)
         flight.skip = self._overflowed(flight.blocks, differ=self.local)
@@ -184,6 +187,7 @@ class Engine(Wrapper):
         if self._finish_by_kernel(flight):
             return
         self._return_to_weights()
+        align_gradients(self._layout())
         if not flight.skip and not flight.plain and self.nonfinite != "propagate":
             flight.skip = self._overflowed(update.gather(self._layout()))
         if self.local and not flight.skip and (flight.plain or self.rule.keeps_first):
@@ -251,6 +255,8 @@ class Engine(Wrapper):
 
     def _finish(self) -> None:
         flight = self._flight
+        if flight is not None and flight.looking:
+            raise RuntimeError("step() inside perturbed(), where one only looks: leave it first")
         if flight is None:
             if not saving.all_zero(self.param_groups):
                 raise RuntimeError(

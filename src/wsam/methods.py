@@ -3,14 +3,17 @@
 A new variant is one file with its rule or geometry, and a class and a line here.
 """
 
+from inspect import signature
 from typing import Any
 
 from torch.optim import Optimizer
 
+from wsam.checks import number
 from wsam.geometry import Adaptive, Fisher, Masked
 from wsam.optimizer import SharpnessAware
 from wsam.rule import Coupled, Perturbed, SurrogateGap, Weighted
 from wsam.schedule import FollowLR, Schedule
+from wsam.wrapper import check_base
 
 
 class SAM(SharpnessAware):
@@ -122,11 +125,26 @@ class GSAM(SharpnessAware):
         **options: Any,
     ) -> None:
         if rho_min is not None:
-            if isinstance(rho, Schedule):
-                raise TypeError("give rho as a schedule, or rho_min, not both")
-            lr = max(float(group["lr"]) for group in base.param_groups)
-            rho = FollowLR(high=rho, low=rho_min, lr_high=lr, lr_low=lr_min)
+            rho = _following(base, rho, rho_min, lr_min)
+        elif lr_min != 0.0:
+            raise ValueError("lr_min says where the radius reaches rho_min: give rho_min, too")
         super().__init__(base, rule=SurrogateGap(alpha), rho=rho, **options)
+
+
+def _following(base: Any, rho: Any, rho_min: float, lr_min: float) -> Schedule:
+    """Return the radius that falls with the learning rate from rho to rho_min."""
+    if isinstance(rho, Schedule):
+        raise TypeError("give rho as a schedule, or rho_min, not both")
+    check_base(base, SurrogateGap())
+    lr = max(float(group["lr"]) for group in base.param_groups)
+    number("rho_min", rho_min, 0, number("rho", rho), high_open=False)
+    number("lr_min", lr_min, 0, lr)
+    return FollowLR(high=rho, low=rho_min, lr_high=lr, lr_low=lr_min)
+
+
+def _own_geometry(name: str, options: dict[str, Any]) -> None:
+    if "geometry" in options:
+        raise TypeError(f"{name} is SAM in a geometry of its own: give geometry= to SAM instead")
 
 
 class ESAM(SharpnessAware):
@@ -159,6 +177,8 @@ class ESAM(SharpnessAware):
         seed: int = 0,
         **options: Any,
     ) -> None:
+        _own_geometry("ESAM", options)
+        number("gamma", gamma, 0, 1, low_open=True, high_open=False)
         super().__init__(
             base, rule=Perturbed(), rho=rho, geometry=Masked(beta, seed), keep=gamma, **options
         )
@@ -188,6 +208,7 @@ class ASAM(SharpnessAware):
         weights_only: bool = False,
         **options: Any,
     ) -> None:
+        _own_geometry("ASAM", options)
         shape = Adaptive(eta, weights_only)
         super().__init__(base, rule=Perturbed(), rho=rho, geometry=shape, **options)
 
@@ -214,6 +235,7 @@ class FisherSAM(SharpnessAware):
         eta: float = 1.0,
         **options: Any,
     ) -> None:
+        _own_geometry("FisherSAM", options)
         super().__init__(base, rule=Perturbed(), rho=rho, geometry=Fisher(eta), **options)
 
 
@@ -239,4 +261,8 @@ def create(name: str, base: Optimizer, **hyper: Any) -> SharpnessAware:
     """
     if name not in METHODS:
         raise ValueError(f"unknown method {name!r}; known: {', '.join(METHODS)}")
+    known = [*signature(METHODS[name]).parameters, *signature(SharpnessAware).parameters]
+    allowed = [k for k in dict.fromkeys(known) if k not in {"base", "options", "rule"}]
+    for unknown in hyper.keys() - set(allowed):
+        raise TypeError(f"{name} has no argument {unknown!r}; it has {', '.join(allowed)}")
     return METHODS[name](base, **hyper)

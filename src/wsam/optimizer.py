@@ -184,7 +184,9 @@ class SharpnessAware(Engine):
     def _heed_scaler(self, closure: Any) -> bool:
         """Whether the GradScaler that called `step` wants no update; refuse what it would ruin."""
         scale, found = self.__dict__["grad_scale"], self.__dict__["found_inf"]
-        if closure is not None or scale is not None:
+        flight = self._flight
+        blind = flight is not None and not flight.scale_known
+        if closure is not None or scale is not None or blind:
             for name in ("grad_scale", "found_inf"):  # the scaler does so only if a step returns
                 delattr(self, name)
         if closure is not None:
@@ -195,6 +197,12 @@ class SharpnessAware(Engine):
             )
         if scale is not None:
             raise RuntimeError("call scaler.unscale_(optimizer) before descend()")
+        if blind:
+            self._drop_unfinished()
+            raise RuntimeError(
+                "ascend() was not told by how much the GradScaler had scaled the first gradients: "
+                "ascend(scaler.get_scale()), or ascend(1.0) if they were unscaled by hand"
+            )
         if not bool(found):
             return False
         self._drop_unfinished()
@@ -206,7 +214,6 @@ class SharpnessAware(Engine):
         sums = Sums()
         for closure in closures:
             self.begin()
-            self._clear_gradients()
             losses.append(self._run(closure, local=self.local))
             if self._take_off():
                 second = self._run(closure)
@@ -230,10 +237,14 @@ class SharpnessAware(Engine):
     # The step by hand -----------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Say that a first pass begins. Optional by hand: lets the second repeat its dropout masks."""
+        """Begin a first pass: clear gradients, and let the second pass repeat its dropout masks.
+
+        A loop by hand that does not call it must clear gradients itself, as ever.
+        """
         self._refuse_wrapper()
         self._refuse_in_flight("begin a step")
         self._drop_unfinished()
+        self._clear_gradients()
         self._selection.reset()
         self._random_before = self._random.read() if self.repeat_randomness else None
 
@@ -252,6 +263,8 @@ class SharpnessAware(Engine):
     @torch.no_grad()
     def descend(self) -> None:
         """Take `p.grad` as g1, put the weights back at w and leave in `p.grad` what the base is fed."""
+        if self._flight is not None and self._flight.looking:
+            raise RuntimeError("descend() inside perturbed(), where one only looks: leave it first")
         if self._flight is None or self._flight.ready:
             raise RuntimeError("descend() without ascend(): the weights are not at w + d")
         try:
@@ -277,7 +290,7 @@ class SharpnessAware(Engine):
         """Hold the weights at w + d, by the gradients that lie in `p.grad`, to look at them there."""
         self._refuse_in_flight("perturb again")
         self._refresh()
-        flight = Flight(update.gather(self._layout()), looking=True)
+        flight = Flight(update.gather(self._layout(anew=True)), looking=True)
         if not flight.blocks:
             raise RuntimeError("perturbed() needs gradients: call backward() before it")
         kept = update.pairs(flight.blocks)

@@ -65,12 +65,6 @@ class Mix(NamedTuple):
         """Both together: the gradient whose norm clipping looks at."""
         return Part(self.fed.loss + self.beside.loss, self.fed.sharp + self.beside.sharp)
 
-    @property
-    def four(self) -> tuple[Scalar, Scalar, Scalar, Scalar]:
-        """The same as the four scalars (a, b, c, e): fed a*g0 + b*g1, beside it c*g0 + e*g1."""
-        fed, beside = self.fed, self.beside
-        return fed.loss - fed.sharp, fed.sharp, beside.loss - beside.sharp, beside.sharp
-
 
 class Products(NamedTuple):
     """Global inner products of the two gradients: <g0,g0>, <g0,g1>, <g1,g1>."""
@@ -93,7 +87,7 @@ class Rule:
         return False
 
     def mix(self, hyper: dict[str, Scalar], products: Products | None) -> Mix:
-        """Return the four weights for a group whose hyperparameters are `hyper`."""
+        """Return what is fed and what is beside, for a group whose hyperparameters are `hyper`."""
         raise NotImplementedError
 
     @classmethod

@@ -31,7 +31,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Constant(Schedule):
-    """`value` at every step."""
+    """`level` at every step; a plain number does the same."""
 
     level: float
 

@@ -31,8 +31,8 @@ class Scalars:
 
     @staticmethod
     def _moves(key: str, value: Any) -> bool:
-        names = {saving.PREFIX + name for name in saving.FAMILY}
-        return (key == "lr" or key in names) and not isinstance(value, Tensor)
+        ours = key.startswith(saving.PREFIX) and key != saving.PREFIX + "step"
+        return (key == "lr" or ours) and not isinstance(value, Tensor)
 
     def write(self) -> None:
         """Copy the groups' present values to the device, if they have changed."""

@@ -14,8 +14,8 @@ from wsam.rule import Rule
 from wsam.schedule import Interval, Schedule, pack, unpack
 
 PREFIX = "sam_"
-FAMILY = ("rho", "gamma", "alpha")
-"""Hyperparameters a group may set; a group's name for one is `sam_` and the name."""
+FAMILY = ("rho", "gamma", "alpha", "beta", "eta")
+"""Names of hyperparameters in the family: what a group says by one of them is heeded or refused."""
 
 Value = float | Schedule
 
@@ -28,9 +28,10 @@ def check_value(name: str, value: Any, rule: Rule) -> Any:
         return value
     if isinstance(value, Tensor):
         if value.numel() != 1:
-            raise ValueError(
-                f"{name} must be one number, got a tensor of shape {tuple(value.shape)}"
-            )
+            shape = tuple(value.shape)
+            raise ValueError(f"{name} must be one number, got a tensor of shape {shape}")
+        if value.device.type == "cpu":  # to look at another one would be to wait for its device
+            check_value(name, value.item(), rule)
         return value
     return number(name, value) if name == "rho" else rule.check(name, value)
 
@@ -43,13 +44,15 @@ def adopt(
     A group may say "sam_rho", or plainly "rho" where the base (whose own keys are `taken`) has no
     use for that name. What the rule cannot honour is refused.
     """
-    for name in FAMILY:
+    for name in dict.fromkeys((*FAMILY, *defaults)):
         if name in group and name not in taken:
             group[PREFIX + name] = group.pop(name)
-        if PREFIX + name in group and name not in defaults:
+    own = {PREFIX + name for name in (*defaults, "step")}
+    for key in group:
+        if key.startswith(PREFIX) and key not in own:
             raise ValueError(
-                f"a parameter group sets {name!r}, which {type(rule).__name__} does not have; "
-                f"it has {', '.join(defaults)}"
+                f"a parameter group sets {key.removeprefix(PREFIX)!r}; groups of this method may set "
+                f"{', '.join(defaults)}"
             )
     schedules = {}
     for name, default in defaults.items():
@@ -99,10 +102,19 @@ def extras(
 
 def check_loadable(state_dict: dict[str, Any], groups: list[dict[str, Any]]) -> None:
     """Refuse a state of other groups or shapes before anything is changed."""
+    if not isinstance(state_dict, dict):
+        raise TypeError(f"not an optimizer's state_dict: {type(state_dict).__name__}")
     missing = [key for key in ("state", "param_groups") if key not in state_dict]
     if missing:
         raise ValueError(f"not an optimizer's state_dict: it has no {' and no '.join(missing)}")
     saved = state_dict["param_groups"]
+    if not isinstance(saved, list) or not isinstance(state_dict["state"], dict):
+        raise ValueError(
+            "not an optimizer's state_dict: its groups are no list or its state no dict"
+        )
+    extra = state_dict.get("sharpness")
+    if extra is not None and not {"shapes", "schedules", "interval", "skipped"} <= set(extra):
+        raise ValueError("the entry 'sharpness' of the state_dict is damaged")
     if len(saved) != len(groups):
         raise ValueError(
             f"the state has {len(saved)} parameter groups, the optimizer {len(groups)}"
@@ -113,7 +125,7 @@ def check_loadable(state_dict: dict[str, Any], groups: list[dict[str, Any]]) -> 
                 f"group {index} has {len(old['params'])} parameters in the state, "
                 f"{len(new['params'])} in the optimizer"
             )
-    shapes = state_dict.get("sharpness", {}).get("shapes")
+    shapes = None if extra is None else extra["shapes"]
     owners = [p for group in groups for p in group["params"]]
     if shapes is not None:
         flat = [shape for group in shapes for shape in group]

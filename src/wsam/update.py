@@ -57,6 +57,8 @@ class Flight:
     """The base has stepped already (lean)."""
     by_hand: bool = False
     """The passes are the user's: `p.grad` is in his hands between `descend` and `step`."""
+    scale_known: bool = False
+    """`ascend` was told the factor of a GradScaler."""
     versions: list[tuple[Tensor, int]] = field(default_factory=list)
     """What the base is to be fed, and how often it had been written to when it was made."""
     looking: bool = False
@@ -69,10 +71,9 @@ class Flight:
 
 def gather(layout: Sequence[Block]) -> list[Block]:
     """Return the blocks of parameters that have gradients, holding these as g0."""
+    align_gradients(layout)
     found = []
     for block in layout:
-        if block.sharded:
-            align_gradients(block.params)
         grads = [p.grad for p in block.params]
         present = [g for g in grads if g is not None]
         part = block.subset([g is not None for g in grads])
@@ -298,9 +299,8 @@ def combine(
     if max_norm is not None:
         clip(blocks, fed, beside, max_norm)
     if not rule.feeds_second:
-        for (
-            block
-        ) in late:  # the base has no business with them: it was to be fed g0, which is not there
+        # The base has no business with them: it was to be fed g0, which is not there.
+        for block in late:
             for p in block.params:
                 p.grad = None
     return beside

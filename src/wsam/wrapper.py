@@ -115,10 +115,13 @@ class Wrapper(Optimizer):
                 f"cannot {what} while the weights are at w + d: call descend() first"
             )
 
-    def _layout(self) -> list[Block]:
-        """Return all parameters in blocks; sorted again when groups or devices have changed."""
-        groups = [group for group in self.param_groups if group["params"]]
-        mark = [(id(g), len(g["params"]), g["params"][0].device) for g in groups]
+    def _layout(self, anew: bool = False) -> list[Block]:
+        """Return all parameters in blocks; with `anew`, look whether groups or parameters changed."""
+        if self._known_layout is not None and not anew:
+            return self._known_layout[1]
+        mark = [
+            (id(g), [(id(p), p.dtype, p.device) for p in g["params"]]) for g in self.param_groups
+        ]
         if self._known_layout is None or self._known_layout[0] != mark:
             named = self.model.named_parameters() if self.model is not None else ()
             names: dict[Tensor, str] = {p: name for name, p in named}
@@ -151,10 +154,14 @@ class Wrapper(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state of this optimizer or of a plain base; refused before anything changes."""
         self._refuse_in_flight("load a state")
-        state_dict = dict(state_dict)
+        state_dict = dict(state_dict) if isinstance(state_dict, dict) else state_dict
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = hook(self, state_dict) or state_dict
         saving.check_loadable(state_dict, self.param_groups)
+        for group in state_dict["param_groups"]:
+            for name in self._hyper.keys() & {key.removeprefix(saving.PREFIX) for key in group}:
+                if saving.PREFIX + name in group:
+                    saving.check_value(name, group[saving.PREFIX + name], self.rule)
         saved = state_dict.get("sharpness")
         schedules = saving.load_schedules(saved, self._schedules)
         own = [

@@ -19,23 +19,24 @@ Weights = list[Tensor]
 
 
 class Net(nn.Module):
-    """Odd sizes, so that shards are uneven and one of them is empty."""
+    """By default of odd sizes, so that shards are uneven and one of them is empty."""
 
-    def __init__(self) -> None:
+    def __init__(self, hidden: int = 7) -> None:
         super().__init__()
-        self.first = nn.Linear(5, 7)
-        self.second = nn.Linear(7, 3)
+        self.first = nn.Linear(5, hidden)
+        self.second = nn.Linear(hidden, 3)
         self.scale = nn.Parameter(torch.full((1,), 0.8))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return one loss for each sample."""
-        return (self.second(torch.tanh(self.first(x) * self.scale)) - x[:, :3]).square().sum(1)
+        scaled = self.second(torch.tanh(self.first(x))) * self.scale
+        return (scaled - x[:, :3]).square().sum(1)
 
 
-def net(dtype: torch.dtype = torch.float64) -> Net:
+def net(dtype: torch.dtype = torch.float64, hidden: int = 7) -> Net:
     """The same weights for everyone."""
     torch.manual_seed(1)
-    return Net().to(dtype)
+    return Net(hidden).to(dtype)
 
 
 def share(step: int, rank: int, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -61,6 +62,7 @@ def judged(
     plain: tuple[int, ...] = (),
     idle_after: int = STEPS,
     halved: bool = False,
+    hidden: int = 7,
 ) -> Weights:
     """The weights after these steps, by the reference alone: no wsam, no torch.distributed.
 
@@ -73,8 +75,9 @@ def judged(
         plain: numbers of the steps that the base makes alone.
         idle_after: from this step on only rank 0 has samples.
         halved: whether its gradients count half then.
+        hidden: units of the network.
     """
-    model = net()
+    model = net(hidden=hidden)
     method = reference.MEMBERS[name]
     if max_norm is not None:
         method = dataclasses.replace(method, max_norm=max_norm)

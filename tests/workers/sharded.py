@@ -180,8 +180,8 @@ def mixed(name: str, lean: bool, kind: str) -> list[Tensor]:
 def run(model: Net, x: Tensor, kind: str) -> Tensor:
     if kind != "replicated":
         return model(x)
-    hidden = torch.tanh(model.first(x) * model.scale.to_local())
-    return (model.second(hidden) - x[:, :3]).square().sum(1)
+    scaled = model.second(torch.tanh(model.first(x))) * model.scale.to_local()
+    return (scaled - x[:, :3]).square().sum(1)
 
 
 def replicate_or_partial() -> Any:
@@ -208,7 +208,8 @@ def low_precision(name: str) -> tuple[float, float, float]:
 
     for t in range(STEPS):
         shares = [share(t, r, torch.float32) for r in range(2)]
-        step(opt, lambda x=shares[dist.get_rank()]: opt.select(model(x)))
+        mine = shares[dist.get_rank()]
+        step(opt, lambda x=mine: opt.select(model(x)))
         step(judge, lambda xs=shares: sum(cast(x) for x in xs) / 2)
     flat = [torch.cat([p.reshape(-1) for p in w]) for w in (weights(model), weights(alone), start)]
     dtypes = {p.dtype for p in model.parameters()}
@@ -224,7 +225,7 @@ class Normed(Net):
     """With a norm whose weights are replicated while its inputs are sharded."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(hidden=8)
         self.norm = nn.LayerNorm(5)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -271,7 +272,7 @@ def tensor_parallel(
 def two_dimensions(name: str, lean: bool) -> tuple[list[Tensor], list[str]]:
     """FSDP2 over tensor parallelism, on a mesh of two by two."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
-    model = net()
+    model = net(hidden=8)
     plan = {"first": ColwiseParallel(), "second": RowwiseParallel()}
     parallelize_module(model, mesh["model"], plan)
     fully_shard(model, mesh=mesh["data"], ignored_params={model.scale})

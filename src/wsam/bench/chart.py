@@ -31,7 +31,7 @@ def bars(record: dict[str, Any]) -> Figure:
     """Draw each case's ratio to the best floor, quartiles as whiskers."""
     rows = record["cases"][::-1]
     several = len({row["form"] for row in rows}) > 1
-    drawn = figure(8.5, 1.1 + 0.27 * len(rows))
+    drawn = figure(8.5, 1.3 + 0.27 * len(rows))
     panel: Axes = drawn.subplots()
     middles = [row["of_best_floor"]["median"] for row in rows]
     below = [row["of_best_floor"]["median"] - row["of_best_floor"]["low"] for row in rows]
@@ -45,14 +45,16 @@ def bars(record: dict[str, Any]) -> Figure:
     names = [f"{row['name']}, {row['form']}" if several else row["name"] for row in rows]
     panel.set_yticks(range(len(rows)), names, fontsize=8)
     panel.axvline(1.0, color=INK, linewidth=0.8, linestyle=":")
-    panel.set_xlabel("time of a step, relative to two forward-backward passes in their fastest form")
+    panel.set_xlabel(
+        "time of a step, relative to two forward-backward passes in their fastest form"
+    )
     problem = record["problem"]
     where = record["hardware"].get("gpu") or record["hardware"]["cpu"]
     title = f"{problem['model']}, batch {problem['batch']}, {problem['precision']}, {where}"
     panel.set_title(title, loc="left")
     present = dict.fromkeys(row["kind"] for row in record["cases"])
     marks = [panel.barh(0, 0, color=SHADES[kind], label=NAMES[kind]) for kind in present]
-    panel.legend(handles=marks, loc="lower right", fontsize=8)
+    drawn.legend(handles=marks, loc="outside lower center", ncols=4, fontsize=8)
     panel.margins(x=0.12)
     return drawn
 
@@ -69,9 +71,14 @@ def lines(record: dict[str, Any]) -> Figure:
             if row["own_us"]["median"] > 0:
                 series.setdefault(key, []).append((point[axis], row["own_us"]["median"]))
     marks = "osD^vP*X"
+    several = len({form for _, form, _ in series}) > 1
     for number, ((name, form, kind), found) in enumerate(series.items()):
         xs, ys = zip(*found, strict=True)
-        style = {"color": SHADES[kind], "linestyle": DASHES[form], "marker": marks[number % 8]}
+        style: Any = {
+            "color": SHADES[kind],
+            "linestyle": DASHES[form] if several else "-",
+            "marker": marks[number % 8],
+        }
         panel.plot(xs, ys, label=f"{name}, {form}", markersize=4, linewidth=1.2, **style)
     other = "weights" if axis == "tensors" else "tensors"
     panel.set(xscale="log", yscale="log", xlabel=axis, ylabel="optimizer's own part, µs a step")

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from wsam.bench.cases import BASE, Case
 from wsam.bench.problem import Problem
+from wsam.bench.timing import no_collections
 from wsam.graph import EAGER_CALLS
 
 HOW = {
@@ -26,11 +27,11 @@ HOW = {
 }
 
 
-class LiveBytes(TorchDispatchMode):
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Adds up the storages that are alive, after each operation."""
 
     def __init__(self, known: Iterable[Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._storages: dict[int, tuple[Any, int]] = {}
         self.peak = 0
         for tensor in known:
@@ -38,7 +39,8 @@ class LiveBytes(TorchDispatchMode):
 
     def _note(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
-        self._storages[storage.data_ptr()] = (StorageWeakRef(storage), storage.nbytes())
+        alive = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+        self._storages[storage.data_ptr()] = (alive, storage.nbytes())
 
     def live(self) -> int:
         """Return the bytes that are alive now."""
@@ -62,7 +64,6 @@ def peak_bytes(problem: Problem, case: Case) -> int:
     The steps before it have made the base's state; a captured step is measured as it is recorded.
     """
     warmup = EAGER_CALLS if case.form == "captured" else 2
-    gc.collect()
     if problem.device.type == "cuda":
         torch.cuda.synchronize(problem.device)
         before = torch.cuda.memory_allocated(problem.device)
@@ -88,12 +89,19 @@ def peaks(problem: Problem, cases: Iterable[Case], weight_bytes: int) -> list[di
     """Return each case's peak, and how many copies of the weights it lies above its form's base."""
     rows: list[dict[str, Any]] = []
     plain: dict[str, int] = {}
-    for case in cases:
-        found = peak_bytes(problem, case)
-        gc.collect()
-        if case.kind == BASE:
-            plain[case.form] = found
-        rows.append({"name": case.name, "form": case.form, "kind": case.kind, "peak_bytes": found})
+    with no_collections():
+        for case in cases:
+            found = peak_bytes(problem, case)
+            gc.collect()  # the case is gone before the next one is built
+            if case.kind == BASE:
+                plain[case.form] = found
+            row: dict[str, Any] = {
+                "name": case.name,
+                "form": case.form,
+                "kind": case.kind,
+                "peak_bytes": found,
+            }
+            rows.append(row)
     for row in rows:
         if row["form"] in plain:
             beyond = row["peak_bytes"] - plain[row["form"]]

@@ -53,9 +53,7 @@ def by_two_steps(problem: Problem, form: str, model: nn.Module, optimizer: Any) 
     return step
 
 
-def by_closure(
-    problem: Problem, form: str, model: nn.Module, optimizer: Any, before: bool
-) -> Step:
+def by_closure(problem: Problem, form: str, model: nn.Module, optimizer: Any, before: bool) -> Step:
     """Return `step(closure)`; SAM of pytorch_optimizer wants the first pass made `before` it."""
     backward = backward_of(problem, problem.forward(model, form), torch.mean)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
@@ -15,7 +16,7 @@ from wsam.lab.models import Task, build, parameter_count
 MODELS = ("resnet18", "wrn-28-10", "mlp10m", "cnn")
 FORMS = ("eager", "compiled", "captured")
 CIFAR = Task((3, 32, 32), 10)
-BASE = {"lr": 0.01, "momentum": 0.9, "weight_decay": 5e-4}
+BASE: dict[str, Any] = {"lr": 0.01, "momentum": 0.9, "weight_decay": 5e-4}
 RHO, GAMMA = 0.05, 0.9
 
 Loss = Callable[..., Tensor]
@@ -128,7 +129,7 @@ def mlp10m(task: Task) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         layers: list[nn.Module] = [nn.Flatten()]
-        for inputs, outputs in zip(widths, widths[1:], strict=False):
+        for inputs, outputs in itertools.pairwise(widths):
             layers += [nn.Linear(inputs, outputs), nn.ReLU()]
         return nn.Sequential(*layers, nn.Linear(widths[-1], task.classes))
 
@@ -137,12 +138,12 @@ class _Given(torch.autograd.Function):
     """Losses of zero whose gradients are copies of given tensors."""
 
     @staticmethod
-    def forward(ctx: Any, sources: list[Tensor], *params: Tensor) -> Tensor:
+    def forward(ctx: Any, sources: list[Tensor], *_params: Tensor) -> Tensor:
         ctx.sources = sources
         return sources[0].new_zeros(2)  # a loss for each of two samples
 
     @staticmethod
-    def backward(ctx: Any, *outputs: Tensor) -> Any:
+    def backward(ctx: Any, *_outputs: Tensor) -> Any:
         fresh = [torch.empty_like(source) for source in ctx.sources]
         torch._foreach_copy_(fresh, ctx.sources)
         return (None, *fresh)

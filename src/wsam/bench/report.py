@@ -40,10 +40,15 @@ def step_table(record: Row) -> str:
 def heading(record: Row) -> str:
     """Return hardware, versions and how it was measured, in one line."""
     hardware, versions = record["hardware"], record["versions"]
-    where = hardware.get("gpu") or f"{hardware['cpu']}, {hardware['threads']} of {hardware['cores']} cores"
+    where = (
+        hardware.get("gpu")
+        or f"{hardware['cpu']}, {hardware['threads']} of {hardware['cores']} cores"
+    )
+    load = record["load_before"], record["load_after"]
+    told = "" if None in load else f", load {load[0]:.1f} to {load[1]:.1f}"
     return (
         f"{where}; torch {versions['torch']}; {record['rounds']} interleaved rounds, "
-        f"{record['clock']} clock, load {record['load_before'][0]:.1f} to {record['load_after'][0]:.1f}"
+        f"{record['clock']} clock{told}"
     )
 
 

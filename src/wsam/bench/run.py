@@ -17,6 +17,7 @@ from wsam.bench.cases import BASE, FLOOR, Case
 from wsam.bench.problem import FORMS, Problem, default_batch, image_problem
 from wsam.bench.timing import Spread, Visitor, Visits, clock_of, differences, interleave, ratios
 from wsam.lab import environment
+from wsam.lab.files import quiet
 
 Report = Callable[[str], None]
 
@@ -67,7 +68,7 @@ class Settings:
         return FORMS if self.device.type == "cuda" else ("eager",)
 
 
-def measure(settings: Settings, report: Report = lambda line: None) -> dict[str, Any]:
+def measure(settings: Settings, report: Report = quiet) -> dict[str, Any]:
     """Measure everything and return the record.
 
     Args:
@@ -81,17 +82,18 @@ def measure(settings: Settings, report: Report = lambda line: None) -> dict[str,
     Raises:
         ValueError: Settings that cannot be measured.
     """
-    clock = clock_of(settings.clock, settings.device)
+    visitor = Visitor(settings.device, clock_of(settings.clock, settings.device))
     visits, problem = settings.visits(), settings.problem()
     found, notes = every_case(settings)
-    load = list(os.getloadavg())
+    load = load_average()
     facts = problem.facts()
     with quick_convolutions(settings.device):
         report("memory")
         held = memory.peaks(problem, memory_cases(found), 4 * facts["weights"])
-        times = timed(problem, found, visits, Visitor(settings.device, clock), report)
+        times = timed(problem, found, visits, visitor, report)
     rows = [row_of(case, times, found) for case in found]
-    bandwidth = add_traffic(rows, found, problem, facts["weights"], settings)
+    bandwidth = traffic.copy_bandwidth(visitor, 1 << 20 if settings.smoke else None)
+    add_traffic(rows, found, settings.device, facts["weights"], bandwidth)
     return {
         "kind": "step",
         "problem": facts,
@@ -101,7 +103,7 @@ def measure(settings: Settings, report: Report = lambda line: None) -> dict[str,
         "clock": settings.clock,
         "rounds": visits.rounds,
         "load_before": load,
-        "load_after": list(os.getloadavg()),
+        "load_after": load_average(),
         "notes": notes,
         "copy_bandwidth": bandwidth,
         "memory_is": memory.HOW[settings.device.type],
@@ -138,11 +140,7 @@ def timed(
         report(f"building {case.label}")
         steps[case.label] = case.build(problem)
     periods = {case.label: case.period for case in cases}
-
-    def follow(number: int, name: str) -> None:
-        report(f"round {number + 1} of {visits.rounds}: {name}" if number >= 0 else f"warm-up: {name}")
-
-    return interleave(steps, periods, visits, visitor, follow)
+    return interleave(steps, periods, visits, visitor, report)
 
 
 def row_of(case: Case, times: dict[str, list[float]], cases: list[Case]) -> dict[str, Any]:
@@ -172,23 +170,25 @@ def row_of(case: Case, times: dict[str, list[float]], cases: list[Case]) -> dict
 def add_traffic(
     rows: list[dict[str, Any]],
     cases: list[Case],
-    problem: Problem,
+    device: torch.device,
     weights: int,
-    settings: Settings,
-) -> float:
-    """Add reads, writes and the share of the copy bandwidth to rows; return that bandwidth."""
-    nbytes = 1 << 20 if settings.smoke else None
-    bandwidth = traffic.copy_bandwidth(settings.device, nbytes)
+    bandwidth: float,
+) -> None:
+    """Add to each row what the optimizer's own part reads and writes, and how fast."""
     for row, case in zip(rows, cases, strict=True):
         by_chance = case.name == "ESAM"  # which tensors move is drawn anew each step
         if case.kind == FLOOR or case.form == "compiled" or case.period > 1 or by_chance:
             continue
-        moved = traffic.count(case, settings.device)
+        moved = traffic.count(case, device)
         seconds = row["own_ms"]["median"] / 1e3
         share = traffic.share_of_bandwidth(moved, weights, seconds, bandwidth)
         row["reads"], row["writes"] = round(moved.reads, 6), round(moved.writes, 6)
         row["share_of_copy_bandwidth"] = share
-    return bandwidth
+
+
+def load_average() -> float | None:
+    """Return how many processes wanted a core in the last minute, where the system tells."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
 
 def versions() -> dict[str, str | None]:

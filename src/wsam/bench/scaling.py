@@ -7,8 +7,6 @@ round by round. What is left is the launches (flat in the weights) and the memor
 from __future__ import annotations
 
 import gc
-import os
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,9 +15,10 @@ from wsam.bench import cases as listing
 from wsam.bench import peers
 from wsam.bench.cases import FLOOR, Case
 from wsam.bench.problem import bag_problem
-from wsam.bench.run import Settings, timed, versions
+from wsam.bench.run import Report, Settings, load_average, timed, versions
 from wsam.bench.timing import Spread, Visitor, Visits, clock_of, differences
 from wsam.lab import environment
+from wsam.lab.files import quiet
 
 AXES = ("tensors", "weights")
 TENSORS = (10, 30, 100, 300, 1000, 3000, 10_000)
@@ -65,9 +64,7 @@ def scaling_cases(settings: Settings) -> tuple[list[Case], list[str]]:
     return listing.chosen(cases, settings.only), notes
 
 
-def measure_scaling(
-    axis: str, settings: Settings, report: Callable[[str], None] = lambda line: None
-) -> dict[str, Any]:
+def measure_scaling(axis: str, settings: Settings, report: Report = quiet) -> dict[str, Any]:
     """Measure the optimizer's own part along an axis and return the record.
 
     Args:
@@ -76,11 +73,10 @@ def measure_scaling(
         settings: Where and how often; model and batch are not used.
         report: Told what is going on.
     """
-    clock = clock_of(settings.clock, settings.device)
+    visitor = Visitor(settings.device, clock_of(settings.clock, settings.device))
     visits = settings.visits()
-    visitor = Visitor(settings.device, clock)
     cases, notes = scaling_cases(settings)
-    load, points = list(os.getloadavg()), []
+    load, points = load_average(), []
     for tensors, weights in sizes(axis, settings.device, settings.smoke):
         report(f"{tensors} tensors, {weights:,} weights")
         rows, left_out = point(cases, tensors, weights, visits, visitor)
@@ -95,7 +91,7 @@ def measure_scaling(
         "clock": settings.clock,
         "rounds": visits.rounds,
         "load_before": load,
-        "load_after": list(os.getloadavg()),
+        "load_after": load_average(),
         "notes": notes,
         "points": points,
     }
@@ -107,14 +103,14 @@ def point(
     """Return each case's own part at one point, and the names of those that did not fit."""
     try:
         return own_parts(cases, tensors, weights, visits, visitor), []
-    except torch.cuda.OutOfMemoryError:
+    except torch.OutOfMemoryError:
         left = [case for case in cases if case.form == "captured"]
     gc.collect()
     torch.cuda.empty_cache()
     out = [case.label for case in cases if case not in left]
     try:
         return own_parts(left, tensors, weights, visits, visitor), out
-    except torch.cuda.OutOfMemoryError:
+    except torch.OutOfMemoryError:
         torch.cuda.empty_cache()
         return [], [case.label for case in cases]
 
@@ -124,7 +120,7 @@ def own_parts(
 ) -> list[dict[str, Any]]:
     """Return what each case's step costs beyond the copies of its passes, in microseconds."""
     problem = bag_problem(tensors, weights, visitor.device)
-    times = timed(problem, cases, visits, visitor, lambda line: None)
+    times = timed(problem, cases, visits, visitor, quiet)
     rows = []
     for case in cases:
         if case.kind == FLOOR:

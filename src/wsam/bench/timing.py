@@ -11,10 +11,13 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
 import torch
+
+from wsam.lab.files import quiet
 
 Clock = Callable[[], float]
 
@@ -98,7 +101,7 @@ def interleave(
     periods: Mapping[str, int],
     visits: Visits,
     visitor: Visitor,
-    report: Callable[[int, str], None] = lambda done, name: None,
+    report: Callable[[str], None] = quiet,
 ) -> dict[str, list[float]]:
     """Time all steps, round robin in an order drawn anew each round.
 
@@ -114,25 +117,39 @@ def interleave(
     """
     counts = {}
     for name, step in steps.items():
-        report(-1, name)
+        report(f"warm-up: {name}")
         visitor.visit(step, visits.warmup * periods[name])
         once = visitor.visit(step, periods[name])
         wanted = math.ceil(visits.seconds / max(once, 1e-9) / periods[name])
         counts[name] = max(1, wanted) * periods[name]
     found: dict[str, list[float]] = {name: [] for name in steps}
-    gc.collect()
-    gc.disable()  # a collection would hit one case and spare the others
-    try:
+    with no_collections():
         for number in range(visits.rounds):
             gc.collect()
             order = list(steps)
             random.Random(number).shuffle(order)
             for name in order:
-                report(number, name)
+                report(f"round {number + 1} of {visits.rounds}: {name}")
                 found[name].append(visitor.visit(steps[name], counts[name]))
-    finally:
-        gc.enable()
     return found
+
+
+@contextmanager
+def no_collections() -> Iterator[None]:
+    """Keep the garbage collector from hitting one case and sparing the others.
+
+    What is alive now is set aside, so that `gc.collect` looks at newer objects only and is quick.
+    """
+    was = gc.isenabled()
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        if was:
+            gc.enable()
 
 
 def ratios(times: Sequence[float], others: Sequence[float]) -> Spread:

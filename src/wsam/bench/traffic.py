@@ -6,7 +6,6 @@ that is no operation of torch (one launched past the dispatcher) is not seen.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from wsam.bench.cases import Case, two_passes
 from wsam.bench.problem import bag_problem
+from wsam.bench.timing import Visitor
 
 ODD = 7919  # no other tensor has so many elements
 TENSORS = 3
@@ -45,11 +45,11 @@ class Traffic:
         return self.reads + self.writes
 
 
-class Moved(TorchDispatchMode):
+class Moved(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts tensors of the odd size that operations read and write."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.reads = self.writes = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -79,7 +79,9 @@ def _odd(value: object) -> int:
 def _is_read(func: Any) -> bool:
     """Whether an operation looks at its arguments' elements: a view and an empty copy do not."""
     name = func._schema.name.removeprefix("aten::")
-    views = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
+    views = any(
+        r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns
+    )
     return not views and not name.startswith(MAKES_NOTHING)
 
 
@@ -101,25 +103,14 @@ def _moved(step: Any) -> Traffic:
     return Traffic(counter.reads / TENSORS, counter.writes / TENSORS)
 
 
-def copy_bandwidth(device: torch.device, nbytes: int | None = None) -> float:
+def copy_bandwidth(visitor: Visitor, nbytes: int | None = None) -> float:
     """Return the bytes a second that a large copy reads and writes here, at best of some tries."""
-    on_gpu = device.type == "cuda"
+    on_gpu = visitor.device.type == "cuda"
     size = nbytes or (1 << 30 if on_gpu else 1 << 27)
-    source = torch.ones(size // 4, device=device)
+    source = torch.ones(size // 4, device=visitor.device)
     target = torch.empty_like(source)
-    best = float("inf")
-    for _ in range(8):
-        _wait(device)
-        start = time.perf_counter()
-        target.copy_(source)
-        _wait(device)
-        best = min(best, time.perf_counter() - start)
+    best = min(visitor.visit(lambda: target.copy_(source), 1) for _ in range(8))
     return 2 * size / best
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def share_of_bandwidth(

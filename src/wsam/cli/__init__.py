@@ -29,6 +29,3 @@ def run() -> None:
     except (ValueError, TypeError, OSError) as error:
         print(f"wsam: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("wsam: interrupted", file=sys.stderr)
-        sys.exit(130)

@@ -10,3 +10,20 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from wsam import __version__
+
+        print(f"wsam {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print the version and leave."
+    ),
+) -> None:
+    """Sharpness-aware training: train, measure and see flat minima."""

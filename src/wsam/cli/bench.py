@@ -105,5 +105,7 @@ def bench(
 def _follow(quiet: bool) -> Callable[[str], None]:
     """Return what shows where the measurement stands: one line of a terminal, else nothing."""
     if quiet or not sys.stderr.isatty():
-        return lambda line: None
+        from wsam.lab.files import quiet as say_nothing
+
+        return say_nothing
     return lambda line: print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)

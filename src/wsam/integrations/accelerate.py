@@ -16,8 +16,8 @@ REPLICATING = ("NO", "MULTI_CPU", "MULTI_GPU", "MULTI_XPU", "MULTI_NPU", "MULTI_
 """Ways to distribute in which every process holds all parameters as plain tensors."""
 
 
-def refuse_sharding(accelerator: Any) -> None:
-    """Raise if parameters are sharded or updated by an engine of its own."""
+def check_accelerator(accelerator: Any) -> None:
+    """Refuse what would be silently wrong: sharded parameters, and float16 that is none."""
     kind = getattr(accelerator.distributed_type, "value", str(accelerator.distributed_type))
     if kind not in REPLICATING:
         raise ValueError(
@@ -26,6 +26,10 @@ def refuse_sharding(accelerator: Any) -> None:
         )
     if getattr(accelerator, "parallelism_config", None) is not None:
         raise ValueError("a parallelism_config is not supported: it shards parameters or batches")
+    if accelerator.mixed_precision == "fp16" and accelerator.scaler is None:
+        raise ValueError(
+            f"fp16 on {accelerator.device.type} would silently be float32 in Accelerate: use bf16"
+        )
 
 
 class TwoPasses:
@@ -47,7 +51,7 @@ class TwoPasses:
         own = unwrap(optimizer)
         if own is None:
             raise TypeError(f"the optimizer is not a sharpness-aware one, got {optimizer!r}")
-        refuse_sharding(accelerator)
+        check_accelerator(accelerator)
         self.optimizer = own
         self._accelerator = accelerator
         self._window = Window(own, functools.partial(accelerator.no_sync, model))

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from wsam.integrations.accelerate import refuse_sharding
+from wsam.integrations.accelerate import check_accelerator
 from wsam.integrations.window import Window, take_over_clipping, unwrap
 from wsam.optimizer import SharpnessAware
 
@@ -64,7 +64,7 @@ class SharpnessAwareMixin(Trainer):  # type: ignore[misc]
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
         """Create the base optimizer as the Trainer does, and wrap it."""
-        refuse_sharding(self.accelerator)
+        check_accelerator(self.accelerator)
         if unwrap(self.optimizer) is not None:
             return self.optimizer
         if self._wrap is None:

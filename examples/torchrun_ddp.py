@@ -1,0 +1,58 @@
+"""Train with WSAM on several processes by DistributedDataParallel.
+
+    torchrun --nproc_per_node 2 examples/torchrun_ddp.py [--local]
+
+On GPUs each process takes one; without, all run on the CPU.
+"""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+from wsam import WSAM
+
+
+def main(local: bool) -> None:
+    cuda = torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if cuda else "gloo")
+
+    torch.manual_seed(0)  # the same data and weights everywhere
+    x = torch.randn(2048, 20)
+    y = (x[:, 0] * x[:, 1] > 0).long()
+    sampler = DistributedSampler(TensorDataset(x, y))
+    loader = DataLoader(sampler.dataset, batch_size=64, sampler=sampler)
+
+    network = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 2)).to(device)
+    model = DistributedDataParallel(network, gradient_as_bucket_view=True)
+    base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = WSAM(base, rho=0.05, gamma=0.8, model=model, local=local)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10)
+
+    for epoch in range(10):
+        sampler.set_epoch(epoch)
+        for inputs, labels in loader:
+
+            def closure(inputs=inputs.to(device), labels=labels.to(device)):
+                loss = cross_entropy(model(inputs), labels)
+                loss.backward()
+                return loss
+
+            loss = optimizer.step(closure)
+        scheduler.step()
+        dist.all_reduce(loss, dist.ReduceOp.SUM)
+        if dist.get_rank() == 0:
+            print(f"epoch {epoch + 1}: loss {loss.item() / dist.get_world_size():.3f}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main("--local" in sys.argv[1:])

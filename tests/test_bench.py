@@ -1,0 +1,314 @@
+"""`wsam bench`: the command's smoke form, what it records, and its refusals."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from command import wsam_command
+from torch import nn
+
+import wsam
+from wsam.bench import cases, peers, report
+from wsam.bench.cases import Case
+from wsam.bench.problem import CIFAR, Problem, bag_problem, image_problem, mlp10m
+from wsam.bench.run import Settings, every_case, measure
+
+CPU = torch.device("cpu")
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+
+TWO_STEP_SAM = """
+import torch
+
+class SAM(torch.optim.Optimizer):
+    def __init__(self, params, base_optimizer, rho, **kwargs):
+        super().__init__(params, dict(rho=rho, **kwargs))
+        self.base = base_optimizer(self.param_groups, **kwargs)
+
+    @torch.no_grad()
+    def first_step(self, zero_grad):
+        params = [p for g in self.param_groups for p in g["params"]]
+        norm = torch.cat([p.grad.flatten() for p in params]).norm()
+        self.moves = [(p, p.clone()) for p in params]
+        for p in params:
+            p += self.param_groups[0]["rho"] * p.grad / (norm + 1e-12)
+        self.first = [p.grad.clone() for p in params]
+        self.zero_grad()
+
+    @torch.no_grad()
+    def second_step(self, zero_grad):
+        for p, old in self.moves:
+            p.copy_(old)
+        self.base.step()
+        self.zero_grad()
+"""
+
+TWO_STEP_WSAM = (
+    TWO_STEP_SAM.replace("class SAM", "class Inner")
+    + """
+from atorch.optimizers.utils import disable_running_stats, enable_running_stats
+
+class WeightedSAM(Inner):
+    def __init__(self, model, base_optimizer, rho, gamma, max_norm):
+        torch.optim.Optimizer.__init__(self, base_optimizer.param_groups, dict(rho=rho))
+        for group in self.param_groups:
+            group["rho"] = rho
+        self.base, self.k = base_optimizer, gamma / (1 - gamma)
+
+    @torch.no_grad()
+    def second_step(self, zero_grad):
+        rises = [p.grad - first for (p, _), first in zip(self.moves, self.first)]
+        for (p, old), first in zip(self.moves, self.first):
+            p.copy_(old)
+            p.grad.copy_(first)
+        self.base.step()
+        for (p, _), rise in zip(self.moves, rises):
+            p -= self.base.param_groups[0]["lr"] * self.k * rise
+        self.zero_grad()
+"""
+)
+
+
+def smoke(**given: Any) -> Settings:
+    return Settings(**{"device": CPU, "smoke": True, "rounds": 1, **given})
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    out = tmp_path_factory.mktemp("bench")
+    words = ("--smoke", "--device", "cpu", "--rounds", 1, "--json", "--out", out)
+    found: dict[str, Any] = json.loads(wsam_command("bench", *words).stdout)
+    return found
+
+
+def test_smoke_measures_everything(record: dict[str, Any]) -> None:
+    names = [row["name"] for row in record["cases"]]
+    ours = {kind.__name__ for kind in wsam.METHODS.values()}
+    assert {"two passes", "SGD", "WSAM lean", "WSAM every 5", *ours} <= set(names)
+    assert {"pytorch_optimizer SAM", "pytorch_optimizer WSAM"} <= set(names)
+    for row in record["cases"]:
+        assert row["ms"]["median"] > 0
+        assert len(row["rounds_ms"]) == record["rounds"] == 1
+        assert row["of_floor"]["median"] == pytest.approx(
+            row["rounds_ms"][0] / record["cases"][0]["rounds_ms"][0]
+        )
+    assert record["cases"][0]["of_floor"]["median"] == 1
+
+
+def test_record_says_where_it_comes_from(record: dict[str, Any]) -> None:
+    assert record["hardware"]["threads"] == torch.get_num_threads()
+    assert record["versions"]["torch"] == torch.__version__
+    assert record["versions"]["pytorch_optimizer"]
+    assert {"commit", "clock", "load_before", "load_after"} <= set(record)
+    assert record["problem"]["weights"] == 24_346
+
+
+def test_files_are_the_record_and_its_picture(record: dict[str, Any]) -> None:
+    numbers, picture = map(Path, record["files"])
+    saved = json.loads(numbers.read_text())
+    assert saved == {key: value for key, value in record.items() if key != "files"}
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_table_has_a_line_a_case(record: dict[str, Any]) -> None:
+    lines = report.table(record).splitlines()
+    for row in record["cases"]:
+        assert any(line.startswith(row["name"]) and "eager" in line for line in lines)
+
+
+def test_record_without_matplotlib(
+    record: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    assert [path.suffix for path in report.save(record, tmp_path)] == [".json"]
+
+
+def test_missing_peer_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: None)
+    found = measure(smoke(only=("SAM",)))
+    assert "not installed" in found["notes"][0]
+    assert {row["name"] for row in found["cases"]} == {"two passes", "SGD", "SAM"}
+    assert "note: pytorch_optimizer" in report.table(found)
+
+
+@pytest.mark.parametrize("axis", ["tensors", "weights"])
+def test_scaling(axis: str, tmp_path: Path) -> None:
+    words = ("bench", "--smoke", "--scaling", axis, "--device", "cpu", "--rounds", 1)
+    answer = wsam_command(*words, "--only", "wsam", "--out", tmp_path)
+    saved = json.loads((tmp_path / f"scaling-{axis}-cpu.json").read_text())
+    assert [point[axis] for point in saved["points"]] == sorted(p[axis] for p in saved["points"])
+    for point in saved["points"]:
+        assert [row["name"] for row in point["cases"]] == ["SGD", "WSAM", "WSAM lean"]
+    assert "WSAM lean (eager)" in answer.stdout
+    assert (tmp_path / f"scaling-{axis}-cpu.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    "path", [*RESULTS.glob("bench-*.json"), *RESULTS.glob("scaling-*.json")], ids=lambda p: p.stem
+)
+def test_kept_records_render(path: Path) -> None:
+    kept = json.loads(path.read_text())
+    assert report.name_of(kept) == path.stem
+    assert kept["commit"]
+    assert "interleaved rounds" in report.table(kept)
+
+
+# --- refusals ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--model", "vgg"], "--model must be one of resnet18"),
+        (["--batch-size", 1], "--batch-size must be at least 2"),
+        (["--rounds", 0], "--rounds must be at least 1"),
+        (["--clock", "sun"], "--clock must be wall or cpu"),
+        (["--scaling", "time"], "--scaling must be one of tensors, weights"),
+        (["--only", "adam"], "--only adam fits no case"),
+        (["--peer", "sam.py"], "--peer takes NAME=PATH"),
+        (["--peer", "x=nowhere.py"], "no such file: nowhere.py"),
+        (["--device", "moon"], "device 'moon' cannot be used"),
+    ],
+)
+def test_refusals_are_one_line(words: list[str], message: str) -> None:
+    device = [] if "--device" in words else ["--device", "cpu"]
+    answer = wsam_command("bench", "--smoke", *device, *words, status=2)
+    assert answer.stderr.startswith(f"wsam: {message}")
+    assert answer.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("x = 1", "no class SAM"), ("import nowhere_at_all", "import"), ("def", "does not import")],
+)
+def test_useless_peers_are_refused(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "peer.py"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        peers.by_path([f"x={path}"], ["eager"])
+
+
+def test_cpu_clock_needs_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    with pytest.raises(ValueError, match="one thread"):
+        measure(smoke(clock="cpu"))
+
+
+def test_only_keeps_the_floor_of_its_forms() -> None:
+    everything = cases.floors(["eager", "captured"]) + cases.ours(["eager", "captured"], "captured")
+    left = cases.chosen(everything, ["wsam (cap", "GSAM"])
+    assert [case.label for case in left] == [
+        "two passes (captured)", "SGD (captured)", "WSAM (captured)", "GSAM (captured)",
+    ]  # fmt: skip
+
+
+# --- what the cases compute ----------------------------------------------------------------------
+
+
+def trained(case: Case, problem: Problem, steps: int = 3) -> list[nn.Module]:
+    """Make some steps of a case and return the model it has built."""
+    built: list[nn.Module] = []
+
+    def build() -> nn.Module:
+        built.append(problem.build())
+        return built[-1]
+
+    step = case.build(dataclasses.replace(problem, build=build))
+    for _ in range(steps):
+        step()
+    return built
+
+
+def weights(case: Case, problem: Problem) -> torch.Tensor:
+    (model,) = trained(case, problem)
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def named(name: str, found: list[Case]) -> Case:
+    return next(case for case in found if case.name == name)
+
+
+def test_peers_compute_what_we_compute(tmp_path: Path) -> None:
+    """An adapter that used a peer wrongly would time something else."""
+    (tmp_path / "sam.py").write_text(TWO_STEP_SAM)
+    (tmp_path / "wsam.py").write_text(TWO_STEP_WSAM)
+    paths = (f"one={tmp_path / 'sam.py'}", f"two={tmp_path / 'wsam.py'}")
+    found, notes = every_case(smoke(peers=paths))
+    assert not notes
+    problem = image_problem("cnn", 4, CPU)
+    start = weights(named("SGD", found), problem)
+    for theirs, ours in {
+        "pytorch_optimizer SAM": "SAM",
+        "pytorch_optimizer WSAM": "WSAM",
+        "pytorch_optimizer WSAM foreach": "WSAM",
+        "one": "SAM",
+        "two": "WSAM",
+        "WSAM lean": "WSAM",
+    }.items():
+        wanted = weights(named(ours, found), problem)
+        assert torch.allclose(weights(named(theirs, found), problem), wanted, atol=2e-5), theirs
+        assert not torch.allclose(start, wanted, atol=2e-4), "the members differ from the base"
+
+
+def test_statistics_pause_and_go_on() -> None:
+    norm = nn.BatchNorm1d(3, momentum=0.3)
+    peers.resume_statistics(norm)
+    for _ in range(2):  # pausing twice must not forget the momentum
+        peers.pause_statistics(norm)
+        assert norm.momentum == 0
+    peers.resume_statistics(norm)
+    assert norm.momentum == 0.3
+
+
+def test_floor_makes_two_passes_and_no_step() -> None:
+    problem = image_problem("cnn", 4, CPU)
+    (model,) = trained(named("two passes", cases.floors(["eager"])), problem, steps=2)
+    for p, q in zip(model.parameters(), problem.build().parameters(), strict=True):
+        assert torch.equal(p, q)
+        assert p.grad is not None
+    assert int(model[1].num_batches_tracked) == 4
+
+
+def test_problems_are_what_they_say() -> None:
+    count = sum(p.numel() for p in mlp10m(CIFAR).parameters())
+    assert 9.9e6 < count < 10.1e6
+    bag = bag_problem(7, 700, CPU)
+    model = bag.build()
+    losses = model(*bag.batch)
+    losses.mean().backward()
+    assert [p.numel() for p in model.parameters()] == [100] * 7
+    for p, source in zip(model.parameters(), model.sources, strict=True):
+        assert torch.equal(p.grad, source)
+        assert p.grad.data_ptr() != source.data_ptr()
+
+
+def test_interval_case_makes_its_share_of_passes() -> None:
+    """`every 5`: one step in five runs the model twice."""
+    problem = image_problem("cnn", 4, CPU)
+    (model,) = trained(cases.interval(5, "eager"), problem, steps=10)
+    assert int(model[1].num_batches_tracked) == 10
+    calls: list[int] = []
+
+    def build() -> nn.Module:
+        made = problem.build()
+        made.register_forward_hook(lambda *_: calls.append(1))
+        return made
+
+    step = cases.interval(5, "eager").build(dataclasses.replace(problem, build=build))
+    for _ in range(10):
+        step()
+    assert len(calls) == 10 * cases.interval(5, "eager").passes
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("words", [["--model", "cnn"], ["--scaling", "tensors"]])
+def test_smoke_on_cuda(words: list[str], tmp_path: Path) -> None:
+    answer = wsam_command(
+        "bench", "--smoke", "--device", "cuda", "--json", "--out", tmp_path, *words
+    )
+    found = json.loads(answer.stdout)
+    rows = found["cases"] if "cases" in found else found["points"][0]["cases"]
+    assert {"eager", "captured"} <= {row["form"] for row in rows}

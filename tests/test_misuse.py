@@ -1,0 +1,187 @@
+"""What people do by mistake is refused with words that help, or does no harm."""
+
+import copy
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import wsam
+
+RECIPES = (Path(__file__).parents[1] / "docs" / "recipes.md").read_text()
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3)).double()
+
+
+def batches() -> list[tuple[Tensor, Tensor]]:
+    torch.manual_seed(1)
+    return [(torch.randn(32, 8).double(), torch.randint(0, 3, (32,))) for _ in range(4)]
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def recipe(title: str) -> str:
+    """Return the code of a section of the recipes, as it stands there."""
+    section = RECIPES.split(f"## {title}\n")[1].split("\n## ")[0]
+    return "\n".join(re.findall(r"```python\n(.*?)```", section, re.DOTALL))
+
+
+@pytest.mark.parametrize("title", ["By hand", "float16 with GradScaler"])
+@pytest.mark.parametrize("name", ["sam", "wsam", "coupled_wsam", "gsam", "asam", "fisher_sam"])
+def test_recipe_equals_the_closure(name: str, title: str) -> None:
+    models = [network(), network()]
+    opts = [wsam.create(name, sgd(model)) for model in models]
+    names = {"torch": torch, "cross_entropy": cross_entropy, "batches": batches()}
+    exec(recipe(title), {**names, "model": models[0], "optimizer": opts[0]})
+    for x, y in batches():
+
+        def closure(x=x, y=y):
+            loss = cross_entropy(models[1](x), y)
+            loss.backward()
+            return loss
+
+        opts[1].step(closure)
+    for p, q in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-10, atol=1e-12)
+
+
+def test_ascend_must_know_the_scale() -> None:
+    model = network()
+    opt, scaler = wsam.WSAM(sgd(model)), torch.amp.GradScaler("cpu", init_scale=1024.0)
+    before = copy.deepcopy(model.state_dict())
+    (x, y), *_ = batches()
+    opt.begin()
+    scaler.scale(cross_entropy(model(x), y)).backward()
+    opt.ascend()
+    scaler.scale(cross_entropy(model(x), y)).backward()
+    scaler.unscale_(opt)
+    opt.descend()
+    with pytest.raises(RuntimeError, match=r"ascend\(scaler.get_scale\(\)\)"):
+        scaler.step(opt)
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+def test_replaced_parameters_are_followed() -> None:
+    model, other, twin = network(), network(), network()
+    opt, plain = wsam.WSAM(sgd(model)), wsam.WSAM(sgd(twin))
+    opt.param_groups[0]["params"] = list(other.parameters())
+    (x, y), *_ = batches()
+    for optimizer, net in ((opt, other), (plain, twin)):
+
+        def closure(net=net):
+            loss = cross_entropy(net(x), y)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+    assert all(
+        torch.equal(p, q) for p, q in zip(other.parameters(), twin.parameters(), strict=True)
+    )
+
+
+def test_no_gradients_are_refused() -> None:
+    model = network()
+    opt = wsam.WSAM(sgd(model))
+    with pytest.raises(RuntimeError, match="no parameter has a gradient"):
+        opt.step(lambda: torch.zeros(()))
+    with pytest.raises(RuntimeError, match="no parameter has a gradient"):
+        opt.ascend()
+
+
+def test_one_only_looks_inside_perturbed() -> None:
+    model = network()
+    opt = wsam.WSAM(sgd(model))
+    before = copy.deepcopy(model.state_dict())
+    (x, y), *_ = batches()
+    cross_entropy(model(x), y).backward()
+    with opt.perturbed():
+        for call in (opt.descend, opt.step):
+            with pytest.raises(RuntimeError, match=r"inside perturbed\(\)"):
+                call()
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+def test_clipping_half_of_the_update_is_refused() -> None:
+    model = network()
+    opt = wsam.WSAM(sgd(model))
+    (x, y), *_ = batches()
+    cross_entropy(model(x), y).backward()
+    opt.ascend()
+    cross_entropy(model(x), y).backward()
+    opt.descend()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+    with pytest.raises(RuntimeError, match="max_norm"):
+        opt.step()
+
+
+@pytest.mark.parametrize("key", ["sam_rhoo", "eta", "beta", "alpha"])
+def test_keys_no_group_can_set_are_refused(key: str) -> None:
+    weights = [nn.Parameter(torch.zeros(2))]
+    base = torch.optim.SGD([{"params": weights, key: 0.1}], lr=0.1)
+    with pytest.raises(ValueError, match="groups of this method may set rho, gamma"):
+        wsam.WSAM(base)
+
+
+@pytest.mark.parametrize(
+    ("name", "hyper", "message"),
+    [
+        ("wsam", {"rho": torch.tensor(-1.0)}, "rho must be in"),
+        ("wsam", {"gamma": torch.tensor(1.0)}, "gamma must be in"),
+        ("esam", {"gamma": 0.0}, "gamma must be in"),
+        ("gsam", {"rho": 0.05, "rho_min": 0.1}, "rho_min must be in"),
+        ("gsam", {"rho_min": 0.01, "lr_min": 1.0}, "lr_min must be in"),
+        ("gsam", {"rho_min": "x"}, "rho_min must be a number"),
+        ("gsam", {"lr_min": 0.01}, "give rho_min"),
+        ("asam", {"geometry": wsam.Fisher()}, "give geometry= to SAM"),
+        ("sam", {"gamma": 0.9}, "sam has no argument 'gamma'; it has rho, geometry"),
+    ],
+)
+def test_messages_name_what_was_given(name: str, hyper: dict[str, object], message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=re.escape(message)):
+        wsam.create(name, sgd(network()), **hyper)
+
+
+def test_states_that_are_none_are_refused() -> None:
+    opt = wsam.WSAM(sgd(network()))
+    good = opt.state_dict()
+    for bad in ({**good, "sharpness": {}}, {**good, "param_groups": 5}, {}, None):
+        with pytest.raises((ValueError, TypeError), match="state_dict"):
+            opt.load_state_dict(bad)
+    wrong = copy.deepcopy(good)
+    wrong["param_groups"][0]["sam_rho"] = -3.0
+    with pytest.raises(ValueError, match="rho must be in"):
+        opt.load_state_dict(wrong)
+    assert opt.param_groups[0]["sam_rho"] == 0.05
+
+
+def test_a_hyperparameter_of_a_new_rule_may_differ_by_group() -> None:
+    from dataclasses import dataclass
+
+    from wsam.rule import NOTHING, Mix, Part, Rule
+
+    @dataclass(frozen=True)
+    class Mixed(Rule):
+        mixing: float = 0.5
+
+        def mix(self, hyper, products):
+            return Mix(Part(1.0, hyper["mixing"]), NOTHING)
+
+    model = network()
+    groups = [{"params": model[0].parameters(), "mixing": 0.1}, {"params": model[2].parameters()}]
+    opt = wsam.SharpnessAware(torch.optim.SGD(groups, lr=0.1), rule=Mixed())
+    assert [group["sam_mixing"] for group in opt.param_groups] == [0.1, 0.5]
+
+
+def test_warnings_point_at_the_user() -> None:
+    weights = [nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))]
+    with pytest.warns(wsam.WsamWarning, match="bfloat16") as record:
+        wsam.SAM(torch.optim.SGD(weights, lr=0.1))
+    assert record[0].filename == __file__
