@@ -1,6 +1,8 @@
 """Train with WSAM on several processes, each with a shard of the model (FSDP2), and save it.
 
-torchrun --nproc_per_node 2 examples/fsdp2.py [FOLDER]
+    torchrun --nproc_per_node 2 examples/fsdp2.py [FOLDER]
+
+On GPUs each process takes one; without, all run on the CPU.
 """
 
 import os
@@ -34,7 +36,7 @@ def main(folder: str | None) -> None:
     optimizer = WSAM(base, rho=0.05, gamma=0.8)  # after fully_shard, as any optimizer
 
     torch.manual_seed(dist.get_rank())  # other samples everywhere
-    for step in range(200):
+    for step in range(100):
         inputs = torch.randn(64, 20, device=device)
         labels = (inputs[:, 0] * inputs[:, 1] > 0).long()
 
@@ -44,7 +46,7 @@ def main(folder: str | None) -> None:
             return loss
 
         loss = optimizer.step(closure)
-        if step % 50 == 49 and dist.get_rank() == 0:
+        if step % 25 == 24 and dist.get_rank() == 0:
             print(f"step {step + 1}: loss {loss.item():.3f}")
     if folder is not None:
         weights, state = get_state_dict(model, optimizer)

@@ -1,6 +1,6 @@
 """Train with WSAM on several processes by DistributedDataParallel.
 
-    torchrun --nproc_per_node 2 examples/torchrun_ddp.py [--local]
+    torchrun --nproc_per_node 2 examples/torchrun_ddp.py [local]
 
 On GPUs each process takes one; without, all run on the CPU.
 """
@@ -35,13 +35,14 @@ def main(local: bool) -> None:
     model = DistributedDataParallel(network, gradient_as_bucket_view=True)
     base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     optimizer = WSAM(base, rho=0.05, gamma=0.8, model=model, local=local)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=8)
 
-    for epoch in range(10):
+    for epoch in range(8):
         sampler.set_epoch(epoch)
-        for inputs, labels in loader:
+        for batch in loader:
+            inputs, labels = (tensor.to(device) for tensor in batch)
 
-            def closure(inputs=inputs.to(device), labels=labels.to(device)):
+            def closure(inputs=inputs, labels=labels):
                 loss = cross_entropy(model(inputs), labels)
                 loss.backward()
                 return loss
@@ -55,4 +56,4 @@ def main(local: bool) -> None:
 
 
 if __name__ == "__main__":
-    main("--local" in sys.argv[1:])
+    main(local="local" in sys.argv[1:])

@@ -1,6 +1,5 @@
 """Run by test_lightning as a program of its own: two processes train as one would."""
 
-import logging
 import os
 import sys
 from typing import Any
@@ -10,10 +9,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import torch
 from framework_helpers import samples
 from lightning.pytorch.strategies import DDPStrategy
-from test_lightning import Net, trainer
+from lightning_helpers import Net, trainer
 from torch.utils.data import DataLoader, DistributedSampler
-
-logging.getLogger("lightning.fabric").setLevel(logging.ERROR)
 
 
 class Replica(Net):

@@ -9,7 +9,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import torch
 import torch.multiprocessing
-from test_transformers import bert, train
+from transformers_helpers import bert, train
 
 
 def work(rank: int, port: int, folder: str) -> None:

@@ -1,8 +1,6 @@
 """Lightning's automatic optimization equals the plain loop; what it cannot do is refused."""
 
-import logging
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from framework_helpers import (
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.plugins import MixedPrecision
+from lightning_helpers import Net, by_hand, fit, trainer
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset
@@ -32,70 +31,12 @@ from wsam.integrations import lightning as mixin
 from wsam.integrations.lightning import SharpnessAwareMixin
 from wsam.schedule import Every
 
-logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-Make = Callable[..., wsam.SharpnessAware]
-
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Any:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="lightning")
         yield
-
-
-class Net(SharpnessAwareMixin, lightning.LightningModule):
-    """A user's module."""
-
-    def __init__(self, make: Make = wsam_over_sgd, dtype: torch.dtype = torch.float32) -> None:
-        super().__init__()
-        self.body, self.make = net(dtype), make
-        self.calls = 0
-        self.rates: list[float] = []
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        x, y = batch
-        self.calls += 1
-        losses = cross_entropy(self.body(x), y, reduction="none")
-        loss = self.trainer.optimizers[0].select(losses)
-        self.log("loss", loss)
-        return loss
-
-    def configure_optimizers(self) -> Any:
-        optimizer = self.make(self.parameters())
-        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
-        }
-
-
-def trainer(**options: Any) -> lightning.Trainer:
-    quiet = {
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "accelerator": "cpu",
-        "devices": 1,
-        "max_epochs": 2,
-    }
-    return lightning.Trainer(**{**quiet, **options})
-
-
-def fit(module: Net, data: Dataset[Any] | None = None, size: int = 4, **options: Any) -> Any:
-    runner = trainer(**options)
-    runner.fit(module, DataLoader(samples() if data is None else data, size))
-    return runner
-
-
-def by_hand(make: Make = wsam_over_sgd, count: int = 24, every: int = 1, **options: Any) -> Any:
-    """The same training as `fit` in a plain loop."""
-    model = net()
-    optimizer = make(model.parameters())
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
-    steps = windows(samples(count), 4, every, epochs=2)
-    losses = plain_loop(model, optimizer, steps, every=every, after=scheduler.step, **options)
-    return model, optimizer, losses
 
 
 @pytest.mark.parametrize("name", sorted(wsam.METHODS))

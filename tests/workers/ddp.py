@@ -2,6 +2,8 @@
 
 import contextlib
 import copy
+import os
+import time
 from typing import Any
 
 import torch
@@ -295,3 +297,30 @@ def statistics(local: bool) -> list[list[Tensor]]:
         step(opt, models[0], x, "closure")
         models[1](x).mean().backward()
     return [[b.clone() for b in model.buffers()] for model in models]
+
+
+def deserted(how: str, local: bool) -> tuple[str, float, bool]:
+    """Rank 1 leaves in its second pass; what rank 0 hears, how long it waited, its weights restored."""
+    model = DDP(net())
+    opt = wsam.WSAM(base_of(model, "momentum"), model=model, local=local)
+    x, passes = share(0, dist.get_rank()), 0
+    step(opt, model, x, "closure")
+    before = weights(model)
+
+    def closure() -> Tensor:
+        nonlocal passes
+        passes += 1
+        if passes == 2 and dist.get_rank() == 1:
+            time.sleep(0.0 if how == "dies" else 8.0)
+            os._exit(9)
+        loss = model(x).mean()
+        loss.backward()
+        return loss
+
+    start = time.monotonic()
+    try:
+        opt.step(closure)
+    except RuntimeError as error:
+        kept = all(torch.equal(u, v) for u, v in zip(before, weights(model), strict=True))
+        return str(error), time.monotonic() - start, kept
+    return "", 0.0, False

@@ -29,13 +29,13 @@ GRACE = 3.0
 """Seconds the others get to fail, too, once one rank has."""
 
 
-def serve(rank: int, size: int, store: str, pipe: Connection) -> None:
+def serve(rank: int, size: int, timeout: float, store: str, pipe: Connection) -> None:
     """The life of a rank: join the group, then run tasks until the pipe closes."""
     import wsam
 
     torch.set_num_threads(1)
     warnings.simplefilter("error", wsam.WsamWarning)
-    limit = timedelta(seconds=TIMEOUT)
+    limit = timedelta(seconds=timeout)
     dist.init_process_group("gloo", f"file://{store}", timeout=limit, rank=rank, world_size=size)
     while True:
         try:
@@ -54,25 +54,32 @@ def serve(rank: int, size: int, store: str, pipe: Connection) -> None:
 class Team:
     """Processes started when first needed, and again after a task has failed."""
 
-    def __init__(self, size: int = 2) -> None:
-        self.size = size
+    def __init__(self, size: int = 2, timeout: float = TIMEOUT) -> None:
+        self.size, self.timeout = size, timeout
         self._pipes: list[Connection] = []
         self._members: list[Any] = []
         atexit.register(self.close)
 
     def run(self, task: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
         """Let every rank call the task; return their results, or fail with their tracebacks."""
+        answers = self.ask(task, *args, **kwargs)
+        if not all(fine for fine, _ in answers):
+            said = [f"rank {rank}: {text}" for rank, (_, text) in enumerate(answers)]
+            raise AssertionError("\n".join(said))
+        return [result for _, result in answers]
+
+    def ask(self, task: Callable[..., Any], *args: Any, **kwargs: Any) -> list[tuple[bool, Any]]:
+        """Return for each rank whether all went well, and its result or what went wrong."""
         if not self._members:
             self._start()
         message = pickle.dumps((task, args, kwargs))
         for pipe in self._pipes:
             pipe.send_bytes(message)
-        answers = dict(self._answers())
-        if len(answers) < self.size or not all(fine for fine, _ in answers.values()):
+        said = dict(self._answers())
+        answers = [said.get(rank, (False, "no answer")) for rank in range(self.size)]
+        if not all(fine for fine, _ in answers):
             self.close()  # the ranks may be out of step with each other
-            said = {r: answers.get(r, (False, "no answer"))[1] for r in range(self.size)}
-            raise AssertionError("\n".join(f"rank {r}: {text}" for r, text in said.items()))
-        return [answers[rank][1] for rank in range(self.size)]
+        return answers
 
     def _answers(self) -> Iterator[tuple[int, tuple[bool, Any]]]:
         """Yield what ranks answer, until all have or none will."""
@@ -96,7 +103,7 @@ class Team:
         for rank in range(self.size):
             here, there = context.Pipe()
             member = context.Process(
-                target=serve, args=(rank, self.size, store, there), daemon=True
+                target=serve, args=(rank, self.size, self.timeout, store, there), daemon=True
             )
             member.start()
             there.close()

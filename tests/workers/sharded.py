@@ -190,7 +190,7 @@ def replicate_or_partial() -> Any:
     return Partial()
 
 
-def low_precision(name: str) -> tuple[float, float, float]:
+def low_precision(name: str) -> tuple[float, float]:
     """bfloat16 inside, float32 weights: distances to the same in one process, and travelled.
 
     In one process the weights are cast by hand and each rank's share runs by itself.
@@ -214,11 +214,7 @@ def low_precision(name: str) -> tuple[float, float, float]:
     flat = [torch.cat([p.reshape(-1) for p in w]) for w in (weights(model), weights(alone), start)]
     dtypes = {p.dtype for p in model.parameters()}
     assert dtypes == {torch.float32}
-    return (
-        float((flat[0] - flat[1]).norm()),
-        float((flat[1] - flat[2]).norm()),
-        float(opt.sharpness),
-    )
+    return float((flat[0] - flat[1]).norm()), float((flat[1] - flat[2]).norm())
 
 
 class Normed(Net):

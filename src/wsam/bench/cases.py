@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wsam import kernels
 from wsam.bench.problem import GAMMA, RHO, Problem
 from wsam.graph import capture
 from wsam.methods import METHODS, create
@@ -123,8 +124,8 @@ def base_step(problem: Problem, form: str) -> Step:
     return plain
 
 
-def member(method: str, **options: Any) -> Callable[[Problem, str], Step]:
-    """Return what builds a member of the family with its options."""
+def member(method: str, *, fuse: bool = False, **options: Any) -> Callable[[Problem, str], Step]:
+    """Return what builds a member of the family with its options; `fuse` is of a captured step."""
 
     def make(problem: Problem, form: str) -> Step:
         model = problem.build()
@@ -132,7 +133,8 @@ def member(method: str, **options: Any) -> Callable[[Problem, str], Step]:
         select = optimizer.select if method == "esam" else torch.mean
         forward = problem.forward(model, form)
         if form == "captured":
-            step = capture(optimizer, problem.loss(forward, select), *problem.batch)
+            loss_fn = problem.loss(forward, select)
+            step = capture(optimizer, loss_fn, *problem.batch, fuse=fuse)
             return lambda: step(*problem.batch)
         closure = backward_of(problem, forward, select)
         return lambda: optimizer.step(closure)
@@ -169,6 +171,10 @@ def ours(forms: Iterable[str], best: str) -> list[Case]:
             lean = member("wsam", lean=True, **options_of("wsam"))
             cases.append(Case("WSAM lean", form, OURS, lean))
             cases.append(Case("SAM", form, OURS, member("sam", **options_of("sam"))))
+        if form == "captured" and kernels.available():
+            for method in ("wsam", "sam"):
+                fused = member(method, fuse=True, **options_of(method))
+                cases.append(Case(f"{title(method)} fused", form, OURS, fused))
     for method in METHODS:
         if method not in ("wsam", "sam"):
             cases.append(Case(title(method), best, OURS, member(method, **options_of(method))))

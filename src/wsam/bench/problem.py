@@ -159,11 +159,13 @@ class Bag(nn.Module):
     def __init__(self, sources: list[Tensor]) -> None:
         super().__init__()
         self.sources = sources
-        self.weights = nn.ParameterList(torch.ones_like(source) for source in sources)
+        self._listed = [nn.Parameter(torch.ones_like(source)) for source in sources]
+        for number, parameter in enumerate(self._listed):
+            self.register_parameter(str(number), parameter)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return zeros, whose gradients are the sources."""
-        return cast(Tensor, _Given.apply(self.sources, *self.weights))  # type: ignore[no-untyped-call]
+        return cast(Tensor, _Given.apply(self.sources, *self._listed))  # type: ignore[no-untyped-call]
 
 
 def bag_problem(tensors: int, weights: int, device: torch.device) -> Problem:

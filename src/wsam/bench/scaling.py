@@ -27,6 +27,7 @@ WEIGHTS = {
     "cpu": tuple(int(x) for x in (1e5, 3e5, 1e6, 3e6, 1e7, 3e7)),
 }
 FIXED_WEIGHTS = {"cuda": 10_000_000, "cpu": 1_000_000}
+CHIEF = ("WSAM", "WSAM lean", "WSAM fused", "SAM")
 FIXED_TENSORS = 60  # about ResNet18's
 
 
@@ -51,14 +52,7 @@ def scaling_cases(settings: Settings) -> tuple[list[Case], list[str]]:
     """Return floor, base, chief members and peers; captured ones first, they are the ones to keep."""
     forms = [form for form in reversed(settings.forms()) if form != "compiled"]
     cases = listing.floors(forms)
-    for form in forms:
-        for name, method, options in (
-            ("WSAM", "wsam", {}),
-            ("WSAM lean", "wsam", {"lean": True}),
-            ("SAM", "sam", {}),
-        ):
-            make = listing.member(method, **options, **listing.options_of(method))
-            cases.append(Case(name, form, listing.OURS, make))
+    cases += [case for case in listing.ours(forms, best=forms[0]) if case.name in CHIEF]
     installed, notes = peers.installed(["eager"])
     cases += [*installed, *peers.by_path(settings.peers, ["eager"])]
     return listing.chosen(cases, settings.only), notes

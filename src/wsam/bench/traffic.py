@@ -1,13 +1,15 @@
 """How many parameter-sized tensors a step reads and writes, counted operation by operation.
 
-The count is of the optimizer's own part: what a step of a `Bag` moves beyond its passes. A kernel
-that is no operation of torch (one launched past the dispatcher) is not seen.
+The count is of the optimizer's own part: what a step of a `Bag` moves beyond its passes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -17,6 +19,8 @@ from torch.utils._pytree import tree_leaves
 from wsam.bench.cases import Case, two_passes
 from wsam.bench.problem import bag_problem
 from wsam.bench.timing import Visitor
+from wsam.block import Block
+from wsam.kernels import Kernels
 
 ODD = 7919  # no other tensor has so many elements
 TENSORS = 3
@@ -98,9 +102,31 @@ def count(case: Case, device: torch.device) -> Traffic:
 def _moved(step: Any) -> Traffic:
     step()
     counter = Moved()
-    with counter:
+    with counter, fused_kernels(counter):
         step()
     return Traffic(counter.reads / TENSORS, counter.writes / TENSORS)
+
+
+@contextmanager
+def fused_kernels(counter: Moved) -> Iterator[None]:
+    """Count what our own fused kernels move: torch's dispatcher does not see them."""
+    add, finish = Kernels.save_and_add, Kernels._finish_block
+
+    def save_and_add(self: Kernels, block: Block, *rest: Any) -> Any:
+        saved = add(self, block, *rest)
+        if saved is not None:  # reads w and the direction, writes w and its copy
+            counter.reads += 2 * len(saved)
+            counter.writes += 2 * len(saved)
+        return saved
+
+    def finish_block(self: Kernels, block: Block, lists: Any, history: Any, *rest: Any) -> None:
+        count = len(block.params)  # lists: the copy of w, w, g1 and, where it was kept, g0
+        counter.reads += count * (len(lists) - 1 + len(history))
+        counter.writes += count * (1 + len(history))
+        finish(self, block, lists, history, *rest)
+
+    with mock.patch.multiple(Kernels, save_and_add=save_and_add, _finish_block=finish_block):
+        yield
 
 
 def copy_bandwidth(visitor: Visitor, nbytes: int | None = None) -> float:

@@ -193,8 +193,8 @@ def minima() -> Table:
     ]
     notes = (
         "The loss is the mean training loss of the last epoch, the accuracy that on the test set.",
-        "The eigenvalue is that of the loss over all training images, not augmented, BatchNorm in "
-        "evaluation; the paper does not say what it used.",
+        "The eigenvalue is that of the loss over the first 10,000 training images, not augmented, "
+        "BatchNorm in evaluation; the paper does not say what it used.",
     )
     title = "Minima of ResNet18 on CIFAR-10"
     return Table("minima", title, ("optimizer",), tuple(cells), notes=notes)

@@ -52,8 +52,8 @@ def measure(run: Run, out: Path, means: Means) -> dict[str, Any]:
     """Measure the minimum of a finished run, unless that was done before.
 
     The Hessian is that of the mean loss over the first 10,000 training images, as they are (no
-    crops, no mirror images), with the labels that were trained on, in float32 (on a GPU with torch's defaults for
-    convolutions, that is TF32), BatchNorm in evaluation.
+    crops, no mirror images), with the labels that were trained on, in float32 (on a GPU with torch's
+    defaults for convolutions, that is TF32), BatchNorm in evaluation.
 
     Args:
         run: A finished run whose weights were kept.

@@ -1,0 +1,113 @@
+"""The tables of docs/frameworks claim what tests run, and no more.
+
+The table of the index is made of the tests' names: run this file as a program to write it anew. Each
+page must list every test of its framework. Every Python block of the pages runs.
+"""
+
+import ast
+import logging
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+PAGES = TESTS.parent / "docs" / "frameworks"
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+TABLE = re.compile(r"(?<=test_frameworks_table.py -->\n).*?(?=<!-- end -->)", re.DOTALL)
+ROW = re.compile(r"^\| .* \| (works|refused) \| `(test_\w+)` \|$", re.MULTILINE)
+
+# page -> (title, file of the tests, what their names have before "works" or "refuses")
+FRAMEWORKS = {
+    "lightning": ("Lightning", "test_lightning.py", ""),
+    "transformers": ("HF Trainer", "test_transformers.py", ""),
+    "accelerate": ("Accelerate", "test_accelerate.py", ""),
+    "fabric": ("Fabric", "test_fabric_skorch.py", "fabric_"),
+    "skorch": ("skorch", "test_fabric_skorch.py", "skorch_"),
+}
+FEATURES = {
+    "training": "equals the plain loop",
+    "one_step_per_step": "counters, schedulers and loggers see one step per step",
+    "accumulation": "gradient accumulation",
+    "clipping_by_norm": "clipping by norm",
+    "bf16": "bfloat16",
+    "fp16_scaler": "float16 with GradScaler",
+    "fp16_overflow": "overflow leaves the weights alone",
+    "resume": "save, load, resume to the same bits",
+    "ddp_with_accumulation_and_clipping": "two processes (DDP) with accumulation and clipping",
+    "same_dropout_masks": "the same dropout masks in both passes",
+    "sharpness_readout": "`sharpness` can be read",
+    "interval": "`when=`: steps without a second pass",
+    "error_in_second_pass": "an exception in the second pass leaves the weights at w",
+    "clipping_by_value": "clipping by value",
+    "clipping_with_lean": "the framework's clipping with `lean=True`",
+    "sharding": "FSDP, DeepSpeed and other sharding",
+    "local_perturbation": "`local=True`",
+}
+
+
+def tests_of(page: str) -> dict[str, tuple[str, str]]:
+    """The framework's features: each with "works" or "refused", and its test's name."""
+    _, file, prefix = FRAMEWORKS[page]
+    pattern = re.compile(rf"test_{prefix}(works|refuses)_(\w+)")
+    functions = ast.parse((TESTS / file).read_text()).body
+    found = {}
+    for node in functions:
+        match = pattern.fullmatch(node.name) if isinstance(node, ast.FunctionDef) else None
+        if match:
+            found[match[2]] = ("works" if match[1] == "works" else "refused", match[0])
+    return found
+
+
+def table() -> str:
+    columns = {page: tests_of(page) for page in FRAMEWORKS}
+    titles = " | ".join(f"[{title}]({page}.md)" for page, (title, _, _) in FRAMEWORKS.items())
+    lines = [f"| | {titles} |", "|---" * (len(columns) + 1) + "|"]
+    for feature, label in FEATURES.items():
+        cells = [column.get(feature, ("-", ""))[0] for column in columns.values()]
+        lines.append(f"| {label} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def test_index_is_made_of_the_tests() -> None:
+    found = TABLE.search((PAGES / "index.md").read_text())
+    assert found is not None
+    assert found[0] == table(), "run: python tests/test_frameworks_table.py"
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_every_row_has_a_test(feature: str) -> None:
+    assert any(feature in tests_of(page) for page in FRAMEWORKS)
+
+
+@pytest.mark.parametrize("page", FRAMEWORKS)
+def test_page_lists_every_test(page: str) -> None:
+    listed = {(status, name) for status, name in ROW.findall((PAGES / f"{page}.md").read_text())}
+    assert listed == set(tests_of(page).values())
+
+
+@pytest.mark.parametrize("page", FRAMEWORKS)
+def test_no_test_is_left_out(page: str) -> None:
+    """What the tables call tested is neither skipped nor expected to fail."""
+    text = (TESTS / FRAMEWORKS[page][1]).read_text()
+    assert not re.search(r"skip|xfail|importorskip", text)
+
+
+@pytest.mark.parametrize("page", ["index", *FRAMEWORKS])
+def test_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    logging.getLogger("lightning.fabric").setLevel(logging.ERROR)
+    monkeypatch.chdir(tmp_path)
+    text = (PAGES / f"{page}.md").read_text()
+    names: dict[str, object] = {"__name__": page}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="lightning")
+        for block in BLOCK.finditer(text):
+            code = "\n" * (text.count("\n", 0, block.start()) + 1) + block.group(1)
+            exec(compile(code, f"{page}.md", "exec"), names)
+
+
+if __name__ == "__main__":
+    index = PAGES / "index.md"
+    index.write_text(TABLE.sub(lambda _: table(), index.read_text()))
