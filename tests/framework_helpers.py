@@ -113,6 +113,21 @@ def difference(one: nn.Module, other: nn.Module) -> float:
     return max(float((p - q).detach().abs().max()) for p, q in pairs)
 
 
+def pretend_ddp(model: nn.Module) -> nn.Module:
+    """A model that passes for one in DistributedDataParallel, as `local=True` wants it."""
+    model.require_backward_grad_sync = True
+    model.find_unused_parameters = model.static_graph = False
+    return model
+
+
+def forget_accelerators() -> None:
+    """Accelerate keeps its settings in one place for the whole process: begin afresh."""
+    state = sys.modules.get("accelerate.state")
+    if state is not None:
+        state.AcceleratorState._reset_state(reset_partial_state=True)
+        state.GradientState._reset_state()
+
+
 def run_script(name: str, *arguments: str, timeout: float = 120.0) -> str:
     """Run a program of this folder, as a user would run one, and return what it printed."""
     done = subprocess.run(

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState, GradientState
 from framework_helpers import (
     difference,
+    forget_accelerators,
     net,
     new_scaler,
     plain_loop,
+    pretend_ddp,
     run_script,
     samples,
     scaled_loop,
@@ -32,10 +33,9 @@ Make = Callable[..., wsam.SharpnessAware]
 
 @pytest.fixture(autouse=True)
 def _fresh_state() -> Iterator[None]:
-    """Accelerate keeps its settings in one place for the whole process."""
+    forget_accelerators()
     yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
+    forget_accelerators()
 
 
 class Run:
@@ -258,6 +258,16 @@ def test_refuses_step_without_second_pass() -> None:
     assert difference(run.body, net()) == 0
 
 
+def test_refuses_clipping_after_the_passes() -> None:
+    """`accelerator.clip_grad_norm_` reaches what the base is fed and not the term beside it."""
+    run = Run()
+    run.passes.backward(run.loss, *next(iter(run.loader)))
+    run.accelerator.clip_grad_norm_(run.model.parameters(), 0.1)
+    with pytest.raises(RuntimeError, match="max_norm"):
+        run.optimizer.step()
+    assert difference(run.body, net()) == 0
+
+
 def test_refuses_batch_read_from_the_loop() -> None:
     """A function that reads `x` from the loop would see the last batch in every second pass."""
     run = Run(every=2)
@@ -289,10 +299,9 @@ def test_refuses_parallelism_config(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_refuses_local_perturbation() -> None:
-    model = net()
-    model.no_sync = None
+    model = pretend_ddp(net())
     make = lambda params: wsam_over_sgd(params, local=True, model=model)  # noqa: E731
-    with pytest.raises(ValueError, match="local=True"):
+    with pytest.raises(ValueError, match="this framework does not make"):
         Run(make, model=model)
 
 

@@ -118,6 +118,31 @@ def test_off_steps_of_all_intervals_and_loops(kind: str, style: str) -> None:
         assert seen == [number % 2 == 1 or number < 3 for number in range(8)]
 
 
+def test_off_steps_of_micro_batches_are_one_step_of_the_base() -> None:
+    """A list of closures on an off-step: each runs once, their gradients are summed."""
+    model, plain = network().eval(), network().eval()
+    opt = member("wsam", BASES["momentum"](model.parameters()), when=Every(2, offset=1))
+    base = BASES["momentum"](plain.parameters())
+    runs: list[int] = []
+
+    def closure(number: int) -> Callable[[], Tensor]:
+        def run() -> Tensor:
+            runs.append(number)
+            loss = losses(model, number).mean()
+            loss.backward()
+            return loss
+
+        return run
+
+    opt.step([closure(number) for number in range(3)])
+    for number in range(3):
+        losses(plain, number).mean().backward()
+    base.step()
+    assert runs == [0, 1, 2]
+    for p, q in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
 def test_steps_count_on_through_off_steps() -> None:
     """Schedules and the next interval go by all steps, perturbed or not."""
     twins = Twins("wsam", "momentum", Every(3))

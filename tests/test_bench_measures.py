@@ -16,6 +16,8 @@ from wsam.bench import cases, memory, peers, traffic
 from wsam.bench.problem import image_problem
 from wsam.bench.timing import Spread, Visitor, Visits, clock_of, differences, interleave, ratios
 from wsam.bench.traffic import ODD, Moved, Traffic
+from wsam.block import Block
+from wsam.kernels import Kernels
 
 CPU = torch.device("cpu")
 SPEED = Path(__file__).parents[1] / "docs" / "speed.md"
@@ -138,6 +140,31 @@ def test_traffic_of_a_fused_base() -> None:
         with counter:
             base.step()
     assert (counter.reads, counter.writes) == (3, 2)
+
+
+def test_traffic_of_fused_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels that torch does not see are counted by what they are given."""
+    block = Block({"lr": 0.1}, [A, B], [0, 1])
+    monkeypatch.setattr(Kernels, "save_and_add", lambda self, block, direction, scale: [A, B])
+    monkeypatch.setattr(Kernels, "_finish_block", lambda self, *given: None)
+    counter, kernels = Moved(), object.__new__(Kernels)
+    with traffic.fused_kernels(counter):
+        assert kernels.save_and_add(block, [A, B], torch.ones(())) == [A, B]
+        assert (counter.reads, counter.writes) == (4, 4)
+        saved, weights, second, first = [A, B], [A, B], [A, B], [A, B]
+        kernels._finish_block(block, [saved, weights, second, first], [[A, B]], [], None)
+    # Of each parameter w, g1, g0 and the momentum are read, w and the momentum written.
+    assert (counter.reads, counter.writes) == (4 + 2 * 4, 4 + 2 * 2)
+    assert kernels.save_and_add(block, [A, B], torch.ones(())) == [A, B]
+    assert counter.reads == 12, "what is measured is put back as it was"
+
+
+def test_tensors_that_do_not_fit_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Kernels, "save_and_add", lambda self, block, direction, scale: None)
+    counter = Moved()
+    with traffic.fused_kernels(counter):
+        object.__new__(Kernels).save_and_add(Block({}, [A], [0]), [A], torch.ones(()))
+    assert counter.reads == 0
 
 
 def documented() -> dict[str, tuple[float, float]]:

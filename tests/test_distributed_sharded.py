@@ -83,3 +83,14 @@ def test_fsdp2_over_tensor_parallel(name: str, lean: bool) -> None:
     results = team(4).run(sharded.two_dimensions, name, lean)
     close([w for w, _ in results], judged(name, hidden=8))
     assert "StridedShard" in str(results[0][1])
+
+
+@pytest.mark.parametrize(("name", "lean"), LATE_AND_LEAN)
+def test_hsdp_parity(name: str, lean: bool) -> None:
+    close(team(4).run(sharded.hybrid, name, lean), judged(name))
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_fsdp1_is_refused(whole: bool) -> None:
+    for said in team().run(sharded.first_version, whole):
+        assert "fully_shard" in said

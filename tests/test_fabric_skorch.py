@@ -132,6 +132,28 @@ def test_fabric_works_resume(tmp_path: Path) -> None:
     assert difference(fresh, by_hand(epochs=2)) == 0
 
 
+def test_fabric_works_wrapped_optimizer() -> None:
+    """A scheduler can be made over what `setup` returns, and gradients cleared by it."""
+    body = net()
+    fabric, model, optimizer = start(body)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    fabric_loop(fabric, model, optimizer, every=3)
+    optimizer.zero_grad()
+    scheduler.step()
+    assert all(p.grad is None for p in body.parameters())
+    assert optimizer.param_groups is optimizer.optimizer.base.param_groups
+    assert optimizer.param_groups[0]["lr"] == 0.05
+
+
+def test_fabric_refuses_phases_on_the_wrapper() -> None:
+    fabric, model, optimizer = start(net())
+    fabric.backward(model(samples().tensors[0]).sum())
+    with pytest.raises(TypeError, match=r"\.optimizer"):
+        optimizer.ascend()
+    with pytest.raises(TypeError, match=r"\.optimizer"):
+        optimizer.begin()
+
+
 def test_fabric_refuses_closure_with_scaler() -> None:
     body = net()
     fabric, model, optimizer = start(

@@ -11,6 +11,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+from framework_helpers import forget_accelerators
 
 TESTS = Path(__file__).parent
 PAGES = TESTS.parent / "docs" / "frameworks"
@@ -18,13 +19,13 @@ BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 TABLE = re.compile(r"(?<=test_frameworks_table.py -->\n).*?(?=<!-- end -->)", re.DOTALL)
 ROW = re.compile(r"^\| .* \| (works|refused) \| `(test_\w+)` \|$", re.MULTILINE)
 
-# page -> (title, file of the tests, what their names have before "works" or "refuses")
+# page -> (title, files of the tests, what their names have before "works" or "refuses")
 FRAMEWORKS = {
-    "lightning": ("Lightning", "test_lightning.py", ""),
-    "transformers": ("HF Trainer", "test_transformers.py", ""),
-    "accelerate": ("Accelerate", "test_accelerate.py", ""),
-    "fabric": ("Fabric", "test_fabric_skorch.py", "fabric_"),
-    "skorch": ("skorch", "test_fabric_skorch.py", "skorch_"),
+    "lightning": ("Lightning", ("test_lightning.py", "test_lightning_refusals.py"), ""),
+    "transformers": ("HF Trainer", ("test_transformers.py",), ""),
+    "accelerate": ("Accelerate", ("test_accelerate.py",), ""),
+    "fabric": ("Fabric", ("test_fabric_skorch.py",), "fabric_"),
+    "skorch": ("skorch", ("test_fabric_skorch.py",), "skorch_"),
 }
 FEATURES = {
     "training": "equals the plain loop",
@@ -47,13 +48,12 @@ FEATURES = {
 }
 
 
-def tests_of(page: str) -> dict[str, tuple[str, str]]:
+def features_of(page: str) -> dict[str, tuple[str, str]]:
     """The framework's features: each with "works" or "refused", and its test's name."""
-    _, file, prefix = FRAMEWORKS[page]
+    _, files, prefix = FRAMEWORKS[page]
     pattern = re.compile(rf"test_{prefix}(works|refuses)_(\w+)")
-    functions = ast.parse((TESTS / file).read_text()).body
     found = {}
-    for node in functions:
+    for node in (node for file in files for node in ast.parse((TESTS / file).read_text()).body):
         match = pattern.fullmatch(node.name) if isinstance(node, ast.FunctionDef) else None
         if match:
             found[match[2]] = ("works" if match[1] == "works" else "refused", match[0])
@@ -61,7 +61,7 @@ def tests_of(page: str) -> dict[str, tuple[str, str]]:
 
 
 def table() -> str:
-    columns = {page: tests_of(page) for page in FRAMEWORKS}
+    columns = {page: features_of(page) for page in FRAMEWORKS}
     titles = " | ".join(f"[{title}]({page}.md)" for page, (title, _, _) in FRAMEWORKS.items())
     lines = [f"| | {titles} |", "|---" * (len(columns) + 1) + "|"]
     for feature, label in FEATURES.items():
@@ -78,26 +78,27 @@ def test_index_is_made_of_the_tests() -> None:
 
 @pytest.mark.parametrize("feature", FEATURES)
 def test_every_row_has_a_test(feature: str) -> None:
-    assert any(feature in tests_of(page) for page in FRAMEWORKS)
+    assert any(feature in features_of(page) for page in FRAMEWORKS)
 
 
 @pytest.mark.parametrize("page", FRAMEWORKS)
 def test_page_lists_every_test(page: str) -> None:
     listed = {(status, name) for status, name in ROW.findall((PAGES / f"{page}.md").read_text())}
-    assert listed == set(tests_of(page).values())
+    assert listed == set(features_of(page).values())
 
 
 @pytest.mark.parametrize("page", FRAMEWORKS)
 def test_no_test_is_left_out(page: str) -> None:
     """What the tables call tested is neither skipped nor expected to fail."""
-    text = (TESTS / FRAMEWORKS[page][1]).read_text()
-    assert not re.search(r"skip|xfail|importorskip", text)
+    text = "".join((TESTS / file).read_text() for file in FRAMEWORKS[page][1])
+    assert not re.search(r"pytest\.(skip|importorskip|xfail)|mark\.(skip|skipif|xfail)", text)
 
 
 @pytest.mark.parametrize("page", ["index", *FRAMEWORKS])
 def test_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     logging.getLogger("lightning.fabric").setLevel(logging.ERROR)
+    forget_accelerators()
     monkeypatch.chdir(tmp_path)
     text = (PAGES / f"{page}.md").read_text()
     names: dict[str, object] = {"__name__": page}
@@ -106,6 +107,7 @@ def test_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         for block in BLOCK.finditer(text):
             code = "\n" * (text.count("\n", 0, block.start()) + 1) + block.group(1)
             exec(compile(code, f"{page}.md", "exec"), names)
+    forget_accelerators()
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from framework_helpers import difference, new_scaler, run_script
+from framework_helpers import difference, new_scaler, pretend_ddp, run_script
 from torch import nn
 from transformers_helpers import arguments, bert, by_hand, data, over, train
 
@@ -277,9 +277,8 @@ def test_refuses_update_during_backward(tmp_path: Path) -> None:
 
 
 def test_refuses_local_perturbation(tmp_path: Path) -> None:
-    model = bert()
-    model.no_sync = None
-    with pytest.raises(ValueError, match="local=True"):
+    model = pretend_ddp(bert())
+    with pytest.raises(ValueError, match="this framework does not make"):
         train(model, tmp_path, wrap=functools.partial(over, local=True, model=model))
 
 

@@ -119,6 +119,15 @@ def _pieces(layout: Any) -> tuple[Any, tuple[int, ...]] | None:
     return (mesh, dimensions) if dimensions else None
 
 
+def refuse_flat_shards(groups: list[dict[str, Any]]) -> None:
+    """Refuse the flat shards of FSDP's first version: nothing says of which whole they are parts."""
+    if any(getattr(p, "_fsdp_flattened", False) for group in groups for p in group["params"]):
+        raise TypeError(
+            "parameters of FullyShardedDataParallel are flat shards whose global norm cannot be "
+            "known: shard the model by torch.distributed.fsdp.fully_shard"
+        )
+
+
 def at_least_float32(tensor: Tensor) -> torch.dtype | None:
     """Return the dtype to accumulate in, None for the tensor's own."""
     return torch.float32 if tensor.dtype in (torch.float16, torch.bfloat16) else None

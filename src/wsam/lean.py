@@ -44,8 +44,9 @@ def begin(
         number: s for block in blocks for number, s in zip(block.numbers, block.saved, strict=True)
     }
     parts = chosen_blocks(blocks, mask)
+    everything = blocks if mask is not None else None
     for part, (direction, scale, own) in zip(
-        parts, perturbations(parts, geometry, spend=False, everything=blocks), strict=True
+        parts, perturbations(parts, geometry, spend=False, everything=everything), strict=True
     ):
         add_scaled([at[number] for number in part.numbers], direction, scale, spend=own)
     firsts = [block.shards(block.first or []) for block in blocks]

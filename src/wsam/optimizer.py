@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from wsam import update
+from wsam.block import refuse_flat_shards
 from wsam.checks import flag, number
 from wsam.engine import Engine
 from wsam.geometry import Euclidean, Geometry
@@ -83,6 +84,7 @@ class SharpnessAware(Engine):
         local: bool = False,
     ) -> None:
         check_base(base, rule)
+        refuse_flat_shards(base.param_groups)
         self.rule = rule
         self.geometry = geometry if geometry is not None else Euclidean()
         self.model = model

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import os
 import time
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -299,9 +300,10 @@ def statistics(local: bool) -> list[list[Tensor]]:
     return [[b.clone() for b in model.buffers()] for model in models]
 
 
-def deserted(how: str, local: bool) -> tuple[str, float, bool]:
+def deserted(how: str, local: bool, patience: float) -> tuple[str, float, bool]:
     """Rank 1 leaves in its second pass; what rank 0 hears, how long it waited, its weights restored."""
-    model = DDP(net())
+    group = dist.new_group(timeout=timedelta(seconds=patience))
+    model = DDP(net(), process_group=group)
     opt = wsam.WSAM(base_of(model, "momentum"), model=model, local=local)
     x, passes = share(0, dist.get_rank()), 0
     step(opt, model, x, "closure")
@@ -311,8 +313,9 @@ def deserted(how: str, local: bool) -> tuple[str, float, bool]:
         nonlocal passes
         passes += 1
         if passes == 2 and dist.get_rank() == 1:
-            time.sleep(0.0 if how == "dies" else 8.0)
-            os._exit(9)
+            if how == "dies":
+                os._exit(9)
+            time.sleep(patience + 2)
         loss = model(x).mean()
         loss.backward()
         return loss

@@ -8,8 +8,19 @@ import torch.distributed as dist
 from helpers import batch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.fsdp import (
+    FullyShardedDataParallel,
+    MixedPrecisionPolicy,
+    fully_shard,
+)
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Replicate,
+    Shard,
+    distribute_module,
+    distribute_tensor,
+)
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -168,9 +179,8 @@ def mixed(name: str, lean: bool, kind: str) -> list[Tensor]:
             loss.backward()
             average_plain(model)
             if kind == "replicated":
-                model.scale.grad = DTensor.from_local(
-                    model.scale.grad.to_local() / 2, mesh, [replicate_or_partial()]
-                )
+                part = model.scale.grad.to_local() / dist.get_world_size()
+                model.scale.grad = DTensor.from_local(part, mesh, [Partial()])
             return loss
 
         opt.step(closure)
@@ -182,12 +192,6 @@ def run(model: Net, x: Tensor, kind: str) -> Tensor:
         return model(x)
     scaled = model.second(torch.tanh(model.first(x))) * model.scale.to_local()
     return (scaled - x[:, :3]).square().sum(1)
-
-
-def replicate_or_partial() -> Any:
-    from torch.distributed.tensor import Partial
-
-    return Partial()
 
 
 def low_precision(name: str) -> tuple[float, float]:
@@ -284,3 +288,25 @@ def two_dimensions(name: str, lean: bool) -> tuple[list[Tensor], list[str]]:
         opt.step(closure)
     kinds = {str(p.placements) for p in model.parameters() if isinstance(p, DTensor)}
     return weights(model), sorted(kinds)
+
+
+def hybrid(name: str, lean: bool) -> list[Tensor]:
+    """Shards over two ranks, replicated twice; ranks of a column see the same samples."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
+    model = sharded(net(), mesh=mesh)
+    opt = wsam.create(name, base_of(model, "momentum"), lean=lean)
+    for t in range(STEPS):
+        x = share(t, dist.get_rank() % 2)
+        step(opt, lambda x=x: opt.select(model(x)))
+    return weights(model)
+
+
+def first_version(whole: bool) -> str:
+    """What is said of FSDP's first version."""
+    device = torch.device("cpu")
+    model = FullyShardedDataParallel(net(), use_orig_params=not whole, device_id=device)
+    try:
+        wsam.SAM(base_of(model, "momentum"))
+    except TypeError as error:
+        return str(error)
+    return ""

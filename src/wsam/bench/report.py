@@ -26,12 +26,12 @@ def step_table(record: Row) -> str:
         "",
     ]
     several = len({row["form"] for row in record["cases"]}) > 1
-    head = ["", "form", "ms a step", "quartiles", "of floor", "quartiles", "of base"]
+    head = ["", "form", "ms a step", "quartiles", "of floor", "quartiles", "by best", "of base"]
     rows = [head + (["of best floor"] if several else [])]
     for row in record["cases"]:
         cells = [row["name"], row["form"], f"{row['ms']['median']:.4g}", between(row["ms"], ".4g")]
         cells += [f"{row['of_floor']['median']:.3f}", between(row["of_floor"], ".3f")]
-        cells.append(f"{row['of_base']['median']:.3f}")
+        cells += [f"{row['best_of_floor']:.3f}", f"{row['of_base']['median']:.3f}"]
         rows.append(cells + ([f"{row['of_best_floor']['median']:.3f}"] if several else []))
     lines += [*aligned(rows), "", *memory_lines(record), "", *traffic_lines(record)]
     return "\n".join([*lines, *(f"note: {note}" for note in record["notes"])])

@@ -100,7 +100,9 @@ class SharpnessAwareMixin(LightningModule):  # type: ignore[misc]
 
         def both_passes() -> Any:
             loss = optimizer_closure()
-            window.finish(scaler, losses_are_scaled=True)
+            # A training_step that returns None asks for its batch to be left out.
+            if any(p.grad is not None for group in own.param_groups for p in group["params"]):
+                window.finish(scaler, losses_are_scaled=True)
             return loss
 
         try:
@@ -190,7 +192,8 @@ def _closure_runs_once(optimizer: SharpnessAware) -> Iterator[None]:
 
     def run_once(closure: Any = None) -> Any:
         loss = closure() if closure is not None else None
-        step()
+        if optimizer._flight is not None:
+            step()
         return loss
 
     optimizer.step = run_once  # type: ignore[method-assign]

@@ -9,7 +9,6 @@
 `SharpnessAwareMixin` as its first base class.
 """
 
-import copy
 import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -90,11 +89,7 @@ class SharpnessAwareMixin(Trainer):  # type: ignore[misc]
         run = super().training_step
         if self._window is None:
             self._window = self._open_window(model)
-        # A loss of one's own may pop labels from the inputs, so each pass has its own dictionary.
-        loss = self._window.first(
-            functools.partial(run, model, inputs, num_items_in_batch),
-            functools.partial(run, model, copy.copy(inputs), num_items_in_batch),
-        )
+        loss = self._window.first(functools.partial(run, model, inputs, num_items_in_batch))
         if self.accelerator.sync_gradients:
             self._window.finish(self.accelerator.scaler)
         return loss

@@ -77,9 +77,9 @@ class Window:
         """Take the loss of a micro-batch at w; with all of them the sharpness can be told."""
         self._losses.append(loss.detach())
 
-    def first(self, run: Callable[[], Tensor], again: Pass | None = None) -> Tensor:
-        """Make a micro-batch's first pass; the second is `again`, or the same."""
-        self.add(again or run)
+    def first(self, run: Callable[[], Tensor]) -> Tensor:
+        """Make a micro-batch's first pass; the second will be the same."""
+        self.add(run)
         try:
             loss = run()
         except BaseException:
@@ -122,7 +122,6 @@ class Window:
 
     def _replay(self, runs: list[tuple[Pass, list[Tensor] | None]]) -> list[Tensor | None]:
         losses = []
-        after = self._optimizer._random.read()
         self.replaying = True
         try:
             for number_, (again, random) in enumerate(runs, start=1):
@@ -134,8 +133,6 @@ class Window:
                     losses.append(again())
         finally:
             self.replaying = False
-            if self._optimizer.repeat_randomness:
-                self._optimizer._random.write(after)
         return [None if loss is None else loss.detach() for loss in losses]
 
 

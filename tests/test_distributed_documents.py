@@ -1,0 +1,56 @@
+"""docs/distributed.md says what is counted, what is tested and what the examples are."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from workers import traffic
+from workers.pair import team
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "distributed.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def record() -> dict[str, Any]:
+    return json.loads((ROOT / "benchmarks" / "results" / "communication.json").read_text())
+
+
+def calls(record: dict[str, Any], case: str) -> int:
+    (row,) = [row for row in record["ddp"] if row["case"] == case]
+    return row["gradients"]["calls"]
+
+
+@pytest.mark.parametrize("style", ["ddp", "fsdp2"])
+def test_page_states_the_record(record: dict[str, Any], style: str) -> None:
+    assert "\n".join(traffic.program().table(record, style)) in PAGE
+
+
+def test_record_is_what_is_counted(record: dict[str, Any]) -> None:
+    assert team().run(traffic.measure) == [record, record]
+
+
+def test_reductions_of_gradients(record: dict[str, Any]) -> None:
+    assert calls(record, "plain base") == 1
+    assert calls(record, "SAM, ESAM, ASAM, Fisher SAM") == 2
+    assert calls(record, "SAM, ESAM, ASAM, Fisher SAM, local") == 1
+    assert calls(record, "WSAM, Coupled-WSAM, GSAM, local") == 2, "coalesced, not one a tensor"
+
+
+def test_page_names_tests_that_exist() -> None:
+    """Every line of the tables of support names the test that holds it, and that test is there."""
+    files = [*(ROOT / "tests").glob("test_distributed_*.py")]
+    written = {name for file in files for name in re.findall(r"def (test_\w+)", file.read_text())}
+    claims = [line for line in PAGE.splitlines() if re.match(r"\| .*\| (works|refused)", line)]
+    assert len(claims) > 15
+    for line in claims:
+        names = re.findall(r"`(test_\w+)`", line)
+        assert names, f"no test in: {line}"
+        assert set(names) <= written, f"no such test: {line}"
+
+
+@pytest.mark.parametrize("name", ["torchrun_ddp.py", "fsdp2.py"])
+def test_page_includes_the_examples(name: str) -> None:
+    assert f"```{{literalinclude}} ../examples/{name}\n" in PAGE
