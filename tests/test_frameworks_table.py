@@ -7,6 +7,8 @@ page must list every test of its framework. Every Python block of the pages runs
 import ast
 import logging
 import re
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -92,6 +94,25 @@ def test_no_test_is_left_out(page: str) -> None:
     """What the tables call tested is neither skipped nor expected to fail."""
     text = "".join((TESTS / file).read_text() for file in FRAMEWORKS[page][1])
     assert not re.search(r"pytest\.(skip|importorskip|xfail)|mark\.(skip|skipif|xfail)", text)
+
+
+def test_integrations_need_no_framework() -> None:
+    """Importing one needs torch alone; the framework is looked for when it is used."""
+    code = (
+        "import sys\n"
+        "for name in ('accelerate', 'lightning', 'pytorch_lightning', 'skorch', 'transformers'):\n"
+        "    sys.modules[name] = None\n"
+        "import wsam.integrations.accelerate, wsam.integrations.lightning\n"
+        "import wsam.integrations.transformers as trainer\n"
+        "try:\n"
+        "    trainer.SharpnessAwareTrainer\n"
+        "except ImportError:\n"
+        "    print('looked for')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.stdout.strip() == "looked for", done.stderr
 
 
 @pytest.mark.parametrize("page", ["index", *FRAMEWORKS])

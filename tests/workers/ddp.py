@@ -243,7 +243,9 @@ def looked_at(buckets: str) -> tuple[bool, bool]:
     model = DDP(net(), **VIEWS[buckets])
     opt = wsam.SAM(base_of(model, "momentum"))
     x = share(0, dist.get_rank())
-    model(x).mean().backward()
+    for _ in range(3):  # after the first pass the buckets are made anew
+        opt.zero_grad()
+        model(x).mean().backward()
     before = [p.grad.clone() for p in model.parameters()], weights(model)
     with opt.perturbed():
         model(3 * x).mean().backward()
