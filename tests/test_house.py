@@ -14,6 +14,7 @@ NAMES = [str(path.relative_to(SOURCE)) for path in FILES]
 FLOORS = {
     "_version": 0,
     "checks": 0,
+    "foreign": 0,
     "block": 0,
     "geometry": 0,
     "rule": 0,

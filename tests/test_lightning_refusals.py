@@ -5,9 +5,18 @@ from typing import Any
 
 import lightning
 import pytest
-from framework_helpers import difference, net, pretend_ddp, wsam_over_sgd
+from framework_helpers import (
+    difference,
+    net,
+    plain_loop,
+    pretend_ddp,
+    samples,
+    windows,
+    wsam_over_sgd,
+)
 from lightning_helpers import Net, fit
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from wsam.integrations import lightning as mixin
 from wsam.integrations.lightning import SharpnessAwareMixin
@@ -78,3 +87,55 @@ def test_refuses_local_perturbation() -> None:
     model = pretend_ddp(nn.Linear(1, 1))
     with pytest.raises(ValueError, match="this framework does not make"):
         fit(Net(lambda params: wsam_over_sgd(params, local=True, model=model)))
+
+
+class Bare(lightning.LightningModule):
+    """A module that gives Lightning the optimizer and nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = net()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return cross_entropy(self.body(batch[0]), batch[1])
+
+    def configure_optimizers(self) -> Any:
+        return wsam_over_sgd(self.parameters())
+
+
+class BareClipping(Bare):
+    def configure_gradient_clipping(self, optimizer: Any, *rest: Any, **named: Any) -> None:
+        self.clip_gradients(optimizer, 0.1, "norm")
+
+
+def test_works_plainest_case_without_the_mixin() -> None:
+    module, twin = Bare(), net()
+    fit(module, max_epochs=1)
+    plain_loop(twin, wsam_over_sgd(twin.parameters()), windows(samples(), 4))
+    assert difference(module.body, twin) == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (Bare, {"accumulate_grad_batches": 2}),
+        (Bare, {"gradient_clip_val": 0.1}),
+        (BareClipping, {}),
+    ],
+)
+def test_refuses_more_without_the_mixin(kind: type[Bare], options: dict[str, Any]) -> None:
+    module = kind()
+    with pytest.raises(RuntimeError, match="SharpnessAwareMixin"):
+        fit(module, **options)
+    assert difference(module.body, net()) == 0
+
+
+class Bypassing(Net):
+    def optimizer_step(self, epoch: Any, index: Any, optimizer: Any, closure: Any = None) -> None:
+        optimizer.step(closure=closure)
+
+
+def test_refuses_accumulation_past_the_mixin() -> None:
+    """An optimizer_step of one's own must call super(): else it is as if the mixin were not there."""
+    with pytest.raises(RuntimeError, match="SharpnessAwareMixin"):
+        fit(Bypassing(), accumulate_grad_batches=2)

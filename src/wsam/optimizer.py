@@ -16,6 +16,7 @@ from wsam import update
 from wsam.block import refuse_flat_shards
 from wsam.checks import flag, number
 from wsam.engine import Engine
+from wsam.foreign import check_closure
 from wsam.geometry import Euclidean, Geometry
 from wsam.micro import Sums
 from wsam.rule import Rule
@@ -174,6 +175,8 @@ class SharpnessAware(Engine):
             raise TypeError("step takes a function that computes the loss, or a list of them")
         if len(closures) > 1 and self.lean:
             raise ValueError("lean=True steps after the first pass: give it one closure")
+        for each in closures:
+            check_closure(each)
         self._refuse_in_flight("begin a step")
         try:
             loss, self._sharpness = self._passes(closures)

@@ -1,0 +1,56 @@
+"""Closures that a framework hands over: what they would do silently wrong is refused.
+
+A closure tells by its module whose it is, so nothing is imported here, and nothing is looked at in
+closures of one's own.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+MIXIN = "let the module derive from wsam.integrations.lightning.SharpnessAwareMixin"
+LIGHTNING = ("lightning", "pytorch_lightning")
+
+
+def check_closure(closure: Any) -> None:
+    """Raise if the closure comes from a framework that is told to clip or accumulate in it."""
+    function = closure.func if isinstance(closure, functools.partial) else closure
+    package = str(getattr(function, "__module__", "")).partition(".")[0]
+    check = CHECKS.get(package)
+    if check is not None:
+        check(closure)
+
+
+def _lightning(closure: Any) -> None:
+    module = closure.args[0] if isinstance(closure, functools.partial) and closure.args else None
+    trainer = getattr(module, "trainer", None)
+    if trainer is None or not module.automatic_optimization:  # type: ignore[union-attr]
+        return
+    if trainer.accumulate_grad_batches > 1:
+        raise RuntimeError(
+            "accumulate_grad_batches > 1: Lightning's closure holds the last batch alone, the "
+            f"gradients of the others would be lost; {MIXIN}"
+        )
+    hook = type(module).configure_gradient_clipping  # type: ignore[union-attr]
+    if trainer.gradient_clip_val or hook.__module__.partition(".")[0] not in LIGHTNING:
+        raise RuntimeError(
+            "Lightning would clip in both passes, which distorts the difference of the gradients; "
+            f"give the optimizer max_norm=, or {MIXIN}"
+        )
+
+
+def _skorch(closure: Any) -> None:
+    cells = dict(zip(closure.__code__.co_freevars, closure.__closure__ or (), strict=True))
+    net = cells["self"].cell_contents if "self" in cells else None
+    for _, callback in getattr(net, "callbacks_", ()):
+        if getattr(callback, "gradient_clip_value", None) is not None:
+            raise RuntimeError(
+                "skorch's GradientNormClipping clips in both passes, which distorts the difference "
+                "of the gradients: give the optimizer max_norm= instead"
+            )
+
+
+CHECKS: dict[str, Callable[[Any], None]] = {
+    **dict.fromkeys(LIGHTNING, _lightning),
+    "skorch": _skorch,
+}
