@@ -128,7 +128,7 @@ def forget_accelerators() -> None:
         state.GradientState._reset_state()
 
 
-def run_script(name: str, *arguments: str, timeout: float = 120.0) -> str:
+def run_script(name: str, *arguments: str, timeout: float = 240.0) -> str:
     """Run a program of this folder, as a user would run one, and return what it printed."""
     done = subprocess.run(
         [sys.executable, str(Path(__file__).parent / name), *arguments],

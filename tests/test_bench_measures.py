@@ -12,8 +12,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import wsam
 from wsam.bench import cases, memory, peers, traffic
-from wsam.bench.problem import image_problem
+from wsam.bench.cases import Case
+from wsam.bench.problem import BASE, Problem, image_problem
 from wsam.bench.timing import Spread, Visitor, Visits, clock_of, differences, interleave, ratios
 from wsam.bench.traffic import ODD, Moved, Traffic
 from wsam.block import Block
@@ -167,25 +169,54 @@ def test_tensors_that_do_not_fit_are_not_counted(monkeypatch: pytest.MonkeyPatch
     assert counter.reads == 0
 
 
-def documented() -> dict[str, tuple[float, float]]:
-    """The rows of the page's table of traffic: name, reads, writes."""
-    rows = re.findall(r"^\| ([\w ]+?) \| (\d+) \| (\d+) \|", SPEED.read_text(), re.MULTILINE)
+def documented(table: str) -> dict[str, tuple[float, float]]:
+    """The rows of one of the page's tables of traffic: name, reads, writes."""
+    text = SPEED.read_text().partition(f"\n| {table} |")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| ([\w ]+?) \| (\d+) \| (\d+) \|", text, re.MULTILINE)
     return {name: (float(reads), float(writes)) for name, reads, writes in rows}
 
 
+CHIEF = {"SGD", "WSAM", "WSAM lean", "SAM", "CoupledWSAM", "GSAM", "ASAM", "FisherSAM"}
+
+
 def test_documented_traffic_is_counted() -> None:
-    found = [
-        *cases.floors(["eager"]),
-        *cases.ours(["eager"], "eager"),
-        *peers.installed(["eager"])[0],
-    ]
-    named = {case.name: case for case in found}
-    table = documented()
-    assert {"SGD", "WSAM", "WSAM lean", "SAM", "CoupledWSAM", "GSAM", "ASAM", "FisherSAM"} <= set(
-        table
-    )
+    ours = [*cases.floors(["eager"]), *cases.ours(["eager"], "eager")]
+    named = {case.name: case for case in [*ours, *peers.installed(["eager"])[0]]}
+    table = documented("eager, on a CPU")
+    assert set(table) >= CHIEF
     for name, (reads, writes) in table.items():
         moved = traffic.count(named[name], CPU)
+        assert (moved.reads, moved.writes) == pytest.approx((reads, writes)), name
+
+
+def like_captured(method: str | None, lean: bool) -> Case:
+    """What a captured step runs: a fused base, and tensors for what may change."""
+
+    def make(problem: Problem, form: str) -> Callable[[], object]:
+        model = problem.build()
+        base = torch.optim.SGD(model.parameters(), fused=True, **BASE)
+        closure = cases.backward_of(problem, model, torch.mean)
+        options = (
+            {} if method is None else cases.options_of(method) | ({"lean": True} if lean else {})
+        )
+        opt = wsam.create(method, base, model=model, **options) if method else None
+        for key in ("lr", "sam_rho", "sam_gamma", "sam_alpha"):
+            if key in base.param_groups[0]:
+                base.param_groups[0][key] = torch.tensor(float(base.param_groups[0][key]))
+        if opt is not None:
+            return lambda: opt.step(closure)
+        return lambda: (base.zero_grad(), closure(), base.step())
+
+    return Case("", "eager", "ours", make, passes=2.0 if method else 1.0)
+
+
+def test_documented_traffic_of_captured_steps() -> None:
+    methods = {kind.__name__: name for name, kind in wsam.METHODS.items()}
+    table = documented("captured")
+    assert set(table) == CHIEF
+    for name, (reads, writes) in table.items():
+        case = like_captured(methods.get(name.removesuffix(" lean")), name.endswith(" lean"))
+        moved = traffic.count(case, CPU)
         assert (moved.reads, moved.writes) == pytest.approx((reads, writes)), name
 
 

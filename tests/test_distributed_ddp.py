@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import reference
+import torch
 from helpers import MEMBERS, gap, same
 from workers import ddp
 from workers.pair import team
-from workers.problem import STEPS, judged
+from workers.problem import STEPS, judged, net
 
 import wsam
 
@@ -59,6 +60,15 @@ def test_replicas_bit_identical(name: str, local: bool) -> None:
     assert same(one, other)
     assert one["groups"][0]["sam_step"] == 100
     assert all(w.isfinite().all() for w in one["weights"])
+
+
+@pytest.mark.parametrize("local", [False, True], ids=["together", "local"])
+def test_frozen(local: bool) -> None:
+    one, other = team().run(ddp.frozen, local)
+    assert same(one, other)
+    still = [torch.equal(u, v) for u, v in zip(one[0], net().parameters(), strict=True)]
+    assert still == [False, False, False, True, False]
+    assert not one[1]
 
 
 @pytest.mark.parametrize("where", [1, 2])

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import wsam
+from wsam.schedule import NormAbove
 
 RECIPES = (Path(__file__).parents[1] / "docs" / "recipes.md").read_text()
 
@@ -185,3 +186,9 @@ def test_warnings_point_at_the_user() -> None:
     with pytest.warns(wsam.WsamWarning, match="bfloat16") as record:
         wsam.SAM(torch.optim.SGD(weights, lr=0.1))
     assert record[0].filename == __file__
+
+
+def test_the_norm_of_a_micro_batch_decides_for_no_other() -> None:
+    opt = wsam.SAM(sgd(network()), when=NormAbove())
+    with pytest.raises(ValueError, match="one closure"):
+        opt.step([lambda: torch.zeros(()), lambda: torch.zeros(())])

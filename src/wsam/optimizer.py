@@ -175,6 +175,8 @@ class SharpnessAware(Engine):
             raise TypeError("step takes a function that computes the loss, or a list of them")
         if len(closures) > 1 and self.lean:
             raise ValueError("lean=True steps after the first pass: give it one closure")
+        if len(closures) > 1 and self.when is not None and self.when.needs_norm:
+            raise ValueError("an interval that reads the gradient norm decides by one closure")
         for each in closures:
             check_closure(each)
         self._refuse_in_flight("begin a step")

@@ -83,6 +83,17 @@ def long_run(name: str, local: bool, base: str, steps: int) -> dict[str, Any]:
     return snapshot(opt)
 
 
+def frozen(local: bool) -> tuple[list[Tensor], bool]:
+    """One parameter is frozen; return the weights, and whether the base has a state for it."""
+    plain = net()
+    plain.second.weight.requires_grad_(False)
+    model = DDP(plain)
+    opt = wsam.WSAM(base_of(model, "adamw"), model=model, local=local)
+    for t in range(STEPS):
+        step(opt, model, share(t, dist.get_rank()), "closure")
+    return weights(model), bool(opt.state.get(plain.second.weight))
+
+
 def poisoned(name: str, local: bool, where: int, policy: str) -> dict[str, Any]:
     """One rank's gradient is not finite, at step 1 in the given pass; the other steps are sound."""
     model = DDP(net(), gradient_as_bucket_view=True)

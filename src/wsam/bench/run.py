@@ -86,24 +86,18 @@ def measure(settings: Settings, report: Report = quiet) -> dict[str, Any]:
     visitor = Visitor(settings.device, clock_of(settings.clock, settings.device))
     visits, problem = settings.visits(), settings.problem()
     found, notes = every_case(settings)
-    load = load_average()
-    facts = problem.facts()
-    with quick_convolutions(settings.device):
+    origin, facts = origin_of(settings, visits), problem.facts()
+    with on(settings.device):
         report("memory")
         held = memory.peaks(problem, memory_cases(found), 4 * facts["weights"])
         times = timed(problem, found, visits, visitor, report)
-    rows = [row_of(case, times, found) for case in found]
-    bandwidth = traffic.copy_bandwidth(visitor, 1 << 20 if settings.smoke else None)
-    add_traffic(rows, found, settings.device, facts["weights"], bandwidth)
+        rows = [row_of(case, times, found) for case in found]
+        bandwidth = traffic.copy_bandwidth(visitor, 1 << 20 if settings.smoke else None)
+        add_traffic(rows, found, settings.device, facts["weights"], bandwidth)
     return {
         "kind": "step",
         "problem": facts,
-        "hardware": environment.hardware(settings.device),
-        "versions": versions(),
-        "commit": environment.commit(),
-        "clock": settings.clock,
-        "rounds": visits.rounds,
-        "load_before": load,
+        **origin,
         "load_after": load_average(),
         "notes": notes,
         "copy_bandwidth": bandwidth,
@@ -191,6 +185,18 @@ def add_traffic(
         row["share_of_copy_bandwidth"] = share
 
 
+def origin_of(settings: Settings, visits: Visits) -> dict[str, Any]:
+    """Return what a record says of where it comes from, as it is before the measurement."""
+    return {
+        "hardware": environment.hardware(settings.device),
+        "versions": versions(),
+        "commit": environment.commit(),
+        "clock": settings.clock,
+        "rounds": visits.rounds,
+        "load_before": load_average(),
+    }
+
+
 def load_average() -> float | None:
     """Return how many processes wanted a core in the last minute, where the system tells."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
@@ -207,11 +213,15 @@ def versions() -> dict[str, str | None]:
 
 
 @contextmanager
-def quick_convolutions(device: torch.device) -> Iterator[None]:
-    """Let cuDNN choose its fastest kernels for the time of a measurement."""
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = before or device.type == "cuda"
-    try:
+def on(device: torch.device) -> Iterator[None]:
+    """Make the device the current one, and let cuDNN choose its fastest kernels."""
+    if device.type != "cuda":
         yield
+        return
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        with torch.cuda.device(device):
+            yield
     finally:
         torch.backends.cudnn.benchmark = before

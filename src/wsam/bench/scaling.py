@@ -15,9 +15,8 @@ from wsam.bench import cases as listing
 from wsam.bench import peers
 from wsam.bench.cases import FLOOR, Case
 from wsam.bench.problem import bag_problem
-from wsam.bench.run import Report, Settings, load_average, timed, versions
+from wsam.bench.run import Report, Settings, load_average, on, origin_of, timed
 from wsam.bench.timing import Spread, Visitor, Visits, clock_of, differences
-from wsam.lab import environment
 from wsam.lab.files import quiet
 
 AXES = ("tensors", "weights")
@@ -70,21 +69,17 @@ def measure_scaling(axis: str, settings: Settings, report: Report = quiet) -> di
     visitor = Visitor(settings.device, clock_of(settings.clock, settings.device))
     visits = settings.visits()
     cases, notes = scaling_cases(settings)
-    load, points = load_average(), []
+    origin, points = origin_of(settings, visits), []
     for tensors, weights in sizes(axis, settings.device, settings.smoke):
         report(f"{tensors} tensors, {weights:,} weights")
-        rows, left_out = point(cases, tensors, weights, visits, visitor)
+        with on(settings.device):
+            rows, left_out = point(cases, tensors, weights, visits, visitor)
         notes += [f"{name} did not fit at {weights:,} weights" for name in left_out]
         points.append({"tensors": tensors, "weights": weights, "cases": rows})
     return {
         "kind": "scaling",
         "axis": axis,
-        "hardware": environment.hardware(settings.device),
-        "versions": versions(),
-        "commit": environment.commit(),
-        "clock": settings.clock,
-        "rounds": visits.rounds,
-        "load_before": load,
+        **origin,
         "load_after": load_average(),
         "notes": notes,
         "points": points,
