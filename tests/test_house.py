@@ -23,6 +23,7 @@ FLOORS = {
     "theory": 0,
     "select": 0,
     "update": 0,
+    "perturb": 0,
     "micro": 0,
     "lean": 0,
     "kernels": 0,
@@ -42,6 +43,8 @@ FLOORS = {
     "paper": 4,
     "bench": 4,
     "plots": 4,
+    "report": 4,
+    "demo": 4,
     "cli": 5,
     "__main__": 6,
 }

@@ -33,7 +33,9 @@ def compare(name: str, base: str, **options: object) -> int:
     """Train twice, the second time with kernels; return how many steps a kernel finished."""
     models = [network(), network()]
     opts = [wsam.create(name, BASES[base](m.parameters()), model=m, **options) for m in models]
-    fused = kernels.Kernels(torch.device("cpu"), opts[1].base)
+    second = opts[1]
+    boost = second.geometry.boost
+    fused = kernels.Kernels(torch.device("cpu"), second.base, second.rule, boost)
     finished = []
     own = fused.finish
     fused.finish = lambda *a: finished.append(own(*a)) or finished[-1]  # type: ignore[method-assign]
@@ -44,6 +46,7 @@ def compare(name: str, base: str, **options: object) -> int:
         y = torch.randint(0, 4, (9,), generator=generator)
         for opt, model in zip(opts, models, strict=True):
             fused.begin(recording=False)
+            fused.write_numbers()
 
             def closure(opt=opt, model=model, x=x, y=y):
                 loss = opt.select(cross_entropy(model(x), y, reduction="none"))

@@ -83,6 +83,7 @@ def test_number_of_buffers(
 ) -> None:
     """SAM 1, WSAM 2 (lean 1), Coupled and GSAM 2; none at rest; tensors pass through one by one."""
     monkeypatch.setattr(wsam.block, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(wsam.update, "SWAP_BYTES", 1)
     found = buffers_of(name, lean, tensors)
     wanted = 1 if lean or reference.MEMBERS[name].rule == "sam" else 2
     assert found["second pass"] == wanted * tensors

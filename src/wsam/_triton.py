@@ -1,6 +1,7 @@
 """The kernels of `wsam.kernels` in Triton; importing this needs Triton.
 
-A table holds the addresses of n tensors of the first list, then of the second, and so on.
+A table holds the addresses of n tensors of the first list, then of the second, and so on. `numbers`
+are a group's: radius, fed (loss, sharp), beside (loss, sharp), learning rate.
 """
 # mypy: ignore-errors
 
@@ -9,44 +10,135 @@ import triton.language as tl
 
 
 @triton.jit
-def _part(where, offset, sizes, BLOCK: tl.constexpr):
+def _tile(where, offset, sizes, BLOCK: tl.constexpr):
+    """Return which tensor this program works on, from where, and how large that tensor is."""
     program = tl.program_id(0)
     index = tl.load(where + program)
-    start = tl.multiple_of(tl.load(offset + program), BLOCK)
-    at = start + tl.arange(0, BLOCK)
-    return index, at, at < tl.load(sizes + index)
+    return index, tl.multiple_of(tl.load(offset + program), BLOCK), tl.load(sizes + index)
+
+
+@triton.jit
+def _inside(at, size, FULL: tl.constexpr):
+    """Return the mask of a tile; one that is known to be full is read and written by wide words."""
+    if FULL:
+        return tl.full(at.shape, 1, tl.int1)
+    return at < size
 
 
 @triton.jit
 def _list(table, row, index, n):
     address = tl.load(table + row * n + index)
-    return tl.multiple_of(address, 16).to(tl.pointer_type(tl.float32))
+    return tl.multiple_of(tl.multiple_of(address, 16).to(tl.pointer_type(tl.float32)), 16)
+
+
+@triton.jit
+def _read(table, row, index, n, at, inside):
+    return tl.load(_list(table, row, index, n) + at, mask=inside, other=0.0)
+
+
+@triton.jit
+def _write(table, row, index, n, at, inside, values):
+    tl.store(_list(table, row, index, n) + at, values, mask=inside)
+
+
+@triton.jit
+def squares(table, where, offset, sizes, partial, n, BLOCK: tl.constexpr):
+    """The sum of squares of each tile; one list."""
+    index, start, size = _tile(where, offset, sizes, BLOCK)
+    at = start + tl.arange(0, BLOCK)
+    if start + BLOCK <= size:
+        z = _read(table, 0, index, n, at, _inside(at, size, True))
+        tl.store(partial + tl.program_id(0), tl.sum(z * z))
+    else:
+        z = _read(table, 0, index, n, at, _inside(at, size, False))
+        tl.store(partial + tl.program_id(0), tl.sum(z * z))
+
+
+@triton.jit
+def scales(
+    partial,
+    count,
+    numbers,
+    result,
+    groups,
+    EPSILON: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """`radius / (norm + eps)` of each group, from the sums of all tiles; one program."""
+    total = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, count, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        total += tl.load(partial + at, mask=at < count, other=0.0)
+    norm = tl.sqrt(tl.sum(total))
+    group = tl.arange(0, GROUPS)
+    radius = tl.load(numbers + group * COLUMNS, mask=group < groups, other=0.0)
+    # norm - norm is NaN for an infinite norm, which would else make d zero and hide the overflow.
+    tl.store(result + group, radius / (norm + EPSILON) + (norm - norm), mask=group < groups)
+
+
+@triton.jit
+def _save_and_add(table, index, n, at, inside, scale):
+    w = _read(table, 0, index, n, at, inside)
+    d = _read(table, 1, index, n, at, inside)
+    _write(table, 2, index, n, at, inside, w)
+    _write(table, 0, index, n, at, inside, w + tl.load(scale) * d)
 
 
 @triton.jit
 def save_and_add(table, where, offset, sizes, scale, n, BLOCK: tl.constexpr):
     """`saved = w; w += scale * direction`; lists: w, direction, saved."""
-    index, at, inside = _part(where, offset, sizes, BLOCK)
-    weights = _list(table, 0, index, n)
-    w = tl.load(weights + at, mask=inside)
-    d = tl.load(_list(table, 1, index, n) + at, mask=inside)
-    tl.store(_list(table, 2, index, n) + at, w, mask=inside)
-    tl.store(weights + at, w + tl.load(scale) * d, mask=inside)
+    index, start, size = _tile(where, offset, sizes, BLOCK)
+    at = start + tl.arange(0, BLOCK)
+    if start + BLOCK <= size:
+        _save_and_add(table, index, n, at, _inside(at, size, True), scale)
+    else:
+        _save_and_add(table, index, n, at, _inside(at, size, False), scale)
 
 
 @triton.jit
-def _mix(table, index, n, at, inside, scalars, KEPT: tl.constexpr):
+def _mix(table, index, n, at, inside, numbers, KEPT: tl.constexpr):
     """Return what is fed and what is beside, of g1 (list 2) and, where it was kept, g0 (list 3)."""
-    g1 = tl.load(_list(table, 2, index, n) + at, mask=inside)
+    g1 = _read(table, 2, index, n, at, inside)
     if KEPT:
-        g0 = tl.load(_list(table, 3, index, n) + at, mask=inside)
+        g0 = _read(table, 3, index, n, at, inside)
         change = g1 - g0
-        fed = tl.load(scalars) * g0 + tl.load(scalars + 1) * change
-        beside = tl.load(scalars + 2) * g0 + tl.load(scalars + 3) * change
+        fed = tl.load(numbers + 1) * g0 + tl.load(numbers + 2) * change
+        beside = tl.load(numbers + 3) * g0 + tl.load(numbers + 4) * change
     else:
         fed = g1
         beside = 0.0 * g1
     return fed, beside
+
+
+@triton.jit
+def _finish_sgd(
+    table,
+    index,
+    n,
+    at,
+    inside,
+    numbers,
+    KEPT: tl.constexpr,
+    DECAY: tl.constexpr,
+    MOMENTUM: tl.constexpr,
+    DAMPENING: tl.constexpr,
+    NESTEROV: tl.constexpr,
+):
+    w = _read(table, 0, index, n, at, inside)
+    fed, beside = _mix(table, index, n, at, inside, numbers, KEPT)
+    if DECAY != 0.0:
+        fed += DECAY * w
+    if MOMENTUM != 0.0:
+        m = MOMENTUM * _read(table, 4, index, n, at, inside) + (1.0 - DAMPENING) * fed
+        _write(table, 4, index, n, at, inside, m)
+        fed = fed + MOMENTUM * m if NESTEROV else m
+    lr = tl.load(numbers + 5)
+    new = w - lr * fed
+    if KEPT:
+        new -= lr * beside
+    _write(table, 1, index, n, at, inside, new)
 
 
 @triton.jit
@@ -55,7 +147,7 @@ def finish_sgd(
     where,
     offset,
     sizes,
-    scalars,
+    numbers,
     n,
     KEPT: tl.constexpr,
     DECAY: tl.constexpr,
@@ -65,21 +157,55 @@ def finish_sgd(
     BLOCK: tl.constexpr,
 ):
     """The end of a step over SGD; lists: saved w, w, g1, g0, momentum."""
-    index, at, inside = _part(where, offset, sizes, BLOCK)
-    w = tl.load(_list(table, 0, index, n) + at, mask=inside)
-    fed, beside = _mix(table, index, n, at, inside, scalars, KEPT)
+    index, start, size = _tile(where, offset, sizes, BLOCK)
+    at = start + tl.arange(0, BLOCK)
+    if start + BLOCK <= size:
+        inside = _inside(at, size, True)
+        _finish_sgd(
+            table, index, n, at, inside, numbers, KEPT, DECAY, MOMENTUM, DAMPENING, NESTEROV
+        )
+    else:
+        inside = _inside(at, size, False)
+        _finish_sgd(
+            table, index, n, at, inside, numbers, KEPT, DECAY, MOMENTUM, DAMPENING, NESTEROV
+        )
+
+
+@triton.jit
+def _finish_adam(
+    table,
+    index,
+    n,
+    at,
+    inside,
+    numbers,
+    KEPT: tl.constexpr,
+    DECAY: tl.constexpr,
+    DECOUPLED: tl.constexpr,
+    BETA1: tl.constexpr,
+    BETA2: tl.constexpr,
+    EPSILON: tl.constexpr,
+):
+    w = _read(table, 0, index, n, at, inside)
+    fed, beside = _mix(table, index, n, at, inside, numbers, KEPT)
+    lr = tl.load(numbers + 5)
     if DECAY != 0.0:
-        fed += DECAY * w
-    if MOMENTUM != 0.0:
-        history = _list(table, 4, index, n) + at
-        m = MOMENTUM * tl.load(history, mask=inside) + (1.0 - DAMPENING) * fed
-        tl.store(history, m, mask=inside)
-        fed = fed + MOMENTUM * m if NESTEROV else m
-    lr = tl.load(scalars + 4)
-    new = w - lr * fed
+        if DECOUPLED:
+            w *= 1.0 - lr * DECAY
+        else:
+            fed += DECAY * w
+    m = _read(table, 4, index, n, at, inside)
+    m += (1.0 - BETA1) * (fed - m)
+    v = BETA2 * _read(table, 5, index, n, at, inside) + (1.0 - BETA2) * fed * fed
+    _write(table, 4, index, n, at, inside, m)
+    _write(table, 5, index, n, at, inside, v)
+    count = tl.load(_list(table, 6, index, n))
+    first = 1.0 - tl.exp(count * tl.log(tl.full((), BETA1, tl.float32)))
+    second = 1.0 - tl.exp(count * tl.log(tl.full((), BETA2, tl.float32)))
+    new = w - lr / first * m / (tl.sqrt(v) / tl.sqrt(second) + EPSILON)
     if KEPT:
         new -= lr * beside
-    tl.store(_list(table, 1, index, n) + at, new, mask=inside)
+    _write(table, 1, index, n, at, inside, new)
 
 
 @triton.jit
@@ -88,7 +214,7 @@ def finish_adam(
     where,
     offset,
     sizes,
-    scalars,
+    numbers,
     n,
     KEPT: tl.constexpr,
     DECAY: tl.constexpr,
@@ -99,25 +225,15 @@ def finish_adam(
     BLOCK: tl.constexpr,
 ):
     """The end of a step over Adam or AdamW; lists: saved w, w, g1, g0, mean, mean square, count."""
-    index, at, inside = _part(where, offset, sizes, BLOCK)
-    w = tl.load(_list(table, 0, index, n) + at, mask=inside)
-    fed, beside = _mix(table, index, n, at, inside, scalars, KEPT)
-    lr = tl.load(scalars + 4)
-    if DECAY != 0.0:
-        if DECOUPLED:
-            w *= 1.0 - lr * DECAY
-        else:
-            fed += DECAY * w
-    means, squares = _list(table, 4, index, n) + at, _list(table, 5, index, n) + at
-    m = tl.load(means, mask=inside)
-    m += (1.0 - BETA1) * (fed - m)
-    v = BETA2 * tl.load(squares, mask=inside) + (1.0 - BETA2) * fed * fed
-    tl.store(means, m, mask=inside)
-    tl.store(squares, v, mask=inside)
-    count = tl.load(_list(table, 6, index, n))
-    first = 1.0 - tl.exp(count * tl.log(tl.full((), BETA1, tl.float32)))
-    second = 1.0 - tl.exp(count * tl.log(tl.full((), BETA2, tl.float32)))
-    new = w - lr / first * m / (tl.sqrt(v) / tl.sqrt(second) + EPSILON)
-    if KEPT:
-        new -= lr * beside
-    tl.store(_list(table, 1, index, n) + at, new, mask=inside)
+    index, start, size = _tile(where, offset, sizes, BLOCK)
+    at = start + tl.arange(0, BLOCK)
+    if start + BLOCK <= size:
+        inside = _inside(at, size, True)
+        _finish_adam(
+            table, index, n, at, inside, numbers, KEPT, DECAY, DECOUPLED, BETA1, BETA2, EPSILON
+        )
+    else:
+        inside = _inside(at, size, False)
+        _finish_adam(
+            table, index, n, at, inside, numbers, KEPT, DECAY, DECOUPLED, BETA1, BETA2, EPSILON
+        )

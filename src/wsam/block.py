@@ -203,12 +203,12 @@ CHUNK_BYTES = 1 << 26
 """What a temporary copy may cost; a single tensor may cost more."""
 
 
-def chunks(tensors: list[Tensor]) -> Iterator[slice]:
-    """Yield slices of at most `CHUNK_BYTES`, or of one tensor."""
+def chunks(tensors: list[Tensor], limit: int) -> Iterator[slice]:
+    """Yield slices of at most `limit` bytes, or of one tensor."""
     start = 0
     while start < len(tensors):
         stop, size = start, 0
-        while stop < len(tensors) and (stop == start or size + tensors[stop].nbytes <= CHUNK_BYTES):
+        while stop < len(tensors) and (stop == start or size + tensors[stop].nbytes <= limit):
             size += tensors[stop].nbytes
             stop += 1
         yield slice(start, stop)
@@ -220,11 +220,14 @@ def add_scaled(into: list[Tensor], tensors: list[Tensor], scale: Scalar, spend: 
     if not isinstance(scale, Tensor):
         torch._foreach_add_(into, tensors, alpha=scale)
         return
+    if into and into[0].device.type == "cpu":  # no launches to save, and a 0-d factor is broadcast
+        torch._foreach_addcmul_(into, tensors, [scale] * len(into))
+        return
     if spend:
         torch._foreach_mul_(tensors, scale)
         torch._foreach_add_(into, tensors)
         return
-    for part in chunks(tensors):
+    for part in chunks(tensors, CHUNK_BYTES):
         torch._foreach_add_(into[part], torch._foreach_mul(tensors[part], scale))
 
 

@@ -15,6 +15,7 @@ from wsam import update
 from wsam.block import Block, Scalar, align_gradients, average_over_ranks, sum_over_ranks
 from wsam.kernels import Kernels
 from wsam.passes import RandomStates, RunningStatistics
+from wsam.perturb import perturb
 from wsam.rule import Mix, is_number
 from wsam.select import Selection
 from wsam.update import Flight
@@ -153,9 +154,8 @@ class Engine(Wrapper):
                     p.grad = None
         else:
             update.detach_gradients(flight.blocks, outlive=self.rule.keeps_first)
-            fused = self._kernels.save_and_add if self._kernels is not None else None
             spend = not self.rule.keeps_first
-            update.perturb(flight, mask, self.geometry, spend=spend, fused=fused)
+            perturb(flight, mask, self.geometry, spend=spend, fused=self._kernels)
             if not self.rule.keeps_first:
                 for block in (*flight.blocks, *flight.moved):
                     block.first = None
@@ -230,7 +230,7 @@ class Engine(Wrapper):
             return False
         if update.latecomers(layout, blocks):
             return False
-        if not self._kernels.finish(flight, [self._mix(block.group) for block in blocks]):
+        if not self._kernels.finish(flight):
             return False
         flight.moved, flight.stepped, flight.ready = [], True, True
         self._return_to_weights()

@@ -29,7 +29,10 @@ FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 
 
 def capture(
-    opt: Optimizer, loss_fn: Callable[..., Tensor], *example_batch: Tensor, fuse: bool = False
+    opt: Optimizer,
+    loss_fn: Callable[..., Tensor],
+    *example_batch: Tensor,
+    fuse: bool | None = None,
 ) -> "CapturedStep":
     """Return `step(*batch) -> loss`, which replays a recorded step.
 
@@ -38,7 +41,8 @@ def capture(
         loss_fn: a plain function of a batch that returns the loss; it must not call backward.
         *example_batch: tensors like those the step will be given; another shape makes another
             recording, the first ones stay.
-        fuse: perturb and finish by fused Triton kernels where these can (see `wsam.kernels`).
+        fuse: perturb and finish by fused Triton kernels where these can (see `wsam.kernels`); by
+            default if Triton is installed, which it is with torch for CUDA on Linux.
 
     Returns:
         The step. It returns the loss at w; `opt.sharpness` is set, schedulers and step hooks work.
@@ -73,11 +77,11 @@ class CapturedStep:
         opt: Optimizer,
         loss_fn: Callable[..., Tensor],
         example: tuple[Any, ...],
-        fuse: bool = False,
+        fuse: bool | None = None,
     ) -> None:
         if fuse and not available():
             raise ValueError("fuse=True needs Triton, which is not installed")
-        self.opt, self._fuse = opt, fuse
+        self.opt, self._fuse = opt, available() if fuse is None else fuse
         self.sharp = opt if isinstance(opt, SharpnessAware) else None
         self.loss_fn = loss_fn
         self._device = self._check(example)
@@ -100,6 +104,8 @@ class CapturedStep:
         recording = self._recording(batch, chosen)
         for static, given in zip(recording.inputs, batch, strict=True):
             static.copy_(given, non_blocking=True)
+        if recording.fused is not None:
+            recording.fused.write_numbers()
         for before in self.opt._optimizer_step_pre_hooks.values():
             before(self.opt, (), {})
         out = self._advance(recording, chosen)
@@ -141,8 +147,9 @@ class CapturedStep:
         if known is None or known.state is not state:  # loading a state replaces its tensors
             inputs = [torch.empty_like(x, device=self._device) for x in batch]
             known = self._recordings[key] = Recording(inputs, state)
-            if self._fuse and self.sharp is not None:
-                known.fused = Kernels(self._device, self.sharp.base)
+            if self._fuse and self.sharp is not None and self._scalars.are_plain():
+                boost = self.sharp.geometry.boost
+                known.fused = Kernels(self._device, self.sharp.base, self.sharp.rule, boost)
         return known
 
     def _advance(self, recording: Recording, chosen: bool) -> Tensor:

@@ -17,11 +17,18 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from wsam.block import Block, Scalar
-from wsam.rule import Mix
+from wsam.block import Block
+from wsam.perturb import EPSILON
+from wsam.rule import Rule
+from wsam.state import PREFIX
 from wsam.update import Flight
 
-CHUNK = 4096
+TILE = 2048
+WARPS = 8
+SUMS = 1024
+COLUMNS = 8
+"""Of the numbers of a group; six are used, eight keep a row aligned."""
+TILES = {"BLOCK": TILE, "num_warps": WARPS}
 BASES = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 
 
@@ -64,7 +71,7 @@ class Plan:
     def __init__(self, tensors: Sequence[Tensor], device: torch.device) -> None:
         where, offset = [], []
         for index, tensor in enumerate(tensors):
-            for start in range(0, tensor.numel(), CHUNK):
+            for start in range(0, tensor.numel(), TILE):
                 where.append(index)
                 offset.append(start)
         self.programs = len(where)
@@ -73,20 +80,46 @@ class Plan:
         self.sizes = torch.tensor([t.numel() for t in tensors], dtype=torch.int64, device=device)
 
 
+def numbers_of(group: dict[str, Any], rule: Rule, boost: float) -> list[float]:
+    """Return a group's radius, what is fed, what is beside, and the learning rate."""
+    hyper = {name: group[PREFIX + name] for name in rule.hyper()}
+    direction = -1.0 if group.get("maximize") else 1.0
+    row = [direction * group[PREFIX + "rho"] * boost]
+    if not rule.needs_products(hyper):  # else the kernels only perturb
+        mix = rule.mix(hyper, None)
+        row += [float(value) for value in (*mix.fed, *mix.beside, group["lr"])]
+    return row + [0.0] * (COLUMNS - len(row))
+
+
 class Kernels:
     """The fused kernels of one recording, with their tables of addresses.
 
     Every step asks for the same tables in the same order: `begin` starts again with the first.
+
+    Args:
+        device: where the parameters are.
+        base: the base optimizer.
+        rule: what becomes of the two gradients.
+        boost: the geometry's factor on the radius.
     """
 
-    def __init__(self, device: torch.device, base: Optimizer) -> None:
+    def __init__(self, device: torch.device, base: Optimizer, rule: Rule, boost: float) -> None:
         self._device = device
-        self._base = base
+        self._base, self._rule, self._boost = base, rule, boost
         self._knows_base = can_finish(base)
         self._plans: dict[tuple[int, ...], Plan] = {}
         self._tables: list[Tensor] = []
         self._next = 0
         self._pending: list[tuple[Tensor, list[int]]] | None = None
+        self._numbers = torch.zeros(len(base.param_groups), COLUMNS, device=device)
+        self._written: list[list[float]] = []
+
+    def write_numbers(self) -> None:
+        """Copy the groups' present numbers to the device, if they have changed."""
+        rows = [numbers_of(group, self._rule, self._boost) for group in self._base.param_groups]
+        if rows != self._written:
+            self._numbers.copy_(torch.tensor(rows), non_blocking=True)
+            self._written = rows
 
     def begin(self, recording: bool) -> None:
         """Say that a step begins, and whether it is being recorded."""
@@ -119,30 +152,61 @@ class Kernels:
             self._plans[key] = Plan(tensors, self._device)
         return self._plans[key]
 
+    def _group(self, block: Block) -> int:
+        groups = self._base.param_groups
+        return next(i for i, group in enumerate(groups) if group is block.group)
+
+    def scales(self, blocks: Sequence[Block], lists: Sequence[list[Tensor]]) -> list[Tensor] | None:
+        """Return `radius / (norm + eps)` for each block, with one norm over all lists.
+
+        None if the tensors do not fit.
+        """
+        if any(block.sharded for block in blocks) or not all(fit(tensors) for tensors in lists):
+            return None
+        from wsam import _triton
+
+        plans = [self._plan(block, z) for block, z in zip(blocks, lists, strict=True)]
+        programs = [plan.programs for plan in plans]
+        partial = torch.empty(sum(programs), device=self._device)
+        parts = torch.split(partial, programs)
+        for plan, part, z in zip(plans, parts, lists, strict=True):
+            shape = (plan.where, plan.offset, plan.sizes, part, len(z))
+            _triton.squares[(plan.programs,)](self._table((z,)), *shape, **TILES)
+        groups = len(self._numbers)
+        result = torch.empty(groups, device=self._device)
+        _triton.scales[(1,)](
+            *(partial, len(partial), self._numbers, result, groups),
+            EPSILON=EPSILON,
+            COLUMNS=COLUMNS,
+            GROUPS=1 << (groups - 1).bit_length(),
+            BLOCK=SUMS,
+            num_warps=WARPS,
+        )
+        return [result[self._group(block)] for block in blocks]
+
     def save_and_add(
         self, block: Block, direction: list[Tensor], scale: Tensor
     ) -> list[Tensor] | None:
         """`saved = w; w += scale * direction` in one pass; None if the tensors do not fit."""
         weights = block.weights()
-        if not fit(weights, direction):
+        if block.sharded or not fit(weights, direction):
             return None
         from wsam import _triton
 
         saved = [torch.empty_like(w) for w in weights]
         plan = self._plan(block, weights)
         table = self._table((weights, direction, saved))
-        _triton.save_and_add[(plan.programs,)](
-            *(table, plan.where, plan.offset, plan.sizes, scale.float(), len(weights)), BLOCK=CHUNK
-        )
+        shape = (plan.where, plan.offset, plan.sizes, scale.float(), len(weights))
+        _triton.save_and_add[(plan.programs,)](table, *shape, **TILES)
         return saved
 
-    def finish(self, flight: Flight, mixes: Sequence[Mix]) -> bool:
+    def finish(self, flight: Flight) -> bool:
         """Restore, combine, step the base and apply what is beside it, in one pass over each block.
 
         Returns:
             False, with nothing done, where a gradient is missing or tensors do not fit.
         """
-        if not self._knows_base:
+        if not self._knows_base or any(block.sharded for block in flight.blocks):
             return False
         base, work = self._base, []
         moved = {
@@ -159,8 +223,8 @@ class Kernels:
             if not fit(*lists, *history):  # type: ignore[arg-type]
                 return False
             work.append((block, lists, history, states))
-        for (block, lists, history, states), mix in zip(work, mixes, strict=True):
-            self._finish_block(block, lists, history, states, mix)
+        for block, lists, history, states in work:
+            self._finish_block(block, lists, history, states)
         return True
 
     def _finish_block(
@@ -169,16 +233,14 @@ class Kernels:
         lists: list[Any],
         history: list[list[Tensor]],
         states: list[dict[str, Any]],
-        mix: Mix,
     ) -> None:
         from wsam import _triton
 
         group = block.group
-        numbers = (*mix.fed, *mix.beside, group["lr"])
-        scalars = torch.stack([_scalar(value, self._device) for value in numbers])
         kept = block.first is not None
         plan = self._plan(block, lists[1])
-        shape = (plan.where, plan.offset, plan.sizes, scalars, len(lists[1]))
+        numbers = self._numbers[self._group(block)]
+        shape = (plan.where, plan.offset, plan.sizes, numbers, len(lists[1]))
         lists = [*lists[:3], lists[3] if kept else lists[2]]
         if isinstance(self._base, torch.optim.SGD):
             lists += history or [lists[1]]
@@ -190,7 +252,7 @@ class Kernels:
                 MOMENTUM=group["momentum"],
                 DAMPENING=group["dampening"],
                 NESTEROV=group["nesterov"],
-                BLOCK=CHUNK,
+                **TILES,
             )
             return
         steps = [state["step"] for state in states]
@@ -207,7 +269,7 @@ class Kernels:
             BETA1=group["betas"][0],
             BETA2=group["betas"][1],
             EPSILON=group["eps"],
-            BLOCK=CHUNK,
+            **TILES,
         )
 
 
@@ -223,9 +285,3 @@ def _history(
     if any(value is None for values in lists for value in values):
         return None
     return lists  # type: ignore[return-value]
-
-
-def _scalar(value: Scalar, device: torch.device) -> Tensor:
-    if isinstance(value, Tensor):
-        return value.to(device, torch.float32).reshape(())
-    return torch.full((), float(value), device=device)

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from wsam.block import Block, Scalar, add_scaled, copies, on_device
 from wsam.geometry import Geometry
+from wsam.perturb import chosen_blocks, perturbations
 from wsam.rule import Mix
-from wsam.update import Beside, chosen_blocks, perturbations, swap
+from wsam.update import Beside, swap
 
 
 class SpoiledGradientError(RuntimeError):

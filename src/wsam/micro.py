@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from wsam.block import Block, local
+from wsam.block import Block, is_sharded, local
 from wsam.update import Flight, own_gradients
 
 
@@ -54,6 +54,8 @@ def _accumulate(sums: dict[Tensor, Tensor], pairs: object) -> None:
             known.append(sums[p])
             fresh.append(g)
         else:
-            (sums[p],) = own_gradients([g])  # or the next backward pass may overwrite it
+            (sums[p],) = own_gradients(
+                [g], is_sharded(g)
+            )  # or the next backward pass may overwrite it
     if known:
         torch._foreach_add_(local(known), local(fresh))

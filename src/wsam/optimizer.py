@@ -19,6 +19,7 @@ from wsam.engine import Engine
 from wsam.foreign import check_closure
 from wsam.geometry import Euclidean, Geometry
 from wsam.micro import Sums
+from wsam.perturb import perturb
 from wsam.rule import Rule
 from wsam.schedule import Interval, Schedule
 from wsam.select import Selection
@@ -306,7 +307,7 @@ class SharpnessAware(Engine):
             with torch.no_grad():
                 update.detach_gradients(flight.blocks)
                 kept = update.pairs(flight.blocks)  # a backward pass in there spares these for sure
-                update.perturb(flight, self._mask(), self.geometry, spend=False)
+                perturb(flight, self._mask(), self.geometry, spend=False)
             torch.clear_autocast_cache()
             self._statistics.hold()
             yield

@@ -34,6 +34,10 @@ class Scalars:
         ours = key.startswith(saving.PREFIX) and key != saving.PREFIX + "step"
         return (key == "lr" or ours) and not isinstance(value, Tensor)
 
+    def are_plain(self) -> bool:
+        """Whether all learning rates are numbers; a tensor of the user's is read on the device."""
+        return not any(isinstance(group["lr"], Tensor) for group in self._opt.param_groups)
+
     def write(self) -> None:
         """Copy the groups' present values to the device, if they have changed."""
         groups = self._opt.param_groups

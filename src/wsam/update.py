@@ -1,4 +1,4 @@
-"""The arithmetic of a two-pass step on lists of tensors: perturb, restore, combine, apply.
+"""The arithmetic of a two-pass step on lists of tensors: take g0, restore, combine, apply.
 
 Nothing here waits for the device, and nothing here knows a method's name: what is kept, fed and
 applied follows from the rule's weights alone.
@@ -22,10 +22,9 @@ from wsam.block import (
     local,
     on_device,
 )
-from wsam.geometry import Geometry
 from wsam.rule import Mix, Products, Rule, is_number
 
-EPSILON = 1e-12
+SWAP_BYTES = 1 << 22  # the lean plan is there to save memory
 CLIP_EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_ has the same
 
 
@@ -99,14 +98,14 @@ def detach_gradients(blocks: Sequence[Block], outlive: bool = True) -> None:
     """
     for block in blocks:
         if outlive:
-            block.first = own_gradients(block.first or [])
+            block.first = own_gradients(block.first or [], block.sharded)
         for p in block.params:
             p.grad = None
 
 
-def own_gradients(gradients: Sequence[Tensor]) -> list[Tensor]:
+def own_gradients(gradients: Sequence[Tensor], sharded: bool) -> list[Tensor]:
     """Return the gradients, copies of those that are views: whoever owns the whole may write there."""
-    shards = local(gradients)
+    shards = local(gradients) if sharded else gradients
     return [g.clone() if is_view(s) else g for g, s in zip(gradients, shards, strict=True)]
 
 
@@ -138,79 +137,6 @@ def put_back(blocks: Sequence[Block]) -> None:
         p.grad = g
 
 
-def chosen_blocks(blocks: Sequence[Block], mask: list[bool] | None) -> list[Block]:
-    """Return what the mask leaves of the blocks, with their g0."""
-    if mask is None:
-        return list(blocks)
-    left = []
-    for block in blocks:
-        keep = [mask[number] for number in block.numbers]
-        part = block.subset(keep)
-        if part is not None:
-            assert block.first is not None
-            part.first = [g for g, yes in zip(block.first, keep, strict=True) if yes]
-            left.append(part)
-    return left
-
-
-def perturb(
-    flight: Flight,
-    mask: list[bool] | None,
-    geometry: Geometry,
-    *,
-    spend: bool,
-    fused: Callable[[Block, list[Tensor], Tensor], list[Tensor] | None] | None = None,
-) -> None:
-    """Move the weights to w + d and keep w in `block.saved`; with `spend`, g0 is overwritten.
-
-    d = rho * boost * S g0 / (sqrt(<g0, S g0>) + eps). `fused` does both in one pass, or nothing.
-    """
-    blocks = flight.moved = chosen_blocks(flight.blocks, mask)
-    everything = flight.blocks if mask is not None else None
-    directions = perturbations(blocks, geometry, spend=spend, everything=everything)
-    for block, (direction, scale, own) in zip(blocks, directions, strict=True):
-        if fused is not None and (saved := fused(block, direction, scale)) is not None:
-            block.saved = saved
-            continue
-        weights = block.weights()
-        block.saved = copies(weights)
-        add_scaled(weights, direction, scale, spend=own)
-
-
-def perturbations(
-    blocks: Sequence[Block],
-    geometry: Geometry,
-    *,
-    spend: bool,
-    everything: Sequence[Block] | None = None,
-) -> list[tuple[list[Tensor], Tensor, bool]]:
-    """Return for each block S g0, the scale that makes it d, and whether S g0 may be overwritten.
-
-    `everything` are all blocks with gradients, where `blocks` are only some of them.
-    """
-    # An infinite norm would make d zero for most weights and hide the overflow from the second
-    # pass; 0 * norm makes d NaN everywhere instead, and whoever checks g1 will see it.
-    poison = None if everything is None else 0.0 * squares_of_first(everything)
-    firsts = [block.shards(block.first or []) for block in blocks]
-    roots = [geometry.root(block, first) for block, first in zip(blocks, firsts, strict=True)]
-    whitened = []
-    for first, root in zip(firsts, roots, strict=True):
-        if root is not None and spend:
-            torch._foreach_mul_(first, root)
-        whitened.append(list(torch._foreach_mul(first, root)) if root and not spend else first)
-    norm = global_squares(blocks, whitened).sqrt()
-    poison = 0.0 * norm if poison is None else poison
-    result = []
-    for block, z, root in zip(blocks, whitened, roots, strict=True):
-        if root is not None:
-            torch._foreach_mul_(z, root)
-        radius = block.direction * block.group["sam_rho"] * geometry.boost
-        scale = on_device(radius / (norm + EPSILON) + poison, block.device)
-        assert isinstance(scale, Tensor)
-        result.append((z, scale, spend or root is not None))
-    return result
-
-
 def restore(moved: Sequence[Block]) -> None:
     """Put the saved weights back, bit for bit. The one place that does."""
     for block in moved:
@@ -221,7 +147,7 @@ def restore(moved: Sequence[Block]) -> None:
 
 def swap(one: list[Tensor], other: list[Tensor]) -> None:
     """Exchange two lists' contents, by chunks: the temporary copy is small."""
-    for part in chunks(one):
+    for part in chunks(one, SWAP_BYTES):
         kept = copies(one[part])
         torch._foreach_copy_(one[part], other[part])
         torch._foreach_copy_(other[part], kept)
@@ -249,6 +175,8 @@ def second_gradients(block: Block, keeps_first: bool) -> list[Tensor]:
 
 def latecomers(layout: Sequence[Block], blocks: Sequence[Block]) -> list[Block]:
     """Return blocks of parameters whose gradient appeared in the second pass only; their g0 is 0."""
+    if sum(len(block.params) for block in blocks) == sum(len(block.params) for block in layout):
+        return []  # all had one in the first pass, as almost always
     known = {number for block in blocks for number in block.numbers}
     late = []
     for block in layout:
@@ -376,13 +304,10 @@ __all__ = [
     "Beside",
     "Flight",
     "apply",
-    "chosen_blocks",
     "clip",
     "combine",
     "detach_gradients",
     "gather",
-    "perturb",
-    "perturbations",
     "restore",
     "swap",
 ]

@@ -1,0 +1,122 @@
+"""From w to w + d: the perturbation, made of a geometry and one global norm.
+
+    d = rho * S g0 / (sqrt(<g0, S g0>) + eps)
+
+Nothing here waits for the device.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from wsam.block import Block, add_scaled, copies, global_squares, on_device
+from wsam.geometry import Geometry
+from wsam.update import Flight, squares_of_first
+
+EPSILON = 1e-12
+
+
+def chosen_blocks(blocks: Sequence[Block], mask: list[bool] | None) -> list[Block]:
+    """Return what the mask leaves of the blocks, with their g0."""
+    if mask is None:
+        return list(blocks)
+    left = []
+    for block in blocks:
+        keep = [mask[number] for number in block.numbers]
+        part = block.subset(keep)
+        if part is not None:
+            assert block.first is not None
+            part.first = [g for g, yes in zip(block.first, keep, strict=True) if yes]
+            left.append(part)
+    return left
+
+
+class Fused(Protocol):
+    """Kernels for parts of the perturbation; each answers None where its tensors do not fit."""
+
+    def scales(self, blocks: Sequence[Block], lists: Sequence[list[Tensor]]) -> list[Tensor] | None:
+        """Return `radius / (norm + eps)` for each block, with one norm over all lists."""
+
+    def save_and_add(
+        self, block: Block, direction: list[Tensor], scale: Tensor
+    ) -> list[Tensor] | None:
+        """Make `w += scale * direction` and return what w was."""
+
+
+def perturb(
+    flight: Flight,
+    mask: list[bool] | None,
+    geometry: Geometry,
+    *,
+    spend: bool,
+    fused: Fused | None = None,
+) -> None:
+    """Move the weights to w + d and keep w in `block.saved`; with `spend`, g0 is overwritten.
+
+    d = rho * boost * S g0 / (sqrt(<g0, S g0>) + eps).
+    """
+    blocks = flight.moved = chosen_blocks(flight.blocks, mask)
+    everything = flight.blocks if mask is not None else None
+    directions = perturbations(blocks, geometry, spend=spend, everything=everything, fused=fused)
+    for block, (direction, scale, own) in zip(blocks, directions, strict=True):
+        saved = fused.save_and_add(block, direction, scale) if fused is not None else None
+        if saved is not None:
+            block.saved = saved
+            continue
+        weights = block.weights()
+        block.saved = copies(weights)
+        add_scaled(weights, direction, scale, spend=own)
+
+
+def perturbations(
+    blocks: Sequence[Block],
+    geometry: Geometry,
+    *,
+    spend: bool,
+    everything: Sequence[Block] | None = None,
+    fused: Fused | None = None,
+) -> list[tuple[list[Tensor], Tensor, bool]]:
+    """Return for each block S g0, the scale that makes it d, and whether S g0 may be overwritten.
+
+    `everything` are all blocks with gradients, where `blocks` are only some of them.
+    """
+    firsts = [block.shards(block.first or []) for block in blocks]
+    roots = [geometry.root(block, first) for block, first in zip(blocks, firsts, strict=True)]
+    whitened = []
+    for first, root in zip(firsts, roots, strict=True):
+        if root is not None and spend:
+            torch._foreach_mul_(first, root)
+        whitened.append(list(torch._foreach_mul(first, root)) if root and not spend else first)
+    scales = fused.scales(blocks, whitened) if fused is not None and everything is None else None
+    if scales is None:
+        scales = _scales(blocks, whitened, geometry.boost, everything)
+    result = []
+    for z, root, scale in zip(whitened, roots, scales, strict=True):
+        if root is not None:
+            torch._foreach_mul_(z, root)
+        result.append((z, scale, spend or root is not None))
+    return result
+
+
+def _scales(
+    blocks: Sequence[Block],
+    whitened: Sequence[list[Tensor]],
+    boost: float,
+    everything: Sequence[Block] | None,
+) -> list[Tensor]:
+    norm = global_squares(blocks, whitened).sqrt()
+    # An infinite norm would make d zero for most weights and hide the overflow from the second
+    # pass; 0 * norm makes d NaN everywhere instead, and whoever checks g1 will see it.
+    poison = 0.0 * (norm if everything is None else squares_of_first(everything))
+    scales = []
+    for block in blocks:
+        radius = block.direction * block.group["sam_rho"] * boost
+        scale = on_device(radius / (norm + EPSILON) + poison, block.device)
+        assert isinstance(scale, Tensor)
+        scales.append(scale)
+    return scales
+
+
+__all__ = ["Fused", "chosen_blocks", "perturb", "perturbations"]
