@@ -215,13 +215,30 @@ def chunks(tensors: list[Tensor], limit: int) -> Iterator[slice]:
         start = stop
 
 
+BROADCASTING = ("cpu",)
+"""Devices with no launches to save, where a list times a 0-d tensor may go tensor by tensor."""
+
+
 def add_scaled(into: list[Tensor], tensors: list[Tensor], scale: Scalar, spend: bool) -> None:
     """`into += scale * tensors`; with `spend` the tensors may be overwritten to save memory."""
     if not isinstance(scale, Tensor):
         torch._foreach_add_(into, tensors, alpha=scale)
         return
-    if into and into[0].device.type == "cpu":  # no launches to save, and a 0-d factor is broadcast
+    if into and into[0].device.type in BROADCASTING:
         torch._foreach_addcmul_(into, tensors, [scale] * len(into))
+        return
+    if into and into[0].is_cuda and can_fuse(into, tensors):
+        # SGD's own kernel takes a learning rate from the device: w - (-scale) g, in one pass.
+        torch._fused_sgd_(
+            *(into, tensors, []),
+            weight_decay=0.0,
+            momentum=0.0,
+            lr=-scale.to(torch.float32),
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+            is_first_step=False,
+        )
         return
     if spend:
         torch._foreach_mul_(tensors, scale)
@@ -229,6 +246,17 @@ def add_scaled(into: list[Tensor], tensors: list[Tensor], scale: Scalar, spend: 
         return
     for part in chunks(tensors, CHUNK_BYTES):
         torch._foreach_add_(into[part], torch._foreach_mul(tensors[part], scale))
+
+
+def can_fuse(into: list[Tensor], tensors: list[Tensor]) -> bool:
+    """Whether SGD's kernel may walk both lists side by side."""
+    plain, last = torch.float32, torch.channels_last
+    return all(
+        a.dtype == plain == b.dtype
+        and (a.is_contiguous() or a.is_contiguous(memory_format=last))
+        and a.stride() == b.stride()
+        for a, b in zip(into, tensors, strict=True)
+    )
 
 
 def on_device(value: Scalar, device: torch.device) -> Scalar:

@@ -35,7 +35,7 @@ class Engine(Wrapper):
         super()._prepare()
         self._statistics = RunningStatistics(self.model)
         self._random = RandomStates(p.device for g in self.param_groups for p in g["params"])
-        self._random_before: list[Tensor] | None = None
+        self._random_before: tuple[Any, ...] | None = None
         self._lean_is_safe = False
         # Whether the step is perturbed, where that was decided on the host before a replay.
         self._decided: bool | None = None

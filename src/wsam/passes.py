@@ -136,15 +136,24 @@ class RandomStates:
     def __init__(self, devices: Iterable[torch.device]) -> None:
         self._devices = sorted({d for d in devices if d.type == "cuda"}, key=str)
 
-    def read(self) -> list[Tensor]:
-        """Return the states of the CPU's and the devices' default generators."""
-        return [torch.get_rng_state(), *(torch.cuda.get_rng_state(d) for d in self._devices)]
+    def _generators(self) -> list[torch.Generator]:
+        every = torch.cuda.default_generators
+        current = torch.cuda.current_device() if self._devices else 0
+        return [every[current if d.index is None else d.index] for d in self._devices]
 
-    def write(self, states: list[Tensor]) -> None:
+    def read(self) -> tuple[Any, ...]:
+        """Return the states of the CPU's and the devices' default generators."""
+        # A device's state is a seed and a count; torch.cuda.get_rng_state makes a tensor of them.
+        states = ((g.initial_seed(), g.get_offset()) for g in self._generators())
+        return (torch.get_rng_state(), *states)
+
+    def write(self, states: tuple[Any, ...]) -> None:
         """Set the generators to states that `read` returned."""
         torch.set_rng_state(states[0])
-        for device, state in zip(self._devices, states[1:], strict=True):
-            torch.cuda.set_rng_state(state, device)
+        for generator, (seed, offset) in zip(self._generators(), states[1:], strict=True):
+            if generator.initial_seed() != seed:
+                generator.manual_seed(seed)
+            generator.set_offset(offset)
 
 
 __all__ = ["RandomStates", "RunningStatistics"]

@@ -64,7 +64,7 @@ class Flight:
     """Nothing will be updated: the user only looks at w + d."""
     skip: bool = False
     """A gradient was not finite: nothing is to change."""
-    random: list[Tensor] | None = None
+    random: tuple[Any, ...] | None = None
     """Generator states after the first pass."""
 
 

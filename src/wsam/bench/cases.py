@@ -124,7 +124,9 @@ def base_step(problem: Problem, form: str) -> Step:
     return plain
 
 
-def member(method: str, *, fuse: bool = False, **options: Any) -> Callable[[Problem, str], Step]:
+def member(
+    method: str, *, fuse: bool | None = None, **options: Any
+) -> Callable[[Problem, str], Step]:
     """Return what builds a member of the family with its options; `fuse` is of a captured step."""
 
     def make(problem: Problem, form: str) -> Step:
@@ -173,8 +175,8 @@ def ours(forms: Iterable[str], best: str) -> list[Case]:
             cases.append(Case("SAM", form, OURS, member("sam", **options_of("sam"))))
         if form == "captured" and kernels.available():
             for method in ("wsam", "sam"):
-                fused = member(method, fuse=True, **options_of(method))
-                cases.append(Case(f"{title(method)} fused", form, OURS, fused))
+                foreach = member(method, fuse=False, **options_of(method))
+                cases.append(Case(f"{title(method)} not fused", form, OURS, foreach))
     for method in METHODS:
         if method not in ("wsam", "sam"):
             cases.append(Case(title(method), best, OURS, member(method, **options_of(method))))

@@ -26,7 +26,7 @@ WEIGHTS = {
     "cpu": tuple(int(x) for x in (1e5, 3e5, 1e6, 3e6, 1e7, 3e7)),
 }
 FIXED_WEIGHTS = {"cuda": 10_000_000, "cpu": 1_000_000}
-CHIEF = ("WSAM", "WSAM lean", "WSAM fused", "SAM")
+CHIEF = ("WSAM", "WSAM lean", "WSAM not fused", "SAM")
 FIXED_TENSORS = 60  # about ResNet18's
 
 

@@ -110,7 +110,13 @@ def _moved(step: Any) -> Traffic:
 @contextmanager
 def fused_kernels(counter: Moved) -> Iterator[None]:
     """Count what our own fused kernels move: torch's dispatcher does not see them."""
-    add, finish = Kernels.save_and_add, Kernels._finish_block
+    norm, add, finish = Kernels.scales, Kernels.save_and_add, Kernels._finish_block
+
+    def scales(self: Kernels, blocks: Any, lists: Any) -> Any:
+        made = norm(self, blocks, lists)
+        if made is not None:
+            counter.reads += sum(len(tensors) for tensors in lists)
+        return made
 
     def save_and_add(self: Kernels, block: Block, *rest: Any) -> Any:
         saved = add(self, block, *rest)
@@ -125,7 +131,9 @@ def fused_kernels(counter: Moved) -> Iterator[None]:
         counter.writes += count * (1 + len(history))
         finish(self, block, lists, history, *rest)
 
-    with mock.patch.multiple(Kernels, save_and_add=save_and_add, _finish_block=finish_block):
+    with mock.patch.multiple(
+        Kernels, scales=scales, save_and_add=save_and_add, _finish_block=finish_block
+    ):
         yield
 
 
