@@ -111,8 +111,7 @@ def own_gradients(gradients: Sequence[Tensor], sharded: bool) -> list[Tensor]:
 
 def is_view(tensor: Tensor) -> bool:
     """Whether the memory is a part, or another name, of something else's."""
-    own = tensor.numel() * tensor.element_size()
-    return tensor._is_view() or tensor.untyped_storage().nbytes() > own
+    return tensor._is_view() or tensor.untyped_storage().nbytes() > tensor.nbytes
 
 
 def squares_of_first(blocks: Sequence[Block]) -> Tensor:
