@@ -194,10 +194,7 @@ def average_over_ranks(
 
 def copies(tensors: list[Tensor]) -> list[Tensor]:
     """Return bit-exact copies, made by one launch where the device has such a kernel."""
-    if tensors and tensors[0].is_cuda and all(is_dense(t) for t in tensors):
-        fresh = like(tensors)
-    else:
-        fresh = [torch.empty_like(t) for t in tensors]
+    fresh = [torch.empty_like(t) for t in tensors]
     torch._foreach_copy_(fresh, tensors)
     return fresh
 
@@ -206,21 +203,6 @@ def is_dense(tensor: Tensor) -> bool:
     """Whether the elements lie side by side, in one of the two usual orders."""
     return tensor.is_contiguous() or tensor.is_contiguous(memory_format=torch.channels_last)
 
-
-def like(tensors: list[Tensor]) -> list[Tensor]:
-    """Return empty tensors of the same shapes and strides in one piece of memory.
-
-    One allocation is a good deal faster than one a tensor; each part begins aligned.
-    """
-    starts, size = [], 0
-    for t in tensors:
-        starts.append(size)
-        size += -(-t.numel() // ALIGN) * ALIGN
-    flat = torch.empty(size, dtype=tensors[0].dtype, device=tensors[0].device)
-    return [flat.as_strided(t.shape, t.stride(), s) for t, s in zip(tensors, starts, strict=True)]
-
-
-ALIGN = 64  # elements
 
 CHUNK_BYTES = 1 << 26
 """What a temporary copy may cost; a single tensor may cost more."""
