@@ -10,7 +10,7 @@ WORKERS ?= 2
 .PHONY: demo test lint types unit docs format bench clean
 
 demo: $(STAMP)
-	$(BIN)/wsam toy --out demo
+	$(BIN)/wsam demo --out demo
 
 test: lint types unit
 
@@ -36,7 +36,7 @@ bench: $(STAMP)
 	$(BIN)/wsam bench
 
 clean:
-	rm -rf $(VENV) demo dist docs/_build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) demo dist docs/_build docs/gallery .pytest_cache .mypy_cache .ruff_cache
 
 # torch first and alone: the pinned CPU build must be in place before anything asks for "torch".
 $(STAMP): pyproject.toml constraints.txt

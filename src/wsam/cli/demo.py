@@ -1,0 +1,104 @@
+"""`wsam demo`: two minutes that show what sharpness-aware training does."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from wsam.cli import _options as options
+from wsam.cli._app import app
+from wsam.cli._files import as_folder, together
+from wsam.cli._paper import parse_seeds
+
+if TYPE_CHECKING:
+    from wsam.demo import Summary
+    from wsam.demo.choice import Choice
+
+_EXAMPLE = "Example: wsam demo --out demo"
+
+
+@app.command(epilog=_EXAMPLE)
+def demo(
+    out: Annotated[
+        Path, typer.Option(callback=as_folder, help="Folder for records, pictures and the report.")
+    ] = Path("demo"),
+    seeds: Annotated[str | None, typer.Option(help="Seeds to run. [default: 0,1,2]")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Runs at a time, a thread each. [default: one a core]")
+    ] = None,
+    make_map: Annotated[
+        bool,
+        typer.Option(
+            "--map", help="First make the map of gamma and rho again: ten minutes on two cores."
+        ),
+    ] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Train SGD, SAM and WSAM on digits with wrong labels, and show what came of it.
+
+    Under two minutes on two cores, on data that is there. Finished runs are not run again.
+    """
+    import matplotlib  # noqa: F401 (missing ones are told of before anything runs)
+    import sklearn  # noqa: F401
+
+    from wsam.demo import SEEDS, carry_out, demo_jobs, map_jobs, summarise
+    from wsam.demo.choice import NAME, read, write
+    from wsam.demo.display import shown
+
+    begin = time.monotonic()
+    chosen = parse_seeds(seeds) or SEEDS
+    if make_map:
+        jobs = map_jobs(out / "map")
+        with shown(jobs, "The map of gamma and rho", as_json) as say:
+            carry_out(jobs, workers, say)
+        write(out / "map")
+    choice = read(out / NAME if (out / NAME).exists() else None)
+    jobs = demo_jobs(out / "runs", chosen)
+    with shown(jobs, "Digits with wrong labels", as_json) as say:
+        carry_out(jobs, workers, say)
+    summary = summarise(out / "runs", chosen)
+    written = _write(summary, choice, out)
+    _show(summary, written, time.monotonic() - begin, as_json)
+
+
+def _write(summary: Summary, choice: Choice, out: Path) -> list[Path]:
+    """Write pictures, figures and the report; all of them or none."""
+    from wsam.demo.page import page
+    from wsam.demo.pictures import write_all
+
+    with together(out) as unfinished:
+        paths = write_all(summary, choice, unfinished)
+        figures = json.dumps(summary.as_dict(), indent=1, allow_nan=False)
+        for name, text in (("demo.json", figures), ("report.html", page(summary, choice))):
+            paths.append(unfinished / name)
+            paths[-1].write_text(text, encoding="utf-8")
+    return [out / path.name for path in paths]
+
+
+def _show(summary: Summary, written: list[Path], seconds: float, as_json: bool) -> None:
+    if as_json:
+        files = [str(path) for path in written]
+        print(json.dumps({**summary.as_dict(), "seconds": seconds, "files": files}))
+        return
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    from wsam.demo.page import HEADS, table_rows
+
+    shown = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    for number, head in enumerate(HEADS):
+        shown.add_column(head, justify="right" if number else "left")
+    for row in table_rows(summary, narrow=True):
+        shown.add_row(*row)
+    console = Console()
+    console.print(shown)
+    for sentence in summary.claims:
+        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+    pictures = ", ".join(path.name for path in written if path.suffix == ".png")
+    print(f"{seconds:.0f} s; pictures: {pictures}; all in {written[-1].parent}")
+    print(f"open {written[-1]}")

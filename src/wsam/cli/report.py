@@ -1,0 +1,75 @@
+"""`wsam report`: what a results folder holds, as one HTML file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from wsam.cli import _options as options
+from wsam.cli._app import app
+
+if TYPE_CHECKING:
+    from wsam.report import Folder
+    from wsam.report.labels import Line
+
+_EXAMPLE = "Example: wsam report results --out results.html"
+
+
+@app.command(epilog=_EXAMPLE)
+def report(
+    folder: Annotated[
+        Path, typer.Argument(help="Results of `wsam train`, `paper run`, `sweep` or `demo`.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="The file. [default: report.html in the folder]")
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Write a report: figures beside the paper's, curves, sharpness, and how to make each again.
+
+    The page is one file, needs no network, and is readable in light and dark and on a phone.
+    """
+    from wsam.report import write
+
+    if out is not None and out.is_dir():
+        raise ValueError(f"{out} is a folder; name a file, such as {out / 'report.html'}")
+    path, found = write(folder, out)
+    if as_json:
+        print(json.dumps({"file": str(path), **_plain(found)}, allow_nan=False))
+        return
+    finished = sum(result.finished for result in found.results)
+    print(f"{finished} finished runs in {len(found.groups)} groups")
+    for trouble in found.troubles:
+        print(f"{trouble.kind}: {trouble.what}: {trouble.why}")
+    print(f"wrote {path}")
+
+
+def _plain(found: Folder) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from wsam.report.labels import experiments
+
+    return {
+        "experiments": [
+            {"title": one.title, "groups": [_group(line) for line in one.lines]}
+            for one in experiments(found.groups)
+        ],
+        "troubles": [asdict(trouble) for trouble in found.troubles],
+    }
+
+
+def _group(line: Line) -> dict[str, Any]:
+    from wsam.report.commands import commands
+    from wsam.report.gather import mean_deviation
+
+    mean, deviation = mean_deviation(line.group.values("test_error"))
+    return {
+        "name": line.name,
+        "finished": len(line.group.finished),
+        "failed": len(line.group.results) - len(line.group.finished),
+        "test_error": {"mean": mean, "deviation": deviation},
+        "commands": {result.run.key: commands(result) for result in line.group.results},
+    }

@@ -1,0 +1,128 @@
+"""The live display: a line a run, its epochs counted by the checkpoints it writes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from wsam.demo.setting import contenders
+from wsam.demo.work import is_done
+from wsam.lab import records
+from wsam.lab.files import quiet as say_nothing
+from wsam.report.gather import group_key
+from wsam.sweep import Job
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_BAR = 24
+_EVERY = 4
+"""Looks a second."""
+_MOST = 24
+"""Lines; of more jobs than that only those under way are shown."""
+
+
+class State:
+    """How far a job is, read from the disk, whoever works on it."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.done = False
+        self.epochs = 0
+        self.error: float | None = None
+
+    def look(self) -> None:
+        """Look at the disk."""
+        if self.done:
+            return
+        out, run = self.job.out, self.job.run
+        if records.record_path(out, run).exists():
+            self.epochs = run.epochs
+            self.done = is_done(self.job)
+            self.error = _error(self.job) if self.done else None
+            return
+        folder = records.work_folder(out, run) / "checkpoints"
+        numbers = [int(path.stem) for path in folder.glob("*.json") if path.stem.isdecimal()]
+        self.epochs = max([self.epochs, *numbers])
+
+    @property
+    def text(self) -> str:
+        """What is said of it."""
+        if self.done:
+            return "failed" if self.error is None else f"{self.error:5.2f}% test error"
+        if self.epochs == self.job.run.epochs:
+            return "measuring its minimum"
+        if self.epochs:
+            return f"epoch {self.epochs} of {self.job.run.epochs}"
+        return "begun" if records.work_folder(self.job.out, self.job.run).exists() else "waiting"
+
+
+def _error(job: Job) -> float | None:
+    try:
+        record = records.read(job.out, job.run)
+    except ValueError:
+        return None
+    return None if record is None else records.final_error(record)
+
+
+class Display:
+    """All jobs of a demonstration as a table that rich draws again and again."""
+
+    def __init__(self, jobs: Sequence[Job], title: str) -> None:
+        self.states = [State(job) for job in jobs]
+        self.title = title
+        self.begun = time.monotonic()
+        self.names = {group_key(row.run): name for name, row in contenders().items()}
+
+    def __rich__(self) -> Table:
+        """Look at the disk and draw."""
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        for state in self.states:
+            state.look()
+        done = sum(state.done for state in self.states)
+        elapsed = time.monotonic() - self.begun
+        head = f"{self.title}: {done} of {len(self.states)} runs, {elapsed:.0f} s"
+        drawn = Table.grid(padding=(0, 2, 0, 0))
+        drawn.title, drawn.title_justify = head, "left"
+        for state in self._shown():
+            run = state.job.run
+            name = self.names.get(group_key(run), run.title)
+            label = f"{name}, seed {run.seed}" if name != run.title else name
+            bar = ProgressBar(run.epochs, state.epochs, width=_BAR)
+            drawn.add_row(Text(label), bar, Text(state.text))
+        return drawn
+
+    def _shown(self) -> list[State]:
+        if len(self.states) <= _MOST:
+            return self.states
+        return [state for state in self.states if state.epochs and not state.done][:_MOST]
+
+
+@contextmanager
+def shown(jobs: Sequence[Job], title: str, quiet: bool) -> Iterator[Callable[[str], None]]:
+    """Show how far jobs are: live on a terminal, a line a finished run elsewhere.
+
+    Yields:
+        What takes a message for the user.
+    """
+    import sys
+
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if quiet:
+        yield say_nothing
+    elif console.is_terminal:
+        from rich.live import Live
+
+        display: Any = Display(jobs, title)
+        with Live(display, console=console, refresh_per_second=_EVERY):
+            yield lambda message: console.print(message, markup=False, highlight=False)
+    else:
+        print(f"{title}: {len(jobs)} runs", file=sys.stderr, flush=True)
+        yield lambda message: print(message, file=sys.stderr, flush=True)

@@ -1,0 +1,109 @@
+"""The figures of the demonstration, read from its records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from wsam.demo.setting import WSAM, Contender, contenders
+from wsam.demo.work import read_sharpness
+from wsam.report.gather import Folder, Group, gather, group_key, mean_deviation
+
+Figure = tuple[float, float | None]
+"""A mean and, from two runs on, a sample deviation."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What came of one contender."""
+
+    contender: Contender
+    group: Group
+    sharpness: tuple[float, ...]
+
+    @property
+    def figures(self) -> dict[str, Figure]:
+        """Return all figures, each a mean and a deviation over the seeds."""
+        values = {
+            "test_error": self.group.values("test_error"),
+            "train_loss": self.group.values("train_loss"),
+            "sharpness": list(self.sharpness),
+            "top_eigenvalue": self.group.eigenvalues,
+            "seconds": self.group.seconds,
+        }
+        made: dict[str, Figure] = {}
+        for name, numbers in values.items():
+            mean, deviation = mean_deviation(numbers)
+            assert mean is not None
+            made[name] = (mean, deviation)
+        return made
+
+
+@dataclass(frozen=True)
+class Summary:
+    """All rows, and the folder they were read from."""
+
+    folder: Folder
+    rows: dict[str, Row]
+    seeds: tuple[int, ...]
+
+    def lower(self, name: str, than: str) -> tuple[float, float]:
+        """Return by how much a row's mean error is below another's, and the sum of deviations."""
+        ours, theirs = (self.rows[n].figures["test_error"] for n in (name, than))
+        return theirs[0] - ours[0], (ours[1] or 0.0) + (theirs[1] or 0.0)
+
+    @property
+    def claims(self) -> list[str]:
+        """Say in a sentence each how WSAM compares with every other row, whatever came out."""
+        return [self._sentence(other) for other in self.rows if other != WSAM]
+
+    def _sentence(self, other: str) -> str:
+        gap, spread = self.lower(WSAM, other)
+        ours, theirs = (_plain(self.rows[n].figures["test_error"]) for n in (WSAM, other))
+        start = f"WSAM against {other}: test error {ours}% and {theirs}%"
+        if abs(gap) <= spread:
+            return f"{start}; no difference beyond the sum of their deviations."
+        word = "lower" if gap > 0 else "higher"
+        return f"{start}; {word} by {abs(gap):.1f}, more than the sum of their deviations."
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the figures as plain data."""
+        return {
+            "seeds": list(self.seeds),
+            "rows": {
+                name: {
+                    "settings": row.contender.run.replace(seed=0, noise_seed=0).to_dict(),
+                    "keys": [result.run.key for result in row.group.results],
+                    **{k: {"mean": m, "deviation": d} for k, (m, d) in row.figures.items()},
+                }
+                for name, row in self.rows.items()
+            },
+            "claims": self.claims,
+        }
+
+
+def _plain(figure: Figure) -> str:
+    mean, deviation = figure
+    return f"{mean:.1f}" if deviation is None else f"{mean:.1f} ± {deviation:.1f}"
+
+
+def summarise(out: Path, seeds: Sequence[int]) -> Summary:
+    """Read the demonstration's records, those of the given seeds alone."""
+    folder = gather(out)
+    groups = {group_key(group.run): group for group in folder.groups}
+    rows, kept = {}, []
+    for name, contender in contenders().items():
+        whole = groups[group_key(contender.run)]
+        results = tuple(r for r in whole.results if r.run.seed in seeds)
+        group = Group(results[0].run, results)
+        values = tuple(read_sharpness(out, r.run)["value"] for r in group.finished)
+        rows[name] = Row(contender, group, values)
+        kept.append(group)
+    return Summary(Folder(out, kept, folder.troubles), rows, tuple(seeds))
+
+
+def names() -> dict[str, str]:
+    """Return the rows' names by their groups, for the report."""
+    return {group_key(contender.run): name for name, contender in contenders().items()}

@@ -1,0 +1,130 @@
+"""Carrying the demonstration out: its runs in processes of this machine, each measured at its end."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from wsam.demo.choice import look_runs
+from wsam.demo.setting import contenders
+from wsam.lab import records
+from wsam.lab.data import Source, default_folder
+from wsam.lab.files import write_atomic
+from wsam.lab.means import Means
+from wsam.lab.run import Run
+from wsam.lab.train import restore
+from wsam.paper import minimum
+from wsam.sweep import Job, Outcome, Processes, sweep
+
+RADIUS = 0.2
+"""Of the sharpness that all rows are compared by, whatever radius they were trained with."""
+_SECONDS = 1.0
+"""Between checkpoints: what the live display counts epochs by."""
+
+
+def measure(run: Run, out: Path, means: Means) -> dict[str, Any]:
+    """Measure a finished run's minimum: top eigenvalue, slice, and sharpness at one common radius.
+
+    What was measured before is not measured again.
+    """
+    minimum.measure(run, out, means)
+    path = sharpness_path(out, run)
+    if path.exists():
+        return read_sharpness(out, run)
+    from torch.nn.functional import cross_entropy
+
+    from wsam.curvature import sharpness
+
+    model, feed = restore(run, out, means)
+    images = minimum.Images(feed, feed.train_count)  # type: ignore[arg-type]
+    found = sharpness(model, cross_entropy, images, RADIUS)
+    text = json.dumps({"key": run.key, **found.as_dict()}, allow_nan=False)
+    write_atomic(path, f"{text}\n".encode())
+    return read_sharpness(out, run)
+
+
+def sharpness_path(out: Path, run: Run) -> Path:
+    """Return where the sharpness of a run's minimum lies."""
+    return out / f"{run.key}.sharpness.json"
+
+
+def read_sharpness(out: Path, run: Run) -> dict[str, Any]:
+    """Return what was measured.
+
+    Raises:
+        ValueError: It is damaged.
+    """
+    path = sharpness_path(out, run)
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        right = found["key"] == run.key and isinstance(found["value"], float)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is damaged; remove it to measure again") from error
+    if not right:
+        raise ValueError(f"{path} is not a measurement of {run.key}; remove it to measure again")
+    return dict(found)
+
+
+def means(keep: bool = True) -> Means:
+    """Return how the runs are carried out: on the CPU, nothing downloaded.
+
+    Args:
+        keep: Keep the weights, and train a run again that failed before.
+    """
+    source = Source(default_folder(), download=False)
+    return Means(
+        device="cpu", keep_weights=keep, checkpoint_seconds=_SECONDS, source=source, retry=keep
+    )
+
+
+def demo_jobs(out: Path, seeds: Sequence[int]) -> list[Job]:
+    """Return the jobs of the demonstration, the longest first."""
+    out = out.resolve()
+    runs = [run for row in contenders().values() for run in row.runs(seeds)]
+    runs.sort(key=lambda run: (run.method != "vanilla", run.seed))
+    return [Job(run, out, means(), measure) for run in runs]
+
+
+def map_jobs(out: Path) -> list[Job]:
+    """Return the jobs of the looks that the hyperparameters were chosen by."""
+    out = out.resolve()
+    return [Job(run, out, means(keep=False)) for _, _, runs in look_runs() for run in runs]
+
+
+def carry_out(
+    jobs: Sequence[Job], workers: int | None, say: Callable[[str], None]
+) -> list[Outcome]:
+    """Carry out those jobs that are not done yet, one worker a core unless said otherwise.
+
+    A record whose weights were lost before it was measured is made again.
+
+    Raises:
+        ValueError: A run failed; the message says which.
+    """
+    left = [job for job in jobs if not is_done(job)]
+    if not left:
+        return []
+    for job in left:
+        forget_unmeasurable(job)
+    count = min(len(left), workers or os.cpu_count() or 1)
+    outcomes = list(sweep(left, Processes(["cpu"] * count, say=say)))
+    for outcome in outcomes:
+        if not outcome.settled and outcome.job.after is not None:
+            raise ValueError(f"{outcome.job.run.title}: {outcome.status}: {outcome.detail}")
+    return outcomes
+
+
+def forget_unmeasurable(job: Job) -> None:
+    """Remove a record that cannot be measured any more, because its weights are gone."""
+    if job.after is not None and not records.weights_path(job.out, job.run).exists():
+        records.record_path(job.out, job.run).unlink(missing_ok=True)
+
+
+def is_done(job: Job) -> bool:
+    """Tell whether a job's record, and what is measured after it, are there already."""
+    if not records.record_path(job.out, job.run).exists():
+        return False
+    return job.after is None or sharpness_path(job.out, job.run).exists()

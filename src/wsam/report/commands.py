@@ -1,0 +1,93 @@
+"""The command that makes a record again."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+from wsam.lab.names import BASES
+from wsam.lab.run import Run
+from wsam.report.gather import Result
+
+_OWN_OPTIONS = ("rho", "gamma", "alpha", "beta", "eta")
+_BASE_OPTIONS = ("lr", "momentum", "weight_decay")
+
+
+def command(run: Run, *, device: str | None = None, keep: bool = False) -> str:
+    """Return the `wsam train` that trains a run, all that decides its outcome spelt out.
+
+    Args:
+        run: The run.
+        device: Where it ran, if that is to be the same.
+        keep: Keep the weights, for what is measured afterwards.
+
+    Example:
+        >>> command(Run(method="sam", hyper={"rho": 0.2}, epochs=3)).split(" --lr")[0]
+        'wsam train --data digits --model cnn --method sam --rho 0.2 --base sgd'
+    """
+    words: list[object] = ["--data", run.data, "--model", run.model, "--method", run.method]
+    words += _hyper(run) + _geometry(run) + _options(run) + _base(run)
+    words += ["--epochs", run.epochs, "--batch-size", run.batch_size, "--seed", run.seed]
+    if run.noise:
+        words += ["--noise", run.noise, "--noise-seed", run.noise_seed]
+    words += ["--schedule", run.schedule, "--precision", run.precision]
+    words += [] if run.augment else ["--no-augment"]
+    limits = (("--train-limit", run.train_limit), ("--test-limit", run.test_limit))
+    for option, value in (("--pretrained", run.pretrained), *limits):
+        words += [] if value is None else [option, value]
+    words += [] if device is None else ["--device", device]
+    words += ["--keep-checkpoint"] if keep else []
+    return shlex.join(["wsam", "train", *map(str, words)])
+
+
+def _hyper(run: Run) -> list[object]:
+    words: list[object] = []
+    for name, value in run.hyper.items():
+        if name in _OWN_OPTIONS:
+            words += [f"--{name}", value]
+        elif value is not None:
+            words += ["--hyper", f"{name}={json.dumps(value)}"]
+    return words
+
+
+def _geometry(run: Run) -> list[object]:
+    if run.geometry is None:
+        return []
+    words: list[object] = ["--geometry", run.geometry["name"]]
+    for name, value in run.geometry.items():
+        if name != "name":
+            words += ["--geometry-arg", f"{name}={json.dumps(value)}"]
+    return words
+
+
+def _options(run: Run) -> list[object]:
+    words: list[object] = ["--lean"] if run.options.get("lean") else []
+    if run.options.get("max_norm") is not None:
+        words += ["--max-norm", run.options["max_norm"]]
+    return words
+
+
+def _base(run: Run) -> list[object]:
+    words: list[object] = ["--base", run.base]
+    for name, value in run.base_args.items():
+        if name in _BASE_OPTIONS:
+            words += [f"--{name.replace('_', '-')}", value]
+        elif value != BASES[run.base][name]:
+            plain = list(value) if isinstance(value, tuple) else value
+            words += ["--base-arg", f"{name}={json.dumps(plain)}"]
+    return words
+
+
+def commands(result: Result) -> list[str]:
+    """Return the commands that make a result again: the training and what was measured then."""
+    execution = result.record.get("execution") or {}
+    device = "cpu" if execution.get("device") == "cpu" else None
+    train = command(result.run, device=device, keep=result.minimum is not None)
+    processes = execution.get("processes", 1)
+    if isinstance(processes, int) and processes > 1:
+        train = f"torchrun --nproc_per_node {processes} -m {train}"
+    if result.minimum is None:
+        return [train]
+    record = f"runs/{result.run.key}.json"
+    images = result.minimum.get("images", 10_000)
+    return [train, f"wsam curvature {record} --top 1 --samples {images}"]

@@ -1,0 +1,212 @@
+"""What a results folder holds: groups of runs that differ in their seeds alone, and what went wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from wsam.lab import records
+from wsam.lab.checkpoint import Checkpoints
+from wsam.lab.records import Record
+from wsam.lab.run import Run
+from wsam.paper import minimum
+
+_FIGURES = ("epoch", "train_loss", "test_error")
+_KEY = re.compile("[0-9a-f]{12}")
+
+
+@dataclass(frozen=True)
+class Result:
+    """A run with its record and, where it was measured, its minimum."""
+
+    run: Run
+    record: Record
+    minimum: Mapping[str, Any] | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether training went to the end."""
+        return records.is_finished(self.record)
+
+    def final(self, name: str) -> float | None:
+        """Return a figure of the last epoch."""
+        value = self.record["curve"][-1].get(name)
+        return None if value is None else float(value)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs with the same settings and different seeds."""
+
+    run: Run
+    results: tuple[Result, ...]
+
+    @property
+    def finished(self) -> tuple[Result, ...]:
+        """Those that went to the end."""
+        return tuple(result for result in self.results if result.finished)
+
+    def values(self, name: str) -> list[float]:
+        """Return a figure of the last epoch for all finished runs that have it."""
+        found = (result.final(name) for result in self.finished)
+        return [value for value in found if value is not None]
+
+    @property
+    def eigenvalues(self) -> list[float]:
+        """The top eigenvalues that were measured."""
+        return [r.minimum["top_eigenvalue"] for r in self.finished if r.minimum is not None]
+
+    @property
+    def seconds(self) -> list[float]:
+        """The time of each finished run."""
+        return [float(r.record["seconds"]) for r in self.finished if r.record.get("seconds")]
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """A file or a run that is not as it should be."""
+
+    what: str
+    kind: str
+    why: str
+
+
+@dataclass
+class Folder:
+    """All that a results folder holds."""
+
+    path: Path
+    groups: list[Group] = field(default_factory=list)
+    troubles: list[Trouble] = field(default_factory=list)
+
+    @property
+    def results(self) -> list[Result]:
+        """All runs that have a record."""
+        return [result for group in self.groups for result in group.results]
+
+    def count(self, kind: str) -> int:
+        """Return how many troubles there are of a kind."""
+        return sum(trouble.kind == kind for trouble in self.troubles)
+
+
+UNFINISHED, DAMAGED, FAILED = "unfinished", "damaged", "failed"
+
+
+def group_key(run: Run) -> str:
+    """Return what the runs of a group share: the key of their settings without the seeds."""
+    return run.replace(seed=0, noise_seed=0).key
+
+
+def gather(folder: Path) -> Folder:
+    """Read a results folder; what cannot be read is told of, not passed over.
+
+    Args:
+        folder: Where `wsam train`, `wsam paper run`, `wsam sweep` or `wsam demo` put records.
+
+    Raises:
+        FileNotFoundError: There is no such folder.
+        ValueError: It holds neither a record nor a run under way.
+    """
+    if not folder.is_dir():
+        raise FileNotFoundError(f"there is no folder {folder}")
+    found = Folder(folder)
+    by_group: dict[str, list[Result]] = {}
+    for path in sorted(folder.glob("*.json")):
+        if _is_record(path):
+            try:
+                result = read_result(path, found.troubles)
+            except ValueError as error:
+                found.troubles.append(Trouble(path.name, DAMAGED, str(error)))
+                continue
+            by_group.setdefault(group_key(result.run), []).append(result)
+            if not result.finished:
+                why = str(result.record.get("failure") or "no reason was recorded")
+                found.troubles.append(Trouble(result.run.title, FAILED, why))
+    for results in by_group.values():
+        ordered = sorted(results, key=lambda result: result.run.seed)
+        found.groups.append(Group(ordered[0].run, tuple(ordered)))
+    found.groups.sort(key=_order)
+    found.troubles += unfinished(folder)
+    if not found.groups and not found.troubles:
+        raise ValueError(f"{folder} holds no records: train something with --out {folder} first")
+    return found
+
+
+def read_result(path: Path, troubles: list[Trouble]) -> Result:
+    """Read one record and what was measured beside it.
+
+    Raises:
+        ValueError: Damaged, or of a run that this version cannot make.
+    """
+    record = records.read_file(path)
+    curve = record["curve"]
+    if not isinstance(curve, list) or not curve:
+        raise ValueError(f"{path} holds no epoch")
+    for row in curve:
+        wrong = not isinstance(row, dict) or any(name not in row for name in _FIGURES)
+        if wrong or not all(value is None or _is_number(value) for value in row.values()):
+            raise ValueError(f"{path} holds an epoch that is damaged")
+    try:
+        run = Run.from_dict(record["settings"])
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"{path}: {error}") from error
+    if run.key != path.stem:
+        raise ValueError(f"{path}: its settings are those of {run.key}")
+    try:
+        measured = minimum.read(path.parent, run)
+    except ValueError as error:
+        troubles.append(Trouble(f"{run.key}.minimum.json", DAMAGED, str(error)))
+        measured = None
+    return Result(run, record, measured)
+
+
+def _is_record(path: Path) -> bool:
+    """Tell whether a file or folder is named by the key of a run."""
+    return _KEY.fullmatch(path.stem) is not None
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def unfinished(folder: Path) -> list[Trouble]:
+    """Return the runs that were begun and have no record."""
+    found = []
+    for work in sorted((folder / "work").glob("*")):
+        if not work.is_dir() or (folder / f"{work.name}.json").exists():
+            continue
+        if not _is_record(work):
+            continue
+        what, why = work.name, "begun; no checkpoint yet"
+        state = Checkpoints(work / "checkpoints").load()
+        if state is not None:
+            run = Run.from_dict(json.loads(state["run"]))
+            done = len(state["curve"])
+            what, why = run.title, f"{done} of {run.epochs} epochs done; train it again to go on"
+        found.append(Trouble(what, UNFINISHED, why))
+    return found
+
+
+def _order(group: Group) -> tuple[Any, ...]:
+    """Sort groups by experiment, then by method, the base first, then by their numbers."""
+    run = group.run
+    place = METHOD_ORDER.index(run.method) if run.method in METHOD_ORDER else len(METHOD_ORDER)
+    hyper = tuple(float(value) if _is_number(value) else 0.0 for value in run.hyper.values())  # type: ignore[arg-type]
+    rate = run.base_args.get("lr")
+    last = (run.epochs, rate if isinstance(rate, float) else 0.0, run.key)
+    return (run.data, run.model, run.noise, place, run.method, hyper, *last)
+
+
+METHOD_ORDER = ("vanilla", "sam", "asam", "fisher_sam", "esam", "gsam", "coupled_wsam", "wsam")
+
+
+def mean_deviation(values: list[float]) -> tuple[float | None, float | None]:
+    """Return the mean and the sample deviation; None where there are too few values."""
+    if not values:
+        return None, None
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None

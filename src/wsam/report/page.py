@@ -1,0 +1,81 @@
+"""The report as one HTML text: no network, no scripts, light and dark."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.resources import files
+from pathlib import Path
+
+from wsam.lab.files import write_atomic
+from wsam.report import sections
+from wsam.report.gather import Folder, gather
+from wsam.report.html import Section, escape
+from wsam.report.labels import experiments
+
+
+def page(
+    folder: Folder,
+    *,
+    title: str | None = None,
+    lead: str | None = None,
+    first: Sequence[Section] = (),
+    extra: Sequence[Section] = (),
+    names: Mapping[str, str] | None = None,
+    tables: bool = True,
+) -> str:
+    """Return the report on a results folder.
+
+    Args:
+        folder: As `gather` returns it.
+        title: Its heading; default: the folder's name.
+        lead: HTML below the heading; default: how many runs there are.
+        first: Sections that come before the experiments.
+        extra: Sections that come after the experiments.
+        names: Names of one's own for some groups, by `gather.group_key`.
+        tables: Whether each experiment begins with the table of its groups.
+    """
+    found = experiments(folder.groups, names)
+    optional = (sections.beside_paper(folder), sections.troubles(folder))
+    parts: list[Section | None] = [*first, *(sections.experiment(one, tables) for one in found)]
+    parts += [*extra, *optional, sections.environments(folder.results)]
+    parts += [sections.reproduce(found)] if found else []
+    body = "".join(part.html for part in parts if part is not None)
+    heading = title or f"Results in {folder.path.resolve().name}"
+    made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    text = _asset("report.html")
+    for mark, value in (
+        ("/*STYLE*/", _asset("report.css").strip()),
+        ("<!--TITLE-->", escape(heading)),
+        ("<!--LEAD-->", lead or sections.overview(folder)),
+        ("<!--MADE-->", made),
+        ("<!--BODY-->", body),  # last: nothing in it is taken for a mark
+    ):
+        text = text.replace(mark, value)
+    return text
+
+
+def write(folder: Path, out: Path | None = None) -> tuple[Path, Folder]:
+    """Write the report on a results folder; return its path and what was found.
+
+    Args:
+        folder: The results.
+        out: The file; default ``report.html`` in the folder.
+
+    Example:
+        >>> import tempfile
+        >>> from wsam.lab.run import Run
+        >>> from wsam.lab.train import train
+        >>> results = Path(tempfile.mkdtemp())
+        >>> _ = train(Run(method="sam", epochs=1, train_limit=64), results)
+        >>> write(results)[0].name
+        'report.html'
+    """
+    found = gather(folder)
+    path = out or folder / "report.html"
+    write_atomic(path, page(found).encode())
+    return path, found
+
+
+def _asset(name: str) -> str:
+    return files("wsam.report").joinpath("assets", name).read_text(encoding="utf-8")

@@ -1,0 +1,214 @@
+"""The sections of a report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from wsam.lab.run import Run
+from wsam.paper import TABLES, Profile, find, gather, render
+from wsam.paper.outcome import Entry
+from wsam.paper.table import Table
+from wsam.report import charts, svg
+from wsam.report.commands import commands
+from wsam.report.gather import Folder, Result
+from wsam.report.html import Cell, Section, cell, escape, paragraph, table
+from wsam.report.labels import Experiment, Line
+from wsam.report.slices import slices
+
+_PAPER_DATA = ("cifar10", "cifar100", "imagenet")
+_NUMBER = ".2f"
+
+
+def experiment(one: Experiment, with_table: bool = True) -> Section:
+    """Return everything about one experiment: its table, errors, curves, map and slices."""
+    body = charts.errors(one) + charts.curves(one, slices(one))
+    return Section(one.title, summary(one) + body if with_table else body)
+
+
+def summary(one: Experiment) -> str:
+    """Return the table of an experiment, a row a group."""
+    columns: dict[str, list[str]] = {
+        "test error (%)": [_told(line, "test_error", _NUMBER) for line in one.lines],
+        "train loss": [_told(line, "train_loss", ".4f") for line in one.lines],
+        "sharpness": [_told(line, "sharpness", ".3f") for line in one.lines],
+        "top eigenvalue": [charts.told(line.group.eigenvalues, ".1f") for line in one.lines],
+        "epochs": [str(line.group.run.epochs) for line in one.lines],
+        "runs": [_count(line) for line in one.lines],
+        "seconds a run": [_mean(line.group.seconds) for line in one.lines],
+    }
+    kept = {head: texts for head, texts in columns.items() if set(texts) != {"–"}}
+    rows = [
+        [cell(line.name, svg.swatch(line.look)), *(texts[i] for texts in kept.values())]
+        for i, line in enumerate(one.lines)
+    ]
+    note = (
+        "Mean ± sample deviation over the finished runs, of the last epoch, not the best. "
+        "Sharpness is that of training, at each method's own radius."
+    )
+    return table(["method", *kept], rows) + paragraph(note, "note")
+
+
+def _told(line: Line, name: str, form: str) -> str:
+    return charts.told(line.group.values(name), form)
+
+
+def _mean(values: list[float]) -> str:
+    return f"{sum(values) / len(values):.1f}" if values else "–"
+
+
+def _count(line: Line) -> str:
+    failed = len(line.group.results) - len(line.group.finished)
+    return f"{len(line.group.finished)}" + (f", {failed} failed" if failed else "")
+
+
+# Beside the paper ------------------------------------------------------------------------------
+
+
+def beside_paper(folder: Folder) -> Section | None:
+    """Return the paper's tables that the folder has figures for; None where there are none."""
+    body = []
+    for profile in _profiles(folder):
+        for name in TABLES:
+            made = _filled(profile.table(find(name)), folder)
+            if made is not None:
+                body.append(_paper_table(*made, profile.comparable))
+    return Section("Beside the paper", "".join(body)) if body else None
+
+
+def _profiles(folder: Folder) -> list[Profile]:
+    """Return the variants of the tables that some run of the folder may belong to."""
+    runs = [result.run for result in folder.results]
+    seeds = tuple(sorted({run.seed for run in runs}))
+    profiles = []
+    if any(run.data in _PAPER_DATA for run in runs):
+        pretrained = next((run.pretrained for run in runs if run.pretrained), None)
+        for precision in sorted({run.precision for run in runs}):
+            given = None if precision == "bf16" else precision
+            profiles.append(Profile(False, seeds, None, None, given, pretrained))
+            profiles += [
+                Profile(False, seeds, None, epochs, given, pretrained) for epochs in _shorter(runs)
+            ]
+    if any(run.data == "digits" and run.model == "cnn" and run.train_limit for run in runs):
+        profiles.append(Profile(smoke=True, seeds=seeds))
+    return profiles
+
+
+def _shorter(runs: Sequence[Run]) -> list[int]:
+    """Return the numbers of epochs that `wsam paper run --epochs` may have been given."""
+    paper = (run for run in runs if run.data in _PAPER_DATA and run.method != "vanilla")
+    return sorted({run.epochs for run in paper} - {200, 3})
+
+
+def _filled(whole: Table, folder: Folder) -> tuple[Table, list[Entry]] | None:
+    """Return the rows of a table that the folder has anything for."""
+    readable = {result.run.key for result in folder.results}
+    cells = [replace(c, runs=tuple(r for r in c.runs if r.key in readable)) for c in whole.cells]
+    made = {entry.cell.row for entry in gather(replace(whole, cells=tuple(cells)), folder.path)
+            if entry.ours.n or entry.ours.failed}  # fmt: skip
+    kept = replace(whole, cells=tuple(c for c in cells if c.row in made))
+    return (kept, gather(kept, folder.path)) if made else None
+
+
+def _paper_table(made: Table, entries: list[Entry], comparable: bool) -> str:
+    heads = render.header(made, entries)
+    rows = [[text or "–" for text in row] for row in render.lines(made, entries, comparable)]
+    said = render.remarks(made, entries, comparable)
+    remarks = "".join(f"<li>{escape(remark)}</li>" for remark in said)
+    listed = f'<ul class="note">{remarks}</ul>' if remarks else ""
+    return f"<h3>{escape(made.title)}</h3>{table(heads, rows, len(made.heads))}{listed}"
+
+
+# What went wrong, where it ran, how to do it again ---------------------------------------------
+
+
+def troubles(folder: Folder) -> Section | None:
+    """Return what failed, is unfinished or is damaged; None where all is well."""
+    if not folder.troubles:
+        return None
+    rows = [(cell(t.kind), cell(t.what), cell(t.why)) for t in folder.troubles]
+    return Section("Failed, unfinished, damaged", table(["state", "what", "why"], rows, 3))
+
+
+def environments(results: Sequence[Result]) -> Section | None:
+    """Return which runs were made on which hardware, with which versions."""
+    by_facts: dict[tuple[str, str, str], int] = {}
+    for result in results:
+        facts = _facts(result.record)
+        by_facts[facts] = by_facts.get(facts, 0) + 1
+    if not by_facts:
+        return None
+    rows = [(count, *facts) for facts, count in by_facts.items()]
+    body = table(["runs", "hardware", "versions", "commit"], rows, 4)
+    return Section("Hardware and versions", body)
+
+
+def _facts(record: dict[str, Any]) -> tuple[str, str, str]:
+    hardware, versions = _mapping(record, "hardware"), _mapping(record, "versions")
+    machine = [str(hardware[name]) for name in ("gpu", "cpu") if hardware.get(name)]
+    threads = (
+        [f"{hardware['threads']} of {hardware.get('cores')} cores"] if "threads" in hardware else []
+    )
+    told = [f"{name} {value}" for name, value in versions.items() if value]
+    commit = str(record.get("commit") or "–")
+    head, plus, changes = commit.partition("+")
+    return (
+        ", ".join([*machine, *threads]) or "–",
+        ", ".join(told) or "–",
+        head[:12] + plus + changes,
+    )
+
+
+def _mapping(record: dict[str, Any], name: str) -> dict[str, Any]:
+    value = record.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def reproduce(experiments: Sequence[Experiment]) -> Section:
+    """Return, for every group, the commands that make its records again."""
+    parts = [
+        paragraph(
+            "Each command trains one run and writes its record to runs/KEY.json, under the same "
+            "KEY. On one CPU thread, with the same versions, the curve is the same bit for bit."
+        )
+    ]
+    for one in experiments:
+        parts.append(f"<h3>{escape(one.title)}</h3>")
+        parts += [_group_commands(line) for line in one.lines]
+    return Section("Reproduce", "".join(parts))
+
+
+def _group_commands(line: Line) -> str:
+    rows = []
+    for result in line.group.results:
+        text = "\n".join(commands(result))
+        error = result.final("test_error") if result.finished else None
+        what = f"{error:.2f}%" if error is not None else "failed"
+        head = f"seed {result.run.seed}: {what}, {result.run.key}"
+        rows.append(f"<h4>{escape(head)}</h4><pre>{escape(text)}</pre>")
+    swatch = svg.swatch(line.look)
+    return f"<details><summary>{swatch}{escape(line.name)}</summary>{''.join(rows)}</details>"
+
+
+def overview(folder: Folder) -> str:
+    """Return a line of counts below the title."""
+    finished = sum(result.finished for result in folder.results)
+    counts = [f"{finished} finished {'run' if finished == 1 else 'runs'}"]
+    counts += [
+        f"{n} {kind}" for kind in ("failed", "unfinished", "damaged") if (n := folder.count(kind))
+    ]
+    groups = f"{len(folder.groups)} {'group' if len(folder.groups) == 1 else 'groups'}"
+    return paragraph(" · ".join([*counts, groups]), "lead")
+
+
+__all__ = [
+    "Cell",
+    "beside_paper",
+    "environments",
+    "experiment",
+    "overview",
+    "reproduce",
+    "summary",
+    "troubles",
+]

@@ -1,0 +1,51 @@
+"""A headless Chromium for pages that must stand alone."""
+
+import shutil
+from contextlib import contextmanager
+
+import pytest
+
+CHROMIUM = shutil.which("chromium")
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+PHONE = {
+    "viewport": {"width": 390, "height": 844},
+    "is_mobile": True,
+    "has_touch": True,
+    "device_scale_factor": 2,
+}
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on PATH")
+
+
+@contextmanager
+def running():
+    """Yield a browser."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@contextmanager
+def opened(browser, path, **options):
+    """Open a file in a fresh window; fail on any error, dialog, or request to elsewhere."""
+    address, wrong = path.as_uri(), []
+    context = browser.new_context(offline=True, **options)
+    page = context.new_page()
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("console", lambda m: wrong.append(m.text) if m.type in ("error", "warning") else None)
+    page.on("request", lambda r: wrong.append(r.url) if r.url != address else None)
+    page.on("dialog", lambda d: (wrong.append(d.message), d.dismiss()))
+    page.goto(address)
+    yield page
+    context.close()
+    assert wrong == []

@@ -1,0 +1,349 @@
+"""`wsam report`: what it says of a folder equals the records in it, whatever lies there."""
+
+import json
+import re
+import shutil
+import statistics
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from browsing import PHONE, needs_browser, opened, running
+from command import wsam_command
+
+from wsam.lab import records
+from wsam.lab.means import Means
+from wsam.lab.run import Run
+from wsam.lab.train import train
+from wsam.lab.watch import Watcher
+from wsam.paper import minimum
+from wsam.report import gather, page, write
+from wsam.report.charts import best, some
+from wsam.report.commands import command, commands
+from wsam.report.heat import heat
+from wsam.report.labels import Line
+from wsam.report.scale import Scale, fit, short
+from wsam.report.svg import Look
+
+CPU = Means(device="cpu", keep_weights=True)
+SMALL = {"model": "mlp", "train_limit": 128, "test_limit": 64, "batch_size": 32, "epochs": 3}
+METHODS = {"vanilla": {}, "sam": {"rho": 0.1}, "wsam": {"rho": 0.1, "gamma": 0.8}}
+EVIL = "folder:<script>alert(1)</script><img src=x onerror=alert(2)>"
+RESULTS = Path(__file__).parents[1] / "results"
+
+
+class StopAfter(Watcher):
+    """Interrupts training as Ctrl-C would, before the second checkpoint."""
+
+    def epoch(self, row):
+        if row["epoch"] == 2:
+            raise KeyboardInterrupt
+
+
+def small(method="vanilla", **changes):
+    return Run(**(SMALL | {"method": method, "hyper": METHODS[method]} | changes))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with all that can lie in one."""
+    out = tmp_path_factory.mktemp("report") / "my <b>results</b>"
+    for method in METHODS:
+        for seed in (0, 1):
+            train(small(method, seed=seed), out, CPU)
+    minimum.measure(small("wsam"), out, CPU)
+    broken = train(small(base_args={"lr": 1e12}), out, CPU)
+    assert broken["status"] == "failed"
+    often = Means(device="cpu", checkpoint_seconds=0.0)
+    with pytest.raises(KeyboardInterrupt):
+        train(small("sam", seed=9), out, often, [StopAfter()])
+    record = records.read(out, small("sam"))
+    foreign = small("sam", data=EVIL)
+    changed = {**record, "key": foreign.key, "settings": foreign.to_dict(), "title": foreign.title}
+    changed["hardware"] = {"cpu": "<script>alert(3)</script>"}
+    changed["commit"] = "<img src=x onerror=alert(4)>"
+    records.write(out, foreign, changed)
+    (out / "0123456789ab.json").write_text('{"key": "<script>')
+    (out / "ba9876543210.json").write_text(json.dumps({**record, "settings": {"method": EVIL}}))
+    (out / f"{small('sam').key}.minimum.json").write_text("{}")
+    return out
+
+
+@pytest.fixture(scope="module")
+def text(folder):
+    return page(gather(folder))
+
+
+def test_page_stands_alone(text):
+    assert not re.search(r"https?:|<link|<script|<img|<iframe|@import|url\(|<!--|/\*STYLE", text)
+    assert "default-src 'none'" in text
+    assert text.count("<svg") > 8
+
+
+def test_names_are_escaped(text):
+    assert "&lt;script&gt;alert(1)" in text
+    assert "&lt;script&gt;alert(3)" in text
+    assert "onerror=alert(2)>" not in text
+    assert "my &lt;b&gt;results&lt;/b&gt;" in text
+
+
+def test_figures_are_those_of_the_records(folder, text):
+    for method in METHODS:
+        found = [records.read(folder, small(method, seed=seed)) for seed in (0, 1)]
+        errors = [record["curve"][-1]["test_error"] for record in found]
+        mean, deviation = statistics.fmean(errors), statistics.stdev(errors)
+        assert f"{mean:.2f} ± {deviation:.2f}" in text
+    top = minimum.read(folder, small("wsam"))["top_eigenvalue"]
+    assert f">{top:.1f}<" in text
+
+
+def test_troubles_are_listed(folder, text):
+    found = gather(folder)
+    kinds = {trouble.kind: trouble for trouble in found.troubles}
+    assert "1 of 3 epochs" in kinds["unfinished"].why
+    assert "loss became" in kinds["failed"].why
+    damaged = [trouble.what for trouble in found.troubles if trouble.kind == "damaged"]
+    bad = f"{small('sam').key}.minimum.json"
+    assert sorted(damaged) == sorted(["0123456789ab.json", "ba9876543210.json", bad])
+    for what in (*damaged, "unfinished", "1 failed"):
+        assert what in text
+    assert "7 finished runs · 1 failed · 1 unfinished · 3 damaged" in text
+
+
+def test_an_epoch_that_is_damaged_is_told_of(tmp_path):
+    run = small(epochs=1)
+    record = train(run, tmp_path, Means(device="cpu"))
+    for curve in ([], [{"epoch": 1}], [{**record["curve"][0], "test_error": "<b>"}], ["x"]):
+        path = tmp_path / f"{run.key}.json"
+        path.write_text(json.dumps({**record, "curve": curve}))
+        (trouble,) = gather(tmp_path).troubles
+        assert (trouble.what, trouble.kind) == (path.name, "damaged")
+        assert "epoch" in trouble.why
+        assert path.name in page(gather(tmp_path))
+
+
+def test_one_run_alone_has_no_deviation(tmp_path):
+    record = train(small(), tmp_path, Means(device="cpu"))
+    made = page(gather(tmp_path))
+    assert f">{record['final']['test_error']:.2f}<" in made
+    assert "1 finished run " in made
+    assert "one deviation" not in made
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        Run(),
+        small("wsam", seed=3, noise=0.4, noise_seed=5, schedule="constant"),
+        Run(method="gsam", hyper={"rho": 0.1, "alpha": 0.3, "rho_min": 0.01}, precision="bf16"),
+        Run(method="esam", hyper={"beta": 0.5, "gamma": 0.7}, augment=False, test_limit=9),
+        Run(method="asam", hyper={"eta": 0.2, "weights_only": True}, options={"max_norm": 1.0}),
+        Run(method="wsam", geometry={"name": "fisher", "eta": 0.5}, options={"lean": True}),
+        Run(method="vanilla", base="adamw", base_args={"lr": 0.01, "betas": (0.8, 0.99)}),
+        Run(base_args={"nesterov": True, "momentum": 0.5, "dampening": 0.0, "lr": 1e-5}),
+        Run(data="folder:my pictures; rm -rf", model="timm:some 'net'", pretrained="a b"),
+    ],
+    ids=lambda run: run.title,
+)
+def test_commands_make_the_same_run(run, monkeypatch):
+    import shlex
+
+    from wsam.cli import train as verb
+
+    made = []
+    monkeypatch.setattr(verb, "_train", lambda run, *rest: made.append((run, rest[1])))
+    words = shlex.split(command(run, device="cpu", keep=True))
+    wsam_command(*words[1:])
+    ((again, means),) = made
+    assert again == run
+    assert again.key == run.key
+    assert means.device == "cpu"
+    assert means.keep_weights
+
+
+def test_commands_name_what_was_measured(folder):
+    by_key = {result.run.key: result for result in gather(folder).results}
+    trained, measured = commands(by_key[small("wsam").key])
+    assert trained.endswith("--device cpu --keep-checkpoint")
+    assert measured == f"wsam curvature runs/{small('wsam').key}.json --top 1 --samples 128"
+    team = by_key[small("wsam", seed=1).key]
+    team.record["execution"]["processes"] = 4
+    assert commands(team)[0].startswith("torchrun --nproc_per_node 4 -m wsam train --data digits")
+
+
+def test_tables_stand_beside_the_paper(tmp_path):
+    """Real records of the paper's setting: ours, theirs, and only the rows there is something for."""
+    for path in RESULTS.glob("*.json"):
+        shutil.copy(path, tmp_path)
+    text = page(gather(tmp_path))
+    assert "Beside the paper" in text
+    table = text.partition("Top-1 error (%) on CIFAR, trained from scratch")[2].partition(
+        "</table>"
+    )
+    assert "3.62 ± 0.10" in table[0]
+    assert "WRN-28-10" not in table[0]
+    assert "Minima of ResNet18" in text
+    (tmp_path / "631076422cab.json").write_text("{")
+    assert "Beside the paper" in page(gather(tmp_path)), "a damaged record spoils no table"
+
+
+def test_smoke_tables_are_shown_but_not_compared(tmp_path):
+    run = ("paper", "run", "cifar", "--smoke", "--only", "ResNet18/*AM/CIFAR-10", "--seeds", "0")
+    wsam_command(*run, "--device", "cpu", "--out", tmp_path)
+    text = page(gather(tmp_path))
+    assert "not to be compared with the paper" in text
+    assert "†" not in text
+
+
+def test_a_grid_gets_a_map(tmp_path):
+    for rho in (0.05, 0.1):
+        for gamma in (0.5, 0.8):
+            run = small("wsam", hyper={"rho": rho, "gamma": gamma}, epochs=1)
+            train(run, tmp_path, Means(device="cpu"))
+    text = page(gather(tmp_path))
+    assert "Test error (%) of WSAM by rho and gamma" in text
+
+
+def test_command(folder, tmp_path):
+    out = tmp_path / "page.html"
+    shown = wsam_command("report", folder, "--out", out).stdout
+    assert "7 finished runs in 5 groups" in shown
+    assert f"wrote {out}" in shown
+    assert out.read_text().startswith("<!DOCTYPE html>")
+    told = json.loads(wsam_command("report", folder, "--out", out, "--json").stdout)
+    names = [group["name"] for one in told["experiments"] for group in one["groups"]]
+    assert "WSAM γ 0.8, ρ 0.1, lr 0.05" in names
+    assert len(told["troubles"]) == 5
+    assert not list(folder.glob("*.tmp"))
+    assert not (folder / "report.html").exists()
+    assert write(folder)[0] == folder / "report.html"
+
+
+@pytest.mark.parametrize(("name", "said"), [("empty", "holds no records"), ("none", "no folder")])
+def test_a_folder_without_records_is_one_line(tmp_path, name, said):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "notes.json").write_text("{}")
+    error = wsam_command("report", tmp_path / name, status=2).stderr
+    assert said in error
+    assert error.count("\n") == 1
+    assert list((tmp_path / "empty").iterdir()) == [tmp_path / "empty" / "notes.json"]
+
+
+def test_out_must_be_a_file(folder, tmp_path):
+    assert "is a folder" in wsam_command("report", folder, "--out", tmp_path, status=2).stderr
+
+
+def test_help_has_an_example():
+    assert "Example: wsam report results" in wsam_command("report", "--help").stdout
+
+
+def test_no_more_lines_than_can_be_told_apart(folder):
+    (result,) = gather(folder).groups[0].results[:1]
+    group = replace(gather(folder).groups[0], results=(result,))
+    lines = [Line(group, str(n), Look("wsam", n)) for n in range(9)]
+    lines += [Line(group, "sam", Look("sam", 0)), Line(group, "other", Look("sam", 7))]
+    kept = best(lines, 8)
+    assert [line.look for line in kept] == [
+        *(Look("wsam", n) for n in range(4)),
+        *(Look("sam", n) for n in range(2)),
+    ]
+    assert "6 of 11 groups" in some(lines, kept)
+    assert some(kept, kept) == ""
+
+
+# Axes and maps ---------------------------------------------------------------------------------
+
+
+def test_scale_holds_and_orders():
+    scale = fit([1.0, 2.0, 500.0], 0, 100, log=True)
+    assert scale.log
+    assert 0 < scale(1.0) < scale(2.0) < scale(500.0) < 100
+    assert scale(0.0) == 0
+    assert {1.0, 10.0, 100.0} <= set(scale.ticks())
+    assert fit([3.0, 3.0], 0, 10).low < 3 < fit([3.0, 3.0], 0, 10).high
+    assert fit([float("nan"), 0.0], 0, 10)(0.5) == pytest.approx(4.76, abs=0.01)
+    assert Scale(0, 1, 0, 10).ticks() == [0, 0.2, 0.4, 0.6, 0.8, 1]
+    assert [short(v) for v in (0.0, 12.5, 3e-7, 2.5e7)] == ["0", "12.5", "3e-7", "2e7"]
+
+
+def test_map_shows_what_failed_and_what_is_missing():
+    cells = {(1.0, 1.0): 5.0, (2.0, 1.0): None, (1.0, 2.0): 50.0}
+    made = heat("<t>", (("x", [1.0, 2.0]), ("y", [1.0, 2.0])), cells, (1.0, 2.0))
+    assert made.count("<rect") == 4
+    assert made.count("failed") == 1
+    assert made.count('class="chosen"') == 1
+    assert "&lt;t&gt;" in made
+
+
+# In a browser ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with running() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def path(text, tmp_path_factory):
+    file = tmp_path_factory.mktemp("page") / "report.html"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+@needs_browser
+@pytest.mark.browser
+class TestPage:
+    def test_names_do_nothing(self, browser, path):
+        with opened(browser, path) as shown:
+            assert shown.locator("script, img").count() == 0
+            assert "<script>alert(1)</script>" in shown.inner_text("main")
+
+    def test_readable_on_a_phone(self, browser, path):
+        with opened(browser, path, **PHONE) as shown:
+            assert shown.evaluate("document.documentElement.scrollWidth") <= 390
+            sizes = shown.evaluate(
+                "[...document.querySelectorAll('svg text')].map(e => "
+                "parseFloat(getComputedStyle(e).fontSize) * e.getScreenCTM().a)"
+            )
+            assert min(sizes) >= 9
+            wide = shown.evaluate(
+                "[...document.querySelectorAll('.scroll')].some(e => e.scrollWidth > e.clientWidth)"
+            )
+            assert wide, "a wide table scrolls by itself"
+
+    def test_charts_stay_in_their_frames(self, browser, path):
+        """No text or line of a chart is drawn outside of it, where it would be cut or overlap."""
+        outside = """() => [...document.querySelectorAll('svg.chart')].flatMap(svg => {
+            const f = svg.getBoundingClientRect();
+            return [...svg.querySelectorAll('text, path, rect, circle')].filter(e => {
+                const b = e.getBoundingClientRect();
+                return b.left < f.left - 3 || b.right > f.right + 3 || b.top < f.top - 3
+                    || b.bottom > f.bottom + 3;
+            }).map(e => svg.getAttribute('aria-label') + ': ' + e.outerHTML.slice(0, 80));
+        })"""
+        with opened(browser, path, viewport={"width": 1200, "height": 900}) as shown:
+            assert shown.evaluate(outside) == []
+
+    def test_light_and_dark(self, browser, path):
+        colors = {}
+        for scheme in ("light", "dark"):
+            with opened(browser, path, color_scheme=scheme) as shown:
+                ground = shown.evaluate("getComputedStyle(document.body).backgroundColor")
+                ink = shown.evaluate("getComputedStyle(document.querySelector('h1')).color")
+                line = shown.evaluate("getComputedStyle(document.querySelector('.c-wsam')).stroke")
+                colors[scheme] = [ground, ink, line]
+        brightness = {
+            scheme: [sum(map(int, re.findall(r"\d+", color)[:3])) for color in found]
+            for scheme, found in colors.items()
+        }
+        assert brightness["light"][0] > 650 > 150 > brightness["dark"][0]
+        assert brightness["light"][1] < 150 < 600 < brightness["dark"][1]
+        assert colors["light"][2] != colors["dark"][2]
+
+    def test_commands_open(self, browser, path):
+        with opened(browser, path) as shown:
+            first = shown.locator("details").first
+            assert not first.locator("pre").first.is_visible()
+            first.locator("summary").click()
+            assert first.locator("pre").first.inner_text().startswith("wsam train --data")
