@@ -52,6 +52,11 @@ def test_numbers_are_those_of_the_library(record):
     assert found["info"]["batches"] == 3
     assert found["info"]["loss"] == pytest.approx(H.info.loss, rel=1e-5)
     assert found["accuracy"] == pytest.approx(subject.accuracy())
+    made_with = records.read(record.parent, RUN)
+    for name in ("hardware", "versions", "commit"):
+        assert found[name] == made_with[name]
+    assert (found["split"], found["seed"]) == ("train", 0)
+    assert found["seconds"] > 0
 
 
 def test_everything_at_once_with_plots_and_a_table(record, tmp_path):
@@ -135,6 +140,10 @@ def test_landscapes_of_all_kinds(out, record, tmp_path):
     line = json.loads(wsam_command("landscape", record, *common).stdout)
     assert line["coordinates"] == [[-1.0, -0.5, 0.0, 0.5, 1.0]]
     assert line["losses"][2] == pytest.approx(line["info"]["loss"], rel=1e-5)
+    saved = json.loads((tmp_path / "landscape.json").read_text())
+    assert {**saved, "files": line["files"]} == line
+    for name in ("hardware", "versions", "commit"):
+        assert saved[name] == records.read(out, RUN)[name]
     plane = json.loads(
         wsam_command("landscape", record, "--dimensions", 2, "--along", "eigen", *common).stdout
     )
@@ -202,11 +211,14 @@ def test_wrong_checkpoints_get_one_clear_line(out, record, tmp_path):
         (("curvature", "--mode", "half"), "mode must be"),
         (("curvature", "--split", "dev"), "unknown split 'dev'"),
         (("curvature", "--samples", "0"), "at least 1"),
+        (("curvature", "--batch-size", "0"), "at least 1"),
         (("curvature", "--data", "mnist"), "unknown data 'mnist'"),
         (("curvature", "--model", "vgg"), "unknown model 'vgg'"),
         (("curvature", "--sharpness", "-1"), "rho must be a positive number"),
         (("landscape", "--dimensions", "3"), "--dimensions must be 1 or 2"),
         (("landscape", "--radius", "0"), "--radius must be above 0"),
+        (("landscape", "--radius", "inf"), "--radius must be above 0"),
+        (("landscape", "--radius", "nan"), "--radius must be above 0"),
         (("landscape", "--along", "north"), "--along must be random or eigen"),
         (("landscape", "--dimensions", "2", "--to", "x.pt"), "between two checkpoints lies a line"),
     ],
@@ -232,6 +244,21 @@ def test_a_terminal_sees_a_bar_and_json_is_quiet(monkeypatch):
     assert "trace" in terminal.getvalue()
     assert "2/10" in terminal.getvalue()
     assert "error 5.0e-01" in terminal.getvalue()
+
+
+def test_pictures_that_cannot_be_drawn_are_refused_before_anything_is_measured(
+    record, monkeypatch, tmp_path
+):
+    from importlib import util
+
+    known = util.find_spec
+    monkeypatch.setattr(
+        util, "find_spec", lambda name, *rest: None if name == "matplotlib" else known(name, *rest)
+    )
+    monkeypatch.setattr("wsam.lab.subject.open_subject", lambda *_, **__: pytest.fail("measured"))
+    for words in (("curvature", record, "--density"), ("landscape", record)):
+        assert "pip install 'wsam[plots]'" in refused(*words, "--out", tmp_path / "seen")
+    assert not (tmp_path / "seen").exists()
 
 
 def test_help_has_an_example():

@@ -1,12 +1,15 @@
 """`wsam paper` as a user types it: end to end on the embedded data, by the code path of real runs."""
 
 import json
+import resource
+import subprocess
+import sys
 
 import pytest
 from command import wsam_command
 
 from wsam.lab import records
-from wsam.paper import Profile, find, minimum
+from wsam.paper import Profile, find, minimum, names
 
 HOW = ("--device", "cpu", "--smoke", "--seeds", "0")
 
@@ -46,6 +49,23 @@ def test_smoke_runs_the_whole_way(tmp_path, name, only, runs):
     assert {cell["n"] for cell in cells} == {1}
 
 
+@pytest.mark.slow
+def test_the_largest_smoke_test_takes_less_than_two_minutes(tmp_path):
+    """In seconds of the processor: it runs on one thread, and other programs may share the machine."""
+    sizes = {name: len(Profile(smoke=True).table(find(name)).runs) for name in names()}
+    largest = max(sizes, key=sizes.__getitem__)
+    assert sizes[largest] > 40
+    words = ("paper", "run", largest, "--smoke", "--device", "cpu", "--out", tmp_path)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(
+        [sys.executable, "-m", "wsam", *map(str, words)], capture_output=True, text=True, check=True
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert f"{sizes[largest]} finished" in done.stdout
+    spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    assert spent < 120
+
+
 def test_minima_are_measured(tmp_path):
     words = ("paper", "run", "minima", "--only", "WSAM", *HOW, "--out", tmp_path)
     shown = wsam_command(*words, "--json").stdout
@@ -55,6 +75,13 @@ def test_minima_are_measured(tmp_path):
     assert cells["top eigenvalue"]["mean"] == found["top_eigenvalue"] > 0
     assert found["converged"]
     assert found["images"] == 512
+    for column, name in (("by batches", minimum.BY_BATCHES), ("test images", minimum.ON_TEST)):
+        reading = found[name]
+        assert cells[column]["mean"] == reading["top_eigenvalue"] > 0
+        assert cells[column]["paper_mean"] is None
+    assert (found["mode"], found["by_batches"]["mode"]) == ("eval", "train")
+    assert found["by_batches"]["batch"] == run.batch_size
+    assert found["on_test"]["loss"] != found["loss"]
     record = records.read(tmp_path, run)
     assert cells["loss"]["mean"] == record["final"]["train_loss"]
     assert cells["accuracy"]["mean"] == pytest.approx(1 - record["final"]["test_error"] / 100)

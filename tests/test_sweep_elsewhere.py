@@ -1,6 +1,7 @@
 """The same jobs on Ray and by submitit: same records, same resume, deaths survived."""
 
 import json
+import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -95,6 +96,15 @@ def test_missing_engines_say_what_to_install(monkeypatch, tmp_path, module, exec
     monkeypatch.setitem(__import__("sys").modules, module, None)
     with pytest.raises(ValueError, match=rf"pip install 'wsam\[{extra}\]'"):
         next(executor.carry_out(sweeping.jobs(tmp_path)))
+
+
+def test_nobody_at_an_address_is_said_at_once(tmp_path, monkeypatch):
+    with socket.socket() as taken:  # bound, but nobody listens there
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        for address in (f"127.0.0.1:{port}", f"ray://127.0.0.1:{port}", "127.0.0.1:99999999"):
+            with pytest.raises(ValueError, match="no Ray cluster answers at '"):
+                next(RayCluster(address).carry_out(sweeping.jobs(tmp_path)))
 
 
 def test_bad_submitit_settings_are_named(tmp_path):

@@ -43,6 +43,8 @@ def test_perform_tells_failure_refusal_and_defect_apart(tmp_path, capsys):
     assert "rho" in refused.detail
     defect = perform(Job(TINY, tmp_path, CPU, sweeping.explode))
     assert (defect.status, defect.detail) == (Status.ERROR, "RuntimeError: a defect")
+    mistaken = perform(Job(TINY, tmp_path, CPU, lambda *_: len(3)))
+    assert mistaken.status is Status.ERROR, "a wrong type on the way is no mistake of the user's"
     assert "Traceback" in capsys.readouterr().err
 
 

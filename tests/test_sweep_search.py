@@ -169,6 +169,21 @@ def test_words_cannot_be_searched(tmp_path):
         make(tmp_path, grid)
 
 
+@pytest.mark.parametrize(
+    ("storage", "reason"),
+    [
+        ("nonsense", "Could not parse"),
+        ("sqlite:////nonexistent/folder/x.db", "unable to open database file"),
+        ("oracle://me:secret@127.0.0.1/x", "import"),
+    ],
+)
+def test_a_storage_that_cannot_be_used_is_one_sentence(tmp_path, storage, reason):
+    with pytest.raises(ValueError, match=f"Optuna cannot use this storage: .*{reason}") as refused:
+        make(tmp_path, storage=storage)
+    assert "\n" not in str(refused.value)
+    assert "secret" not in str(refused.value)
+
+
 def test_without_optuna(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "optuna", None)
     with pytest.raises(ValueError, match=r"pip install 'wsam\[optuna\]'"):

@@ -54,7 +54,7 @@ class Window:
         self.replaying = False
         self._optimizer = optimizer
         self._unsynchronised = unsynchronised
-        self._runs: list[tuple[Pass, list[Tensor] | None]] = []
+        self._runs: list[tuple[Pass, tuple[Any, ...] | None]] = []
         self._losses: list[Tensor] = []
 
     def __len__(self) -> int:
@@ -120,7 +120,7 @@ class Window:
         optimizer.descend()
         optimizer._sharpness = rise
 
-    def _replay(self, runs: list[tuple[Pass, list[Tensor] | None]]) -> list[Tensor | None]:
+    def _replay(self, runs: list[tuple[Pass, tuple[Any, ...] | None]]) -> list[Tensor | None]:
         losses = []
         self.replaying = True
         try:

@@ -15,6 +15,11 @@ from wsam._version import __version__
 COMMIT_VARIABLE = "WSAM_COMMIT"
 
 
+def facts(device: torch.device) -> dict[str, Any]:
+    """Return hardware, versions and commit, as every record carries them."""
+    return {"hardware": hardware(device), "versions": versions(), "commit": commit()}
+
+
 def hardware(device: torch.device) -> dict[str, Any]:
     """Return what is worth knowing about the machine; no names of hosts or users."""
     facts: dict[str, Any] = {"cpu": cpu_name(), "cores": os.cpu_count()}

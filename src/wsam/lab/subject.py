@@ -150,7 +150,7 @@ def open_subject(
     placed: nn.Module = built.to(  # type: ignore[call-overload]
         device, memory_format=torch.channels_last
     )
-    size = batch_size or (1000 if device.type == "cuda" else 250)
+    size = (1000 if device.type == "cuda" else 250) if batch_size is None else batch_size
     batches = FixedBatches(feed, split, samples, size)
     return Subject(placed, batches, f"{checkpoint}: {run.model} on {run.data}", run, split)
 

@@ -294,9 +294,7 @@ class Session:
                 "captured": self.captured,
                 "processes": self.team.size,
             },
-            "hardware": environment.hardware(self.device),
-            "versions": environment.versions(),
-            "commit": environment.commit(),
+            **environment.facts(self.device),
         }
 
 

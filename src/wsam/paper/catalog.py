@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from wsam.lab.means import Means
@@ -67,10 +68,14 @@ class Jobs:
         means: How runs are carried out.
         profile: The profile that the runs were made by.
         measure: Measure the minima of those runs, too.
+        plane: Measure the loss in a plane through each minimum, too.
     """
 
-    def __init__(self, out: Path, means: Means, profile: Profile, measure: bool) -> None:
-        self.out, self.means, self.measure = out.resolve(), means, measure
+    def __init__(
+        self, out: Path, means: Means, profile: Profile, measure: bool, plane: bool = False
+    ) -> None:
+        self.out, self.means = out.resolve(), means
+        self.after = partial(minimum.measure, plane=plane) if measure else None
         every = replace(profile, only=None)
         self.kept = {run.key for run in every.table(cifar.minima()).runs}
 
@@ -78,4 +83,4 @@ class Jobs:
         """Return the job of a run."""
         keep = run.key in self.kept
         means = replace(self.means, keep_weights=keep or self.means.keep_weights)
-        return Job(run, self.out, means, minimum.measure if keep and self.measure else None)
+        return Job(run, self.out, means, self.after if keep else None)

@@ -1,4 +1,4 @@
-"""How sharp the minimum of a finished run is: the top eigenvalue of the Hessian there."""
+"""How sharp the minimum of a finished run is: the top eigenvalue of the Hessian, and slices."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import torch
+from torch import nn
 from torch.nn.functional import cross_entropy
 
 from wsam.lab import environment, records
@@ -16,8 +18,11 @@ from wsam.lab.files import write_atomic
 from wsam.lab.means import Means
 from wsam.lab.run import Run
 from wsam.lab.train import restore
+from wsam.paper import around
 
 FORMAT = 1
+BY_BATCHES, ON_TEST = "by_batches", "on_test"
+"""Other readings of "the Hessian": BatchNorm in training mode, and the loss on test images."""
 _BATCH = 500
 _IMAGES = 10_000  # the top eigenvalue of more of them costs in proportion
 _TOLERANCE = 1e-2
@@ -32,6 +37,8 @@ def path_of(out: Path, run: Run) -> Path:
 def read(out: Path, run: Run) -> dict[str, Any] | None:
     """Return what was measured at a run's minimum; None if nothing was.
 
+    Slices (see `around`) may be missing: they are told from it by `around.read`.
+
     Raises:
         ValueError: What lies there is damaged, or of another run.
     """
@@ -41,6 +48,10 @@ def read(out: Path, run: Run) -> dict[str, Any] | None:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         key, value = found["key"], found["top_eigenvalue"]
+        for part in (around.SLICE, around.PLANE):
+            around.read(found, part)
+        for reading in (BY_BATCHES, ON_TEST):
+            value_of(found, reading)
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is damaged; remove it to measure again") from error
     if key != run.key or not isinstance(value, float):
@@ -48,71 +59,108 @@ def read(out: Path, run: Run) -> dict[str, Any] | None:
     return dict(found)
 
 
-def measure(run: Run, out: Path, means: Means) -> dict[str, Any]:
-    """Measure the minimum of a finished run, unless that was done before.
+def value_of(found: dict[str, Any], reading: str | None = None) -> float | None:
+    """Return the top eigenvalue, of another reading if one is named; None if it was not measured."""
+    if reading is not None and reading not in found:
+        return None
+    return float((found if reading is None else found[reading])["top_eigenvalue"])
+
+
+def measure(run: Run, out: Path, means: Means, plane: bool = False) -> dict[str, Any]:
+    """Measure the minimum of a finished run: what was measured before is not measured again.
 
     The Hessian is that of the mean loss over the first 10,000 training images, as they are (no
     crops, no mirror images), with the labels that were trained on, in float32 (on a GPU with torch's
-    defaults for convolutions, that is TF32), BatchNorm in evaluation.
+    defaults for convolutions, that is TF32), BatchNorm in evaluation. The slice is of the same loss.
+    Two more readings of the eigenvalue are kept beside it, for the paper does not say which is its:
+    with BatchNorm's statistics of each batch as large as the run's, and over test images.
 
     Args:
         run: A finished run whose weights were kept.
         out: The folder of the results.
         means: Says the device and where data is.
+        plane: Take a slice along two directions, too, over the first 2,000 images.
 
     Raises:
-        FileNotFoundError: Its weights were not kept.
+        FileNotFoundError: Nothing is measured yet, and its weights were not kept.
     """
-    if (found := read(out, run)) is not None:
+    wanted = [BY_BATCHES, ON_TEST, around.SLICE, *([around.PLANE] if plane else [])]
+    found = read(out, run)
+    if found is not None and all(part in found for part in wanted):
         return found
-    from wsam.curvature import hessian, top_eigenvalues
-
-    begin = time.monotonic()
     if not records.weights_path(out, run).exists():
+        if found is not None:
+            return found  # measured elsewhere, or before slices were: it stays as it is
         raise FileNotFoundError(
             f"its weights were not kept; remove {records.record_path(out, run)} to train it again"
         )
     model, feed = restore(run, out, means)
     assert isinstance(feed, MemoryFeed)
-    images = TrainingImages(feed)
-    curvature = hessian(model, cross_entropy, images)
+    device = means.place()
+    if found is None:
+        named = {"format": FORMAT, "key": run.key, "title": run.title}
+        found = {**named, **_sharpest(model, Images(feed, _IMAGES), device)}
+    for part in (part for part in wanted if part not in found):
+        if part == BY_BATCHES:
+            batches = Images(feed, _IMAGES, batch=run.batch_size)
+            found[part] = _sharpest(model, batches, device, mode="train")
+        elif part == ON_TEST:
+            found[part] = _sharpest(model, Images(feed, _IMAGES, test=True), device)
+        else:
+            count = around.PLANE_IMAGES if part == around.PLANE else _IMAGES
+            found[part] = around.look(part, model, Images(feed, count), device)
+    write_atomic(path_of(out, run), (json.dumps(found, indent=1, allow_nan=False) + "\n").encode())
+    return found
+
+
+def _sharpest(
+    model: nn.Module, images: Images, device: torch.device, mode: Literal["eval", "train"] = "eval"
+) -> dict[str, Any]:
+    """Return the top eigenvalue and what it was computed from."""
+    from wsam.curvature import hessian, top_eigenvalues
+
+    begin = time.monotonic()
+    curvature = hessian(model, cross_entropy, images, mode=mode)
     top = top_eigenvalues(curvature, tol=_TOLERANCE)
-    found = {
-        "format": FORMAT,
-        "key": run.key,
-        "title": run.title,
+    info = curvature.info
+    return {
         "top_eigenvalue": top.largest,
         "residual": float(top.residuals[0]),
         "converged": bool(top.converged[0]),
         "products": top.products,
-        "loss": float(curvature.objective.loss),
+        "loss": info.loss,
         "images": images.count,
+        "batch": images.batch,
+        "mode": info.mode,
+        "dtype": info.dtype,
+        "tf32": info.tf32,
         "seconds": time.monotonic() - begin,
-        "hardware": environment.hardware(means.place()),
-        "versions": environment.versions(),
-        "commit": environment.commit(),
+        **environment.facts(device),
     }
-    text = json.dumps(found, indent=1, allow_nan=False) + "\n"
-    write_atomic(path_of(out, run), text.encode())
-    return found
 
 
-class TrainingImages:
-    """The first training images in order and as they are, in batches, to be gone through repeatedly.
+class Images:
+    """The first images in order and as they are, in batches, to be gone through repeatedly.
 
     Args:
         feed: The data of a run.
+        most: How many, at most.
+        batch: How many at a time.
+        test: Test images instead of training images.
     """
 
-    def __init__(self, feed: MemoryFeed) -> None:
-        self.feed = feed
-        self.count = min(feed.train_count, _IMAGES)
+    def __init__(
+        self, feed: MemoryFeed, most: int, batch: int = _BATCH, test: bool = False
+    ) -> None:
+        border, (_, rows, columns) = feed.padding, feed.shape
+        whole = feed.train_images[:, border : border + rows, border : border + columns]
+        self.images = feed.test_images if test else whole
+        self.labels = feed.test_labels if test else feed.train_labels
+        self.normalise, self.batch = feed.normalise, batch
+        self.count = min(feed.test_count if test else feed.train_count, most)
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the batches."""
-        feed, border = self.feed, self.feed.padding
-        _, rows, columns = feed.shape
-        images = feed.train_images[:, border : border + rows, border : border + columns]
-        for at in range(0, self.count, _BATCH):
-            part = slice(at, min(at + _BATCH, self.count))
-            yield feed.normalise(images[part]), feed.train_labels[part]
+        for at in range(0, self.count, self.batch):
+            part = slice(at, min(at + self.batch, self.count))
+            yield self.normalise(self.images[part]), self.labels[part]

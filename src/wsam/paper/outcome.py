@@ -119,11 +119,18 @@ _READ: dict[Measure, Callable[[Record], float | None]] = {
 }
 
 
+_READINGS = {
+    Measure.TOP_EIGENVALUE: None,
+    Measure.EIGENVALUE_BY_BATCHES: minimum.BY_BATCHES,
+    Measure.EIGENVALUE_ON_TEST: minimum.ON_TEST,
+}
+
+
 def value_of(measure: Measure, run: Run, record: Record, results: Path) -> float | None:
     """Return what a measure tells of a finished run; None if it was not measured."""
-    if measure is Measure.TOP_EIGENVALUE:
+    if measure in _READINGS:
         found = minimum.read(results, run)
-        return None if found is None else found["top_eigenvalue"]
+        return None if found is None else minimum.value_of(found, _READINGS[measure])
     return _READ[measure](record)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wsam.paper import plot_around
 from wsam.paper.outcome import Entry
 from wsam.paper.table import Table
 from wsam.plots.style import COLORS, INK, SETTINGS, SOFT, figure
@@ -21,8 +22,17 @@ _WIDE = 20.0
 _SUFFIXES = (".png", ".svg", ".pdf")
 
 
-def save(table: Table, entries: Sequence[Entry], path: Path) -> None:
+Seen = Sequence[plot_around.Seen] | None
+
+
+def save(table: Table, entries: Sequence[Entry], path: Path, seen: Seen = None) -> None:
     """Draw a table and write it as PNG, SVG or PDF.
+
+    Args:
+        table: The table.
+        entries: Our figures for it.
+        path: The file; its ending says which kind.
+        seen: Slices around minima, drawn too; see `plot_around.gather`.
 
     Raises:
         ValueError: Another kind of file, or matplotlib is not installed.
@@ -36,27 +46,40 @@ def save(table: Table, entries: Sequence[Entry], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     dated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
     with rc_context(SETTINGS):
-        draw(table, entries).savefig(path, dpi=160, metadata=dated.get(path.suffix.lower()))
+        draw(table, entries, seen).savefig(path, dpi=160, metadata=dated.get(path.suffix.lower()))
 
 
-def draw(table: Table, entries: Sequence[Entry]) -> Figure:
+def draw(table: Table, entries: Sequence[Entry], seen: Seen = None) -> Figure:
     """Draw a panel a column: lines over a number where rows are numbers, else a dot a row."""
     columns = table.columns
-    across = min(len(columns), _PANELS)
-    down = -(-len(columns) // across)
+    down = -(-len(columns) // _PANELS)
+    across = -(-len(columns) // down)
     numeric = _numeric(table)
-    height = 2.9 if numeric else 0.34 * len(table.rows) + 1.1
-    drawn = figure(3.1 * across + (0.4 if numeric else 1.4), height * down + 0.7)
-    panels = drawn.subplots(down, across, squeeze=False, sharey=not numeric)
+    height = (2.9 if numeric else 0.34 * len(table.rows) + 1.1) * down
+    planes = plot_around.first_planes(seen or ())
+    if seen is not None:
+        height = max(height, 2.6)  # a curve needs room that three dots do not
+    wide = 3.1 * (across + (seen is not None)) + (0.4 if numeric else 1.4)
+    drawn = figure(wide, height + (2.9 if planes else 0) + 0.7)
+    places = drawn.add_gridspec(
+        2 if planes else 1, 1, height_ratios=[height, 2.9][: 1 + bool(planes)]
+    )
+    inside = places[0].subgridspec(1, across + (seen is not None))
+    panels = inside[:across].subgridspec(down, across).subplots(squeeze=False, sharey=not numeric)
     for panel, column in zip(panels.flat, columns, strict=False):
         mine = [entry for entry in entries if entry.cell.column == column]
         (_lines if numeric else _dots)(panel, table, mine)
         panel.set_title(column, loc="left")
         panel.set_xlabel(table.heads[0] if numeric else str(mine[0].cell.measure))
     for panel in panels.flat[len(columns) :]:
-        panel.set_visible(False)
+        panel.remove()
     if numeric:
         panels[0][0].set_ylabel(str(entries[0].cell.measure))
+    if seen is not None:
+        plot_around.draw_lines(drawn.add_subplot(inside[across]), seen, _COLORS)
+    if planes:
+        lower = places[1].subgridspec(1, len(planes)).subplots(squeeze=False)
+        plot_around.draw_planes(list(lower[0]), planes)
     drawn.suptitle(table.title, x=0.01, ha="left", fontsize=12, color=INK)
     handles, labels = _legend(entries)
     drawn.legend(handles, labels, loc="outside lower left", ncols=2, fontsize=9)

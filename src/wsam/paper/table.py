@@ -31,6 +31,8 @@ class Measure(StrEnum):
     TRAIN_LOSS = "train loss"
     ACCURACY = "test accuracy"
     TOP_EIGENVALUE = "top Hessian eigenvalue"
+    EIGENVALUE_BY_BATCHES = "top Hessian eigenvalue, BatchNorm by batches"
+    EIGENVALUE_ON_TEST = "top Hessian eigenvalue, test images"
 
     @property
     def decimals(self) -> int:

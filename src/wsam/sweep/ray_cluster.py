@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from wsam.sweep.executors import RETRIES
 from wsam.sweep.work import Job, Outcome, Status, perform
 
 LOCAL = "local"
+_PATIENCE = 10.0
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class RayCluster:
         if self.address == LOCAL:
             ray.init(num_cpus=self.workers, include_dashboard=False, log_to_driver=False)
             return
+        _knock(self.address)
         try:
             ray.init(address=self.address, log_to_driver=False)
         except ConnectionError as error:
@@ -82,6 +85,22 @@ class RayCluster:
                 raise ValueError(f"a run wants {self.gpus:g} GPUs, the cluster has {there:g}")
             room = min(room, int(there / self.gpus))
         return max(1, min(room, self.workers or room))
+
+
+def _knock(address: str) -> None:
+    """See whether anybody answers: Ray itself would go on asking for minutes.
+
+    Raises:
+        ValueError: Nobody does.
+    """
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not port.isdecimal():
+        return  # "auto", or a name that Ray knows what to do with
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _PATIENCE).close()
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ValueError(f"no Ray cluster answers at {address!r}: {reason}") from error
 
 
 def _ray() -> Any:

@@ -72,16 +72,28 @@ class Search:
         self._lock = out / "work" / "search.lock"
         self._alive = ExitStack()
         self._alive.enter_context(claimed(self._life(self.owner)))
+        sampler = optuna.samplers.TPESampler(seed=seed)
         with _alone(self._lock):
-            self.study = optuna.create_study(
-                storage=storage or sqlite_url(out),
+            self.study = self._study(optuna, storage or sqlite_url(out), sampler)
+            self._take_up()
+            self._enqueue()
+
+    def _study(self, optuna: Any, storage: str, sampler: Any) -> Any:
+        """Make the study, or open it; a storage that cannot be used is the user's to mend."""
+        from sqlalchemy.exc import SQLAlchemyError
+
+        try:
+            return optuna.create_study(
+                storage=storage,
                 study_name=self.name,
-                sampler=optuna.samplers.TPESampler(seed=seed),
+                sampler=sampler,
                 direction="minimize",
                 load_if_exists=True,
             )
-            self._take_up()
-            self._enqueue()
+        except (SQLAlchemyError, ImportError, optuna.exceptions.OptunaError) as error:
+            self.close()
+            reason = str(error).partition("\n")[0]  # never the URL: it may hold a password
+            raise ValueError(f"Optuna cannot use this storage: {reason}") from error
 
     def close(self) -> None:
         """Let go: what is still under way may be taken up by another search."""

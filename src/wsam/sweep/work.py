@@ -95,7 +95,7 @@ def perform(job: Job, watchers: Sequence[Watcher] = ()) -> Outcome:
                 job.after(job.run, job.out, job.means)
     except BusyError as error:
         return Outcome(job, Status.BUSY, str(error))
-    except (OSError, ValueError, TypeError, ModuleNotFoundError) as error:
+    except (OSError, ValueError, ModuleNotFoundError) as error:
         return Outcome(job, Status.REFUSED, f"{job.run.title}: {error}")
     except Exception as error:
         import traceback

@@ -1,0 +1,131 @@
+"""Put the records of benchmarks/curvature.py into docs/curvature.md: no figure is typed by hand.
+
+python benchmarks/curvature_page.py            rewrite the page's blocks
+python benchmarks/curvature_page.py --check    only tell whether they are up to date
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "curvature.md"
+RESULTS = ROOT / "benchmarks" / "results"
+BLOCK = re.compile(r"(<!-- record (cpu|cuda) -->\n).*?(<!-- end -->)", re.DOTALL)
+LABELS = {
+    "wsam lanczos": "wsam, Lanczos",
+    "wsam power": "wsam, power iteration",
+    "hessian-eigenthings lanczos": "hessian-eigenthings, Lanczos",
+    "hessian-eigenthings power": "hessian-eigenthings, power iteration",
+    "PyHessian data (graph kept)": "PyHessian, one batch with its graph kept",
+    "PyHessian dataloader": "PyHessian, batch by batch",
+}
+NOTHING = "Not measured on a GPU yet: there is no `benchmarks/results/curvature-cuda.json`."
+
+
+def versions(record: dict[str, Any]) -> str:
+    """Name what was compared; a library that was not installed is said to be missing."""
+    found = record["versions"]
+    names = ("wsam", "PyHessian", "hessian-eigenthings", "torch")
+    return ", ".join(f"{name} {found[name] or 'not installed'}" for name in names)
+
+
+def to_accuracy(record: dict[str, Any]) -> list[str]:
+    """Seconds of each library until the error is at most each target."""
+    targets = record["to_accuracy"]
+    lines = ["| | " + " | ".join(f"error {target}" for target in targets) + " |"]
+    lines.append("|---" * (len(targets) + 1) + "|")
+    there = {row["library"] for row in record["contenders"]}
+    for name, label in LABELS.items():
+        if name in there:
+            cells = [_seconds(found.get(name)) for found in targets.values()]
+            lines.append(f"| {label} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def _seconds(best: dict[str, Any] | None) -> str:
+    return "not met" if best is None else f"{best['median_seconds']:.2f}"
+
+
+def cpu(record: dict[str, Any]) -> str:
+    """The small problem, on one thread."""
+    problem, info = record["problem"], record["info"]
+    repeats = len(record["contenders"][0]["seconds"])
+    text = (
+        f"The lab's small CNN ({info['parameters']:,} weights) on {problem['images']:,} digits in "
+        f"{info['batches']} batches, {record['precision']}, {_cpu(record)}, CPU seconds "
+        f"until the relative error of the top eigenvalue is at most the target in all of {repeats} "
+        f"repeats, each library at the cheapest of several settings of its own stopping rule "
+        f"(`benchmarks/results/curvature-cpu.json`: {versions(record)}):"
+    )
+    return "\n".join([_wrapped(text), "", *to_accuracy(record)])
+
+
+def cuda(record: dict[str, Any]) -> str:
+    """ResNet18 on CIFAR: how long it takes at all, and beside the others."""
+    problem, strict = record["problem"], record["reference"]
+    info = strict["info"]
+    text = (
+        f"ResNet18 ({info['parameters']:,} weights) on {problem['images']:,} CIFAR-10 images in "
+        f"batches of {problem['batch']:,}, {record['hardware']['gpu']} "
+        f"(`benchmarks/results/curvature-cuda.json`: {versions(record)}). In float32 without TF32 the "
+        f"top eigenvalue took **{strict['seconds']:.1f} s**: {strict['products']} products, residual "
+        f"{strict['residuals'][0] / abs(strict['values'][0]):.1e} of the value, "
+        f"{strict['peak_gib']:.0f} GiB."
+    )
+    if not record["contenders"]:
+        return _wrapped(text)
+    repeats = len(record["contenders"][0]["seconds"])
+    timed = f"median of {repeats} runs" if repeats > 1 else "one run each"
+    settings = ", ".join(f"{row['library']} {row['setting']}" for row in record["contenders"])
+    more = (
+        f"Beside the others, all in {record['precision']}, {record['clock']}, {timed}, each at one "
+        f"setting and not, as above, at the cheapest of several ({settings}); errors against that "
+        "value, which is wsam's own:"
+    )
+    return "\n".join([_wrapped(text), "", _wrapped(more), "", *to_accuracy(record)])
+
+
+def _cpu(record: dict[str, Any]) -> str:
+    hardware = record["hardware"]
+    return f"one thread of {hardware['cpu']} with {hardware['cores']} cores"
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
+
+
+def block(kind: str, results: Path = RESULTS) -> str:
+    """Return the Markdown of a record; a sentence where there is none yet."""
+    path = results / f"curvature-{kind}.json"
+    if not path.exists():
+        return NOTHING
+    record = json.loads(path.read_text(encoding="utf-8"))
+    return {"cpu": cpu, "cuda": cuda}[kind](record)
+
+
+def renewed(text: str, results: Path = RESULTS) -> str:
+    """Return a page with its blocks made anew."""
+    return BLOCK.sub(lambda found: f"{found[1]}\n{block(found[2], results)}\n\n{found[3]}", text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    chosen = parser.parse_args()
+    text = PAGE.read_text(encoding="utf-8")
+    new = renewed(text)
+    if new != text and chosen.check:
+        sys.exit(f"{PAGE} is out of date: run python benchmarks/curvature_page.py")
+    if new != text:
+        PAGE.write_text(new, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""The benchmark beside other libraries: its GPU record, made small, and the page it fills."""
+
+import importlib.util
+import itertools
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+
+
+def loaded(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+bench, page = loaded("curvature"), loaded("curvature_page")
+
+
+@pytest.fixture
+def grown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict]:
+    """What `--cuda --tf32` writes, one version after the other, of a small CNN on the CPU."""
+    generator = np.random.default_rng(0)
+    records = generator.integers(0, 256, (10_000, 3073), dtype=np.uint8)
+    records[:, 0] %= 10
+    (tmp_path / "data.bin").write_bytes(records.tobytes())
+    device = torch.device("cpu")
+    monkeypatch.setattr(
+        bench, "available", lambda: {"PyHessian": None, "hessian-eigenthings": None}
+    )
+    model, batches, problem = bench.cifar_problem(
+        tmp_path / "data.bin", device, batch=25, epochs=1, images=50, name="cnn"
+    )
+    assert problem == {
+        "model": "cnn", "data": "cifar10", "images": 50, "batch": 25, "epochs": 1,
+    }  # fmt: skip
+    before = [torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32]
+    try:
+        versions = bench.gpu_record(model, batches, 1, device, True)
+        head = {"problem": problem, **bench.environment.facts(device), "repeats": 1}
+        head["versions"] |= bench.available()
+        head["hardware"]["gpu"] = "a GPU"
+        return [json.loads(json.dumps({**head, **part}, allow_nan=False)) for part in versions]
+    finally:
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def test_a_gpu_record_grows_and_says_its_precision(grown):
+    first, *_, last = grown
+    assert [len(record["contenders"]) for record in grown] == [0, 1]
+    assert (last["tf32"], last["precision"]) == (True, "float32 with TF32")
+    assert first["reference"]["converged"] == [True]
+    assert last["reference"] == first["reference"]
+    assert last["contenders"][0]["worst_error"] < 1e-2, "the same eigenvalue"
+    assert list(last["to_accuracy"]) == ["0.01", "0.001"]
+    assert last["to_accuracy"]["0.01"]["wsam lanczos"]["median_seconds"] > 0
+    for record in (first, last):
+        record["reference"]["peak_gib"] = 3.2
+        text = page.cuda(record)
+        assert "a GPU" in text
+        assert f"{record['reference']['seconds']:.1f} s" in text
+        assert "PyHessian not installed" in text
+    words = " ".join(page.cuda(last).split())
+    assert "all in float32 with TF32" in words
+    assert "each at one setting" in words
+    assert "(wsam lanczos tol=0.01)" in words
+    assert "| wsam, Lanczos |" in page.cuda(last)
+    assert "| wsam, Lanczos |" not in page.cuda(first)
+
+
+def test_the_page_holds_what_the_records_say(tmp_path):
+    text = page.PAGE.read_text(encoding="utf-8")
+    assert sorted(kind for _, kind, _ in page.BLOCK.findall(text)) == ["cpu", "cuda"]
+    assert page.renewed(text) == text, "run python benchmarks/curvature_page.py"
+    without = page.renewed(text, tmp_path)
+    assert without.count(page.NOTHING) == 2
+
+
+def test_every_library_that_was_timed_has_a_row():
+    for path in sorted(page.RESULTS.glob("curvature-*.json")):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        assert {row["library"] for row in record["contenders"]} <= page.LABELS.keys()
+        for name in ("hardware", "versions", "commit", "precision"):
+            assert record[name]
+
+
+def test_no_slower_than_others_to_the_same_accuracy():
+    """Of the record on the CPU; a fifth is the noise of that machine."""
+    record = json.loads((page.RESULTS / "curvature-cpu.json").read_text(encoding="utf-8"))
+    for best in record["to_accuracy"].values():
+        ours = best["wsam lanczos"]["median_seconds"]
+        peers = {name: row for name, row in best.items() if not name.startswith("wsam")}
+        assert len(peers) == 4
+        assert all(ours <= 1.2 * row["median_seconds"] for row in peers.values())
+
+
+def test_contenders_take_turns():
+    order: list[str] = []
+    device = torch.device("cpu")
+    contenders = [
+        bench.Contender(name, "", lambda seed, name=name: order.append(f"{name}{seed}") or 1.0)
+        for name in "ab"
+    ]
+    assert len(list(itertools.islice(bench.race(contenders, 2, device), 9))) == 4
+    assert order == ["a0", "b0", "b1", "a1"]
+    assert [len(contender.seconds) for contender in contenders] == [2, 2]
