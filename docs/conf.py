@@ -10,13 +10,28 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
+    "sphinx_gallery.gen_gallery",
 ]
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "sg_execution_times.rst", "gallery/sg_execution_times.rst"]
 html_theme = "furo"
 html_title = f"wsam {release}"
 html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_show_copyright = False
 myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence"]
 myst_heading_anchors = 3
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 nitpicky = False
+sphinx_gallery_conf = {
+    "examples_dirs": "../examples/gallery",
+    "gallery_dirs": "gallery",
+    "filename_pattern": r"/plot_",
+    "abort_on_example_error": True,
+    "remove_config_comments": True,
+    "write_computation_times": False,
+    "show_memory": False,
+    "min_reported_time": 1e9,
+    "download_all_examples": False,
+    "show_signature": False,
+}

@@ -213,8 +213,7 @@ def like_captured(method: str | None, lean: bool) -> Case:
     return Case("", "eager", "ours", make, passes=2.0 if method else 1.0)
 
 
-def test_documented_traffic_of_captured_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wsam.block, "BROADCASTING", ())
+def test_documented_traffic_of_captured_steps() -> None:
     methods = {kind.__name__: name for name, kind in wsam.METHODS.items()}
     table = documented("captured")
     assert set(table) == CHIEF

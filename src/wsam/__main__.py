@@ -13,7 +13,7 @@ def main() -> None:
         if error.name not in {"typer", "rich"}:
             raise
         sys.exit(f"wsam: the command line needs {error.name}: pip install 'wsam[lab,plots]'")
-    except KeyboardInterrupt:
+    except KeyboardInterrupt:  # while modules are imported; `run` handles it afterwards
         print("wsam: interrupted", file=sys.stderr)
         sys.exit(130)
 

@@ -64,6 +64,12 @@ class Engine(Wrapper):
                 value = schedule.value(group[saving.PREFIX + "step"], group["lr"])
                 group[saving.PREFIX + name] = value
             for name in self._hyper:
+                if name in group and name not in self.defaults:
+                    own = saving.PREFIX + name
+                    raise ValueError(
+                        f"a parameter group was given {name!r} after construction, where it is "
+                        f"not read: set group[{own!r}] and remove {name!r}"
+                    )
                 saving.check_value(name, group[saving.PREFIX + name], self.rule)
 
     def _values(self, group: dict[str, Any]) -> dict[str, Scalar]:

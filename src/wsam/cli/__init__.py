@@ -4,28 +4,25 @@ A verb raises `ValueError`, `TypeError` or `OSError` for a user's mistake; `run`
 line and exits with status 2. Anything else is a defect of ours and keeps its traceback.
 """
 
-import sys
-
 from wsam.cli import (  # noqa: F401 (each registers its verb)
     bench,
     bounds,
     curvature,
+    demo,
     directions,
     landscape,
     paper,
+    report,
     sweep,
     toy,
     train,
 )
 from wsam.cli._app import app
+from wsam.cli._errors import carry_out
 
 __all__ = ["app", "run"]
 
 
 def run() -> None:
-    """Run the command line and turn a user's mistake into one clear line."""
-    try:
-        app()
-    except (ValueError, TypeError, OSError) as error:
-        print(f"wsam: {error}", file=sys.stderr)
-        sys.exit(2)
+    """Run the command line; a user's mistake becomes one clear line."""
+    carry_out(app)

@@ -9,6 +9,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    epilog="Example: wsam demo",
 )
 
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from wsam.cli._files import as_folder
+
 if TYPE_CHECKING:
     from wsam.lab.fetch import Progress
     from wsam.lab.means import Means
@@ -84,7 +86,7 @@ TrainLimit = Annotated[int | None, typer.Option(help="Train on this many images 
 TestLimit = Annotated[int | None, typer.Option(help="Test on this many images only.")]
 
 # How it is carried out: no part of a run's key.
-Out = Annotated[Path, typer.Option("--out", help="Folder of the results.")]
+Out = Annotated[Path, typer.Option("--out", callback=as_folder, help="Folder of the results.")]
 DataDir = Annotated[
     Path | None,
     typer.Option(

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from wsam.cli._files import as_folder
+
 if TYPE_CHECKING:
     from wsam.paper import Profile, Table
     from wsam.sweep import Outcome
@@ -37,7 +39,12 @@ Pretrained = Annotated[
     str | None, typer.Option(help="Folder with DeiT's weights, instead of the hub's.")
 ]
 Out = Annotated[
-    Path | None, typer.Option("--out", help="Folder of the records. [default: results]")
+    Path | None,
+    typer.Option("--out", callback=as_folder, help="Folder of the records. [default: results]"),
+]
+Results = Annotated[
+    Path | None,
+    typer.Option("--results", callback=as_folder, help="Folder of the records. [default: results]"),
 ]
 
 
@@ -77,6 +84,20 @@ def parse_seeds(text: str | None) -> tuple[int, ...] | None:
 def folder(out: Path | None, smoke: bool) -> Path:
     """Return the folder of the records: smoke tests have one of their own."""
     return out or (SMOKE_RESULTS if smoke else RESULTS)
+
+
+def prepare(smoke: bool, compile: bool | None) -> bool | None:
+    """Make a smoke test's many tiny runs quick, and return whether models are to be compiled.
+
+    Several threads spend longer waiting for each other at every layer of a model that small than
+    one needs for the whole of it, and compiling it takes longer than training it.
+    """
+    if not smoke:
+        return compile
+    import torch
+
+    torch.set_num_threads(1)
+    return compile or False
 
 
 def follow(outcomes: Iterable[Outcome], total: int | None) -> list[Outcome]:

@@ -11,6 +11,7 @@ import typer
 
 from wsam.cli import _options as options
 from wsam.cli._app import app
+from wsam.cli._files import as_folder, together
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,7 +68,10 @@ def bench(
         bool, typer.Option("--smoke", help="Seconds: a tiny model, to see that all runs.")
     ] = False,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the record (JSON) and its picture (PNG).")
+        Path | None,
+        typer.Option(
+            callback=as_folder, help="Folder for the record (JSON) and its picture (PNG)."
+        ),
     ] = None,
     as_json: options.Json = False,
 ) -> None:
@@ -93,7 +97,10 @@ def bench(
     else:
         record = measure_scaling(scaling, settings, follow)
     follow("")
-    files = report.save(record, out) if out else []
+    files: list[Path] = []
+    if out:
+        with together(out) as unfinished:
+            files = [out / path.name for path in report.save(record, unfinished)]
     if as_json:
         print(json.dumps({**record, "files": [str(f) for f in files]}, allow_nan=False))
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ import typer
 
 from wsam.cli import _options as options
 from wsam.cli._app import app
+from wsam.cli._files import as_folder, together
 
 if TYPE_CHECKING:
     from wsam.curvature import Operator
@@ -78,7 +80,8 @@ def curvature(
     precision: Precision = "float32",
     seed: Seed = 0,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for curvature.json and the density's plots.")
+        Path | None,
+        typer.Option(callback=as_folder, help="Folder for curvature.json and the density's plots."),
     ] = None,
     data_dir: options.DataDir = None,
     download: options.Download = True,
@@ -87,7 +90,10 @@ def curvature(
 ) -> None:
     """Measure the curvature of a trained model's loss."""
     settings = loss_options(mode, precision)
+    if out is not None and density:
+        require_pictures()
     means = options.make_means(data_dir, download, device=device)
+    begin = time.monotonic()
     with progress(quiet=as_json) as follow:
         subject = open_checkpoint(checkpoint, means, data, model, split, samples, batch_size)
         H = _operator(operator, subject, settings)
@@ -97,8 +103,7 @@ def curvature(
             subject, settings, seed, follow, (sharpness, average), adaptive=adaptive, steps=steps
         )
     record = {
-        "title": subject.title,
-        "split": split,
+        **about(subject, seed, begin),
         "accuracy": subject.accuracy(),
         "info": H.info.as_dict(),
         **{name: result.as_dict() for name, result in found.items()},
@@ -175,16 +180,35 @@ def open_checkpoint(
     samples: int | None,
     batch_size: int | None,
 ) -> Subject:
-    """Open a checkpoint; a library that is missing is the user's to install, so one line."""
+    """Open a checkpoint as a verb's options describe it."""
     from wsam.lab.subject import open_subject
 
-    try:
-        return open_subject(
-            checkpoint, means, data=data, model=model, split=split,
-            samples=samples, batch_size=batch_size,
-        )  # fmt: skip
-    except ModuleNotFoundError as error:
-        raise ValueError(str(error)) from error
+    return open_subject(
+        checkpoint, means, data=data, model=model, split=split,
+        samples=samples, batch_size=batch_size,
+    )  # fmt: skip
+
+
+def about(subject: Subject, seed: int, begin: float) -> dict[str, Any]:
+    """Return what a measurement is of and what it was made with: the head of its JSON."""
+    from wsam.lab import environment
+
+    device = next(subject.model.parameters()).device
+    return {
+        "title": subject.title,
+        "split": subject.split,
+        "seed": seed,
+        "seconds": time.monotonic() - begin,
+        **environment.facts(device),
+    }
+
+
+def require_pictures() -> None:
+    """Refuse before anything is measured where pictures cannot be drawn."""
+    from importlib.util import find_spec
+
+    if find_spec("matplotlib") is None:
+        raise ValueError("pictures need matplotlib: pip install 'wsam[plots]'")
 
 
 def loss_options(mode: str, precision: str) -> Any:
@@ -238,17 +262,17 @@ def progress(quiet: bool) -> Iterator[Any]:
 
 def _write(out: Path, record: dict[str, Any], found: dict[str, Any]) -> list[Path]:
     from wsam.curvature import save_density
-    from wsam.lab.files import write_atomic
 
-    numbers = out / "curvature.json"
-    write_atomic(numbers, json.dumps(record, allow_nan=False).encode())
-    written = [numbers]
-    if "density" in found:
-        marks = found["eigenvalues"].values.tolist() if "eigenvalues" in found else []
-        for name in ("density.png", "density.html"):
-            save_density(found["density"], out / name, marks)
-            written.append(out / name)
-    return written
+    names = ["curvature.json"]
+    with together(out) as unfinished:
+        numbers = json.dumps(record, allow_nan=False)
+        (unfinished / names[0]).write_text(numbers, encoding="utf-8")
+        if "density" in found:
+            marks = found["eigenvalues"].values.tolist() if "eigenvalues" in found else []
+            names += ["density.png", "density.html"]
+            for name in names[1:]:
+                save_density(found["density"], unfinished / name, marks)
+    return [out / name for name in names]
 
 
 def _print_table(record: dict[str, Any], files: list[Path]) -> None:

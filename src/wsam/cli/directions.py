@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from wsam.cli._app import app
+from wsam.cli._files import as_folder, together
 
 EXAMPLE = "Example: wsam directions --gamma 0 --gamma 0.5 --gamma 0.8 --out figures"
 
@@ -17,7 +18,9 @@ def directions(
         typer.Option(help="Weight of sharpness, in [0, 1); repeatable. Default: five, 0 to 0.75."),
     ] = None,
     rho: Annotated[float, typer.Option(help="Radius, positive.")] = 4.0,
-    out: Annotated[Path | None, typer.Option(help="Folder for the figure (PNG, SVG).")] = None,
+    out: Annotated[
+        Path | None, typer.Option(callback=as_folder, help="Folder for the figure (PNG, SVG).")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Show how gamma turns the update: g0 at 0, towards g1, g1 at 1/2, and beyond it."""
@@ -29,7 +32,8 @@ def directions(
         from wsam.plots.directions import directions as draw
         from wsam.plots.style import save
 
-        files = save(draw(fan), out, "directions")
+        with together(out) as unfinished:
+            files = [out / path.name for path in save(draw(fan), unfinished, "directions")]
     if json:
         from json import dumps
 

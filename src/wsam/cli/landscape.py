@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +13,7 @@ import typer
 from wsam.cli import _options as options
 from wsam.cli import curvature as shared
 from wsam.cli._app import app
+from wsam.cli._files import as_folder, together
 
 if TYPE_CHECKING:
     from wsam.lab.subject import Subject
@@ -46,7 +49,10 @@ def landscape(
     precision: shared.Precision = "float32",
     seed: shared.Seed = 0,
     out: Annotated[
-        Path, typer.Option(help="Folder for landscape.png, landscape.html and landscape.json.")
+        Path,
+        typer.Option(
+            callback=as_folder, help="Folder for landscape.png, landscape.html and landscape.json."
+        ),
     ] = Path("landscape"),
     data_dir: options.DataDir = None,
     download: options.Download = True,
@@ -58,10 +64,13 @@ def landscape(
 
     if dimensions not in (1, 2):
         raise ValueError(f"--dimensions must be 1 or 2, not {dimensions}")
-    if not radius >= 0 or (radius == 0 and to is None) or (points is not None and points < 2):
+    allowed = 0 < radius < math.inf or (radius == 0 and to is not None)
+    if not allowed or (points is not None and points < 2):
         raise ValueError("--radius must be above 0 and --points at least 2")
     settings = shared.loss_options(mode, precision)
+    shared.require_pictures()
     means = options.make_means(data_dir, download, device=device)
+    begin = time.monotonic()
     with shared.progress(quiet=as_json) as follow:
         subject = shared.open_checkpoint(checkpoint, means, data, model, split, samples, batch_size)
         loss = shared.cross_entropy()
@@ -73,10 +82,14 @@ def landscape(
             subject.model, loss, subject.batches, lines, [axis] * len(lines),
             origin=origin, labels=labels, report=follow("landscape"), **settings,
         )  # fmt: skip
-    out.mkdir(parents=True, exist_ok=True)
-    files = [found.save(out / f"landscape.{kind}", log=log) for kind in ("png", "html", "json")]
+    files = [out / f"landscape.{kind}" for kind in ("png", "html", "json")]
+    record = {**shared.about(subject, seed, begin), **found.as_dict()}
+    with together(out) as unfinished:
+        for file in files[:-1]:
+            found.save(unfinished / file.name, log=log)
+        (unfinished / files[-1].name).write_text(json.dumps(record, allow_nan=False))
     if as_json:
-        print(json.dumps({**found.as_dict(), "files": [str(f) for f in files]}, allow_nan=False))
+        print(json.dumps({**record, "files": [str(f) for f in files]}, allow_nan=False))
         return
     print(subject.title)
     print(f"loss {found.info['loss']:.6g} on {found.info['samples']:,} {split} images")

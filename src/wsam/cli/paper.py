@@ -11,6 +11,7 @@ import typer
 from wsam.cli import _options as options
 from wsam.cli import _paper as shared
 from wsam.cli._app import app
+from wsam.cli._files import together
 
 if TYPE_CHECKING:
     from wsam.paper import Entry, Profile, Table
@@ -19,16 +20,13 @@ paper = typer.Typer(
     help="The paper's tables and figures: list them, run them, see ours beside the paper's.",
     no_args_is_help=True,
     rich_markup_mode=None,
+    epilog="Example: wsam paper table cifar",
 )
 app.add_typer(paper, name="paper")
 
-Results = Annotated[
-    Path | None, typer.Option("--results", help="Folder of the records. [default: results]")
-]
-
 
 @paper.command("list", epilog="Example: wsam paper list")
-def list_(results: Results = None, as_json: options.Json = False) -> None:
+def list_(results: shared.Results = None, as_json: options.Json = False) -> None:
     """List all tables, figures and searches, with how many of their runs are finished."""
     from wsam.lab import records
     from wsam.paper import find, names
@@ -64,6 +62,9 @@ def run(
     compile: options.Compile = None,
     capture: options.Capture = None,
     retry: options.Retry = False,
+    plane: Annotated[
+        bool, typer.Option("--plane", help="With minima: a surface around each, besides a line.")
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
     """Run a table, one run after the other; finished runs are skipped, interrupted ones go on.
@@ -74,13 +75,16 @@ def run(
     from wsam.paper.catalog import Jobs
     from wsam.sweep import Here, sweep
 
+    if plane and name != "minima":
+        raise ValueError(f"--plane looks around minima: it belongs to minima, not to {name}")
     profile = shared.make_profile(smoke, seeds, only, epochs, precision, pretrained)
     table = profile.table(find(name))
+    compile = shared.prepare(smoke, compile)
     means = options.make_means(
         data_dir, download, device=device, compile=compile, capture=capture, retry=retry
     )
     results = shared.folder(out, smoke)
-    jobs = Jobs(results, means, profile, measure=name == "minima")
+    jobs = Jobs(results, means, profile, measure=name == "minima", plane=plane)
     here = Here(lambda: options.make_watchers(quiet=as_json or smoke))
     done = shared.follow(sweep(map(jobs, table.runs), here), len(table.runs))
     shared.report(table, profile, results, done, as_json)
@@ -99,14 +103,14 @@ def table(
     epochs: shared.Epochs = None,
     precision: shared.Precision = None,
     pretrained: shared.Pretrained = None,
-    results: Results = None,
+    results: shared.Results = None,
     format_: Format = "rich",
     plot: Plot = None,
     as_json: options.Json = False,
 ) -> None:
     """Show our figures (mean ± deviation, n) beside the paper's; "not run" where there is none."""
     from wsam.lab.names import chosen
-    from wsam.paper import render
+    from wsam.paper import plot_around, render
     from wsam.paper.plot import save
 
     chosen("format", format_, render.FORMATS)
@@ -114,7 +118,9 @@ def table(
         name, only, seeds, smoke, epochs, precision, pretrained, results
     )
     if plot is not None:
-        save(made, entries, plot)
+        seen = plot_around.gather(made, shared.folder(results, smoke))
+        with together(plot.parent) as unfinished:
+            save(made, entries, unfinished / plot.name, seen)
     if as_json:
         cells = render.data(made, entries, profile.comparable)
         print(json.dumps(cells, allow_nan=False))
@@ -145,10 +151,11 @@ def _gathered(
 @paper.command(epilog="Example: wsam paper page docs/paper.md README.md --check")
 def page(
     files: Annotated[list[Path], typer.Argument(help="Pages in Markdown.")],
-    results: Results = None,
+    results: shared.Results = None,
     check: Annotated[
         bool, typer.Option("--check", help="Write nothing; exit with 1 if a page is out of date.")
     ] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Make the tables in pages anew from the records, so that no figure is typed by hand.
 
@@ -157,7 +164,9 @@ def page(
     from wsam.paper.page import renew
 
     changed = [path for path in files if renew(path, lambda w: _markdown(w, results), check)]
-    for path in changed:
+    if as_json:
+        print(json.dumps({"checked": check, "changed": [str(path) for path in changed]}))
+    for path in [] if as_json else changed:
         print(f"{path} {'is out of date' if check else 'has new tables'}")
     if check and changed:
         raise typer.Exit(1)

@@ -90,7 +90,7 @@ def sweep(
         data_dir,
         download,
         device="auto" if "," in device else device,
-        compile=compile,
+        compile=shared.prepare(smoke, compile),
         capture=capture,
         checkpoint_seconds=checkpoint_seconds,
         retry=retry,

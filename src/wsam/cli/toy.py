@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from wsam.cli._app import app
+from wsam.cli._files import as_folder, together
 
 EXAMPLE = "Example: wsam toy --gamma 0.6 --gamma 0.95 --out toy"
 
@@ -17,7 +18,10 @@ def toy(
         typer.Option(help="Weight of sharpness, in [0, 1); repeatable. Default: 0.6 and 0.95."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the figure (PNG, SVG) and the page (HTML).")
+        Path | None,
+        typer.Option(
+            callback=as_folder, help="Folder for the figure (PNG, SVG) and the page (HTML)."
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
@@ -39,10 +43,11 @@ def _write(runs: list[Any], out: Path) -> list[Path]:
     from wsam.plots.toy import trajectories
     from wsam.plots.toy_page import toy_page
 
-    written = save(trajectories(runs), out, "toy")
-    page = out / "toy.html"
-    page.write_text(toy_page(), encoding="utf-8")
-    return [*written, page]
+    with together(out) as unfinished:
+        written = save(trajectories(runs), unfinished, "toy")
+        page = unfinished / "toy.html"
+        page.write_text(toy_page(), encoding="utf-8")
+    return [out / path.name for path in (*written, page)]
 
 
 def _record(run: Any) -> dict[str, Any]:

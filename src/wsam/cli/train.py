@@ -124,10 +124,7 @@ def _train(run: Run, out: Path, means: Means, tensorboard: bool | None, as_json:
     watchers = options.make_watchers(quiet=as_json or follows)
     if not follows and (watch.has_tensorboard() if tensorboard is None else tensorboard):
         watchers.append(watch.TensorBoard(records.work_folder(out, run) / "events"))
-    try:
-        record = train_run(run, out, means, watchers)
-    except ModuleNotFoundError as error:
-        raise ValueError(str(error)) from error
+    record = train_run(run, out, means, watchers)
     path = records.record_path(out, run)
     if follows:
         return

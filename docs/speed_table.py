@@ -1,0 +1,160 @@
+"""Make the tables of a step's cost in pages anew from records of `wsam bench`.
+
+python docs/speed_table.py README.md docs/speed.md            # write them
+python docs/speed_table.py README.md docs/speed.md --check    # status 1 if one is out of date
+
+A page marks the place: `<!-- speed table: FIRST.json, SECOND.json -->` and `<!-- end -->`. The first of
+these files that is in benchmarks/results is shown, the contenders in short. Three more kinds of table
+name one file: `speed details: FILE FORM`, `speed intervals: FILE` and `speed scaling: FILE`.
+"""
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from wsam.bench.report import between, heading
+from wsam.lab.files import write_atomic
+
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+BLOCK = re.compile(
+    r"(<!-- speed (?P<kind>\w+): (?P<words>.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL
+)
+OURS = ("SAM", "WSAM")
+MOVES = ("reads", "writes")
+PEERS = {"davda54": "davda54/sam SAM", "authors": "the paper's authors' WSAM"}
+
+
+def table(record: dict[str, Any]) -> str:
+    """Return the floor, the base, SAM and WSAM of ours, and all peers, in Markdown."""
+    lines = [
+        about(record),
+        "",
+        "| a step of | form | ms | of two bare passes in that form |",
+        "|---|---|---|---|",
+    ]
+    for case in shown(record["cases"]):
+        name = case["name"]
+        told = f"**wsam {name}**" if case["kind"] == "ours" else PEERS.get(name, name)
+        figures = f"{case['ms']['median']:.1f} | {case['of_floor']['median']:.2f}"
+        lines.append(f"| {told} | {case['form']} | {figures} |")
+    return "\n".join(lines)
+
+
+def shown(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return each contender in its own fastest form, and captured ones beside; fastest first."""
+    best: dict[tuple[str, bool], dict[str, Any]] = {}
+    for case in cases:
+        if case["kind"] == "ours" and case["name"] not in OURS:
+            continue
+        key = (case["name"], case["form"] == "captured")
+        if key not in best or case["ms"]["median"] < best[key]["ms"]["median"]:
+            best[key] = case
+    return sorted(best.values(), key=lambda case: float(case["ms"]["median"]))
+
+
+def details(record: dict[str, Any], form: str) -> str:
+    """Return every case of a form with its spread, its memory and its traffic."""
+    memory = {(row["name"], row["form"]): row for row in record["memory"]}
+    lines = [
+        about(record),
+        "",
+        "| | ms | of floor | quartiles | reads | writes | share of bandwidth | copies beyond SGD |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for case in record["cases"]:
+        if case["form"] != form or case["name"].startswith("WSAM every"):
+            continue
+        ratio, share = case["of_floor"], case.get("share_of_copy_bandwidth")
+        copies = memory.get((case["name"], form), {}).get("copies_beyond_base")
+        cells = [case["name"], f"{case['ms']['median']:.4g}", f"{ratio['median']:.3f}"]
+        cells += [between(ratio, ".3f"), *(f"{case[k]:g}" if k in case else "" for k in MOVES)]
+        cells += ["" if share is None else f"{100 * share:.0f}%"]
+        cells += ["" if copies is None else f"{copies:.2f}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def intervals(record: dict[str, Any]) -> str:
+    """Return what a step costs on average where only every n-th is sharpness-aware."""
+    best = record["cases"][-1]["form"] if "captured" not in forms(record) else "captured"
+    lines = [about(record), "", f"| {best} | ms | of plain SGD | quartiles |", "|---|---|---|---|"]
+    for case in record["cases"]:
+        if case["form"] == best and (case["name"] in ("SGD", "WSAM") or "every" in case["name"]):
+            ratio = case["of_base"]
+            figures = (
+                f"{case['ms']['median']:.4g} | {ratio['median']:.2f} | {between(ratio, '.2f')}"
+            )
+            lines.append(f"| {case['name']} | {figures} |")
+    return "\n".join(lines)
+
+
+def scaling(record: dict[str, Any]) -> str:
+    """Return the optimizer's own part at each point, in milliseconds."""
+    axis, points = record["axis"], record["points"]
+    head = " | ".join(f"{point[axis]:,}" for point in points)
+    lines = [f"{heading(record)}; milliseconds:", "", f"| {axis} | {head} |"]
+    lines.append("|---" * (len(points) + 1) + "|")
+    for row in points[0]["cases"]:
+        found = [next(r for r in p["cases"] if named(r) == named(row)) for p in points]
+        values = " | ".join(f"{r['own_us']['median'] / 1e3:.3g}" for r in found)
+        lines.append(f"| {row['name']} | {values} |")
+    return "\n".join(lines)
+
+
+def named(row: dict[str, Any]) -> tuple[str, str]:
+    """Return what tells a case from the others."""
+    return row["name"], row["form"]
+
+
+def forms(record: dict[str, Any]) -> set[str]:
+    """Return the forms that were measured."""
+    return {case["form"] for case in record["cases"]}
+
+
+def about(record: dict[str, Any]) -> str:
+    """Return what was trained, where and how it was measured."""
+    problem = record["problem"]
+    return (
+        f"{problem['model']}, {problem['weights']:,} weights, batch {problem['batch']}, "
+        f"{problem['precision']}; {heading(record)}:"
+    )
+
+
+def made(kind: str, words: str) -> str:
+    """Return the Markdown of a marked place."""
+    if kind == "table":
+        found = [name for name in words.split(", ") if (RESULTS / name).exists()]
+        return table(read(found[0])) if found else "Not measured yet."
+    file, *more = words.split()
+    if not (RESULTS / file).exists():
+        return "Not measured yet."
+    return {"details": details, "intervals": intervals, "scaling": scaling}[kind](read(file), *more)
+
+
+def read(name: str) -> dict[str, Any]:
+    """Return a record of benchmarks/results."""
+    record: dict[str, Any] = json.loads((RESULTS / name).read_text(encoding="utf-8"))
+    return record
+
+
+def renewed(text: str) -> str:
+    """Return a page with its tables made anew."""
+    return BLOCK.sub(lambda b: f"{b[1]}\n{made(b['kind'], b['words'])}\n\n{b[5]}", text)
+
+
+def main(words: list[str]) -> None:
+    old = []
+    for path in (Path(word) for word in words if word != "--check"):
+        text = path.read_text(encoding="utf-8")
+        if renewed(text) != text:
+            old.append(path)
+            if "--check" not in words:
+                write_atomic(path, renewed(text).encode())
+    if "--check" in words and old:
+        sys.exit(f"out of date: {', '.join(map(str, old))}; run python docs/speed_table.py")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
