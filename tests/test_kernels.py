@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 
 import wsam
 from wsam import kernels
+from wsam.update import Flight
 
 BASES = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
@@ -106,3 +107,17 @@ def test_fuse_without_triton_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
     opt = wsam.WSAM(torch.optim.SGD(model.parameters(), lr=0.1))
     with pytest.raises(ValueError, match="Triton"):
         wsam.capture(opt, lambda x: model(x).sum(), torch.ones(2, 2), fuse=True)
+
+
+def test_shards_are_left_to_the_foreach_path() -> None:
+    """The norm of a sharded parameter is summed over ranks, which no kernel here does."""
+    model = nn.Linear(2, 2)
+    opt = wsam.WSAM(torch.optim.SGD(model.parameters(), lr=0.1))
+    fused = kernels.Kernels(torch.device("cpu"), opt.base, opt.rule, 1.0)
+    (block,) = opt._layout()
+    block.sharded = True
+    gradients = [torch.ones_like(p) for p in block.params]
+    assert fused.scales([block], [gradients]) is None
+    assert not fused.finish(Flight([block]))
+    block.weights = lambda: block.params  # type: ignore[method-assign]
+    assert fused.save_and_add(block, gradients, torch.ones(())) is None

@@ -192,3 +192,29 @@ def test_the_norm_of_a_micro_batch_decides_for_no_other() -> None:
     opt = wsam.SAM(sgd(network()), when=NormAbove())
     with pytest.raises(ValueError, match="one closure"):
         opt.step([lambda: torch.zeros(()), lambda: torch.zeros(())])
+
+
+@pytest.mark.parametrize("name", ["rho", "gamma"])
+def test_plain_names_written_into_a_group_later_are_refused(name: str) -> None:
+    """They are read when the optimizer is made; later the value lives under another name."""
+    model = nn.Linear(2, 1)
+    opt = wsam.WSAM(torch.optim.SGD(model.parameters(), lr=0.1))
+    opt.param_groups[0][name] = 0.2
+    with pytest.raises(ValueError, match=f"set group\\['sam_{name}'\\]"):
+        opt.step(lambda: backward(model))
+    del opt.param_groups[0][name]
+    opt.step(lambda: backward(model))
+
+
+def test_a_base_may_have_a_rho_of_its_own() -> None:
+    model = nn.Linear(2, 1)
+    opt = wsam.SAM(torch.optim.Adadelta(model.parameters(), rho=0.8), rho=0.1)
+    opt.param_groups[0]["rho"] = 0.7
+    opt.step(lambda: backward(model))
+    assert opt.param_groups[0]["sam_rho"] == 0.1
+
+
+def backward(model: nn.Module) -> torch.Tensor:
+    loss = model(torch.ones(3, 2)).square().mean()
+    loss.backward()
+    return loss
