@@ -77,6 +77,39 @@ def test_fabric_works_training() -> None:
     assert difference(body, by_hand()) == 0
 
 
+class StepCounter:
+    """What a Fabric callback sees."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def on_after_optimizer_step(self, strategy: Any, optimizer: Any) -> None:
+        self.steps += 1
+
+
+def test_fabric_works_one_step_per_step() -> None:
+    """A callback hears of each step once, a scheduler counts it once, and the loss is that at w."""
+    counter, body, twin = StepCounter(), net(), net()
+    fabric, model, optimizer = start(body, callbacks=[counter])
+    scheduler = torch.optim.lr_scheduler.StepLR(unwrap(optimizer), 2, gamma=0.5)
+    seen = []
+    for ((x, y),) in windows(samples(), 4):
+
+        def closure(x: Tensor = x, y: Tensor = y) -> Tensor:
+            loss = cross_entropy(model(x), y)
+            fabric.backward(loss)
+            return loss
+
+        seen.append(float(optimizer.step(closure)))
+        scheduler.step()
+    other = wsam_over_sgd(twin.parameters())
+    twin_scheduler = torch.optim.lr_scheduler.StepLR(other, 2, gamma=0.5)
+    losses = plain_loop(twin, other, windows(samples(), 4), after=twin_scheduler.step)
+    assert counter.steps == len(losses) == unwrap(optimizer).param_groups[0]["sam_step"]
+    assert seen == pytest.approx(losses)
+    assert difference(body, twin) == 0
+
+
 def test_fabric_works_bf16() -> None:
     body = net()
     fabric, model, optimizer = start(body, precision="bf16-mixed")
