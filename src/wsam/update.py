@@ -111,7 +111,8 @@ def own_gradients(gradients: Sequence[Tensor], sharded: bool) -> list[Tensor]:
 
 def is_view(tensor: Tensor) -> bool:
     """Whether the memory is a part, or another name, of something else's."""
-    return tensor._is_view() or tensor.untyped_storage().nbytes() > tensor.nbytes
+    own = tensor.numel() * tensor.element_size()  # not nbytes: a compiler cannot trace it
+    return tensor._is_view() or tensor.untyped_storage().nbytes() > own
 
 
 def squares_of_first(blocks: Sequence[Block]) -> Tensor:
