@@ -90,6 +90,13 @@ class TestOnCuda:
     def test_fused(self, name, base):
         compare(lambda m: wsam.create(name, BASES[base](m.parameters()), model=m), fuse=True)
 
+    @pytest.mark.parametrize("base", BASES)
+    def test_fused_lean(self, base):
+        compare(
+            lambda m: wsam.WSAM(BASES[base](m.parameters()), model=m, lean=True, gamma=0.6),
+            fuse=True,
+        )
+
     @pytest.mark.parametrize("name", wsam.METHODS)
     def test_without_model(self, name):
         compare(lambda m: wsam.create(name, BASES["sgd"](m.parameters())))

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -31,15 +32,19 @@ def network(seed: int = 0) -> nn.Module:
 
 
 def compare(name: str, base: str, **options: object) -> int:
-    """Train twice, the second time with kernels; return how many steps a kernel finished."""
+    """Train twice, the second time with kernels; return how often one finished or began a step."""
     models = [network(), network()]
     opts = [wsam.create(name, BASES[base](m.parameters()), model=m, **options) for m in models]
     second = opts[1]
     boost = second.geometry.boost
     fused = kernels.Kernels(torch.device("cpu"), second.base, second.rule, boost)
-    finished = []
-    own = fused.finish
-    fused.finish = lambda *a: finished.append(own(*a)) or finished[-1]  # type: ignore[method-assign]
+    finished: list[bool] = []
+
+    def heard(own: Callable[..., bool]) -> Callable[..., bool]:
+        return lambda *given: finished.append(own(*given)) or finished[-1]  # type: ignore[func-returns-value]
+
+    for name_of_kernel in ("finish", "begin_lean", "end_lean"):
+        setattr(fused, name_of_kernel, heard(getattr(fused, name_of_kernel)))
     opts[1]._kernels = fused
     generator = torch.Generator().manual_seed(1)
     for _ in range(6):
@@ -60,17 +65,24 @@ def compare(name: str, base: str, **options: object) -> int:
     return sum(finished)
 
 
+def wanted_of(base: str) -> int:
+    return 6 if base == "sgd" else 5
+
+
 def check_all() -> None:
     for base in BASES:
         for name in wsam.METHODS:
             done = compare(name, base)
             # The first step makes the base's state, GSAM's weights need products of both gradients,
             # and where a mask leaves a tensor out its weights were not saved.
-            wanted = 0 if name in {"gsam", "esam"} else 6 if base == "sgd" else 5
+            wanted = 0 if name in {"gsam", "esam"} else wanted_of(base)
             assert done == wanted, (name, base, done)
+        # Lean: six ends, which need none of the base's state, and as many beginnings as above.
+        assert compare("wsam", base, lean=True) == 6 + wanted_of(base)
     assert compare("wsam", "momentum", max_norm=0.5) == 0
     for geometry in (wsam.Adaptive(), wsam.Fisher()):
         assert compare("wsam", "momentum", geometry=geometry) == 5
+        assert compare("wsam", "momentum", geometry=geometry, lean=True) == 6 + 5
 
 
 @pytest.mark.skipif(not kernels.available(), reason="Triton is not installed")

@@ -113,82 +113,47 @@ def _mix(table, index, n, at, inside, numbers, KEPT: tl.constexpr):
 
 
 @triton.jit
-def _finish_sgd(
+def _sgd(
     table,
     index,
     n,
     at,
     inside,
-    numbers,
-    KEPT: tl.constexpr,
+    w,
+    fed,
+    lr,
     DECAY: tl.constexpr,
     MOMENTUM: tl.constexpr,
     DAMPENING: tl.constexpr,
     NESTEROV: tl.constexpr,
 ):
-    w = _read(table, 0, index, n, at, inside)
-    fed, beside = _mix(table, index, n, at, inside, numbers, KEPT)
+    """Return what SGD makes of w; its momentum is list 4."""
     if DECAY != 0.0:
         fed += DECAY * w
     if MOMENTUM != 0.0:
         m = MOMENTUM * _read(table, 4, index, n, at, inside) + (1.0 - DAMPENING) * fed
         _write(table, 4, index, n, at, inside, m)
         fed = fed + MOMENTUM * m if NESTEROV else m
-    lr = tl.load(numbers + 5)
-    new = w - lr * fed
-    if KEPT:
-        new -= lr * beside
-    _write(table, 1, index, n, at, inside, new)
+    return w - lr * fed
 
 
 @triton.jit
-def finish_sgd(
-    table,
-    where,
-    offset,
-    sizes,
-    numbers,
-    n,
-    KEPT: tl.constexpr,
-    DECAY: tl.constexpr,
-    MOMENTUM: tl.constexpr,
-    DAMPENING: tl.constexpr,
-    NESTEROV: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """The end of a step over SGD; lists: saved w, w, g1, g0, momentum."""
-    index, start, size = _tile(where, offset, sizes, BLOCK)
-    at = start + tl.arange(0, BLOCK)
-    if start + BLOCK <= size:
-        inside = _inside(at, size, True)
-        _finish_sgd(
-            table, index, n, at, inside, numbers, KEPT, DECAY, MOMENTUM, DAMPENING, NESTEROV
-        )
-    else:
-        inside = _inside(at, size, False)
-        _finish_sgd(
-            table, index, n, at, inside, numbers, KEPT, DECAY, MOMENTUM, DAMPENING, NESTEROV
-        )
-
-
-@triton.jit
-def _finish_adam(
+def _adam(
     table,
     index,
     n,
     at,
     inside,
-    numbers,
-    KEPT: tl.constexpr,
+    w,
+    fed,
+    lr,
     DECAY: tl.constexpr,
     DECOUPLED: tl.constexpr,
     BETA1: tl.constexpr,
     BETA2: tl.constexpr,
     EPSILON: tl.constexpr,
 ):
-    w = _read(table, 0, index, n, at, inside)
-    fed, beside = _mix(table, index, n, at, inside, numbers, KEPT)
-    lr = tl.load(numbers + 5)
+    """Return what Adam(W) makes of w; its mean, mean square and count are lists 4, 5 and 6."""
     if DECAY != 0.0:
         if DECOUPLED:
             w *= 1.0 - lr * DECAY
@@ -202,14 +167,40 @@ def _finish_adam(
     count = tl.load(_list(table, 6, index, n))
     first = 1.0 - tl.exp(count * tl.log(tl.full((), BETA1, tl.float32)))
     second = 1.0 - tl.exp(count * tl.log(tl.full((), BETA2, tl.float32)))
-    new = w - lr / first * m / (tl.sqrt(v) / tl.sqrt(second) + EPSILON)
+    return w - lr / first * m / (tl.sqrt(v) / tl.sqrt(second) + EPSILON)
+
+
+@triton.jit
+def _finish(
+    table,
+    index,
+    n,
+    at,
+    inside,
+    numbers,
+    KEPT: tl.constexpr,
+    ADAM: tl.constexpr,
+    A: tl.constexpr,
+    B: tl.constexpr,
+    C: tl.constexpr,
+    D: tl.constexpr,
+    E: tl.constexpr,
+):
+    """The end of a step; A to E are the base's constants."""
+    w = _read(table, 0, index, n, at, inside)
+    fed, beside = _mix(table, index, n, at, inside, numbers, KEPT)
+    lr = tl.load(numbers + 5)
+    if ADAM:
+        new = _adam(table, index, n, at, inside, w, fed, lr, A, B, C, D, E)
+    else:
+        new = _sgd(table, index, n, at, inside, w, fed, lr, A, B, C, D)
     if KEPT:
         new -= lr * beside
     _write(table, 1, index, n, at, inside, new)
 
 
 @triton.jit
-def finish_adam(
+def finish(
     table,
     where,
     offset,
@@ -217,23 +208,97 @@ def finish_adam(
     numbers,
     n,
     KEPT: tl.constexpr,
-    DECAY: tl.constexpr,
-    DECOUPLED: tl.constexpr,
-    BETA1: tl.constexpr,
-    BETA2: tl.constexpr,
-    EPSILON: tl.constexpr,
+    ADAM: tl.constexpr,
+    A: tl.constexpr,
+    B: tl.constexpr,
+    C: tl.constexpr,
+    D: tl.constexpr,
+    E: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The end of a step over Adam or AdamW; lists: saved w, w, g1, g0, mean, mean square, count."""
+    """The end of a step; lists: saved w, w, g1, g0, and the base's."""
     index, start, size = _tile(where, offset, sizes, BLOCK)
     at = start + tl.arange(0, BLOCK)
     if start + BLOCK <= size:
         inside = _inside(at, size, True)
-        _finish_adam(
-            table, index, n, at, inside, numbers, KEPT, DECAY, DECOUPLED, BETA1, BETA2, EPSILON
-        )
+        _finish(table, index, n, at, inside, numbers, KEPT, ADAM, A, B, C, D, E)
     else:
         inside = _inside(at, size, False)
-        _finish_adam(
-            table, index, n, at, inside, numbers, KEPT, DECAY, DECOUPLED, BETA1, BETA2, EPSILON
-        )
+        _finish(table, index, n, at, inside, numbers, KEPT, ADAM, A, B, C, D, E)
+
+
+@triton.jit
+def _begin_lean(
+    table,
+    index,
+    n,
+    at,
+    inside,
+    numbers,
+    scale,
+    ADAM: tl.constexpr,
+    A: tl.constexpr,
+    B: tl.constexpr,
+    C: tl.constexpr,
+    D: tl.constexpr,
+    E: tl.constexpr,
+):
+    w = _read(table, 0, index, n, at, inside)
+    g0 = _read(table, 1, index, n, at, inside)
+    direction = _read(table, 2, index, n, at, inside)
+    lr = tl.load(numbers + 5)
+    fed = tl.load(numbers + 1) * g0
+    if ADAM:
+        new = _adam(table, index, n, at, inside, w, fed, lr, A, B, C, D, E)
+    else:
+        new = _sgd(table, index, n, at, inside, w, fed, lr, A, B, C, D)
+    new -= lr * (tl.load(numbers + 3) - tl.load(numbers + 4)) * g0
+    _write(table, 3, index, n, at, inside, new)
+    _write(table, 0, index, n, at, inside, w + tl.load(scale) * direction)
+
+
+@triton.jit
+def begin_lean(
+    table,
+    where,
+    offset,
+    sizes,
+    numbers,
+    scale,
+    n,
+    ADAM: tl.constexpr,
+    A: tl.constexpr,
+    B: tl.constexpr,
+    C: tl.constexpr,
+    D: tl.constexpr,
+    E: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The base's step and the way to w + d; lists: w, g0, direction, result less g1, and the base's."""
+    index, start, size = _tile(where, offset, sizes, BLOCK)
+    at = start + tl.arange(0, BLOCK)
+    if start + BLOCK <= size:
+        inside = _inside(at, size, True)
+        _begin_lean(table, index, n, at, inside, numbers, scale, ADAM, A, B, C, D, E)
+    else:
+        inside = _inside(at, size, False)
+        _begin_lean(table, index, n, at, inside, numbers, scale, ADAM, A, B, C, D, E)
+
+
+@triton.jit
+def _end_lean(table, index, n, at, inside, numbers):
+    kept = _read(table, 0, index, n, at, inside)
+    g1 = _read(table, 2, index, n, at, inside)
+    new = kept - tl.load(numbers + 5) * tl.load(numbers + 4) * g1
+    _write(table, 1, index, n, at, inside, new)
+
+
+@triton.jit
+def end_lean(table, where, offset, sizes, numbers, n, BLOCK: tl.constexpr):
+    """The end of a lean step; lists: result less g1, w, g1."""
+    index, start, size = _tile(where, offset, sizes, BLOCK)
+    at = start + tl.arange(0, BLOCK)
+    if start + BLOCK <= size:
+        _end_lean(table, index, n, at, _inside(at, size, True), numbers)
+    else:
+        _end_lean(table, index, n, at, _inside(at, size, False), numbers)

@@ -152,7 +152,7 @@ class Engine(Wrapper):
             blocks, safe = flight.blocks, self._lean_is_safe
             # A base that writes into gradients is found out here: from now on the late plan.
             spoils = lean_plan.begin(
-                blocks, mask, self.geometry, self._mix, self.base.step, not safe
+                blocks, mask, self.geometry, self._mix, self.base.step, not safe, self._kernels
             )
             self.lean, self._lean_is_safe = not spoils, True
             for block in flight.blocks:
@@ -229,14 +229,15 @@ class Engine(Wrapper):
     def _finish_by_kernel(self, flight: Flight) -> bool:
         """Do all that is left of the step, the base's part included, by one kernel if one can."""
         blocks, layout = flight.blocks, self._layout()
-        ordinary = not (flight.skip or flight.plain or flight.stepped or self.local)
+        ordinary = not (flight.skip or flight.plain or self.local)
         if self._kernels is None or not ordinary or self.max_norm is not None:
             return False
         if any(self.rule.needs_products(self._values(block.group)) for block in blocks):
             return False
         if update.latecomers(layout, blocks):
             return False
-        if not self._kernels.finish(flight):
+        finish = self._kernels.end_lean if flight.stepped else self._kernels.finish
+        if not finish(flight):
             return False
         flight.moved, flight.stepped, flight.ready = [], True, True
         self._return_to_weights()

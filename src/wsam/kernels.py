@@ -206,82 +206,116 @@ class Kernels:
         Returns:
             False, with nothing done, where a gradient is missing or tensors do not fit.
         """
-        if not self._knows_base or any(block.sharded for block in flight.blocks):
-            return False
-        base, work = self._base, []
         moved = {
             number: s for b in flight.moved for number, s in zip(b.numbers, b.saved, strict=True)
         }
+        work = []
         for block in flight.blocks:
-            second = [p.grad for p in block.params]
-            states = [base.state.get(p, {}) for p in block.params]
-            history = _history(base, block.group, states)
             saved = [moved.get(number) for number in block.numbers]
-            if history is None or any(t is None for t in (*second, *saved)):
+            kept = [block.first] if block.first is not None else []
+            lists: list[Any] = [saved, block.weights(), [p.grad for p in block.params], *kept]
+            history = self._history(block, lists)
+            if history is None:
                 return False
-            lists = [saved, block.weights(), second, *([block.first] if block.first else [])]
-            if not fit(*lists, *history):  # type: ignore[arg-type]
-                return False
-            work.append((block, lists, history, states))
-        for block, lists, history, states in work:
-            self._finish_block(block, lists, history, states)
+            work.append((block, lists, history))
+        for block, lists, history in work:
+            self._finish_block(block, lists, history)
         return True
 
-    def _finish_block(
-        self,
-        block: Block,
-        lists: list[Any],
-        history: list[list[Tensor]],
-        states: list[dict[str, Any]],
-    ) -> None:
-        from wsam import _triton
-
-        group = block.group
+    def _finish_block(self, block: Block, lists: list[Any], history: list[list[Tensor]]) -> None:
         kept = block.first is not None
-        plan = self._plan(block, lists[1])
-        numbers = self._numbers[self._group(block)]
-        shape = (plan.where, plan.offset, plan.sizes, numbers, len(lists[1]))
         lists = [*lists[:3], lists[3] if kept else lists[2]]
+        self._launch("finish", block, [*lists, *history], self._constants(block), KEPT=kept)
+
+    def begin_lean(
+        self,
+        blocks: Sequence[Block],
+        directions: Sequence[tuple[list[Tensor], Tensor, bool]],
+    ) -> bool:
+        """Step the base, move to w + d and keep the step's result less g1, in one pass.
+
+        Returns:
+            False, with nothing done, where tensors do not fit.
+        """
+        work = []
+        for block, (direction, scale, _) in zip(blocks, directions, strict=True):
+            lists = [block.weights(), block.first or [], direction]
+            history = self._history(block, lists)
+            if history is None:
+                return False
+            work.append((block, lists, scale, history))
+        for block, lists, scale, history in work:
+            self._begin_lean(block, lists, scale, history)
+        return True
+
+    def _begin_lean(
+        self, block: Block, lists: list[list[Tensor]], scale: Tensor, history: list[list[Tensor]]
+    ) -> None:
+        block.saved = [torch.empty_like(w) for w in lists[0]]
+        lists = [*lists, block.saved, *history]
+        self._launch("begin_lean", block, lists, self._constants(block), scale.float())
+
+    def end_lean(self, flight: Flight) -> bool:
+        """`w = saved - lr * sharp * g1`; False, with nothing done, where tensors do not fit."""
+        work = []
+        for block in flight.blocks:
+            lists: list[Any] = [block.saved, block.weights(), [p.grad for p in block.params]]
+            if not self._knows_base or not _walkable(block, lists):
+                return False
+            work.append((block, lists))
+        for block, lists in work:
+            self._end_lean(block, lists)
+        return True
+
+    def _end_lean(self, block: Block, lists: list[Any]) -> None:
+        self._launch("end_lean", block, lists, {})
+
+    def _history(self, block: Block, lists: Sequence[Sequence[Any]]) -> list[list[Tensor]] | None:
+        """Return the base's state as lists; None where the kernels cannot step it."""
+        if not self._knows_base:
+            return None
+        names: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
         if isinstance(self._base, torch.optim.SGD):
-            lists += history or [lists[1]]
-            _triton.finish_sgd[(plan.programs,)](
-                self._table(lists),
-                *shape,
-                KEPT=kept,
-                DECAY=group["weight_decay"],
-                MOMENTUM=group["momentum"],
-                DAMPENING=group["dampening"],
-                NESTEROV=group["nesterov"],
-                **TILES,
-            )
-            return
-        steps = [state["step"] for state in states]
-        torch._foreach_add_(steps, 1)
+            names = ("momentum_buffer",) if block.group["momentum"] else ()
+        states = [self._base.state.get(p, {}) for p in block.params]
+        history = [[state.get(name) for state in states] for name in names]
+        return history if _walkable(block, [*lists, *history]) else None
+
+    def _constants(self, block: Block) -> dict[str, Any]:
+        """Return the base's arithmetic as constants of a kernel."""
+        group, names = block.group, "ABCDE"
+        if isinstance(self._base, torch.optim.SGD):
+            keys = ("weight_decay", "momentum", "dampening", "nesterov")
+            values = [*(group[key] for key in keys), 0]
+            return {"ADAM": False, **dict(zip(names, values, strict=True))}
         decoupled = isinstance(self._base, torch.optim.AdamW) or bool(
             group.get("decoupled_weight_decay")
         )
-        _triton.finish_adam[(plan.programs,)](
-            self._table([*lists, *history, steps]),
-            *shape,
-            KEPT=kept,
-            DECAY=group["weight_decay"],
-            DECOUPLED=decoupled,
-            BETA1=group["betas"][0],
-            BETA2=group["betas"][1],
-            EPSILON=group["eps"],
-            **TILES,
-        )
+        values = [group["weight_decay"], decoupled, *group["betas"], group["eps"]]
+        return {"ADAM": True, **dict(zip(names, values, strict=True))}
+
+    def _launch(
+        self,
+        kernel: str,
+        block: Block,
+        lists: list[Any],
+        constants: dict[str, Any],
+        *more: Tensor,
+        **flags: bool,
+    ) -> None:
+        from wsam import _triton
+
+        if constants.get("ADAM"):
+            steps = [self._base.state[p]["step"] for p in block.params]
+            torch._foreach_add_(steps, 1)
+            lists = [*lists, steps]
+        plan = self._plan(block, block.weights())
+        numbers = self._numbers[self._group(block)]
+        shape = (plan.where, plan.offset, plan.sizes, numbers, *more, len(block.params))
+        run = getattr(_triton, kernel)[(plan.programs,)]
+        run(self._table(lists), *shape, **flags, **constants, **TILES)
 
 
-def _history(
-    base: Optimizer, group: dict[str, Any], states: list[dict[str, Any]]
-) -> list[list[Tensor]] | None:
-    """Return the base's state as lists, in the kernel's order; None while it is not all there."""
-    if isinstance(base, torch.optim.SGD):
-        names: tuple[str, ...] = ("momentum_buffer",) if group["momentum"] else ()
-    else:
-        names = ("exp_avg", "exp_avg_sq")
-    lists = [[state.get(name) for state in states] for name in names]
-    if any(value is None for values in lists for value in values):
-        return None
-    return lists  # type: ignore[return-value]
+def _walkable(block: Block, lists: Sequence[Sequence[Any]]) -> bool:
+    whole = not any(tensor is None for tensors in lists for tensor in tensors)
+    return whole and not block.sharded and fit(*lists)

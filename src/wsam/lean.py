@@ -17,6 +17,7 @@ from torch import Tensor
 
 from wsam.block import Block, Scalar, add_scaled, copies, on_device
 from wsam.geometry import Geometry
+from wsam.kernels import Kernels
 from wsam.perturb import chosen_blocks, perturbations
 from wsam.rule import Mix
 from wsam.update import Beside, swap
@@ -33,12 +34,20 @@ def begin(
     mix: Callable[[dict[str, Any]], Mix],
     base_step: Callable[[], object],
     guarded: bool,
+    fused: Kernels | None = None,
 ) -> bool:
     """Step the base, move the live weights to w + d and keep A in `block.saved`.
 
     With `guarded` a copy of g0 is held while the base steps, in case it writes into the gradients
     (Muon does); the answer is whether it did. Unguarded, such a write raises `SpoiledGradientError`.
+    `fused` does it all in one pass, the base's step included, or nothing.
     """
+    if fused is not None and mask is None:
+        directions = perturbations(blocks, geometry, spend=False, fused=fused)
+        if fused.begin_lean(blocks, directions):
+            for block in blocks:
+                block.first = None
+            return False
     for block in blocks:
         block.saved = copies(block.weights())
     at = {

@@ -111,6 +111,7 @@ def _moved(step: Any) -> Traffic:
 def fused_kernels(counter: Moved) -> Iterator[None]:
     """Count what our own fused kernels move: torch's dispatcher does not see them."""
     norm, add, finish = Kernels.scales, Kernels.save_and_add, Kernels._finish_block
+    begin_lean, end_lean = Kernels._begin_lean, Kernels._end_lean
 
     def scales(self: Kernels, blocks: Any, lists: Any) -> Any:
         made = norm(self, blocks, lists)
@@ -131,8 +132,24 @@ def fused_kernels(counter: Moved) -> Iterator[None]:
         counter.writes += count * (1 + len(history))
         finish(self, block, lists, history, *rest)
 
+    def begin(self: Kernels, block: Block, lists: Any, scale: Any, history: Any) -> None:
+        count = len(block.params)  # lists: w, g0 and the direction, which may be g0 itself
+        counter.reads += count * (2 + (lists[2] is not lists[1]) + len(history))
+        counter.writes += count * (2 + len(history))
+        begin_lean(self, block, lists, scale, history)
+
+    def end(self: Kernels, block: Block, lists: Any) -> None:
+        counter.reads += 2 * len(block.params)  # the result less g1, and g1
+        counter.writes += len(block.params)
+        end_lean(self, block, lists)
+
     with mock.patch.multiple(
-        Kernels, scales=scales, save_and_add=save_and_add, _finish_block=finish_block
+        Kernels,
+        scales=scales,
+        save_and_add=save_and_add,
+        _finish_block=finish_block,
+        _begin_lean=begin,
+        _end_lean=end,
     ):
         yield
 
