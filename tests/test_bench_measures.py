@@ -164,6 +164,21 @@ def test_traffic_of_fused_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     assert counter.reads == 14, "what is measured is put back as it was"
 
 
+def test_traffic_of_the_lean_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six reads and four writes over SGD with momentum, as the page says."""
+    block = Block({"lr": 0.1}, [A], [0])
+    monkeypatch.setattr(Kernels, "scales", lambda self, blocks, lists: [torch.ones(())])
+    monkeypatch.setattr(Kernels, "_launch", lambda self, *given, **flags: None)
+    monkeypatch.setattr(Kernels, "_constants", lambda self, block: {})
+    counter, kernels = Moved(), object.__new__(Kernels)
+    first = [B]
+    with traffic.fused_kernels(counter):
+        kernels.scales([block], [first])
+        kernels._begin_lean(block, [[A], first, first], torch.ones(()), [[A]])
+        kernels._end_lean(block, [block.saved, [A], [B]])
+    assert (counter.reads, counter.writes) == (6, 4)
+
+
 def test_tensors_that_do_not_fit_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Kernels, "save_and_add", lambda self, block, direction, scale: None)
     counter = Moved()
