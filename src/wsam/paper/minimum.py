@@ -66,7 +66,9 @@ def value_of(found: dict[str, Any], reading: str | None = None) -> float | None:
     return float((found if reading is None else found[reading])["top_eigenvalue"])
 
 
-def measure(run: Run, out: Path, means: Means, plane: bool = False) -> dict[str, Any]:
+def measure(
+    run: Run, out: Path, means: Means, plane: bool = False, readings: bool = True
+) -> dict[str, Any]:
     """Measure the minimum of a finished run: what was measured before is not measured again.
 
     The Hessian is that of the mean loss over the first 10,000 training images, as they are (no
@@ -80,11 +82,13 @@ def measure(run: Run, out: Path, means: Means, plane: bool = False) -> dict[str,
         out: The folder of the results.
         means: Says the device and where data is.
         plane: Take a slice along two directions, too, over the first 2,000 images.
+        readings: Take the two more readings of the eigenvalue.
 
     Raises:
         FileNotFoundError: Nothing is measured yet, and its weights were not kept.
     """
-    wanted = [BY_BATCHES, ON_TEST, around.SLICE, *([around.PLANE] if plane else [])]
+    wanted = [*([BY_BATCHES, ON_TEST] if readings else []), around.SLICE]
+    wanted += [around.PLANE] if plane else []
     found = read(out, run)
     if found is not None and all(part in found for part in wanted):
         return found
