@@ -31,13 +31,15 @@ def table(record: dict[str, Any]) -> str:
     lines = [
         about(record),
         "",
-        "| a step of | form | ms | of two bare passes in that form |",
+        "| a step of | form | ms (quartiles) | of two bare passes in that form |",
         "|---|---|---|---|",
     ]
     for case in shown(record["cases"]):
         name = case["name"]
         told = f"**wsam {name}**" if case["kind"] == "ours" else PEERS.get(name, name)
-        figures = f"{case['ms']['median']:.1f} | {case['of_floor']['median']:.2f}"
+        ms, ratio = case["ms"], case["of_floor"]
+        figures = f"{ms['median']:.1f} ({between(ms, '.1f')}) | {ratio['median']:.2f}"
+        figures += "" if case["kind"] == "floor" else f" ({between(ratio, '.2f')})"
         lines.append(f"| {told} | {case['form']} | {figures} |")
     return "\n".join(lines)
 
@@ -66,7 +68,8 @@ def details(record: dict[str, Any], form: str) -> str:
     for case in record["cases"]:
         if case["form"] != form or case["name"].startswith("WSAM every"):
             continue
-        ratio, share = case["of_floor"], case.get("share_of_copy_bandwidth")
+        ratio = case["of_floor"]
+        share = case["share_of_copy_bandwidth"] if is_clear(case) else None
         copies = memory.get((case["name"], form), {}).get("copies_beyond_base")
         cells = [case["name"], f"{case['ms']['median']:.4g}", f"{ratio['median']:.3f}"]
         cells += [between(ratio, ".3f"), *(f"{case[k]:g}" if k in case else "" for k in MOVES)]
@@ -74,6 +77,12 @@ def details(record: dict[str, Any], form: str) -> str:
         cells += ["" if copies is None else f"{copies:.2f}"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def is_clear(case: dict[str, Any]) -> bool:
+    """Whether the optimizer's own part, step less floor, stands out of its spread."""
+    own = case.get("own_ms")
+    return "reads" in case and own is not None and own["high"] - own["low"] < own["median"]
 
 
 def intervals(record: dict[str, Any]) -> str:

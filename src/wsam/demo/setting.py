@@ -69,7 +69,7 @@ def contenders() -> dict[str, Contender]:
         Contender(BASE, base_run(), "sgd", "the base alone, twice the epochs, same learning rate"),
         Contender(TUNED, base_run(lr=0.005), "tuned", "the same at its own best learning rate"),
         Contender(SAM, base_run("sam", rho=0.4), "sam", "SAM over that base"),
-        Contender(WSAM, base_run("wsam", rho=0.4, gamma=0.92), "wsam", "WSAM over that base"),
+        Contender(WSAM, base_run("wsam", rho=0.2, gamma=0.96), "wsam", "WSAM over that base"),
     )
     return {row.name: row for row in rows}
 
