@@ -3,10 +3,16 @@
 import contextlib
 import io
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 from unittest import mock
 
-from wsam.cli import run
+import typer.main
+
+from wsam.cli import app, run
+
+WRITES_ONE_FILE = {"report"}  # its --out is no folder
 
 
 @dataclass(frozen=True)
@@ -27,3 +33,27 @@ def wsam_command(*words: object, status: int = 0) -> Answer:
             ended = int(stop.code or 0)
     assert ended == status, f"status {ended}: {out.getvalue()}{err.getvalue()}"
     return Answer(out.getvalue(), err.getvalue())
+
+
+def error_of(*words: object) -> str:
+    """Run a command that the user got wrong; return its one line."""
+    answer = wsam_command(*words, status=2)
+    assert answer.stdout == ""
+    assert answer.stderr.startswith("wsam: ")
+    assert answer.stderr.count("\n") == 1, answer.stderr
+    assert "Errno" not in answer.stderr
+    return answer.stderr
+
+
+def walk(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Yield every command that can be called, and its words."""
+    inner = getattr(command, "commands", None)
+    if inner is None:
+        yield " ".join(path), command
+        return
+    for name, each in inner.items():
+        yield from walk(each, (*path, name))
+
+
+ROOT = typer.main.get_command(app)
+COMMANDS = dict(walk(ROOT))

@@ -98,7 +98,7 @@ def test_smoke_measures_everything(record: dict[str, Any]) -> None:
 
 
 def test_record_says_where_it_comes_from(record: dict[str, Any]) -> None:
-    assert record["hardware"]["threads"] == torch.get_num_threads()
+    assert record["hardware"]["threads"] == 1, "a smoke test's tiny model is quickest with one"
     assert record["versions"]["torch"] == torch.__version__
     assert record["versions"]["pytorch_optimizer"]
     assert {"commit", "clock", "load_before", "load_after"} <= set(record)
@@ -194,6 +194,20 @@ def test_cpu_clock_needs_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     with pytest.raises(ValueError, match="one thread"):
         measure(smoke(clock="cpu"))
+
+
+@pytest.mark.parametrize("words", [(), ("--scaling", "tensors"), ("--model", "vgg")])
+def test_smoke_uses_one_thread_and_puts_the_others_back(words: tuple[str, ...]) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    given = ("--smoke", "--device", "cpu", "--rounds", 1, "--only", "SGD", "--json", *words)
+    try:
+        answer = wsam_command("bench", *given, status=2 if "vgg" in words else 0)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    if "vgg" not in words:
+        assert json.loads(answer.stdout)["hardware"]["threads"] == 1
 
 
 def test_only_keeps_the_floor_of_its_forms() -> None:

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.main
-from command import wsam_command
+from command import COMMANDS, ROOT, WRITES_ONE_FILE, error_of, wsam_command
 
-from wsam.cli import _files, app
+from wsam.cli import _files
 from wsam.cli._errors import sentence
 from wsam.lab import records
 from wsam.lab.means import Means
@@ -49,18 +48,7 @@ QUICK = {
     "train": f"{TRAIN} --out {{out}}",
 }
 IN_WORKERS = {"demo", "sweep"}  # other processes write their records, with the code of `train`
-WRITES_ONE_FILE = {"report"}  # its --out is no folder
 NOT_RESULTS = {"lock"}  # written in place, and means nothing by its contents
-
-
-def walk(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Yield every command that can be called, and its words."""
-    inner = getattr(command, "commands", None)
-    if inner is None:
-        yield " ".join(path), command
-        return
-    for name, each in inner.items():
-        yield from walk(each, (*path, name))
 
 
 def groups(command: Any, path: tuple[str, ...] = ()) -> Iterator[str]:
@@ -70,26 +58,7 @@ def groups(command: Any, path: tuple[str, ...] = ()) -> Iterator[str]:
             yield from groups(each, (*path, name))
 
 
-ROOT = typer.main.get_command(app)
-COMMANDS = dict(walk(ROOT))
 GROUPS = list(groups(ROOT))
-FOLDERS = [
-    (name, option)
-    for name, command in COMMANDS.items()
-    for parameter in command.params
-    for option in parameter.opts
-    if option in {"--out", "--results"} and name not in WRITES_ONE_FILE
-]
-
-
-def error_of(*words: object) -> str:
-    """Run a command that the user got wrong; return its one line."""
-    answer = wsam_command(*words, status=2)
-    assert answer.stdout == ""
-    assert answer.stderr.startswith("wsam: ")
-    assert answer.stderr.count("\n") == 1, answer.stderr
-    assert "Errno" not in answer.stderr
-    return answer.stderr
 
 
 def test_every_command_has_a_quick_use() -> None:
@@ -158,19 +127,6 @@ def test_an_unknown_command_is_one_line(name: str) -> None:
 )
 def test_a_missing_argument_is_one_line(name: str) -> None:
     assert "missing argument" in error_of(*name.split())
-
-
-@pytest.mark.parametrize(("name", "option"), FOLDERS)
-@pytest.mark.parametrize("inside", ["", "deeper"])
-def test_a_folder_that_is_a_file_is_told_at_once(
-    name: str, option: str, inside: str, tmp_path: Path
-) -> None:
-    file = tmp_path / "file"
-    file.write_text("mine")
-    words = ["x"] * sum(parameter.required for parameter in COMMANDS[name].params)
-    line = error_of(*name.split(), *words, option, file / inside)
-    assert f"{file} is a file" in line
-    assert file.read_text() == "mine"
 
 
 @pytest.mark.parametrize("name", sorted(WRITES_ONE_FILE))

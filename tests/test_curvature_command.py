@@ -174,6 +174,8 @@ def test_wrong_checkpoints_get_one_clear_line(out, record, tmp_path):
     assert "no checkpoint" in refused("curvature", tmp_path / "nothing.pt")
     (tmp_path / "text.pt").write_text("not tensors")
     assert "not a file of tensors" in refused("curvature", tmp_path / "text.pt")
+    (tmp_path / "empty.pt").touch()
+    assert "is not a file of tensors: it is empty" in refused("curvature", tmp_path / "empty.pt")
     torch.save([1, 2], tmp_path / "list.pt")
     assert "holds list, not a state dict" in refused("curvature", tmp_path / "list.pt")
     torch.save({"a": 1}, tmp_path / "odd.pt")

@@ -15,6 +15,7 @@ from command import wsam_command
 
 from wsam.demo import LOOK_SEEDS, SEEDS, carry_out, choice, contenders, setting, summarise, work
 from wsam.demo.display import Display, shown
+from wsam.demo.page import page
 from wsam.lab import records
 from wsam.lab.files import quiet
 from wsam.lab.train import train
@@ -208,6 +209,20 @@ class TestWhole:
             word = "no difference" if abs(gap) <= spread else "lower" if gap > 0 else "higher"
             assert sentence.startswith(f"WSAM against {other}: ")
             assert word in sentence
+
+    def test_one_seed_says_nothing_of_a_difference(self, made, small):
+        """It has no deviation that a difference could be more than."""
+        out, _ = made
+        summary = summarise(out / "runs", (1,))
+        assert summary.lower("WSAM", "SGD")[1] is None
+        for sentence in summary.claims:
+            assert "one seed has no deviation, so nothing can be said" in sentence
+            assert not re.search("lower|higher|no difference|sum of", sentence)
+        text = page(summary, choice.read())
+        lead = text.partition('<p class="lead">')[2].partition("</p>")[0]
+        assert "one seed has no deviation" in lead
+        assert "One run each, of seed 1, so without deviations, after the last epoch" in text
+        assert not re.search("Mean ± sample deviation over|within their deviations", text)
 
     @needs_browser
     @pytest.mark.browser

@@ -103,6 +103,7 @@ def test_a_failed_run_exits_with_1(tmp_path):
         ("--hyper rho", ["expected name=value, got 'rho'"]),
         ("--geometry-arg eta=1", ["--geometry-arg needs --geometry"]),
         ("--rho -1", ["rho", "-1"]),
+        ("--rho nan", ["rho of wsam must be a finite number, got nan"]),
         ("--data cifar10 --no-download --data-dir /nonexistent", ["cifar-10-binary.tar.gz is not"]),
         ("--device cuda:99", ["device 'cuda:99' cannot be used"]),
     ],

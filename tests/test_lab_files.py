@@ -34,6 +34,26 @@ def test_write_replaces_the_whole_file(tmp_path):
     assert [p.name for p in path.parent.iterdir()] == ["file"]
 
 
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (PermissionError(errno.EACCES, "Permission denied", "a"), "permission denied"),
+        (FileNotFoundError(errno.ENOENT, "No such file", "a"), "the system does not allow it"),
+        (NotADirectoryError(errno.ENOTDIR, "Not a directory", "a"), "there is a file in its way"),
+    ],
+)
+def test_a_folder_that_cannot_be_made_is_named(tmp_path, monkeypatch, error, reason):
+    def refuse(*given, **named):
+        raise error
+
+    monkeypatch.setattr(files.Path, "mkdir", refuse)
+    path = tmp_path / "runs" / "file"
+    with pytest.raises(type(error)) as caught:
+        files.write_atomic(path, b"new")
+    expected = f"the folder {path.parent} cannot be made: {reason}"
+    assert files.sentence(caught.value) == expected
+
+
 def test_full_disk_keeps_the_old_and_leaves_no_temporary_file(tmp_path, monkeypatch):
     path = tmp_path / "file"
     files.write_atomic(path, b"old")

@@ -96,6 +96,8 @@ def test_every_measure(tmp_path):
         "loss": "0.0026 (n = 1)",
         "accuracy": "0.9575 (n = 1)",
         "top eigenvalue": "1 not measured",
+        "by batches": "1 not measured",
+        "test images": "1 not measured",
     }
     found = {"key": run.key, "top_eigenvalue": 62.5}
     minimum.path_of(tmp_path, run).write_text(json.dumps(found))
@@ -105,6 +107,21 @@ def test_every_measure(tmp_path):
     fake_record(tmp_path, noise.runs[0], 12.0)
     assert gather(noise, tmp_path)[0].text == "88.00 (n = 1)"
     assert len(list(records.read_all(tmp_path))) == 2, "a measurement is no record"
+
+
+def test_figures_may_come_from_elsewhere_than_a_folder():
+    table = find("minima")
+    row = {"train_loss": 0.5, "test_error": 5.0}
+
+    class Known:
+        def record(self, run):
+            return {"status": "finished", "curve": [row]} if run.seed < 2 else None
+
+        def minimum(self, run):
+            return {"top_eigenvalue": 3.0} if run.seed == 0 else None
+
+    texts = [entry.text for entry in gather(table, Known())][:3]
+    assert texts == ["0.5000 ± 0.0000 (n = 2)", "0.9500 ± 0.0000 (n = 2)", "3.00 (n = 1)"]
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"key": "0", "top_eigenvalue": 1.0}', "{}"])
@@ -130,9 +147,37 @@ def test_markdown(results):
         "| ResNet18 | SGDM | 4.59 (n = 1) † | 4.32 ± 0.07 |",
         "| ResNet18 | SAM | not run | 3.68 ± 0.06 |",
     ]
-    assert "- † Ours differs from the paper's by more than both deviations:" in text
-    assert "- † ResNet18/SGDM/CIFAR-10: ours, 4.59 (n = 1), is above" in text
-    assert "GSAM's radius is constant" in text
+    assert (
+        "- † Ours differs from the paper's by more than both deviations:\n"
+        "  - ResNet18/SGDM/CIFAR-10: ours, 4.59 (n = 1), is above"
+    ) in text
+    assert "\n- GSAM's radius is constant" in text
+    alone = find("cifar").select("ResNet18/WSAM/*")
+    assert "GSAM" not in render.markdown(alone, gather(alone, results)), "a note without its row"
+    coupled = find("ablation").select("Coupled-WSAM")
+    assert "\n- Coupled-WSAM uses" in render.markdown(coupled, gather(coupled, results))
+
+
+def test_columns_without_any_figure_are_left_out(tmp_path):
+    """For people: neither measured by us nor printed by the paper. Data keeps them."""
+    table = find("minima")
+    first = table.cell(("SGDM",), "loss").runs[0]
+    fake_record(tmp_path, first, 4.25)
+    entries = gather(table, tmp_path)
+    text = render.markdown(table, entries)
+    assert text.splitlines()[2].endswith("top eigenvalue, ours | top eigenvalue, paper |")
+    assert "| SGDM | 0.0100 (n = 1) | 0.0026 | 0.9575 (n = 1) | 0.9575 | 1 not measured |" in text
+    assert "\n- Left out, for no run has a figure there yet: by batches, test images.\n" in text
+    assert "by batches" in {cell["column"] for cell in render.data(table, entries)}
+    assert "test images" in render.comma_separated(table, entries)
+    reading = {"top_eigenvalue": 2.0}
+    found = {"key": first.key, "top_eigenvalue": 62.5, "on_test": reading}
+    minimum.path_of(tmp_path, first).write_text(json.dumps(found))
+    assert render.header(table, gather(table, tmp_path))[-1] == "test images"
+    noise = find("noise-rho")
+    fake_record(tmp_path, noise.cells[1].runs[0], None, status="failed")
+    kept = render.columns(noise, gather(noise, tmp_path))
+    assert kept == [noise.cells[1].column], "a failure is worth telling"
 
 
 def test_a_table_that_must_not_be_compared_is_not(results):

@@ -12,6 +12,7 @@ from browsing import PHONE, needs_browser, opened, running
 from command import wsam_command
 
 from wsam.lab import records
+from wsam.lab.checkpoint import save_state
 from wsam.lab.means import Means
 from wsam.lab.run import Run
 from wsam.lab.train import train
@@ -20,9 +21,7 @@ from wsam.paper import minimum
 from wsam.report import gather, page, write
 from wsam.report.charts import best, some
 from wsam.report.commands import command, commands
-from wsam.report.heat import heat
 from wsam.report.labels import Line
-from wsam.report.scale import Scale, fit, short
 from wsam.report.svg import Look
 
 CPU = Means(device="cpu", keep_weights=True)
@@ -164,18 +163,71 @@ def test_commands_make_the_same_run(run, monkeypatch):
 def test_commands_name_what_was_measured(folder):
     by_key = {result.run.key: result for result in gather(folder).results}
     trained, measured = commands(by_key[small("wsam").key])
-    assert trained.endswith("--device cpu --keep-checkpoint")
-    assert measured == f"wsam curvature runs/{small('wsam').key}.json --top 1 --samples 128"
+    assert trained.endswith("--device cpu --keep-checkpoint --out again")
+    assert measured == f"wsam curvature again/{small('wsam').key}.json --top 1 --samples 128"
     team = by_key[small("wsam", seed=1).key]
     team.record["execution"]["processes"] = 4
     assert commands(team)[0].startswith("torchrun --nproc_per_node 4 -m wsam train --data digits")
 
 
-def test_tables_stand_beside_the_paper(tmp_path):
-    """Real records of the paper's setting: ours, theirs, and only the rows there is something for."""
-    for path in RESULTS.glob("*.json"):
-        shutil.copy(path, tmp_path)
+def test_a_second_run_is_promised_no_more_than_is_true(tmp_path):
+    """The same bits on one CPU thread alone, and a folder where it is trained at all."""
+    assert "bit for bit" not in page(gather(RESULTS)), "these ran on a GPU"
+    runs = [small(seed=seed, epochs=1) for seed in (0, 1)]
+    made = [train(run, tmp_path, Means(device="cpu")) for run in runs]
+    for run, record in zip(runs, made, strict=True):
+        records.write(tmp_path, run, record | {"hardware": {"threads": 1}})
     text = page(gather(tmp_path))
+    assert "These ran on one CPU thread: on such a processor" in text
+    assert "drift" not in text
+    assert "runs/KEY" not in text
+    records.write(tmp_path, runs[0], made[0] | {"hardware": {"threads": 2}})
+    assert "1 of 2 ran on one CPU thread: " in page(gather(tmp_path))
+
+
+@pytest.fixture
+def results(tmp_path):
+    """Real records of the paper's setting."""
+    return Path(shutil.copytree(RESULTS, tmp_path / "results"))
+
+
+def test_damaged_files_stop_no_report(results):
+    """Not even one of a run that stands in the table of minima."""
+    bad = "baa03fb27915.minimum.json"
+    for damage in ("{}", "[", '{"key": "baa03fb27915", "top_eigenvalue": null}'):
+        (results / bad).write_text(damage)
+        assert f"damaged: {bad}" in wsam_command("report", results).stdout
+    (results / bad).unlink()
+    for name in (bad, "0123456789ab.json"):
+        (results / name).mkdir()
+    work = results / "work" / "ab0123456789" / "checkpoints"
+    save_state(work / "000001.pt", {"run": "{", "curve": []})
+    shown = wsam_command("report", results).stdout
+    assert "4 finished runs in 3 groups" in shown
+    assert "0123456789ab.json is a folder, not a record" in shown
+    assert "damaged: ab0123456789: its checkpoint cannot be read" in shown
+    text = (results / "report.html").read_text()
+    minima = text.partition("Minima of ResNet18")[2].partition("</table>")[0]
+    assert "1 not measured" in minima
+    assert minima.count("(n = ") == 8, "three figures of two rows, two of the damaged one's"
+
+
+def test_the_demonstrations_runs_are_found(tmp_path):
+    train(small(), tmp_path / "demo" / "runs", Means(device="cpu"))
+    own = tmp_path / "demo" / "report.html"
+    own.write_text("its own")
+    shown = wsam_command("report", tmp_path / "demo").stdout
+    assert f"those in {tmp_path / 'demo' / 'runs'}:" in shown
+    assert f"wrote {tmp_path / 'demo' / 'runs' / 'report.html'}" in shown
+    assert own.read_text() == "its own"
+    assert "Results in demo/runs" in (tmp_path / "demo" / "runs" / "report.html").read_text()
+    train(small("sam"), tmp_path / "demo", Means(device="cpu"))
+    assert gather(tmp_path / "demo").path == tmp_path / "demo", "records of its own come first"
+
+
+def test_tables_stand_beside_the_paper(results):
+    """Ours, theirs, and only the rows and columns and notes there is something for."""
+    text = page(gather(results))
     assert "Beside the paper" in text
     table = text.partition("Top-1 error (%) on CIFAR, trained from scratch")[2].partition(
         "</table>"
@@ -183,8 +235,13 @@ def test_tables_stand_beside_the_paper(tmp_path):
     assert "3.62 ± 0.10" in table[0]
     assert "WRN-28-10" not in table[0]
     assert "Minima of ResNet18" in text
-    (tmp_path / "631076422cab.json").write_text("{")
-    assert "Beside the paper" in page(gather(tmp_path)), "a damaged record spoils no table"
+    assert "GSAM&#x27;s radius" not in text
+    assert "Coupled-WSAM" not in text
+    assert "SGDM trains for twice as many epochs" in text
+    assert ">by batches<" not in text
+    assert "both deviations:<ul><li>WSAM/loss: ours" in text
+    (results / "631076422cab.json").write_text("{")
+    assert "Beside the paper" in page(gather(results)), "a damaged record spoils no table"
 
 
 def test_smoke_tables_are_shown_but_not_compared(tmp_path):
@@ -251,30 +308,6 @@ def test_no_more_lines_than_can_be_told_apart(folder):
     assert some(kept, kept) == ""
 
 
-# Axes and maps ---------------------------------------------------------------------------------
-
-
-def test_scale_holds_and_orders():
-    scale = fit([1.0, 2.0, 500.0], 0, 100, log=True)
-    assert scale.log
-    assert 0 < scale(1.0) < scale(2.0) < scale(500.0) < 100
-    assert scale(0.0) == 0
-    assert {1.0, 10.0, 100.0} <= set(scale.ticks())
-    assert fit([3.0, 3.0], 0, 10).low < 3 < fit([3.0, 3.0], 0, 10).high
-    assert fit([float("nan"), 0.0], 0, 10)(0.5) == pytest.approx(4.76, abs=0.01)
-    assert Scale(0, 1, 0, 10).ticks() == [0, 0.2, 0.4, 0.6, 0.8, 1]
-    assert [short(v) for v in (0.0, 12.5, 3e-7, 2.5e7)] == ["0", "12.5", "3e-7", "2e7"]
-
-
-def test_map_shows_what_failed_and_what_is_missing():
-    cells = {(1.0, 1.0): 5.0, (2.0, 1.0): None, (1.0, 2.0): 50.0}
-    made = heat("<t>", (("x", [1.0, 2.0]), ("y", [1.0, 2.0])), cells, (1.0, 2.0))
-    assert made.count("<rect") == 4
-    assert made.count("failed") == 1
-    assert made.count('class="chosen"') == 1
-    assert "&lt;t&gt;" in made
-
-
 # In a browser ----------------------------------------------------------------------------------
 
 
@@ -324,6 +357,15 @@ class TestPage:
         })"""
         with opened(browser, path, viewport={"width": 1200, "height": 900}) as shown:
             assert shown.evaluate(outside) == []
+
+    def test_the_papers_tables_fit(self, browser, tmp_path):
+        write(RESULTS, tmp_path / "page.html")
+        window = {"width": 1200, "height": 900}
+        with opened(browser, tmp_path / "page.html", viewport=window) as shown:
+            cut = (
+                "[...document.querySelectorAll('.scroll')].map(e => e.scrollWidth - e.clientWidth)"
+            )
+            assert max(shown.evaluate(cut)) == 0
 
     def test_light_and_dark(self, browser, path):
         colors = {}

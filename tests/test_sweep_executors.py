@@ -41,6 +41,11 @@ def test_perform_tells_failure_refusal_and_defect_apart(tmp_path, capsys):
     refused = perform(Job(TINY.replace(hyper={"rho": -1.0}), tmp_path, CPU))
     assert refused.status is Status.REFUSED
     assert "rho" in refused.detail
+    (tmp_path / "file").touch()
+    nowhere = perform(Job(TINY, tmp_path / "file" / "runs", CPU))
+    assert nowhere.status is Status.REFUSED
+    assert nowhere.detail.startswith(f"{TINY.title}: the folder {tmp_path / 'file' / 'runs'}")
+    assert nowhere.detail.endswith("cannot be made: there is a file in its way")
     defect = perform(Job(TINY, tmp_path, CPU, sweeping.explode))
     assert (defect.status, defect.detail) == (Status.ERROR, "RuntimeError: a defect")
     mistaken = perform(Job(TINY, tmp_path, CPU, lambda *_: len(3)))

@@ -1,13 +1,18 @@
 """Search with Optuna: every point of the grid once, then points between, whoever dies."""
 
+import inspect
+import re
 import threading
 from collections import Counter
+from pathlib import Path
 
 import optuna
 import pytest
 from sweeping import CPU, TINY
 
+from wsam.cli.train import train as train_command
 from wsam.lab import records
+from wsam.lab.run import Run
 from wsam.sweep import Grid, Here, Job, Outcome, Status, sweep
 from wsam.sweep.grid import read_grid
 from wsam.sweep.search import Search, sqlite_url
@@ -201,7 +206,7 @@ def test_without_optuna(tmp_path, monkeypatch):
         ("[grid]\nrho = []", "grid.rho must be a list of values"),
         ("[grid]\nrho = [0.1, 0.1]", "names a value twice"),
         ("[grid]\nseed = [1]", "a wsam run has no setting 'seed'"),
-        ("[grid]\nrho = ['a']", "rho must be a number, got 'a'"),
+        ("[grid]\nrho = ['a']", "rho of wsam must be a number, got 'a'"),
         ("[run]\nmethod = 'swam'\n[grid]\nrho = [1]", "unknown method 'swam'"),
         ("[run]\nepoch = 3\n[grid]\nrho = [1]", "unknown setting 'epoch'"),
     ],
@@ -211,3 +216,25 @@ def test_bad_grid_files_are_named(tmp_path, text, message):
     path.write_text(text)
     with pytest.raises((ValueError, TypeError), match=message.replace("[", r"\[")):
         read_grid(path)
+
+
+def test_the_grid_of_the_page_is_the_one_it_describes(tmp_path):
+    page = (Path(__file__).parents[1] / "docs" / "sweep.md").read_text()
+    (text,) = re.findall(r"^```toml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    path = tmp_path / "digits.toml"
+    path.write_text(text)
+    grid = read_grid(path)
+    assert (grid.name, grid.title) == ("digits", "radius and weight on digits")
+    assert dict(grid.bases) == {"digits cnn": Run(method="wsam", epochs=20)}
+    points = [(run.hyper["rho"], run.hyper["gamma"]) for run in grid_runs(grid)]
+    assert points == [(rho, gamma) for rho in (0.05, 0.1, 0.2) for gamma in (0.8, 0.88)]
+    words = re.findall(r"^\$ (wsam .* digits\.toml .*)$", page, re.MULTILINE)
+    assert [line.split()[1] for line in words] == ["sweep", "paper"], "the page uses its grid"
+    defaults = inspect.signature(train_command).parameters
+    for name in ("data", "model", "base", "batch_size", "noise", "schedule", "augment"):
+        assert getattr(Run(), name) == defaults[name].default, "the rest is as in `wsam train`"
+
+
+def grid_runs(grid):
+    (column,) = grid.bases
+    return [grid.run(column, point) for point in grid.points()]

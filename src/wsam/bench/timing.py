@@ -135,6 +135,21 @@ def interleave(
 
 
 @contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute with one thread meanwhile.
+
+    A model that is tiny takes several threads longer than one: on a busy machine they spend their
+    time waiting for each other.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
 def no_collections() -> Iterator[None]:
     """Keep the garbage collector from hitting one case and sparing the others.
 

@@ -8,6 +8,8 @@ from typing import Any, NoReturn
 
 import typer
 
+from wsam.lab.files import sentence
+
 # The parser's own errors. It is a part of typer in some versions and a library beside it in others;
 # this name leads to the class in both.
 UsageError: Any = typer.BadParameter.__base__
@@ -54,25 +56,6 @@ def stop(line: str, status: int = 2) -> NoReturn:
     """Print one line and leave."""
     print("wsam:", " ".join(line.split()), file=sys.stderr)
     sys.exit(status)
-
-
-def sentence(error: OSError) -> str:
-    """Say what is wrong with a file in words, without the number of the error.
-
-    Example:
-        >>> sentence(FileNotFoundError(2, "No such file or directory", "runs.json"))
-        'there is no runs.json'
-    """
-    if error.filename is None:
-        return error.strerror or str(error)
-    name = str(error.filename)
-    if isinstance(error, FileNotFoundError):
-        return f"there is no {name}"
-    if isinstance(error, FileExistsError | NotADirectoryError):
-        return f"{name} cannot be a folder: there is a file of that name"
-    if isinstance(error, IsADirectoryError):
-        return f"{name} is a folder; a file is wanted"
-    return f"{name}: {(error.strerror or str(error)).lower()}"
 
 
 def missing(error: ModuleNotFoundError) -> str:

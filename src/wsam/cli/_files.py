@@ -10,17 +10,58 @@ from pathlib import Path
 
 import typer
 
+from wsam.lab.files import make_folder, why
+
 PREFIX = ".unfinished-"
 
 
 def as_folder(value: Path | None) -> Path | None:
-    """Refuse, before any work is done, a folder's name that is a file's."""
-    if value is None:
-        return None
-    for path in (value, *value.parents):
-        if path.exists() and not path.is_dir():
+    """Refuse, before any work is done, a folder that cannot be written to or made."""
+    if value is not None:
+        try:
+            check_writable(value)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
+    return value
+
+
+def no_file(value: Path | None) -> Path | None:
+    """Refuse, before any work is done, a folder's name that is a file's; it is only read."""
+    for path in () if value is None else (value, *value.parents):
+        if is_there(path) and not path.is_dir():
             raise typer.BadParameter(f"{path} is a file; name a folder")
     return value
+
+
+def check_writable(folder: Path) -> None:
+    """Look whether files can be written into a folder, by making one in it or where it would be.
+
+    Asking for permissions is not enough: they say nothing of a disk that is full or read-only.
+
+    Raises:
+        ValueError: They cannot; the message names the folder and says why.
+    """
+    nearest = next((path for path in (folder, *folder.parents) if is_there(path)), folder)
+    if not nearest.is_dir():
+        raise ValueError(f"{nearest} is a file; name a folder")
+    try:
+        Path(tempfile.mkdtemp(prefix=PREFIX, dir=nearest)).rmdir()
+    except OSError as error:
+        raise ValueError(_refusal(folder, nearest, error)) from error
+
+
+def is_there(path: Path) -> bool:
+    """Tell whether there is something of that name; what may not be looked at is not."""
+    try:
+        return path.exists() or path.is_symlink()
+    except OSError:
+        return False
+
+
+def _refusal(folder: Path, nearest: Path, error: OSError) -> str:
+    if nearest == folder:
+        return f"nothing can be written into {folder}: {why(error)}"
+    return f"{folder} cannot be made: nothing can be written into {nearest}: {why(error)}"
 
 
 @contextmanager
@@ -36,8 +77,11 @@ def together(folder: Path) -> Iterator[Path]:
         The folder to write into, on the same disk.
     """
     made = _missing(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=PREFIX, dir=folder))
+    make_folder(folder)
+    try:
+        staging = Path(tempfile.mkdtemp(prefix=PREFIX, dir=folder))
+    except OSError as error:
+        raise OSError(error.errno, _refusal(folder, folder, error)) from error
     try:
         yield staging
         for path in sorted(staging.iterdir()):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from wsam.cli._files import as_folder
+from wsam.cli._files import as_folder, check_writable, no_file
 
 if TYPE_CHECKING:
     from wsam.paper import Profile, Table
@@ -44,7 +44,7 @@ Out = Annotated[
 ]
 Results = Annotated[
     Path | None,
-    typer.Option("--results", callback=as_folder, help="Folder of the records. [default: results]"),
+    typer.Option("--results", callback=no_file, help="Folder of the records. [default: results]"),
 ]
 
 
@@ -84,6 +84,17 @@ def parse_seeds(text: str | None) -> tuple[int, ...] | None:
 def folder(out: Path | None, smoke: bool) -> Path:
     """Return the folder of the records: smoke tests have one of their own."""
     return out or (SMOKE_RESULTS if smoke else RESULTS)
+
+
+def folder_to_fill(out: Path | None, smoke: bool) -> Path:
+    """Return the folder of the records, after a look whether they can be written there.
+
+    Raises:
+        ValueError: They cannot.
+    """
+    chosen = folder(out, smoke)
+    check_writable(chosen)
+    return chosen
 
 
 def prepare(smoke: bool, compile: bool | None) -> bool | None:

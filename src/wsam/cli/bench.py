@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -65,7 +66,8 @@ def bench(
     rounds: Rounds = None,
     clock: ClockName = "wall",
     smoke: Annotated[
-        bool, typer.Option("--smoke", help="Seconds: a tiny model, to see that all runs.")
+        bool,
+        typer.Option("--smoke", help="Seconds: a tiny model and one thread, to see that all runs."),
     ] = False,
     out: Annotated[
         Path | None,
@@ -79,6 +81,7 @@ def bench(
     from wsam.bench import report
     from wsam.bench.run import Settings, measure
     from wsam.bench.scaling import measure_scaling
+    from wsam.bench.timing import one_thread
     from wsam.lab.means import Means
 
     settings = Settings(
@@ -92,10 +95,11 @@ def bench(
         smoke=smoke,
     )
     follow = _follow(quiet=as_json)
-    if scaling is None:
-        record = measure(settings, follow)
-    else:
-        record = measure_scaling(scaling, settings, follow)
+    with one_thread() if smoke else nullcontext():
+        if scaling is None:
+            record = measure(settings, follow)
+        else:
+            record = measure_scaling(scaling, settings, follow)
     follow("")
     files: list[Path] = []
     if out:

@@ -79,11 +79,11 @@ def run(
         raise ValueError(f"--plane looks around minima: it belongs to minima, not to {name}")
     profile = shared.make_profile(smoke, seeds, only, epochs, precision, pretrained)
     table = profile.table(find(name))
+    results = shared.folder_to_fill(out, smoke)
     compile = shared.prepare(smoke, compile)
     means = options.make_means(
         data_dir, download, device=device, compile=compile, capture=capture, retry=retry
     )
-    results = shared.folder(out, smoke)
     jobs = Jobs(results, means, profile, measure=name == "minima", plane=plane)
     here = Here(lambda: options.make_watchers(quiet=as_json or smoke))
     done = shared.follow(sweep(map(jobs, table.runs), here), len(table.runs))

@@ -24,7 +24,7 @@ def report(
         Path, typer.Argument(help="Results of `wsam train`, `paper run`, `sweep` or `demo`.")
     ],
     out: Annotated[
-        Path | None, typer.Option(help="The file. [default: report.html in the folder]")
+        Path | None, typer.Option(help="The file. [default: report.html beside the records]")
     ] = None,
     as_json: options.Json = False,
 ) -> None:
@@ -40,6 +40,8 @@ def report(
     if as_json:
         print(json.dumps({"file": str(path), **_plain(found)}, allow_nan=False))
         return
+    if found.path != folder:
+        print(f"{folder} holds no records itself; those in {found.path}:")
     finished = sum(result.finished for result in found.results)
     print(f"{finished} finished runs in {len(found.groups)} groups")
     for trouble in found.troubles:

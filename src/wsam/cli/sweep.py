@@ -43,7 +43,7 @@ Optuna = Annotated[
 ]
 Trials = Annotated[int, typer.Option(help="With --optuna: points beside those of the grid.")]
 Storage = Annotated[
-    str | None, typer.Option(help="With --optuna: an URL. [default: SQLite in the folder]")
+    str | None, typer.Option(help="With --optuna: a URL. [default: SQLite in the folder]")
 ]
 
 
@@ -85,7 +85,7 @@ def sweep(
     from wsam.paper.catalog import Jobs
 
     profile = shared.make_profile(smoke, seeds, only, epochs, precision, pretrained)
-    results = shared.folder(out, smoke)
+    results = shared.folder_to_fill(out, smoke)
     means = options.make_means(
         data_dir,
         download,

@@ -6,7 +6,7 @@ import math
 
 from wsam.demo.choice import TIE, Choice
 from wsam.demo.setting import BASE, EPOCHS, LR, NOISE, SAM, TUNED, WSAM, contenders
-from wsam.demo.summary import Figure, Summary, names
+from wsam.demo.summary import ONE_SEED, Figure, Summary, names
 from wsam.demo.work import RADIUS
 from wsam.report import page as report_page
 from wsam.report.charts import told
@@ -63,7 +63,10 @@ def page(summary: Summary, choice: Choice) -> str:
 def _lead(summary: Summary) -> str:
     gap, spread = summary.lower(WSAM, BASE)
     ours, theirs = (_text(summary.rows[n].figures["test_error"], ".1f") for n in (WSAM, BASE))
-    strength = "" if abs(gap) > spread else " (within their deviations)"
+    if spread is None:
+        strength = f" ({ONE_SEED})"
+    else:
+        strength = "" if abs(gap) > spread else " (within their deviations)"
     return (
         f'<p class="lead">A small network learns digits while {100 * NOISE:g}% of its labels are '
         f"drawn at random. On clean test images SGD errs in <strong>{escape(theirs)}%</strong>, "
@@ -76,9 +79,8 @@ def _result(summary: Summary) -> Section:
         line.name: line for one in experiments(summary.folder.groups, names()) for line in one.lines
     }
     rows = [[cell(name, swatch(lines[name].look)), *rest] for name, *rest in table_rows(summary)]
-    seeds = ", ".join(map(str, summary.seeds))
     note = (
-        f"Mean ± sample deviation over seeds {seeds}, after the last epoch. Sharpness: rise of the "
+        f"{_over(summary)}, after the last epoch. Sharpness: rise of the "
         f"training loss within a radius of {RADIUS:g}, by one ascent step over all training images; "
         "the same radius for all. The top eigenvalue is that of the Hessian of the training loss, "
         "BatchNorm in evaluation."
@@ -92,6 +94,13 @@ def _result(summary: Summary) -> Section:
         + paragraph(_why(summary))
     )
     return Section("What came out", body)
+
+
+def _over(summary: Summary) -> str:
+    """Say what the figures of the table are taken over."""
+    if len(summary.seeds) == 1:
+        return f"One run each, of seed {summary.seeds[0]}, so without deviations"
+    return f"Mean ± sample deviation over seeds {', '.join(map(str, summary.seeds))}"
 
 
 def _why(summary: Summary) -> str:

@@ -104,7 +104,10 @@ def errors(summary: Summary) -> Figure:
         panel.tick_params(axis="y", length=0)
     panels[0].set_yticks(range(len(names)), names)
     seeds = ", ".join(map(str, summary.seeds))
-    panels[0].set_title(f"Mean and deviation, seeds {seeds}", loc="left")
+    several = len(summary.seeds) > 1
+    panels[0].set_title(
+        f"Mean and deviation, seeds {seeds}" if several else f"Seed {seeds} alone", loc="left"
+    )
     return drawn
 
 

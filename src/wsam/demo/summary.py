@@ -13,6 +13,7 @@ from wsam.report.gather import Folder, Group, gather, group_key, mean_deviation
 
 Figure = tuple[float, float | None]
 """A mean and, from two runs on, a sample deviation."""
+ONE_SEED = "one seed has no deviation, so nothing can be said of the difference"
 
 
 @dataclass(frozen=True)
@@ -49,10 +50,14 @@ class Summary:
     rows: dict[str, Row]
     seeds: tuple[int, ...]
 
-    def lower(self, name: str, than: str) -> tuple[float, float]:
-        """Return by how much a row's mean error is below another's, and the sum of deviations."""
+    def lower(self, name: str, than: str) -> tuple[float, float | None]:
+        """Return by how much a row's mean error is below another's, and the sum of deviations.
+
+        The sum is None where there is one seed: then there is no deviation to compare with.
+        """
         ours, theirs = (self.rows[n].figures["test_error"] for n in (name, than))
-        return theirs[0] - ours[0], (ours[1] or 0.0) + (theirs[1] or 0.0)
+        gap = theirs[0] - ours[0]
+        return gap, None if ours[1] is None or theirs[1] is None else ours[1] + theirs[1]
 
     @property
     def claims(self) -> list[str]:
@@ -63,6 +68,8 @@ class Summary:
         gap, spread = self.lower(WSAM, other)
         ours, theirs = (_plain(self.rows[n].figures["test_error"]) for n in (WSAM, other))
         start = f"WSAM against {other}: test error {ours}% and {theirs}%"
+        if spread is None:
+            return f"{start}; {ONE_SEED}."
         if abs(gap) <= spread:
             return f"{start}; no difference beyond the sum of their deviations."
         word = "lower" if gap > 0 else "higher"

@@ -47,13 +47,17 @@ def load_state(path: Path) -> State:
         # weights_only refuses pickled code; the bytes checked are the bytes loaded.
         state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        reason = str(error).partition("\n")[0]
         raise DamagedError(
-            f"{path} does not hold tensors and primitives alone: {reason}"
+            f"{path} does not hold tensors and primitives alone: {reason(error)}"
         ) from error
     if not isinstance(state, dict):
         raise DamagedError(f"{path} does not hold a dictionary")
     return state
+
+
+def reason(error: Exception) -> str:
+    """Return the first line of what torch says of a file; of one cut short it may say nothing."""
+    return str(error).partition("\n")[0] or "it ends too early"
 
 
 def _checked(path: Path) -> bytes:

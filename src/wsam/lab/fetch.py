@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from wsam.lab.files import file_sha256, sync_folder
+from wsam.lab.files import file_sha256, make_folder, sync_folder
 
 _CHUNK = 1 << 18
 _TIMEOUT = 30.0
@@ -52,7 +52,7 @@ def fetch(remote: Remote, folder: Path, progress: Progress | None = None) -> Pat
     if path.exists():
         check(path, remote)
         return path
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     part = path.with_name(path.name + ".part")
     try:
         _download(remote, part, progress)
@@ -93,7 +93,7 @@ def unpack(archive: Path, folder: Path) -> None:
     Raises:
         ValueError: The archive is damaged, or holds what an archive of data must not.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     try:
         with tarfile.open(archive) as tar:
             tar.extractall(folder, filter="data")

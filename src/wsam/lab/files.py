@@ -12,6 +12,46 @@ TEMPORARY = ".tmp"
 _CHUNK = 1 << 20
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder and those it lies in, unless they are there.
+
+    Raises:
+        OSError: It cannot be made; the message names it and says why.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(error.errno, f"the folder {folder} cannot be made: {why(error)}") from error
+
+
+def why(error: OSError) -> str:
+    """Say why a file or folder could not be made, in words that follow a colon."""
+    if isinstance(error, FileNotFoundError):  # its parent is there: a system's folder, like /proc
+        return "the system does not allow it"
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        return "there is a file in its way"
+    return (error.strerror or str(error)).lower()
+
+
+def sentence(error: OSError) -> str:
+    """Say what is wrong with a file in words, without the number of the error.
+
+    Example:
+        >>> sentence(FileNotFoundError(2, "No such file or directory", "runs.json"))
+        'there is no runs.json'
+    """
+    if error.filename is None:
+        return error.strerror or str(error)
+    name = str(error.filename)
+    if isinstance(error, FileNotFoundError):
+        return f"there is no {name}"
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        return f"{name} cannot be a folder: there is a file of that name"
+    if isinstance(error, IsADirectoryError):
+        return f"{name} is a folder; a file is wanted"
+    return f"{name}: {(error.strerror or str(error)).lower()}"
+
+
 def write_atomic(path: Path, data: bytes) -> None:
     """Write a file so that at every moment either the old or the new one is there, complete.
 
@@ -27,7 +67,7 @@ def write_atomic(path: Path, data: bytes) -> None:
     Raises:
         OSError: It could not be written; the message names the file.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     temporary = path.with_name(path.name + TEMPORARY)
     try:
         with temporary.open("wb") as file:
@@ -91,7 +131,7 @@ def claimed(lock: Path) -> Iterator[None]:
     Raises:
         BusyError: Another process holds it.
     """
-    lock.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(lock.parent)
     with lock.open("a+b") as file:
         if not _try_lock(file.fileno()):
             raise BusyError(f"another process works on this run (it holds {lock})")

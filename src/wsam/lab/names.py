@@ -161,7 +161,7 @@ def filled(
         if name not in defaults:
             raise ValueError(f"{owner} does not take {name!r}; it takes: {listed(defaults)}")
     return {
-        name: _like(f"{owner}: {name}", given.get(name, default), default)
+        name: _like(f"{name} of {owner}", given.get(name, default), default)
         for name, default in sorted(defaults.items())
     }
 

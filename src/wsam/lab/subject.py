@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from wsam.lab import models, records
 from wsam.lab.batches import Batch, MemoryFeed
-from wsam.lab.checkpoint import Checkpoints, load_state
+from wsam.lab.checkpoint import Checkpoints, load_state, reason
 from wsam.lab.folder import FolderFeed
 from wsam.lab.means import Means, make_feed
 from wsam.lab.names import chosen
@@ -204,11 +204,12 @@ def _from_folder(path: Path) -> tuple[State, Run | None]:
 
 
 def _plain_load(path: Path) -> dict[str, Any]:
+    if path.stat().st_size == 0:
+        raise ValueError(f"{path} is not a file of tensors: it is empty")
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
-        reason = str(error).partition("\n")[0]
-        raise ValueError(f"{path} is not a file of tensors: {reason}") from error
+        raise ValueError(f"{path} is not a file of tensors: {reason(error)}") from error
     if not isinstance(loaded, dict):
         raise ValueError(f"{path} holds {type(loaded).__name__}, not a state dict")
     return loaded

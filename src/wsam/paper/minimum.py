@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -52,14 +52,14 @@ def read(out: Path, run: Run) -> dict[str, Any] | None:
             around.read(found, part)
         for reading in (BY_BATCHES, ON_TEST):
             value_of(found, reading)
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is damaged; remove it to measure again") from error
     if key != run.key or not isinstance(value, float):
         raise ValueError(f"{path} is not a measurement of {run.key}; remove it to measure again")
     return dict(found)
 
 
-def value_of(found: dict[str, Any], reading: str | None = None) -> float | None:
+def value_of(found: Mapping[str, Any], reading: str | None = None) -> float | None:
     """Return the top eigenvalue, of another reading if one is named; None if it was not measured."""
     if reading is not None and reading not in found:
         return None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 from wsam.lab import records
 from wsam.lab.records import Record
@@ -126,35 +127,65 @@ _READINGS = {
 }
 
 
-def value_of(measure: Measure, run: Run, record: Record, results: Path) -> float | None:
+class Source(Protocol):
+    """Where the records of runs, and what was measured at their minima, come from."""
+
+    def record(self, run: Run) -> Record | None:
+        """Return the record of a run; None if there is none."""
+
+    def minimum(self, run: Run) -> Mapping[str, Any] | None:
+        """Return what was measured at a run's minimum; None if nothing was."""
+
+
+@dataclass(frozen=True)
+class FromFolder:
+    """Records as they lie in a folder; what is damaged there is a ValueError."""
+
+    path: Path
+
+    def record(self, run: Run) -> Record | None:
+        """Read the record of a run."""
+        return records.read(self.path, run)
+
+    def minimum(self, run: Run) -> Mapping[str, Any] | None:
+        """Read what was measured at a run's minimum."""
+        return minimum.read(self.path, run)
+
+
+def value_of(measure: Measure, run: Run, record: Record, source: Source) -> float | None:
     """Return what a measure tells of a finished run; None if it was not measured."""
     if measure in _READINGS:
-        found = minimum.read(results, run)
+        found = source.minimum(run)
         return None if found is None else minimum.value_of(found, _READINGS[measure])
     return _READ[measure](record)
 
 
-def gather(table: Table, results: Path) -> list[Entry]:
+def gather(table: Table, results: Path | Source) -> list[Entry]:
     """Read the records of a table's runs.
 
     Args:
         table: The table.
-        results: The folder of the records; it may be empty or missing.
+        results: The folder of the records, which may be empty or missing; or another source, such
+            as what was read from a folder before.
+
+    Raises:
+        ValueError: A file of the folder is damaged.
     """
+    source = FromFolder(results) if isinstance(results, Path) else results
     found: dict[str, Record | None] = {}
     entries = []
     for cell in table.cells:
         values, failed, unmeasured = [], 0, 0
         for run in cell.runs:
             if run.key not in found:
-                found[run.key] = records.read(results, run)
+                found[run.key] = source.record(run)
             record = found[run.key]
             if record is None:
                 continue
             if not records.is_finished(record):
                 failed += 1
                 continue
-            value = value_of(cell.measure, run, record, results)
+            value = value_of(cell.measure, run, record, source)
             if value is None:
                 unmeasured += 1
             else:

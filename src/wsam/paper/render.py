@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from wsam.paper.cifar import METHODS
 from wsam.paper.outcome import Entry
 from wsam.paper.table import Table
 
@@ -18,20 +20,50 @@ DIFFERS = "differs from the paper's by more than both deviations"
 FORMATS = ("markdown", "csv", "rich")
 
 
-def remarks(table: Table, entries: Sequence[Entry], comparable: bool = True) -> list[str]:
+@dataclass(frozen=True)
+class Remark:
+    """Something that is said below a table, and what it is made of where it is a list."""
+
+    text: str
+    parts: tuple[str, ...] = ()
+
+
+def remarks(table: Table, entries: Sequence[Entry], comparable: bool = True) -> list[Remark]:
     """Return what is to be said below a table: where ours differs, and the table's notes."""
-    differing = [entry for entry in entries if comparable and entry.differs]
-    said = [f"{MARK} {entry.difference}." for entry in differing]
-    if differing:
-        said.insert(0, f"{MARK} Ours {DIFFERS}:")
-    return [*said, *table.notes]
+    differing = tuple(f"{e.difference}." for e in entries if comparable and e.differs)
+    said = [Remark(f"{MARK} Ours {DIFFERS}:", differing)] if differing else []
+    said += [Remark(note) for note in table.notes if _concerns(note, table)]
+    shown = columns(table, entries)
+    missing = [column for column in table.columns if column not in shown]
+    if missing:
+        said.append(Remark(f"Left out, for no run has a figure there yet: {', '.join(missing)}."))
+    return said
+
+
+def _concerns(note: str, table: Table) -> bool:
+    """Tell whether a note is about this table: one that begins with a method needs its row."""
+    subject = note.partition(" ")[0].removesuffix("'s")
+    return subject not in METHODS or any(subject in row for row in table.rows)
+
+
+def columns(table: Table, entries: Sequence[Entry]) -> list[str]:
+    """Return the columns worth showing: all but those where neither we nor the paper have anything.
+
+    A failed run is something. Where no column has anything, all are shown.
+    """
+    told = {
+        entry.cell.column
+        for entry in entries
+        if entry.ours.n or entry.ours.failed or entry.cell.paper is not None
+    }
+    return [column for column in table.columns if column in told or not told]
 
 
 def header(table: Table, entries: Sequence[Entry]) -> list[str]:
     """Return the heads of the columns: ours and, where the paper prints any figure, the paper's."""
     quoted = _quoted_columns(entries)
     heads = [*table.heads]
-    for column in table.columns:
+    for column in columns(table, entries):
         heads += [f"{column}, ours", f"{column}, paper"] if column in quoted else [column]
     return heads
 
@@ -40,10 +72,11 @@ def lines(table: Table, entries: Sequence[Entry], comparable: bool = True) -> li
     """Return the texts of all rows."""
     by_place = {(entry.cell.row, entry.cell.column): entry for entry in entries}
     quoted = _quoted_columns(entries)
+    shown = columns(table, entries)
     texts = []
     for row in table.rows:
         line = [*row]
-        for column in table.columns:
+        for column in shown:
             entry = by_place.get((row, column))
             mark = f" {MARK}" if entry and comparable and entry.differs else ""
             line.append(f"{entry.text}{mark}" if entry else "")
@@ -67,7 +100,10 @@ def markdown(table: Table, entries: Sequence[Entry], comparable: bool = True) ->
     text = [f"{table.title}:", "", line(heads), line(["---"] * len(heads))]
     text += map(line, lines(table, entries, comparable))
     said = remarks(table, entries, comparable)
-    return "\n".join(text + ([""] if said else []) + [f"- {remark}" for remark in said]) + "\n"
+    text += [""] if said else []
+    for remark in said:
+        text += [f"- {remark.text}", *(f"  - {part}" for part in remark.parts)]
+    return "\n".join(text) + "\n"
 
 
 def data(table: Table, entries: Sequence[Entry], comparable: bool = True) -> list[dict[str, Any]]:
@@ -135,4 +171,5 @@ def show(table: Table, entries: Sequence[Entry], comparable: bool = True) -> Non
     console.print(table.title, markup=False, highlight=False, style="bold", soft_wrap=True)
     console.print(rich_table(table, entries, comparable))
     for remark in remarks(table, entries, comparable):
-        console.print(remark, markup=False, highlight=False, soft_wrap=True)
+        for line in (remark.text, *(f"  {part}" for part in remark.parts)):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -13,13 +13,20 @@ _OWN_OPTIONS = ("rho", "gamma", "alpha", "beta", "eta")
 _BASE_OPTIONS = ("lr", "momentum", "weight_decay")
 
 
-def command(run: Run, *, device: str | None = None, keep: bool = False) -> str:
+AGAIN = "again"
+"""The folder that commands write to: where a finished run has its record it is not trained again."""
+
+
+def command(
+    run: Run, *, device: str | None = None, keep: bool = False, out: str | None = None
+) -> str:
     """Return the `wsam train` that trains a run, all that decides its outcome spelt out.
 
     Args:
         run: The run.
         device: Where it ran, if that is to be the same.
         keep: Keep the weights, for what is measured afterwards.
+        out: The folder of its record.
 
     Example:
         >>> command(Run(method="sam", hyper={"rho": 0.2}, epochs=3)).split(" --lr")[0]
@@ -37,6 +44,7 @@ def command(run: Run, *, device: str | None = None, keep: bool = False) -> str:
         words += [] if value is None else [option, value]
     words += [] if device is None else ["--device", device]
     words += ["--keep-checkpoint"] if keep else []
+    words += [] if out is None else ["--out", out]
     return shlex.join(["wsam", "train", *map(str, words)])
 
 
@@ -82,12 +90,12 @@ def commands(result: Result) -> list[str]:
     """Return the commands that make a result again: the training and what was measured then."""
     execution = result.record.get("execution") or {}
     device = "cpu" if execution.get("device") == "cpu" else None
-    train = command(result.run, device=device, keep=result.minimum is not None)
+    train = command(result.run, device=device, keep=result.minimum is not None, out=AGAIN)
     processes = execution.get("processes", 1)
     if isinstance(processes, int) and processes > 1:
         train = f"torchrun --nproc_per_node {processes} -m {train}"
     if result.minimum is None:
         return [train]
-    record = f"runs/{result.run.key}.json"
+    record = f"{AGAIN}/{result.run.key}.json"
     images = result.minimum.get("images", 10_000)
     return [train, f"wsam curvature {record} --top 1 --samples {images}"]

@@ -106,7 +106,8 @@ def gather(folder: Path) -> Folder:
     """Read a results folder; what cannot be read is told of, not passed over.
 
     Args:
-        folder: Where `wsam train`, `wsam paper run`, `wsam sweep` or `wsam demo` put records.
+        folder: Where `wsam train`, `wsam paper run`, `wsam sweep` or `wsam demo` put records; those
+            of the demonstration are in its folder ``runs``, which is looked into.
 
     Raises:
         FileNotFoundError: There is no such folder.
@@ -114,14 +115,15 @@ def gather(folder: Path) -> Folder:
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no folder {folder}")
+    folder = records_folder(folder)
     found = Folder(folder)
     by_group: dict[str, list[Result]] = {}
     for path in sorted(folder.glob("*.json")):
         if _is_record(path):
             try:
                 result = read_result(path, found.troubles)
-            except ValueError as error:
-                found.troubles.append(Trouble(path.name, DAMAGED, str(error)))
+            except (OSError, ValueError) as error:
+                found.troubles.append(Trouble(path.name, DAMAGED, _why(path, error)))
                 continue
             by_group.setdefault(group_key(result.run), []).append(result)
             if not result.finished:
@@ -135,6 +137,25 @@ def gather(folder: Path) -> Folder:
     if not found.groups and not found.troubles:
         raise ValueError(f"{folder} holds no records: train something with --out {folder} first")
     return found
+
+
+def records_folder(folder: Path) -> Path:
+    """Return the folder itself or, where it holds no record but its folder ``runs`` does, that."""
+    below = folder / "runs"
+    return below if not _holds_records(folder) and _holds_records(below) else folder
+
+
+def _holds_records(folder: Path) -> bool:
+    """Tell whether records, or runs under way, lie in a folder."""
+    paths = (*folder.glob("*.json"), *(folder / "work").glob("*"))
+    return any(_is_record(path) for path in paths)
+
+
+def _why(path: Path, error: Exception) -> str:
+    """Say what is wrong with a file that should be a record."""
+    if path.is_dir():
+        return f"{path} is a folder, not a record"
+    return f"{path}: {error.strerror}" if isinstance(error, OSError) else str(error)
 
 
 def read_result(path: Path, troubles: list[Trouble]) -> Result:
@@ -183,9 +204,13 @@ def unfinished(folder: Path) -> list[Trouble]:
         if not _is_record(work):
             continue
         what, why = work.name, "begun; no checkpoint yet"
-        state = Checkpoints(work / "checkpoints").load()
-        if state is not None:
-            run = Run.from_dict(json.loads(state["run"]))
+        try:
+            state = Checkpoints(work / "checkpoints").load()
+            run = None if state is None else Run.from_dict(json.loads(state["run"]))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            found.append(Trouble(what, DAMAGED, f"its checkpoint cannot be read: {error}"))
+            continue
+        if state is not None and run is not None:
             done = len(state["curve"])
             what, why = run.title, f"{done} of {run.epochs} epochs done; train it again to go on"
         found.append(Trouble(what, UNFINISHED, why))

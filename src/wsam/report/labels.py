@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from wsam.lab.names import Value
 from wsam.lab.run import Run
@@ -63,6 +64,12 @@ def experiments(
     for group in groups:
         by_place.setdefault(experiment_title(group.run), []).append(group)
     return [Experiment(title, tuple(_lines(mine, names or {}))) for title, mine in by_place.items()]
+
+
+def named(folder: Path) -> str:
+    """Return a folder's name; of one named ``runs``, as many are, with what it lies in."""
+    path = folder.resolve()
+    return f"{path.parent.name}/{path.name}" if path.name == "runs" else path.name
 
 
 def experiment_title(run: Run) -> str:

@@ -11,7 +11,7 @@ from wsam.lab.files import write_atomic
 from wsam.report import sections
 from wsam.report.gather import Folder, gather
 from wsam.report.html import Section, escape
-from wsam.report.labels import experiments
+from wsam.report.labels import experiments, named
 
 
 def page(
@@ -41,7 +41,7 @@ def page(
     parts += [*extra, *optional, sections.environments(folder.results)]
     parts += [sections.reproduce(found)] if found else []
     body = "".join(part.html for part in parts if part is not None)
-    heading = title or f"Results in {folder.path.resolve().name}"
+    heading = title or f"Results in {named(folder.path)}"
     made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     text = _asset("report.html")
     for mark, value in (
@@ -60,7 +60,8 @@ def write(folder: Path, out: Path | None = None) -> tuple[Path, Folder]:
 
     Args:
         folder: The results.
-        out: The file; default ``report.html`` in the folder.
+        out: The file; default ``report.html`` in the folder of the records, which of the
+            demonstration is its folder ``runs``: its own report stays as it is.
 
     Example:
         >>> import tempfile
@@ -72,7 +73,7 @@ def write(folder: Path, out: Path | None = None) -> tuple[Path, Folder]:
         'report.html'
     """
     found = gather(folder)
-    path = out or folder / "report.html"
+    path = out or found.path / "report.html"
     write_atomic(path, page(found).encode())
     return path, found
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from wsam.lab.records import Record
 from wsam.lab.run import Run
 from wsam.paper import TABLES, Profile, find, gather, render
 from wsam.paper.outcome import Entry
 from wsam.paper.table import Table
 from wsam.report import charts, svg
-from wsam.report.commands import commands
+from wsam.report.commands import AGAIN, commands
 from wsam.report.gather import Folder, Result
 from wsam.report.html import Cell, Section, cell, escape, paragraph, table
 from wsam.report.labels import Experiment, Line
@@ -101,23 +102,50 @@ def _shorter(runs: Sequence[Run]) -> list[int]:
     return sorted({run.epochs for run in paper} - {200, 3})
 
 
+class _Known:
+    """The records as the folder was read: what is damaged is told of there, and absent here."""
+
+    def __init__(self, folder: Folder) -> None:
+        self.by_key = {result.run.key: result for result in folder.results}
+
+    def record(self, run: Run) -> Record | None:
+        found = self.by_key.get(run.key)
+        return None if found is None else found.record
+
+    def minimum(self, run: Run) -> Mapping[str, Any] | None:
+        found = self.by_key.get(run.key)
+        return None if found is None else found.minimum
+
+
 def _filled(whole: Table, folder: Folder) -> tuple[Table, list[Entry]] | None:
     """Return the rows of a table that the folder has anything for."""
-    readable = {result.run.key for result in folder.results}
-    cells = [replace(c, runs=tuple(r for r in c.runs if r.key in readable)) for c in whole.cells]
-    made = {entry.cell.row for entry in gather(replace(whole, cells=tuple(cells)), folder.path)
-            if entry.ours.n or entry.ours.failed}  # fmt: skip
-    kept = replace(whole, cells=tuple(c for c in cells if c.row in made))
-    return (kept, gather(kept, folder.path)) if made else None
+    entries = gather(whole, _Known(folder))
+    made = {entry.cell.row for entry in entries if entry.ours.n or entry.ours.failed}
+    kept = [entry for entry in entries if entry.cell.row in made]
+    return (replace(whole, cells=tuple(entry.cell for entry in kept)), kept) if made else None
 
 
 def _paper_table(made: Table, entries: list[Entry], comparable: bool) -> str:
     heads = render.header(made, entries)
     rows = [[text or "–" for text in row] for row in render.lines(made, entries, comparable)]
-    said = render.remarks(made, entries, comparable)
-    remarks = "".join(f"<li>{escape(remark)}</li>" for remark in said)
+    words = len(made.heads)
+    cells = [[*row[:words], *map(_figure, row[words:])] for row in rows]
+    remarks = "".join(map(_remark, render.remarks(made, entries, comparable)))
     listed = f'<ul class="note">{remarks}</ul>' if remarks else ""
-    return f"<h3>{escape(made.title)}</h3>{table(heads, rows, len(made.heads))}{listed}"
+    return f"<h3>{escape(made.title)}</h3>{table(heads, cells, words)}{listed}"
+
+
+def _figure(text: str) -> Cell:
+    """Return a figure that may go on in the next line before what it is taken over: (n = 2)."""
+    first, bracket, rest = text.partition(" (")
+    if not bracket:
+        return cell(text)
+    return Cell(f'<span class="parts"><i>{escape(first)}</i> <i>({escape(rest)}</i></span>')
+
+
+def _remark(remark: render.Remark) -> str:
+    parts = "".join(f"<li>{escape(part)}</li>" for part in remark.parts)
+    return f"<li>{escape(remark.text)}{f'<ul>{parts}</ul>' if parts else ''}</li>"
 
 
 # What went wrong, where it ran, how to do it again ---------------------------------------------
@@ -167,16 +195,39 @@ def _mapping(record: dict[str, Any], name: str) -> dict[str, Any]:
 
 def reproduce(experiments: Sequence[Experiment]) -> Section:
     """Return, for every group, the commands that make its records again."""
+    results = [r for one in experiments for line in one.lines for r in line.group.results]
     parts = [
         paragraph(
-            "Each command trains one run and writes its record to runs/KEY.json, under the same "
-            "KEY. On one CPU thread, with the same versions, the curve is the same bit for bit."
+            f"Each command trains one run and writes its record to {AGAIN}/KEY.json, under the KEY "
+            "it has here: into a folder of its own, for where a run has its record already it is "
+            f"not trained again. {_agreement(results)}"
         )
     ]
     for one in experiments:
         parts.append(f"<h3>{escape(one.title)}</h3>")
         parts += [_group_commands(line) for line in one.lines]
     return Section("Reproduce", "".join(parts))
+
+
+def _agreement(results: Sequence[Result]) -> str:
+    """Say how near a second run comes to the first: that depends on where these ran."""
+    same = sum(_on_one_thread(result.record) for result in results)
+    exact = "on such a processor, with the same versions, their curves are the same bit for bit."
+    rounding = "on a GPU or on several threads sums may be made in another order, and"
+    if same == len(results):
+        return f"These ran on one CPU thread: {exact}"
+    if same == 0:
+        return f"Expect like figures, not the same bits: {rounding} curves drift apart."
+    return (
+        f"{same} of {len(results)} ran on one CPU thread: {exact} "
+        f"Of the others expect like figures, not the same bits: {rounding} curves drift apart."
+    )
+
+
+def _on_one_thread(record: Record) -> bool:
+    execution, hardware = _mapping(record, "execution"), _mapping(record, "hardware")
+    alone = execution.get("processes", 1) == 1
+    return execution.get("device") == "cpu" and alone and hardware.get("threads") == 1
 
 
 def _group_commands(line: Line) -> str:

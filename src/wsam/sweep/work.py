@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from wsam.lab import records
-from wsam.lab.files import BusyError
+from wsam.lab.files import BusyError, sentence
 from wsam.lab.means import Means
 from wsam.lab.run import Run
 from wsam.lab.train import train
@@ -95,7 +95,9 @@ def perform(job: Job, watchers: Sequence[Watcher] = ()) -> Outcome:
                 job.after(job.run, job.out, job.means)
     except BusyError as error:
         return Outcome(job, Status.BUSY, str(error))
-    except (OSError, ValueError, ModuleNotFoundError) as error:
+    except OSError as error:
+        return Outcome(job, Status.REFUSED, f"{job.run.title}: {sentence(error)}")
+    except (ValueError, ModuleNotFoundError) as error:
         return Outcome(job, Status.REFUSED, f"{job.run.title}: {error}")
     except Exception as error:
         import traceback
