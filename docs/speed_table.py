@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from wsam.bench.problem import PIXELS
 from wsam.bench.report import between, heading
 from wsam.lab.files import write_atomic
 
@@ -125,8 +126,10 @@ def forms(record: dict[str, Any]) -> set[str]:
 def about(record: dict[str, Any]) -> str:
     """Return what was trained, where and how it was measured."""
     problem = record["problem"]
+    pixels = problem.get("pixels", PIXELS)
+    size = "" if pixels == PIXELS else f" of {pixels} x {pixels} pixels"
     return (
-        f"{problem['model']}, {problem['weights']:,} weights, batch {problem['batch']}, "
+        f"{problem['model']}, {problem['weights']:,} weights, batch {problem['batch']}{size}, "
         f"{problem['precision']}; {heading(record)}:"
     )
 

@@ -298,6 +298,17 @@ def test_problems_are_what_they_say() -> None:
         assert p.grad.data_ptr() != source.data_ptr()
 
 
+def test_small_images_leave_the_weights_as_they_are() -> None:
+    """A residual network pools what is left of the image: only the passes get cheaper."""
+    large, small = (image_problem("resnet18", 2, CPU, pixels) for pixels in (None, 8))
+    assert large.facts() == {**small.facts(), "pixels": 32}
+    assert small.batch[0].shape == (2, 3, 8, 8)
+    with pytest.raises(ValueError, match="--pixels must be at least 8"):
+        image_problem("resnet18", 2, CPU, 4)
+    record = {"kind": "step", "hardware": {"cpu": "x"}, "problem": small.facts()}
+    assert report.name_of(record) == "bench-resnet18-8px-cpu"
+
+
 def test_interval_case_makes_its_share_of_passes() -> None:
     """`every 5`: one step in five runs the model twice."""
     problem = image_problem("cnn", 4, CPU)

@@ -15,7 +15,8 @@ from wsam.lab.models import Task, build, parameter_count
 
 MODELS = ("resnet18", "wrn-28-10", "mlp10m", "cnn")
 FORMS = ("eager", "compiled", "captured")
-CIFAR = Task((3, 32, 32), 10)
+PIXELS = 32
+CIFAR = Task((3, PIXELS, PIXELS), 10)
 BASE: dict[str, Any] = {"lr": 0.01, "momentum": 0.9, "weight_decay": 5e-4}
 RHO, GAMMA = 0.05, 0.9
 
@@ -35,6 +36,7 @@ class Problem:
         device: Where it trains.
         precision: ``fp32`` or ``bf16``.
         compiles: Whether compiling the model is worth it.
+        pixels: The side of an image, for problems with images.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Problem:
     device: torch.device
     precision: str
     compiles: bool = True
+    pixels: int | None = None
 
     def forward(self, model: nn.Module, form: str) -> Callable[..., Tensor]:
         """Return the model as a form runs it: compiled, unless the form is eager."""
@@ -63,6 +66,7 @@ class Problem:
             "weights": parameter_count(model),
             "tensors": len(list(model.parameters())),
             "batch": len(self.batch[0]),
+            "pixels": self.pixels,
             "precision": self.precision,
             "base": "SGD",
             "base_args": BASE,
@@ -78,8 +82,10 @@ def default_batch(model: str, device: torch.device) -> int:
     return 256 if model == "wrn-28-10" else 128
 
 
-def image_problem(name: str, batch: int, device: torch.device) -> Problem:
-    """Return a model on random images of CIFAR's size.
+def image_problem(
+    name: str, batch: int, device: torch.device, pixels: int | None = None
+) -> Problem:
+    """Return a model on random images, of CIFAR's size unless said otherwise.
 
     On CUDA in bfloat16 autocast and channels_last, elsewhere in float32.
 
@@ -87,6 +93,7 @@ def image_problem(name: str, batch: int, device: torch.device) -> Problem:
         name: One of `MODELS`.
         batch: Images a step.
         device: Where to train.
+        pixels: The side of an image; small ones make the passes cheap, and the optimizer show.
 
     Raises:
         ValueError: No such model, or no images.
@@ -99,15 +106,19 @@ def image_problem(name: str, batch: int, device: torch.device) -> Problem:
         raise ValueError(f"--model must be one of {', '.join(MODELS)}, not {name}")
     if batch < 2:
         raise ValueError(f"--batch-size must be at least 2 (BatchNorm needs two), not {batch}")
+    pixels = PIXELS if pixels is None else pixels
+    if pixels < 8:
+        raise ValueError(f"--pixels must be at least 8, not {pixels}")
+    task = Task((3, pixels, pixels), CIFAR.classes)
     on_gpu = device.type == "cuda"
     layout = torch.channels_last if on_gpu else torch.contiguous_format
 
     def made() -> nn.Module:
-        model = mlp10m(CIFAR) if name == "mlp10m" else build(name, CIFAR, 0)
+        model = mlp10m(task) if name == "mlp10m" else build(name, task, 0)
         return model.to(device, memory_format=layout)  # type: ignore[call-overload, no-any-return]
 
     draw = torch.Generator().manual_seed(0)
-    images = torch.randn(batch, *CIFAR.shape, generator=draw)
+    images = torch.randn(batch, *task.shape, generator=draw)
     labels = torch.randint(CIFAR.classes, (batch,), generator=draw)
     data = (images.to(device, memory_format=layout), labels.to(device))
     precision = "bf16" if on_gpu else "fp32"
@@ -120,7 +131,7 @@ def image_problem(name: str, batch: int, device: torch.device) -> Problem:
 
         return of_batch
 
-    return Problem(name, made, loss, data, device, precision)
+    return Problem(name, made, loss, data, device, precision, pixels=pixels)
 
 
 def mlp10m(task: Task) -> nn.Module:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from wsam.bench.problem import PIXELS
 from wsam.lab.files import write_atomic
 
 Row = dict[str, Any]
@@ -116,7 +117,9 @@ def name_of(record: Row) -> str:
     device = "cuda" if "gpu" in record["hardware"] else "cpu"
     if record["kind"] == "scaling":
         return f"scaling-{record['axis']}-{device}"
-    return f"bench-{record['problem']['model']}-{device}"
+    pixels = record["problem"].get("pixels", PIXELS)
+    size = "" if pixels == PIXELS else f"-{pixels}px"
+    return f"bench-{record['problem']['model']}{size}-{device}"
 
 
 def save(record: Row, folder: Path) -> list[Path]:

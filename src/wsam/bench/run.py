@@ -31,6 +31,7 @@ class Settings:
         device: Where.
         model: One of `problem.MODELS`; by default ResNet18 on CUDA, a perceptron elsewhere.
         batch: Images a step.
+        pixels: The side of an image; 32 by default.
         peers: Files of other people's optimizers, each ``NAME=PATH``.
         only: Beginnings of the names of the cases wanted; all if empty.
         rounds: How often each case is visited.
@@ -41,6 +42,7 @@ class Settings:
     device: torch.device
     model: str | None = None
     batch: int | None = None
+    pixels: int | None = None
     peers: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
     rounds: int | None = None
@@ -52,7 +54,7 @@ class Settings:
         on_gpu = self.device.type == "cuda"
         name = self.model or ("cnn" if self.smoke else "resnet18" if on_gpu else "mlp10m")
         batch = self.batch or (4 if self.smoke else default_batch(name, self.device))
-        return image_problem(name, batch, self.device)
+        return image_problem(name, batch, self.device, self.pixels)
 
     def visits(self) -> Visits:
         """Return how often and how long a case is visited."""

@@ -31,6 +31,10 @@ BatchSize = Annotated[
     int | None,
     typer.Option(help="Images a step. [default: 128 on CUDA, 256 for wrn-28-10; 32 elsewhere]"),
 ]
+Pixels = Annotated[
+    int | None,
+    typer.Option(help="Side of an image; small ones let the optimizer show. [default: 32]"),
+]
 Peer = Annotated[
     list[str] | None,
     typer.Option(
@@ -59,6 +63,7 @@ ClockName = Annotated[
 def bench(
     model: Model = None,
     batch_size: BatchSize = None,
+    pixels: Pixels = None,
     device: options.Device = "auto",
     peer: Peer = None,
     only: Only = None,
@@ -88,6 +93,7 @@ def bench(
         device=Means(device=device).place(),
         model=model,
         batch=batch_size,
+        pixels=pixels,
         peers=tuple(peer or ()),
         only=tuple(only or ()),
         rounds=rounds,
