@@ -69,6 +69,18 @@ def plain_loop(
     return losses
 
 
+def by_hand(
+    make: Callable[..., Any] = wsam_over_sgd, count: int = 24, every: int = 1, **options: Any
+) -> Any:
+    """The same training as in the frameworks' tests, two epochs with a scheduler, in a plain loop."""
+    model = net()
+    optimizer = make(model.parameters())
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+    steps = windows(samples(count), 4, every, epochs=2)
+    losses = plain_loop(model, optimizer, steps, every=every, after=scheduler.step, **options)
+    return model, optimizer, losses
+
+
 def scaled_loop(
     model: nn.Module,
     optimizer: wsam.SharpnessAware,

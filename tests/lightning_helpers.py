@@ -6,7 +6,7 @@ from typing import Any
 
 import lightning
 import torch
-from framework_helpers import net, plain_loop, samples, windows, wsam_over_sgd
+from framework_helpers import net, samples, wsam_over_sgd
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset
@@ -62,13 +62,3 @@ def fit(module: Net, data: Dataset[Any] | None = None, size: int = 4, **options:
     runner = trainer(**options)
     runner.fit(module, DataLoader(samples() if data is None else data, size))
     return runner
-
-
-def by_hand(make: Make = wsam_over_sgd, count: int = 24, every: int = 1, **options: Any) -> Any:
-    """The same training as `fit` in a plain loop."""
-    model = net()
-    optimizer = make(model.parameters())
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
-    steps = windows(samples(count), 4, every, epochs=2)
-    losses = plain_loop(model, optimizer, steps, every=every, after=scheduler.step, **options)
-    return model, optimizer, losses

@@ -8,6 +8,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from framework_helpers import (
+    by_hand,
     difference,
     forget_accelerators,
     net,
@@ -80,15 +81,6 @@ class Run:
                     self.scheduler.step()
                     self.optimizer.zero_grad()
         return self
-
-
-def by_hand(make: Make = wsam_over_sgd, count: int = 24, every: int = 1, **options: Any) -> Any:
-    model = net()
-    optimizer = make(model.parameters())
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
-    steps = windows(samples(count), 4, every, epochs=2)
-    losses = plain_loop(model, optimizer, steps, every=every, after=scheduler.step, **options)
-    return model, optimizer, losses
 
 
 @pytest.mark.parametrize("name", sorted(wsam.METHODS))

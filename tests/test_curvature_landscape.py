@@ -2,10 +2,10 @@
 
 import json
 import math
-import shutil
 
 import pytest
 import torch
+from browsing import needs_browser, running
 from torch import nn
 from torch.nn import functional as F
 
@@ -176,19 +176,14 @@ def test_pages_need_no_network_and_cannot_be_broken_out_of(tmp_path):
     assert page.count("</script>") == 2
 
 
+@needs_browser
 @pytest.mark.browser
 def test_pages_draw_and_answer_in_a_browser(tmp_path):
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("no chromium on PATH")
-    from playwright.sync_api import sync_playwright
-
     line, plane, spectrum = surfaces()
     line.save(tmp_path / "line.html")
     plane.save(tmp_path / "plane.html")
     save_density(spectrum, tmp_path / "density.html", marks=[0.5])
-    with sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+    with running() as browser:
         page = browser.new_page()
         problems: list[str] = []
         page.on("pageerror", lambda error: problems.append(str(error)))
@@ -210,5 +205,4 @@ def test_pages_draw_and_answer_in_a_browser(tmp_path):
         assert page.evaluate(picture, 0) == still
         page.locator("canvas").nth(0).hover(position={"x": 1, "y": 1})
         assert "direction 1 -1, direction 2 1: loss" in page.locator("#read").text_content()
-        browser.close()
     assert problems == []

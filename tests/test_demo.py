@@ -330,7 +330,7 @@ def test_interrupted_leaves_nothing_half_written(tmp_path):
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     limit = time.monotonic() + 120
-    while not list(out.glob("runs/work/*/checkpoints/*.json")):
+    while not list((out / "runs" / "work").glob("*/checkpoints/*.json")):
         assert time.monotonic() < limit
         assert demo.poll() is None, demo.stderr.read()
         time.sleep(0.1)

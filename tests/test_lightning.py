@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from framework_helpers import (
+    by_hand,
     difference,
     net,
     new_scaler,
@@ -21,7 +22,7 @@ from framework_helpers import (
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.plugins import MixedPrecision
-from lightning_helpers import Net, by_hand, fit, trainer
+from lightning_helpers import Net, fit, trainer
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset

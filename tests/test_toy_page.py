@@ -1,24 +1,14 @@
 """The interactive page in a real headless Chromium: what it shows equals what Python computes."""
 
 import re
-import shutil
 from contextlib import contextmanager
 
 import pytest
+from browsing import needs_browser, running
 
 from wsam.plots.toy_page import toy_page
 from wsam.toy import RULES, Setting, trace
 
-CHROMIUM = shutil.which("chromium")
-ARGUMENTS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 SETTINGS = [
     Setting(rule="coupled_wsam", gamma=0.95),
     Setting(rule="sam"),
@@ -38,17 +28,10 @@ def test_page_stands_alone():
     assert len(page) < 60_000
 
 
-needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on PATH")
-
-
 @pytest.fixture(scope="module")
 def browser():
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield running
-        running.close()
+    with running() as browser:
+        yield browser
 
 
 @pytest.fixture(scope="module")

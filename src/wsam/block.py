@@ -27,6 +27,11 @@ def local(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [t.to_local() if is_sharded(t) else t for t in tensors]  # type: ignore[attr-defined]
 
 
+def direction_of(group: dict[str, Any]) -> float:
+    """Return +1 where a group's objective is minimised, -1 where the base maximises it."""
+    return -1.0 if group.get("maximize") else 1.0
+
+
 @dataclass
 class Block:
     """Parameters of one group that move together, with the scratch of a step in flight."""
@@ -52,7 +57,7 @@ class Block:
     @property
     def direction(self) -> float:
         """+1 where the objective is minimised, -1 where the base maximises it."""
-        return -1.0 if self.group.get("maximize") else 1.0
+        return direction_of(self.group)
 
     def weights(self) -> list[Tensor]:
         """Return the local shards of the parameters."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from wsam.block import Block
+from wsam.block import Block, direction_of
 from wsam.perturb import EPSILON
 from wsam.rule import Rule
 from wsam.state import PREFIX
@@ -83,8 +83,7 @@ class Plan:
 def numbers_of(group: dict[str, Any], rule: Rule, boost: float) -> list[float]:
     """Return a group's radius, what is fed, what is beside, and the learning rate."""
     hyper = {name: group[PREFIX + name] for name in rule.hyper()}
-    direction = -1.0 if group.get("maximize") else 1.0
-    row = [direction * group[PREFIX + "rho"] * boost]
+    row = [direction_of(group) * group[PREFIX + "rho"] * boost]
     if not rule.needs_products(hyper):  # else the kernels only perturb
         mix = rule.mix(hyper, None)
         row += [float(value) for value in (*mix.fed, *mix.beside, group["lr"])]

@@ -1,8 +1,8 @@
 """Records: what came of a run, as JSON named by the run's key.
 
-``OUT/KEY.json`` is the record; ``OUT/work/KEY/`` holds what a run needs on its way (checkpoints,
-lock, TensorBoard events) and weights that were asked for. Numbers that are not finite are written
-as null, so that every reader of JSON can read a record.
+``OUT/KEY.json`` is the record; a folder ``KEY`` beside the records holds what a run needs on its way
+(checkpoints, lock, TensorBoard events) and weights that were asked for, see `work_folder`.
+Numbers that are not finite are written as null, so that every reader of JSON can read a record.
 """
 
 from __future__ import annotations
