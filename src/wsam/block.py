@@ -199,6 +199,9 @@ def average_over_ranks(
 
 def copies(tensors: list[Tensor]) -> list[Tensor]:
     """Return bit-exact copies, made by one launch where the device has such a kernel."""
+    if tensors and tensors[0].is_cuda and tensors[0].is_floating_point():
+        # Times one: exact, and memory for all of them comes by a single call from the host.
+        return list(torch._foreach_mul(tensors, 1.0))
     fresh = [torch.empty_like(t) for t in tensors]
     torch._foreach_copy_(fresh, tensors)
     return fresh
