@@ -22,7 +22,7 @@ RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 BLOCK = re.compile(
     r"(<!-- speed (?P<kind>\w+): (?P<words>.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL
 )
-OURS = ("SAM", "WSAM")
+OURS = ("SAM", "WSAM", "SAM over fused SGD", "WSAM over fused SGD")
 MOVES = ("reads", "writes")
 PEERS = {"davda54": "davda54/sam SAM", "authors": "the paper's authors' WSAM"}
 
@@ -106,10 +106,12 @@ def scaling(record: dict[str, Any]) -> str:
     head = " | ".join(f"{point[axis]:,}" for point in points)
     lines = [f"{heading(record)}; milliseconds:", "", f"| {axis} | {head} |"]
     lines.append("|---" * (len(points) + 1) + "|")
+    several = len({row["form"] for row in points[0]["cases"]}) > 1
     for row in points[0]["cases"]:
-        found = [next(r for r in p["cases"] if named(r) == named(row)) for p in points]
-        values = " | ".join(f"{r['own_us']['median'] / 1e3:.3g}" for r in found)
-        lines.append(f"| {row['name']} | {values} |")
+        found = [next((r for r in p["cases"] if named(r) == named(row)), None) for p in points]
+        values = [f"{r['own_us']['median'] / 1e3:.3g}" if r else "did not fit" for r in found]
+        name = f"{row['name']}, {row['form']}" if several else row["name"]
+        lines.append(f"| {name} | {' | '.join(values)} |")
     return "\n".join(lines)
 
 

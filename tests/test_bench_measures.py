@@ -20,6 +20,7 @@ from wsam.bench.timing import Spread, Visitor, Visits, clock_of, differences, in
 from wsam.bench.traffic import ODD, Moved, Traffic
 from wsam.block import Block
 from wsam.kernels import Kernels
+from wsam.plan import Plan
 
 CPU = torch.device("cpu")
 SPEED = Path(__file__).parents[1] / "docs" / "speed.md"
@@ -170,6 +171,7 @@ def test_traffic_of_the_lean_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Kernels, "scales", lambda self, blocks, lists: [torch.ones(())])
     monkeypatch.setattr(Kernels, "_launch", lambda self, *given, **flags: None)
     monkeypatch.setattr(Kernels, "_constants", lambda self, block: {})
+    monkeypatch.setattr(Kernels, "_plan", lambda self, block: Plan(block.params, CPU))
     counter, kernels = Moved(), object.__new__(Kernels)
     first = [B]
     with traffic.fused_kernels(counter):

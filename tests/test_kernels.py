@@ -12,6 +12,8 @@ from torch.nn.functional import cross_entropy
 
 import wsam
 from wsam import kernels
+from wsam.block import Piece
+from wsam.plan import Plan
 from wsam.update import Flight
 
 BASES = {
@@ -45,14 +47,18 @@ def compare(name: str, base: str, **options: object) -> int:
 
     for name_of_kernel in ("finish", "begin_lean", "end_lean"):
         setattr(fused, name_of_kernel, heard(getattr(fused, name_of_kernel)))
-    opts[1]._kernels = fused
+
+    def begun() -> kernels.Kernels:
+        fused.begin(recording=False)
+        fused.write_numbers()
+        return fused
+
+    second._kernels_of_fused_base = begun  # as over a fused base on CUDA
     generator = torch.Generator().manual_seed(1)
     for _ in range(6):
         x = torch.randn(9, 3, 8, 8, generator=generator)
         y = torch.randint(0, 4, (9,), generator=generator)
         for opt, model in zip(opts, models, strict=True):
-            fused.begin(recording=False)
-            fused.write_numbers()
 
             def closure(opt=opt, model=model, x=x, y=y):
                 loss = opt.select(cross_entropy(model(x), y, reduction="none"))
@@ -92,14 +98,45 @@ def test_kernels_equal_the_foreach_path() -> None:
     subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=280)
 
 
+def fit(planned: torch.Tensor, other: torch.Tensor) -> bool:
+    return Plan([planned], planned.device).addresses([other]) == [other.data_ptr()]
+
+
 def test_what_does_not_fit() -> None:
     a = torch.zeros(4, 6)
-    assert kernels.fit([a], [a.clone()])
-    assert kernels.fit([a.t()], [a.clone().t()])
-    assert not kernels.fit([a], [a.t().contiguous().t()])  # the same numbers in another order
-    assert not kernels.fit([a[:, :3]], [a[:, 3:]])
-    assert not kernels.fit([a.double()], [a])
-    assert not kernels.fit([torch.zeros(9)[1:]], [torch.zeros(9)[1:]])  # not aligned
+    assert fit(a, a.clone())
+    assert fit(a.t(), a.clone().t())
+    assert not fit(a, a.t().contiguous().t())  # the same numbers in another order
+    assert not fit(a[:, :3], a[:, 3:])
+    assert not fit(a, a.double())
+    assert not fit(torch.zeros(8), torch.zeros(4))
+    assert not fit(torch.zeros(8), torch.zeros(9)[1:])  # not aligned
+    assert not fit(torch.zeros(0), torch.zeros(0))  # nothing to launch a kernel for
+    assert Plan([a], a.device).addresses([None]) is None
+
+
+def test_copies_in_one_piece() -> None:
+    weights = [torch.zeros(3), torch.zeros(4, 6).t(), torch.zeros(())]
+    plan = Plan(weights, torch.device("cpu"))
+    piece = Piece(weights, plan.starts, plan.room)
+    assert len(piece) == 3
+    for value, (mine, like) in enumerate(zip(piece, weights, strict=True)):
+        assert (mine.shape, mine.stride()) == (like.shape, like.stride())
+        mine.fill_(value)
+    assert [t.data_ptr() for t in piece] == plan.addresses(piece)
+    assert [bool((t == i).all()) for i, t in enumerate(piece)] == [True] * 3
+
+
+def test_weights_that_were_replaced_get_another_plan() -> None:
+    model = nn.Linear(2, 3)
+    opt = wsam.WSAM(torch.optim.SGD(model.parameters(), lr=0.1))
+    fused = kernels.Kernels(torch.device("cpu"), opt.base, opt.rule, 1.0)
+    (block,) = opt._layout()
+    before = fused._plan(block)
+    model.weight.data = model.weight.data.t().contiguous().t()
+    assert fused._plan(block) is before, "looked at once a step"
+    fused.begin(recording=False)
+    assert fused._plan(block) is not before
 
 
 def test_bases_that_kernels_know() -> None:

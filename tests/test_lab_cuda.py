@@ -39,7 +39,12 @@ def test_compiled_and_captured_in_bf16(tmp_path):
     run = SHORT.replace(precision="bf16")
     eager = train(run, tmp_path / "eager", EAGER)
     fast = train(run, tmp_path / "fast", Means(device="cuda"))
-    assert fast["execution"] == {"device": "cuda", "compiled": True, "captured": True}
+    assert fast["execution"] == {
+        "device": "cuda",
+        "compiled": True,
+        "captured": True,
+        "processes": 1,
+    }
     assert_alike(eager, fast, 0.1)
 
 

@@ -44,7 +44,7 @@ class Block:
     sharded: bool = False
     ranks: tuple[Any, tuple[int, ...]] | None = None
     """The mesh, and its dimensions over which each parameter is in pieces; None if it is whole."""
-    saved: list[Tensor] = field(default_factory=list, repr=False)
+    saved: "list[Tensor] | Piece" = field(default_factory=list, repr=False)
     """The weights w, or in the lean plan the weights the step ends at, less the second gradient."""
     first: list[Tensor] | None = field(default=None, repr=False)
     """g0 of each parameter (as `p.grad` was), where the rule keeps it."""
@@ -77,6 +77,36 @@ class Block:
         names = [self.names[i] for i in chosen] if self.names else None
         params, numbers = [self.params[i] for i in chosen], [self.numbers[i] for i in chosen]
         return replace(self, params=params, numbers=numbers, names=names, saved=[], first=None)
+
+
+class Piece:
+    """Room for copies of many tensors, taken in one piece: the host saves many allocations.
+
+    It is made into tensors only where somebody walks over it; a kernel needs the addresses alone.
+
+    Args:
+        like: the tensors whose shapes and strides the copies have.
+        starts: where each copy begins, in elements.
+        size: of the whole, in elements.
+    """
+
+    def __init__(self, like: list[Tensor], starts: list[int], size: int) -> None:
+        self._like, self._starts = like, starts
+        self._memory = torch.empty(size, dtype=like[0].dtype, device=like[0].device)
+
+    def __len__(self) -> int:
+        """Return the number of tensors."""
+        return len(self._like)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        """Yield the copies as tensors."""
+        for tensor, start in zip(self._like, self._starts, strict=True):
+            yield self._memory.as_strided(tensor.shape, tensor.stride(), start)
+
+    def addresses(self) -> list[int]:
+        """Return where each copy begins in memory."""
+        begin, width = self._memory.data_ptr(), self._memory.element_size()
+        return [begin + width * start for start in self._starts]
 
 
 def align_gradients(layout: Sequence[Block]) -> None:
@@ -208,8 +238,15 @@ def copies(tensors: list[Tensor]) -> list[Tensor]:
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether the elements lie side by side, in one of the two usual orders."""
-    return tensor.is_contiguous() or tensor.is_contiguous(memory_format=torch.channels_last)
+    """Whether the elements lie side by side, in whatever order."""
+    if tensor.is_contiguous() or tensor.is_contiguous(memory_format=torch.channels_last):
+        return True
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 CHUNK_BYTES = 1 << 26
@@ -263,10 +300,9 @@ def add_scaled(into: list[Tensor], tensors: list[Tensor], scale: Scalar, spend: 
 
 def can_fuse(into: list[Tensor], tensors: list[Tensor]) -> bool:
     """Whether SGD's kernel may walk both lists side by side."""
-    return all(
-        a.dtype == torch.float32 == b.dtype and a.stride() == b.stride() and is_dense(a)
-        for a, b in zip(into, tensors, strict=True)
-    )
+    if {t.dtype for t in (*into, *tensors)} != {torch.float32}:
+        return False
+    return [a.stride() for a in into] == [b.stride() for b in tensors] and all(map(is_dense, into))
 
 
 def on_device(value: Scalar, device: torch.device) -> Scalar:

@@ -13,7 +13,7 @@ from wsam import lean as lean_plan
 from wsam import state as saving
 from wsam import update
 from wsam.block import Block, Scalar, align_gradients, average_over_ranks, sum_over_ranks
-from wsam.kernels import Kernels
+from wsam.kernels import Kernels, for_eager_steps
 from wsam.passes import RandomStates, RunningStatistics
 from wsam.perturb import perturb
 from wsam.rule import Mix, is_number
@@ -40,6 +40,7 @@ class Engine(Wrapper):
         # Whether the step is perturbed, where that was decided on the host before a replay.
         self._decided: bool | None = None
         self._kernels: Kernels | None = None  # a recorded step has some
+        self._own_kernels: Kernels | None = None  # and an eager one over a fused base
         self._sharpness: Tensor | None = None
 
     def _count(self) -> int:
@@ -127,6 +128,8 @@ class Engine(Wrapper):
         flight = Flight(update.gather(self._layout(anew=True)), by_hand=by_hand)
         if not flight.blocks:
             raise RuntimeError("no parameter has a gradient: call backward() in the first pass")
+        if self._decided is None:  # else a recording has decided this, too
+            self._kernels = None if by_hand else self._kernels_of_fused_base()
         flight.scale_known = grad_scale is not None
         if grad_scale is not None:
             update.unscale(flight.blocks, grad_scale)
@@ -141,6 +144,15 @@ class Engine(Wrapper):
         except BaseException as error:
             self._abandon(error)
             raise
+
+    def _kernels_of_fused_base(self) -> Kernels | None:
+        places = {block.device for block in self._layout()}
+        if len(places) > 1:
+            return None
+        boost, known = self.geometry.boost, self._own_kernels
+        found = for_eager_steps(self.base, self.rule, boost, places.pop(), known)
+        self._own_kernels = found or known
+        return found
 
     def _move(self, flight: Flight) -> bool:
         if flight.skip or flight.plain:
@@ -229,8 +241,8 @@ class Engine(Wrapper):
     def _finish_by_kernel(self, flight: Flight) -> bool:
         """Do all that is left of the step, the base's part included, by one kernel if one can."""
         blocks, layout = flight.blocks, self._layout()
-        ordinary = not (flight.skip or flight.plain or self.local)
-        if self._kernels is None or not ordinary or self.max_norm is not None:
+        ordinary = not (flight.skip or flight.plain or self.local) and self.max_norm is None
+        if self._kernels is None or not ordinary or self.nonfinite != "propagate":
             return False
         if any(self.rule.needs_products(self._values(block.group)) for block in blocks):
             return False

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from wsam import state as saving
-from wsam.kernels import Kernels, available
+from wsam.kernels import Kernels, available, work_on
 from wsam.optimizer import SharpnessAware
 from wsam.standins import Masks, Rewind, Scalars
 
@@ -81,10 +81,11 @@ class CapturedStep:
     ) -> None:
         if fuse and not available():
             raise ValueError("fuse=True needs Triton, which is not installed")
-        self.opt, self._fuse = opt, available() if fuse is None else fuse
+        self.opt = opt
         self.sharp = opt if isinstance(opt, SharpnessAware) else None
         self.loss_fn = loss_fn
         self._device = self._check(example)
+        self._fuse = work_on(self._device) if fuse is None else fuse
         prepare_base(self.sharp.base if self.sharp else opt)
         self._scalars = Scalars(opt, self._device)
         self._masks = Masks(self.sharp, self._device)

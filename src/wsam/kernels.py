@@ -1,14 +1,16 @@
-"""Fused kernels for recorded steps: one pass to perturb, one to finish, instead of nine.
+"""Fused kernels: one pass to perturb, one to finish, instead of nine.
 
-A step that is recorded into a CUDA graph need not go through lists of small operations. Here one
-kernel reads w and the direction and writes w + d and the copy of w; another reads that copy, both
-gradients and the base's state and writes the new weights and state, with the arithmetic of SGD or
-Adam(W) inside. The foreach path is the truth they must equal.
+A step that is recorded into a CUDA graph, or whose base is fused, need not go through lists of small
+operations. Here one kernel reads w and the direction and writes w + d and the copy of w; another
+reads that copy, both gradients and the base's state and writes the new weights and state, with the
+arithmetic of SGD or Adam(W) inside. The foreach path is the truth they must equal.
 
 A kernel finds its tensors by a table of addresses on the device. While a step is recorded nothing
-may be copied from the host, so the addresses of that step are written once it has been recorded.
+may be copied from the host, so the addresses of that step are written once it has been recorded. An
+eager step writes those that have changed.
 """
 
+import functools
 import importlib.util
 from collections.abc import Sequence
 from typing import Any
@@ -17,24 +19,47 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from wsam.block import Block, direction_of
+from wsam.block import Block, Piece, direction_of
+from wsam.checks import warn
 from wsam.perturb import EPSILON
+from wsam.plan import TILE, Plan
 from wsam.rule import Rule
 from wsam.state import PREFIX
 from wsam.update import Flight
 
-TILE = 2048
 WARPS = 8
 SUMS = 1024
 COLUMNS = 8
 """Of the numbers of a group; six are used, eight keep a row aligned."""
 TILES = {"BLOCK": TILE, "num_warps": WARPS}
+Rows = list[list[int]]
+"""Addresses of the tensors of some lists."""
 BASES = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 
 
+@functools.cache
 def available() -> bool:
     """Whether Triton is there to make the kernels."""
     return importlib.util.find_spec("triton") is not None
+
+
+@functools.cache
+def work_on(device: torch.device) -> bool:
+    """Whether Triton can make a kernel for the device: it needs a compiler and a GPU it knows."""
+    if not available():
+        return False
+    ones, partial = torch.ones(4, device=device), torch.zeros(1, device=device)
+    plan = Plan([ones], device)
+    table = torch.tensor([ones.data_ptr()], device=device)
+    try:
+        from wsam import _triton
+
+        shape = (plan.where, plan.offset, plan.sizes, partial, 1)
+        _triton.squares[(1,)](table, *shape, **TILES)
+    except Exception as error:  # whatever it is, training goes on without
+        warn(f"Triton is installed and cannot make kernels, so steps go without: {error}")
+        return False
+    return float(partial) == 4.0
 
 
 def can_finish(base: Optimizer) -> bool:
@@ -42,42 +67,6 @@ def can_finish(base: Optimizer) -> bool:
     plain = type(base) in BASES and not base._optimizer_step_pre_hooks
     known = not any(g.get("amsgrad") or g.get("maximize") for g in base.param_groups)
     return plain and known and not base._optimizer_step_post_hooks
-
-
-def fit(*lists: Sequence[Tensor]) -> bool:
-    """Whether kernels may walk the tensors of all lists side by side, as plain memory."""
-    for tensors in zip(*lists, strict=True):
-        first = tensors[0]
-        plain = (t.dtype == torch.float32 and t.data_ptr() % 16 == 0 for t in tensors)
-        alike = (t.stride() == first.stride() for t in tensors)
-        if not (all(plain) and all(alike) and _is_dense(first)):
-            return False
-    return True
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    pairs = sorted(zip(tensor.stride(), tensor.shape, strict=True))
-    expected = 1
-    for stride, size in pairs:
-        if size > 1 and stride != expected:
-            return False
-        expected *= size
-    return True
-
-
-class Plan:
-    """Which program of a kernel does which part of which tensor."""
-
-    def __init__(self, tensors: Sequence[Tensor], device: torch.device) -> None:
-        where, offset = [], []
-        for index, tensor in enumerate(tensors):
-            for start in range(0, tensor.numel(), TILE):
-                where.append(index)
-                offset.append(start)
-        self.programs = len(where)
-        self.where = torch.tensor(where, dtype=torch.int32, device=device)
-        self.offset = torch.tensor(offset, dtype=torch.int64, device=device)
-        self.sizes = torch.tensor([t.numel() for t in tensors], dtype=torch.int64, device=device)
 
 
 def numbers_of(group: dict[str, Any], rule: Rule, boost: float) -> list[float]:
@@ -91,7 +80,7 @@ def numbers_of(group: dict[str, Any], rule: Rule, boost: float) -> list[float]:
 
 
 class Kernels:
-    """The fused kernels of one recording, with their tables of addresses.
+    """The fused kernels of one recording, or of an optimizer's eager steps, with their tables.
 
     Every step asks for the same tables in the same order: `begin` starts again with the first.
 
@@ -107,11 +96,19 @@ class Kernels:
         self._base, self._rule, self._boost = base, rule, boost
         self._knows_base = can_finish(base)
         self._plans: dict[tuple[int, ...], Plan] = {}
-        self._tables: list[Tensor] = []
+        self._looked: set[tuple[int, ...]] = set()
+        self._measured: list[tuple[list[Tensor], list[int]]] = []
+        self._tables: list[tuple[Tensor, list[int]]] = []
         self._next = 0
         self._pending: list[tuple[Tensor, list[int]]] | None = None
         self._numbers = torch.zeros(len(base.param_groups), COLUMNS, device=device)
         self._written: list[list[float]] = []
+
+    def serves(self, device: torch.device, base: Optimizer, rule: Rule, boost: float) -> bool:
+        """Whether these kernels are for such a step, the base's hooks and groups as they are now."""
+        same = (self._device, self._rule, self._boost) == (device, rule, boost)
+        groups = len(base.param_groups) == len(self._numbers)
+        return same and groups and self._base is base and self._knows_base == can_finish(base)
 
     def write_numbers(self) -> None:
         """Copy the groups' present numbers to the device, if they have changed."""
@@ -123,6 +120,8 @@ class Kernels:
     def begin(self, recording: bool) -> None:
         """Say that a step begins, and whether it is being recorded."""
         self._next = 0
+        self._looked.clear()
+        self._measured.clear()
         self._pending = [] if recording else None
 
     def recorded(self) -> None:
@@ -131,25 +130,31 @@ class Kernels:
             table.copy_(torch.tensor(addresses, dtype=torch.int64))
         self._pending = None
 
-    def _table(self, lists: Sequence[Sequence[Tensor]]) -> Tensor:
-        addresses = [t.data_ptr() for tensors in lists for t in tensors]
-        while self._next >= len(self._tables) or self._tables[self._next].numel() != len(addresses):
+    def _table(self, rows: Sequence[list[int]]) -> Tensor:
+        """Return a table of addresses on the device, one row a list of tensors."""
+        addresses = [address for row in rows for address in row]
+        position, self._next = self._next, self._next + 1
+        known = self._tables[position] if position < len(self._tables) else None
+        if known is None or known[0].numel() != len(addresses):
             assert self._pending is None, "a recorded step asks for other tables than an eager one"
-            fresh = torch.zeros(len(addresses), dtype=torch.int64, device=self._device)
-            self._tables[self._next :] = [fresh]
-        table = self._tables[self._next]
-        self._next += 1
-        if self._pending is None:
-            table.copy_(torch.tensor(addresses, dtype=torch.int64))
-        else:
+            known = (torch.zeros(len(addresses), dtype=torch.int64, device=self._device), [])
+        table, written = known
+        if self._pending is not None:
             self._pending.append((table, addresses))
+        elif written != addresses:  # an allocator hands out the same places step by step
+            table.copy_(torch.tensor(addresses, dtype=torch.int64), non_blocking=True)
+            self._tables[position:] = [(table, addresses), *self._tables[position + 1 :]]
         return table
 
-    def _plan(self, block: Block, tensors: Sequence[Tensor]) -> Plan:
+    def _plan(self, block: Block) -> Plan:
+        """Return the block's plan; weights that were replaced since the last step get a new one."""
         key = tuple(block.numbers)
-        if key not in self._plans:
-            self._plans[key] = Plan(tensors, self._device)
-        return self._plans[key]
+        plan = self._plans.get(key)
+        stale = key not in self._looked and self._pending is None
+        if plan is None or (stale and not plan.is_for(block.weights())):
+            plan = self._plans[key] = Plan(block.weights(), self._device)
+        self._looked.add(key)
+        return plan
 
     def _group(self, block: Block) -> int:
         groups = self._base.param_groups
@@ -160,17 +165,22 @@ class Kernels:
 
         None if the tensors do not fit.
         """
-        if any(block.sharded for block in blocks) or not all(fit(tensors) for tensors in lists):
+        if any(block.sharded for block in blocks):
+            return None
+        plans = [self._plan(block) for block in blocks]
+        rows = [plan.addresses(z) for plan, z in zip(plans, lists, strict=True)]
+        if any(row is None for row in rows):
             return None
         from wsam import _triton
 
-        plans = [self._plan(block, z) for block, z in zip(blocks, lists, strict=True)]
+        self._measured = [(z, row) for z, row in zip(lists, rows, strict=True) if row is not None]
         programs = [plan.programs for plan in plans]
         partial = torch.empty(sum(programs), device=self._device)
         parts = torch.split(partial, programs)
-        for plan, part, z in zip(plans, parts, lists, strict=True):
-            shape = (plan.where, plan.offset, plan.sizes, part, len(z))
-            _triton.squares[(plan.programs,)](self._table((z,)), *shape, **TILES)
+        for plan, part, row in zip(plans, parts, rows, strict=True):
+            assert row is not None
+            shape = (plan.where, plan.offset, plan.sizes, part, len(row))
+            _triton.squares[(plan.programs,)](self._table((row,)), *shape, **TILES)
         groups = len(self._numbers)
         result = torch.empty(groups, device=self._device)
         _triton.scales[(1,)](
@@ -183,19 +193,17 @@ class Kernels:
         )
         return [result[self._group(block)] for block in blocks]
 
-    def save_and_add(
-        self, block: Block, direction: list[Tensor], scale: Tensor
-    ) -> list[Tensor] | None:
+    def save_and_add(self, block: Block, direction: list[Tensor], scale: Tensor) -> Piece | None:
         """`saved = w; w += scale * direction` in one pass; None if the tensors do not fit."""
-        weights = block.weights()
-        if block.sharded or not fit(weights, direction):
+        rows = self._rows(block, [block.weights(), direction])
+        if rows is None:
             return None
         from wsam import _triton
 
-        saved = [torch.empty_like(w) for w in weights]
-        plan = self._plan(block, weights)
-        table = self._table((weights, direction, saved))
-        shape = (plan.where, plan.offset, plan.sizes, scale.float(), len(weights))
+        plan = self._plan(block)
+        saved = Piece(block.weights(), plan.starts, plan.room)
+        shape = (plan.where, plan.offset, plan.sizes, scale.float(), len(saved))
+        table = self._table((*rows, saved.addresses()))
         _triton.save_and_add[(plan.programs,)](table, *shape, **TILES)
         return saved
 
@@ -205,23 +213,22 @@ class Kernels:
         Returns:
             False, with nothing done, where a gradient is missing or tensors do not fit.
         """
-        moved = {
-            number: s for b in flight.moved for number, s in zip(b.numbers, b.saved, strict=True)
-        }
+        if [id(block) for block in flight.moved] != [id(block) for block in flight.blocks]:
+            return False  # the weights are back already, or a mask has left some where they were
         work = []
         for block in flight.blocks:
-            saved = [moved.get(number) for number in block.numbers]
             kept = [block.first] if block.first is not None else []
-            lists: list[Any] = [saved, block.weights(), [p.grad for p in block.params], *kept]
-            history = self._history(block, lists)
-            if history is None:
+            lists = [block.saved, block.weights(), [p.grad for p in block.params], *kept]
+            history = self._history(block)
+            rows = None if history is None else self._rows(block, [*lists, *history])
+            if rows is None:
                 return False
-            work.append((block, lists, history))
-        for block, lists, history in work:
-            self._finish_block(block, lists, history)
+            work.append((block, rows[: len(lists)], rows[len(lists) :]))
+        for block, lists_at, history_at in work:
+            self._finish_block(block, lists_at, history_at)
         return True
 
-    def _finish_block(self, block: Block, lists: list[Any], history: list[list[Tensor]]) -> None:
+    def _finish_block(self, block: Block, lists: Rows, history: Rows) -> None:
         kept = block.first is not None
         lists = [*lists[:3], lists[3] if kept else lists[2]]
         self._launch("finish", block, [*lists, *history], self._constants(block), KEPT=kept)
@@ -238,38 +245,53 @@ class Kernels:
         """
         work = []
         for block, (direction, scale, _) in zip(blocks, directions, strict=True):
+            history = self._history(block)
             lists = [block.weights(), block.first or [], direction]
-            history = self._history(block, lists)
-            if history is None:
+            rows = None if history is None else self._rows(block, [*lists, *history])
+            if rows is None:
                 return False
-            work.append((block, lists, scale, history))
-        for block, lists, scale, history in work:
-            self._begin_lean(block, lists, scale, history)
+            work.append((block, rows[:3], scale, rows[3:]))
+        for block, lists_at, scale, history_at in work:
+            self._begin_lean(block, lists_at, scale, history_at)
         return True
 
-    def _begin_lean(
-        self, block: Block, lists: list[list[Tensor]], scale: Tensor, history: list[list[Tensor]]
-    ) -> None:
-        block.saved = [torch.empty_like(w) for w in lists[0]]
-        lists = [*lists, block.saved, *history]
+    def _begin_lean(self, block: Block, lists: Rows, scale: Tensor, history: Rows) -> None:
+        plan = self._plan(block)
+        block.saved = Piece(block.weights(), plan.starts, plan.room)
+        lists = [*lists, block.saved.addresses(), *history]
         self._launch("begin_lean", block, lists, self._constants(block), scale.float())
 
     def end_lean(self, flight: Flight) -> bool:
         """`w = saved - lr * sharp * g1`; False, with nothing done, where tensors do not fit."""
         work = []
         for block in flight.blocks:
-            lists: list[Any] = [block.saved, block.weights(), [p.grad for p in block.params]]
-            if not self._knows_base or not _walkable(block, lists):
+            lists = [block.saved, block.weights(), [p.grad for p in block.params]]
+            rows = self._rows(block, lists) if self._knows_base else None
+            if rows is None:
                 return False
-            work.append((block, lists))
-        for block, lists in work:
-            self._end_lean(block, lists)
+            work.append((block, rows))
+        for block, rows in work:
+            self._end_lean(block, rows)
         return True
 
-    def _end_lean(self, block: Block, lists: list[Any]) -> None:
+    def _end_lean(self, block: Block, lists: Rows) -> None:
         self._launch("end_lean", block, lists, {})
 
-    def _history(self, block: Block, lists: Sequence[Sequence[Any]]) -> list[list[Tensor]] | None:
+    def _rows(self, block: Block, lists: Sequence[Sequence[Any] | Piece]) -> Rows | None:
+        """Return the addresses of each list's tensors; None where they do not fit."""
+        if block.sharded:
+            return None
+        plan, rows = self._plan(block), []
+        for tensors in lists:
+            # A list whose norm was taken comes again, as direction and as g0.
+            known = (row for z, row in self._measured if z is tensors)
+            row = next(known, None) or plan.addresses(tensors)
+            if row is None:
+                return None
+            rows.append(row)
+        return rows
+
+    def _history(self, block: Block) -> list[list[Any]] | None:
         """Return the base's state as lists; None where the kernels cannot step it."""
         if not self._knows_base:
             return None
@@ -277,8 +299,7 @@ class Kernels:
         if isinstance(self._base, torch.optim.SGD):
             names = ("momentum_buffer",) if block.group["momentum"] else ()
         states = [self._base.state.get(p, {}) for p in block.params]
-        history = [[state.get(name) for state in states] for name in names]
-        return history if _walkable(block, [*lists, *history]) else None
+        return [[state.get(name) for state in states] for name in names]
 
     def _constants(self, block: Block) -> dict[str, Any]:
         """Return the base's arithmetic as constants of a kernel."""
@@ -297,7 +318,7 @@ class Kernels:
         self,
         kernel: str,
         block: Block,
-        lists: list[Any],
+        rows: Rows,
         constants: dict[str, Any],
         *more: Tensor,
         **flags: bool,
@@ -307,14 +328,39 @@ class Kernels:
         if constants.get("ADAM"):
             steps = [self._base.state[p]["step"] for p in block.params]
             torch._foreach_add_(steps, 1)
-            lists = [*lists, steps]
-        plan = self._plan(block, block.weights())
+            rows = [*rows, [step.data_ptr() for step in steps]]
+        plan = self._plan(block)
         numbers = self._numbers[self._group(block)]
         shape = (plan.where, plan.offset, plan.sizes, numbers, *more, len(block.params))
         run = getattr(_triton, kernel)[(plan.programs,)]
-        run(self._table(lists), *shape, **flags, **constants, **TILES)
+        run(self._table(rows), *shape, **flags, **constants, **TILES)
 
 
-def _walkable(block: Block, lists: Sequence[Sequence[Any]]) -> bool:
-    whole = not any(tensor is None for tensors in lists for tensor in tensors)
-    return whole and not block.sharded and fit(*lists)
+def for_eager_steps(
+    base: Optimizer, rule: Rule, boost: float, device: torch.device, known: "Kernels | None"
+) -> "Kernels | None":
+    """Return kernels for a step that is not recorded, ready to begin; None where they do not serve.
+
+    They serve where the base is fused: whoever has chosen `fused=True` wants few launches, and takes
+    it that nobody hears of the base's own step.
+
+    Args:
+        base: the base optimizer.
+        rule: what becomes of the two gradients.
+        boost: the geometry's factor on the radius.
+        device: where all parameters are.
+        known: what the last call returned, to be used again.
+    """
+    groups = base.param_groups
+    asked = all(g.get("fused") and not isinstance(g["lr"], Tensor) for g in groups)
+    if not asked or device.type != "cuda" or torch.compiler.is_compiling():
+        return None
+    if device.index != torch.cuda.current_device() or "step" in base.__dict__:
+        return None
+    if not work_on(device):
+        return None
+    if known is None or not known.serves(device, base, rule, boost):
+        known = Kernels(device, base, rule, boost)
+    known.begin(recording=False)
+    known.write_numbers()
+    return known

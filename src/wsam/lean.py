@@ -72,7 +72,7 @@ def begin(
         lr = on_device(block.group["lr"], block.device)
         weight = on_device(part_beside.loss - part_beside.sharp, block.device)
         add_scaled(weights, first, -block.direction * lr * weight, spend=True)
-        swap(weights, block.saved)
+        swap(weights, list(block.saved))
         block.first = None
     return spoiled
 

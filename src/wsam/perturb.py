@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from wsam.block import Block, add_scaled, copies, global_squares, on_device
+from wsam.block import Block, Piece, add_scaled, copies, global_squares, on_device
 from wsam.geometry import Geometry
 from wsam.update import Flight, squares_of_first
 
@@ -39,9 +39,7 @@ class Fused(Protocol):
     def scales(self, blocks: Sequence[Block], lists: Sequence[list[Tensor]]) -> list[Tensor] | None:
         """Return `radius / (norm + eps)` for each block, with one norm over all lists."""
 
-    def save_and_add(
-        self, block: Block, direction: list[Tensor], scale: Tensor
-    ) -> list[Tensor] | None:
+    def save_and_add(self, block: Block, direction: list[Tensor], scale: Tensor) -> Piece | None:
         """Make `w += scale * direction` and return what w was."""
 
 

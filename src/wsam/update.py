@@ -141,7 +141,7 @@ def restore(moved: Sequence[Block]) -> None:
     """Put the saved weights back, bit for bit. The one place that does."""
     for block in moved:
         if block.saved:
-            torch._foreach_copy_(block.weights(), block.saved)
+            torch._foreach_copy_(block.weights(), list(block.saved))
         block.saved = []
 
 

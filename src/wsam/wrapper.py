@@ -15,7 +15,7 @@ from wsam.schedule import Interval
 from wsam.update import Flight
 
 # Made anew, never saved; "step" is what a scheduler patches over the method.
-SCRATCH = ("step", "_flight", "_statistics", "_random", "_known_layout")
+SCRATCH = ("step", "_flight", "_statistics", "_random", "_known_layout", "_own_kernels", "_kernels")
 
 
 def of_base(name: str) -> Any:

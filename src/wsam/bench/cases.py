@@ -174,8 +174,9 @@ def ours(forms: Iterable[str], best: str) -> list[Case]:
             cases.append(Case("WSAM lean", form, OURS, lean))
             cases.append(Case("SAM", form, OURS, member("sam", **options_of("sam"))))
         if form == "eager":
-            over_fused = member("wsam", fused_base=True, **options_of("wsam"))
-            cases.append(Case("WSAM over fused SGD", form, OURS, over_fused))
+            for method in ("wsam", "sam"):
+                over_fused = member(method, fused_base=True, **options_of(method))
+                cases.append(Case(f"{title(method)} over fused SGD", form, OURS, over_fused))
         if form == "captured" and kernels.available():
             for method in ("wsam", "sam"):
                 foreach = member(method, fuse=False, **options_of(method))

@@ -134,7 +134,7 @@ def fused_kernels(counter: Moved) -> Iterator[None]:
 
     def begin(self: Kernels, block: Block, lists: Any, scale: Any, history: Any) -> None:
         count = len(block.params)  # lists: w, g0 and the direction, which may be g0 itself
-        counter.reads += count * (2 + (lists[2] is not lists[1]) + len(history))
+        counter.reads += count * (2 + (lists[2] != lists[1]) + len(history))
         counter.writes += count * (2 + len(history))
         begin_lean(self, block, lists, scale, history)
 
