@@ -120,7 +120,7 @@ class TestOnCuda:
                 loop.train(range(step, step + 1))
                 scheduler.step()
         assert_same(*loops)
-        assert len(finished) == 4  # no radius, no perturbation, in the first; and it has no state
+        assert len(finished) == 5  # in the first there is no radius and no perturbation
 
     def test_two_groups(self, finished: list[str]) -> None:
         loops = [Loop(fused) for fused in (False, True)]
@@ -172,7 +172,7 @@ class TestOnCuda:
         for loop in loops:
             loop.train(range(2))
             for p in loop.model.parameters():
-                p.data = p.data.clone(memory_format=torch.contiguous_format)
+                p.data = p.data.clone()
             loop.train(range(2, 4))
         assert_same(*loops)
 

@@ -40,7 +40,7 @@ class LiveBuffers(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
+        for leaf in tree_leaves((result, args)):
             if isinstance(leaf, Tensor):
                 self.note(leaf)
         self.peak = max(self.peak, self.live())
@@ -81,13 +81,16 @@ def buffers_of(name: str, lean: bool, tensors: int) -> dict[str, int]:
 def test_number_of_buffers(
     name: str, lean: bool, tensors: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SAM 1, WSAM 2 (lean 1), Coupled and GSAM 2; none at rest; tensors pass through one by one."""
+    """SAM 1, WSAM 2 (lean 1), Coupled and GSAM 2; tensors pass through one by one.
+
+    At rest none, but on a CPU the memory of the copy of w, which lean gives back.
+    """
     monkeypatch.setattr(wsam.block, "CHUNK_BYTES", 1)
     monkeypatch.setattr(wsam.update, "SWAP_BYTES", 1)
     found = buffers_of(name, lean, tensors)
     wanted = 1 if lean or reference.MEMBERS[name].rule == "sam" else 2
     assert found["second pass"] == wanted * tensors
-    assert found["rest"] == 0
+    assert found["rest"] == (0 if lean else tensors)
     # Where the metric is not 1 it is a temporary of full size while d is made.
     metric = reference.MEMBERS[name].geometry in {"adaptive", "fisher"}
     assert found["peak"] <= (wanted + metric) * tensors + 2

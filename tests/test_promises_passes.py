@@ -169,6 +169,22 @@ def test_bn_in_evaluation_mode_is_left_alone(given: bool) -> None:
 
 
 @GIVEN
+def test_bn_counts_of_any_size_come_back() -> None:
+    """Counts are copied as bits: such as would be no numbers, taken for floats, too."""
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+    opt = wsam.SAM(torch.optim.SGD(model.parameters(), lr=0.0), model=model)
+    for count in (2**61 + 12345, 0x7F8000017F800001, 0x7FF8000000000001):
+        model[1].num_batches_tracked.fill_(count)
+
+        def closure() -> Tensor:
+            loss = model(torch.randn(4, 2)).square().mean()
+            loss.backward()
+            return loss
+
+        opt.step(closure)
+        assert int(model[1].num_batches_tracked) == count + 1
+
+
 @pytest.mark.parametrize("name", MEMBERS)
 def test_perturbed_leaves_the_statistics(name: str, given: bool) -> None:
     model, data = normed("2d")

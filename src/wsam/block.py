@@ -48,6 +48,8 @@ class Block:
     """The weights w, or in the lean plan the weights the step ends at, less the second gradient."""
     first: list[Tensor] | None = field(default=None, repr=False)
     """g0 of each parameter (as `p.grad` was), where the rule keeps it."""
+    spare: dict[int, Tensor] = field(default_factory=dict, repr=False)
+    """Memory of copies from earlier steps, by the parameter's number; parts of a block share it."""
 
     @property
     def device(self) -> torch.device:
@@ -235,6 +237,29 @@ def copies(tensors: list[Tensor]) -> list[Tensor]:
     fresh = [torch.empty_like(t) for t in tensors]
     torch._foreach_copy_(fresh, tensors)
     return fresh
+
+
+def save_weights(block: Block) -> None:
+    """Keep copies of the block's weights in `block.saved`.
+
+    On a CPU fresh pages cost more than the copies, so there the memory serves step after step. A CUDA
+    allocator keeps its memory anyway and lends it to others between steps.
+    """
+    weights = block.weights()
+    if weights[0].device.type != "cpu":
+        block.saved = copies(weights)
+        return
+    block.saved = saved = []
+    for number, w in zip(block.numbers, weights, strict=True):
+        room = block.spare.get(number)
+        if room is None or (room.shape, room.dtype, room.stride()) != (
+            w.shape,
+            w.dtype,
+            w.stride(),
+        ):
+            room = block.spare[number] = torch.empty_like(w)
+        saved.append(room)
+    torch._foreach_copy_(saved, weights)
 
 
 def is_dense(tensor: Tensor) -> bool:

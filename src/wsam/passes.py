@@ -36,11 +36,16 @@ def _compilations() -> int:
     return int(compiler.counters["stats"]["unique_graphs"]) if compiler is not None else 0
 
 
-def _by_dtype(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
-    """One list a dtype and device: what a single foreach launch can take."""
+def _by_launch(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Return lists of one dtype and device: what a single foreach launch can copy.
+
+    What is copied are bits, so a count goes with the means and variances as two words of 32.
+    """
     lists: dict[Any, list[Tensor]] = {}
     for tensor in tensors:
-        lists.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+        count = type(tensor) is Tensor and tensor.dtype == torch.int64 and tensor.dim() == 0
+        words = tensor.view(1).view(torch.float32) if count else tensor
+        lists.setdefault((words.dtype, words.device), []).append(words)
     return list(lists.values())
 
 
@@ -60,6 +65,7 @@ class RunningStatistics:
         self._held: list[tuple[list[Tensor], list[Tensor]]] = []
         self._spare: list[tuple[list[Tensor], list[Tensor]]] = []
         self._mark: list[Any] = []
+        self._moving: list[Tensor] = []
         self._hook: Any = None
         self._untraced: Any = None
         self._noticed = self._warned = False
@@ -67,10 +73,11 @@ class RunningStatistics:
 
     def hold(self) -> None:
         """Keep copies of what is there now; call before the second pass."""
-        mark = [(id(m), m.training, id(m._buffers.get(STATISTICS[0]))) for m in self._modules]
+        mark = [(m.training, *map(id, m._buffers.values())) for m in self._modules]
         if mark != self._mark:  # else the lists and their copies' memory serve again
-            moving = [b for m in self._modules if m.training for b in _statistics(m)]
-            self._spare = [(t, [torch.empty_like(b) for b in t]) for t in _by_dtype(moving)]
+            # Kept alive, or the marks of others might come to be theirs.
+            self._moving = [b for m in self._modules if m.training for b in _statistics(m)]
+            self._spare = [(t, [torch.empty_like(b) for b in t]) for t in _by_launch(self._moving)]
             self._mark = mark
         for tensors, kept in self._spare:
             torch._foreach_copy_(kept, tensors)
@@ -117,7 +124,7 @@ class RunningStatistics:
         self._modules.add(module)
         if module.training:
             with torch.no_grad():
-                for tensors in _by_dtype(_statistics(module)):
+                for tensors in _by_launch(_statistics(module)):
                     self._held.append((tensors, copies(tensors)))
 
     def _warn_of_unseen(self) -> None:

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from wsam.block import Block, Piece, add_scaled, copies, global_squares, on_device
+from wsam.block import Block, Piece, add_scaled, global_squares, on_device, save_weights
 from wsam.geometry import Geometry
 from wsam.update import Flight, squares_of_first
 
@@ -63,9 +63,8 @@ def perturb(
         if saved is not None:
             block.saved = saved
             continue
-        weights = block.weights()
-        block.saved = copies(weights)
-        add_scaled(weights, direction, scale, spend=own)
+        save_weights(block)
+        add_scaled(block.weights(), direction, scale, spend=own)
 
 
 def perturbations(
