@@ -168,7 +168,6 @@ def test_bn_in_evaluation_mode_is_left_alone(given: bool) -> None:
     assert not model.training
 
 
-@GIVEN
 def test_bn_counts_of_any_size_come_back() -> None:
     """Counts are copied as bits: such as would be no numbers, taken for floats, too."""
     model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
@@ -185,6 +184,7 @@ def test_bn_counts_of_any_size_come_back() -> None:
         assert int(model[1].num_batches_tracked) == count + 1
 
 
+@GIVEN
 @pytest.mark.parametrize("name", MEMBERS)
 def test_perturbed_leaves_the_statistics(name: str, given: bool) -> None:
     model, data = normed("2d")
