@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 import textwrap
 from pathlib import Path
 from typing import Any
 
+from wsam.lab.pages import renew
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "curvature.md"
 RESULTS = ROOT / "benchmarks" / "results"
-BLOCK = re.compile(r"(<!-- record (cpu|cuda) -->\n).*?(<!-- end -->)", re.DOTALL)
+MARK = "record"
 LABELS = {
     "wsam lanczos": "wsam, Lanczos",
     "wsam power": "wsam, power iteration",
@@ -110,21 +111,12 @@ def block(kind: str, results: Path = RESULTS) -> str:
     return {"cpu": cpu, "cuda": cuda}[kind](record)
 
 
-def renewed(text: str, results: Path = RESULTS) -> str:
-    """Return a page with its blocks made anew."""
-    return BLOCK.sub(lambda found: f"{found[1]}\n{block(found[2], results)}\n\n{found[3]}", text)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing")
     chosen = parser.parse_args()
-    text = PAGE.read_text(encoding="utf-8")
-    new = renewed(text)
-    if new != text and chosen.check:
+    if renew(PAGE, MARK, block, chosen.check) and chosen.check:
         sys.exit(f"{PAGE} is out of date: run python benchmarks/curvature_page.py")
-    if new != text:
-        PAGE.write_text(new, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -9,19 +9,16 @@ name one file: `speed details: FILE FORM`, `speed intervals: FILE` and `speed sc
 """
 
 import json
-import re
 import sys
 from pathlib import Path
 from typing import Any
 
 from wsam.bench.problem import PIXELS
 from wsam.bench.report import between, heading
-from wsam.lab.files import write_atomic
+from wsam.lab.pages import renew
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
-BLOCK = re.compile(
-    r"(<!-- speed (?P<kind>\w+): (?P<words>.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL
-)
+MARK = "speed"
 OURS = ("SAM", "WSAM", "SAM over fused SGD", "WSAM over fused SGD")
 MOVES = ("reads", "writes")
 PEERS = {"davda54": "davda54/sam SAM", "authors": "the paper's authors' WSAM"}
@@ -138,8 +135,9 @@ def about(record: dict[str, Any]) -> str:
     )
 
 
-def made(kind: str, words: str) -> str:
+def made(words: str) -> str:
     """Return the Markdown of a marked place."""
+    kind, _, words = words.partition(": ")
     if kind == "table":
         found = [name for name in words.split(", ") if (RESULTS / name).exists()]
         return table(read(found[0])) if found else "Not measured yet."
@@ -155,20 +153,10 @@ def read(name: str) -> dict[str, Any]:
     return record
 
 
-def renewed(text: str) -> str:
-    """Return a page with its tables made anew."""
-    return BLOCK.sub(lambda b: f"{b[1]}\n{made(b['kind'], b['words'])}\n\n{b[5]}", text)
-
-
 def main(words: list[str]) -> None:
-    old = []
-    for path in (Path(word) for word in words if word != "--check"):
-        text = path.read_text(encoding="utf-8")
-        if renewed(text) != text:
-            old.append(path)
-            if "--check" not in words:
-                write_atomic(path, renewed(text).encode())
-    if "--check" in words and old:
+    check, pages = "--check" in words, [Path(word) for word in words if word != "--check"]
+    old = [page for page in pages if renew(page, MARK, made, check)]
+    if check and old:
         sys.exit(f"out of date: {', '.join(map(str, old))}; run python docs/speed_table.py")
 
 

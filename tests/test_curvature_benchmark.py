@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from wsam.lab import pages
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -78,9 +80,9 @@ def test_a_gpu_record_grows_and_says_its_precision(grown):
 
 def test_the_page_holds_what_the_records_say(tmp_path):
     text = page.PAGE.read_text(encoding="utf-8")
-    assert sorted(kind for _, kind, _ in page.BLOCK.findall(text)) == ["cpu", "cuda"]
-    assert page.renewed(text) == text, "run python benchmarks/curvature_page.py"
-    without = page.renewed(text, tmp_path)
+    assert sorted(pages.places(text, page.MARK)) == ["cpu", "cuda"]
+    assert pages.renewed(text, page.MARK, page.block) == text, "run benchmarks/curvature_page.py"
+    without = pages.renewed(text, page.MARK, lambda kind: page.block(kind, tmp_path))
     assert without.count(page.NOTHING) == 2
 
 

@@ -119,7 +119,10 @@ def name_of(record: Row) -> str:
         return f"scaling-{record['axis']}-{device}"
     pixels = record["problem"].get("pixels", PIXELS)
     size = "" if pixels == PIXELS else f"-{pixels}px"
-    return f"bench-{record['problem']['model']}{size}-{device}"
+    # Eager steps alone, on a GPU, must not take the place of a record of all forms.
+    alone = device == "cuda" and {row["form"] for row in record["cases"]} == {"eager"}
+    form = "-eager" if alone else ""
+    return f"bench-{record['problem']['model']}{size}{form}-{device}"
 
 
 def save(record: Row, folder: Path) -> list[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -161,9 +162,12 @@ def page(
 
     A page holds lines '<!-- wsam paper table NAME -->' and '<!-- end -->'.
     """
-    from wsam.paper.page import renew
+    from wsam.lab.pages import renew
 
-    changed = [path for path in files if renew(path, lambda w: _markdown(w, results), check)]
+    def render(words: str) -> str:
+        return _markdown(shlex.split(words), results)
+
+    changed = [path for path in files if renew(path, "wsam paper table", render, check)]
     if as_json:
         print(json.dumps({"checked": check, "changed": [str(path) for path in changed]}))
     for path in [] if as_json else changed:
