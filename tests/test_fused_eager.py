@@ -1,6 +1,7 @@
 """Eager steps over a fused base: kernels do our part and the base's, and nobody can tell."""
 
 import copy
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -194,6 +195,22 @@ class TestOnCuda:
             each.train(range(3, 6))
         assert_same(loop, other, rtol=0, atol=0)
         assert copy.deepcopy(loop.opt).param_groups[0]["fused"]
+
+    def test_gradients_are_not_held_beyond_their_step(self) -> None:
+        loop, held = Loop(True), []
+        loop.train(range(2))
+        run = loop.closure(2)
+
+        def looks() -> torch.Tensor:
+            flight = loop.opt._flight
+            if flight is not None:
+                held.extend(weakref.ref(g) for g in flight.blocks[0].first)
+            return run()
+
+        loop.opt.step(looks)
+        loop.opt.zero_grad()
+        assert held
+        assert not any(ref() is not None for ref in held)
 
     def test_nothing_waits_for_the_device(self) -> None:
         loop = Loop(True)

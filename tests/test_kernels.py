@@ -66,6 +66,7 @@ def compare(name: str, base: str, **options: object) -> int:
                 return loss
 
             opt.step(closure)
+        assert not fused._measured, "gradients are not held beyond their step"
     for p, q in zip(*(m.state_dict().values() for m in models), strict=True):
         torch.testing.assert_close(q, p, rtol=1e-5, atol=1e-6)
     return sum(finished)

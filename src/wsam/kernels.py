@@ -12,6 +12,7 @@ eager step writes those that have changed.
 
 import functools
 import importlib.util
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -121,13 +122,16 @@ class Kernels:
         """Say that a step begins, and whether it is being recorded."""
         self._next = 0
         self._looked.clear()
-        self._measured.clear()
         self._pending = [] if recording else None
+
+    def end(self) -> None:
+        """Say that a step is over: its gradients are not needed any more."""
+        self._measured = []
 
     def recorded(self) -> None:
         """Write the addresses of the step that has been recorded."""
         for table, addresses in self._pending or []:
-            table.copy_(torch.tensor(addresses, dtype=torch.int64))
+            table.copy_(_on_host(addresses))
         self._pending = None
 
     def _table(self, rows: Sequence[list[int]]) -> Tensor:
@@ -142,7 +146,7 @@ class Kernels:
         if self._pending is not None:
             self._pending.append((table, addresses))
         elif written != addresses:  # an allocator hands out the same places step by step
-            table.copy_(torch.tensor(addresses, dtype=torch.int64), non_blocking=True)
+            table.copy_(_on_host(addresses), non_blocking=True)
             self._tables[position:] = [(table, addresses), *self._tables[position + 1 :]]
         return table
 
@@ -334,6 +338,11 @@ class Kernels:
         shape = (plan.where, plan.offset, plan.sizes, numbers, *more, len(block.params))
         run = getattr(_triton, kernel)[(plan.programs,)]
         run(self._table(rows), *shape, **flags, **constants, **TILES)
+
+
+def _on_host(addresses: list[int]) -> Tensor:
+    """Return a tensor of many integers, for which `torch.tensor` takes its time."""
+    return torch.frombuffer(array("q", addresses), dtype=torch.int64)
 
 
 def for_eager_steps(
