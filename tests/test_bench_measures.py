@@ -170,7 +170,6 @@ def test_traffic_of_the_lean_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     block = Block({"lr": 0.1}, [A], [0])
     monkeypatch.setattr(Kernels, "scales", lambda self, blocks, lists: [torch.ones(())])
     monkeypatch.setattr(Kernels, "_launch", lambda self, *given, **flags: None)
-    monkeypatch.setattr(Kernels, "_constants", lambda self, block: {})
     monkeypatch.setattr(Kernels, "_plan", lambda self, block: Plan(block.params, CPU))
     counter, kernels = Moved(), object.__new__(Kernels)
     first = [B]

@@ -1,7 +1,8 @@
 """The kernels of `wsam.kernels` in Triton; importing this needs Triton.
 
 A table holds the addresses of n tensors of the first list, then of the second, and so on. `numbers`
-are a group's: radius, fed (loss, sharp), beside (loss, sharp), learning rate.
+are a group's, in double precision: see `wsam.kernels.numbers_of`. What decides between branches is a
+constant of a kernel; what may change from step to step is not, or each step would be compiled.
 """
 # mypy: ignore-errors
 
@@ -42,6 +43,17 @@ def _write(table, row, index, n, at, inside, values):
 
 
 @triton.jit
+def _number(numbers, column):
+    return tl.load(numbers + column).to(tl.float32)
+
+
+@triton.jit
+def _times(weight, x):
+    """Return `weight * x`; nothing where the weight is zero, for 0 * inf would be NaN."""
+    return tl.where(weight == 0.0, 0.0, weight * x)
+
+
+@triton.jit
 def squares(table, where, offset, sizes, partial, n, BLOCK: tl.constexpr):
     """The sum of squares of each tile; one list."""
     index, start, size = _tile(where, offset, sizes, BLOCK)
@@ -73,7 +85,7 @@ def scales(
         total += tl.load(partial + at, mask=at < count, other=0.0)
     norm = tl.sqrt(tl.sum(total))
     group = tl.arange(0, GROUPS)
-    radius = tl.load(numbers + group * COLUMNS, mask=group < groups, other=0.0)
+    radius = tl.load(numbers + group * COLUMNS, mask=group < groups, other=0.0).to(tl.float32)
     # norm - norm is NaN for an infinite norm, which would else make d zero and hide the overflow.
     tl.store(result + group, radius / (norm + EPSILON) + (norm - norm), mask=group < groups)
 
@@ -104,8 +116,8 @@ def _mix(table, index, n, at, inside, numbers, KEPT: tl.constexpr):
     if KEPT:
         g0 = _read(table, 3, index, n, at, inside)
         change = g1 - g0
-        fed = tl.load(numbers + 1) * g0 + tl.load(numbers + 2) * change
-        beside = tl.load(numbers + 3) * g0 + tl.load(numbers + 4) * change
+        fed = _times(_number(numbers, 1), g0) + _times(_number(numbers, 2), change)
+        beside = _times(_number(numbers, 3), g0) + _times(_number(numbers, 4), change)
     else:
         fed = g1
         beside = 0.0 * g1
@@ -121,20 +133,21 @@ def _sgd(
     inside,
     w,
     fed,
-    lr,
+    numbers,
     DECAY: tl.constexpr,
     MOMENTUM: tl.constexpr,
-    DAMPENING: tl.constexpr,
     NESTEROV: tl.constexpr,
 ):
     """Return what SGD makes of w; its momentum is list 4."""
-    if DECAY != 0.0:
-        fed += DECAY * w
-    if MOMENTUM != 0.0:
-        m = MOMENTUM * _read(table, 4, index, n, at, inside) + (1.0 - DAMPENING) * fed
+    if DECAY:
+        fed += _number(numbers, 6) * w
+    if MOMENTUM:
+        keep = _number(numbers, 7)
+        take = (1.0 - tl.load(numbers + 8)).to(tl.float32)
+        m = keep * _read(table, 4, index, n, at, inside) + take * fed
         _write(table, 4, index, n, at, inside, m)
-        fed = fed + MOMENTUM * m if NESTEROV else m
-    return w - lr * fed
+        fed = fed + keep * m if NESTEROV else m
+    return w - _number(numbers, 5) * fed
 
 
 @triton.jit
@@ -146,28 +159,55 @@ def _adam(
     inside,
     w,
     fed,
-    lr,
+    numbers,
     DECAY: tl.constexpr,
     DECOUPLED: tl.constexpr,
-    BETA1: tl.constexpr,
-    BETA2: tl.constexpr,
-    EPSILON: tl.constexpr,
 ):
-    """Return what Adam(W) makes of w; its mean, mean square and count are lists 4, 5 and 6."""
-    if DECAY != 0.0:
+    """Return what Adam(W) makes of w; its mean, mean square and count are lists 4, 5 and 6.
+
+    The count is that of the steps before this one. Its powers lose their digits in single precision.
+    """
+    lr = _number(numbers, 5)
+    if DECAY:
         if DECOUPLED:
-            w *= 1.0 - lr * DECAY
+            w *= (1.0 - tl.load(numbers + 5) * tl.load(numbers + 6)).to(tl.float32)
         else:
-            fed += DECAY * w
+            fed += _number(numbers, 6) * w
+    take = (1.0 - tl.load(numbers + 7)).to(tl.float32)
     m = _read(table, 4, index, n, at, inside)
-    m += (1.0 - BETA1) * (fed - m)
-    v = BETA2 * _read(table, 5, index, n, at, inside) + (1.0 - BETA2) * fed * fed
+    m += take * (fed - m)
+    take = (1.0 - tl.load(numbers + 8)).to(tl.float32)
+    v = _number(numbers, 8) * _read(table, 5, index, n, at, inside) + take * fed * fed
     _write(table, 4, index, n, at, inside, m)
     _write(table, 5, index, n, at, inside, v)
-    count = tl.load(_list(table, 6, index, n))
-    first = 1.0 - tl.exp(count * tl.log(tl.full((), BETA1, tl.float32)))
-    second = 1.0 - tl.exp(count * tl.log(tl.full((), BETA2, tl.float32)))
-    return w - lr / first * m / (tl.sqrt(v) / tl.sqrt(second) + EPSILON)
+    count = tl.load(_list(table, 6, index, n)).to(tl.float64) + 1.0
+    first = (1.0 - tl.exp(count * tl.load(numbers + 10))).to(tl.float32)
+    second = (1.0 - tl.exp(count * tl.load(numbers + 11))).to(tl.float32)
+    return w - lr / first * m / (tl.sqrt(v) / tl.sqrt(second) + _number(numbers, 9))
+
+
+@triton.jit
+def _base(
+    table,
+    index,
+    n,
+    at,
+    inside,
+    w,
+    fed,
+    numbers,
+    ADAM: tl.constexpr,
+    DECAY: tl.constexpr,
+    MOMENTUM: tl.constexpr,
+    NESTEROV: tl.constexpr,
+    DECOUPLED: tl.constexpr,
+):
+    """Return what the base makes of w."""
+    if ADAM:
+        new = _adam(table, index, n, at, inside, w, fed, numbers, DECAY, DECOUPLED)
+    else:
+        new = _sgd(table, index, n, at, inside, w, fed, numbers, DECAY, MOMENTUM, NESTEROV)
+    return new
 
 
 @triton.jit
@@ -180,22 +220,18 @@ def _finish(
     numbers,
     KEPT: tl.constexpr,
     ADAM: tl.constexpr,
-    A: tl.constexpr,
-    B: tl.constexpr,
-    C: tl.constexpr,
-    D: tl.constexpr,
-    E: tl.constexpr,
+    DECAY: tl.constexpr,
+    MOMENTUM: tl.constexpr,
+    NESTEROV: tl.constexpr,
+    DECOUPLED: tl.constexpr,
 ):
-    """The end of a step; A to E are the base's constants."""
     w = _read(table, 0, index, n, at, inside)
     fed, beside = _mix(table, index, n, at, inside, numbers, KEPT)
-    lr = tl.load(numbers + 5)
-    if ADAM:
-        new = _adam(table, index, n, at, inside, w, fed, lr, A, B, C, D, E)
-    else:
-        new = _sgd(table, index, n, at, inside, w, fed, lr, A, B, C, D)
+    new = _base(
+        table, index, n, at, inside, w, fed, numbers, ADAM, DECAY, MOMENTUM, NESTEROV, DECOUPLED
+    )
     if KEPT:
-        new -= lr * beside
+        new -= _number(numbers, 5) * beside
     _write(table, 1, index, n, at, inside, new)
 
 
@@ -209,11 +245,10 @@ def finish(
     n,
     KEPT: tl.constexpr,
     ADAM: tl.constexpr,
-    A: tl.constexpr,
-    B: tl.constexpr,
-    C: tl.constexpr,
-    D: tl.constexpr,
-    E: tl.constexpr,
+    DECAY: tl.constexpr,
+    MOMENTUM: tl.constexpr,
+    NESTEROV: tl.constexpr,
+    DECOUPLED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """The end of a step; lists: saved w, w, g1, g0, and the base's."""
@@ -221,10 +256,14 @@ def finish(
     at = start + tl.arange(0, BLOCK)
     if start + BLOCK <= size:
         inside = _inside(at, size, True)
-        _finish(table, index, n, at, inside, numbers, KEPT, ADAM, A, B, C, D, E)
+        _finish(
+            table, index, n, at, inside, numbers, KEPT, ADAM, DECAY, MOMENTUM, NESTEROV, DECOUPLED
+        )
     else:
         inside = _inside(at, size, False)
-        _finish(table, index, n, at, inside, numbers, KEPT, ADAM, A, B, C, D, E)
+        _finish(
+            table, index, n, at, inside, numbers, KEPT, ADAM, DECAY, MOMENTUM, NESTEROV, DECOUPLED
+        )
 
 
 @triton.jit
@@ -237,22 +276,20 @@ def _begin_lean(
     numbers,
     scale,
     ADAM: tl.constexpr,
-    A: tl.constexpr,
-    B: tl.constexpr,
-    C: tl.constexpr,
-    D: tl.constexpr,
-    E: tl.constexpr,
+    DECAY: tl.constexpr,
+    MOMENTUM: tl.constexpr,
+    NESTEROV: tl.constexpr,
+    DECOUPLED: tl.constexpr,
 ):
     w = _read(table, 0, index, n, at, inside)
     g0 = _read(table, 1, index, n, at, inside)
     direction = _read(table, 2, index, n, at, inside)
-    lr = tl.load(numbers + 5)
-    fed = tl.load(numbers + 1) * g0
-    if ADAM:
-        new = _adam(table, index, n, at, inside, w, fed, lr, A, B, C, D, E)
-    else:
-        new = _sgd(table, index, n, at, inside, w, fed, lr, A, B, C, D)
-    new -= lr * (tl.load(numbers + 3) - tl.load(numbers + 4)) * g0
+    fed = _times(_number(numbers, 1), g0)
+    new = _base(
+        table, index, n, at, inside, w, fed, numbers, ADAM, DECAY, MOMENTUM, NESTEROV, DECOUPLED
+    )
+    weight = _number(numbers, 3) - _number(numbers, 4)
+    new -= _number(numbers, 5) * _times(weight, g0)
     _write(table, 3, index, n, at, inside, new)
     _write(table, 0, index, n, at, inside, w + tl.load(scale) * direction)
 
@@ -267,11 +304,10 @@ def begin_lean(
     scale,
     n,
     ADAM: tl.constexpr,
-    A: tl.constexpr,
-    B: tl.constexpr,
-    C: tl.constexpr,
-    D: tl.constexpr,
-    E: tl.constexpr,
+    DECAY: tl.constexpr,
+    MOMENTUM: tl.constexpr,
+    NESTEROV: tl.constexpr,
+    DECOUPLED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """The base's step and the way to w + d; lists: w, g0, direction, result less g1, and the base's."""
@@ -279,17 +315,21 @@ def begin_lean(
     at = start + tl.arange(0, BLOCK)
     if start + BLOCK <= size:
         inside = _inside(at, size, True)
-        _begin_lean(table, index, n, at, inside, numbers, scale, ADAM, A, B, C, D, E)
+        _begin_lean(
+            table, index, n, at, inside, numbers, scale, ADAM, DECAY, MOMENTUM, NESTEROV, DECOUPLED
+        )
     else:
         inside = _inside(at, size, False)
-        _begin_lean(table, index, n, at, inside, numbers, scale, ADAM, A, B, C, D, E)
+        _begin_lean(
+            table, index, n, at, inside, numbers, scale, ADAM, DECAY, MOMENTUM, NESTEROV, DECOUPLED
+        )
 
 
 @triton.jit
 def _end_lean(table, index, n, at, inside, numbers):
     kept = _read(table, 0, index, n, at, inside)
     g1 = _read(table, 2, index, n, at, inside)
-    new = kept - tl.load(numbers + 5) * tl.load(numbers + 4) * g1
+    new = kept - _number(numbers, 5) * _times(_number(numbers, 4), g1)
     _write(table, 1, index, n, at, inside, new)
 
 

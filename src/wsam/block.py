@@ -87,28 +87,35 @@ class Piece:
     It is made into tensors only where somebody walks over it; a kernel needs the addresses alone.
 
     Args:
-        like: the tensors whose shapes and strides the copies have.
+        shapes: the shape and strides of each copy.
         starts: where each copy begins, in elements.
-        size: of the whole, in elements.
+        size: of the whole, in elements of 32 bits.
+        device: where.
     """
 
-    def __init__(self, like: list[Tensor], starts: list[int], size: int) -> None:
-        self._like, self._starts = like, starts
-        self._memory = torch.empty(size, dtype=like[0].dtype, device=like[0].device)
+    def __init__(
+        self,
+        shapes: list[tuple[torch.Size, tuple[int, ...]]],
+        starts: list[int],
+        size: int,
+        device: torch.device,
+    ) -> None:
+        self._shapes, self._starts = shapes, starts
+        self._memory = torch.empty(size, dtype=torch.float32, device=device)
 
     def __len__(self) -> int:
         """Return the number of tensors."""
-        return len(self._like)
+        return len(self._shapes)
 
     def __iter__(self) -> Iterator[Tensor]:
         """Yield the copies as tensors."""
-        for tensor, start in zip(self._like, self._starts, strict=True):
-            yield self._memory.as_strided(tensor.shape, tensor.stride(), start)
+        for (shape, strides), start in zip(self._shapes, self._starts, strict=True):
+            yield self._memory.as_strided(shape, strides, start)
 
     def addresses(self) -> list[int]:
         """Return where each copy begins in memory."""
-        begin, width = self._memory.data_ptr(), self._memory.element_size()
-        return [begin + width * start for start in self._starts]
+        begin = self._memory.data_ptr()
+        return [begin + 4 * start for start in self._starts]
 
 
 def align_gradients(layout: Sequence[Block]) -> None:
@@ -229,9 +236,12 @@ def average_over_ranks(
     return whole
 
 
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
 def copies(tensors: list[Tensor]) -> list[Tensor]:
     """Return bit-exact copies, made by one launch where the device has such a kernel."""
-    if tensors and tensors[0].is_cuda and tensors[0].is_floating_point():
+    if tensors and tensors[0].is_cuda and tensors[0].dtype in FLOATS:
         # Times one: exact, and memory for all of them comes by a single call from the host.
         return list(torch._foreach_mul(tensors, 1.0))
     fresh = [torch.empty_like(t) for t in tensors]
@@ -249,7 +259,7 @@ def save_weights(block: Block) -> None:
     if weights[0].device.type != "cpu":
         block.saved = copies(weights)
         return
-    block.saved = saved = []
+    saved = []
     for number, w in zip(block.numbers, weights, strict=True):
         room = block.spare.get(number)
         if room is None or (room.shape, room.dtype, room.stride()) != (
@@ -260,6 +270,7 @@ def save_weights(block: Block) -> None:
             room = block.spare[number] = torch.empty_like(w)
         saved.append(room)
     torch._foreach_copy_(saved, weights)
+    block.saved = saved  # last: whoever is interrupted puts back what is saved
 
 
 def is_dense(tensor: Tensor) -> bool:

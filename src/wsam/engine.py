@@ -160,12 +160,13 @@ class Engine(Wrapper):
             return False
         mask = self._mask()
         if self.lean:
-            flight.moved, flight.stepped = flight.blocks, True
+            flight.moved = flight.blocks
             blocks, safe = flight.blocks, self._lean_is_safe
             # A base that writes into gradients is found out here: from now on the late plan.
             spoils = lean_plan.begin(
                 blocks, mask, self.geometry, self._mix, self.base.step, not safe, self._kernels
             )
+            flight.stepped = True
             self.lean, self._lean_is_safe = not spoils, True
             for block in flight.blocks:
                 for p in block.params:
@@ -304,8 +305,6 @@ class Engine(Wrapper):
         self._flight = None
         self._random_before = None
         self._selection.reset()
-        if self._kernels is not None:
-            self._kernels.end()
 
     def _drop_unfinished(self) -> None:
         """Forget a step that was prepared and never finished: a GradScaler skipped it."""

@@ -20,12 +20,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from wsam import state as saving
+from wsam.bases import BASES
 from wsam.kernels import Kernels, available, work_on
 from wsam.optimizer import SharpnessAware
 from wsam.standins import Masks, Rewind, Scalars
 
 EAGER_CALLS = 2
-FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 
 
 def capture(
@@ -227,7 +227,7 @@ def prepare_base(base: Optimizer) -> None:
     """Have the base take tensors for learning rates and keep its counters on the device."""
     for group in base.param_groups:
         params = group["params"]
-        if isinstance(base, FUSED) and all(p.is_floating_point() for p in params):
+        if isinstance(base, BASES) and all(p.is_floating_point() for p in params):
             group["fused"], group["foreach"] = True, False
         if "capturable" in group:
             group["capturable"] = True

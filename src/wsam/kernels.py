@@ -18,9 +18,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 from torch.optim import Optimizer
 
-from wsam.block import Block, Piece, direction_of
+from wsam.bases import COLUMNS, can_finish, constants_of, history_of, numbers_of
+from wsam.block import Block, Piece
 from wsam.checks import warn
 from wsam.perturb import EPSILON
 from wsam.plan import TILE, Plan
@@ -30,12 +32,11 @@ from wsam.update import Flight
 
 WARPS = 8
 SUMS = 1024
-COLUMNS = 8
-"""Of the numbers of a group; six are used, eight keep a row aligned."""
+PLANS = 8
+"""How many plans are kept; as many as there are sets of parameters that have gradients together."""
 TILES = {"BLOCK": TILE, "num_warps": WARPS}
 Rows = list[list[int]]
 """Addresses of the tensors of some lists."""
-BASES = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 
 
 @functools.cache
@@ -63,23 +64,6 @@ def work_on(device: torch.device) -> bool:
     return float(partial) == 4.0
 
 
-def can_finish(base: Optimizer) -> bool:
-    """Whether the base's arithmetic is one of those the kernels know."""
-    plain = type(base) in BASES and not base._optimizer_step_pre_hooks
-    known = not any(g.get("amsgrad") or g.get("maximize") for g in base.param_groups)
-    return plain and known and not base._optimizer_step_post_hooks
-
-
-def numbers_of(group: dict[str, Any], rule: Rule, boost: float) -> list[float]:
-    """Return a group's radius, what is fed, what is beside, and the learning rate."""
-    hyper = {name: group[PREFIX + name] for name in rule.hyper()}
-    row = [direction_of(group) * group[PREFIX + "rho"] * boost]
-    if not rule.needs_products(hyper):  # else the kernels only perturb
-        mix = rule.mix(hyper, None)
-        row += [float(value) for value in (*mix.fed, *mix.beside, group["lr"])]
-    return row + [0.0] * (COLUMNS - len(row))
-
-
 class Kernels:
     """The fused kernels of one recording, or of an optimizer's eager steps, with their tables.
 
@@ -98,11 +82,13 @@ class Kernels:
         self._knows_base = can_finish(base)
         self._plans: dict[tuple[int, ...], Plan] = {}
         self._looked: set[tuple[int, ...]] = set()
-        self._measured: list[tuple[list[Tensor], list[int]]] = []
-        self._tables: list[tuple[Tensor, list[int]]] = []
+        self._places: list[tuple[int, int]] = []
+        self._apart = True
+        self._tables: dict[int, tuple[Tensor, list[int]]] = {}
         self._next = 0
         self._pending: list[tuple[Tensor, list[int]]] | None = None
-        self._numbers = torch.zeros(len(base.param_groups), COLUMNS, device=device)
+        shape = (len(base.param_groups), COLUMNS)
+        self._numbers = torch.zeros(shape, dtype=torch.float64, device=device)
         self._written: list[list[float]] = []
 
     def serves(self, device: torch.device, base: Optimizer, rule: Rule, boost: float) -> bool:
@@ -115,7 +101,7 @@ class Kernels:
         """Copy the groups' present numbers to the device, if they have changed."""
         rows = [numbers_of(group, self._rule, self._boost) for group in self._base.param_groups]
         if rows != self._written:
-            self._numbers.copy_(torch.tensor(rows), non_blocking=True)
+            self._numbers.copy_(torch.tensor(rows, dtype=torch.float64), non_blocking=True)
             self._written = rows
 
     def begin(self, recording: bool) -> None:
@@ -123,10 +109,6 @@ class Kernels:
         self._next = 0
         self._looked.clear()
         self._pending = [] if recording else None
-
-    def end(self) -> None:
-        """Say that a step is over: its gradients are not needed any more."""
-        self._measured = []
 
     def recorded(self) -> None:
         """Write the addresses of the step that has been recorded."""
@@ -138,16 +120,16 @@ class Kernels:
         """Return a table of addresses on the device, one row a list of tensors."""
         addresses = [address for row in rows for address in row]
         position, self._next = self._next, self._next + 1
-        known = self._tables[position] if position < len(self._tables) else None
-        if known is None or known[0].numel() != len(addresses):
+        table, written = self._tables.get(position, (None, []))
+        if table is None or table.numel() != len(addresses):
             assert self._pending is None, "a recorded step asks for other tables than an eager one"
-            known = (torch.zeros(len(addresses), dtype=torch.int64, device=self._device), [])
-        table, written = known
+            table = torch.zeros(len(addresses), dtype=torch.int64, device=self._device)
+            written = []
         if self._pending is not None:
             self._pending.append((table, addresses))
-        elif written != addresses:  # an allocator hands out the same places step by step
+        elif written != addresses:
             table.copy_(_on_host(addresses), non_blocking=True)
-            self._tables[position:] = [(table, addresses), *self._tables[position + 1 :]]
+            self._tables[position] = (table, addresses)
         return table
 
     def _plan(self, block: Block) -> Plan:
@@ -156,9 +138,23 @@ class Kernels:
         plan = self._plans.get(key)
         stale = key not in self._looked and self._pending is None
         if plan is None or (stale and not plan.is_for(block.weights())):
+            if len(self._plans) >= PLANS:
+                self._plans.clear()
             plan = self._plans[key] = Plan(block.weights(), self._device)
         self._looked.add(key)
         return plan
+
+    def _look_for_overlaps(self, blocks: Sequence[Block]) -> None:
+        """Find out whether weights share memory: then their order counts, and kernels have none."""
+        weights = [w for block in blocks for w in block.weights()]
+        places = [(w.data_ptr(), w.nbytes) for w in weights]
+        if places != self._places:
+            ends = 0
+            self._apart = True
+            for begin, size in sorted(places):
+                self._apart = self._apart and (begin >= ends or not size)
+                ends = max(ends, begin + size)
+            self._places = places
 
     def _group(self, block: Block) -> int:
         groups = self._base.param_groups
@@ -171,13 +167,13 @@ class Kernels:
         """
         if any(block.sharded for block in blocks):
             return None
+        self._look_for_overlaps(blocks)
         plans = [self._plan(block) for block in blocks]
         rows = [plan.addresses(z) for plan, z in zip(plans, lists, strict=True)]
-        if any(row is None for row in rows):
+        if not self._apart or any(row is None for row in rows):
             return None
         from wsam import _triton
 
-        self._measured = [(z, row) for z, row in zip(lists, rows, strict=True) if row is not None]
         programs = [plan.programs for plan in plans]
         partial = torch.empty(sum(programs), device=self._device)
         parts = torch.split(partial, programs)
@@ -205,10 +201,11 @@ class Kernels:
         from wsam import _triton
 
         plan = self._plan(block)
-        saved = Piece(block.weights(), plan.starts, plan.room)
+        saved = plan.piece()
         shape = (plan.where, plan.offset, plan.sizes, scale.float(), len(saved))
         table = self._table((*rows, saved.addresses()))
         _triton.save_and_add[(plan.programs,)](table, *shape, **TILES)
+        increment_version(block.weights())
         return saved
 
     def finish(self, flight: Flight) -> bool:
@@ -235,7 +232,7 @@ class Kernels:
     def _finish_block(self, block: Block, lists: Rows, history: Rows) -> None:
         kept = block.first is not None
         lists = [*lists[:3], lists[3] if kept else lists[2]]
-        self._launch("finish", block, [*lists, *history], self._constants(block), KEPT=kept)
+        self._launch("finish", block, [*lists, *history], KEPT=kept)
 
     def begin_lean(
         self,
@@ -260,10 +257,10 @@ class Kernels:
         return True
 
     def _begin_lean(self, block: Block, lists: Rows, scale: Tensor, history: Rows) -> None:
-        plan = self._plan(block)
-        block.saved = Piece(block.weights(), plan.starts, plan.room)
-        lists = [*lists, block.saved.addresses(), *history]
-        self._launch("begin_lean", block, lists, self._constants(block), scale.float())
+        saved = self._plan(block).piece()
+        lists = [*lists, saved.addresses(), *history]
+        self._launch("begin_lean", block, lists, scale.float())
+        block.saved = saved
 
     def end_lean(self, flight: Flight) -> bool:
         """`w = saved - lr * sharp * g1`; False, with nothing done, where tensors do not fit."""
@@ -279,17 +276,15 @@ class Kernels:
         return True
 
     def _end_lean(self, block: Block, lists: Rows) -> None:
-        self._launch("end_lean", block, lists, {})
+        self._launch("end_lean", block, lists)
 
     def _rows(self, block: Block, lists: Sequence[Sequence[Any] | Piece]) -> Rows | None:
         """Return the addresses of each list's tensors; None where they do not fit."""
-        if block.sharded:
+        if block.sharded or not self._apart:
             return None
         plan, rows = self._plan(block), []
         for tensors in lists:
-            # A list whose norm was taken comes again, as direction and as g0.
-            known = (row for z, row in self._measured if z is tensors)
-            row = next(known, None) or plan.addresses(tensors)
+            row = plan.addresses(tensors)
             if row is None:
                 return None
             rows.append(row)
@@ -299,45 +294,25 @@ class Kernels:
         """Return the base's state as lists; None where the kernels cannot step it."""
         if not self._knows_base:
             return None
-        names: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
-        if isinstance(self._base, torch.optim.SGD):
-            names = ("momentum_buffer",) if block.group["momentum"] else ()
-        states = [self._base.state.get(p, {}) for p in block.params]
-        return [[state.get(name) for state in states] for name in names]
+        return history_of(self._base, block.group, block.params, self._device)
 
-    def _constants(self, block: Block) -> dict[str, Any]:
-        """Return the base's arithmetic as constants of a kernel."""
-        group, names = block.group, "ABCDE"
-        if isinstance(self._base, torch.optim.SGD):
-            keys = ("weight_decay", "momentum", "dampening", "nesterov")
-            values = [*(group[key] for key in keys), 0]
-            return {"ADAM": False, **dict(zip(names, values, strict=True))}
-        decoupled = isinstance(self._base, torch.optim.AdamW) or bool(
-            group.get("decoupled_weight_decay")
-        )
-        values = [group["weight_decay"], decoupled, *group["betas"], group["eps"]]
-        return {"ADAM": True, **dict(zip(names, values, strict=True))}
-
-    def _launch(
-        self,
-        kernel: str,
-        block: Block,
-        rows: Rows,
-        constants: dict[str, Any],
-        *more: Tensor,
-        **flags: bool,
-    ) -> None:
+    def _launch(self, kernel: str, block: Block, rows: Rows, *more: Tensor, **flags: bool) -> None:
         from wsam import _triton
 
-        if constants.get("ADAM"):
-            steps = [self._base.state[p]["step"] for p in block.params]
-            torch._foreach_add_(steps, 1)
-            rows = [*rows, [step.data_ptr() for step in steps]]
+        steps = []
+        if kernel != "end_lean":  # which has nothing of the base's
+            flags |= constants_of(self._base, block.group)
+            if flags["ADAM"]:
+                steps = [self._base.state[p]["step"] for p in block.params]
+                rows = [*rows, [step.data_ptr() for step in steps]]
         plan = self._plan(block)
         numbers = self._numbers[self._group(block)]
         shape = (plan.where, plan.offset, plan.sizes, numbers, *more, len(block.params))
         run = getattr(_triton, kernel)[(plan.programs,)]
-        run(self._table(rows), *shape, **flags, **constants, **TILES)
+        run(self._table(rows), *shape, **flags, **TILES)
+        if steps:  # last: a kernel that cannot be made must leave all as it was
+            torch._foreach_add_(steps, 1)
+        increment_version(block.weights())
 
 
 def _on_host(addresses: list[int]) -> Tensor:
@@ -360,13 +335,15 @@ def for_eager_steps(
         device: where all parameters are.
         known: what the last call returned, to be used again.
     """
-    groups = base.param_groups
-    asked = all(g.get("fused") and not isinstance(g["lr"], Tensor) for g in groups)
-    if not asked or device.type != "cuda" or torch.compiler.is_compiling():
+    if device.type != "cuda" or torch.compiler.is_compiling():
         return None
+    names = ("lr", *(PREFIX + name for name in ("rho", *rule.hyper())))
+    for group in base.param_groups:
+        if not group.get("fused") or any(isinstance(group[name], Tensor) for name in names):
+            return None
     if device.index != torch.cuda.current_device() or "step" in base.__dict__:
         return None
-    if not work_on(device):
+    if torch.cuda.is_current_stream_capturing() or not work_on(device):
         return None
     if known is None or not known.serves(device, base, rule, boost):
         known = Kernels(device, base, rule, boost)

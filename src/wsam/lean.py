@@ -48,10 +48,12 @@ def begin(
             for block in blocks:
                 block.first = None
             return False
-    for block in blocks:
-        block.saved = copies(block.weights())
+    # Kept apart until the base has stepped: whoever is interrupted puts back what is in `saved`.
+    moved = [copies(block.weights()) for block in blocks]
     at = {
-        number: s for block in blocks for number, s in zip(block.numbers, block.saved, strict=True)
+        number: m
+        for block, tensors in zip(blocks, moved, strict=True)
+        for number, m in zip(block.numbers, tensors, strict=True)
     }
     parts = chosen_blocks(blocks, mask)
     everything = blocks if mask is not None else None
@@ -66,14 +68,14 @@ def begin(
     spoiled = _versions(firsts) != before
     if spoiled and not guarded:
         raise SpoiledGradientError("the base optimizer writes into p.grad; use lean=False with it")
-    for block, first in zip(blocks, guards if spoiled else firsts, strict=True):
+    for block, first, tensors in zip(blocks, guards if spoiled else firsts, moved, strict=True):
         weights = block.weights()
         part_beside = mix(block.group).beside
         lr = on_device(block.group["lr"], block.device)
         weight = on_device(part_beside.loss - part_beside.sharp, block.device)
         add_scaled(weights, first, -block.direction * lr * weight, spend=True)
-        swap(weights, list(block.saved))
-        block.first = None
+        swap(weights, tensors)
+        block.saved, block.first = tensors, None
     return spoiled
 
 

@@ -13,16 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.parameter import is_lazy
 
-from wsam.block import copies
 from wsam.checks import warn
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
-def _statistics(module: nn.Module) -> list[Tensor]:
-    found = (module._buffers.get(name) for name in STATISTICS)
-    return [buffer for buffer in found if buffer is not None]
+def _statistics(module: nn.Module) -> dict[str, Tensor]:
+    """Return a module's running statistics; those of a lazy layer that has not run are none yet."""
+    found = ((name, module._buffers.get(name)) for name in STATISTICS)
+    return {name: b for name, b in found if b is not None and not is_lazy(b)}
 
 
 def _can_have_statistics(module: nn.Module) -> bool:
@@ -36,6 +37,38 @@ def _compilations() -> int:
     return int(compiler.counters["stats"]["unique_graphs"]) if compiler is not None else 0
 
 
+class _Kept:
+    """Copies of some modules' statistics, and where these belong."""
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self._owned = [(m._buffers, name, b) for m in modules for name, b in _statistics(m).items()]
+        tensors = [b for _, _, b in self._owned]
+        self._counts = [b for b in tensors if _is_count(b)]
+        self._places = [b.data_ptr() for b in self._counts]
+        self._pairs = [(t, [torch.empty_like(b) for b in t]) for t in _by_launch(tensors)]
+
+    def serves_again(self) -> bool:
+        """Whether the views of the counts are still views of them."""
+        return [b.data_ptr() for b in self._counts] == self._places
+
+    def take(self) -> None:
+        """Copy what is there now."""
+        for tensors, kept in self._pairs:
+            torch._foreach_copy_(kept, tensors)
+
+    def put_back(self) -> None:
+        """Undo what has happened since `take`, buffers that were replaced by others included."""
+        for tensors, kept in self._pairs:
+            torch._foreach_copy_(tensors, kept)
+        for buffers, name, tensor in self._owned:
+            if buffers.get(name) is not tensor:
+                buffers[name] = tensor
+
+
+def _is_count(tensor: Tensor) -> bool:
+    return type(tensor) is Tensor and tensor.dtype == torch.int64 and tensor.dim() == 0
+
+
 def _by_launch(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
     """Return lists of one dtype and device: what a single foreach launch can copy.
 
@@ -43,8 +76,7 @@ def _by_launch(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
     """
     lists: dict[Any, list[Tensor]] = {}
     for tensor in tensors:
-        count = type(tensor) is Tensor and tensor.dtype == torch.int64 and tensor.dim() == 0
-        words = tensor.view(1).view(torch.float32) if count else tensor
+        words = tensor.view(1).view(torch.float32) if _is_count(tensor) else tensor
         lists.setdefault((words.dtype, words.device), []).append(words)
     return list(lists.values())
 
@@ -62,10 +94,9 @@ class RunningStatistics:
         self._given = model is not None
         if model is not None:
             self._modules.update(m for m in model.modules() if _can_have_statistics(m))
-        self._held: list[tuple[list[Tensor], list[Tensor]]] = []
-        self._spare: list[tuple[list[Tensor], list[Tensor]]] = []
+        self._held: list[_Kept] = []
+        self._spare = _Kept(())
         self._mark: list[Any] = []
-        self._moving: list[Tensor] = []
         self._hook: Any = None
         self._untraced: Any = None
         self._noticed = self._warned = False
@@ -73,15 +104,15 @@ class RunningStatistics:
 
     def hold(self) -> None:
         """Keep copies of what is there now; call before the second pass."""
-        mark = [(m.training, *map(id, m._buffers.values())) for m in self._modules]
-        if mark != self._mark:  # else the lists and their copies' memory serve again
-            # Kept alive, or the marks of others might come to be theirs.
-            self._moving = [b for m in self._modules if m.training for b in _statistics(m)]
-            self._spare = [(t, [torch.empty_like(b) for b in t]) for t in _by_launch(self._moving)]
+        mark: list[Any] = []
+        for m in self._modules:
+            buffers = m._buffers.values()
+            mark.append((m.training, *map(id, buffers), *map(type, buffers)))
+        if mark != self._mark or not self._spare.serves_again():  # else the copies' memory does
+            self._spare = _Kept(m for m in self._modules if m.training)
             self._mark = mark
-        for tensors, kept in self._spare:
-            torch._foreach_copy_(kept, tensors)
-        self._held = list(self._spare)
+        self._spare.take()
+        self._held = [self._spare]
         if not self._given:
             self._noticed = False
             if self._untraced is None and "torch._dynamo" in sys.modules:
@@ -97,8 +128,8 @@ class RunningStatistics:
             self._warn_of_unseen()
         held, self._held = self._held, []
         with torch.no_grad():
-            for tensors, kept in held:
-                torch._foreach_copy_(tensors, kept)
+            for kept in held:
+                kept.put_back()
 
     def _notice(self, module: nn.Module, args: Any) -> None:
         if isinstance(module, torch.fx.GraphModule):
@@ -124,8 +155,9 @@ class RunningStatistics:
         self._modules.add(module)
         if module.training:
             with torch.no_grad():
-                for tensors in _by_launch(_statistics(module)):
-                    self._held.append((tensors, copies(tensors)))
+                kept = _Kept((module,))
+                kept.take()
+            self._held.append(kept)
 
     def _warn_of_unseen(self) -> None:
         """Say once that compiled code may have moved statistics of modules that called no hook."""

@@ -57,6 +57,7 @@ def perturb(
     """
     blocks = flight.moved = chosen_blocks(flight.blocks, mask)
     everything = flight.blocks if mask is not None else None
+    fused = fused if mask is None else None  # every step another choice: no plan would serve twice
     directions = perturbations(blocks, geometry, spend=spend, everything=everything, fused=fused)
     for block, (direction, scale, own) in zip(blocks, directions, strict=True):
         saved = fused.save_and_add(block, direction, scale) if fused is not None else None

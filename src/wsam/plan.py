@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from wsam.block import Piece, is_dense
 
 TILE = 2048
 ALIGNED = 64
 """Copies in one piece begin at multiples of so many elements."""
+PLAIN = (Tensor, nn.Parameter)
+"""A tensor of another class need not lie at its own address."""
 
 
 class Plan:
@@ -31,6 +33,8 @@ class Plan:
         self.offset = torch.tensor(offset, dtype=torch.int64, device=device)
         self.sizes = torch.tensor([t.numel() for t in tensors], dtype=torch.int64, device=device)
         self._layout = _layout(tensors)
+        self._shapes = [(t.shape, t.stride()) for t in tensors]
+        self._device = device
         plain = all(t.dtype == torch.float32 and is_dense(t) for t in tensors)
         self._walkable = plain and self.programs > 0
 
@@ -38,15 +42,20 @@ class Plan:
         """Whether the tensors lie in memory as those of the plan did."""
         return _layout(tensors) == self._layout
 
+    def piece(self) -> Piece:
+        """Return room for a copy of all tensors."""
+        return Piece(self._shapes, self.starts, self.room, self._device)
+
     def addresses(self, tensors: Sequence[Any] | Piece) -> list[int] | None:
         """Return where the tensors begin; None where kernels may not walk them as plain memory."""
         if isinstance(tensors, Piece):
             return tensors.addresses()
-        if not self._walkable or any(t is None for t in tensors) or not self.is_for(tensors):
+        if not self._walkable or any(type(t) not in PLAIN for t in tensors):
             return None
         found = [t.data_ptr() for t in tensors]
-        return None if functools.reduce(operator.or_, found) % 16 else found
+        together = functools.reduce(operator.or_, found)
+        return found if self.is_for(tensors) and together % 16 == 0 else None
 
 
 def _layout(tensors: Sequence[Tensor]) -> list[Any]:
-    return [(t.stride(), t.numel(), t.dtype) for t in tensors]
+    return [(t.shape, t.stride(), t.dtype, t.device) for t in tensors]

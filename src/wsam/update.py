@@ -138,8 +138,11 @@ def put_back(blocks: Sequence[Block]) -> None:
 
 
 def restore(moved: Sequence[Block]) -> None:
-    """Put the saved weights back, bit for bit. The one place that does."""
-    for block in moved:
+    """Put the saved weights back, bit for bit. The one place that does.
+
+    Last first: of weights that share memory the first to move was saved at w.
+    """
+    for block in reversed(moved):
         if block.saved:
             torch._foreach_copy_(block.weights(), list(block.saved))
         block.saved = []

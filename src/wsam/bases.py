@@ -1,0 +1,85 @@
+"""Base optimizers whose step the fused kernels know: SGD, Adam and AdamW.
+
+What a kernel needs of them: the lists of their state, numbers that may change from step to step, and
+constants that decide between its branches.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer, optimizer
+
+from wsam.block import direction_of
+from wsam.rule import Rule
+from wsam.state import PREFIX
+
+BASES = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
+COLUMNS = 16
+"""Of the numbers of a group; twelve are used, sixteen keep a row aligned."""
+
+
+def can_finish(base: Optimizer) -> bool:
+    """Whether the base's step is one the kernels know, and nobody is to hear of it."""
+    hooks = (base._optimizer_step_pre_hooks, base._optimizer_step_post_hooks)
+    everywhere = (optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks)
+    if type(base) not in BASES or any(hooks) or any(everywhere):
+        return False
+    groups = base.param_groups
+    plain = all(isinstance(beta, float | int) for g in groups for beta in g.get("betas", ()))
+    return plain and not any(g.get("amsgrad") or g.get("maximize") for g in groups)
+
+
+def numbers_of(group: dict[str, Any], rule: Rule, boost: float) -> list[float]:
+    """Return what may change from step to step, in the order the kernels read it.
+
+    0: the radius; 1 and 2: what is fed, 3 and 4: what is beside (loss, sharp); 5: the learning rate;
+    6: weight decay; 7 and 8: momentum and dampening of SGD, the betas of Adam; 9: its epsilon; 10 and
+    11: the logarithms of the betas.
+    """
+    hyper = {name: group[PREFIX + name] for name in rule.hyper()}
+    row = [direction_of(group) * group[PREFIX + "rho"] * boost]
+    if rule.needs_products(hyper):  # the kernels only perturb
+        return row + [0.0] * (COLUMNS - 1)
+    mix = rule.mix(hyper, None)
+    row += [float(value) for value in (*mix.fed, *mix.beside, group["lr"])]
+    row.append(group.get("weight_decay", 0.0))
+    if "betas" in group:
+        betas = group["betas"]
+        row += [*betas, group["eps"], *(math.log(beta) if beta else -math.inf for beta in betas)]
+    elif "momentum" in group:
+        row += [group["momentum"], group.get("dampening", 0.0)]
+    return row + [0.0] * (COLUMNS - len(row))
+
+
+def constants_of(base: Optimizer, group: dict[str, Any]) -> dict[str, bool]:
+    """Return what decides between a kernel's branches."""
+    adam = not isinstance(base, torch.optim.SGD)
+    always = isinstance(base, torch.optim.AdamW)
+    return {
+        "ADAM": adam,
+        "DECAY": group["weight_decay"] != 0,
+        "MOMENTUM": not adam and group["momentum"] != 0,
+        "NESTEROV": bool(group.get("nesterov")),
+        "DECOUPLED": adam and (always or bool(group.get("decoupled_weight_decay"))),
+    }
+
+
+def history_of(
+    base: Optimizer, group: dict[str, Any], params: Sequence[Tensor], device: torch.device
+) -> list[list[Any]] | None:
+    """Return the base's state as lists; None where its counts are not where a kernel reads them."""
+    states = [base.state.get(p, {}) for p in params]
+    if isinstance(base, torch.optim.SGD):
+        names: tuple[str, ...] = ("momentum_buffer",) if group["momentum"] else ()
+    else:
+        names = ("exp_avg", "exp_avg_sq")
+        if not all(_is_count(state.get("step"), device) for state in states):
+            return None
+    return [[state.get(name) for state in states] for name in names]
+
+
+def _is_count(step: Any, device: torch.device) -> bool:
+    return isinstance(step, Tensor) and (step.dtype, step.device) == (torch.float32, device)
