@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import wsam
 from wsam import kernels
-from wsam.bases import can_finish
+from wsam.bases import can_finish, constants_of, numbers_of
 from wsam.plan import Plan
 from wsam.update import Flight
 
@@ -98,6 +99,10 @@ def test_kernels_equal_the_foreach_path() -> None:
     subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=280)
 
 
+class Named(torch.Tensor):
+    """A tensor of a class of its own, which may keep its elements elsewhere."""
+
+
 def fit(planned: torch.Tensor, other: torch.Tensor) -> bool:
     return Plan([planned], planned.device).addresses([other]) == [other.data_ptr()]
 
@@ -112,7 +117,10 @@ def test_what_does_not_fit() -> None:
     assert not fit(torch.zeros(8), torch.zeros(4))
     assert not fit(torch.zeros(8), torch.zeros(9)[1:])  # not aligned
     assert not fit(torch.zeros(0), torch.zeros(0))  # nothing to launch a kernel for
+    assert not fit(a, torch.zeros(8, 3))  # as many elements, other strides
     assert Plan([a], a.device).addresses([None]) is None
+    assert Plan([a], a.device).addresses([torch.zeros(4, 6, device="meta")]) is None
+    assert Plan([a], a.device).addresses([torch.zeros(4, 6).as_subclass(Named)]) is None
 
 
 def test_copies_in_one_piece() -> None:
@@ -148,6 +156,55 @@ def test_bases_that_kernels_know() -> None:
     hooked = torch.optim.SGD(weights, lr=0.1)
     hooked.register_step_pre_hook(lambda *_: None)
     assert not can_finish(hooked)
+
+
+def test_hooks_on_all_optimizers_are_heard() -> None:
+    base = torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=0.1)
+    handle = register_optimizer_step_post_hook(lambda *_: None)
+    try:
+        assert not can_finish(base)
+    finally:
+        handle.remove()
+    assert can_finish(base)
+
+
+def test_betas_in_tensors_are_left_to_the_base() -> None:
+    weights = [nn.Parameter(torch.zeros(2))]
+    betas = (torch.tensor(0.9), torch.tensor(0.999))
+    assert not can_finish(torch.optim.Adam(weights, betas=betas, capturable=True))
+
+
+def test_what_moves_from_step_to_step_is_not_compiled_in() -> None:
+    base = torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=0.1, momentum=0.9, weight_decay=0.1)
+    opt = wsam.WSAM(base)
+    group = base.param_groups[0]
+    constants, numbers = constants_of(base, group), numbers_of(group, opt.rule, 1.0)
+    group.update(momentum=0.8, weight_decay=0.2, lr=0.3, sam_rho=0.4, sam_gamma=0.5)
+    assert constants_of(base, group) == constants
+    moved = numbers_of(group, opt.rule, 1.0)
+    assert [moved[i] != numbers[i] for i in (0, 4, 5, 6, 7)] == [True] * 5
+
+
+def test_few_plans_are_kept() -> None:
+    model = nn.Sequential(*(nn.Linear(1, 1, bias=False) for _ in range(30)))
+    opt = wsam.WSAM(torch.optim.SGD(model.parameters(), lr=0.1))
+    fused = kernels.Kernels(torch.device("cpu"), opt.base, opt.rule, 1.0)
+    (block,) = opt._layout()
+    for number in range(30):
+        part = block.subset([n == number for n in range(30)])
+        assert part is not None
+        fused._plan(part)
+    assert len(fused._plans) <= kernels.PLANS
+
+
+@pytest.mark.parametrize(("begins", "apart"), [((0, 64), True), ((0, 32), False), ((0, 0), False)])
+def test_weights_that_share_memory_are_left_alone(begins: tuple[int, int], apart: bool) -> None:
+    flat = torch.zeros(128)
+    params = [nn.Parameter(flat[begin : begin + 64]) for begin in begins]
+    opt = wsam.WSAM(torch.optim.SGD(params, lr=0.1))
+    fused = kernels.Kernels(torch.device("cpu"), opt.base, opt.rule, 1.0)
+    fused._look_for_overlaps(opt._layout())
+    assert fused._apart is apart
 
 
 def test_fuse_without_triton_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer, optimizer
+from torch.optim import Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from wsam.block import direction_of
 from wsam.rule import Rule
@@ -24,7 +25,7 @@ COLUMNS = 16
 def can_finish(base: Optimizer) -> bool:
     """Whether the base's step is one the kernels know, and nobody is to hear of it."""
     hooks = (base._optimizer_step_pre_hooks, base._optimizer_step_post_hooks)
-    everywhere = (optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks)
+    everywhere = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
     if type(base) not in BASES or any(hooks) or any(everywhere):
         return False
     groups = base.param_groups
