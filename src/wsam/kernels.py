@@ -82,6 +82,7 @@ class Kernels:
         self._knows_base = can_finish(base)
         self._plans: dict[tuple[int, ...], Plan] = {}
         self._looked: set[tuple[int, ...]] = set()
+        self._known: Rows = []
         self._places: list[tuple[int, int]] = []
         self._apart = True
         self._tables: dict[int, tuple[Tensor, list[int]]] = {}
@@ -108,6 +109,7 @@ class Kernels:
         """Say that a step begins, and whether it is being recorded."""
         self._next = 0
         self._looked.clear()
+        self._known.clear()
         self._pending = [] if recording else None
 
     def recorded(self) -> None:
@@ -169,7 +171,7 @@ class Kernels:
             return None
         self._look_for_overlaps(blocks)
         plans = [self._plan(block) for block in blocks]
-        rows = [plan.addresses(z) for plan, z in zip(plans, lists, strict=True)]
+        rows = [self._row(plan, z) for plan, z in zip(plans, lists, strict=True)]
         if not self._apart or any(row is None for row in rows):
             return None
         from wsam import _triton
@@ -216,6 +218,8 @@ class Kernels:
         """
         if [id(block) for block in flight.moved] != [id(block) for block in flight.blocks]:
             return False  # the weights are back already, or a mask has left some where they were
+        if any(block.first is None for block in flight.blocks):
+            self._known.clear()  # g0 is gone, and others may be in its place
         work = []
         for block in flight.blocks:
             kept = [block.first] if block.first is not None else []
@@ -264,6 +268,7 @@ class Kernels:
 
     def end_lean(self, flight: Flight) -> bool:
         """`w = saved - lr * sharp * g1`; False, with nothing done, where tensors do not fit."""
+        self._known.clear()
         work = []
         for block in flight.blocks:
             lists = [block.saved, block.weights(), [p.grad for p in block.params]]
@@ -284,11 +289,17 @@ class Kernels:
             return None
         plan, rows = self._plan(block), []
         for tensors in lists:
-            row = plan.addresses(tensors)
+            row = self._row(plan, tensors)
             if row is None:
                 return None
             rows.append(row)
         return rows
+
+    def _row(self, plan: Plan, tensors: Sequence[Any] | Piece) -> list[int] | None:
+        row = plan.addresses(tensors, self._known)
+        if row is not None:
+            self._known.append(row)
+        return row
 
     def _history(self, block: Block) -> list[list[Any]] | None:
         """Return the base's state as lists; None where the kernels cannot step it."""

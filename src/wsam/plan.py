@@ -2,7 +2,7 @@
 
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import torch
@@ -46,13 +46,22 @@ class Plan:
         """Return room for a copy of all tensors."""
         return Piece(self._shapes, self.starts, self.room, self._device)
 
-    def addresses(self, tensors: Sequence[Any] | Piece) -> list[int] | None:
-        """Return where the tensors begin; None where kernels may not walk them as plain memory."""
+    def addresses(
+        self, tensors: Sequence[Any] | Piece, known: Container[list[int]] = ()
+    ) -> list[int] | None:
+        """Return where the tensors begin; None where kernels may not walk them as plain memory.
+
+        Args:
+            tensors: as many as the plan is for, or copies of them in one piece.
+            known: what was returned for tensors that are still alive, and need not be looked at twice.
+        """
         if isinstance(tensors, Piece):
             return tensors.addresses()
         if not self._walkable or any(type(t) not in PLAIN for t in tensors):
             return None
         found = [t.data_ptr() for t in tensors]
+        if found in known:
+            return found
         together = functools.reduce(operator.or_, found)
         return found if self.is_for(tensors) and together % 16 == 0 else None
 
