@@ -1,7 +1,7 @@
 """Draw the figures of the documentation into docs/_static, from runs of the optimizers themselves.
 
 python docs/make_figures.py            # all of them, about five minutes on one core
-python docs/make_figures.py weight     # one of: toy, directions, weight, stability
+python docs/make_figures.py weight     # one of: toy, directions, weight, stability, minima
 """
 
 import math
@@ -15,6 +15,7 @@ from matplotlib import rc_context
 from torch import Tensor, nn
 
 from wsam import SAM, WSAM, CoupledWSAM, SharpnessAware
+from wsam.paper import catalog, outcome, plot, plot_around
 from wsam.plots.directions import directions
 from wsam.plots.style import COLORS, SETTINGS, SOFT, figure
 from wsam.plots.toy import trajectories
@@ -22,13 +23,15 @@ from wsam.theory import effective_weight, parity_gamma
 from wsam.toy import trace, updates
 
 STATIC = Path(__file__).parent / "_static"
+RESULTS = Path(__file__).parents[1] / "results"
 
 
-def save(drawn, name):
+def save(drawn, name, made_of=None):
     path = STATIC / name
     with rc_context(SETTINGS):
         # The name of the drawing library is of no use to a reader, and dates make files differ.
         metadata = {"Date": None} if name.endswith("svg") else {"Software": None}
+        metadata |= {"Description": made_of} if made_of else {}
         drawn.savefig(path, dpi=100, metadata=metadata)
     print(f"wrote {path} ({path.stat().st_size / 1024:.0f} KB)")
 
@@ -181,6 +184,13 @@ def draw_stability():
     save(drawn, "stability.svg")
 
 
+def draw_minima():
+    """The records' minima; the picture names its records, so that one that is missing is noticed."""
+    table = catalog.find("minima")
+    drawn = plot.draw(table, outcome.gather(table, RESULTS), plot_around.gather(table, RESULTS))
+    save(drawn, "minima.svg", " ".join(sorted(p.name for p in RESULTS.glob("*.minimum.json"))))
+
+
 def just_the_base(base, **_):
     return base
 
@@ -188,7 +198,7 @@ def just_the_base(base, **_):
 if __name__ == "__main__":
     STATIC.mkdir(exist_ok=True)
     drawings = {"toy": draw_toy, "directions": draw_directions}
-    drawings |= {"weight": draw_weight, "stability": draw_stability}
+    drawings |= {"weight": draw_weight, "stability": draw_stability, "minima": draw_minima}
     for wanted in sys.argv[1:] or drawings:
         if wanted not in drawings:
             sys.exit(f"there is no figure {wanted!r}: choose from {', '.join(drawings)}")

@@ -97,6 +97,13 @@ def test_pages_state_the_records_of_speed(page: Path) -> None:
     assert not pages.renew(page, program["MARK"], program["made"], check=True)
 
 
+def test_the_picture_of_minima_is_made_of_all_records() -> None:
+    """`python docs/make_figures.py minima` draws it anew."""
+    picture = (DOCS / "_static" / "minima.svg").read_text()
+    records = {path.name for path in (ROOT / "results").glob("*.minimum.json")}
+    assert set(re.findall(r"\w+\.minimum\.json", picture)) == records
+
+
 @pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
