@@ -187,7 +187,9 @@ def draw_stability():
 def draw_minima():
     """The records' minima; the picture names its records, so that one that is missing is noticed."""
     table = catalog.find("minima")
-    drawn = plot.draw(table, outcome.gather(table, RESULTS), plot_around.gather(table, RESULTS))
+    entries, seen = outcome.gather(table, RESULTS), plot_around.gather(table, RESULTS)
+    with rc_context(SETTINGS):
+        drawn = plot.draw(table, entries, seen)
     save(drawn, "minima.svg", " ".join(sorted(p.name for p in RESULTS.glob("*.minimum.json"))))
 
 
