@@ -208,7 +208,7 @@ def test_weights_that_share_memory_are_left_alone(begins: tuple[int, int], apart
 
 
 def test_fuse_without_triton_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "available", lambda: False)
+    monkeypatch.setattr("wsam.graph.available", lambda: False)
     model = nn.Linear(2, 2)
     opt = wsam.WSAM(torch.optim.SGD(model.parameters(), lr=0.1))
     with pytest.raises(ValueError, match="Triton"):

@@ -83,7 +83,7 @@ class Kernels:
         self._plans: dict[tuple[int, ...], Plan] = {}
         self._looked: set[tuple[int, ...]] = set()
         self._known: Rows = []
-        self._places: list[tuple[int, int]] = []
+        self._places: list[int] = []
         self._apart = True
         self._tables: dict[int, tuple[Tensor, list[int]]] = {}
         self._next = 0
@@ -149,14 +149,13 @@ class Kernels:
     def _look_for_overlaps(self, blocks: Sequence[Block]) -> None:
         """Find out whether weights share memory: then their order counts, and kernels have none."""
         weights = [w for block in blocks for w in block.weights()]
-        places = [(w.data_ptr(), w.nbytes) for w in weights]
-        if places != self._places:
-            ends = 0
-            self._apart = True
-            for begin, size in sorted(places):
-                self._apart = self._apart and (begin >= ends or not size)
-                ends = max(ends, begin + size)
-            self._places = places
+        places = [w.data_ptr() for w in weights]
+        if places == self._places:
+            return
+        self._places, self._apart, end = places, True, 0
+        for begin, size in sorted(zip(places, (w.nbytes for w in weights), strict=True)):
+            self._apart = self._apart and (begin >= end or not size)
+            end = max(end, begin + size)
 
     def _group(self, block: Block) -> int:
         groups = self._base.param_groups

@@ -225,7 +225,7 @@ class SharpnessAware(Engine):
             losses.append(self._run(closure, local=self.local))
             if self._take_off():
                 second = self._run(closure)
-                rises.append(_difference(second, losses[-1]) + self._selection.correction())
+                rises.append(self._selection.corrected(_difference(second, losses[-1])))
             if len(closures) > 1:
                 self._return_to_weights()
                 sums.add(self._flight)
@@ -233,8 +233,9 @@ class SharpnessAware(Engine):
         if len(closures) > 1:
             self._flight = sums.flight(self._layout())
         self._combine()
-        plain = torch.zeros(()) if self._radius_is_zero() else torch.full((), torch.nan)
-        return _total(losses), _total(rises) if rises else plain
+        if not rises:
+            rises = [torch.zeros(()) if self._radius_is_zero() else torch.full((), torch.nan)]
+        return _total(losses), _total(rises)
 
     def _run(self, closure: Closure, local: bool = False) -> Any:
         unsynchronised = self.model.no_sync() if local else contextlib.nullcontext()  # type: ignore[union-attr, operator]

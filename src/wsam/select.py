@@ -54,8 +54,8 @@ class Selection:
         # The slack keeps 0.29 * 100 from becoming 28.
         return max(1, math.floor(self.keep * samples + 1e-9))
 
-    def correction(self) -> Tensor | float:
-        """Return what to add to the second loss to have it over all samples, not only the kept."""
+    def corrected(self, rise: Tensor) -> Tensor:
+        """Return the rise of the loss over all samples, not only over those kept in the second pass."""
         if self.keep < 1.0 and not self._first and not self._warned:
             self._warned = True
             warn(
@@ -63,6 +63,4 @@ class Selection:
                 "the closure gives no per-sample losses, so all are kept: let it compute "
                 "loss = optimizer.select(losses) with reduction='none'"
             )
-        if not self._corrections:
-            return 0.0
-        return torch.stack(self._corrections).mean()
+        return rise + torch.stack(self._corrections).mean() if self._corrections else rise

@@ -116,7 +116,7 @@ class Window:
         if moved and len(losses) == len(second):
             first = torch.stack(losses).sum() / (scale if scale and losses_are_scaled else 1.0)
             rise = sum(loss for loss in second if loss is not None) - first
-            rise += optimizer._selection.correction()
+            rise = optimizer._selection.corrected(rise)
         optimizer.descend()
         optimizer._sharpness = rise
 
