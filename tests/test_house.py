@@ -26,6 +26,8 @@ FLOORS = {
     "perturb": 0,
     "micro": 0,
     "lean": 0,
+    "bases": 0,
+    "plan": 0,
     "kernels": 0,
     "_triton": 0,
     "state": 0,
