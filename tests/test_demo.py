@@ -328,6 +328,8 @@ def test_interrupted_leaves_nothing_half_written(tmp_path):
     demo = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
+        # Tests that a shell runs in the background ignore Ctrl-C, and so would what they start.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     )  # fmt: skip
     limit = time.monotonic() + 120
     while not list((out / "runs" / "work").glob("*/checkpoints/*.json")):
