@@ -1,7 +1,7 @@
 """The kernels of `wsam.kernels` in Triton; importing this needs Triton.
 
 A table holds the addresses of n tensors of the first list, then of the second, and so on. `numbers`
-are a group's, in double precision: see `wsam.kernels.numbers_of`. What decides between branches is a
+are a group's, in double precision: see `wsam.bases.numbers_of`. What decides between branches is a
 constant of a kernel; what may change from step to step is not, or each step would be compiled.
 """
 # mypy: ignore-errors

@@ -87,7 +87,7 @@ def perturbations(
         if root is not None and spend:
             torch._foreach_mul_(first, root)
         whitened.append(list(torch._foreach_mul(first, root)) if root and not spend else first)
-    scales = fused.scales(blocks, whitened) if fused is not None and everything is None else None
+    scales = fused.scales(blocks, whitened) if fused is not None else None
     if scales is None:
         scales = _scales(blocks, whitened, geometry.boost, everything)
     result = []
