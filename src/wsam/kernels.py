@@ -25,7 +25,7 @@ from wsam.bases import COLUMNS, can_finish, constants_of, history_of, numbers_of
 from wsam.block import Block, Piece
 from wsam.checks import warn
 from wsam.perturb import EPSILON
-from wsam.plan import TILE, Plan
+from wsam.plan import TILE, Plan, are_aligned, places
 from wsam.rule import Rule
 from wsam.state import PREFIX
 from wsam.update import Flight
@@ -138,22 +138,27 @@ class Kernels:
         """Return the block's plan; weights that were replaced since the last step get a new one."""
         key = tuple(block.numbers)
         plan = self._plans.get(key)
-        stale = key not in self._looked and self._pending is None
-        if plan is None or (stale and not plan.is_for(block.weights())):
+        if plan is not None and (key in self._looked or self._pending is not None):
+            return plan
+        weights = block.weights()
+        if plan is None or not plan.is_for(weights):
             if len(self._plans) >= PLANS:
                 self._plans.clear()
-            plan = self._plans[key] = Plan(block.weights(), self._device)
+            plan = self._plans[key] = Plan(weights, self._device)
         self._looked.add(key)
+        row = places(weights)
+        if are_aligned(row):  # else they are to be looked at, and refused
+            self._known.append(row)
         return plan
 
     def _look_for_overlaps(self, blocks: Sequence[Block]) -> None:
         """Find out whether weights share memory: then their order counts, and kernels have none."""
         weights = [w for block in blocks for w in block.weights()]
-        places = [w.data_ptr() for w in weights]
-        if places == self._places:
+        begins = places(weights)
+        if begins == self._places:
             return
-        self._places, self._apart, end = places, True, 0
-        for begin, size in sorted(zip(places, (w.nbytes for w in weights), strict=True)):
+        self._places, self._apart, end = begins, True, 0
+        for begin, size in sorted(zip(begins, (w.nbytes for w in weights), strict=True)):
             self._apart = self._apart and (begin >= end or not size)
             end = max(end, begin + size)
 

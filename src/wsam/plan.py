@@ -13,7 +13,7 @@ from wsam.block import Piece, is_dense
 TILE = 2048
 ALIGNED = 64
 """Copies in one piece begin at multiples of so many elements."""
-PLAIN = (Tensor, nn.Parameter)
+PLAIN = frozenset((Tensor, nn.Parameter))
 """A tensor of another class need not lie at its own address."""
 
 
@@ -57,13 +57,22 @@ class Plan:
         """
         if isinstance(tensors, Piece):
             return tensors.addresses()
-        if not self._walkable or any(type(t) not in PLAIN for t in tensors):
+        if not self._walkable or not PLAIN.issuperset(map(type, tensors)):
             return None
-        found = [t.data_ptr() for t in tensors]
+        found = places(tensors)
         if found in known:
             return found
-        together = functools.reduce(operator.or_, found)
-        return found if self.is_for(tensors) and together % 16 == 0 else None
+        return found if self.is_for(tensors) and are_aligned(found) else None
+
+
+def places(tensors: Sequence[Tensor]) -> list[int]:
+    """Return where tensors begin in memory."""
+    return list(map(Tensor.data_ptr, tensors))
+
+
+def are_aligned(addresses: Sequence[int]) -> bool:
+    """Whether kernels may read and write at the addresses by wide words."""
+    return functools.reduce(operator.or_, addresses, 0) % 16 == 0
 
 
 def _layout(tensors: Sequence[Tensor]) -> list[Any]:
