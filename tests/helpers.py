@@ -169,8 +169,9 @@ def gap(x: Weights, y: Weights) -> float:
 
 
 def member(name: str, base: torch.optim.Optimizer, **options: Any) -> wsam.SharpnessAware:
-    """The registered member with its own defaults."""
-    return wsam.create(name, base, **options)
+    """The registered member with its own defaults; but Coupled-WSAM's would be SAM."""
+    own = {"gamma": 0.8} if name == "coupled_wsam" else {}
+    return wsam.create(name, base, **{**own, **options})
 
 
 def small_model(dtype: torch.dtype = torch.float64) -> nn.Sequential:

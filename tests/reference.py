@@ -38,7 +38,7 @@ class Method:
 MEMBERS = {
     "sam": Method("sam"),
     "wsam": Method("wsam"),
-    "coupled_wsam": Method("coupled"),
+    "coupled_wsam": Method("coupled", gamma=0.8),
     "gsam": Method("gsam"),
     "esam": Method("sam", "masked", beta=0.6, keep=0.6),
     "asam": Method("sam", "adaptive", rho=0.5, eta=0.01),

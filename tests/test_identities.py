@@ -231,3 +231,30 @@ def test_steps_that_are_not_chosen_are_the_base(name, seed, base, style) -> None
     run(member(name, opt, when=never, **all_samples(name)), ours, style)
     run_plain(twin, plain)
     assert same(weights_and_state(opt, ours), weights_and_state(twin, plain))
+
+
+def step_on(opt: wsam.SharpnessAware, p: nn.Parameter, first: float, second: float) -> float:
+    """Step with these gradients in the two passes."""
+    p.grad = torch.full_like(p, first)
+    opt.ascend()
+    p.grad = torch.full_like(p, second)
+    opt.descend()
+    opt.step()
+    return float(p.detach().flatten()[0])
+
+
+@pytest.mark.parametrize("lean", [False, True])
+def test_gamma_of_zero_does_not_look_at_the_second_gradient(lean: bool) -> None:
+    """0 * inf would be NaN."""
+    p = nn.Parameter(torch.ones(2))
+    opt = wsam.WSAM(torch.optim.SGD([p], lr=0.1), gamma=0.0, lean=lean)
+    assert step_on(opt, p, 2.0, math.inf) == pytest.approx(0.8)
+
+
+def test_gsam_of_alpha_zero_is_sam_beside_a_group_where_it_is_not() -> None:
+    """g0 + (g1 - g0) would be rounded by the larger gradient."""
+    p, other = nn.Parameter(torch.full((2,), 1e4)), nn.Parameter(torch.ones(2))
+    groups = [{"params": [p], "alpha": 0.0}, {"params": [other]}]
+    opt = wsam.GSAM(torch.optim.SGD(groups, lr=1.0), alpha=0.5)
+    other.grad = torch.ones(2)
+    assert step_on(opt, p, 1e8, 1.0) == 9999.0

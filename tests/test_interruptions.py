@@ -1,6 +1,9 @@
 """Whatever goes wrong between the passes, weights and statistics are as they were."""
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,7 +11,11 @@ import torch
 from torch import Tensor, nn
 
 import wsam
+from wsam import kernels
+from wsam.block import Piece
+from wsam.plan import Plan
 
+CPU = torch.device("cpu")
 X = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
 
 
@@ -169,3 +176,154 @@ def test_a_lazy_layer_that_is_used_late() -> None:
     for _ in range(2):
         opt.step(closure_of(model))
     assert int(model.norm.num_batches_tracked) == 3
+
+
+LIBRARY = str(Path(wsam.__file__).parent)
+
+
+class Tracer:
+    """Presses Ctrl-C at one line of the library; the lines are counted as they run."""
+
+    def __init__(self, line: int) -> None:
+        self.left = line
+        self.place = ""
+
+    def __call__(self, frame: Any, event: str, arg: Any) -> Any:
+        if not frame.f_code.co_filename.startswith(LIBRARY):
+            return None
+        return self.count
+
+    def count(self, frame: Any, event: str, arg: Any) -> Any:
+        if event == "line":
+            self.left -= 1
+            if self.left == 0:
+                self.place = frame.f_code.co_name
+                raise KeyboardInterrupt
+        return self.count
+
+
+def normalised(name: str, **options: Any) -> tuple[nn.Module, wsam.SharpnessAware, Any]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+    base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    opt = wsam.create(name, base, model=model, rho=0.5, **options)
+    opt.step(closure_of(model))
+    return model, opt, closure_of(model)
+
+
+def after_a_step(name: str, **options: Any) -> list[Tensor]:
+    model, opt, closure = normalised(name, **options)
+    opt.step(closure)
+    return [p.detach().clone() for p in model.parameters()]
+
+
+UPDATE = ("_finish", "apply", "device", "direction", "direction_of", "on_device", "weights")
+"""Where the base has stepped and the decoupled term is being applied: an update of two parts."""
+
+
+@pytest.mark.parametrize("name", ["sam", "wsam"])
+def test_ctrl_c_at_every_line(name: str) -> None:
+    whole = after_a_step(name)
+    line = 0
+    while True:
+        line += 1
+        model, opt, closure = normalised(name)
+        before = [p.detach().clone() for p in model.parameters()]
+        tracer, untraced = Tracer(line), sys.gettrace()
+        sys.settrace(tracer)
+        try:
+            opt.step(closure)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(untraced)
+        now = list(model.parameters())
+        left = all(map(torch.equal, before, now)) or all(map(torch.equal, whole, now))
+        assert left or tracer.place in (*UPDATE, "add_scaled"), (line, tracer.place)
+        assert int(model[1].num_batches_tracked) <= 2, (line, tracer.place)
+        opt.step(closure)
+        if not tracer.place:
+            break
+    assert line > 300, "the lines of a whole step"
+
+
+def test_ctrl_c_at_every_line_of_the_lean_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once the base has stepped the weights are left at its result, and the error says so."""
+    monkeypatch.setattr(wsam.lean, "EXCHANGE_BYTES", 1)
+    whole = after_a_step("wsam", lean=True)
+    model, opt, _ = normalised("wsam", lean=True)
+    passes = []
+
+    def fails() -> Tensor:
+        loss = closure_of(model)()
+        passes.append(loss)
+        if len(passes) == 2:
+            raise KeyboardInterrupt
+        return loss
+
+    with pytest.raises(KeyboardInterrupt):
+        opt.step(fails)
+    stepped = [p.detach().clone() for p in model.parameters()]
+    line, silent, places = 0, 0, set()
+    while True:
+        line += 1
+        model, opt, closure = normalised("wsam", lean=True)
+        before = [p.detach().clone() for p in model.parameters()]
+        tracer, untraced = Tracer(line), sys.gettrace()
+        noted = False
+        sys.settrace(tracer)
+        try:
+            opt.step(closure)
+        except KeyboardInterrupt as error:
+            noted = "could not be undone" in "".join(getattr(error, "__notes__", []))
+        finally:
+            sys.settrace(untraced)
+        now = list(model.parameters())
+        if all(map(torch.equal, before, now)):
+            assert not noted, (line, tracer.place)
+        elif all(map(torch.equal, stepped, now)) and tracer.place:
+            places.add(tracer.place)
+        elif not all(map(torch.equal, whole, now)):
+            silent += not noted and tracer.place not in (*UPDATE, "add_scaled")
+            assert tracer.place != "exchange", line
+        if not tracer.place:
+            break
+    assert {"exchange", "_hold_still", "_return_to_weights"} <= places
+    assert silent == 1, "between the base's step and the word that it has been made"
+
+
+@pytest.mark.parametrize("launched", [False, True])
+@pytest.mark.parametrize("lean", [False, True])
+def test_ctrl_c_around_a_kernel(
+    launched: bool, lean: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel that has run is undone; one that has not leaves nothing to undo."""
+    model = nn.Linear(4, 4)
+    base = torch.optim.SGD(model.parameters(), lr=0.1)
+    opt = wsam.WSAM(base, model=model, rho=0.5, lean=lean)
+    weights = [p.detach() for p in model.parameters()]
+    before = [w.clone() for w in weights]
+    fused, pieces = kernels.Kernels(torch.device("cpu"), base, opt.rule, 1.0), []
+
+    def piece(self: Plan) -> Piece:
+        pieces.append(Piece([(w.shape, w.stride()) for w in weights], [0, 64], 128, CPU))
+        return pieces[-1]
+
+    def launch(*given: Any, **flags: Any) -> None:
+        if launched:
+            for saved, w in zip(pieces[-1], weights, strict=True):
+                saved.copy_(w)
+                w.add_(1.0)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Plan, "piece", piece)
+    monkeypatch.setattr(kernels.Kernels, "scales", lambda *given: [torch.ones(())])
+    monkeypatch.setattr(opt, "_kernels_of_fused_base", lambda: fused)
+    device = SimpleNamespace(save_and_add={(4,): launch, (2,): launch}, begin_lean={(2,): launch})
+    monkeypatch.setitem(sys.modules, "wsam._triton", device)
+    monkeypatch.setattr(wsam, "_triton", device, raising=False)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        opt.step(closure_of(model))
+    assert all(map(torch.equal, before, weights))
+    assert len(pieces) == 1
+    assert bool(getattr(caught.value, "__notes__", [])) == (lean and launched)

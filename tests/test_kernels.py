@@ -226,4 +226,4 @@ def test_shards_are_left_to_the_foreach_path() -> None:
     assert fused.scales([block], [gradients]) is None
     assert not fused.finish(Flight([block]))
     block.weights = lambda: block.params  # type: ignore[method-assign]
-    assert fused.save_and_add(block, gradients, torch.ones(())) is None
+    assert not fused.save_and_add(block, gradients, torch.ones(()))

@@ -1,7 +1,10 @@
 """What people do by mistake is refused with words that help, or does no harm."""
 
 import copy
+import gc
+import inspect
 import re
+import warnings
 from pathlib import Path
 
 import pytest
@@ -142,7 +145,7 @@ def test_keys_no_group_can_set_are_refused(key: str) -> None:
         ("gsam", {"rho_min": "x"}, "rho_min must be a number"),
         ("gsam", {"lr_min": 0.01}, "give rho_min"),
         ("asam", {"geometry": wsam.Fisher()}, "give geometry= to SAM"),
-        ("sam", {"gamma": 0.9}, "sam has no argument 'gamma'; it has rho, geometry"),
+        ("sam", {"gamma": 0.9}, "SAM has no argument 'gamma' (the base has"),
     ],
 )
 def test_messages_name_what_was_given(name: str, hyper: dict[str, object], message: str) -> None:
@@ -218,3 +221,108 @@ def backward(model: nn.Module) -> torch.Tensor:
     loss = model(torch.ones(3, 2)).square().mean()
     loss.backward()
     return loss
+
+
+def test_hyperparameters_are_of_the_groups() -> None:
+    opt, other = wsam.WSAM(sgd(network())), nn.Parameter(torch.ones(2))
+    with pytest.raises(AttributeError, match=r"param_groups\[i\]\['sam_rho'\]"):
+        opt.rho = 0.3
+    with pytest.raises(AttributeError, match=r"param_groups\[i\]\['sam_gamma'\]"):
+        print(opt.gamma)
+    assert not hasattr(opt, "alpha")
+    opt.alpha = 1.0  # no business of WSAM's: a user's own attribute
+    assert opt.alpha == 1.0
+    assert not hasattr(wsam.SAM(torch.optim.SGD([other], lr=0.1)), "gamma")
+
+
+def loss_of(model: nn.Module) -> Tensor:
+    return model(torch.ones(4, next(model.parameters()).shape[1])).square().mean()
+
+
+@pytest.mark.parametrize("name", wsam.METHODS)
+def test_a_second_pass_without_backward_is_refused(name: str) -> None:
+    """Else some members would never train, and others would be their base, without a word."""
+    model = nn.Linear(3, 1)
+    opt = wsam.create(name, sgd(model), **({"gamma": 1.0} if name == "esam" else {}))
+    before = copy.deepcopy(model.state_dict())
+    opt.begin()
+    loss_of(model).backward()
+    opt.ascend()
+    with pytest.raises(RuntimeError, match="second pass"):
+        opt.descend()
+    passes: list[Tensor] = []
+
+    def forgetful() -> Tensor:
+        passes.append(loss_of(model))
+        if len(passes) == 1:
+            passes[0].backward()
+        return passes[-1]
+
+    with pytest.raises(RuntimeError, match="second pass"):
+        opt.step(forgetful)
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("lean", [False, True])
+def test_a_step_by_hand_can_be_given_up(lean: bool) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Dropout(0.5))
+    opt = wsam.WSAM(torch.optim.SGD(model.parameters(), lr=0.1), rho=0.5, lean=lean)
+    opt.abandon()  # nothing is under way
+    opt.begin()
+    loss_of(model).backward()
+    before, drawn = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    opt.ascend()
+    loss_of(model)
+    opt.abandon()
+    for key, value in model.state_dict().items():
+        if not lean or key not in dict(model.named_parameters()):
+            assert torch.equal(before[key], value), key
+    assert torch.equal(torch.get_rng_state(), drawn)
+    opt.state_dict()
+    loss_of(model).backward()
+    with opt.perturbed(), pytest.raises(RuntimeError, match="only looks"):
+        opt.abandon()
+
+
+def test_a_step_that_is_forgotten_leaves_no_hook() -> None:
+    """Without model= a hook on all modules is live between the passes."""
+    hooks = torch.nn.modules.module._global_forward_pre_hooks
+    model, before = nn.Linear(3, 1), len(hooks)
+    for _ in range(2):
+        opt = wsam.WSAM(sgd(model))
+        opt.begin()
+        loss_of(model).backward()
+        opt.ascend()
+        assert len(hooks) == before + 1
+        del opt
+        gc.collect()
+        assert len(hooks) == before
+
+
+def test_a_state_of_another_rule_is_told() -> None:
+    model = nn.Linear(3, 1)
+    state = wsam.CoupledWSAM(sgd(model), gamma=0.5).state_dict()
+    with pytest.warns(wsam.WsamWarning, match="rule was Coupled, here it is Weighted"):
+        wsam.WSAM(sgd(model)).load_state_dict(state)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        wsam.CoupledWSAM(sgd(model)).load_state_dict(state)
+        del state["sharpness"]["rule"]  # as it was saved by earlier versions
+        wsam.WSAM(sgd(model)).load_state_dict(state)
+
+
+def test_arguments_as_other_code_takes_them() -> None:
+    model = nn.Linear(3, 1)
+    with pytest.raises(TypeError, match=r"SAM\(torch.optim.SGD\(model.parameters\(\), lr=0.1\)"):
+        wsam.SAM(model.parameters(), torch.optim.SGD, lr=0.1)
+    with pytest.raises(TypeError, match="ASAM is the adaptive one"):
+        wsam.SAM(sgd(model), adaptive=True)
+    assert list(inspect.signature(wsam.SAM).parameters) == ["base", "rho", "options"]
+
+
+def test_what_it_looks_like() -> None:
+    base = sgd(nn.Linear(3, 1))
+    text = repr(wsam.ASAM(base, rho=wsam.schedule.Warmup(1.0, steps=5), max_norm=2.0))
+    assert text.startswith("ASAM(rho=Warmup(level=1.0, steps=5, start=0.0), geometry=Adaptive(eta")
+    assert "max_norm=2.0" in text
+    assert "lean" not in text

@@ -86,7 +86,7 @@ def test_number_of_buffers(
     At rest none, but on a CPU the memory of the copy of w, which lean gives back.
     """
     monkeypatch.setattr(wsam.block, "CHUNK_BYTES", 1)
-    monkeypatch.setattr(wsam.update, "SWAP_BYTES", 1)
+    monkeypatch.setattr(wsam.lean, "EXCHANGE_BYTES", 1)
     found = buffers_of(name, lean, tensors)
     wanted = 1 if lean or reference.MEMBERS[name].rule == "sam" else 2
     assert found["second pass"] == wanted * tensors

@@ -167,3 +167,61 @@ def test_add_param_group_to_the_base(name: str) -> None:
     train(opt, ours, MLP, range(3))
     train(twin, theirs, MLP, range(3))
     assert same(snapshot(opt), snapshot(twin))
+
+
+def test_another_wrapper_of_the_same_base_hears_what_groups_say() -> None:
+    """Running a notebook's cell again is enough to wrap a base twice."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    groups = [{"params": model[0].parameters(), "rho": 0.3}, {"params": model[1].parameters()}]
+    base = torch.optim.SGD(groups, lr=0.1)
+    for default in (0.05, 0.1):
+        opt = wsam.SAM(base, rho=default)
+        assert [group["sam_rho"] for group in opt.param_groups] == [0.3, default]
+    base.param_groups[0]["sam_rho"] = wsam.schedule.Warmup(0.3, steps=5)
+    wsam.SAM(base)
+    with pytest.raises(ValueError, match=r"own schedule of rho.*again"):
+        wsam.SAM(base)
+    base.param_groups[0]["sam_rho"] = 0.4
+
+
+def test_names_are_needed_of_parameters_that_come_late() -> None:
+    model, late = nn.Linear(2, 2), nn.Parameter(torch.full((2,), 5.0))
+    opt = wsam.ASAM(torch.optim.SGD(model.parameters(), lr=0.1), weights_only=True, model=model)
+    with pytest.raises(ValueError, match="names"):
+        opt.add_param_group({"params": [late]})
+    assert len(opt.param_groups) == len(opt._schedules) == 1
+    model.late = late
+    opt.add_param_group({"params": [late]})
+
+
+def test_layers_that_come_late_keep_their_statistics() -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    opt = wsam.SAM(torch.optim.SGD(model.parameters(), lr=0.1), model=model)
+    model.append(nn.BatchNorm1d(4))
+    opt.add_param_group({"params": model[1].parameters()})
+
+    def run() -> torch.Tensor:
+        loss = model(torch.arange(8.0).reshape(2, 4)).square().mean()
+        loss.backward()
+        return loss
+
+    for count in (1, 2):
+        opt.step(run)
+        assert int(model[1].num_batches_tracked) == count
+
+
+def test_a_radius_in_a_tensor_of_one_element() -> None:
+    p = nn.Parameter(torch.tensor(1.0))
+    opt = wsam.SAM(torch.optim.SGD([p], lr=0.1), rho=torch.tensor([0.5]))
+    assert "rho=0.5" in repr(opt)
+    opt.param_groups[0]["sam_rho"] = torch.tensor([0.25])
+
+    def run() -> torch.Tensor:
+        seen.append(p.item())
+        loss = p.square()
+        loss.backward()
+        return loss
+
+    seen: list[float] = []
+    opt.step(run)
+    assert seen == [1.0, 1.25]

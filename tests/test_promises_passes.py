@@ -265,3 +265,31 @@ def test_same_mask_after_an_error() -> None:
         opt.step(run)
     opt.step(closure(opt, model))
     assert not torch.equal(masks[0], masks[1])
+
+
+def test_a_look_does_not_disturb_a_step() -> None:
+    """`perturbed` may be used between the phases: masks, samples and a prepared update stay."""
+
+    def run(look: bool) -> list[Tensor]:
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))
+        opt = member("esam", torch.optim.SGD(model.parameters(), lr=0.1), rho=0.5, gamma=0.5)
+        x = torch.randn(6, 4)
+
+        def glance() -> None:
+            if look:
+                with opt.perturbed(), torch.random.fork_rng():
+                    model(x)
+
+        for _ in range(2):
+            opt.begin()
+            opt.select(model(x).square().flatten()).backward()
+            glance()
+            opt.ascend()
+            opt.select(model(x).square().flatten()).backward()
+            opt.descend()
+            glance()
+            opt.step()
+        return [p.detach() for p in model.parameters()]
+
+    assert same(run(look=True), run(look=False))

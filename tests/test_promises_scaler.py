@@ -227,3 +227,21 @@ def test_scaler_without_unscale_is_refused(name: str) -> None:
     opt.step(closure(opt, model))
     assert not same(snapshot(opt)["weights"], before["weights"])
     assert all(p.abs().max() < 100 for p in model.parameters())
+
+
+@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("bad", [1.0, math.inf])
+@pytest.mark.parametrize("name", MEMBERS)
+def test_scaler_before_descend_is_refused(name: str, bad: float, told: bool) -> None:
+    """The weights are at w + d, and would stay there if the step were taken or skipped."""
+    model = small_model()
+    opt = member(name, torch.optim.SGD(model.parameters(), lr=0.1), rho=1.0)
+    before, scaler, loss = snapshot(opt), new_scaler(), model_loss(opt, model)
+    scaler.scale(loss()).backward()
+    opt.ascend(scaler.get_scale() if told else None)
+    scaler.scale(loss() * bad).backward()
+    scaler.unscale_(opt)
+    with pytest.raises(RuntimeError, match="descend"):
+        scaler.step(opt)
+    opt.descend()
+    assert same(snapshot(opt)["weights"], before["weights"])

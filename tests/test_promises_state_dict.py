@@ -318,3 +318,44 @@ def test_steps_are_counted(style: str) -> None:
     opt = wsam.WSAM(torch_base("sgd", params))
     train(opt, params, MLP, range(3), style)
     assert [group["sam_step"] for group in opt.param_groups] == [3]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("interval", {"kind": "Nope"}),
+        ("interval", {"kind": "Warmup", "level": 1.0, "steps": 2}),
+        ("schedules", []),
+        ("schedules", [{"rho": {"kind": "Warmup"}}]),
+        ("shapes", [[[5, 3]]]),
+    ],
+)
+def test_a_damaged_entry_changes_nothing(key: str, value: Any) -> None:
+    model = small_model()
+    opt = wsam.WSAM(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    opt.step(closure(opt, model))
+    state = copy.deepcopy(opt.state_dict())
+    state["sharpness"][key] = value
+    state["param_groups"][0]["lr"] = 0.7
+    before = snapshot(opt)
+    with pytest.raises(ValueError, match="damaged"):
+        opt.load_state_dict(state)
+    assert same(snapshot(opt), before)
+    assert opt.param_groups[0]["lr"] == 0.1
+
+
+def test_groups_that_were_added_to_the_base() -> None:
+    """They get values at the next step; a state is saved and loaded before it all the same."""
+
+    def made() -> wsam.SharpnessAware:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        opt = wsam.SAM(torch.optim.SGD(model[0].parameters(), lr=0.1), rho=0.3)
+        opt.base.add_param_group({"params": model[1].parameters()})
+        return opt
+
+    state = made().state_dict()
+    assert len(state["sharpness"]["schedules"]) == 2
+    other = made()
+    other.load_state_dict(state)
+    assert [group["sam_rho"] for group in other.param_groups] == [0.3, 0.3]

@@ -141,3 +141,39 @@ def test_views_and_strides(name: str) -> None:
             )
     assert gap([last], [plain]) < 1e-12
     assert last.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("kind", [wsam.SAM, wsam.ASAM, wsam.FisherSAM])
+@pytest.mark.parametrize("gradient", [[1e-4, 1e-4, 0.0], [3e-7, 1e-6, 0.0], [300.0, 1.0, -1e4]])
+def test_perturbations_in_half_precision(kind, dtype, gradient) -> None:
+    """The scale rho / norm, squares and products leave the range of float16."""
+
+    def moved(precision: torch.dtype) -> Tensor:
+        p = nn.Parameter(torch.full((3,), 0.01, dtype=precision))
+        p.grad = torch.tensor(gradient, dtype=dtype).to(precision)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", wsam.WsamWarning)
+            opt = kind(torch.optim.SGD([p], lr=0.1), rho=2.0)
+        with opt.perturbed():
+            return p.detach().float().clone()
+
+    assert torch.allclose(moved(dtype), moved(torch.float32), rtol=1e-2, atol=1e-3)
+
+
+def test_clipping_in_half_precision() -> None:
+    """Sharpness weighed by 99 leaves the range of float16; the step is clipped, not lost."""
+
+    def stepped(dtype: torch.dtype) -> float:
+        p = nn.Parameter(torch.ones((), dtype=dtype))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", wsam.WsamWarning)
+            opt = wsam.WSAM(torch.optim.SGD([p], lr=0.1), gamma=0.99, max_norm=1.0)
+        p.grad = torch.full((), 10.0, dtype=dtype)
+        opt.ascend()
+        p.grad = torch.full((), 1000.0, dtype=dtype)
+        opt.descend()
+        opt.step()
+        return p.item()
+
+    assert stepped(torch.float16) == pytest.approx(stepped(torch.float32), abs=1e-3)

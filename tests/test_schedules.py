@@ -183,3 +183,43 @@ def test_scheduler_of_the_learning_rate_reaches_the_decoupled_term() -> None:
         train(opt, params, MLP, range(t, t + 1))
         scheduler.step()
     assert gap(params, w) < 1e-12
+
+
+def test_a_schedule_of_ones_own_with_a_name_of_ours() -> None:
+    """It cannot be saved, and is not replaced by ours."""
+
+    class Warmup(wsam.schedule.Warmup):
+        def value(self, step: int, lr: Any) -> float:
+            return 0.5
+
+    class Constant(wsam.schedule.Schedule):
+        def value(self, step: int, lr: Any) -> float:
+            return 0.5
+
+    for own in (Warmup(0.1, steps=3), Constant()):
+        opt = wsam.SAM(torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1), rho=own)
+        state = opt.state_dict()
+        assert state["sharpness"]["schedules"] == [{"rho": None}]
+        opt.load_state_dict(state)
+        assert opt._schedules == [{"rho": own}]
+
+
+def test_a_step_that_fails_leaves_no_trace_in_the_running_norm() -> None:
+    p = nn.Parameter(torch.ones(2))
+    when = wsam.schedule.NormAbove() & wsam.schedule.Every(1)
+    opt = wsam.SAM(torch.optim.SGD([p], lr=0.1), when=when)
+    passes: list[int] = []
+
+    def fails() -> Tensor:
+        passes.append(1)
+        loss = p.square().sum()
+        loss.backward()
+        if len(passes) == 2:
+            raise RuntimeError("the second pass failed")
+        return loss
+
+    with pytest.raises(RuntimeError, match="second pass"):
+        opt.step(fails)
+    assert opt.state_dict()["sharpness"]["interval"]["one"]["mean"] == 0.0
+    opt.step(fails)
+    assert opt.state_dict()["sharpness"]["interval"]["one"]["mean"] == pytest.approx(8.0)

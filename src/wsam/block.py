@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Scalar = float | Tensor
+from wsam.schedule import Scalar
 
 
 def is_sharded(tensor: Tensor) -> bool:
@@ -112,6 +112,14 @@ class Piece:
         for (shape, strides), start in zip(self._shapes, self._starts, strict=True):
             yield self._memory.as_strided(shape, strides, start)
 
+    def mark_empty(self) -> None:
+        """Write down, on the device, that nothing has been copied yet."""
+        self._memory[:1].fill_(torch.nan)
+
+    def is_empty(self) -> bool:
+        """Whether nothing has been copied; waits for the device."""
+        return bool(self._memory[:1].isnan())
+
     def addresses(self) -> list[int]:
         """Return where each copy begins in memory."""
         begin = self._memory.data_ptr()
@@ -175,6 +183,11 @@ def refuse_flat_shards(groups: list[dict[str, Any]]) -> None:
 def at_least_float32(tensor: Tensor) -> torch.dtype | None:
     """Return the dtype to accumulate in, None for the tensor's own."""
     return torch.float32 if tensor.dtype in (torch.float16, torch.bfloat16) else None
+
+
+def widened(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return tensors of half precision in single precision, whose range they may need; others as is."""
+    return [t.float() if at_least_float32(t) else t for t in tensors]
 
 
 def sum_over_ranks(tensor: Tensor, process_group: Any) -> None:
@@ -309,6 +322,10 @@ def add_scaled(into: list[Tensor], tensors: list[Tensor], scale: Scalar, spend: 
     """`into += scale * tensors`; with `spend` the tensors may be overwritten to save memory."""
     if not isinstance(scale, Tensor):
         torch._foreach_add_(into, tensors, alpha=scale)
+        return
+    if into and at_least_float32(into[0]):  # torch would round the scale first, or lose it to inf
+        for part in chunks(tensors, CHUNK_BYTES):
+            torch._foreach_add_(into[part], torch._foreach_mul(widened(tensors[part]), scale))
         return
     if into and into[0].device.type in BROADCASTING:
         torch._foreach_addcmul_(into, tensors, [scale] * len(into))

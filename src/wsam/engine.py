@@ -4,6 +4,7 @@ A step is in flight from the end of its first pass until its update. Whatever ha
 exception or Ctrl-C included, `_abandon` puts weights, statistics and generators back.
 """
 
+import copy
 from typing import Any
 
 import torch
@@ -12,11 +13,12 @@ from torch import Tensor
 from wsam import lean as lean_plan
 from wsam import state as saving
 from wsam import update
-from wsam.block import Block, Scalar, align_gradients, average_over_ranks, sum_over_ranks
+from wsam.block import Block, align_gradients, average_over_ranks, sum_over_ranks
 from wsam.kernels import Kernels, for_eager_steps
 from wsam.passes import RandomStates, RunningStatistics
 from wsam.perturb import perturb
 from wsam.rule import Mix, is_number
+from wsam.schedule import Scalar
 from wsam.select import Selection
 from wsam.update import Flight
 from wsam.wrapper import Wrapper
@@ -43,6 +45,9 @@ class Engine(Wrapper):
         self._own_kernels: Kernels | None = None  # and an eager one over a fused base
         self._sharpness: Tensor | None = None
 
+    def _look_at_model(self) -> None:
+        self._statistics.look_at(self.model)
+
     def _count(self) -> int:
         step: int = self.param_groups[0][saving.PREFIX + "step"]
         return step
@@ -58,20 +63,19 @@ class Engine(Wrapper):
 
     def _refresh(self) -> None:
         """Bring scheduled values up to this step, and refuse values that are not allowed."""
-        for group in self.param_groups[len(self._schedules) :]:  # added to the base directly
-            self._schedules.append(saving.adopt(group, self._hyper, self.defaults, self.rule))
+        self._adopt_groups()
         for group, named in zip(self.param_groups, self._schedules, strict=True):
             for name, schedule in named.items():
                 value = schedule.value(group[saving.PREFIX + "step"], group["lr"])
                 group[saving.PREFIX + name] = value
             for name in self._hyper:
+                own = saving.PREFIX + name
                 if name in group and name not in self.defaults:
-                    own = saving.PREFIX + name
                     raise ValueError(
                         f"a parameter group was given {name!r} after construction, where it is "
                         f"not read: set group[{own!r}] and remove {name!r}"
                     )
-                saving.check_value(name, group[saving.PREFIX + name], self.rule)
+                group[own] = saving.check_value(name, group[own], self.rule)
 
     def _values(self, group: dict[str, Any]) -> dict[str, Scalar]:
         return {name: group[saving.PREFIX + name] for name in self._hyper}
@@ -82,15 +86,17 @@ class Engine(Wrapper):
     def _radius_is_zero(self) -> bool:
         return all(is_number(group[saving.PREFIX + "rho"], 0.0) for group in self.param_groups)
 
-    def _is_chosen(self, blocks: list[Block]) -> bool:
+    def _is_chosen(self, flight: Flight) -> bool:
         if self._decided is not None:
             return self._decided
         if self._radius_is_zero():
             return False
         if self.when is None:
             return True
+        if self.when.needs_norm:
+            flight.when = copy.deepcopy(self.when)  # a step that fails leaves no trace
         return self.when.chosen(
-            self._count(), lambda: float(self._squares(blocks, self.local).sqrt())
+            self._count(), lambda: float(self._squares(flight.blocks, self.local).sqrt())
         )
 
     def _squares(self, blocks: list[Block], differ: bool) -> Tensor:
@@ -109,7 +115,7 @@ class Engine(Wrapper):
         if bool(torch.isfinite(self._squares(blocks, differ))):
             return False
         if self.nonfinite == "raise":
-            raise FloatingPointError("a gradient is NaN or infinite; nothing was changed")
+            raise FloatingPointError("a gradient is NaN or infinite; no weight was changed")
         return True
 
     def _take_off(self, grad_scale: Scalar | None = None, by_hand: bool = False) -> bool:
@@ -134,9 +140,9 @@ class Engine(Wrapper):
         if grad_scale is not None:
             update.unscale(flight.blocks, grad_scale)
         flight.skip = self._overflowed(flight.blocks, differ=self.local)
-        flight.plain = not flight.skip and not self._is_chosen(flight.blocks)
         self._flight = flight
         try:
+            flight.plain = not flight.skip and not self._is_chosen(flight)
             moved = self._move(flight)
             if moved or by_hand:
                 self._hold_still(flight)
@@ -161,12 +167,11 @@ class Engine(Wrapper):
         mask = self._mask()
         if self.lean:
             flight.moved = flight.blocks
-            blocks, safe = flight.blocks, self._lean_is_safe
+            safe, fused = self._lean_is_safe, self._kernels
             # A base that writes into gradients is found out here: from now on the late plan.
             spoils = lean_plan.begin(
-                blocks, mask, self.geometry, self._mix, self.base.step, not safe, self._kernels
+                flight, mask, self.geometry, self._mix, self.base.step, not safe, fused
             )
-            flight.stepped = True
             self.lean, self._lean_is_safe = not spoils, True
             for block in flight.blocks:
                 for p in block.params:
@@ -207,6 +212,10 @@ class Engine(Wrapper):
             return
         self._return_to_weights()
         align_gradients(self._layout())
+        if not flight.skip and not flight.plain and not self._gradients():
+            raise RuntimeError(
+                "no parameter has a gradient: call backward() in the second pass, too"
+            )
         if not flight.skip and not flight.plain and self.nonfinite != "propagate":
             flight.skip = self._overflowed(update.gather(self._layout()))
         if self.local and not flight.skip and (flight.plain or self.rule.keeps_first):
@@ -280,8 +289,8 @@ class Engine(Wrapper):
         if flight is None:
             if not saving.all_zero(self.param_groups):
                 raise RuntimeError(
-                    "step() needs a closure, or ascend() and descend() before it; a plain step is "
-                    "taken only with learning rate and gradients of zero, to initialise a state"
+                    "step() needs a closure that computes the loss, calls backward() and returns the "
+                    "loss: optimizer.step(closure); or, by hand, ascend() and descend() before it"
                 )
             self.base.step()
             return
@@ -309,7 +318,7 @@ class Engine(Wrapper):
     def _drop_unfinished(self) -> None:
         """Forget a step that was prepared and never finished: a GradScaler skipped it."""
         if self._flight is not None:
-            self._land()
+            self._abandon()
             self.skipped += 1
 
     def _abandon(self, error: BaseException | None = None) -> None:
@@ -318,6 +327,8 @@ class Engine(Wrapper):
         if flight is not None:
             with torch.no_grad():
                 self._return_to_weights()
+            if flight.when is not None:
+                self.when = flight.when
             if flight.stepped and error is not None:
                 error.add_note(
                     "lean=True: the base had stepped before the second pass failed, so the step "

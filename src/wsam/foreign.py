@@ -1,11 +1,13 @@
-"""Closures that a framework hands over: what they would do silently wrong is refused.
+"""What comes from elsewhere: closures of frameworks, arguments as other SAM code takes them.
 
-A closure tells by its module whose it is, so nothing is imported here, and nothing is looked at in
-closures of one's own.
+What they would do silently wrong is refused, what Python would refuse is explained. A closure tells
+by its module whose it is, so nothing is imported here, and nothing is looked at in closures of one's
+own.
 """
 
 import functools
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 MIXIN = "let the module derive from wsam.integrations.lightning.SharpnessAwareMixin"
@@ -19,6 +21,39 @@ def check_closure(closure: Any) -> None:
     check = CHECKS.get(package)
     if check is not None:
         check(closure)
+
+
+HINTS = {"adaptive": "ASAM is the adaptive one", "base_optimizer": "give its instance, as base"}
+"""Arguments of other SAM code."""
+
+
+def explain_arguments(kind: Any, family: type) -> None:
+    """Let a member say what to write where Python would only say that arguments are wrong.
+
+    Args:
+        kind: the member, whose constructor takes a base, and others by name.
+        family: whose arguments it passes on.
+    """
+    build, name = kind.__init__, kind.__name__
+    hidden = {"base", "options", "rule"}
+    known = dict.fromkeys([*signature(kind).parameters, *signature(family).parameters])
+    allowed = [k for k in known if k not in hidden]
+
+    @functools.wraps(build)
+    def explained(self: Any, *given: Any, **named: Any) -> None:
+        if len(given) > 1 or not (given or "base" in named):
+            raise TypeError(
+                f"{name} takes an optimizer's instance, and the rest by name: "
+                f"{name}(torch.optim.SGD(model.parameters(), lr=0.1), rho=0.05)"
+            )
+        for unknown in named.keys() - {*allowed, "base"}:
+            hint = HINTS.get(unknown, "the base has arguments of its own")
+            raise TypeError(
+                f"{name} has no argument {unknown!r} ({hint}); it has {', '.join(allowed)}"
+            )
+        build(self, *given, **named)
+
+    kind.__init__ = explained
 
 
 def _lightning(closure: Any) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from wsam.block import Block
+from wsam.block import Block, widened
 from wsam.checks import count, flag, number
 
 
@@ -23,7 +23,7 @@ class Geometry:
     """The metric of the neighbourhood."""
 
     def root(self, block: Block, first: list[Tensor]) -> list[Tensor] | None:
-        """Return sqrt(S) for the block's shards, given their g0; None stands for 1."""
+        """Return sqrt(S) for the block's shards, given their g0, at least in float32; None is 1."""
         raise NotImplementedError
 
     def mask(self, step: int, tensors: int) -> list[bool] | None:
@@ -83,7 +83,7 @@ class Adaptive(Geometry):
 
     def root(self, block: Block, first: list[Tensor]) -> list[Tensor]:
         """Return abs(w) + eta."""
-        scale = list(torch._foreach_abs(block.weights()))
+        scale = list(torch._foreach_abs(widened(block.weights())))
         if self.eta > 0:
             torch._foreach_add_(scale, self.eta)
         if self.weights_only and block.names is not None:
@@ -110,7 +110,8 @@ class Fisher(Geometry):
 
     def root(self, block: Block, first: list[Tensor]) -> list[Tensor]:
         """Return 1/sqrt(1 + eta g0^2)."""
-        scale = list(torch._foreach_mul(first, first))
+        wide = widened(first)
+        scale = list(torch._foreach_mul(wide, wide))
         torch._foreach_mul_(scale, self.eta)
         torch._foreach_add_(scale, 1.0)
         torch._foreach_sqrt_(scale)

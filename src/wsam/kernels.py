@@ -13,7 +13,7 @@ eager step writes those that have changed.
 import functools
 import importlib.util
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -199,20 +199,37 @@ class Kernels:
         )
         return [result[self._group(block)] for block in blocks]
 
-    def save_and_add(self, block: Block, direction: list[Tensor], scale: Tensor) -> Piece | None:
-        """`saved = w; w += scale * direction` in one pass; None if the tensors do not fit."""
+    def save_and_add(self, block: Block, direction: list[Tensor], scale: Tensor) -> bool:
+        """`saved = w; w += scale * direction` in one pass; False if the tensors do not fit."""
         rows = self._rows(block, [block.weights(), direction])
         if rows is None:
-            return None
+            return False
         from wsam import _triton
 
         plan = self._plan(block)
         saved = plan.piece()
         shape = (plan.where, plan.offset, plan.sizes, scale.float(), len(saved))
         table = self._table((*rows, saved.addresses()))
-        _triton.save_and_add[(plan.programs,)](table, *shape, **TILES)
+        self._save(
+            block, saved, lambda: _triton.save_and_add[(plan.programs,)](table, *shape, **TILES)
+        )
         increment_version(block.weights())
-        return saved
+        return True
+
+    def _save(self, block: Block, saved: Piece, launch: Callable[[], object]) -> None:
+        """Launch what fills `saved` and give it to the block: Ctrl-C may strike before or after."""
+        if self._pending is not None:  # nothing runs while a step is recorded
+            launch()
+            block.saved = saved
+            return
+        saved.mark_empty()
+        try:
+            launch()
+            block.saved = saved
+        except BaseException:
+            if not saved.is_empty():
+                block.saved = saved
+            raise
 
     def finish(self, flight: Flight) -> bool:
         """Restore, combine, step the base and apply what is beside it, in one pass over each block.
@@ -243,9 +260,7 @@ class Kernels:
         self._launch("finish", block, [*lists, *history], KEPT=kept)
 
     def begin_lean(
-        self,
-        blocks: Sequence[Block],
-        directions: Sequence[tuple[list[Tensor], Tensor, bool]],
+        self, flight: Flight, directions: Sequence[tuple[list[Tensor], Tensor, bool]]
     ) -> bool:
         """Step the base, move to w + d and keep the step's result less g1, in one pass.
 
@@ -253,7 +268,7 @@ class Kernels:
             False, with nothing done, where tensors do not fit.
         """
         work = []
-        for block, (direction, scale, _) in zip(blocks, directions, strict=True):
+        for block, (direction, scale, _) in zip(flight.blocks, directions, strict=True):
             history = self._history(block)
             lists = [block.weights(), block.first or [], direction]
             rows = None if history is None else self._rows(block, [*lists, *history])
@@ -261,14 +276,16 @@ class Kernels:
                 return False
             work.append((block, rows[:3], scale, rows[3:]))
         for block, lists_at, scale, history_at in work:
-            self._begin_lean(block, lists_at, scale, history_at)
+            try:
+                self._begin_lean(block, lists_at, scale, history_at)
+            finally:
+                flight.stepped = flight.stepped or bool(block.saved)
         return True
 
     def _begin_lean(self, block: Block, lists: Rows, scale: Tensor, history: Rows) -> None:
         saved = self._plan(block).piece()
         lists = [*lists, saved.addresses(), *history]
-        self._launch("begin_lean", block, lists, scale.float())
-        block.saved = saved
+        self._save(block, saved, lambda: self._launch("begin_lean", block, lists, scale.float()))
 
     def end_lean(self, flight: Flight) -> bool:
         """`w = saved - lr * sharp * g1`; False, with nothing done, where tensors do not fit."""

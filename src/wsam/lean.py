@@ -13,14 +13,19 @@ stepped: this is a plan one chooses.
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from wsam.block import Block, Scalar, add_scaled, copies, on_device
+from wsam.block import Block, add_scaled, chunks, copies, on_device
 from wsam.geometry import Geometry
 from wsam.kernels import Kernels
 from wsam.perturb import chosen_blocks, perturbations
-from wsam.rule import Mix
-from wsam.update import Beside, swap
+from wsam.rule import Mix, is_number
+from wsam.schedule import Scalar
+from wsam.update import Beside, Flight
+
+EXCHANGE_BYTES = 1 << 22
+"""What an exchange may cost in temporary memory: the lean plan is there to save it."""
 
 
 class SpoiledGradientError(RuntimeError):
@@ -28,7 +33,7 @@ class SpoiledGradientError(RuntimeError):
 
 
 def begin(
-    blocks: Sequence[Block],
+    flight: Flight,
     mask: list[bool] | None,
     geometry: Geometry,
     mix: Callable[[dict[str, Any]], Mix],
@@ -42,9 +47,10 @@ def begin(
     (Muon does); the answer is whether it did. Unguarded, such a write raises `SpoiledGradientError`.
     `fused` does it all in one pass, the base's step included, or nothing.
     """
+    blocks = flight.blocks
     if fused is not None and mask is None:
         directions = perturbations(blocks, geometry, spend=False, fused=fused)
-        if fused.begin_lean(blocks, directions):
+        if fused.begin_lean(flight, directions):
             for block in blocks:
                 block.first = None
             return False
@@ -65,6 +71,7 @@ def begin(
     guards = [copies(first) for first in firsts] if guarded else firsts
     before = _versions(firsts)
     base_step()
+    flight.stepped = True
     spoiled = _versions(firsts) != before
     if spoiled and not guarded:
         raise SpoiledGradientError("the base optimizer writes into p.grad; use lean=False with it")
@@ -72,11 +79,32 @@ def begin(
         weights = block.weights()
         part_beside = mix(block.group).beside
         lr = on_device(block.group["lr"], block.device)
-        weight = on_device(part_beside.loss - part_beside.sharp, block.device)
-        add_scaled(weights, first, -block.direction * lr * weight, spend=True)
-        swap(weights, tensors)
-        block.saved, block.first = tensors, None
+        if not is_number(weight := part_beside.loss - part_beside.sharp, 0.0):
+            step = -block.direction * lr * on_device(weight, block.device)
+            add_scaled(weights, first, step, spend=True)
+        exchange(block, tensors)
+        block.first = None
     return spoiled
+
+
+def exchange(block: Block, moved: list[Tensor]) -> None:
+    """Put w + d into the weights and keep in `block.saved` what they were, by chunks.
+
+    The temporary copy is small. Whoever is interrupted finds the weights as they were.
+    """
+    weights, done, open_part = block.weights(), slice(0), None
+    try:
+        for part in chunks(weights, EXCHANGE_BYTES):
+            open_part = (part, copies(weights[part]))
+            torch._foreach_copy_(weights[part], moved[part])
+            torch._foreach_copy_(moved[part], open_part[1])
+            done = slice(part.stop)
+        block.saved = moved
+    except BaseException:
+        for part, kept in ((done, moved[done]), open_part or (done, moved[done])):
+            if kept:
+                torch._foreach_copy_(weights[part], kept)
+        raise
 
 
 def _versions(lists: Sequence[list[Tensor]]) -> list[int]:
@@ -100,5 +128,6 @@ def finish(
         if part is not None:
             grads = [p.grad for p in part.params if p.grad is not None]
             sharp: Scalar = mix(block.group).beside.sharp
-            beside.append(Beside(part, part.shards(grads), sharp, spend=False))
+            if not is_number(sharp, 0.0):
+                beside.append(Beside(part, part.shards(grads), sharp, spend=False))
     return beside

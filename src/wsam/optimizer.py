@@ -138,9 +138,26 @@ class SharpnessAware(Engine):
                     f"{option}=True does not allow: set {option}=False, or local=False"
                 )
 
+    def _options(self) -> dict[str, Any]:
+        defaults = {
+            "geometry": (self.geometry, Euclidean()),
+            "lean": (self.lean, False),
+            "max_norm": (self.max_norm, None),
+            "nonfinite": (self.nonfinite, "propagate"),
+            "repeat_randomness": (self.repeat_randomness, True),
+            "keep": (self._selection.keep, 1.0),
+            "when": (self.when, None),
+            "local": (self.local, False),
+        }
+        return {name: value for name, (value, default) in defaults.items() if value != default}
+
     @property
     def sharpness(self) -> Tensor | None:
-        """L(w + d) - L(w) of the last `step(closure)`, on the device; NaN where not measured."""
+        """L(w + d) - L(w) of the last `step(closure)`, on the device; NaN where not measured.
+
+        Where `select` keeps only a share of the samples, the closure's loss is taken to be the mean
+        of what it returned, and whatever is added to that.
+        """
         return self._sharpness
 
     def select(self, losses: Tensor) -> Tensor:
@@ -194,15 +211,18 @@ class SharpnessAware(Engine):
         scale, found = self.__dict__["grad_scale"], self.__dict__["found_inf"]
         flight = self._flight
         blind = flight is not None and not flight.scale_known
-        if closure is not None or scale is not None or blind:
+        away = flight is not None and bool(flight.moved)
+        if closure is not None or scale is not None or blind or away:
             for name in ("grad_scale", "found_inf"):  # the scaler does so only if a step returns
                 delattr(self, name)
-        if closure is not None:
+        if closure is not None or (flight is None and scale is not None):
             raise RuntimeError(
-                "a GradScaler cannot scale what a closure computes: scale both losses by hand, then "
+                "under a GradScaler a step has two passes by hand: scale both losses, then "
                 "ascend(scaler.get_scale()), scaler.unscale_(optimizer), descend(), "
                 "scaler.step(optimizer)"
             )
+        if away:
+            self._refuse_in_flight("step")
         if scale is not None:
             raise RuntimeError("call scaler.unscale_(optimizer) before descend()")
         if blind:
@@ -265,9 +285,20 @@ class SharpnessAware(Engine):
             grad_scale: the factor a GradScaler has put on the loss, `scaler.get_scale()`.
 
         Returns:
-            Whether the weights have moved. If not (see `when`), the second pass may be left out.
+            Whether the weights have moved. If not (see `when`), the second pass may be left out,
+            unless a GradScaler is to look at its gradients.
         """
         return self._take_off(grad_scale, by_hand=True)
+
+    @torch.no_grad()
+    def abandon(self) -> None:
+        """Give up a step begun by hand: weights, statistics and generators are put back.
+
+        For an `except` around the passes. Where no step is under way it does nothing.
+        """
+        if self._flight is not None and self._flight.looking:
+            raise RuntimeError("abandon() inside perturbed(), where one only looks: leave it first")
+        self._abandon()
 
     @torch.no_grad()
     def descend(self) -> None:
@@ -303,7 +334,7 @@ class SharpnessAware(Engine):
         if not flight.blocks:
             raise RuntimeError("perturbed() needs gradients: call backward() before it")
         kept = update.pairs(flight.blocks)
-        self._flight = flight
+        prepared, self._flight = self._flight, flight
         try:
             with torch.no_grad():
                 update.detach_gradients(flight.blocks)
@@ -313,7 +344,9 @@ class SharpnessAware(Engine):
             self._statistics.hold()
             yield
         finally:
-            self._abandon()
+            with torch.no_grad():
+                self._return_to_weights()
+            self._flight = prepared  # a step that waits for its update goes on waiting
             for p, g in kept:
                 p.grad = g
 

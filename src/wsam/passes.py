@@ -92,15 +92,20 @@ class RunningStatistics:
         self._modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._seen: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._given = model is not None
-        if model is not None:
-            self._modules.update(m for m in model.modules() if _can_have_statistics(m))
+        self.look_at(model)
         self._held: list[_Kept] = []
         self._spare = _Kept(())
         self._mark: list[Any] = []
         self._hook: Any = None
-        self._untraced: Any = None
+        self._watch: Any = _weakly(self)
+        self._untraced = False
         self._noticed = self._warned = False
         self._compiled = _compilations()
+
+    def look_at(self, model: nn.Module | None) -> None:
+        """Find the layers of a model; again where it may have got others."""
+        if model is not None:
+            self._modules.update(m for m in model.modules() if _can_have_statistics(m))
 
     def hold(self) -> None:
         """Keep copies of what is there now; call before the second pass."""
@@ -115,21 +120,23 @@ class RunningStatistics:
         self._held = [self._spare]
         if not self._given:
             self._noticed = False
-            if self._untraced is None and "torch._dynamo" in sys.modules:
+            if "torch._dynamo" in sys.modules and not self._untraced:
                 # Else nothing is compiled, and importing the compiler would be slow.
-                self._untraced = torch.compiler.disable(self._notice)  # type: ignore[no-untyped-call]
-            self._hook = register_module_forward_pre_hook(self._untraced or self._notice)
+                self._watch = torch.compiler.disable(self._watch)  # type: ignore[no-untyped-call]
+                self._untraced = True
+            hook = register_module_forward_pre_hook(self._watch)
+            self._hook = weakref.finalize(self, hook.remove)
 
     def release(self) -> None:
         """Put everything back and stop looking; may be called twice."""
         if self._hook is not None:
-            self._hook.remove()
+            self._hook()
             self._hook = None
             self._warn_of_unseen()
-        held, self._held = self._held, []
         with torch.no_grad():
-            for kept in held:
+            for kept in self._held:
                 kept.put_back()
+        self._held = []  # last: whoever is interrupted comes here again
 
     def _notice(self, module: nn.Module, args: Any) -> None:
         if isinstance(module, torch.fx.GraphModule):
@@ -167,6 +174,18 @@ class RunningStatistics:
                 "compiled code ran between the passes and no module was seen there: if it has "
                 "normalisation layers, their running statistics move twice a step; pass model="
             )
+
+
+def _weakly(statistics: RunningStatistics) -> Any:
+    """Return a hook that dies with the optimizer, be it given up in the middle of a step."""
+    reference = weakref.ref(statistics)
+
+    def watch(module: nn.Module, args: Any) -> None:
+        found = reference()
+        if found is not None:
+            found._notice(module, args)
+
+    return watch
 
 
 class RandomStates:

@@ -11,8 +11,17 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from wsam.block import Block, Piece, add_scaled, global_squares, on_device, save_weights
+from wsam.block import (
+    Block,
+    add_scaled,
+    at_least_float32,
+    global_squares,
+    on_device,
+    save_weights,
+    widened,
+)
 from wsam.geometry import Geometry
+from wsam.state import PREFIX
 from wsam.update import Flight, squares_of_first
 
 EPSILON = 1e-12
@@ -34,13 +43,13 @@ def chosen_blocks(blocks: Sequence[Block], mask: list[bool] | None) -> list[Bloc
 
 
 class Fused(Protocol):
-    """Kernels for parts of the perturbation; each answers None where its tensors do not fit."""
+    """Kernels for parts of the perturbation; each declines where its tensors do not fit."""
 
     def scales(self, blocks: Sequence[Block], lists: Sequence[list[Tensor]]) -> list[Tensor] | None:
         """Return `radius / (norm + eps)` for each block, with one norm over all lists."""
 
-    def save_and_add(self, block: Block, direction: list[Tensor], scale: Tensor) -> Piece | None:
-        """Make `w += scale * direction` and return what w was."""
+    def save_and_add(self, block: Block, direction: list[Tensor], scale: Tensor) -> bool:
+        """Make `w += scale * direction` and keep in `block.saved` what w was."""
 
 
 def perturb(
@@ -60,9 +69,7 @@ def perturb(
     fused = fused if mask is None else None  # every step another choice: no plan would serve twice
     directions = perturbations(blocks, geometry, spend=spend, everything=everything, fused=fused)
     for block, (direction, scale, own) in zip(blocks, directions, strict=True):
-        saved = fused.save_and_add(block, direction, scale) if fused is not None else None
-        if saved is not None:
-            block.saved = saved
+        if fused is not None and fused.save_and_add(block, direction, scale):
             continue
         save_weights(block)
         add_scaled(block.weights(), direction, scale, spend=own)
@@ -84,9 +91,13 @@ def perturbations(
     roots = [geometry.root(block, first) for block, first in zip(blocks, firsts, strict=True)]
     whitened = []
     for first, root in zip(firsts, roots, strict=True):
-        if root is not None and spend:
+        if root is None:
+            whitened.append(first)
+        elif spend and not at_least_float32(first[0]):
             torch._foreach_mul_(first, root)
-        whitened.append(list(torch._foreach_mul(first, root)) if root and not spend else first)
+            whitened.append(first)
+        else:
+            whitened.append(list(torch._foreach_mul(widened(first), root)))
     scales = fused.scales(blocks, whitened) if fused is not None else None
     if scales is None:
         scales = _scales(blocks, whitened, geometry.boost, everything)
@@ -110,7 +121,7 @@ def _scales(
     poison = 0.0 * (norm if everything is None else squares_of_first(everything))
     scales = []
     for block in blocks:
-        radius = block.direction * block.group["sam_rho"] * boost
+        radius = block.direction * block.group[PREFIX + "rho"] * boost
         scale = on_device(radius / (norm + EPSILON) + poison, block.device)
         assert isinstance(scale, Tensor)
         scales.append(scale)

@@ -17,9 +17,7 @@ import torch
 from torch import Tensor
 
 from wsam.checks import number
-from wsam.schedule import Schedule
-
-Scalar = float | Tensor
+from wsam.schedule import Scalar, Schedule
 
 
 class Part(NamedTuple):
@@ -32,11 +30,6 @@ class Part(NamedTuple):
     def is_zero(self) -> bool:
         """Whether nothing is applied; a tensor is never asked, for that would wait for the device."""
         return is_number(self.loss, 0.0) and is_number(self.sharp, 0.0)
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this is g0 as it stands."""
-        return is_number(self.loss, 1.0) and is_number(self.sharp, 0.0)
 
     @property
     def is_second(self) -> bool:
@@ -59,11 +52,6 @@ class Mix(NamedTuple):
 
     fed: Part
     beside: Part
-
-    @property
-    def total(self) -> Part:
-        """Both together: the gradient whose norm clipping looks at."""
-        return Part(self.fed.loss + self.beside.loss, self.fed.sharp + self.beside.sharp)
 
 
 class Products(NamedTuple):
@@ -150,7 +138,7 @@ class Coupled(_Gamma):
     Zhao et al., ICML 2022.
     """
 
-    gamma: float | Schedule = 0.9
+    gamma: float | Schedule = 0.5
 
     def mix(self, hyper: dict[str, Scalar], products: Products | None) -> Mix:
         """Return fed = g0 + k(g1 - g0)."""

@@ -1,8 +1,9 @@
 """How a hyperparameter moves with the steps, and which steps are perturbed.
 
 A `Schedule` gives the value of rho, gamma or alpha at a step; an `Interval` says whether a step is
-sharpness-aware at all (a step that is not is bitwise the base optimizer's). Both are small frozen
-dataclasses of plain numbers, so that `state_dict` can hold them and a resumed run goes on exactly.
+sharpness-aware at all (a step that is not is bitwise the base optimizer's). Both are small
+dataclasses of plain numbers, so that `state_dict` can hold them and a resumed run goes on exactly;
+all but `NormAbove`, which keeps running statistics, are frozen.
 """
 
 import math
@@ -15,6 +16,7 @@ from torch import Tensor
 from wsam.checks import count, number
 
 Scalar = float | Tensor
+"""A number, or one on a device that nobody waits for."""
 
 
 class Schedule:
@@ -194,7 +196,7 @@ class NormAbove(Interval):
     """Steps whose squared gradient norm exceeds its running mean by `factor` running deviations.
 
     The idea of AE-SAM (Jiang et al., ICLR 2023): sharpness matters most where gradients are large.
-    It reads the norm on the host, so every step costs a device sync.
+    It reads the norm on the host, so every step costs a device sync. Each optimizer needs its own.
     """
 
     factor: float = 1.0
@@ -259,7 +261,7 @@ KINDS: dict[str, type[Schedule] | type[Interval]] = {
 
 def pack(part: Schedule | Interval) -> dict[str, Any] | None:
     """Return a schedule or interval as plain values for `state_dict`; None if it cannot be saved."""
-    if type(part).__name__ not in KINDS:
+    if KINDS.get(type(part).__name__) is not type(part):  # a user's own may have the same name
         return None
     packed: dict[str, Any] = {"kind": type(part).__name__}
     for item in fields(part):  # type: ignore[arg-type]

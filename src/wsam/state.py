@@ -3,7 +3,7 @@
 import contextlib
 import copy
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ FAMILY = ("rho", "gamma", "alpha", "beta", "eta")
 """Names of hyperparameters in the family: what a group says by one of them is heeded or refused."""
 
 Value = float | Schedule
+Part = TypeVar("Part", Schedule, Interval)
 
 
 def check_value(name: str, value: Any, rule: Rule) -> Any:
@@ -32,7 +33,7 @@ def check_value(name: str, value: Any, rule: Rule) -> Any:
             raise ValueError(f"{name} must be one number, got a tensor of shape {shape}")
         if value.device.type == "cpu":  # to look at another one would be to wait for its device
             check_value(name, value.item(), rule)
-        return value
+        return value if value.dim() == 0 else value.reshape(())
     return number(name, value) if name == "rho" else rule.check(name, value)
 
 
@@ -47,7 +48,8 @@ def adopt(
     for name in dict.fromkeys((*FAMILY, *defaults)):
         if name in group and name not in taken:
             group[PREFIX + name] = group.pop(name)
-    own = {PREFIX + name for name in (*defaults, "step")}
+    said = [name for name in defaults if PREFIX + name in group]
+    own = {PREFIX + name for name in (*defaults, "step", "said")}
     for key in group:
         if key.startswith(PREFIX) and key not in own:
             raise ValueError(
@@ -62,6 +64,9 @@ def adopt(
             value = value.value(0, group.get("lr", 0.0))
         group[PREFIX + name] = value
     group.setdefault(PREFIX + "step", 0)
+    if said:  # another wrapper of the same base is to hear of it, too: see `forget`
+        kinds = {name: "schedule" if name in schedules else "number" for name in said}
+        group[PREFIX + "said"] = kinds
     return schedules
 
 
@@ -79,10 +84,19 @@ def unchanged_on_error(groups: list[dict[str, Any]]) -> Iterator[None]:
 
 
 def forget(group: dict[str, Any]) -> None:
-    """Drop the values an earlier wrapper of the same base left in its group."""
-    if PREFIX + "step" in group:
-        for key in [key for key in group if key.startswith(PREFIX)]:
-            del group[key]
+    """Drop what an earlier wrapper of the same base left in its group, but what the group had said."""
+    if PREFIX + "step" not in group:
+        return
+    said = group.get(PREFIX + "said", {})
+    for name, kind in said.items():
+        if kind == "schedule":
+            raise ValueError(
+                f"a parameter group had its own schedule of {name}, which an earlier wrapper of the "
+                f"same base holds: set group['{PREFIX}{name}'] again, or build a new base"
+            )
+    kept = {PREFIX + name for name in said}
+    for key in [key for key in group if key.startswith(PREFIX) and key not in kept]:
+        del group[key]
 
 
 def extras(
@@ -120,24 +134,28 @@ def check_loadable(state_dict: dict[str, Any], groups: list[dict[str, Any]]) -> 
             f"the state has {len(saved)} parameter groups, the optimizer {len(groups)}"
         )
     for index, (old, new) in enumerate(zip(saved, groups, strict=True)):
-        if len(old["params"]) != len(new["params"]):
+        if len(old.get("params", ())) != len(new["params"]):
             raise ValueError(
-                f"group {index} has {len(old['params'])} parameters in the state, "
+                f"group {index} has {len(old.get('params', ()))} parameters in the state, "
                 f"{len(new['params'])} in the optimizer"
             )
-    shapes = None if extra is None else extra["shapes"]
     owners = [p for group in groups for p in group["params"]]
-    if shapes is not None:
-        flat = [shape for group in shapes for shape in group]
-        for index, (shape, p) in enumerate(zip(flat, owners, strict=True)):
-            if list(shape) != list(p.shape):
-                raise ValueError(
-                    f"parameter {index} has shape {tuple(shape)} in the state, "
-                    f"{tuple(p.shape)} in the optimizer"
-                )
+    if extra is not None and extra["shapes"] is not None:
+        _check_shapes([shape for group in extra["shapes"] for shape in group], owners)
     ids = [key for group in saved for key in group["params"]]
     for key, p in zip(ids, owners, strict=True):
         _check_momentum(key, state_dict["state"].get(key, {}), p)
+
+
+def _check_shapes(shapes: list[Any], owners: list[Tensor]) -> None:
+    if len(shapes) != len(owners):
+        raise ValueError("the entry 'sharpness' of the state_dict is damaged: its shapes")
+    for index, (shape, p) in enumerate(zip(shapes, owners, strict=True)):
+        if list(shape) != list(p.shape):
+            raise ValueError(
+                f"parameter {index} has shape {tuple(shape)} in the state, "
+                f"{tuple(p.shape)} in the optimizer"
+            )
 
 
 # State that has its parameter's shape in every optimizer that has it.
@@ -178,10 +196,12 @@ def load_schedules(
     """Return the saved schedules; one that could not be saved stays as it was constructed."""
     if packed is None:
         return own
+    if len(packed["schedules"]) != len(own):
+        raise ValueError("the entry 'sharpness' of the state_dict is damaged: its schedules")
     loaded = []
     for saved, mine in zip(packed["schedules"], own, strict=True):
         kept = {k: v for k, v in mine.items() if k in saved}
-        fresh = {k: unpack(v) for k, v in saved.items() if v is not None}
+        fresh = {k: _unpacked(v, Schedule) for k, v in saved.items() if v is not None}
         lost = [k for k, v in saved.items() if v is None and k not in mine]
         if lost:
             raise ValueError(
@@ -189,16 +209,27 @@ def load_schedules(
                 "construct the optimizer with it before loading"
             )
         loaded.append({**kept, **fresh})
-    return loaded  # type: ignore[return-value]
+    return loaded
 
 
 def load_interval(packed: dict[str, Any] | None, own: Interval | None) -> Interval | None:
     """Return the saved interval; one that could not be saved stays as it was constructed."""
     if packed is None:
         return own
-    interval = unpack(packed)
-    assert isinstance(interval, Interval)
-    return interval
+    return _unpacked(packed, Interval)
+
+
+def _unpacked(packed: Any, kind: type[Part]) -> Part:
+    try:
+        part = unpack(packed)
+    except Exception as error:
+        raise ValueError(
+            f"the entry 'sharpness' of the state_dict is damaged: no {kind.__name__.lower()} can be "
+            f"made of {packed!r}"
+        ) from error
+    if not isinstance(part, kind):
+        raise ValueError(f"the entry 'sharpness' of the state_dict is damaged: {packed!r}")
+    return part
 
 
 def all_zero(groups: list[dict[str, Any]]) -> bool:

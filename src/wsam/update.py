@@ -13,18 +13,17 @@ from torch import Tensor
 
 from wsam.block import (
     Block,
-    Scalar,
     add_scaled,
     align_gradients,
-    chunks,
     copies,
     global_squares,
     local,
     on_device,
+    widened,
 )
 from wsam.rule import Mix, Products, Rule, is_number
+from wsam.schedule import Interval, Scalar
 
-SWAP_BYTES = 1 << 22  # the lean plan is there to save memory
 CLIP_EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_ has the same
 
 
@@ -66,6 +65,8 @@ class Flight:
     """A gradient was not finite: nothing is to change."""
     random: tuple[Any, ...] | None = None
     """Generator states after the first pass."""
+    when: Interval | None = None
+    """The interval as it was before this step, where it keeps count of gradient norms."""
 
 
 def gather(layout: Sequence[Block]) -> list[Block]:
@@ -148,14 +149,6 @@ def restore(moved: Sequence[Block]) -> None:
         block.saved = []
 
 
-def swap(one: list[Tensor], other: list[Tensor]) -> None:
-    """Exchange two lists' contents, by chunks: the temporary copy is small."""
-    for part in chunks(one, SWAP_BYTES):
-        kept = copies(one[part])
-        torch._foreach_copy_(one[part], other[part])
-        torch._foreach_copy_(other[part], kept)
-
-
 def second_gradients(block: Block, keeps_first: bool) -> list[Tensor]:
     """Return g1 of the block's parameters.
 
@@ -207,18 +200,19 @@ def combine(
     seconds = [second_gradients(block, rule.keeps_first) for block in blocks]
     settings = [hyper(block.group) for block in blocks]
     products = None
-    if any(rule.needs_products(setting) for setting in settings):
-        products = differences(blocks, seconds)
+    needy = [rule.needs_products(setting) for setting in settings]
+    if any(needy):
+        products = differences(blocks, seconds, needy)
     beside = []
     fed = []
-    for block, second, setting in zip(blocks, seconds, settings, strict=True):
+    for block, second, setting, subtracted in zip(blocks, seconds, settings, needy, strict=True):
         mix = rule.mix(setting, products)
-        if mix.fed.is_second and mix.beside.is_zero and products is None:
+        if mix.fed.is_second and mix.beside.is_zero and not subtracted:
             gradients = second
         else:
             assert block.first is not None
             first, change = block.shards(block.first), block.shards(second)
-            if products is None:
+            if not subtracted:
                 torch._foreach_sub_(change, first)
             beside += _beside(block, mix, first, change)
             _feed(mix, first, change, spend=mix.beside.is_zero)
@@ -237,16 +231,21 @@ def combine(
     return beside
 
 
-def differences(blocks: Sequence[Block], seconds: Sequence[list[Tensor]]) -> Products:
-    """Turn g1 into g1 - g0 in place and return the inner products, from three norms.
+def differences(
+    blocks: Sequence[Block], seconds: Sequence[list[Tensor]], needy: Sequence[bool]
+) -> Products:
+    """Turn g1 of needy blocks into g1 - g0 in place; return the inner products, from three norms.
 
     2<g0,g1> = norm(g0)^2 + norm(g1)^2 - norm(g1 - g0)^2: no temporary, and exact where g1 = g0.
     """
     firsts = [block.shards(block.first or []) for block in blocks]
     changes = [block.shards(second) for block, second in zip(blocks, seconds, strict=True)]
     first, second = global_squares(blocks, firsts), global_squares(blocks, changes)
-    for change, g0 in zip(changes, firsts, strict=True):
-        torch._foreach_sub_(change, g0)
+    for i, (g1, g0) in enumerate(zip(changes, firsts, strict=True)):
+        if needy[i]:
+            torch._foreach_sub_(g1, g0)
+        else:  # what the group is fed is g1 as it stands
+            changes[i] = list(torch._foreach_sub(g1, g0))
     apart = global_squares(blocks, changes)
     return Products(first, (first + second - apart) / 2, second)
 
@@ -283,7 +282,7 @@ def clip(
         if term is None or not tensors:
             whole.append(tensors)
             continue
-        both = copies(tensors)
+        both = copies(widened(tensors))
         add_scaled(both, term.tensors, on_device(term.scale, block.device), spend=False)
         whole.append(both)
     norm = global_squares(blocks, whole).sqrt()
@@ -312,5 +311,4 @@ __all__ = [
     "detach_gradients",
     "gather",
     "restore",
-    "swap",
 ]

@@ -36,6 +36,27 @@ def of_base(name: str) -> Any:
     return property(get, put)
 
 
+def of_groups(name: str) -> Any:
+    """Return a property for a hyperparameter, which is each group's and not the optimizer's."""
+
+    def refuse(self: "Wrapper") -> None:
+        if name in self.__dict__.get("_hyper", ()):
+            key = saving.PREFIX + name
+            raise AttributeError(f"{name} is a value of groups: optimizer.param_groups[i][{key!r}]")
+
+    def get(self: "Wrapper") -> Any:
+        refuse(self)
+        if name not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return self.__dict__[name]
+
+    def put(self: "Wrapper", value: Any) -> None:
+        refuse(self)
+        self.__dict__[name] = value
+
+    return property(get, put)
+
+
 def check_base(base: Any, rule: Any) -> None:
     """Refuse what cannot be a base optimizer, and say what to write instead."""
     if isinstance(base, type) or not isinstance(base, Optimizer):
@@ -80,6 +101,9 @@ class Wrapper(Optimizer):
     param_groups = of_base("param_groups")
     state = of_base("state")
     defaults = of_base("defaults")
+    rho = of_groups("rho")
+    gamma = of_groups("gamma")
+    alpha = of_groups("alpha")
 
     base: Optimizer
     rule: Rule
@@ -102,7 +126,7 @@ class Wrapper(Optimizer):
                 del self.__dict__[name]
             self.base = base
             self._prepare()
-            self.geometry.check_names(self._layout())
+            self._layout()
 
     def _prepare(self) -> None:
         """Make the scratch that no state holds."""
@@ -111,9 +135,9 @@ class Wrapper(Optimizer):
 
     def _refuse_in_flight(self, what: str) -> None:
         if self._flight is not None and not self._flight.ready:
-            raise RuntimeError(
-                f"cannot {what} while the weights are at w + d: call descend() first"
-            )
+            by_hand = self._flight.by_hand or self._flight.looking
+            cure = "call descend() first, or abandon()" if by_hand else "not inside a closure"
+            raise RuntimeError(f"cannot {what} while the weights are at w + d: {cure}")
 
     def _layout(self, anew: bool = False) -> list[Block]:
         """Return all parameters in blocks; with `anew`, look whether groups or parameters changed."""
@@ -125,8 +149,19 @@ class Wrapper(Optimizer):
         if self._known_layout is None or self._known_layout[0] != mark:
             named = self.model.named_parameters() if self.model is not None else ()
             names: dict[Tensor, str] = {p: name for name, p in named}
-            self._known_layout = (mark, blocks_of(self.param_groups, names))
+            blocks = blocks_of(self.param_groups, names)
+            self.geometry.check_names(blocks)
+            self._known_layout = (mark, blocks)
+            self._look_at_model()
         return self._known_layout[1]
+
+    def _look_at_model(self) -> None:
+        """Find out what the model is made of; called again when there are other parameters."""
+
+    def _adopt_groups(self) -> None:
+        """Give values to groups that were added to the base directly."""
+        for group in self.param_groups[len(self._schedules) :]:
+            self._schedules.append(saving.adopt(group, self._hyper, self.defaults, self.rule))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; it may set its own rho and gamma, as the first ones may."""
@@ -135,20 +170,24 @@ class Wrapper(Optimizer):
             return
         self._refuse_in_flight("add a parameter group")
         with saving.unchanged_on_error([param_group] if isinstance(param_group, dict) else []):
+            self._adopt_groups()
             self.base.add_param_group(param_group)
             try:
-                named = saving.adopt(param_group, self._hyper, self.base.defaults, self.rule)
+                self._adopt_groups()
+                self._layout(anew=True)
             except Exception:
                 self.base.param_groups.pop()
+                del self._schedules[len(self.param_groups) :]
                 raise
-        self._schedules.append(named)
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that a resume needs, as tensors and plain values; the base can load it, too."""
         self._refuse_in_flight("save a state")
+        self._adopt_groups()
         state = super().state_dict()
         groups, named = self.param_groups, self._schedules
         state["sharpness"] = saving.extras(groups, named, self.when, self.skipped)
+        state["sharpness"]["rule"] = type(self.rule).__name__
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -157,13 +196,21 @@ class Wrapper(Optimizer):
         state_dict = dict(state_dict) if isinstance(state_dict, dict) else state_dict
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = hook(self, state_dict) or state_dict
+        self._adopt_groups()
         saving.check_loadable(state_dict, self.param_groups)
         for group in state_dict["param_groups"]:
             for name in self._hyper.keys() & {key.removeprefix(saving.PREFIX) for key in group}:
                 if saving.PREFIX + name in group:
                     saving.check_value(name, group[saving.PREFIX + name], self.rule)
         saved = state_dict.get("sharpness")
+        rule = type(self.rule).__name__
+        if saved is not None and saved.get("rule", rule) != rule:
+            warn(
+                f"the state is of an optimizer whose rule was {saved['rule']}, here it is {rule}: "
+                "what the groups say of its hyperparameters may mean something else"
+            )
         schedules = saving.load_schedules(saved, self._schedules)
+        interval = saving.load_interval(saved and saved["interval"], self.when)
         own = [
             {k: v for k, v in group.items() if k.startswith(saving.PREFIX)}
             for group in self.param_groups
@@ -172,11 +219,10 @@ class Wrapper(Optimizer):
         for group, values in zip(self.param_groups, own, strict=True):
             for key, value in values.items():
                 group.setdefault(key, value)
-        self._schedules = schedules
+        self._schedules, self.when = schedules, interval
         self._flight = None
         if saved is not None:
             self.skipped = saved["skipped"]
-            self.when = saving.load_interval(saved["interval"], self.when)
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
 
@@ -192,6 +238,16 @@ class Wrapper(Optimizer):
         self._prepare()
 
     def __repr__(self) -> str:
-        values = {name: self.param_groups[0][saving.PREFIX + name] for name in self._hyper}
-        settings = ", ".join(f"{name}={value:g}" for name, value in values.items())
-        return f"{type(self).__name__}({settings}, base={self.base!r})"
+        group, named = self.param_groups[0], self._schedules[0]
+        shown = [
+            f"{name}={named[name]!r}"
+            if name in named
+            else f"{name}={group[saving.PREFIX + name]:g}"
+            for name in self._hyper
+        ]
+        shown += [f"{name}={value!r}" for name, value in self._options().items()]
+        return f"{type(self).__name__}({', '.join(shown)}, base={self.base!r})"
+
+    def _options(self) -> dict[str, Any]:
+        """Return what differs from the defaults and is no value of a group, for `repr`."""
+        return {}

@@ -120,11 +120,11 @@ def fused_kernels(counter: Moved) -> Iterator[None]:
         return made
 
     def save_and_add(self: Kernels, block: Block, *rest: Any) -> Any:
-        saved = add(self, block, *rest)
-        if saved is not None:  # reads w and the direction, writes w and its copy
-            counter.reads += 2 * len(saved)
-            counter.writes += 2 * len(saved)
-        return saved
+        done = add(self, block, *rest)
+        if done:  # reads w and the direction, writes w and its copy
+            counter.reads += 2 * len(block.params)
+            counter.writes += 2 * len(block.params)
+        return done
 
     def finish_block(self: Kernels, block: Block, lists: Any, history: Any, *rest: Any) -> None:
         count = len(block.params)  # lists: the copy of w, w, g1 and, where it was kept, g0
