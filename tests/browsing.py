@@ -21,6 +21,8 @@ PHONE = {
     "has_touch": True,
     "device_scale_factor": 2,
 }
+PATIENCE = 120_000
+"""Milliseconds for what a page does in a few: other programs may hold the browser up."""
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on PATH")
 
 
@@ -30,7 +32,9 @@ def running():
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        browser = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=ARGUMENTS, timeout=PATIENCE
+        )
         yield browser
         browser.close()
 
@@ -40,6 +44,7 @@ def opened(browser, path, **options):
     """Open a file in a fresh window; fail on any error, dialog, or request to elsewhere."""
     address, wrong = path.as_uri(), []
     context = browser.new_context(offline=True, **options)
+    context.set_default_timeout(PATIENCE)
     page = context.new_page()
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.on("console", lambda m: wrong.append(m.text) if m.type in ("error", "warning") else None)

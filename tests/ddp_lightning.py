@@ -6,6 +6,7 @@ from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
+import ddp_pair
 import torch
 from framework_helpers import samples
 from lightning.pytorch.strategies import DDPStrategy
@@ -31,7 +32,7 @@ class Replica(Net):
 if __name__ == "__main__":
     torch.set_num_threads(1)
     for every, clip in [(1, None), (2, 0.3)]:
-        module = Replica(dtype=torch.float64)
+        module, store = Replica(dtype=torch.float64), ddp_pair.meeting()
         runner = trainer(
             devices=2,
             strategy=DDPStrategy(process_group_backend="gloo", start_method="fork"),
@@ -41,3 +42,4 @@ if __name__ == "__main__":
             default_root_dir=sys.argv[1],
         )
         runner.fit(module)
+        del store  # it was needed until now

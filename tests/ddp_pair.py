@@ -1,7 +1,6 @@
 """Two processes of one program, as torchrun would start them."""
 
 import os
-import socket
 import sys
 from collections.abc import Callable
 
@@ -9,28 +8,38 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import torch
 import torch.multiprocessing
+from torch.distributed import TCPStore
 
 Work = Callable[[int, str], None]
 
 
-def _join(rank: int, port: int, folder: str, work: Work) -> None:
-    torch.set_num_threads(1)
+def meeting() -> TCPStore:
+    """Open the place where the processes meet, on a port the system gives; keep what is returned.
+
+    torchrun does the same. A port that was looked up, to be opened by rank 0 later, may be
+    somebody else's by then.
+    """
+    store = TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
     os.environ.update(
-        RANK=str(rank),
-        LOCAL_RANK=str(rank),
-        WORLD_SIZE="2",
         MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
+        MASTER_PORT=str(store.port),
+        TORCHELASTIC_USE_AGENT_STORE="True",
+        TORCHELASTIC_RESTART_ATTEMPT="0",
     )
+    return store
+
+
+def _join(rank: int, folder: str, work: Work) -> None:
+    torch.set_num_threads(1)
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
     work(rank, folder)
     torch.distributed.destroy_process_group()
 
 
 def start(work: Work) -> None:
     """Run `work(rank, folder)` in both; the folder is the program's argument."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    store = meeting()
     torch.multiprocessing.start_processes(
-        _join, args=(port, sys.argv[1], work), nprocs=2, start_method="fork"
+        _join, args=(sys.argv[1], work), nprocs=2, start_method="fork"
     )
+    del store  # it was needed until now

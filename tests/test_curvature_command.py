@@ -4,6 +4,7 @@ import io
 import json
 import math
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,31 @@ def test_every_form_of_checkpoint(out, record, tmp_path):
     plain = measured(tmp_path / "plain.pt", *said)
     known = measured(record, "--samples", 50, "--split", "test")
     assert plain["eigenvalues"]["values"] == pytest.approx(known["eigenvalues"]["values"])
+
+
+def test_a_plain_state_dict_may_lie_right_below_the_root():
+    state = {"weight": torch.arange(3.0)}
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        for place in (Path(folder), Path("/tmp")):
+            with tempfile.NamedTemporaryFile(dir=place, suffix=".pt") as file:
+                torch.save(state, file.name)
+                found, run = read_checkpoint(Path(file.name))
+                assert run is None
+                assert torch.equal(found["weight"], state["weight"])
+
+
+@pytest.mark.parametrize("text", ['{"layers": 3}', "[1]", "not JSON", '{"sha256": "0"}'])
+def test_a_json_beside_a_plain_state_dict_is_no_manifest(tmp_path, text):
+    torch.save({"weight": torch.ones(2)}, tmp_path / "model.pt")
+    (tmp_path / "model.json").write_text(text)
+    found, run = read_checkpoint(tmp_path / "model.pt")
+    assert (found["weight"].tolist(), run) == ([1.0, 1.0], None)
+
+
+def test_a_rise_beyond_all_numbers_is_null_in_json_and_words_in_a_table(record):
+    words = (record, "--top", 0, "--samples", 20, "--sharpness", 1e19)
+    assert measured(*words)["sharpness"]["value"] is None
+    assert "not finite" in wsam_command("curvature", *words, "--device", "cpu").stdout
 
 
 def test_an_interrupted_run_can_be_measured(out, tmp_path):

@@ -117,6 +117,41 @@ def test_between_two_checkpoints_batchnorm_statistics_included():
         between(first.state_dict(), other)
 
 
+class Tied(nn.Module):
+    """A layer that goes by two names, as the embedding and the head of a language model do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.b.weight = self.a.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(torch.tanh(self.a(x.flatten(1)[:, :3])))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_tied_weights_move_together(dtype):
+    model, first, second = Tied(), Tied(), Tied()
+    origin, direction = between(first.state_dict(), second.state_dict())
+    assert {"a.weight", "b.weight"} <= direction.keys()
+    line = landscape(
+        model, F.cross_entropy, DATA, direction, [0.0, 1.0], origin=origin, dtype=dtype
+    )
+    assert line.losses == pytest.approx([loss_of(first), loss_of(second)], rel=1e-5)
+    half = landscape(
+        first, F.cross_entropy, DATA, {"b.weight": direction["b.weight"]}, [0.5], dtype=dtype
+    )
+    with torch.no_grad():
+        first.a.weight.add_(0.5 * direction["a.weight"])
+    assert half.losses == pytest.approx([loss_of(first)], rel=1e-5)
+    unit = normalised(model, {name: direction[name] for name in ("a.weight", "b.weight")}, "unit")
+    assert {name: float(d.norm()) for name, d in unit.items()} == {"a.weight": pytest.approx(1)}
+    assert normalised(model, {"b.weight": direction["b.weight"]})["a.weight"].shape == (3, 3)
+    apart = {**direction, "b.weight": direction["b.weight"] + 1}
+    with pytest.raises(ValueError, match=r"'a\.weight' and 'b\.weight' are one tensor"):
+        landscape(model, F.cross_entropy, DATA, apart, [0.0])
+
+
 def test_losses_that_are_not_finite_are_kept_and_written_as_null(tmp_path):
     model = nn.Linear(1, 1, bias=False)
     far = landscape(

@@ -1,5 +1,6 @@
 """Sharpness measures against formulas that can be written down."""
 
+import json
 import math
 
 import pytest
@@ -148,3 +149,43 @@ def test_progress_and_json():
     assert [p.products for p in told] == [1, 2, 3, 4]
     found = average_sharpness(Bowl([1.0, 1.0]), quadratic, ROOT, 0.1, samples=2)
     assert found.as_dict()["info"]["mode"] == "eval"
+
+
+def test_a_rise_beyond_all_numbers_is_null_in_json():
+    found = sharpness(Bowl([1.0, 1.0]), quadratic, [1e3 * ROOT[0]], 1e153)
+    assert math.isinf(found.value)
+    assert json.loads(json.dumps(found.as_dict(), allow_nan=False))["value"] is None
+    assert found.as_dict()["loss"] == found.loss == pytest.approx(3e6)
+
+
+class Counted(list):
+    """Batches that know how often they were read."""
+
+    readings = 0
+
+    def __iter__(self):
+        self.readings += 1
+        return super().__iter__()
+
+
+@pytest.mark.parametrize(
+    ("measure", "steps", "needed"), [(sharpness, "steps", 2), (average_sharpness, "samples", 2)]
+)
+def test_only_what_is_asked_for_is_read(measure, steps, needed):
+    """Once to look at the data, then what the measure needs; the ascent's first serves as check."""
+    for check in (False, True):
+        data = Counted(ROOT)
+        measure(Bowl([1.0, 1.0]), quadratic, data, 0.1, check=check, **{steps: 1})
+        alone = check and measure is average_sharpness
+        assert data.readings == 1 + needed + alone
+
+
+@pytest.mark.parametrize("measure", [sharpness, average_sharpness])
+def test_batches_that_grow_fewer_are_noticed_though_their_mean_stays(measure):
+    class Shrinking(Counted):
+        def __iter__(self):
+            super().__iter__()
+            return iter([self[0]] * (4 - min(self.readings, 3)))
+
+    with pytest.raises(ValueError, match="6 samples in 3 batches, then 4 in 2"):
+        measure(Bowl([1.0, 1.0]), quadratic, Shrinking(ROOT))

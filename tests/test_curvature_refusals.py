@@ -89,6 +89,22 @@ def test_a_model_may_be_trained_between_products():
     torch.testing.assert_close(H @ v, hessian(net, F.cross_entropy, DATA) @ v)
 
 
+@pytest.mark.parametrize("check", [True, False])
+def test_the_loss_told_is_that_of_the_last_product(check):
+    net, v = nn.Linear(4, 3), torch.ones(15)
+    H = hessian(net, F.cross_entropy, DATA, check=check)
+    built = H.info.loss
+    H @ v
+    assert H.info.loss == built, "as it was, to the last bit"
+    for _ in range(2):
+        with torch.no_grad():
+            net.weight.mul_(10)
+        now = hessian(net, F.cross_entropy, DATA).info.loss
+        assert abs(now - built) > 0.1
+        H @ v
+        assert H.info.loss == pytest.approx(now, rel=1e-5)
+
+
 def test_precisions():
     with pytest.raises(ValueError, match="float32 or float64, not bfloat16"):
         hessian(model().bfloat16(), F.cross_entropy, DATA)
@@ -140,6 +156,12 @@ def test_compiled_models_are_looked_through():
     H = hessian(torch.compile(net), F.cross_entropy, DATA)
     v = torch.randn(H.shape[0])
     torch.testing.assert_close(H @ v, hessian(net, F.cross_entropy, DATA) @ v)
+
+
+def test_wrappers_are_looked_through_in_any_order():
+    net, compiled, parallel = model(), torch.compile, nn.DataParallel
+    for wrapped in (parallel(net), parallel(compiled(net)), compiled(parallel(compiled(net)))):
+        assert hessian(wrapped, F.cross_entropy, DATA).objective.model is net
 
 
 @pytest.mark.parametrize("measure", [sharpness, average_sharpness])

@@ -1,5 +1,6 @@
 """Trace within its error bar; density that integrates to one and has the spectrum's shape."""
 
+import json
 import math
 
 import pytest
@@ -63,6 +64,16 @@ def test_trace_that_cannot_converge_says_so():
     found = trace(swings, tol=1e-3, max_products=60, report=told.append)
     assert not found.converged
     assert found.products == 60 == told[-1].products
+
+
+@pytest.mark.parametrize("method", ["hutchinson", "hutch++"])
+def test_what_a_trace_leaves_unknown_is_null_in_json(method):
+    few = trace(matrix(SPIKED), max_products=2, columns=1, method=method)
+    found = json.loads(json.dumps(few.as_dict(), allow_nan=False))
+    if method == "hutch++":  # both products made the sketch: no probe, no error
+        assert (found["standard_error"], found["interval95"], found["probes"]) == (None, None, 0)
+    else:
+        assert (found["probes"], len(found["interval95"])) == (2, 2)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from recorded import recorded
 from typer.testing import CliRunner
 
 from wsam.cli import app
@@ -21,7 +22,7 @@ def wsam(*arguments, out, quick=QUICK):
 
 
 def record_of(out):
-    (record,) = records.read_all(out)
+    (record,) = recorded(out)
     return record
 
 
@@ -90,6 +91,20 @@ def test_a_failed_run_exits_with_1(tmp_path):
     assert done.exit_code == 1
     assert "failed: the" in done.stdout
     assert record_of(tmp_path)["status"] == "failed"
+    assert "--retry" not in done.stdout
+
+
+def test_a_run_that_failed_before_is_skipped_until_a_retry(tmp_path):
+    fails = "--method vanilla --lr 1e30 --epochs 3"
+    first = json.loads(wsam(fails, "--json", out=tmp_path).stdout)
+    again = json.loads(wsam(fails, "--json", out=tmp_path).stdout)
+    retried = json.loads(wsam(fails, "--json --retry", out=tmp_path).stdout)
+    assert [done["skipped"] for done in (first, again, retried)] == [False, True, False]
+    told = wsam(fails, out=tmp_path)
+    assert told.exit_code == 1
+    assert "failed before: the" in told.stdout
+    assert "--retry" in told.stdout
+    assert "failed before" not in wsam(fails, "--retry", out=tmp_path).stdout
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import socket
 import tarfile
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -29,6 +30,12 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *args):
         pass
+
+
+@pytest.fixture(autouse=True)
+def _no_proxy(monkeypatch):
+    """The server is on this machine, whatever way a machine takes to others."""
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
 
 
 @pytest.fixture
@@ -95,9 +102,11 @@ def test_a_damaged_file_that_is_there_is_named(server, remote, tmp_path):
 
 
 def test_no_server_says_what_to_do(tmp_path):
-    remote = Remote("http://127.0.0.1:9/set.bin", 5, "0" * 64)
-    with pytest.raises(OSError, match=r"put set\.bin into"):
-        fetch(remote, tmp_path)
+    with socket.socket() as taken:  # bound, but nobody listens there
+        taken.bind(("127.0.0.1", 0))
+        remote = Remote(f"http://127.0.0.1:{taken.getsockname()[1]}/set.bin", 5, "0" * 64)
+        with pytest.raises(OSError, match=r"put set\.bin into"):
+            fetch(remote, tmp_path)
 
 
 def archive(path, name, kind=tarfile.REGTYPE, link=""):

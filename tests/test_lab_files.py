@@ -112,10 +112,14 @@ def test_a_killed_process_lets_go(tmp_path):
     lock = tmp_path / "lock"
     child = os.fork()
     if child == 0:
-        with files.claimed(lock):
-            (tmp_path / "held").touch()
-            time.sleep(60)
+        try:
+            with files.claimed(lock):
+                (tmp_path / "held").touch()
+                time.sleep(600)
+        finally:
+            os._exit(1)  # it must never go on as a second run of the tests
     while not (tmp_path / "held").exists():
+        assert os.waitpid(child, os.WNOHANG) == (0, 0)
         time.sleep(0.005)
     with pytest.raises(files.BusyError, match="another process"), files.claimed(lock):
         pass

@@ -1,8 +1,10 @@
 """Records: valid JSON, named by the key, never half there."""
 
 import json
+from pathlib import Path
 
 import pytest
+from recorded import recorded
 
 from wsam.lab import records
 from wsam.lab.run import Run
@@ -21,7 +23,7 @@ def test_write_and_read(tmp_path):
     path = records.write(tmp_path, RUN, record())
     assert path.name == f"{RUN.key}.json"
     assert records.read(tmp_path, RUN) == record()
-    assert list(records.read_all(tmp_path)) == [record()]
+    assert recorded(tmp_path) == [record()]
     assert records.final_error(record()) == 7.0
     assert Run.from_dict(records.read_file(path)["settings"]) == RUN
 
@@ -49,7 +51,7 @@ def test_an_epoch_is_a_line(tmp_path):
 def test_other_files_in_the_folder_are_let_be(tmp_path):
     records.write(tmp_path, RUN, record())
     (tmp_path / "notes.json").write_text("not json")
-    assert len(list(records.read_all(tmp_path))) == 1
+    assert len(recorded(tmp_path)) == 1
 
 
 @pytest.mark.parametrize(
@@ -73,3 +75,10 @@ def test_what_is_no_record_is_named(tmp_path, text, words):
 def test_text_cannot_break_out(tmp_path):
     path = records.write(tmp_path, RUN, record(failure='"</script><b>é'))
     assert records.read_file(path)["failure"] == '"</script><b>é'
+
+
+def test_names_of_records():
+    for name in (f"{RUN.key}.json", RUN.key):
+        assert records.is_named_by_key(Path(name))
+    for name in (f"{RUN.key}.minimum.json", f"{RUN.key}0.json", "notes.json", RUN.key.upper()):
+        assert not records.is_named_by_key(Path(name))

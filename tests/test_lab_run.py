@@ -98,6 +98,10 @@ def test_replace_starts_a_new_method_from_its_defaults():
     assert dict(sam.hyper) == {"rho": 0.05}
     assert PAPER.replace(base="adamw").base_args["weight_decay"] == 0.01
     assert PAPER.replace(seed=2).hyper == PAPER.hyper
+    adaptive = PAPER.replace(geometry={"name": "adaptive"})
+    assert adaptive.replace(method="vanilla").geometry is None
+    assert adaptive.replace(seed=2).geometry == adaptive.geometry
+    assert adaptive.replace(method="sam", geometry=adaptive.geometry).geometry["name"] == "adaptive"
 
 
 @pytest.mark.parametrize(

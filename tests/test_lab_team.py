@@ -1,7 +1,6 @@
 """`torchrun -m wsam train`: several processes make one run and one record."""
 
 import json
-import os
 import shlex
 import subprocess
 import sys
@@ -15,11 +14,15 @@ ARGUMENTS = shlex.split(
 )
 
 
+def started(*words: str, processes: int) -> subprocess.CompletedProcess[str]:
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
+    launcher = torchrun if processes > 1 else []  # standalone: on a port that is free
+    line = [sys.executable, *launcher, *words]
+    return subprocess.run(line, capture_output=True, text=True, check=False, timeout=240)
+
+
 def command(out: Path, *extra: str, processes: int = 1) -> subprocess.CompletedProcess[str]:
-    torchrun = ["-m", "torch.distributed.run", "--nproc_per_node", str(processes), "--master_port"]
-    launcher = [*torchrun, str(20000 + os.getpid() % 20000)] if processes > 1 else []
-    line = [sys.executable, *launcher, "-m", "wsam", *ARGUMENTS, "--out", str(out), *extra]
-    return subprocess.run(line, capture_output=True, text=True, check=False, timeout=120)
+    return started("-m", "wsam", *ARGUMENTS, "--out", str(out), *extra, processes=processes)
 
 
 def record(out: Path) -> dict[str, object]:
@@ -51,3 +54,18 @@ def test_a_batch_that_cannot_be_shared(tmp_path: Path) -> None:
     assert done.returncode != 0
     assert "51 images cannot be shared evenly by 2 processes" in done.stderr
     assert not list(tmp_path.glob("*.json"))
+
+
+@pytest.mark.slow
+def test_an_interrupted_team_ends_in_the_same_record(tmp_path: Path) -> None:
+    """Every process goes on with its own generator: dropout masks would tell."""
+    worker = str(Path(__file__).parent / "workers" / "lab_team.py")
+    for words in (("whole",), ("broken", "stop"), ("broken",)):
+        assert not list((tmp_path / words[0]).glob("*.json"))
+        done = started(worker, str(tmp_path / words[0]), *words[1:], processes=2)
+        assert done.returncode == 0, done.stderr
+    whole, broken = record(tmp_path / "whole"), record(tmp_path / "broken")
+    assert (whole["resumed"], broken["resumed"]) == (0, 1)
+    assert broken["execution"]["processes"] == 2
+    for one, other in zip(whole["curve"], broken["curve"], strict=True):
+        assert other | {"seconds": 0} == one | {"seconds": 0}

@@ -6,18 +6,23 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 import torch
+from recorded import recorded
+from torch import nn
 from torch.nn.functional import cross_entropy
 
 from wsam import METHODS
-from wsam.lab import records, step
+from wsam.lab import data, generators, models, records, step
 from wsam.lab.batches import stream
+from wsam.lab.checkpoint import Checkpoints, save_state
 from wsam.lab.files import BusyError
 from wsam.lab.means import Means, make_feed
 from wsam.lab.models import Task, build
 from wsam.lab.run import Run
+from wsam.lab.subject import FixedBatches
 from wsam.lab.team import Team
 from wsam.lab.train import Session, restore, train
 from wsam.lab.watch import Watcher
@@ -66,7 +71,7 @@ def test_every_method_trains_and_is_recorded(tmp_path):
         assert 0 < row["train_loss"] < 4
         assert 0 <= row["test_error"] <= 100
         assert (row["sharpness"] is None) == (method == "vanilla")
-    assert len(list(records.read_all(tmp_path))) == len(METHODS) + 1
+    assert len(recorded(tmp_path)) == len(METHODS) + 1
 
 
 @pytest.mark.parametrize("geometry", ["adaptive", "fisher", "masked"])
@@ -200,6 +205,35 @@ def test_an_interrupted_run_ends_in_the_same_record(tmp_path, method, hyper):
     assert "going on after epoch 2 of 4" in watcher.said[0]
 
 
+@pytest.mark.parametrize("older", [False, True], ids=["now", "before teams kept all generators"])
+def test_dropout_goes_on_where_it_was(tmp_path, monkeypatch, older):
+    def with_dropout(task):
+        return nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, task.classes))
+
+    monkeypatch.setitem(models._SMALL, "mlp", with_dropout)
+    run = SHORT.replace(model="mlp")
+    whole = train(run, tmp_path / "whole", CPU)
+    with pytest.raises(Stop):
+        train(run, tmp_path / "broken", CPU, [StopAfter(epochs=3)])
+    if older:
+        checkpoints = Checkpoints(records.work_folder(tmp_path / "broken", run) / "checkpoints")
+        state = checkpoints.load()
+        (own,) = state.pop("generators")
+        checkpoints.save(2, {**state, "random": own["cpu"]})
+    assert curve(train(run, tmp_path / "broken", CPU)) == curve(whole)
+
+
+def test_a_process_that_was_not_there_keeps_the_generator_its_rank_gave_it():
+    older = {"random": torch.get_rng_state()}
+    for checkpoint in (older, {"generators": [{"cpu": older["random"]}]}):
+        torch.manual_seed(3)
+        before = torch.get_rng_state()
+        generators.put_back(checkpoint, 1, torch.device("cpu"))
+        assert torch.equal(torch.get_rng_state(), before)
+        generators.put_back(checkpoint, 0, torch.device("cpu"))
+        assert torch.equal(torch.get_rng_state(), older["random"])
+
+
 def test_a_damaged_checkpoint_costs_an_epoch_and_nothing_else(tmp_path):
     run = SHORT.replace(epochs=4)
     whole = train(run, tmp_path / "whole", CPU)
@@ -219,20 +253,29 @@ def test_kill_9_in_the_middle(tmp_path):
     run = SHORT.replace(epochs=25)
     out = tmp_path / "killed"
     code = (
-        "import sys, json, pathlib, torch\n"
+        "import sys, json, pathlib, time, torch\n"
         "from wsam.lab.run import Run\n"
         "from wsam.lab.train import train, Means\n"
+        "from wsam.lab.watch import Watcher\n"
         "torch.set_num_threads(int(sys.argv[3]))\n"
-        "run = Run.from_dict(json.loads(sys.argv[1]))\n"
-        "train(run, pathlib.Path(sys.argv[2]), Means(device='cpu', checkpoint_seconds=0))\n"
+        "run, out = Run.from_dict(json.loads(sys.argv[1])), pathlib.Path(sys.argv[2])\n"
+        "class Slow(Watcher):\n"
+        "    steps = 0\n"
+        "    def step(self, row):\n"
+        "        self.steps += 1\n"
+        "        if self.steps == 30:\n"  # within an epoch: it must not be done before we look
+        "            (out / 'waits').touch()\n"
+        "            time.sleep(600)\n"
+        "train(run, out, Means(device='cpu', checkpoint_seconds=0), [Slow()])\n"
     )
     threads = str(torch.get_num_threads())
     command = [sys.executable, "-c", code, json.dumps(run.to_dict()), str(out), threads]
     with subprocess.Popen(command) as process:
         folder = records.work_folder(out, run) / "checkpoints"
-        while len(list(folder.glob("*.json"))) < 2:
+        while not (out / "waits").exists():
             assert process.poll() is None
             time.sleep(0.005)
+        assert len(list(folder.glob("*.json"))) == 2
         with pytest.raises(BusyError):
             train(run, out, CPU)
         process.send_signal(signal.SIGKILL)
@@ -271,6 +314,31 @@ def test_weights_are_kept_on_request(tmp_path):
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ValueError, match="is damaged"):
         restore(run, tmp_path, CPU)
+
+
+def test_restoring_needs_no_pretrained_weights_and_leaves_images_as_they_are(tmp_path, monkeypatch):
+    traits = replace(data._DIGITS, padding=2, flip=True)
+    digits = data.load("digits", CPU.source)
+    bordered = lambda _source: replace(digits, traits=traits)  # noqa: E731
+    monkeypatch.setitem(data.LOADERS, "digits", bordered)
+    run = SHORT.replace(pretrained="nowhere/to/be/found")
+    built = build("cnn", Task((1, 8, 8), 10), seed=7)
+    save_state(records.weights_path(tmp_path, run), built.state_dict())
+    model, feed = restore(run, tmp_path, CPU)
+    assert torch.equal(model.state_dict()["0.weight"], built.state_dict()["0.weight"])
+    images, labels = next(iter(FixedBatches(feed, "train", 300, 300)))
+    assert torch.equal(images, feed.normalise(digits.train_images[:300]))
+    assert torch.equal(labels, digits.train_labels[:300])
+    augmented = make_feed(SHORT, CPU, torch.device("cpu"))
+    with pytest.raises(ValueError, match="border of augmentation"):
+        FixedBatches(augmented, "train", 300, 300)
+
+
+def test_weights_of_another_model_are_named(tmp_path):
+    built = build("cnn", Task((1, 8, 8), 7), seed=0)
+    save_state(records.weights_path(tmp_path, SHORT), built.state_dict())
+    with pytest.raises(ValueError, match=r"weights\.pt does not fit digits cnn wsam .* of shape"):
+        restore(SHORT, tmp_path, CPU)
 
 
 def test_bf16_trains_on_a_cpu(tmp_path):

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from command import wsam_command
+from recorded import recorded
 
 from wsam.lab import records
 from wsam.paper import Profile, find, minimum, names
@@ -41,7 +42,7 @@ def test_smoke_runs_the_whole_way(tmp_path, name, only, runs):
     shown = wsam_command(*words)
     assert f"{runs} finished; records in" in shown.stdout
     assert shown.stderr.count("finished") == runs
-    assert len(list(records.read_all(tmp_path))) == runs
+    assert len(recorded(tmp_path)) == runs
     again = wsam_command(*words).stdout
     assert f"{runs} skipped" in again
     table = ("paper", "table", name, "--smoke", "--seeds", "0", "--results", tmp_path, "--json")

@@ -81,13 +81,17 @@ def test_what_was_measured_is_not_measured_again(out, monkeypatch):
 
 
 def test_older_measurements_get_their_slice_and_keep_their_eigenvalue(out):
-    rewrite(out, slice=None, plane=None, top_eigenvalue=62.5, commit="older")
-    found = minimum.measure(RUN, out, MEANS)
-    assert (found["top_eigenvalue"], found["commit"]) == (62.5, "older")
-    assert found["slice"]["commit"] != "older"
-    assert "plane" not in found
-    assert minimum.read(out, RUN) == found
-    minimum.measure(RUN, out, MEANS, plane=True)
+    whole = measured(out)
+    try:
+        rewrite(out, slice=None, plane=None, top_eigenvalue=62.5, commit="older")
+        found = minimum.measure(RUN, out, MEANS)
+        assert (found["top_eigenvalue"], found["commit"]) == (62.5, "older")
+        assert found["slice"]["commit"] != "older"
+        assert "plane" not in found
+        assert minimum.read(out, RUN) == found
+        assert "plane" in minimum.measure(RUN, out, MEANS, plane=True)
+    finally:
+        rewrite(out, **whole)  # other tests look at it, whichever comes first
 
 
 def test_older_measurements_without_weights_stay_as_they_are(tmp_path):

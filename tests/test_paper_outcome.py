@@ -6,6 +6,7 @@ import json
 import statistics
 
 import pytest
+from recorded import recorded
 
 from wsam.lab import records
 from wsam.paper import Cell, Measure, Quoted, Table, find, gather, minimum, render
@@ -106,7 +107,7 @@ def test_every_measure(tmp_path):
     noise = find("noise")
     fake_record(tmp_path, noise.runs[0], 12.0)
     assert gather(noise, tmp_path)[0].text == "88.00 (n = 1)"
-    assert len(list(records.read_all(tmp_path))) == 2, "a measurement is no record"
+    assert len(recorded(tmp_path)) == 2, "a measurement is no record"
 
 
 def test_figures_may_come_from_elsewhere_than_a_folder():

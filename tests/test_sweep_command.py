@@ -4,6 +4,7 @@ import json
 
 import pytest
 from command import wsam_command
+from recorded import recorded
 
 from wsam.lab import records
 
@@ -36,7 +37,7 @@ def test_a_grid_of_ones_own_then_a_search(tmp_path, grid):
     assert "[2/2] finished" in done.stderr
     words = ("sweep", grid, *how, "--optuna", "--trials", "1", "--json")
     (best,) = json.loads(wsam_command(*words).stdout)
-    errors = [records.final_error(record) for record in records.read_all(out)]
+    errors = [records.final_error(record) for record in recorded(out)]
     assert len(errors) == 3, "the grid's points were not run again"
     assert best["column"] == "digits cnn"
     assert best["test_error"] == min(errors)

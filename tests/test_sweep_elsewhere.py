@@ -2,6 +2,7 @@
 
 import json
 import socket
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,10 +51,15 @@ def like_here(monkeypatch):
 @pytest.mark.usefixtures("like_here")
 def test_ray_with_two_workers(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))  # Ray keeps its cluster's token there
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "0")  # else it kills where memory is short
     out = tmp_path / "out"
     jobs = sweeping.jobs(out, 2)
     jobs[0] = replace(jobs[0], after=sweeping.die_once)
-    check(sweep(jobs, RayCluster("local", workers=2)), out, tmp_path)
+    # A folder of its own, with a short name: the paths of sockets may not be long.
+    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
+        monkeypatch.setenv("RAY_TMPDIR", folder)
+        check(sweep(jobs, RayCluster("local", workers=2)), out, tmp_path)
 
 
 @pytest.mark.slow

@@ -6,11 +6,17 @@ from dataclasses import replace
 
 import pytest
 import sweeping
+from recorded import recorded
 from sweeping import CPU, TINY
 
 from wsam.lab import records
 from wsam.lab.run import Run
 from wsam.sweep import Here, Job, Outcome, Processes, Status, local_devices, perform, sweep
+
+
+def workers():
+    """Return the processes of this one, without daemons: those serve the tests of several ranks."""
+    return [child for child in multiprocessing.active_children() if not child.daemon]
 
 
 def statuses(outcomes):
@@ -84,7 +90,7 @@ def test_a_refused_job_stops_the_sweep(tmp_path):
     done = []
     with pytest.raises(ValueError, match=r"cifar10 cnn wsam .*cifar-10-binary.tar.gz is not in"):
         done.extend(sweep(jobs, Here()))
-    assert len(list(records.read_all(tmp_path))) == 1
+    assert len(recorded(tmp_path)) == 1
 
 
 def test_jobs_are_taken_only_when_there_is_room(tmp_path):
@@ -93,7 +99,7 @@ def test_jobs_are_taken_only_when_there_is_room(tmp_path):
 
     def late():
         for job in sweeping.jobs(tmp_path, 3):
-            seen.append(len(list(records.read_all(tmp_path))))
+            seen.append(len(recorded(tmp_path)))
             yield job
 
     assert statuses(sweep(late(), Here())) == {0: "finished", 1: "finished", 2: "finished"}
@@ -107,23 +113,23 @@ def test_a_job_that_kills_every_worker_is_lost_and_the_others_are_not(tmp_path):
     jobs[0] = replace(jobs[0], after=sweeping.die)
     done = list(sweep(jobs, Processes(["cpu"], retries=1, say=said.append)))
     assert statuses(done) == {0: "lost", 1: "finished", 2: "finished"}
-    assert len(list(records.read_all(tmp_path))) == 3
+    assert len(recorded(tmp_path)) == 3
     assert len(said) == 1
     assert "exit status -9" in said[0]
     assert "taken up again" in said[0]
     assert "died (exit status -9) at digits cnn sam" in done[0].detail
-    assert not multiprocessing.active_children()
+    assert not workers()
 
 
 def test_an_abandoned_sweep_ends_its_workers(tmp_path):
     def interrupted():
         yield from sweeping.jobs(tmp_path, 1)
-        assert len(multiprocessing.active_children()) == 1
+        assert len(workers()) == 1
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         list(Processes(["cpu", "cpu"]).carry_out(interrupted()))
-    assert not multiprocessing.active_children()
+    assert not workers()
 
 
 def test_local_devices(monkeypatch):

@@ -10,8 +10,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from recorded import recorded
 
-from wsam.lab import records
 from wsam.lab.means import Means
 from wsam.paper import find
 from wsam.sweep import Job, Status, perform
@@ -69,13 +69,25 @@ def command_of(pid):
         return b""
 
 
-def wait_for(condition, process=None, seconds=120):
+def wait_for(condition, process=None, seconds=240):
     end = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < end, "took too long"
         assert process is None or process.poll() is None, process.communicate()
         time.sleep(0.05)
     return found
+
+
+def halted_worker(process, out):
+    """Return a worker at a run which has a checkpoint, stopped: or it might be done before we act."""
+    worker = worker_with_checkpoint(process, out)
+    if worker is None:
+        return None
+    os.kill(worker, signal.SIGSTOP)
+    if worker_with_checkpoint(process, out) == worker:
+        return worker
+    os.kill(worker, signal.SIGCONT)  # it was done with that run just then
+    return None
 
 
 def worker_with_checkpoint(process, out):
@@ -92,7 +104,7 @@ def worker_with_checkpoint(process, out):
 
 
 def finish(process):
-    out, err = process.communicate(timeout=180)
+    out, err = process.communicate(timeout=600)
     assert process.returncode == 0, out + err
     return err
 
@@ -105,20 +117,22 @@ def curves(out):
     """Return the curves by seed, without what is timing."""
     return {
         record["settings"]["seed"]: [row | {"seconds": 0} for row in record["curve"]]
-        for record in records.read_all(out)
+        for record in recorded(out)
     }
 
 
 @pytest.mark.slow
 def test_two_sweeps_share_a_folder_and_one_worker_is_killed(tmp_path, grid):
     path, out = grid(SLOW), tmp_path / "out"
-    both = [start(path, out, "0,1,2"), start(path, out, "0,1,2")]
-    victim = wait_for(lambda: worker_with_checkpoint(both[0], out), both[0])
+    both = [start(path, out, "0,1,2")]
+    victim = wait_for(lambda: halted_worker(both[0], out), both[0])
+    both.append(start(path, out, "0,1,2"))  # not before: it could do all the runs by itself
+    wait_for(lambda: workers_of(both[1]), both[1])
     os.kill(victim, signal.SIGKILL)
     logs = [finish(process) for process in both]
     assert logs[0].count("died (exit status -9)") == 1
     assert finished_seeds(*logs) == {"0": 1, "1": 1, "2": 1}, "no run twice, none lost"
-    assert sorted(record["resumed"] for record in records.read_all(out)) == [0, 0, 1]
+    assert sorted(record["resumed"] for record in recorded(out)) == [0, 0, 1]
     assert [len(curve) for curve in curves(out).values()] == [30] * 3
     for log in logs:
         assert log.count("] finished") + log.count("] skipped") == 3
@@ -128,14 +142,16 @@ def test_two_sweeps_share_a_folder_and_one_worker_is_killed(tmp_path, grid):
 def test_another_sweep_takes_up_what_a_killed_one_left(tmp_path, grid):
     path, out = grid(SLOW), tmp_path / "out"
     first = start(path, out, "0,1")
-    worker = wait_for(lambda: worker_with_checkpoint(first, out), first)
+    worker = wait_for(lambda: halted_worker(first, out), first)
     first.kill()  # the sweep alone: its worker has to notice, and end
+    first.wait()
+    os.kill(worker, signal.SIGCONT)
     first.communicate()
-    wait_for(lambda: b"spawn_main" not in command_of(worker), seconds=30)
-    assert not list(records.read_all(out))
+    wait_for(lambda: b"spawn_main" not in command_of(worker), seconds=90)
+    assert not recorded(out)
     log = finish(start(path, out, "0,1"))
     assert finished_seeds(log) == {"0": 1, "1": 1}
-    resumed = {r["settings"]["seed"]: r["resumed"] for r in records.read_all(out)}
+    resumed = {r["settings"]["seed"]: r["resumed"] for r in recorded(out)}
     assert resumed == {0: 1, 1: 0}
     whole = perform(Job(find(str(path)).runs[0], tmp_path / "whole", Means(device="cpu")))
     assert whole.status is Status.FINISHED

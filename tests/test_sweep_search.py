@@ -8,6 +8,7 @@ from pathlib import Path
 
 import optuna
 import pytest
+from recorded import recorded
 from sweeping import CPU, TINY
 
 from wsam.cli.train import train as train_command
@@ -73,7 +74,7 @@ def test_real_runs_and_their_mean_over_seeds(tmp_path):
     grid = Grid("one", "one point", {"digits": TINY}, {"rho": (0.05,)})
     search = make(tmp_path, grid, seeds=(0, 1))
     go_on(search, Here())
-    errors = [records.final_error(record) for record in records.read_all(tmp_path)]
+    errors = [records.final_error(record) for record in recorded(tmp_path)]
     assert len(errors) == 2
     assert search.best() == ({"rho": 0.05}, pytest.approx(sum(errors) / 2))
 

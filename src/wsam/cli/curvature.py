@@ -299,7 +299,8 @@ def _print_table(record: dict[str, Any], files: list[Path]) -> None:
     for name in ("sharpness", "average_sharpness"):
         if found := record.get(name):
             note = f"{found['measure']}, radius {found['radius']:g}"
-            rows.append((name.replace("_", " "), f"{found['value']:.6g}", note))
+            value = "not finite" if found["value"] is None else f"{found['value']:.6g}"
+            rows.append((name.replace("_", " "), value, note))
     wide = max(len(name) for name, _, _ in rows)
     for name, value, note in rows:
         print(f"  {name:<{wide}}  {value:>12}  {note}".rstrip())

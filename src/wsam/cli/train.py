@@ -117,9 +117,10 @@ def _geometry(name: str | None, arguments: list[str]) -> dict[str, Any] | None:
 
 def _train(run: Run, out: Path, means: Means, tensorboard: bool | None, as_json: bool) -> None:
     from wsam.lab import records, watch
+    from wsam.lab.train import settled
     from wsam.lab.train import train as train_run
 
-    done = records.is_finished(records.read(out, run))
+    done = settled(run, out, means) is not None
     follows = os.environ.get("RANK", "0") != "0"  # another process of a team speaks
     watchers = options.make_watchers(quiet=as_json or follows)
     if not follows and (watch.has_tensorboard() if tensorboard is None else tensorboard):
@@ -141,7 +142,10 @@ def _train(run: Run, out: Path, means: Means, tensorboard: bool | None, as_json:
 
 def _summary(record: Record, done: bool) -> str:
     if record["status"] == "failed":
-        return f"failed: {record['failure']}; turn down rho, gamma or the learning rate"
+        advice = "turn down rho, gamma or the learning rate"
+        if done:
+            return f"failed before: {record['failure']}; {advice}, or try it again with --retry"
+        return f"failed: {record['failure']}; {advice}"
     final = record["final"]
     return (
         f"{'already finished: ' if done else ''}{record['title']}: test error "

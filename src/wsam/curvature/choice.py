@@ -16,10 +16,16 @@ def unwrapped(model: nn.Module) -> nn.Module:
     """Look through torch.compile and data parallelism: neither allows second derivatives."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
-    inner = getattr(model, "_orig_mod", model)
-    if isinstance(inner, nn.parallel.DistributedDataParallel | nn.DataParallel):
-        inner = inner.module
-    return inner if isinstance(inner, nn.Module) else model
+    while isinstance(inner := _inner(model), nn.Module):
+        model = inner  # wrappers wrap each other in either order
+    return model
+
+
+def _inner(model: nn.Module) -> object:
+    """Return what a wrapper wraps; None for any other module."""
+    if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+        return model.module
+    return getattr(model, "_orig_mod", None)
 
 
 def chosen_parameters(model: nn.Module, params: ParameterFilter | None) -> dict[str, nn.Parameter]:

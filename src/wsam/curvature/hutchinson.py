@@ -49,11 +49,12 @@ class Trace:
         return (self.value - reach, self.value + reach)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the result, fit for JSON."""
+        """Return the result, fit for JSON: None for an error that too few probes leave unknown."""
+        known = math.isfinite(self.standard_error)
         return {
             "value": self.value,
-            "standard_error": self.standard_error,
-            "interval95": list(self.interval),
+            "standard_error": self.standard_error if known else None,
+            "interval95": list(self.interval) if known else None,
             "probes": self.probes,
             "products": self.products,
             "converged": self.converged,

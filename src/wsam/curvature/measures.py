@@ -46,8 +46,8 @@ class Sharpness:
     info: dict[str, Any]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the result, fit for JSON."""
-        return asdict(self)
+        """Return the result, fit for JSON: a rise that is not finite becomes None."""
+        return asdict(self) | {"value": self.value if math.isfinite(self.value) else None}
 
 
 def sharpness(
@@ -117,12 +117,13 @@ def sharpness(
             done += 1
             if report is not None:
                 report(Progress(done, max(limit, done), math.nan))
-            return objective.gradient(at, group)
+            reading, gradient = objective.gradient(at, group)
+            if group is None and done == 1:  # all batches, at the weights themselves
+                objective.confirm(reading)
+            return reading.loss, gradient
 
         start, highest = _ascend(evaluate, weights, scale, rho, steps, step, generator)
         rise, loss, count = rise + size * (highest - start), loss + size * start, count + size
-    if m is None:
-        objective.confirm(loss, objective.samples, objective.batch_count)
     words = ["worst", *(["adaptive"] if adaptive else []), *([f"m={m}"] if m else [])]
     return Sharpness(
         value=rise / count,
@@ -181,7 +182,7 @@ def average_sharpness(
     scale = _scaling(weights, adaptive, eta) * sigma
     generator = torch.Generator().manual_seed(seed)
     rises: list[float] = []
-    objective.confirm(objective.mean_loss(), objective.samples, objective.batch_count)
+    objective.read_again()
     for index in range(samples):
         noise = scale * _normal(weights, generator)
         pair = objective.mean_loss(weights + noise) + objective.mean_loss(weights - noise)

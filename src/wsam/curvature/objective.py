@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ from wsam.curvature.choice import (
     unwrapped,
 )
 
-__all__ = ["LossFunction", "Mode", "Objective", "ObjectiveOptions"]
+__all__ = ["LossFunction", "Mode", "Objective", "ObjectiveOptions", "Reading"]
 
 LossFunction = Callable[..., Tensor]
 Mode = Literal["eval", "train"]
@@ -42,6 +42,14 @@ class ObjectiveOptions(TypedDict, total=False):
     reduction: Literal["mean", "sum"]
     size: Callable[[Any], float] | None
     check: bool
+
+
+class Reading(NamedTuple):
+    """What a pass over batches found: their mean loss, and how many there were."""
+
+    loss: float
+    samples: float
+    batches: int
 
 
 class _ModelAndLoss(nn.Module):
@@ -126,7 +134,8 @@ class Objective:
         self.numel = sum(p.numel() for p in self.parameters.values())
         self.loss, samples, self.batch_count = self._survey(check)
         self.samples: float = int(samples) if samples.is_integer() else samples
-        self._unconfirmed = self._versions() if check else None
+        self._confirmed = not check
+        self._loss_versions = self._versions()
 
     # Weights as one flat vector, and back -------------------------------------------------------
 
@@ -193,7 +202,7 @@ class Objective:
 
         These may name buffers beside parameters; what they do not name stays the model's own.
         """
-        tensors = self._others()
+        tensors = self._others(leaves)
         tensors.update({_PREFIX + name: tensor for name, tensor in leaves.items()})
         loss, output = torch.func.functional_call(self._joined, tensors, (batch,))
         return self._mean(loss, size), output
@@ -205,14 +214,14 @@ class Objective:
     def mean_loss(self, flat: Tensor | None = None) -> float:
         """Return the loss over all batches, at `flat` or at the model's own weights."""
         with self.ready(), torch.no_grad():
-            return self._total(self.leaves(flat))[0]
+            return self._total(self.leaves(flat)).loss
 
     def gradient(
         self, flat: Tensor | None = None, batches: Iterable[Any] | None = None
-    ) -> tuple[float, Tensor]:
-        """Return the loss over all batches (or those given) and its flat gradient."""
+    ) -> tuple[Reading, Tensor]:
+        """Return a reading of all batches (or those given) and the flat gradient of its loss."""
         total = torch.zeros(self.numel, device=self.device, dtype=self.dtype)
-        loss_sum, count = 0.0, 0.0
+        loss_sum, samples, count = 0.0, 0.0, 0
         with self.ready():
             leaves = self.leaves(flat)
             for batch, size in self.stream(batches):
@@ -222,8 +231,8 @@ class Objective:
                 )
                 total.add_(self.flatten(parts), alpha=size)
                 loss_sum += loss.item() * size
-                count += size
-        return loss_sum / count, total / count
+                samples, count = samples + size, count + 1
+        return Reading(loss_sum / samples, samples, count), total / samples
 
     def differentiable(self, loss: Tensor) -> Tensor:
         """Return the loss, or say that it does not depend on the parameters."""
@@ -250,12 +259,12 @@ class Objective:
     def _mean(self, loss: Tensor, size: float) -> Tensor:
         return loss / size if self.reduction == "sum" else loss
 
-    def _others(self) -> dict[str, Tensor]:
-        """Everything the model holds beside the chosen parameters, where it must be replaced."""
+    def _others(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Everything the model holds beside what is given, where it must be replaced."""
         others: dict[str, Tensor] = {}
         if self._cast:
             for name, parameter in self.model.named_parameters():
-                if name not in self.parameters:
+                if name not in given:
                     others[_PREFIX + name] = self._as_computed(parameter.detach())
         if self._cast or self.mode == "train":
             # Copies: BatchNorm writes its running statistics into what it is given.
@@ -268,36 +277,48 @@ class Objective:
 
     # What is refused ----------------------------------------------------------------------------
 
-    def _survey(self, check: bool) -> tuple[float, float, int]:
+    def _survey(self, check: bool) -> Reading:
         """Count samples and batches and check that the loss is finite."""
         with self.ready(), torch.no_grad():
-            loss, samples, count = self._total(self.leaves(), twice=check)
-        if not count:
+            reading = self._total(self.leaves(), twice=check)
+        if not reading.batches:
             raise ValueError("there are no batches: the data is empty")
-        return loss, samples, count
+        return reading
 
-    def confirm(self, loss: float, samples: float, batches: int) -> None:
+    def confirm(self, reading: Reading) -> None:
         """Compare a second reading of all batches with the first; refuse data that changes.
 
         Whoever reads all batches at the model's own weights calls it, so that the check costs no
-        reading of its own. Where the model has been trained since, there is nothing to compare.
+        reading of its own. Where the model has been trained since, there is nothing to compare, and
+        `loss` becomes that of the new weights.
         """
-        pending, self._unconfirmed = self._unconfirmed, None
-        if pending is None or pending != self._versions():
+        versions = self._versions()
+        if versions != self._loss_versions:
+            self.loss, self._loss_versions = reading.loss, versions
+            self._confirmed = True
+        if self._confirmed:
             return
-        if (samples, batches) != (self.samples, self.batch_count):
+        self._confirmed = True
+        if (reading.samples, reading.batches) != (self.samples, self.batch_count):
             raise ValueError(
                 f"the batches changed between two readings: {self.samples:g} samples in "
-                f"{self.batch_count} batches, then {samples:g} in {batches}"
+                f"{self.batch_count} batches, then {reading.samples:g} in {reading.batches}"
             )
         # Shuffled batches are rounded in another order; with their own statistics they also differ.
         rtol = 1e-3 if self._uses_tf32() or self.mode == "train" else 1e-4
-        self._same(self.loss, loss, rtol, "over all batches: is the data augmented at random?")
+        where = "over all batches: is the data augmented at random?"
+        self._same(self.loss, reading.loss, rtol, where)
+
+    def read_again(self) -> None:
+        """Read all batches for `confirm` alone, if that is still wanted."""
+        if not self._confirmed:
+            with self.ready(), torch.no_grad():
+                self.confirm(self._total(self.leaves()))
 
     def _versions(self) -> list[int]:
         return [p._version for p in self.parameters.values()]
 
-    def _total(self, leaves: Mapping[str, Tensor], twice: bool = False) -> tuple[float, float, int]:
+    def _total(self, leaves: Mapping[str, Tensor], twice: bool = False) -> Reading:
         total, samples, count = 0.0, 0.0, 0
         for batch, size in self.stream():
             loss = self.evaluate(leaves, batch, size)[0].item()
@@ -307,7 +328,7 @@ class Objective:
                 again = self.evaluate(leaves, batch, size)[0].item()
                 self._same(loss, again, 1e-6, "of one batch: is dropout active? mode='eval' helps")
             total, samples, count = total + loss * size, samples + size, count + 1
-        return (total / samples if samples else math.nan), samples, count
+        return Reading(total / samples if samples else math.nan, samples, count)
 
     def _same(self, first: float, second: float, rtol: float, where: str) -> None:
         if self.dtype == torch.float64:

@@ -9,7 +9,7 @@ from typing import Any, Protocol, Unpack
 import torch
 from torch import Tensor, nn
 
-from wsam.curvature.objective import LossFunction, Objective, ObjectiveOptions
+from wsam.curvature.objective import LossFunction, Objective, ObjectiveOptions, Reading
 from wsam.curvature.products import Chooser, Differentiation, Kind, Work
 
 __all__ = [
@@ -57,7 +57,8 @@ class Info:
         dtype: precision of weights, products and vectors.
         tf32: whether the GPU may round products of float32 to 10 bits of mantissa (TF32).
         device: where it was computed.
-        loss: the mean loss at these weights.
+        loss: the mean loss at the weights of the last product; before the first one, at those the
+            operator was built with.
         differentiation: "reverse", "forward", or "auto" while both are on trial.
     """
 
@@ -136,9 +137,8 @@ class Operator:
                 count += size
         if not count:
             raise ValueError("there are no batches any more: can the data be read only once?")
-        self.objective.confirm(
-            float(torch.stack(losses).double().sum()) / count, count, len(losses)
-        )
+        mean = float(torch.stack(losses).double().sum()) / count
+        self.objective.confirm(Reading(mean, count, len(losses)))
         self.products += len(rows)
         product = total.div_(count).T.reshape(given.shape)
         if not torch.isfinite(product).all() and torch.isfinite(rows).all():

@@ -113,9 +113,11 @@ def normalised(
 
     Args:
         model: whose filters give the sizes.
-        direction: tensors named like the model's parameters.
+        direction: tensors named like the model's parameters; a tied one comes back by its first
+            name alone.
         normalise: "filter" or "unit".
     """
+    direction = _untied(model, direction)
     if normalise == "unit":
         length = math.sqrt(sum(float((d.double() ** 2).sum()) for d in direction.values()))
         if length == 0:
@@ -199,7 +201,8 @@ def landscape(
     axes = _axes(coordinates, len(several))
     options.setdefault("params", lambda _name: True)  # nothing is differentiated: frozen ones too
     objective = Objective(model, loss_fn, batches, **options)
-    start = _start(objective, several, origin or {})
+    several = [_untied(objective.model, direction) for direction in several]
+    start = _start(objective, several, _untied(objective.model, origin or {}))
     lines = [
         {name: d.to(start[name].device, start[name].dtype) for name, d in direction.items()}
         for direction in several
@@ -254,6 +257,23 @@ def _start(
         dtype = objective.dtype if tensor.is_floating_point() else tensor.dtype
         start[name] = tensor.to(own[name].device, dtype)
     return start
+
+
+def _untied(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors by the first of their names: a state dict names a tied weight twice."""
+    first: dict[Tensor, str] = {}
+    named: Iterable[tuple[str, Tensor]] = itertools.chain(
+        model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
+    )
+    of_name = {name: first.setdefault(tensor, name) for name, tensor in named}
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        kept = found.setdefault(of_name.get(name, name), tensor)
+        if kept is not tensor and not torch.equal(kept, tensor):
+            raise ValueError(
+                f"the model's {of_name[name]!r} and {name!r} are one tensor: they cannot differ"
+            )
+    return found
 
 
 def _shifted(

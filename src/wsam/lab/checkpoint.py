@@ -55,6 +55,15 @@ def load_state(path: Path) -> State:
     return state
 
 
+def has_manifest(path: Path) -> bool:
+    """Tell whether the ``.json`` beside a file is what `save_state` writes, not anything else."""
+    try:
+        found = json.loads(path.with_suffix(".json").read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and {"file", "sha256"} <= found.keys()
+
+
 def reason(error: Exception) -> str:
     """Return the first line of what torch says of a file; of one cut short it may say nothing."""
     return str(error).partition("\n")[0] or "it ends too early"

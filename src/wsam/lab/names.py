@@ -12,7 +12,7 @@ import inspect
 import math
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import cast
+from typing import TypeGuard, cast
 
 Value = float | int | bool | str | None | tuple[float, ...]
 """What an argument of a method, geometry or base may be: all of it is plain JSON."""
@@ -189,8 +189,13 @@ def _like(name: str, value: object, default: Value) -> Value:
     return _number(name, value)
 
 
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Tell whether a value is a number; true and false are none, though Python counts them in."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _number(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if not is_number(value):
         raise TypeError(f"{name} must be a number, got {value!r}")
     if not math.isfinite(value):
         raise ValueError(f"{name} must be a finite number, got {value!r}")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from wsam.lab.run import Run
 
 Record = dict[str, Any]
 FINISHED, FAILED = "finished", "failed"
+WEIGHTS = "weights.pt"
 _KEY = re.compile("[0-9a-f]{12}")
 _NEEDED = ("key", "status", "settings", "curve")
 
@@ -36,7 +36,12 @@ def work_folder(out: Path, run: Run) -> Path:
 
 def weights_path(out: Path, run: Run) -> Path:
     """Return where the final weights lie, if they were kept."""
-    return work_folder(out, run) / "weights.pt"
+    return work_folder(out, run) / WEIGHTS
+
+
+def is_named_by_key(path: Path) -> bool:
+    """Tell whether a file or folder has a run's key for its name, as records and their work have."""
+    return _KEY.fullmatch(path.stem) is not None
 
 
 def claim(out: Path, run: Run) -> AbstractContextManager[None]:
@@ -106,13 +111,6 @@ def read_file(path: Path) -> Record:
     if record["status"] not in (FINISHED, FAILED):
         raise ValueError(f"{path}: status must be {FINISHED} or {FAILED}, not {record['status']!r}")
     return record
-
-
-def read_all(out: Path) -> Iterator[Record]:
-    """Yield every record in a folder, in the order of their keys; other files are let be."""
-    for path in sorted(out.glob("*.json")):
-        if _KEY.fullmatch(path.stem):
-            yield read_file(path)
 
 
 def is_finished(record: Record | None) -> bool:

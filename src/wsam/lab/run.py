@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from wsam import checks
 from wsam.lab import names
 from wsam.lab.names import Value
 
@@ -83,10 +84,10 @@ class Run:
         names.chosen("method", self.method, known)
         names.chosen("base", self.base, names.BASES)
         for name, least in (("epochs", 1), ("batch_size", 1), ("seed", 0), ("noise_seed", 0)):
-            _whole(name, getattr(self, name), least)
+            checks.count(name, getattr(self, name), least)
         for name in ("train_limit", "test_limit"):
             if getattr(self, name) is not None:
-                _whole(name, getattr(self, name), 1)
+                checks.count(name, getattr(self, name), 1)
         if isinstance(self.noise, bool) or not 0 <= self.noise <= 1:
             raise ValueError(f"noise must be a fraction from 0 to 1, got {self.noise!r}")
         if not isinstance(self.augment, bool):
@@ -145,7 +146,7 @@ class Run:
         A new method or base starts from its own defaults unless its arguments are given too.
         """
         if "method" in changes:
-            changes = {"hyper": {}, "options": {}, **changes}
+            changes = {"hyper": {}, "options": {}, "geometry": None, **changes}
         if "base" in changes:
             changes = {"base_args": {}, **changes}
         return dataclasses.replace(self, **changes)
@@ -164,7 +165,8 @@ class Run:
     @property
     def title(self) -> str:
         """A short line for people: ``cifar10 resnet18 wsam gamma=0.88 rho=0.2 seed=0``."""
-        hyper = [f"{name}={value:g}" for name, value in self.hyper.items() if _is_number(value)]
+        numbers = {name: value for name, value in self.hyper.items() if names.is_number(value)}
+        hyper = [f"{name}={value:g}" for name, value in numbers.items()]
         geometry = [str(self.geometry["name"])] if self.geometry else []
         noise = [f"noise={self.noise:g}"] if self.noise else []
         words = [self.data, self.model, self.method, *geometry, *hyper, *noise]
@@ -176,17 +178,6 @@ class Run:
     def __reduce__(self) -> tuple[Any, ...]:
         # Frozen mappings do not pickle; plain data does, and is checked again on the way in.
         return (Run.from_dict, (self.to_dict(),))
-
-
-def _whole(name: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be a whole number, got {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
-
-
-def _is_number(value: Value) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _plain(value: Any) -> Any:

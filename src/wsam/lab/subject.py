@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from wsam.lab import models, records
+from wsam.lab import records
 from wsam.lab.batches import Batch, MemoryFeed
-from wsam.lab.checkpoint import Checkpoints, load_state, reason
+from wsam.lab.checkpoint import Checkpoints, has_manifest, load_state, reason
 from wsam.lab.folder import FolderFeed
-from wsam.lab.means import Means, make_feed
+from wsam.lab.means import Means, make_feed, make_model
 from wsam.lab.names import chosen
 from wsam.lab.run import Run
 
@@ -76,6 +76,8 @@ class FixedBatches:
             raise ValueError(
                 f"batch size and samples must be at least 1, got {batch_size} and {samples}"
             )
+        if isinstance(feed, MemoryFeed) and feed.padding:
+            raise ValueError("images with the border of augmentation are not as they are")
         self.feed, self.split, self.batch_size = feed, split, batch_size
         available = feed.train_count if split == "train" else feed.test_count
         self.count = available if samples is None else min(samples, available)
@@ -142,17 +144,32 @@ def open_subject(
     """
     state, run = read_checkpoint(checkpoint)
     run = _described(checkpoint, run, data, model)
-    device = means.place()
-    feed = make_feed(run, means, device)
-    assert isinstance(feed, MemoryFeed | FolderFeed)
-    built = models.build(run.model, models.Task(feed.shape, feed.traits.classes), run.seed)
-    fill(built, state, f"{checkpoint} does not fit {run.model} on {run.data}")
-    placed: nn.Module = built.to(  # type: ignore[call-overload]
-        device, memory_format=torch.channels_last
-    )
-    size = (1000 if device.type == "cuda" else 250) if batch_size is None else batch_size
+    problem = f"{checkpoint} does not fit {run.model} on {run.data}"
+    built, feed = fitted(run, state, means, problem)
+    size = (1000 if feed.device.type == "cuda" else 250) if batch_size is None else batch_size
     batches = FixedBatches(feed, split, samples, size)
-    return Subject(placed, batches, f"{checkpoint}: {run.model} on {run.data}", run, split)
+    return Subject(built, batches, f"{checkpoint}: {run.model} on {run.data}", run, split)
+
+
+def fitted(
+    run: Run, state: Mapping[str, Tensor], means: Means, problem: str
+) -> tuple[nn.Module, MemoryFeed | FolderFeed]:
+    """Return a run's model with the given weights, and its data without augmentation.
+
+    Args:
+        run: Says the model and the data.
+        state: The weights.
+        means: Device and place of the data.
+        problem: What to say of weights of another model.
+    """
+    # Every image as it is, for measurements need the same loss at every reading; and no pretrained
+    # weights, for these take their place.
+    plain, device = run.replace(augment=False, pretrained=None), means.place()
+    feed = make_feed(plain, means, device)
+    assert isinstance(feed, MemoryFeed | FolderFeed)
+    model = make_model(plain, feed, device)
+    fill(model, state, problem)
+    return model, feed
 
 
 def fill(model: nn.Module, state: Mapping[str, Tensor], problem: str) -> None:
@@ -177,13 +194,19 @@ def read_checkpoint(path: Path) -> tuple[State, Run | None]:
         return _from_folder(path)
     if path.suffix == ".json":
         return _from_record(path)
-    loaded = load_state(path) if path.with_suffix(".json").exists() else _plain_load(path)
+    loaded = load_state(path) if has_manifest(path) else _plain_load(path)
     if isinstance(text := loaded.get("run"), str) and "model" in loaded:
         return _tensors(loaded["model"], path), Run.from_dict(json.loads(text))
-    record = path.absolute().parents[2] / f"{path.absolute().parent.name}.json"
-    known = path.name == "weights.pt" and record.exists()
-    run = Run.from_dict(records.read_file(record)["settings"]) if known else None
-    return _tensors(loaded, path), run
+    return _tensors(loaded, path), _run_of_weights(path)
+
+
+def _run_of_weights(path: Path) -> Run | None:
+    """Return the run whose record lies where `records.weights_path` says, if there is one."""
+    work = path.absolute().parent
+    record = work.parent.parent / f"{work.name}.json"
+    if path.name != records.WEIGHTS or not record.exists():
+        return None
+    return Run.from_dict(records.read_file(record)["settings"])
 
 
 def _from_record(path: Path) -> tuple[State, Run]:
@@ -195,8 +218,8 @@ def _from_record(path: Path) -> tuple[State, Run]:
 
 
 def _from_folder(path: Path) -> tuple[State, Run | None]:
-    if (path / "weights.pt").exists():
-        return read_checkpoint(path / "weights.pt")
+    if (path / records.WEIGHTS).exists():
+        return read_checkpoint(path / records.WEIGHTS)
     state = Checkpoints(path / "checkpoints").load()
     if state is None:
         raise ValueError(f"{path} holds neither weights nor a checkpoint of a run")
@@ -232,10 +255,5 @@ def _described(path: Path, run: Run | None, data: str | None, model: str | None)
         if data is None or model is None:
             raise ValueError(f"{path} does not say what it is of: give both --model and --data")
         run = Run(data=data, model=model, method="vanilla")
-    # Every image as it is: curvature needs the same loss at every reading.
-    changes: dict[str, Any] = {"augment": False, "pretrained": None}
-    if data is not None and data != run.data:
-        changes["data"] = data
-    if model is not None and model != run.model:
-        changes["model"] = model
-    return run.replace(**changes)
+    given = {"data": data, "model": model}
+    return run.replace(**{name: value for name, value in given.items() if value is not None})

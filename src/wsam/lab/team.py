@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -57,6 +57,16 @@ class Team:
         sums = torch.tensor(values, dtype=torch.float64, device=device)
         dist.all_reduce(sums)
         return tuple((sums / self.size).tolist())
+
+    def gathered(self, value: T) -> list[T]:
+        """Return every process's value, in the order of their ranks."""
+        if self.size == 1:
+            return [value]
+        import torch.distributed as dist
+
+        found: list[T | None] = [None] * self.size
+        dist.all_gather_object(found, value)
+        return cast(list[T], found)
 
     def told(self, say: Callable[[], T]) -> T:
         """Return what the first process finds; the others wait for it, or fail as it does."""

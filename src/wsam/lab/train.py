@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from wsam.lab import environment, models, records
+from wsam.lab import environment, generators, models, records
 from wsam.lab.batches import Feed
 from wsam.lab.checkpoint import Checkpoints, load_state, save_state
+from wsam.lab.generators import Generators
 from wsam.lab.means import Means, make_feed, make_model
 from wsam.lab.records import Record
 from wsam.lab.run import Run
@@ -28,6 +29,7 @@ from wsam.lab.step import (
     make_optimizer,
     set_learning_rate,
 )
+from wsam.lab.subject import fitted
 from wsam.lab.team import Team, joined
 from wsam.lab.watch import Row, Watcher
 
@@ -66,12 +68,12 @@ def train(
     means = means or Means()
     with joined(means.device) as (team, device):
         means = replace(means, device=device)
-        record = team.told(lambda: _settled(run, out, means))
+        record = team.told(lambda: settled(run, out, means))
         if record is not None:
             return record
         claim = records.claim(out, run) if team.leads else nullcontext()
         with claim:
-            record = team.told(lambda: _settled(run, out, means))
+            record = team.told(lambda: settled(run, out, means))
             if record is not None:
                 return record  # another process finished it between the two looks
             heard = watchers if team.leads else ()
@@ -84,7 +86,7 @@ def train(
 
 
 def restore(run: Run, out: Path, means: Means | None = None) -> tuple[nn.Module, Feed]:
-    """Return the trained model of a finished run, in evaluation mode, and its data.
+    """Return the trained model of a finished run, in evaluation mode, and its data as it is.
 
     Args:
         run: What was trained, with its weights kept (`Means.keep_weights`).
@@ -101,15 +103,12 @@ def restore(run: Run, out: Path, means: Means | None = None) -> tuple[nn.Module,
         raise FileNotFoundError(
             f"no weights of {run.title} in {path.parent}: train it with its weights kept"
         )
-    weights = load_state(path)
-    device = means.place()
-    feed = make_feed(run, means, device)
-    model = make_model(run, feed, device)
-    model.load_state_dict(weights)
+    model, feed = fitted(run, load_state(path), means, f"{path} does not fit {run.title}")
     return model.eval(), feed
 
 
-def _settled(run: Run, out: Path, means: Means) -> Record | None:
+def settled(run: Run, out: Path, means: Means) -> Record | None:
+    """Return the record that `train` would return without training; None if it would train."""
     record = records.read(out, run)
     return None if record is None or (means.retry and not records.is_finished(record)) else record
 
@@ -123,6 +122,7 @@ class Session:
         self.run, self.out, self.means, self.watchers = run, out, means, watchers
         self.team = team
         self.begun = time.monotonic()
+        self.saved = self.begun
         self.before = 0.0
         self.resumed = 0
         self.curve: list[Row] = []
@@ -150,15 +150,13 @@ class Session:
             watcher.start(run, feed.steps, len(self.curve), feed.batch_size)
         if self.compiled:
             self._say("the first steps compile the model, which takes a minute or so")
-        saved = time.monotonic()
         failure = None
         with _fast_convolutions(self.device):
             while len(self.curve) < run.epochs and failure is None:
                 failure = self._epoch(stepper)
-                due = time.monotonic() - saved >= self.means.checkpoint_seconds
-                if due and failure is None and len(self.curve) < run.epochs and self.team.leads:
-                    self.checkpoints.save(len(self.curve), self._state())
-                    saved = time.monotonic()
+                goes_on = failure is None and len(self.curve) < run.epochs
+                if goes_on and self.team.told(self._due):
+                    self._save()
         return self._conclude(failure)
 
     def _stepper(self) -> Stepper:
@@ -212,8 +210,17 @@ class Session:
 
     # Interruption and resumption ---------------------------------------------------------------
 
-    def _state(self) -> dict[str, Any]:
-        state: dict[str, Any] = {
+    def _due(self) -> bool:
+        return time.monotonic() - self.saved >= self.means.checkpoint_seconds
+
+    def _save(self) -> None:
+        everyone = self.team.gathered(generators.states(self.device))
+        if self.team.leads:
+            self.checkpoints.save(len(self.curve), self._state(everyone))
+        self.saved = time.monotonic()
+
+    def _state(self, everyone: list[Generators]) -> dict[str, Any]:
+        return {
             "run": self.run.canonical,
             "curve": self.curve,
             "seconds": self.before + time.monotonic() - self.begun,
@@ -221,11 +228,8 @@ class Session:
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "order": self.feed.generator.get_state(),
-            "random": torch.get_rng_state(),
+            "generators": everyone,
         }
-        if self.device.type == "cuda":
-            state["cuda_random"] = torch.cuda.get_rng_state(self.device)
-        return state
 
     def _resume(self) -> None:
         state = self.checkpoints.load()
@@ -236,9 +240,7 @@ class Session:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.feed.generator.set_state(state["order"])
-        torch.set_rng_state(state["random"])
-        if self.device.type == "cuda" and "cuda_random" in state:
-            torch.cuda.set_rng_state(state["cuda_random"], self.device)
+        generators.put_back(state, self.team.rank, self.device)
         self.curve = state["curve"]
         self.before = state["seconds"]
         self.resumed = state["resumed"] + 1

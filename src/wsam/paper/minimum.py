@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,10 +13,11 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from wsam.lab import environment, records
-from wsam.lab.batches import Batch, MemoryFeed
+from wsam.lab.batches import MemoryFeed
 from wsam.lab.files import write_atomic
 from wsam.lab.means import Means
 from wsam.lab.run import Run
+from wsam.lab.subject import FixedBatches
 from wsam.lab.train import restore
 from wsam.paper import around
 
@@ -134,7 +135,7 @@ def _sharpest(
         "products": top.products,
         "loss": info.loss,
         "images": images.count,
-        "batch": images.batch,
+        "batch": images.batch_size,
         "mode": info.mode,
         "dtype": info.dtype,
         "tf32": info.tf32,
@@ -143,11 +144,11 @@ def _sharpest(
     }
 
 
-class Images:
-    """The first images in order and as they are, in batches, to be gone through repeatedly.
+class Images(FixedBatches):
+    """The first images of a run's data, as they are, to be gone through repeatedly.
 
     Args:
-        feed: The data of a run.
+        feed: The data of a run, see `restore`.
         most: How many, at most.
         batch: How many at a time.
         test: Test images instead of training images.
@@ -156,15 +157,4 @@ class Images:
     def __init__(
         self, feed: MemoryFeed, most: int, batch: int = _BATCH, test: bool = False
     ) -> None:
-        border, (_, rows, columns) = feed.padding, feed.shape
-        whole = feed.train_images[:, border : border + rows, border : border + columns]
-        self.images = feed.test_images if test else whole
-        self.labels = feed.test_labels if test else feed.train_labels
-        self.normalise, self.batch = feed.normalise, batch
-        self.count = min(feed.test_count if test else feed.train_count, most)
-
-    def __iter__(self) -> Iterator[Batch]:
-        """Yield the batches."""
-        for at in range(0, self.count, self.batch):
-            part = slice(at, min(at + self.batch, self.count))
-            yield self.normalise(self.images[part]), self.labels[part]
+        super().__init__(feed, "test" if test else "train", most, batch)

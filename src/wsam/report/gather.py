@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,12 +11,12 @@ from typing import Any
 
 from wsam.lab import records
 from wsam.lab.checkpoint import Checkpoints
+from wsam.lab.names import is_number
 from wsam.lab.records import Record
 from wsam.lab.run import Run
 from wsam.paper import minimum
 
 _FIGURES = ("epoch", "train_loss", "test_error")
-_KEY = re.compile("[0-9a-f]{12}")
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,7 @@ def gather(folder: Path) -> Folder:
     found = Folder(folder)
     by_group: dict[str, list[Result]] = {}
     for path in sorted(folder.glob("*.json")):
-        if _is_record(path):
+        if records.is_named_by_key(path):
             try:
                 result = read_result(path, found.troubles)
             except (OSError, ValueError) as error:
@@ -148,7 +147,7 @@ def records_folder(folder: Path) -> Path:
 def _holds_records(folder: Path) -> bool:
     """Tell whether records, or runs under way, lie in a folder."""
     paths = (*folder.glob("*.json"), *(folder / "work").glob("*"))
-    return any(_is_record(path) for path in paths)
+    return any(map(records.is_named_by_key, paths))
 
 
 def _why(path: Path, error: Exception) -> str:
@@ -170,7 +169,7 @@ def read_result(path: Path, troubles: list[Trouble]) -> Result:
         raise ValueError(f"{path} holds no epoch")
     for row in curve:
         wrong = not isinstance(row, dict) or any(name not in row for name in _FIGURES)
-        if wrong or not all(value is None or _is_number(value) for value in row.values()):
+        if wrong or not all(value is None or is_number(value) for value in row.values()):
             raise ValueError(f"{path} holds an epoch that is damaged")
     try:
         run = Run.from_dict(record["settings"])
@@ -186,22 +185,13 @@ def read_result(path: Path, troubles: list[Trouble]) -> Result:
     return Result(run, record, measured)
 
 
-def _is_record(path: Path) -> bool:
-    """Tell whether a file or folder is named by the key of a run."""
-    return _KEY.fullmatch(path.stem) is not None
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def unfinished(folder: Path) -> list[Trouble]:
     """Return the runs that were begun and have no record."""
     found = []
     for work in sorted((folder / "work").glob("*")):
         if not work.is_dir() or (folder / f"{work.name}.json").exists():
             continue
-        if not _is_record(work):
+        if not records.is_named_by_key(work):
             continue
         what, why = work.name, "begun; no checkpoint yet"
         try:
@@ -221,7 +211,7 @@ def _order(group: Group) -> tuple[Any, ...]:
     """Sort groups by experiment, then by method, the base first, then by their numbers."""
     run = group.run
     place = METHOD_ORDER.index(run.method) if run.method in METHOD_ORDER else len(METHOD_ORDER)
-    hyper = tuple(float(value) if _is_number(value) else 0.0 for value in run.hyper.values())  # type: ignore[arg-type]
+    hyper = tuple(float(value) if is_number(value) else 0.0 for value in run.hyper.values())
     rate = run.base_args.get("lr")
     last = (run.epochs, rate if isinstance(rate, float) else 0.0, run.key)
     return (run.data, run.model, run.noise, place, run.method, hyper, *last)
