@@ -103,7 +103,7 @@ def scaling(record: dict[str, Any]) -> str:
     """Return the optimizer's own part at each point, in milliseconds."""
     axis, points = record["axis"], record["points"]
     head = " | ".join(f"{point[axis]:,}" for point in points)
-    lines = [f"{heading(record)}; milliseconds:", "", f"| {axis} | {head} |"]
+    lines = [f"{measured(record)}; milliseconds:", "", f"| {axis} | {head} |"]
     lines.append("|---" * (len(points) + 1) + "|")
     several = len({row["form"] for row in points[0]["cases"]}) > 1
     for row in points[0]["cases"]:
@@ -131,8 +131,14 @@ def about(record: dict[str, Any]) -> str:
     size = "" if pixels == PIXELS else f" of {pixels} x {pixels} pixels"
     return (
         f"{problem['model']}, {problem['weights']:,} weights, batch {problem['batch']}{size}, "
-        f"{problem['precision']}; {heading(record)}:"
+        f"{problem['precision']}; {measured(record)}:"
     )
+
+
+def measured(record: dict[str, Any]) -> str:
+    """Return hardware, versions and how it was measured, and at which commit."""
+    commit = record.get("commit")
+    return heading(record) + (f", commit {commit[:7]}" if commit else "")
 
 
 def made(words: str) -> str:

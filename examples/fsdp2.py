@@ -1,4 +1,4 @@
-"""Train with WSAM on several processes, each with a shard of the model (FSDP2), and save it.
+"""Train with Coupled-WSAM on several processes, each with a shard of the model (FSDP2), and save it.
 
     torchrun --nproc_per_node 2 examples/fsdp2.py [FOLDER]
 
@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 
-from wsam import WSAM
+from wsam import CoupledWSAM
 
 
 def main(folder: str | None) -> None:
@@ -33,7 +33,7 @@ def main(folder: str | None) -> None:
             fully_shard(layer)
     fully_shard(model)
     base = torch.optim.AdamW(model.parameters(), lr=0.01)
-    optimizer = WSAM(base, rho=0.05, gamma=0.8)  # after fully_shard, as any optimizer
+    optimizer = CoupledWSAM(base, rho=0.05, gamma=0.5)  # after fully_shard, as any optimizer
 
     torch.manual_seed(dist.get_rank())  # other samples everywhere
     for step in range(100):

@@ -2,7 +2,7 @@
 
     trainer = SharpnessAwareTrainer(
         model=model, args=args, train_dataset=data,
-        wrap=lambda base: CoupledWSAM(base, rho=0.05, gamma=0.9),
+        wrap=lambda base: CoupledWSAM(base, rho=0.05, gamma=0.5),
     )
 
 `wrap` is given the optimizer the Trainer makes of its arguments. A Trainer of your own takes
@@ -69,7 +69,7 @@ class SharpnessAwareMixin(Trainer):  # type: ignore[misc]
         if self._wrap is None:
             raise TypeError(
                 "the Trainer has no sharpness-aware optimizer: give it one, such as "
-                "wrap=lambda base: wsam.CoupledWSAM(base, rho=0.05, gamma=0.9)"
+                "wrap=lambda base: wsam.CoupledWSAM(base, rho=0.05, gamma=0.5)"
             )
         name = str(getattr(self.args.optim, "value", self.args.optim))
         if any(word in name for word in STEP_BY_THEMSELVES):
