@@ -186,3 +186,25 @@ def test_autocast_around_several_steps() -> None:
                 opt.step(lambda t=t, run=run: run(t))
         results.append([p.detach() for p in model.parameters()])
     assert same(*results)
+
+
+def test_a_closure_may_return_more_than_the_loss() -> None:
+    """A tuple that begins with the loss comes back whole, without its graph."""
+    model = small_model()
+    opt, x = (
+        wsam.SAM(torch.optim.SGD(model.parameters(), lr=0.1), rho=0.5),
+        torch.ones(4, 5).double(),
+    )
+
+    def both() -> tuple[Tensor, Tensor]:
+        out = model(x)
+        loss = out.square().mean()
+        loss.backward()
+        return loss, out
+
+    loss, out = opt.step(both)
+    assert not loss.requires_grad
+    assert not out.requires_grad
+    assert out.shape == (4, 2)
+    assert opt.sharpness is not None
+    assert float(opt.sharpness) > 0

@@ -178,10 +178,10 @@ class SharpnessAware(Engine):
         """Make one step and return L(w).
 
         Args:
-            closure: computes the loss, calls backward and returns the loss; it runs twice. Gradients
-                are cleared before each run. A list of closures, one a micro-batch, makes a
-                perturbation for each and sums their gradients. None finishes a step whose `ascend`
-                and `descend` were called by hand.
+            closure: computes the loss, calls backward and returns the loss, or a tuple that begins
+                with it; it runs twice. Gradients are cleared before each run. A list of closures, one
+                a micro-batch, makes a perturbation for each and sums their gradients. None finishes a
+                step whose `ascend` and `descend` were called by hand.
         """
         if hasattr(self, "found_inf") and self._heed_scaler(closure):
             return None
@@ -261,7 +261,7 @@ class SharpnessAware(Engine):
         unsynchronised = self.model.no_sync() if local else contextlib.nullcontext()  # type: ignore[union-attr, operator]
         with torch.enable_grad(), unsynchronised:
             loss = closure()
-        return loss.detach() if isinstance(loss, Tensor) else loss
+        return _detached(loss)
 
     # The step by hand -----------------------------------------------------------------------------
 
@@ -354,8 +354,17 @@ class SharpnessAware(Engine):
 NUMBER = (int, float, Tensor)
 
 
+def _detached(value: Any) -> Any:
+    """Return what a closure returned without its graph: a loss, or a tuple that begins with it."""
+    if isinstance(value, Tensor):
+        return value.detach()
+    return tuple(map(_detached, value)) if type(value) is tuple else value
+
+
 def _difference(second: Any, first: Any) -> Any:
-    """Return the rise of the loss; NaN for a closure that returns anything but a number."""
+    """Return the rise of the loss; NaN for a closure that returns no number, nor one first."""
+    if type(second) is tuple and type(first) is tuple and second and first:
+        second, first = second[0], first[0]
     if isinstance(second, NUMBER) and isinstance(first, NUMBER):
         return torch.as_tensor(second - first)
     return torch.full((), torch.nan)
