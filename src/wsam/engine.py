@@ -212,11 +212,12 @@ class Engine(Wrapper):
             return
         self._return_to_weights()
         align_gradients(self._layout())
-        if not flight.skip and not flight.plain and not self._gradients():
+        two_passes = not flight.skip and not flight.plain
+        if two_passes and all(p.grad is None for b in self._layout() for p in b.params):
             raise RuntimeError(
                 "no parameter has a gradient: call backward() in the second pass, too"
             )
-        if not flight.skip and not flight.plain and self.nonfinite != "propagate":
+        if two_passes and self.nonfinite != "propagate":
             flight.skip = self._overflowed(update.gather(self._layout()))
         if self.local and not flight.skip and (flight.plain or self.rule.keeps_first):
             self._average_first(flight)
