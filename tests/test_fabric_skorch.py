@@ -181,10 +181,11 @@ def test_fabric_works_wrapped_optimizer() -> None:
 def test_fabric_refuses_phases_on_the_wrapper() -> None:
     fabric, model, optimizer = start(net())
     fabric.backward(model(samples().tensors[0]).sum())
-    with pytest.raises(TypeError, match=r"\.optimizer"):
-        optimizer.ascend()
-    with pytest.raises(TypeError, match=r"\.optimizer"):
-        optimizer.begin()
+    for phase in ("ascend", "begin", "descend", "abandon"):
+        with pytest.raises(TypeError, match=r"\.optimizer"):
+            getattr(optimizer, phase)()
+    with pytest.raises(TypeError, match=r"\.optimizer"), optimizer.perturbed():
+        pass
 
 
 def test_fabric_refuses_closure_with_scaler() -> None:

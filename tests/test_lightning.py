@@ -348,3 +348,18 @@ def test_works_plain_optimizer_with_the_mixin() -> None:
         optimizer.step()
         scheduler.step()
     assert difference(module.body, model) == 0
+
+
+@pytest.mark.parametrize("name", ["sam", "wsam"])
+def test_works_batches_left_out(name: str) -> None:
+    """A training_step that returns None leaves out its batch, in the second pass, too."""
+
+    class Choosy(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = super().training_step(batch, batch_idx)
+            return None if self.calls == 4 else loss
+
+    module = Choosy(lambda params: wsam.create(name, torch.optim.SGD(params, lr=0.1)))
+    runner = fit(module, samples(12))
+    assert module.calls > 4
+    assert runner.optimizers[0].skipped == 1

@@ -1,11 +1,13 @@
 """What people do by mistake is refused with words that help, or does no harm."""
 
+import contextlib
 import copy
 import gc
 import inspect
 import re
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -273,7 +275,8 @@ def test_a_step_by_hand_can_be_given_up(lean: bool) -> None:
     before, drawn = copy.deepcopy(model.state_dict()), torch.get_rng_state()
     opt.ascend()
     loss_of(model)
-    opt.abandon()
+    with pytest.warns(wsam.WsamWarning, match="stepped") if lean else contextlib.nullcontext():
+        opt.abandon()
     for key, value in model.state_dict().items():
         if not lean or key not in dict(model.named_parameters()):
             assert torch.equal(before[key], value), key
@@ -282,6 +285,13 @@ def test_a_step_by_hand_can_be_given_up(lean: bool) -> None:
     loss_of(model).backward()
     with opt.perturbed(), pytest.raises(RuntimeError, match="only looks"):
         opt.abandon()
+
+    def closure() -> Tensor:
+        opt.abandon()
+        return loss_of(model)
+
+    with pytest.raises(RuntimeError, match="inside a closure"):
+        opt.step(closure)
 
 
 def test_a_step_that_is_forgotten_leaves_no_hook() -> None:
@@ -317,7 +327,19 @@ def test_arguments_as_other_code_takes_them() -> None:
         wsam.SAM(model.parameters(), torch.optim.SGD, lr=0.1)
     with pytest.raises(TypeError, match="ASAM is the adaptive one"):
         wsam.SAM(sgd(model), adaptive=True)
+    with pytest.raises(TypeError, match="give its instance, as base"):
+        wsam.SAM(model.parameters(), lr=0.1, momentum=0.9, base_optimizer=torch.optim.SGD)
     assert list(inspect.signature(wsam.SAM).parameters) == ["base", "rho", "options"]
+
+    class Tagged(wsam.SharpnessAware):
+        def __init__(self, base: torch.optim.Optimizer, *, tag: str, **options: Any) -> None:
+            super().__init__(base, **options)
+            self.tag = tag
+
+    class Mine(wsam.SAM, Tagged):
+        pass
+
+    assert Mine(sgd(model), tag="heir").tag == "heir"
 
 
 def test_what_it_looks_like() -> None:

@@ -316,3 +316,52 @@ def test_micro_perturbation(name: str, base: str, clip: float | None) -> None:
         found = opt.step([part(0), part(1)])
         assert float(found) == pytest.approx(float(wanted), rel=1e-12)
         assert gap(params, w) < 1e-10
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_micro_batches_of_which_one_lacks_a_second_gradient(name: str) -> None:
+    """As with one closure: without any it is refused, a single missing one counts as g0."""
+    a, b = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
+    options = {"gamma": 1.0} if name == "esam" else {}
+    opt = member(name, torch.optim.SGD([a, b], lr=0.1), rho=0.1, **options)
+    calls: list[int] = []
+
+    def forgetful() -> Tensor:
+        calls.append(1)
+        loss = a.square().sum() + b.square().sum()
+        if len(calls) == 1:
+            loss.backward()
+        return loss
+
+    def whole() -> Tensor:
+        loss = a.square().sum() + b.square().sum()
+        loss.backward()
+        return loss
+
+    with pytest.raises(RuntimeError, match="second pass"):
+        opt.step([whole, forgetful])
+    assert torch.equal(a, torch.ones(3))
+
+    def linear(partly: bool) -> Callable[[], Tensor]:
+        seen: list[int] = []
+
+        def run() -> Tensor:
+            seen.append(1)
+            loss = a.square().sum() + (0.0 if partly and len(seen) == 2 else 1.0) * b.sum()
+            loss.backward()
+            if partly and len(seen) == 2:
+                b.grad = None  # not used in this pass; of a linear term g1 is g0
+            return loss
+
+        return run
+
+    def end(partly: bool) -> Tensor:
+        with torch.no_grad():
+            a.fill_(1.0)
+            b.fill_(1.0)
+        fresh = member(name, torch.optim.SGD([a, b], lr=0.1), rho=0.1, **options)
+        fresh.step([linear(False), linear(partly)])
+        return b.detach().clone()
+
+    if opt.rule.keeps_first:
+        torch.testing.assert_close(end(True), end(False))

@@ -23,6 +23,7 @@ from helpers import (
 from torch import nn
 
 import wsam
+from wsam.standins import Scalars
 
 MLP = PROBLEMS["mlp"]
 LATE_AND_LEAN = [(name, False) for name in MEMBERS] + [
@@ -177,11 +178,29 @@ def test_another_wrapper_of_the_same_base_hears_what_groups_say() -> None:
     for default in (0.05, 0.1):
         opt = wsam.SAM(base, rho=default)
         assert [group["sam_rho"] for group in opt.param_groups] == [0.3, default]
-    base.param_groups[0]["sam_rho"] = wsam.schedule.Warmup(0.3, steps=5)
-    wsam.SAM(base)
-    with pytest.raises(ValueError, match=r"own schedule of rho.*again"):
-        wsam.SAM(base)
-    base.param_groups[0]["sam_rho"] = 0.4
+    assert "sam_said" not in base.param_groups[0], "checkpoints have the keys they always had"
+
+
+def test_another_wrapper_of_the_same_base_hears_of_schedules() -> None:
+    model, schedule = nn.Linear(2, 2), wsam.schedule.Warmup(0.3, steps=5)
+    groups = [{"params": model.parameters(), "rho": schedule, "gamma": 0.7}]
+    base = torch.optim.SGD(groups, lr=0.1)
+    assert wsam.WSAM(base)._schedules == [{"rho": schedule}]
+    again = wsam.WSAM(base)
+    assert again._schedules == [{"rho": schedule}]
+    assert base.param_groups[0]["sam_gamma"] == 0.7
+    assert wsam.SAM(base)._schedules == [{"rho": schedule}]
+    assert "sam_gamma" not in base.param_groups[0]
+    other = torch.optim.SGD(model.parameters(), lr=0.1)
+    other.load_state_dict(again.state_dict())
+    assert wsam.SAM(other, rho=0.05).param_groups[0]["sam_rho"] == 0.05
+
+
+def test_what_a_captured_step_writes_of_groups_with_values_of_their_own() -> None:
+    model = nn.Linear(2, 2)
+    opt = wsam.SAM(torch.optim.SGD([{"params": model.parameters(), "rho": 0.1}], lr=0.1))
+    opt.add_param_group({"params": nn.Linear(2, 2).parameters(), "rho": 0.2})
+    Scalars(opt, torch.device("cpu")).write()
 
 
 def test_names_are_needed_of_parameters_that_come_late() -> None:

@@ -1,6 +1,7 @@
 """Promises about what a step gives back and who hears of it: loss, sharpness, hooks, autocast."""
 
 import warnings
+from collections import namedtuple
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -202,9 +203,31 @@ def test_a_closure_may_return_more_than_the_loss() -> None:
         loss.backward()
         return loss, out
 
-    loss, out = opt.step(both)
+    Both = namedtuple("Both", "loss out")
+    made = opt.step(lambda: Both(*both()))
+    assert isinstance(made, Both)
+    loss, out = made
     assert not loss.requires_grad
     assert not out.requires_grad
     assert out.shape == (4, 2)
     assert opt.sharpness is not None
     assert float(opt.sharpness) > 0
+
+
+@pytest.mark.parametrize(
+    "first", [lambda out: out > 0, lambda out: out[out > 0.1], lambda out: out]
+)
+def test_a_tuple_that_begins_with_something_else(first: Callable[[Tensor], Tensor]) -> None:
+    """What cannot be subtracted is not measured, and the step goes on."""
+    model, x = small_model(), torch.ones(4, 5).double()
+    opt = wsam.SAM(torch.optim.SGD(model.parameters(), lr=0.1), rho=0.5)
+
+    def both() -> tuple[Tensor, Tensor]:
+        out = model(x)
+        loss = out.square().mean()
+        loss.backward()
+        return first(out), loss
+
+    opt.step(both)
+    assert opt.sharpness is not None
+    assert opt.sharpness.isnan()

@@ -245,3 +245,29 @@ def test_scaler_before_descend_is_refused(name: str, bad: float, told: bool) -> 
         scaler.step(opt)
     opt.descend()
     assert same(snapshot(opt)["weights"], before["weights"])
+
+
+def test_a_step_that_is_refused_forgets_the_scaler() -> None:
+    model = small_model()
+    opt = wsam.WSAM(torch.optim.SGD(model.parameters(), lr=0.1))
+    scaler, loss = new_scaler(), model_loss(opt, model)
+    scaler.scale(loss()).backward()
+    opt.ascend(scaler.get_scale())
+    scaler.scale(loss()).backward()
+    scaler.unscale_(opt)
+    opt.descend()
+    nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+    with pytest.raises(RuntimeError, match="max_norm"):
+        scaler.step(opt)
+    opt.abandon()
+    opt.step(closure(opt, model))
+
+
+def test_scaler_inside_perturbed_is_refused() -> None:
+    model = small_model()
+    opt, scaler = wsam.SAM(torch.optim.SGD(model.parameters(), lr=0.1)), new_scaler()
+    before = snapshot(opt)
+    scaler.scale(model_loss(opt, model)()).backward()
+    with pytest.raises(RuntimeError, match="descend"), opt.perturbed():
+        scaler.step(opt)
+    assert same(snapshot(opt), before)

@@ -223,3 +223,36 @@ def test_a_step_that_fails_leaves_no_trace_in_the_running_norm() -> None:
     assert opt.state_dict()["sharpness"]["interval"]["one"]["mean"] == 0.0
     opt.step(fails)
     assert opt.state_dict()["sharpness"]["interval"]["one"]["mean"] == pytest.approx(8.0)
+
+
+def test_a_step_that_is_skipped_leaves_no_trace_in_the_running_norm() -> None:
+    p, when = nn.Parameter(torch.ones(2)), wsam.schedule.NormAbove()
+    opt = wsam.SAM(torch.optim.SGD([p], lr=0.1), when=when, nonfinite="skip")
+    passes: list[int] = []
+
+    def overflows() -> Tensor:
+        passes.append(1)
+        loss = p.square().sum() * (math.inf if len(passes) == 2 else 1.0)
+        loss.backward()
+        return loss
+
+    opt.step(overflows)
+    assert opt.skipped == 1
+    assert opt.when is when
+    assert when.mean == 0.0
+
+
+def test_an_interval_of_ones_own_is_not_copied() -> None:
+    """It may hold what cannot be copied, the optimizer itself included."""
+
+    class Own(wsam.schedule.Interval):
+        needs_norm = True
+
+        def chosen(self, step: int, norm: Callable[[], float]) -> bool:
+            self.opt.state_dict()
+            return norm() > 0
+
+    p, when = nn.Parameter(torch.ones(2)), Own()
+    when.opt = opt = wsam.SAM(torch.optim.SGD([p], lr=0.1), when=when)
+    make_step(opt, lambda: p.square().sum())
+    assert opt.when is when

@@ -4,7 +4,6 @@ A step is in flight from the end of its first pass until its update. Whatever ha
 exception or Ctrl-C included, `_abandon` puts weights, statistics and generators back.
 """
 
-import copy
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from wsam import lean as lean_plan
 from wsam import state as saving
 from wsam import update
 from wsam.block import Block, align_gradients, average_over_ranks, sum_over_ranks
+from wsam.checks import warn
 from wsam.kernels import Kernels, for_eager_steps
 from wsam.passes import RandomStates, RunningStatistics
 from wsam.perturb import perturb
@@ -22,6 +22,11 @@ from wsam.schedule import Scalar
 from wsam.select import Selection
 from wsam.update import Flight
 from wsam.wrapper import Wrapper
+
+STEPPED = (
+    "lean=True: the base had stepped already, so the step could not be undone; "
+    "the weights are at w + u + lr k g0, u the base's update"
+)
 
 
 class Engine(Wrapper):
@@ -44,6 +49,7 @@ class Engine(Wrapper):
         self._kernels: Kernels | None = None  # a recorded step has some
         self._own_kernels: Kernels | None = None  # and an eager one over a fused base
         self._sharpness: Tensor | None = None
+        self._in_closures = False
 
     def _look_at_model(self) -> None:
         self._statistics.look_at(self.model)
@@ -93,8 +99,7 @@ class Engine(Wrapper):
             return False
         if self.when is None:
             return True
-        if self.when.needs_norm:
-            flight.when = copy.deepcopy(self.when)  # a step that fails leaves no trace
+        flight.memory = self.when.remember()
         return self.when.chosen(
             self._count(), lambda: float(self._squares(flight.blocks, self.local).sqrt())
         )
@@ -140,9 +145,9 @@ class Engine(Wrapper):
         if grad_scale is not None:
             update.unscale(flight.blocks, grad_scale)
         flight.skip = self._overflowed(flight.blocks, differ=self.local)
+        flight.plain = not flight.skip and not self._is_chosen(flight)
         self._flight = flight
         try:
-            flight.plain = not flight.skip and not self._is_chosen(flight)
             moved = self._move(flight)
             if moved or by_hand:
                 self._hold_still(flight)
@@ -212,12 +217,8 @@ class Engine(Wrapper):
             return
         self._return_to_weights()
         align_gradients(self._layout())
-        two_passes = not flight.skip and not flight.plain
-        if two_passes and all(p.grad is None for b in self._layout() for p in b.params):
-            raise RuntimeError(
-                "no parameter has a gradient: call backward() in the second pass, too"
-            )
-        if two_passes and self.nonfinite != "propagate":
+        flight.refuse_one_pass()
+        if not flight.skip and not flight.plain and self.nonfinite != "propagate":
             flight.skip = self._overflowed(update.gather(self._layout()))
         if self.local and not flight.skip and (flight.plain or self.rule.keeps_first):
             self._average_first(flight)
@@ -302,6 +303,7 @@ class Engine(Wrapper):
         self._refuse_changed_gradients(flight)
         self._land()
         if flight.skip:
+            self._recall(flight)
             self.skipped += 1
             return
         if not flight.stepped:
@@ -309,6 +311,11 @@ class Engine(Wrapper):
         update.apply(flight.beside)
         for group in self.param_groups:
             group[saving.PREFIX + "step"] += 1
+
+    def _leave_out(self) -> None:
+        """Let the step in flight be none: it is counted as skipped."""
+        assert self._flight is not None
+        self._flight.skip = True
 
     def _land(self) -> None:
         """End the flight: nothing of it is left."""
@@ -322,17 +329,20 @@ class Engine(Wrapper):
             self._abandon()
             self.skipped += 1
 
+    def _recall(self, flight: Flight) -> None:
+        """Let the interval forget a step that is not made."""
+        if self.when is not None and flight.memory is not None:
+            self.when.recall(flight.memory)
+
     def _abandon(self, error: BaseException | None = None) -> None:
         """Undo what a step in flight has done to weights, statistics and generators."""
         flight = self._flight
         if flight is not None:
             with torch.no_grad():
                 self._return_to_weights()
-            if flight.when is not None:
-                self.when = flight.when
+            self._recall(flight)
             if flight.stepped and error is not None:
-                error.add_note(
-                    "lean=True: the base had stepped before the second pass failed, so the step "
-                    "could not be undone; the weights are at w + u + lr k g0, u the base's update"
-                )
+                error.add_note(STEPPED)
+            elif flight.stepped:
+                warn(STEPPED)
         self._land()

@@ -41,12 +41,16 @@ def explain_arguments(kind: Any, family: type) -> None:
 
     @functools.wraps(build)
     def explained(self: Any, *given: Any, **named: Any) -> None:
+        if type(self) is not kind:  # a heir's arguments are its own
+            build(self, *given, **named)
+            return
         if len(given) > 1 or not (given or "base" in named):
             raise TypeError(
                 f"{name} takes an optimizer's instance, and the rest by name: "
                 f"{name}(torch.optim.SGD(model.parameters(), lr=0.1), rho=0.05)"
             )
-        for unknown in named.keys() - {*allowed, "base"}:
+        strange = [k for k in named if k not in {*allowed, "base"}]
+        for unknown in sorted(strange, key=lambda k: k not in HINTS):
             hint = HINTS.get(unknown, "the base has arguments of its own")
             raise TypeError(
                 f"{name} has no argument {unknown!r} ({hint}); it has {', '.join(allowed)}"

@@ -1,6 +1,10 @@
-"""Perturbation per micro-batch: each has its own d; their gradients are summed, the base steps once."""
+"""Perturbation per micro-batch: each has its own d; their gradients are summed, the base steps once.
+
+And what their closures return: losses, whose rise is the sharpness.
+"""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +25,7 @@ class Sums:
     def add(self, flight: Flight | None) -> None:
         """Take the gradients of a micro-batch whose two passes are done and weights restored."""
         assert flight is not None
+        flight.refuse_one_pass()
         self._plain = self._plain and flight.plain
         self._skip = self._skip or flight.skip
         for block in flight.blocks:
@@ -28,7 +33,14 @@ class Sums:
             _accumulate(self._first, firsts)
             if flight.plain:
                 continue
-            _accumulate(self._second, ((p, p.grad) for p in block.params))
+            kept: Sequence[Tensor | None] = block.first or [None] * len(block.params)
+            _accumulate(
+                self._second,
+                (
+                    (p, f.clone() if p.grad is None and f is not None else p.grad)
+                    for p, f in zip(block.params, kept, strict=True)
+                ),
+            )
             for p in block.params:
                 p.grad = None
 
@@ -59,3 +71,38 @@ def _accumulate(sums: dict[Tensor, Tensor], pairs: object) -> None:
             )  # or the next backward pass may overwrite it
     if known:
         torch._foreach_add_(local(known), local(fresh))
+
+
+NUMBER = (int, float, Tensor)
+
+
+def detached(value: Any) -> Any:
+    """Return what a closure returned without its graph: a loss, or a tuple that begins with it."""
+    if isinstance(value, Tensor):
+        return value.detach()
+    if isinstance(value, tuple):
+        parts = map(detached, value)
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    return value
+
+
+def rise(second: Any, first: Any) -> Any:
+    """Return the rise of the loss; NaN for a closure that returns no number, nor one first."""
+    if isinstance(second, tuple) and isinstance(first, tuple) and second and first:
+        second, first = second[0], first[0]
+    if _is_loss(second) and _is_loss(first):
+        return torch.as_tensor(second - first)
+    return torch.full((), torch.nan)
+
+
+def _is_loss(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return value.numel() == 1 and value.is_floating_point()
+    return isinstance(value, NUMBER)
+
+
+def total(values: list[Any]) -> Any:
+    """Return the sum of numbers; anything else, which only its maker can add up, as it is or None."""
+    if all(isinstance(value, NUMBER) for value in values):
+        return sum(values[1:], values[0])
+    return values[0] if len(values) == 1 else None

@@ -5,6 +5,7 @@ w + d) and a base optimizer. The passes, precision, clipping and phases are writ
 """
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from wsam.checks import flag, number
 from wsam.engine import Engine
 from wsam.foreign import check_closure
 from wsam.geometry import Euclidean, Geometry
-from wsam.micro import Sums
+from wsam.micro import Sums, detached, rise, total
 from wsam.perturb import perturb
 from wsam.rule import Rule
 from wsam.schedule import Interval, Schedule
@@ -183,7 +184,8 @@ class SharpnessAware(Engine):
                 a micro-batch, makes a perturbation for each and sums their gradients. None finishes a
                 step whose `ascend` and `descend` were called by hand.
         """
-        if hasattr(self, "found_inf") and self._heed_scaler(closure):
+        if hasattr(self, "found_inf"):
+            self._step_for_scaler(closure)
             return None
         if closure is None:
             self._finish()
@@ -199,22 +201,31 @@ class SharpnessAware(Engine):
             check_closure(each)
         self._refuse_in_flight("begin a step")
         try:
+            self._in_closures = True
             loss, self._sharpness = self._passes(closures)
         except BaseException as error:
             self._abandon(error)
             raise
+        finally:
+            self._in_closures = False
         self._finish()
         return loss
+
+    def _step_for_scaler(self, closure: Any) -> None:
+        try:
+            if not self._heed_scaler(closure):
+                self._finish()
+        except BaseException:
+            for name in ("grad_scale", "found_inf"):  # the scaler does so only if a step returns
+                self.__dict__.pop(name, None)
+            raise
 
     def _heed_scaler(self, closure: Any) -> bool:
         """Whether the GradScaler that called `step` wants no update; refuse what it would ruin."""
         scale, found = self.__dict__["grad_scale"], self.__dict__["found_inf"]
         flight = self._flight
         blind = flight is not None and not flight.scale_known
-        away = flight is not None and bool(flight.moved)
-        if closure is not None or scale is not None or blind or away:
-            for name in ("grad_scale", "found_inf"):  # the scaler does so only if a step returns
-                delattr(self, name)
+        away = flight is not None and (bool(flight.moved) or flight.looking)
         if closure is not None or (flight is None and scale is not None):
             raise RuntimeError(
                 "under a GradScaler a step has two passes by hand: scale both losses, then "
@@ -245,7 +256,7 @@ class SharpnessAware(Engine):
             losses.append(self._run(closure, local=self.local))
             if self._take_off():
                 second = self._run(closure)
-                rises.append(self._selection.corrected(_difference(second, losses[-1])))
+                rises.append(self._selection.corrected(rise(second, losses[-1])))
             if len(closures) > 1:
                 self._return_to_weights()
                 sums.add(self._flight)
@@ -255,13 +266,13 @@ class SharpnessAware(Engine):
         self._combine()
         if not rises:
             rises = [torch.zeros(()) if self._radius_is_zero() else torch.full((), torch.nan)]
-        return _total(losses), _total(rises)
+        return total(losses), total(rises)
 
     def _run(self, closure: Closure, local: bool = False) -> Any:
         unsynchronised = self.model.no_sync() if local else contextlib.nullcontext()  # type: ignore[union-attr, operator]
         with torch.enable_grad(), unsynchronised:
             loss = closure()
-        return _detached(loss)
+        return detached(loss)
 
     # The step by hand -----------------------------------------------------------------------------
 
@@ -294,15 +305,21 @@ class SharpnessAware(Engine):
     def abandon(self) -> None:
         """Give up a step begun by hand: weights, statistics and generators are put back.
 
-        For an `except` around the passes. Where no step is under way it does nothing.
+        For an `except` around the passes. Where no step is under way it does nothing. With
+        `lean=True` the base has stepped by then, which cannot be undone: a note says so. After
+        `scaler.unscale_` call `scaler.update()`, too.
         """
+        self._refuse_wrapper()
         if self._flight is not None and self._flight.looking:
             raise RuntimeError("abandon() inside perturbed(), where one only looks: leave it first")
-        self._abandon()
+        if self._in_closures:
+            raise RuntimeError("abandon() inside a closure: raise an exception, step() sees to it")
+        self._abandon(sys.exc_info()[1])
 
     @torch.no_grad()
     def descend(self) -> None:
         """Take `p.grad` as g1, put the weights back at w and leave in `p.grad` what the base is fed."""
+        self._refuse_wrapper()
         if self._flight is not None and self._flight.looking:
             raise RuntimeError("descend() inside perturbed(), where one only looks: leave it first")
         if self._flight is None or self._flight.ready:
@@ -328,6 +345,7 @@ class SharpnessAware(Engine):
     @contextlib.contextmanager
     def perturbed(self) -> Iterator[None]:
         """Hold the weights at w + d, by the gradients that lie in `p.grad`, to look at them there."""
+        self._refuse_wrapper()
         self._refuse_in_flight("perturb again")
         self._refresh()
         flight = Flight(update.gather(self._layout(anew=True)), looking=True)
@@ -349,29 +367,3 @@ class SharpnessAware(Engine):
             self._flight = prepared  # a step that waits for its update goes on waiting
             for p, g in kept:
                 p.grad = g
-
-
-NUMBER = (int, float, Tensor)
-
-
-def _detached(value: Any) -> Any:
-    """Return what a closure returned without its graph: a loss, or a tuple that begins with it."""
-    if isinstance(value, Tensor):
-        return value.detach()
-    return tuple(map(_detached, value)) if type(value) is tuple else value
-
-
-def _difference(second: Any, first: Any) -> Any:
-    """Return the rise of the loss; NaN for a closure that returns no number, nor one first."""
-    if type(second) is tuple and type(first) is tuple and second and first:
-        second, first = second[0], first[0]
-    if isinstance(second, NUMBER) and isinstance(first, NUMBER):
-        return torch.as_tensor(second - first)
-    return torch.full((), torch.nan)
-
-
-def _total(values: list[Any]) -> Any:
-    """Return the sum of numbers; anything else, which only its maker can add up, as it is or None."""
-    if all(isinstance(value, NUMBER) for value in values):
-        return sum(values[1:], values[0])
-    return values[0] if len(values) == 1 else None

@@ -149,6 +149,12 @@ class Interval:
         """Say whether `step` is perturbed; `norm()` is the gradient norm and costs a device sync."""
         raise NotImplementedError
 
+    def remember(self) -> Any:
+        """Return what `chosen` may change, for `recall` in case the step fails."""
+
+    def recall(self, memory: Any) -> None:
+        """Be as one was when `remember` returned this."""
+
     def __and__(self, other: "Interval") -> "Interval":
         return Both(self, other)
 
@@ -221,6 +227,14 @@ class NormAbove(Interval):
         self.mean = square if step == 0 else self.decay * self.mean + (1 - self.decay) * square
         return above
 
+    def remember(self) -> Any:
+        """Return the running statistics."""
+        return self.mean, self.variance
+
+    def recall(self, memory: Any) -> None:
+        """Put the running statistics back."""
+        self.mean, self.variance = memory
+
 
 @dataclass(frozen=True)
 class _Pair(Interval):
@@ -231,6 +245,15 @@ class _Pair(Interval):
     def needs_norm(self) -> bool:  # type: ignore[override]
         """Whether a part reads the norm."""
         return self.one.needs_norm or self.other.needs_norm
+
+    def remember(self) -> Any:
+        """Return what both remember."""
+        return self.one.remember(), self.other.remember()
+
+    def recall(self, memory: Any) -> None:
+        """Let both recall."""
+        self.one.recall(memory[0])
+        self.other.recall(memory[1])
 
     def answers(self, step: int, norm: Callable[[], float]) -> tuple[bool, bool]:
         """Ask both, always, so that both keep count."""

@@ -3,7 +3,8 @@
 import contextlib
 import copy
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -37,10 +38,22 @@ def check_value(name: str, value: Any, rule: Rule) -> Any:
     return number(name, value) if name == "rho" else rule.check(name, value)
 
 
+class Adopted(NamedTuple):
+    """What a group's values are made of."""
+
+    schedules: dict[str, Schedule]
+    said: dict[str, Value]
+    """What the group said itself, where it did not take what the optimizer was given."""
+
+
+SAID: "WeakKeyDictionary[Optimizer, list[dict[str, Value]]]" = WeakKeyDictionary()
+"""What the groups of a wrapped base had said, for another wrapper of the same base to hear."""
+
+
 def adopt(
     group: dict[str, Any], defaults: dict[str, Value], taken: dict[str, Any], rule: Rule
-) -> dict[str, Schedule]:
-    """Give a group its values under names no base optimizer uses; return its schedules.
+) -> Adopted:
+    """Give a group its values under names no base optimizer uses.
 
     A group may say "sam_rho", or plainly "rho" where the base (whose own keys are `taken`) has no
     use for that name. What the rule cannot honour is refused.
@@ -48,26 +61,24 @@ def adopt(
     for name in dict.fromkeys((*FAMILY, *defaults)):
         if name in group and name not in taken:
             group[PREFIX + name] = group.pop(name)
-    said = [name for name in defaults if PREFIX + name in group]
-    own = {PREFIX + name for name in (*defaults, "step", "said")}
+    own = {PREFIX + name for name in (*defaults, "step")}
     for key in group:
         if key.startswith(PREFIX) and key not in own:
             raise ValueError(
                 f"a parameter group sets {key.removeprefix(PREFIX)!r}; groups of this method may set "
                 f"{', '.join(defaults)}"
             )
-    schedules = {}
+    schedules, said = {}, {}
     for name, default in defaults.items():
         value = check_value(name, group.get(PREFIX + name, default), rule)
+        if PREFIX + name in group:
+            said[name] = value
         if isinstance(value, Schedule):
             schedules[name] = value
             value = value.value(0, group.get("lr", 0.0))
         group[PREFIX + name] = value
     group.setdefault(PREFIX + "step", 0)
-    if said:  # another wrapper of the same base is to hear of it, too: see `forget`
-        kinds = {name: "schedule" if name in schedules else "number" for name in said}
-        group[PREFIX + "said"] = kinds
-    return schedules
+    return Adopted(schedules, said)
 
 
 @contextlib.contextmanager
@@ -83,20 +94,13 @@ def unchanged_on_error(groups: list[dict[str, Any]]) -> Iterator[None]:
         raise
 
 
-def forget(group: dict[str, Any]) -> None:
+def forget(group: dict[str, Any], said: dict[str, Value]) -> None:
     """Drop what an earlier wrapper of the same base left in its group, but what the group had said."""
     if PREFIX + "step" not in group:
         return
-    said = group.get(PREFIX + "said", {})
-    for name, kind in said.items():
-        if kind == "schedule":
-            raise ValueError(
-                f"a parameter group had its own schedule of {name}, which an earlier wrapper of the "
-                f"same base holds: set group['{PREFIX}{name}'] again, or build a new base"
-            )
-    kept = {PREFIX + name for name in said}
-    for key in [key for key in group if key.startswith(PREFIX) and key not in kept]:
-        del group[key]
+    left = {key: group.pop(key) for key in [key for key in group if key.startswith(PREFIX)]}
+    for name, value in said.items():
+        group[PREFIX + name] = value if isinstance(value, Schedule) else left[PREFIX + name]
 
 
 def extras(

@@ -22,7 +22,7 @@ from wsam.block import (
     widened,
 )
 from wsam.rule import Mix, Products, Rule, is_number
-from wsam.schedule import Interval, Scalar
+from wsam.schedule import Scalar
 
 CLIP_EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_ has the same
 
@@ -65,8 +65,17 @@ class Flight:
     """A gradient was not finite: nothing is to change."""
     random: tuple[Any, ...] | None = None
     """Generator states after the first pass."""
-    when: Interval | None = None
-    """The interval as it was before this step, where it keeps count of gradient norms."""
+    memory: Any = None
+    """What the interval remembered before this step, where it keeps count of gradient norms."""
+
+    def refuse_one_pass(self) -> None:
+        """Raise if the second pass has left no gradient at all, where there should have been one."""
+        if self.skip or self.plain or not self.blocks:
+            return
+        if all(p.grad is None for block in self.blocks for p in block.params):
+            raise RuntimeError(
+                "no parameter has a gradient: call backward() in the second pass, too"
+            )
 
 
 def gather(layout: Sequence[Block]) -> list[Block]:

@@ -11,7 +11,7 @@ from wsam.block import Block, blocks_of
 from wsam.checks import warn
 from wsam.geometry import Geometry
 from wsam.rule import Rule
-from wsam.schedule import Interval
+from wsam.schedule import Interval, Schedule
 from wsam.update import Flight
 
 # Made anew, never saved; "step" is what a scheduler patches over the method.
@@ -116,16 +116,20 @@ class Wrapper(Optimizer):
         for name, value in hyper.items():
             saving.check_value(name, value, self.rule)
         groups = base.param_groups
+        said = saving.SAID.get(base, [])
         with saving.unchanged_on_error(groups):
-            for group in groups:
-                saving.forget(group)
+            for index, group in enumerate(groups):
+                own = said[index] if index < len(said) else {}
+                saving.forget(group, {k: v for k, v in own.items() if k in hyper})
             super().__init__(groups, {})
             self._hyper = hyper
-            self._schedules = [saving.adopt(g, hyper, base.defaults, self.rule) for g in groups]
+            self._schedules: list[dict[str, Schedule]] = []
+            self._said: list[dict[str, saving.Value]] = []
             for name in ("param_groups", "state", "defaults"):
                 del self.__dict__[name]
             self.base = base
             self._prepare()
+            self._adopt_groups()
             self._layout()
 
     def _prepare(self) -> None:
@@ -161,7 +165,10 @@ class Wrapper(Optimizer):
     def _adopt_groups(self) -> None:
         """Give values to groups that were added to the base directly."""
         for group in self.param_groups[len(self._schedules) :]:
-            self._schedules.append(saving.adopt(group, self._hyper, self.defaults, self.rule))
+            adopted = saving.adopt(group, self._hyper, self.defaults, self.rule)
+            self._schedules.append(adopted.schedules)
+            self._said.append(adopted.said)
+        saving.SAID[self.base] = self._said
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; it may set its own rho and gamma, as the first ones may."""
@@ -177,7 +184,8 @@ class Wrapper(Optimizer):
                 self._layout(anew=True)
             except Exception:
                 self.base.param_groups.pop()
-                del self._schedules[len(self.param_groups) :]
+                for entries in (self._schedules, self._said):
+                    del entries[len(self.param_groups) :]
                 raise
 
     def state_dict(self) -> dict[str, Any]:

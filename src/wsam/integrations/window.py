@@ -117,6 +117,8 @@ class Window:
             first = torch.stack(losses).sum() / (scale if scale and losses_are_scaled else 1.0)
             rise = sum(loss for loss in second if loss is not None) - first
             rise = optimizer._selection.corrected(rise)
+        if moved and second and all(loss is None for loss in second):
+            optimizer._leave_out()  # the framework's way to leave out a batch
         optimizer.descend()
         optimizer._sharpness = rise
 
