@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from helpers import snapshot
+from helpers import member, snapshot
 from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join
 from torch.distributed.fsdp import fully_shard
@@ -68,7 +68,7 @@ def train(
 ) -> list[Tensor]:
     """Train a few steps; return the weights."""
     model = DDP(net(), **VIEWS[buckets], **(ddp or {}))
-    opt = wsam.create(name, base_of(model, base), model=model, **options)
+    opt = member(name, base_of(model, base), model=model, **options)
     for t in range(steps):
         step(opt, model, share(t, dist.get_rank()), style)
     return weights(model)
@@ -77,7 +77,7 @@ def train(
 def long_run(name: str, local: bool, base: str, steps: int) -> dict[str, Any]:
     """Train in float32, where rounding shows; return weights, state and groups."""
     model = DDP(net(torch.float32), gradient_as_bucket_view=True)
-    opt = wsam.create(name, base_of(model, base), model=model, local=local, max_norm=1.0)
+    opt = member(name, base_of(model, base), model=model, local=local, max_norm=1.0)
     for t in range(steps):
         step(opt, model, share(t, dist.get_rank(), torch.float32), "closure")
     return snapshot(opt)
@@ -97,7 +97,7 @@ def frozen(local: bool) -> tuple[list[Tensor], bool]:
 def poisoned(name: str, local: bool, where: int, policy: str) -> dict[str, Any]:
     """One rank's gradient is not finite, at step 1 in the given pass; the other steps are sound."""
     model = DDP(net(), gradient_as_bucket_view=True)
-    opt = wsam.create(name, base_of(model, "adam"), model=model, local=local, nonfinite=policy)
+    opt = member(name, base_of(model, "adam"), model=model, local=local, nonfinite=policy)
     before: Any = None
     after: Any = None
     raised = ""
@@ -133,7 +133,7 @@ def poisoned(name: str, local: bool, where: int, policy: str) -> dict[str, Any]:
 def uneven(name: str, local: bool, initial: bool) -> tuple[str, list[Tensor]]:
     """Rank 1 runs out of batches after the second step; return an error, and the weights."""
     model = DDP(net())
-    opt = wsam.create(name, base_of(model, "momentum"), model=model, local=local)
+    opt = member(name, base_of(model, "momentum"), model=model, local=local)
     rank = dist.get_rank()
     try:
         with Join([model], divide_by_initial_world_size=initial):
@@ -166,8 +166,8 @@ def branches(name: str, plain: bool, ways: list[list[bool]]) -> tuple[list[Tenso
     alone = Branches().double()
     model = DDP(copy.deepcopy(alone), find_unused_parameters=True, gradient_as_bucket_view=True)
     options: dict[str, Any] = {"when": wsam.schedule.Every(2, offset=1)} if plain else {}
-    opt = wsam.create(name, base_of(model, "adamw"), model=model, **options)
-    judge = wsam.create(name, base_of(alone, "adamw"), **options)
+    opt = member(name, base_of(model, "adamw"), model=model, **options)
+    judge = member(name, base_of(alone, "adamw"), **options)
     rank = dist.get_rank()
     for t, way in enumerate(ways):
 
@@ -204,8 +204,8 @@ def micro_batches(name: str, local: bool, buckets: str) -> tuple[list[Tensor], l
     """A perturbation for each of two micro-batches a rank; and the same in one process."""
     alone = net()
     model = DDP(net(), **VIEWS[buckets])
-    opt = wsam.create(name, base_of(model, "momentum"), model=model, local=local)
-    judge = wsam.create(name, base_of(alone, "momentum"))
+    opt = member(name, base_of(model, "momentum"), model=model, local=local)
+    judge = member(name, base_of(alone, "momentum"))
 
     def closure(of: wsam.SharpnessAware, run: nn.Module, count: int, *parts: Tensor) -> Any:
         def backward() -> Tensor:
@@ -231,7 +231,7 @@ def accumulated(name: str, local: bool, lean: bool) -> list[Tensor]:
     """Micro-batches inside the closure, all but the last under no_sync."""
     model = DDP(net(), gradient_as_bucket_view=True)
     options = {"lean": True} if lean else {"local": local}
-    opt = wsam.create(name, base_of(model, "momentum"), model=model, **options)
+    opt = member(name, base_of(model, "momentum"), model=model, **options)
     for t in range(STEPS):
         x = share(t, dist.get_rank())
         parts = x.split([2, len(x) - 2])

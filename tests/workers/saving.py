@@ -4,6 +4,7 @@ from typing import Any
 
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from helpers import member
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -36,7 +37,7 @@ class Run:
         self.model = model
         # A radius that moves with the steps: losing the step's number would show.
         rho = wsam.schedule.InverseSqrt(0.3)
-        self.opt = wsam.create(name, base_of(model, base), rho=rho)
+        self.opt = member(name, base_of(model, base), rho=rho)
 
     def train(self, first: int, count: int = HALF) -> None:
         for t in range(first, first + count):

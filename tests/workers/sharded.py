@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from helpers import batch
+from helpers import batch, member
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
@@ -69,7 +69,7 @@ def sharded(model: nn.Module, **options: Any) -> nn.Module:
 
 def train(name: str, *, style: str = "closure", base: str = "momentum", **options: Any) -> Any:
     model = sharded(net())
-    opt = wsam.create(name, base_of(model, base), **options)
+    opt = member(name, base_of(model, base), **options)
     for t in range(STEPS):
         x = share(t, dist.get_rank())
         step(opt, lambda x=x: opt.select(model(x)), style)
@@ -79,7 +79,7 @@ def train(name: str, *, style: str = "closure", base: str = "momentum", **option
 def restored(name: str) -> tuple[bool, bool, int]:
     """Whether weights move and come back bit for bit, by copy into the very same shards."""
     model = sharded(net(torch.float32))
-    opt = wsam.create(name, base_of(model, "momentum"), rho=0.3)
+    opt = member(name, base_of(model, "momentum"), rho=0.3)
     shards = [p.to_local() for p in model.parameters()]
     before = [s.detach().clone() for s in shards]
     x = share(0, dist.get_rank(), torch.float32)
@@ -97,7 +97,7 @@ def restored(name: str) -> tuple[bool, bool, int]:
 def poisoned(name: str) -> tuple[int, bool, bool]:
     """One rank's data are infinite at step 1; return skips, and whether weights stayed and moved on."""
     model = sharded(net())
-    opt = wsam.create(name, base_of(model, "momentum"), nonfinite="skip")
+    opt = member(name, base_of(model, "momentum"), nonfinite="skip")
     kept = []
     for t in range(3):
         x = share(t, dist.get_rank()) * (torch.inf if t == 1 and dist.get_rank() == 1 else 1.0)
@@ -112,7 +112,7 @@ def poisoned(name: str) -> tuple[int, bool, bool]:
 def accumulated(name: str, lean: bool) -> list[Tensor]:
     """Micro-batches inside the closure; only the last one reduces."""
     model: Any = sharded(net())
-    opt = wsam.create(name, base_of(model, "momentum"), lean=lean)
+    opt = member(name, base_of(model, "momentum"), lean=lean)
     for t in range(STEPS):
         x = share(t, dist.get_rank())
         parts = x.split([2, len(x) - 2])
@@ -134,8 +134,8 @@ def micro_batches(name: str) -> tuple[list[Tensor], list[Tensor]]:
     """A perturbation for each micro-batch, with some parameters plain; and the same in one process."""
     alone, model = net(), net()
     fully_shard(model.second)
-    opt = wsam.create(name, base_of(model, "momentum"))
-    judge = wsam.create(name, base_of(alone, "momentum"))
+    opt = member(name, base_of(model, "momentum"))
+    judge = member(name, base_of(alone, "momentum"))
 
     def closure(of: wsam.SharpnessAware, run: nn.Module, x: Tensor) -> Callable[[], Tensor]:
         def backward() -> Tensor:
@@ -171,7 +171,7 @@ def mixed(name: str, lean: bool, kind: str) -> list[Tensor]:
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
         model.scale = nn.Parameter(distribute_tensor(model.scale.detach(), mesh, [Replicate()]))
         fully_shard(model.first, mesh=mesh)
-    opt = wsam.create(name, base_of(model, "momentum"), lean=lean)
+    opt = member(name, base_of(model, "momentum"), lean=lean)
     for t in range(STEPS):
 
         def closure(t: int = t) -> Tensor:
@@ -202,8 +202,8 @@ def low_precision(name: str) -> tuple[float, float]:
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     start = [p.detach().clone() for p in net(torch.float32).parameters()]
     model, alone = sharded(net(torch.float32), mp_policy=policy), net(torch.float32)
-    opt = wsam.create(name, base_of(model, "momentum"))
-    judge = wsam.create(name, base_of(alone, "momentum"))
+    opt = member(name, base_of(model, "momentum"))
+    judge = member(name, base_of(alone, "momentum"))
     names = [key for key, _ in alone.named_parameters()]
 
     def cast(x: Tensor) -> Tensor:
@@ -256,8 +256,8 @@ def tensor_parallel(
         return forward(spread).full_tensor()
 
     model.norm.forward = over_samples  # type: ignore[method-assign]
-    opt = wsam.create(name, base_of(model, "momentum"), lean=lean)
-    judge = wsam.create(name, base_of(alone, "momentum"), lean=lean)
+    opt = member(name, base_of(model, "momentum"), lean=lean)
+    judge = member(name, base_of(alone, "momentum"), lean=lean)
     opt.zero_grad()
     model(batch(0)).mean().backward()
     grads = [p.grad for p in model.parameters()]
@@ -276,7 +276,7 @@ def two_dimensions(name: str, lean: bool) -> tuple[list[Tensor], list[str]]:
     plan = {"first": ColwiseParallel(), "second": RowwiseParallel()}
     parallelize_module(model, mesh["model"], plan)
     fully_shard(model, mesh=mesh["data"], ignored_params={model.scale})
-    opt = wsam.create(name, base_of(model, "momentum"), lean=lean)
+    opt = member(name, base_of(model, "momentum"), lean=lean)
     for t in range(STEPS):
 
         def closure(t: int = t) -> Tensor:
@@ -294,7 +294,7 @@ def hybrid(name: str, lean: bool) -> list[Tensor]:
     """Shards over two ranks, replicated twice; ranks of a column see the same samples."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
     model = sharded(net(), mesh=mesh)
-    opt = wsam.create(name, base_of(model, "momentum"), lean=lean)
+    opt = member(name, base_of(model, "momentum"), lean=lean)
     for t in range(STEPS):
         x = share(t, dist.get_rank() % 2)
         step(opt, lambda x=x: opt.select(model(x)))
