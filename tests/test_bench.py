@@ -142,12 +142,14 @@ def test_missing_peer_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_scaling(axis: str, tmp_path: Path) -> None:
     words = ("bench", "--smoke", "--scaling", axis, "--device", "cpu", "--rounds", 1)
     answer = wsam_command(*words, "--only", "wsam", "--out", tmp_path)
-    saved = json.loads((tmp_path / f"scaling-{axis}-cpu.json").read_text())
+    name = f"scaling-{axis}-only-wsam-smoke-cpu"
+    saved = json.loads((tmp_path / f"{name}.json").read_text())
+    assert (saved["only"], saved["smoke"]) == (["wsam"], True)
     assert [point[axis] for point in saved["points"]] == sorted(p[axis] for p in saved["points"])
     for point in saved["points"]:
         assert [row["name"] for row in point["cases"]] == ["SGD", "WSAM", "WSAM lean"]
     assert "WSAM lean (eager)" in answer.stdout
-    assert (tmp_path / f"scaling-{axis}-cpu.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
@@ -158,6 +160,33 @@ def test_kept_records_render(path: Path) -> None:
     assert report.name_of(kept) == path.stem
     assert kept["commit"]
     assert "interleaved rounds" in report.table(kept)
+
+
+def test_what_is_no_whole_measurement_has_a_name_of_its_own(record: dict[str, Any]) -> None:
+    assert Path(record["files"][0]).stem == "bench-cnn-smoke-cpu"
+    cuda = {"hardware": {"gpu": "x"}, "cases": [{"form": "eager"}, {"form": "captured"}]}
+    eager = {**cuda, "cases": [{"form": "eager"}], "only": ["SAM (eager"]}
+    names = {
+        "bench-mlp10m-cpu": {},
+        "bench-mlp10m-batch64-cpu": {"batch": 64},
+        "bench-mlp10m-only-wsam-gsam-cpu": {"only": ["WSAM", "gsam"]},
+        "bench-mlp10m-smoke-cpu": {"smoke": True, "batch": 4},
+        "bench-mlp10m-batch32-smoke-cpu": {"smoke": True},
+        "bench-mlp10m-batch32-cuda": cuda,
+        "bench-mlp10m-cuda": {**cuda, "batch": 128},
+        "bench-wrn-28-10-only-wsam-cap-cuda": {
+            **cuda, "model": "wrn-28-10", "batch": 256, "only": ["wsam (cap"]
+        },
+        "bench-mlp10m-eager-cuda": {**eager, "batch": 128},
+    }  # fmt: skip
+    for name, given in names.items():
+        problem = {"model": given.get("model", "mlp10m"), "batch": given.get("batch", 32)}
+        whole = {"kind": "step", "hardware": {"cpu": "x"}, "cases": [{"form": "eager"}]}
+        assert report.name_of({**whole, "smoke": False, **given, "problem": problem}) == name
+    scaling = {"kind": "scaling", "axis": "tensors", "hardware": {"cpu": "x"}}
+    many = [report.name_of({**scaling, "only": ["WSAM" * 100, last]}) for last in ("a", "b")]
+    assert len({*many}) == 2
+    assert max(map(len, many)) < 100, "a file's name may not be longer than 255"
 
 
 # --- refusals ------------------------------------------------------------------------------------
@@ -311,7 +340,7 @@ def test_small_images_leave_the_weights_as_they_are() -> None:
     with pytest.raises(ValueError, match="--pixels must be at least 8"):
         image_problem("resnet18", 2, CPU, 4)
     record = {"kind": "step", "hardware": {"cpu": "x"}, "problem": small.facts()}
-    assert report.name_of(record) == "bench-resnet18-8px-cpu"
+    assert report.name_of(record) == "bench-resnet18-8px-batch2-cpu"
 
 
 def test_interval_case_makes_its_share_of_passes() -> None:

@@ -15,13 +15,17 @@ from typing import Any
 
 import pytest
 from command import COMMANDS, ROOT, WRITES_ONE_FILE, error_of, wsam_command
+from reporting import StopAfter
 
 from wsam.cli import _files
+from wsam.cli._app import ORDER
 from wsam.cli._errors import sentence
 from wsam.lab import records
+from wsam.lab.checkpoint import save_state
 from wsam.lab.means import Means
 from wsam.lab.run import Run
 from wsam.lab.train import train
+from wsam.sweep import Here, Processes
 
 RUN = Run(data="digits", model="mlp", method="wsam", epochs=1, train_limit=100, test_limit=50)
 ONE_CELL = "--smoke --only ResNet18/WSAM/CIFAR-10 --seeds 0 --epochs 1 --device cpu"
@@ -90,6 +94,35 @@ def test_help_describes_every_option(name: str) -> None:
 def test_a_group_alone_shows_its_commands(name: str) -> None:
     answer = wsam_command(*name.split(), status=2)
     assert "Commands:" in answer.stdout + answer.stderr
+
+
+def short_help(name: str) -> dict[str, str]:
+    """What a group's help says beside each of its commands."""
+    shown = wsam_command(*name.split(), "--help").stdout
+    listed = shown.partition("Commands:\n")[2].partition("\n\n")[0]
+    return dict(line.split(maxsplit=1) for line in listed.splitlines())
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_a_group_describes_each_command_in_a_line(name: str) -> None:
+    told = short_help(name)
+    assert told
+    for text in told.values():
+        assert len(text) < 55
+        assert text.endswith("."), "it is cut"
+        assert not text.endswith("...")
+
+
+def test_commands_stand_in_the_order_a_newcomer_needs() -> None:
+    assert tuple(short_help("")) == ORDER
+    assert set(ORDER) == set(ROOT.commands)
+
+
+@pytest.mark.parametrize("name", [*COMMANDS, *GROUPS])
+def test_help_is_short_to_type_and_shows_no_types_of_ours(name: str) -> None:
+    text = wsam_command(*name.split(), "-h").stdout
+    assert text == wsam_command(*name.split(), "--help").stdout
+    assert not re.search(r"[{}]|list\[|range>", text)
 
 
 # --- mistakes ----------------------------------------------------------------------------------
@@ -247,6 +280,44 @@ def test_files_appear_together(tmp_path: Path) -> None:
         (unfinished / "two").write_text("new")
     assert sorted(path.name for path in folder.iterdir()) == ["one", "two"]
     assert (folder / "one").read_text() == "new"
+
+
+# --- Ctrl-C --------------------------------------------------------------------------------------
+
+KEPT = "wsam: interrupted; work is kept: the same command goes on from there"
+
+
+@pytest.mark.parametrize("seconds", [0, 60])
+def test_an_interrupted_training_tells_of_its_checkpoint(
+    seconds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wsam.cli._options.make_watchers", lambda quiet: [StopAfter()])
+    words = f"{TRAIN} --epochs 3 --checkpoint-seconds {seconds} --out {tmp_path}"
+    said = wsam_command("train", *words.split(), status=130).stderr
+    assert said == f"{'wsam: interrupted' if seconds else KEPT}\n"
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("words", ["paper run cifar", "sweep cifar", "sweep rho --optuna", "demo"])
+def test_interrupted_runs_tell_of_what_is_kept(
+    words: str, kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their own, that is: what other commands left in the folder is no work of theirs."""
+
+    def interrupted(executor: Any, jobs: Any) -> Iterator[Any]:
+        job = next(iter(jobs))
+        run = job.run if kept else job.run.replace(seed=99)
+        save_state(records.work_folder(job.out, run) / "checkpoints" / "000001.pt", {})
+        raise KeyboardInterrupt
+        yield
+
+    for executor in (Here, Processes):
+        monkeypatch.setattr(executor, "carry_out", interrupted)
+    if "optuna" in words:
+        pytest.importorskip("optuna")
+    smoke = [] if words == "demo" else ["--smoke", "--device", "cpu"]
+    said = wsam_command(*words.split(), *smoke, "--out", tmp_path, status=130).stderr
+    assert said.splitlines()[-1] == (KEPT if kept else "wsam: interrupted")
 
 
 # --- libraries that are missing ----------------------------------------------------------------

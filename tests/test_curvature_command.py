@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from command import wsam_command
+from command import COMMANDS, wsam_command
 from torch.nn import functional as F
 
 from wsam.cli.curvature import progress
@@ -71,6 +71,33 @@ def test_everything_at_once_with_plots_and_a_table(record, tmp_path):
     assert saved["sharpness"]["measure"] == "worst adaptive"
     for name in ("density.png", "density.html"):
         assert (tmp_path / "seen" / name).stat().st_size > 1000
+
+
+def test_what_has_not_converged_names_the_options_that_help(record):
+    common = (record, "--samples", 60, "--top", 0)
+    few = measured(*common, "--trace", "--trace-tol", 1e-9, "--trace-products", 60)["trace"]
+    assert (few["products"], few["converged"]) == (60, False)
+    assert measured(*common, "--trace", "--trace-tol", 5)["trace"]["converged"]
+    assert measured(*common, "--density", "--density-probes", 1)["density"]["probes"] == 1
+    words = (
+        "--trace",
+        "--trace-products",
+        2,
+        "--density",
+        "--density-probes",
+        1,
+        "--device",
+        "cpu",
+    )
+    shown = wsam_command("curvature", *common, *words).stdout
+    assert "standard error unknown, not converged: raise --trace-products or --trace-tol" in shown
+    assert "from 1 probes, not converged: raise --density-probes" in shown
+    page = (Path(__file__).parents[1] / "docs" / "curvature.md").read_text()
+    for option in ("--trace-tol 0.02", "--trace-products 300", "--density-probes 10"):
+        name, default = option.split()
+        assert f"`{option}`" in page
+        (found,) = (o for o in COMMANDS["curvature"].params if name in o.opts)
+        assert found.default == float(default)
 
 
 def test_every_form_of_checkpoint(out, record, tmp_path):
@@ -237,6 +264,10 @@ def test_wrong_checkpoints_get_one_clear_line(out, record, tmp_path):
         (("curvature", "--which", "top"), "which must be"),
         (("curvature", "--precision", "bf16"), "--precision must be"),
         (("curvature", "--mode", "half"), "mode must be"),
+        (("curvature", "--trace-tol", "0"), "--trace-tol must be above 0, not 0.0"),
+        (("curvature", "--trace-tol", "nan"), "--trace-tol must be above 0, not nan"),
+        (("curvature", "--trace-products", "1"), "invalid value for '--trace-products'"),
+        (("curvature", "--density-probes", "0"), "invalid value for '--density-probes'"),
         (("curvature", "--split", "dev"), "unknown split 'dev'"),
         (("curvature", "--samples", "0"), "at least 1"),
         (("curvature", "--batch-size", "0"), "at least 1"),

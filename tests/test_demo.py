@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import re
+import shutil
 import signal
 import statistics
 import subprocess
@@ -22,7 +23,7 @@ from wsam.demo.page import page
 from wsam.lab import records
 from wsam.lab.files import quiet
 from wsam.lab.train import train
-from wsam.sweep import Job
+from wsam.sweep import Job, Outcome, Status
 
 # The claim -------------------------------------------------------------------------------------
 
@@ -198,21 +199,16 @@ class TestWhole:
         mean = found.places["WSAM"][0].mean
         assert f">{mean:.1f}".rstrip("0").rstrip(".") in (out / "report.html").read_text()
 
-    def test_what_cannot_be_measured_any_more_is_made_again(self, made, small):
-        out, _ = made
-        job = work.demo_jobs(out / "runs", (1,))[-1]
+    def test_what_cannot_be_measured_any_more_is_made_again(self, made, small, tmp_path):
+        out = shutil.copytree(made[0] / "runs", tmp_path / "runs")
+        job = work.demo_jobs(out, (1,))[-1]
         work.forget_unmeasurable(job)
         assert work.is_done(job)
-        work.sharpness_path(job.out, job.run).rename(out / "kept")
-        records.weights_path(job.out, job.run).rename(out / "weights")
-        record = records.record_path(job.out, job.run)
-        text = record.read_text()
+        work.sharpness_path(job.out, job.run).unlink()
+        records.weights_path(job.out, job.run).unlink()
         assert not work.is_done(job)
         work.forget_unmeasurable(job)
-        assert not record.exists(), "so that it is trained once more"
-        record.write_text(text)
-        (out / "kept").rename(work.sharpness_path(job.out, job.run))
-        (out / "weights").rename(records.weights_path(job.out, job.run))
+        assert not list(out.glob(f"{job.run.key}*.json")), "so that it is trained once more"
 
     def test_claims_say_what_the_figures_say(self, made, small):
         out, _ = made
@@ -272,19 +268,43 @@ def test_display_follows_a_run(small, tmp_path):
     assert "SGD, seed 0" in drawn(display)
     record = train(job.run, job.out, job.means)
     assert "measuring its minimum" in drawn(display)
-    work.measure(job.run, job.out, job.means)
+    found = work.measure(job.run, job.out, job.means)
+    assert found["info"]["samples"] == job.run.train_limit
     assert f"{record['final']['test_error']:.2f}% test error" in drawn(display)
     assert "1 of 1 runs" in drawn(display)
 
 
 def test_display_is_quiet_for_programs(small, tmp_path, capsys):
     jobs = work.demo_jobs(tmp_path, (0,))
-    with shown(jobs, "Digits", quiet=True) as say:
-        say("nothing")
+    with shown(jobs, "Digits", quiet=True) as ears:
+        ears.say("nothing")
+        ears.ended(Outcome(jobs[0], Status.FINISHED, error=12.345))
     assert capsys.readouterr().err == ""
-    with shown(jobs, "Digits", quiet=False) as say:
-        say("something")
+    with shown(jobs, "Digits", quiet=False) as ears:
+        ears.say("something")
     assert capsys.readouterr().err == "Digits: 4 runs\nsomething\n"
+
+
+def test_a_pipe_gets_a_line_as_each_run_ends(small, tmp_path, capsys, monkeypatch):
+    first, second, *rest = jobs = work.demo_jobs(tmp_path, (0,))
+    heard = []
+
+    def ending(processes, left):
+        assert left == [second, *rest]
+        yield Outcome(second, Status.FINISHED, error=12.345, seconds=4.0)
+        heard.append(capsys.readouterr().err)  # before the next one has ended
+        yield Outcome(rest[0], Status.FAILED, "the loss became nan")
+
+    monkeypatch.setattr(work, "is_done", lambda job: job == first)
+    monkeypatch.setattr("wsam.demo.display.is_done", lambda job: job == first)
+    monkeypatch.setattr(work.Processes, "carry_out", ending)
+    with shown(jobs, "Digits", quiet=False) as ears, pytest.raises(ValueError, match="nan"):
+        carry_out(jobs, 1, ears.say, ears.ended)
+    assert heard == [
+        "Digits: 4 runs, 1 of them done before\n[2/4] SGD, own lr, seed 0: 12.35% test error (4.0 s)\n"
+    ]
+    last = "[3/4] SAM, seed 0: failed: the loss became nan (0.0 s)\n"
+    assert capsys.readouterr().err == last
 
 
 @pytest.mark.parametrize(
@@ -366,7 +386,8 @@ def test_interrupted_leaves_nothing_half_written(tmp_path):
     stdout, stderr = demo.communicate(timeout=90)
     assert demo.returncode == 130
     assert stdout == ""
-    assert stderr.splitlines()[1:] == ["wsam: interrupted"]
+    said = "wsam: interrupted; work is kept: the same command goes on from there"
+    assert stderr.splitlines()[1:] == [said]
     left = [path.relative_to(out) for path in out.rglob("*") if path.is_file()]
     assert not [path for path in left if path.name.endswith(".tmp")]
     assert all(path.parts[:2] == ("runs", "work") for path in left), left

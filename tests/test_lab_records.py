@@ -7,6 +7,7 @@ import pytest
 from recorded import recorded
 
 from wsam.lab import records
+from wsam.lab.files import BusyError
 from wsam.lab.run import Run
 
 RUN = Run(method="vanilla", epochs=1)
@@ -61,7 +62,10 @@ def test_other_files_in_the_folder_are_let_be(tmp_path):
         ('{"key": "', "not valid JSON"),
         ("[1]", "is not a record"),
         ('{"key": "x", "status": "finished"}', "it needs key, status, settings, curve"),
-        (json.dumps(record(status="fine")), "status must be finished or failed"),
+        (json.dumps(record(status="fine")), "'fine': it must be finished or failed"),
+        (json.dumps(record(curve=[])), "holds no epoch"),
+        (json.dumps(record(curve=["x"])), "holds an epoch that is damaged"),
+        (json.dumps(record(curve=[{"epoch": 1}])), "holds an epoch that is damaged"),
         (json.dumps(record(key="0" * 12)), "record of another run"),
     ],
 )
@@ -70,6 +74,15 @@ def test_what_is_no_record_is_named(tmp_path, text, words):
     with pytest.raises(ValueError, match=words) as raised:
         records.read(tmp_path, RUN)
     assert RUN.key in str(raised.value)
+    assert "it to run again" in str(raised.value) or "it away to run again" in str(raised.value)
+
+
+def test_looking_whether_a_run_is_free_makes_nothing(tmp_path):
+    records.check_free(tmp_path, RUN)
+    assert not list(tmp_path.iterdir())
+    with records.claim(tmp_path, RUN), pytest.raises(BusyError):
+        records.check_free(tmp_path, RUN)
+    records.check_free(tmp_path, RUN)
 
 
 def test_text_cannot_break_out(tmp_path):

@@ -101,8 +101,10 @@ def test_cifar_keeps_the_weights_that_minima_need(tmp_path):
     assert kept < wanted
     (tmp_path / "work" / next(iter(kept)) / "weights.pt").unlink()
     words = ("paper", "run", "minima", "--only", "*SAM", *HOW, "--out", tmp_path)
-    said = wsam_command(*words, status=2).stderr.splitlines()[-1]
-    assert "its weights were not kept; remove" in said
+    shown = wsam_command(*words, status=1)
+    assert "its weights were not kept; remove" in shown.stderr
+    assert "1 error" in shown.stdout, "the other run is measured all the same"
+    assert len(list(tmp_path.glob("*.minimum.json"))) == 1
 
 
 def test_a_diverged_run_is_shown_as_failed(tmp_path):
@@ -118,6 +120,35 @@ def test_a_diverged_run_is_shown_as_failed(tmp_path):
         "paper", "table", grid, "--results", tmp_path / "out", "--format", "markdown"
     )
     assert "| 1e+30 | 1 failed |" in text.stdout
+
+
+def test_a_smoke_table_quotes_nothing_it_must_not_be_compared_with(tmp_path):
+    words = ("paper", "table", "cifar", "--smoke", "--only", "ResNet18/*", "--results", tmp_path)
+    shown = wsam_command(*words, "--format", "markdown").stdout
+    assert "not to be compared with the paper" in shown
+    assert "| model | method | CIFAR-10 | CIFAR-100 |" in shown
+    assert "CIFAR-10 (n)   CIFAR-100 (n)" in wsam_command(*words).stdout
+    assert "3.62" not in shown
+    assert {cell["paper_mean"] for cell in json.loads(wsam_command(*words, "--json").stdout)} == {
+        None
+    }
+    short = wsam_command(*words[:3], *words[4:], "--epochs", "20").stdout
+    assert "3.62" in short, "of the paper's own setting, if for fewer epochs"
+
+
+@pytest.mark.parametrize("verb", ["table", "run"])
+@pytest.mark.parametrize("text", ["[]", "{}", "{"])
+def test_what_to_do_with_a_damaged_record_is_told(tmp_path, verb, text):
+    only = ("--only", "ResNet18/WSAM/CIFAR-10", "--smoke", "--seeds", "0")
+    (run,) = Profile(smoke=True, seeds=(0,), only=only[1]).table(find("cifar")).runs
+    records.record_path(tmp_path, run).write_text(text)
+    folder = "--results" if verb == "table" else "--out"
+    # A run's own damage is its outcome, beside those of the others; a table cannot be read.
+    status = 1 if verb == "run" else 2
+    (said,) = wsam_command(
+        "paper", verb, "cifar", *only, folder, tmp_path, status=status
+    ).stderr.splitlines()
+    assert said.endswith("; remove it to run again")
 
 
 def test_formats(tmp_path):

@@ -224,11 +224,26 @@ def test_fewer_epochs_keep_the_proportion_and_are_named():
     epochs = {cell.row[1]: cell.runs[0].epochs for cell in table.cells}
     assert epochs == {"SGDM": 100, "SAM": 50, "ESAM": 50, "GSAM": 50, "WSAM": 50}
     assert table.title.endswith("(50 epochs instead of 200)")
-    assert not Profile(epochs=50).comparable
+    assert not table.comparable
     assert Profile(epochs=100).table(find("lr-wd")).runs[0].epochs == 200
     assert (
         Profile(epochs=1).table(find("imagenet")).cell(("SAM",), "top-1 error").runs[0].epochs == 1
     )
+
+
+def test_the_papers_own_number_of_epochs_changes_nothing():
+    """Which number that is depends on the table."""
+    assert Profile(epochs=200).table(find("cifar")) == find("cifar")
+    assert Profile(epochs=3).table(find("imagenet")) == find("imagenet")
+    assert not Profile(epochs=3).table(find("cifar")).comparable
+    assert not Profile(epochs=200).table(find("imagenet")).comparable
+    assert not Profile(smoke=True, epochs=200).table(find("cifar")).comparable
+
+
+def test_another_precision_is_compared_like_the_default():
+    table = Profile(precision="fp32").table(find("cifar"))
+    assert table.comparable
+    assert table.title.endswith("(fp32)")
 
 
 def test_precision_and_pretrained():

@@ -3,7 +3,10 @@
 import csv
 import io
 import json
+import random
+import re
 import statistics
+from pathlib import Path
 
 import pytest
 from recorded import recorded
@@ -13,6 +16,7 @@ from wsam.paper import Cell, Measure, Quoted, Table, find, gather, minimum, rend
 from wsam.paper.outcome import Entry, Ours
 
 RESNET = ("ResNet18", "WSAM")
+DOCUMENT = Path(__file__).parents[1] / "docs" / "paper.md"
 
 
 def fake_record(out, run, error, loss=0.01, status="finished"):
@@ -88,6 +92,45 @@ def test_differs_is_more_than_both_deviations(ours, paper, differs):
     assert Entry(cell, Ours(ours)).differs is differs
 
 
+@pytest.mark.parametrize(
+    ("ours", "paper", "mark", "said"),
+    [
+        ((3.9, 3.91), Quoted(3.62, 0.1), "†", "by more than both deviations:"),
+        ((32.0, 33.0), Quoted(22.67), "†", "by more than our deviation; the paper prints none:"),
+        ((4.0,), Quoted(3.62, 0.1), "†", "by more than the paper's deviation; ours, n = 1, has"),
+        ((6.94,), Quoted(62.58), "‡", "n = 1, and the paper prints no deviation: there is none"),
+        ((62.58,), Quoted(62.58), "‡", "is exactly the paper's"),
+    ],
+)
+def test_a_mark_names_the_deviations_there_are(ours, paper, mark, said):
+    cell = Cell(("r",), "c", (), paper)
+    table, entries = Table("t", "t", ("a",), (cell,)), [Entry(cell, Ours(ours))]
+    text = render.markdown(table, entries)
+    assert f") {mark} |" in text
+    assert said in text
+    assert ("both deviations" in text) == (len(ours) > 1 and paper.deviation is not None)
+    assert ("ignores n" in text) == (mark == "†")
+    assert not set("†‡") & set(render.markdown(table, entries, comparable=False))
+
+
+def test_how_often_the_mark_appears_by_chance():
+    """What the documentation says of it: both drawn from one normal, the paper's five times."""
+    told = re.findall(r"(\d+)%(?: of\s+figures)?\s+with\s+n\s=\s(\d)", DOCUMENT.read_text())
+    assert [int(n) for _, n in told] == [1, 2, 3, 5]
+    draw = random.Random(0)
+
+    def marked(n):
+        paper = [draw.gauss() for _ in range(5)]
+        quoted = Quoted(statistics.fmean(paper), statistics.stdev(paper))
+        return Entry(
+            Cell(("r",), "c", (), quoted), Ours(tuple(draw.gauss() for _ in range(n)))
+        ).differs
+
+    for percent, n in told:
+        found = statistics.fmean(marked(int(n)) for _ in range(4000))
+        assert 100 * found == pytest.approx(int(percent), abs=2.5)
+
+
 def test_every_measure(tmp_path):
     table = find("minima")
     run = table.runs[0]
@@ -149,9 +192,11 @@ def test_markdown(results):
         "| ResNet18 | SAM | not run | 3.68 ± 0.06 |",
     ]
     assert (
-        "- † Ours differs from the paper's by more than both deviations:\n"
+        "- † Ours differs from the paper's by more than the paper's deviation; "
+        "ours, n = 1, has none:\n"
         "  - ResNet18/SGDM/CIFAR-10: ours, 4.59 (n = 1), is above"
     ) in text
+    assert "\n- † ignores n: with few seeds" in text
     assert "\n- GSAM's radius is constant" in text
     alone = find("cifar").select("ResNet18/WSAM/*")
     assert "GSAM" not in render.markdown(alone, gather(alone, results)), "a note without its row"
@@ -167,7 +212,8 @@ def test_columns_without_any_figure_are_left_out(tmp_path):
     entries = gather(table, tmp_path)
     text = render.markdown(table, entries)
     assert text.splitlines()[2].endswith("top eigenvalue, ours | top eigenvalue, paper |")
-    assert "| SGDM | 0.0100 (n = 1) | 0.0026 | 0.9575 (n = 1) | 0.9575 | 1 not measured |" in text
+    row = "| SGDM | 0.0100 (n = 1) ‡ | 0.0026 | 0.9575 (n = 1) ‡ | 0.9575 | 1 not measured |"
+    assert row in text
     assert "\n- Left out, for no run has a figure there yet: by batches, test images.\n" in text
     assert "by batches" in {cell["column"] for cell in render.data(table, entries)}
     assert "test images" in render.comma_separated(table, entries)

@@ -6,8 +6,11 @@ import pytest
 from command import wsam_command
 from test_paper_outcome import fake_record
 
+from wsam.lab.run import Run
 from wsam.paper import find, gather
 from wsam.paper.plot import draw, save
+from wsam.paper.searches import grid_table
+from wsam.sweep.grid import Grid
 
 PAGE = """# Results
 
@@ -91,3 +94,22 @@ def test_every_table_can_be_drawn(tmp_path):
     save(cifar, entries, tmp_path / "again.svg")
     assert (tmp_path / "again.svg").read_bytes() == drawn, "the same figure is the same file"
     assert b"WRN-28-10 WSAM" in drawn
+
+
+def legend_of(drawn):
+    (legend,) = drawn.legends
+    return [text.get_text() for text in legend.get_texts()]
+
+
+def test_a_grid_of_ones_own_is_joined_from_left_to_right(tmp_path):
+    radii = (0.2, 0.01, 0.1, 0.05)
+    table = grid_table(Grid("mine", "rho", {"digits": Run(method="sam")}, {"rho": radii}))
+    for cell in table.cells:
+        fake_record(tmp_path, cell.runs[0], 100 * float(cell.row[0]))
+    drawn = draw(table, gather(table, tmp_path))
+    joined = max(drawn.axes[0].lines, key=lambda line: len(line.get_xdata()))
+    assert list(joined.get_xdata()) == sorted(radii)
+    assert list(joined.get_ydata()) == pytest.approx([100 * rho for rho in sorted(radii)])
+    assert legend_of(drawn) == ["ours (n = 1)"], "the paper says nothing of it"
+    cifar = find("cifar")
+    assert legend_of(draw(cifar, gather(cifar, tmp_path))) == ["ours: not run", "the paper's"]

@@ -5,18 +5,16 @@ import re
 import shutil
 import statistics
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from browsing import PHONE, needs_browser, opened, running
 from command import wsam_command
+from reporting import METHODS, RESULTS, make_folder, small
 
 from wsam.lab import records
 from wsam.lab.checkpoint import save_state
 from wsam.lab.means import Means
 from wsam.lab.run import Run
 from wsam.lab.train import train
-from wsam.lab.watch import Watcher
 from wsam.paper import minimum
 from wsam.report import gather, page, write
 from wsam.report.charts import best, some
@@ -24,48 +22,10 @@ from wsam.report.commands import command, commands
 from wsam.report.labels import Line
 from wsam.report.svg import Look
 
-CPU = Means(device="cpu", keep_weights=True)
-SMALL = {"model": "mlp", "train_limit": 128, "test_limit": 64, "batch_size": 32, "epochs": 3}
-METHODS = {"vanilla": {}, "sam": {"rho": 0.1}, "wsam": {"rho": 0.1, "gamma": 0.8}}
-EVIL = "folder:<script>alert(1)</script><img src=x onerror=alert(2)>"
-RESULTS = Path(__file__).parents[1] / "results"
-
-
-class StopAfter(Watcher):
-    """Interrupts training as Ctrl-C would, before the second checkpoint."""
-
-    def epoch(self, row):
-        if row["epoch"] == 2:
-            raise KeyboardInterrupt
-
-
-def small(method="vanilla", **changes):
-    return Run(**(SMALL | {"method": method, "hyper": METHODS[method]} | changes))
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder with all that can lie in one."""
-    out = tmp_path_factory.mktemp("report") / "my <b>results</b>"
-    for method in METHODS:
-        for seed in (0, 1):
-            train(small(method, seed=seed), out, CPU)
-    minimum.measure(small("wsam"), out, CPU)
-    broken = train(small(base_args={"lr": 1e12}), out, CPU)
-    assert broken["status"] == "failed"
-    often = Means(device="cpu", checkpoint_seconds=0.0)
-    with pytest.raises(KeyboardInterrupt):
-        train(small("sam", seed=9), out, often, [StopAfter()])
-    record = records.read(out, small("sam"))
-    foreign = small("sam", data=EVIL)
-    changed = {**record, "key": foreign.key, "settings": foreign.to_dict(), "title": foreign.title}
-    changed["hardware"] = {"cpu": "<script>alert(3)</script>"}
-    changed["commit"] = "<img src=x onerror=alert(4)>"
-    records.write(out, foreign, changed)
-    (out / "0123456789ab.json").write_text('{"key": "<script>')
-    (out / "ba9876543210.json").write_text(json.dumps({**record, "settings": {"method": EVIL}}))
-    (out / f"{small('sam').key}.minimum.json").write_text("{}")
-    return out
+    return make_folder(tmp_path_factory.mktemp("report"))
 
 
 @pytest.fixture(scope="module")
@@ -243,7 +203,8 @@ def test_tables_stand_beside_the_paper(results):
     assert "GSAM&#x27;s radius" not in text
     assert "Coupled-WSAM" not in text
     assert "SGDM trains for twice as many epochs" in text
-    assert "both deviations:<ul><li>ResNet18/SAM/CIFAR-10: ours" in text
+    assert "ours, n = 1, has none:<ul><li>ResNet18/SAM/CIFAR-10: ours" in text
+    assert "6.94</i> <i>(n = 1) ‡" in text, "no deviation on either side"
     assert ">by batches<" in text
     for path in results.glob("*.minimum.json"):
         minimum = json.loads(path.read_text())
@@ -260,6 +221,18 @@ def test_smoke_tables_are_shown_but_not_compared(tmp_path):
     text = page(gather(tmp_path))
     assert "not to be compared with the paper" in text
     assert "†" not in text
+    assert "CIFAR-10, paper" not in text
+
+
+def test_a_refused_run_is_not_called_unfinished(tmp_path):
+    out = ("--out", tmp_path, "--device", "cpu")
+    wsam_command("train", "--epochs", 1, "--model", "mlp", "--train-limit", 50, *out)
+    missing = ("--data", "cifar10", "--no-download", "--data-dir", tmp_path / "nothing")
+    wsam_command("train", *missing, *out, status=2)
+    wsam_command("train", "--capture", *out, status=2)
+    shown = wsam_command("report", tmp_path).stdout
+    assert "1 finished runs in 1 groups" in shown
+    assert "unfinished" not in shown
 
 
 def test_a_grid_gets_a_map(tmp_path):
@@ -316,86 +289,3 @@ def test_no_more_lines_than_can_be_told_apart(folder):
     ]
     assert "6 of 11 groups" in some(lines, kept)
     assert some(kept, kept) == ""
-
-
-# In a browser ----------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with running() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def path(text, tmp_path_factory):
-    file = tmp_path_factory.mktemp("page") / "report.html"
-    file.write_text(text, encoding="utf-8")
-    return file
-
-
-@needs_browser
-@pytest.mark.browser
-class TestPage:
-    def test_names_do_nothing(self, browser, path):
-        with opened(browser, path) as shown:
-            assert shown.locator("script, img").count() == 0
-            assert "<script>alert(1)</script>" in shown.inner_text("main")
-
-    def test_readable_on_a_phone(self, browser, path):
-        with opened(browser, path, **PHONE) as shown:
-            assert shown.evaluate("document.documentElement.scrollWidth") <= 390
-            sizes = shown.evaluate(
-                "[...document.querySelectorAll('svg text')].map(e => "
-                "parseFloat(getComputedStyle(e).fontSize) * e.getScreenCTM().a)"
-            )
-            assert min(sizes) >= 9
-            wide = shown.evaluate(
-                "[...document.querySelectorAll('.scroll')].some(e => e.scrollWidth > e.clientWidth)"
-            )
-            assert wide, "a wide table scrolls by itself"
-
-    def test_charts_stay_in_their_frames(self, browser, path):
-        """No text or line of a chart is drawn outside of it, where it would be cut or overlap."""
-        outside = """() => [...document.querySelectorAll('svg.chart')].flatMap(svg => {
-            const f = svg.getBoundingClientRect();
-            return [...svg.querySelectorAll('text, path, rect, circle')].filter(e => {
-                const b = e.getBoundingClientRect();
-                return b.left < f.left - 3 || b.right > f.right + 3 || b.top < f.top - 3
-                    || b.bottom > f.bottom + 3;
-            }).map(e => svg.getAttribute('aria-label') + ': ' + e.outerHTML.slice(0, 80));
-        })"""
-        with opened(browser, path, viewport={"width": 1200, "height": 900}) as shown:
-            assert shown.evaluate(outside) == []
-
-    def test_the_papers_tables_fit(self, browser, tmp_path):
-        write(RESULTS, tmp_path / "page.html")
-        window = {"width": 1200, "height": 900}
-        with opened(browser, tmp_path / "page.html", viewport=window) as shown:
-            cut = (
-                "[...document.querySelectorAll('.scroll')].map(e => e.scrollWidth - e.clientWidth)"
-            )
-            assert max(shown.evaluate(cut)) == 0
-
-    def test_light_and_dark(self, browser, path):
-        colors = {}
-        for scheme in ("light", "dark"):
-            with opened(browser, path, color_scheme=scheme) as shown:
-                ground = shown.evaluate("getComputedStyle(document.body).backgroundColor")
-                ink = shown.evaluate("getComputedStyle(document.querySelector('h1')).color")
-                line = shown.evaluate("getComputedStyle(document.querySelector('.c-wsam')).stroke")
-                colors[scheme] = [ground, ink, line]
-        brightness = {
-            scheme: [sum(map(int, re.findall(r"\d+", color)[:3])) for color in found]
-            for scheme, found in colors.items()
-        }
-        assert brightness["light"][0] > 650 > 150 > brightness["dark"][0]
-        assert brightness["light"][1] < 150 < 600 < brightness["dark"][1]
-        assert colors["light"][2] != colors["dark"][2]
-
-    def test_commands_open(self, browser, path):
-        with opened(browser, path) as shown:
-            first = shown.locator("details").first
-            assert not first.locator("pre").first.is_visible()
-            first.locator("summary").click()
-            assert first.locator("pre").first.inner_text().startswith("wsam train --data")

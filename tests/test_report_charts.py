@@ -1,8 +1,11 @@
-"""What the charts of a report are made of: axes and maps."""
+"""What the charts of a report are made of: axes, lines and maps."""
+
+import math
 
 import pytest
 
-from wsam.report.heat import heat
+from wsam.report import svg
+from wsam.report.heat import heat, shares
 from wsam.report.scale import Scale, fit, short
 
 
@@ -19,9 +22,47 @@ def test_scale_holds_and_orders():
 
 
 def test_map_shows_what_failed_and_what_is_missing():
-    cells = {(1.0, 1.0): 5.0, (2.0, 1.0): None, (1.0, 2.0): 50.0}
+    cells = {(1.0, 1.0): 5.0, (2.0, 1.0): "failed 4/<5", (1.0, 2.0): 50.0}
     made = heat("<t>", (("x", [1.0, 2.0]), ("y", [1.0, 2.0])), cells, (1.0, 2.0))
     assert made.count("<rect") == 4
-    assert made.count("failed") == 1
+    assert made.count(">failed<") == made.count(">4/&lt;5<") == 1
+    assert made.count('class="gone"') == 1
     assert made.count('class="chosen"') == 1
     assert "&lt;t&gt;" in made
+
+
+def test_an_error_of_zero_leaves_the_other_cells_their_colours():
+    found = shares([0.0, 5.0, 50.0])
+    assert found[0.0] == 0.0 < found[5.0] < found[50.0] == 1.0
+    assert shares([5.0, 50.0]) == {5.0: 0.0, 50.0: 1.0}
+    assert shares([3.0, 3.0]) == {3.0: 0.5}
+    assert shares([0.0, 0.0]) == {0.0: 0.5}
+
+
+def line_of(*middles, spread=0.0):
+    """Return a chart of one line, a band of the given half width around it."""
+    points = [
+        (float(x), middle, (middle or 0.0) - spread, (middle or 0.0) + spread)
+        for x, middle in enumerate(middles, 1)
+    ]
+    series = svg.Series("WSAM <1>", svg.Look("wsam"), points)
+    return svg.lines("t", [series], "epoch", "loss")
+
+
+def test_a_point_alone_is_a_dot():
+    """Of runs of one epoch there is nothing else to see."""
+    made = line_of(3.0)
+    assert made.count("<circle") == 1
+    assert "WSAM &lt;1&gt;" in made
+    assert 'class="c-wsam"' not in made, "no path that draws nothing"
+    assert line_of(3.0, None, 2.0, 1.0).count("<circle") == 1
+    assert line_of(3.0, 2.0).count("<circle") == 0
+
+
+@pytest.mark.parametrize("gap", [math.inf, math.nan, None])
+def test_a_band_has_the_gaps_of_its_line(gap):
+    made = line_of(1.0, 2.0, gap, 3.0, 4.0, spread=0.5)
+    assert made.count("<polygon") == 2
+    assert "nan" not in made
+    assert "inf" not in made
+    assert line_of(1.0, 2.0, 3.0, 4.0, spread=0.5).count("<polygon") == 1

@@ -5,13 +5,14 @@ import socket
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import sweeping
 import torch
 
 from wsam.lab import records
-from wsam.sweep import Status, sweep
+from wsam.sweep import Outcome, Status, sweep
 from wsam.sweep.ray_cluster import RayCluster
 from wsam.sweep.slurm import Submitit, Task
 
@@ -89,6 +90,41 @@ def test_room_on_a_cluster():
     assert RayCluster(gpus=0.5)._room(here) == 4
     with pytest.raises(ValueError, match="a run wants 1 GPUs, the cluster has 0"):
         RayCluster(gpus=1)._room({"CPU": 2.0})
+
+
+class PretendRay:
+    """Carries out a task at once, on a cluster with a GPU."""
+
+    def __init__(self, **resources):
+        self.cluster_resources = lambda: resources
+
+    def remote(self, function):
+        self.function = function
+        return self
+
+    def options(self, **_):
+        return SimpleNamespace(remote=lambda job: job)
+
+    def wait(self, references):
+        return references, []
+
+    def get(self, reference):
+        return Outcome(reference, Status.FINISHED)
+
+
+def test_gpus_of_a_cluster_are_asked_for_or_left_alone(tmp_path):
+    """Else every task would take the first GPU of its node."""
+    on_cpu = sweeping.jobs(tmp_path, 2)
+    anywhere = [replace(job, means=replace(job.means, device="auto")) for job in on_cpu]
+    with_gpus, without = PretendRay(CPU=4.0, GPU=2.0), PretendRay(CPU=4.0)
+    with pytest.raises(ValueError, match="--gpus 1 or --device cpu"):
+        list(RayCluster()._carry_out(with_gpus, iter(anywhere)))
+    for cluster, ray, jobs in (
+        (RayCluster(gpus=1), with_gpus, anywhere),
+        (RayCluster(), with_gpus, on_cpu),
+        (RayCluster(), without, anywhere),
+    ):
+        assert [outcome.job for outcome in cluster._carry_out(ray, iter(jobs))] == jobs
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,10 @@
 """Executors and the sweep: every run once, whoever dies on the way."""
 
+import errno
 import multiprocessing
 import os
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import sweeping
@@ -11,6 +13,7 @@ from sweeping import CPU, TINY
 
 from wsam.lab import records
 from wsam.lab.run import Run
+from wsam.lab.train import checkpoints
 from wsam.sweep import Here, Job, Outcome, Processes, Status, local_devices, perform, sweep
 
 
@@ -32,7 +35,9 @@ def test_perform_finishes_then_skips(tmp_path):
     assert first.error == second.error == records.final_error(records.read(tmp_path, job.run))
 
 
-def test_perform_leaves_a_busy_run_alone(tmp_path):
+def test_perform_leaves_a_busy_run_alone(tmp_path, monkeypatch):
+    """Without loading its data: it is looked at again and again until it is free."""
+    monkeypatch.setattr("wsam.lab.train.make_feed", lambda *_: pytest.fail("loaded"))
     (job,) = sweeping.jobs(tmp_path, 1)
     with records.claim(tmp_path, job.run):
         assert perform(job).status is Status.BUSY
@@ -93,6 +98,56 @@ def test_a_refused_job_stops_the_sweep(tmp_path):
     assert len(recorded(tmp_path)) == 1
 
 
+def spoil_record(out, run):
+    records.record_path(out, run).write_text("{")
+
+
+def hide_record(out, run):
+    records.record_path(out, run).mkdir()
+
+
+def spoil_checkpoint(out, run):
+    checkpoints(run, out).save(1, {"run": "another"})
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (spoil_record, "KEY.json is not valid JSON; remove it to run again"),
+        (hide_record, "KEY.json is a folder; a file is wanted"),
+        (spoil_checkpoint, "KEY/checkpoints holds a checkpoint of another run"),
+    ],
+)
+def test_a_damaged_file_is_its_own_job_s_affair(tmp_path, spoil, message, capsys):
+    jobs = sweeping.jobs(tmp_path, 3)
+    spoil(tmp_path, jobs[1].run)
+    done = list(sweep(jobs, Here()))
+    assert statuses(done) == {0: "finished", 1: "error", 2: "finished"}
+    assert done[1].detail.endswith(message.replace("KEY", jobs[1].run.key))
+    assert capsys.readouterr().err == "", "no defect: it has no traceback"
+
+
+def full_when_written(monkeypatch, out):
+    monkeypatch.setattr(os, "fsync", lambda _: refuse_space())
+
+
+def full_when_locked(monkeypatch, out):
+    path = records.work_folder(out, TINY) / "lock"
+    monkeypatch.setattr("wsam.lab.records.claim", lambda *_: refuse_space(str(path)))
+
+
+def refuse_space(*path):
+    raise OSError(errno.ENOSPC, "No space left on device", *path)
+
+
+@pytest.mark.parametrize("fill", [full_when_written, full_when_locked])
+def test_a_full_disk_stops_the_sweep(tmp_path, monkeypatch, fill):
+    """Though the message names a file of the first job: the others would fare no better."""
+    fill(monkeypatch, tmp_path)
+    with pytest.raises(ValueError, match=rf"(?i){TINY.key}.*no space left on device"):
+        list(sweep(sweeping.jobs(tmp_path, 2), Here()))
+
+
 def test_jobs_are_taken_only_when_there_is_room(tmp_path):
     """A search decides late: what a job is may depend on what became of those before."""
     seen = []
@@ -133,7 +188,8 @@ def test_an_abandoned_sweep_ends_its_workers(tmp_path):
 
 
 def test_local_devices(monkeypatch):
-    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 5, 7}, raising=False)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     assert local_devices() == ["cpu"] * 3
     assert local_devices("cpu", 2) == ["cpu", "cpu"]
@@ -143,3 +199,23 @@ def test_local_devices(monkeypatch):
     assert local_devices("cuda:1") == ["cuda:1"]
     with pytest.raises(ValueError, match="workers must be at least 1, got 0"):
         local_devices("cpu", 0)
+
+
+def test_workers_share_the_cores_that_the_sweep_may_use(monkeypatch):
+    """Not those of the machine: a batch system may lend a job only a few of them."""
+    started = []
+
+    class Context:
+        Pipe = staticmethod(multiprocessing.Pipe)
+
+        def Process(self, target, args):
+            started.append(args[2])
+            return SimpleNamespace(start=lambda: None)
+
+    monkeypatch.setattr("wsam.sweep.executors.get_context", lambda _: Context())
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    Processes(["cpu", "cpu"])._start("cpu").pipe.close()
+    monkeypatch.delattr(os, "sched_getaffinity")
+    Processes(["cpu", "cpu"])._start("cpu").pipe.close()
+    assert started == [4, 32], "where the system does not tell, the machine's"

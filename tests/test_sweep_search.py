@@ -161,12 +161,31 @@ def test_other_questions_have_their_own_study(tmp_path):
     assert sqlite_url(tmp_path).endswith("work/optuna.db")
 
 
+@pytest.mark.parametrize("name", ["w d?x", "w d%41", "w{d}", "w#d"])
+def test_a_folder_may_have_any_name(tmp_path, name):
+    """What means something in a URL is only a letter in the name of a folder."""
+    search = make(tmp_path / name)
+    search.close()
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name / "work" / "optuna.db").stat().st_size > 0
+
+
 def test_whole_numbers_stay_whole(tmp_path):
     grid = Grid("epochs", "", {"digits": TINY}, {"epochs": (1, 3), "rho": (0, 0.1)})
     search = make(tmp_path, grid)
     runs = [job.run for job in search.jobs(trials=2)]
     assert all(isinstance(run.epochs, int) and 1 <= run.epochs <= 3 for run in runs)
     assert len(make(tmp_path, grid).study.get_trials()) >= 6
+
+
+def test_numbers_written_as_whole_ones_are_searched_between(tmp_path):
+    """`rho = [1, 2]` in a file is the range from 1.0 to 2.0."""
+    grid = Grid("whole", "", {"digits": TINY}, {"rho": (1, 2)})
+    search = make(tmp_path, grid)
+    radii = [job.run.hyper["rho"] for job in search.jobs(trials=3)]
+    assert radii[:2] == [1.0, 2.0]
+    assert all(1 < rho < 2 for rho in radii[2:])
+    assert not any(rho.is_integer() for rho in radii[2:])
 
 
 def test_words_cannot_be_searched(tmp_path):
@@ -206,7 +225,10 @@ def test_without_optuna(tmp_path, monkeypatch):
         ("[grid]\nrho = 0.1", "grid.rho must be a list of values, got 0.1"),
         ("[grid]\nrho = []", "grid.rho must be a list of values"),
         ("[grid]\nrho = [0.1, 0.1]", "names a value twice"),
-        ("[grid]\nseed = [1]", "a wsam run has no setting 'seed'"),
+        ("[grid]\nseed = [1]", r"grid\.seed is not for a grid to say: use --seeds"),
+        ("[run]\nseed = 5\n[grid]\nrho = [1]", r"run\.seed is not for a grid to say: use --seeds"),
+        ("[run]\nnoise_seed = 5\n[grid]\nrho = [1]", r"run\.noise_seed is .* use --seeds"),
+        ("[grid]\nsteps = [1]", "a wsam run has no setting 'steps'"),
         ("[grid]\nrho = ['a']", "rho of wsam must be a number, got 'a'"),
         ("[run]\nmethod = 'swam'\n[grid]\nrho = [1]", "unknown method 'swam'"),
         ("[run]\nepoch = 3\n[grid]\nrho = [1]", "unknown setting 'epoch'"),

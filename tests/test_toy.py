@@ -8,6 +8,7 @@ import pytest
 import torch
 from command import wsam_command
 
+from wsam.plots.toy import STROKES, trajectories, verdict
 from wsam.toy import FLAT, RULES, SADDLE, SHARP, Setting, loss, minimum_near, places, trace
 from wsam.toy.trajectory import stable_decimals
 
@@ -162,6 +163,7 @@ class TestEndPoints:
         ({"alpha": -0.1}, r"alpha must be in \[0, inf\)"),
         ({"steps": 0}, "steps must be at least 1"),
         ({"start": (0.0, 0.0)}, r"start sigma must be in \(0, inf\)"),
+        ({"start": (1.0,)}, "start must be two numbers, mu and sigma"),
         ({"rule": "adam"}, "rule must be one of sgd, sam, gsam, wsam, coupled_wsam"),
         ({"geometry": "round"}, "geometry must be one of euclidean, adaptive, fisher"),
     ],
@@ -169,6 +171,33 @@ class TestEndPoints:
 def test_bad_settings_are_refused(wrong, allowed):
     with pytest.raises(ValueError, match=allowed):
         Setting(**wrong)
+
+
+def test_start_may_be_a_list():
+    run = trace(start=[-6, 10.0], steps=3)
+    assert run == trace(start=(-6.0, 10.0), steps=3)
+    assert run.points[0] == (-6.0, 10.0)
+
+
+class TestFigure:
+    def test_every_rule_has_its_stroke(self):
+        assert set(STROKES) == set(RULES)
+
+    def test_without_a_gamma_there_is_one_panel(self):
+        drawn = trajectories([trace(rule="sgd", steps=5), trace(rule="sam", steps=5)])
+        (panel,) = drawn.axes
+        assert panel.get_title(loc="left") == ""
+        assert {"SGD", "SAM"} <= {line.get_label() for line in panel.lines}
+
+    def test_one_form_of_wsam_is_told_of_alone(self):
+        drawn = trajectories([trace(rule="sgd"), trace(rule="coupled_wsam", gamma=0.95)])
+        (panel,) = drawn.axes
+        assert panel.get_title(loc="left") == "γ = 0.95: Coupled-WSAM ends at the flat minimum"
+        assert verdict([trace(rule="wsam", steps=1)]) == "WSAM ends at neither minimum"
+
+    def test_no_run_is_refused(self):
+        with pytest.raises(ValueError, match="there is no run to draw"):
+            trajectories([])
 
 
 class TestCommand:

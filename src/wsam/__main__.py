@@ -1,10 +1,13 @@
 """`python -m wsam` and the `wsam` command."""
 
+import io
 import sys
 
 
 def main() -> None:
     """Run the command line, or say what to install where its libraries are missing."""
+    for stream in (sys.stdout, sys.stderr):
+        _forgive(stream)
     try:
         from wsam.cli import run
 
@@ -16,6 +19,12 @@ def main() -> None:
     except KeyboardInterrupt:  # while modules are imported; `run` handles it afterwards
         print("wsam: interrupted", file=sys.stderr)
         sys.exit(130)
+
+
+def _forgive(stream: object) -> None:
+    """Let a stream show a question mark for a letter it has not, as gamma in cp1252, and go on."""
+    if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
+        stream.reconfigure(errors="replace")
 
 
 if __name__ == "__main__":

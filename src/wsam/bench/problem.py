@@ -75,6 +75,9 @@ class Problem:
         }
 
 
+SMOKE_BATCH = 4
+
+
 def default_batch(model: str, device: torch.device) -> int:
     """Return how many images a step takes by default."""
     if device.type != "cuda":

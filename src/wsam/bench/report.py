@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from wsam.bench.problem import PIXELS
+import torch
+
+from wsam.bench.problem import PIXELS, SMOKE_BATCH, default_batch
 from wsam.lab.files import write_atomic
 
 Row = dict[str, Any]
+_LONGEST = 60
+"""Letters of a name that say which cases were measured; a file's name has room for 255."""
 
 
 def table(record: Row) -> str:
@@ -110,19 +117,36 @@ def aligned(rows: list[list[str]]) -> list[str]:
 def name_of(record: Row) -> str:
     """Return the name of a record's files, without an ending.
 
+    A smoke test, a choice of cases and another batch are said in it: none of them must take the
+    place of a whole measurement.
+
     Example:
-        >>> name_of({"kind": "scaling", "axis": "tensors", "hardware": {"cpu": "x"}})
-        'scaling-tensors-cpu'
+        >>> record = {"kind": "scaling", "axis": "tensors", "hardware": {"cpu": "x"}}
+        >>> name_of(record), name_of({**record, "smoke": True, "only": ["WSAM (eager"]})
+        ('scaling-tensors-cpu', 'scaling-tensors-only-wsam-eager-smoke-cpu')
     """
     device = "cuda" if "gpu" in record["hardware"] else "cpu"
+    smoke = "-smoke" if record.get("smoke") else ""
+    only = _only(record.get("only", ()))  # the first records do not say
     if record["kind"] == "scaling":
-        return f"scaling-{record['axis']}-{device}"
-    pixels = record["problem"].get("pixels", PIXELS)
+        return f"scaling-{record['axis']}{only}{smoke}-{device}"
+    problem = record["problem"]
+    pixels = problem.get("pixels", PIXELS)
     size = "" if pixels == PIXELS else f"-{pixels}px"
-    # Eager steps alone, on a GPU, must not take the place of a record of all forms.
+    usual = SMOKE_BATCH if smoke else default_batch(problem["model"], torch.device(device))
+    batch = "" if problem["batch"] == usual else f"-batch{problem['batch']}"
+    # Eager steps alone, on a GPU, have had this name since before choices were told apart.
     alone = device == "cuda" and {row["form"] for row in record["cases"]} == {"eager"}
-    form = "-eager" if alone else ""
-    return f"bench-{record['problem']['model']}{size}{form}-{device}"
+    cases = "-eager" if alone else only
+    return f"bench-{problem['model']}{size}{batch}{cases}{smoke}-{device}"
+
+
+def _only(words: Sequence[str]) -> str:
+    """Return the part of a name that says which cases were chosen; nothing where all were."""
+    if not words:
+        return ""
+    text = re.sub(r"[^a-z0-9]+", "-", " ".join(words).lower()).strip("-")
+    return f"-only-{text if len(text) <= _LONGEST else sha256(text.encode()).hexdigest()[:12]}"
 
 
 def save(record: Row, folder: Path) -> list[Path]:

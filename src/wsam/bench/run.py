@@ -15,7 +15,7 @@ from wsam import kernels
 from wsam.bench import cases as listing
 from wsam.bench import memory, peers, traffic
 from wsam.bench.cases import BASE, FLOOR, Case
-from wsam.bench.problem import FORMS, Problem, default_batch, image_problem
+from wsam.bench.problem import FORMS, SMOKE_BATCH, Problem, default_batch, image_problem
 from wsam.bench.timing import Spread, Visitor, Visits, clock_of, differences, interleave, ratios
 from wsam.lab import environment
 from wsam.lab.files import quiet
@@ -53,7 +53,7 @@ class Settings:
         """Return what is trained."""
         on_gpu = self.device.type == "cuda"
         name = self.model or ("cnn" if self.smoke else "resnet18" if on_gpu else "mlp10m")
-        batch = self.batch or (4 if self.smoke else default_batch(name, self.device))
+        batch = self.batch or (SMOKE_BATCH if self.smoke else default_batch(name, self.device))
         return image_problem(name, batch, self.device, self.pixels)
 
     def visits(self) -> Visits:
@@ -195,6 +195,8 @@ def origin_of(settings: Settings, visits: Visits) -> dict[str, Any]:
         "commit": environment.commit(),
         "clock": settings.clock,
         "rounds": visits.rounds,
+        "smoke": settings.smoke,
+        "only": list(settings.only),
         "load_before": load_average(),
     }
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import typer
@@ -30,6 +31,21 @@ EXTRAS = {  # the extra that brings a library
 }
 
 
+class Paused(Exception):  # noqa: N818 (no error)
+    """Ctrl-C where work is kept; an exception of its own, for typer keeps Ctrl-C's to itself."""
+
+
+@contextmanager
+def pausing(kept: Callable[[], bool]) -> Iterator[None]:
+    """Let Ctrl-C say that the same command goes on, if there is something to go on from by then."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        if kept():
+            raise Paused from error
+        raise
+
+
 def carry_out(app: Callable[..., Any]) -> None:
     """Run the command line; end by `SystemExit` with one line where it did not go well."""
     try:
@@ -45,6 +61,8 @@ def carry_out(app: Callable[..., Any]) -> None:
         stop(missing(error))
     except (ValueError, TypeError) as error:
         stop(str(error))
+    except Paused:
+        stop("interrupted; work is kept: the same command goes on from there", INTERRUPTED)
     except (KeyboardInterrupt, typer.Abort):
         stop("interrupted", INTERRUPTED)
     if status == INTERRUPTED:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from wsam.lab.means import Means
     from wsam.lab.watch import Watcher
 
+PAIR = "NAME=VALUE"
+
 # What is trained: the settings of a run.
 Data = Annotated[
     str, typer.Option(help="digits, cifar10, cifar100, fashion, imagenet or folder:NAME.")
@@ -33,13 +35,15 @@ Alpha = Annotated[float | None, typer.Option(help="Weight of the orthogonal part
 Beta = Annotated[float | None, typer.Option(help="Share of tensors perturbed (ESAM).")]
 Eta = Annotated[float | None, typer.Option(help="Of the geometry of ASAM or Fisher SAM.")]
 Hyper = Annotated[
-    list[str] | None, typer.Option(help="Any hyperparameter of the method, as name=value.")
+    list[str] | None,
+    typer.Option(metavar=PAIR, help="Any hyperparameter of the method, as name=value."),
 ]
 Geometry = Annotated[
     str | None, typer.Option(help="Another neighbourhood than a ball: adaptive, fisher or masked.")
 ]
 GeometryArg = Annotated[
-    list[str] | None, typer.Option(help="An argument of the geometry, as name=value.")
+    list[str] | None,
+    typer.Option(metavar=PAIR, help="An argument of the geometry, as name=value."),
 ]
 Lean = Annotated[
     bool, typer.Option("--lean", help="Save one buffer: the base steps between the passes.")
@@ -59,7 +63,10 @@ WeightDecay = Annotated[float | None, typer.Option(help="The base's weight decay
 Nesterov = Annotated[
     bool | None, typer.Option("--nesterov/--no-nesterov", help="Nesterov's form of momentum.")
 ]
-BaseArg = Annotated[list[str] | None, typer.Option(help="Any argument of the base, as name=value.")]
+BaseArg = Annotated[
+    list[str] | None,
+    typer.Option(metavar=PAIR, help="Any argument of the base, as name=value."),
+]
 Epochs = Annotated[int, typer.Option(help="Passes over the training data.")]
 BatchSize = Annotated[int, typer.Option(help="Images a step.")]
 Seed = Annotated[

@@ -13,13 +13,17 @@ import typer
 from wsam.cli._files import as_folder, check_writable, no_file
 
 if TYPE_CHECKING:
+    from wsam.lab.run import Run
     from wsam.paper import Profile, Table
     from wsam.sweep import Outcome
 
 RESULTS, SMOKE_RESULTS = Path("results"), Path("smoke")
 
 Name = Annotated[
-    str, typer.Argument(help="A name of `wsam paper list`, or FILE.toml for a grid of one's own.")
+    str,
+    typer.Argument(
+        metavar="NAME", help="A name of `wsam paper list`, or FILE.toml for a grid of one's own."
+    ),
 ]
 Only = Annotated[
     str | None,
@@ -111,6 +115,13 @@ def prepare(smoke: bool, compile: bool | None) -> bool | None:
     return compile or False
 
 
+def any_begun(runs: Iterable[Run], out: Path) -> bool:
+    """Tell whether one of the runs has a record or a checkpoint to go on from."""
+    from wsam.lab.train import is_begun
+
+    return any(is_begun(run, out) for run in runs)
+
+
 def follow(outcomes: Iterable[Outcome], total: int | None) -> list[Outcome]:
     """Print a line an outcome as they come, and return all of them."""
     done = []
@@ -136,17 +147,19 @@ def summary(outcomes: Iterable[Outcome]) -> str:
     return ", ".join(f"{count} {status}" for status, count in counts.items()) or "nothing to do"
 
 
-def report(table: Table, profile: Profile, out: Path, done: list[Outcome], as_json: bool) -> None:
+def report(table: Table, out: Path, done: list[Outcome], as_json: bool) -> None:
     """Print what became of all jobs, and the table; exit with 1 if any did not finish."""
     from wsam.paper import gather, render
+    from wsam.paper.outcome import FromFolder
 
-    entries = gather(table, out)
+    lost = frozenset(outcome.job.run.key for outcome in done if not outcome.settled)
+    entries = gather(table, FromFolder(out, without=lost))
     if as_json:
-        cells = render.data(table, entries, profile.comparable)
+        cells = render.data(table, entries)
         print(json.dumps({"runs": [_plain(o) for o in done], "cells": cells}, allow_nan=False))
     else:
         print(f"{summary(done)}; records in {out}")
-        render.show(table, entries, profile.comparable)
+        render.show(table, entries)
     if not all(outcome.settled for outcome in done):
         raise typer.Exit(1)
 

@@ -44,7 +44,10 @@ Peer = Annotated[
 ]
 Only = Annotated[
     list[str] | None,
-    typer.Option(help="Measure only cases whose name begins so, and their floor. Repeatable."),
+    typer.Option(
+        metavar="NAME",
+        help="Measure only cases whose name begins so, and their floor. Repeatable.",
+    ),
 ]
 Scaling = Annotated[
     str | None,
@@ -82,7 +85,10 @@ def bench(
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Time a step of every member, beside two bare passes, the plain base and other libraries."""
+    """Time a step of every member on this machine.
+
+    Beside it stand two bare passes, the plain base and other libraries.
+    """
     from wsam.bench import report
     from wsam.bench.run import Settings, measure
     from wsam.bench.scaling import measure_scaling

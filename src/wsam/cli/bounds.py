@@ -8,7 +8,7 @@ from wsam.cli._app import app
 
 bounds = typer.Typer(
     name="bounds",
-    help="The paper's bounds for your numbers: as printed, as corrected, and why.",
+    help="The paper's bounds, as printed and as corrected.",
     no_args_is_help=True,
     rich_markup_mode=None,
     epilog="Example: wsam bounds convex --lr 5 --gamma 0.9 --steps 1000",
@@ -71,7 +71,10 @@ def nonconvex(
     radius: Radius = "falling",
     json: AsJson = False,
 ) -> None:
-    """Bound the smallest expected squared gradient norm on smooth losses."""
+    """Bound the gradient's norm on smooth losses.
+
+    It is the smallest expected squared norm over all steps.
+    """
     from wsam.theory import NonConvex
 
     bound = NonConvex(
@@ -101,7 +104,10 @@ def generalization(
     norm: Annotated[float, typer.Option(help="Euclidean norm of the weights.")] = 1.0,
     json: AsJson = False,
 ) -> None:
-    """Bound the true 0-1 error's excess over L_WSAM on the training set."""
+    """Bound the true error by the loss in training.
+
+    The bound is of the true 0-1 error's excess over L_WSAM on the training set.
+    """
     from wsam.theory import Generalization
 
     bound = Generalization(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from wsam.cli import _options as options
-from wsam.cli._app import app
+from wsam.cli._app import WithArguments, app
 from wsam.cli._files import as_folder, together
 
 if TYPE_CHECKING:
@@ -26,7 +26,11 @@ _EXAMPLE = (
 )
 
 Checkpoint = Annotated[
-    Path, typer.Argument(help="A run's record, weights or work folder, or a file of a state dict.")
+    Path,
+    typer.Argument(
+        metavar="CHECKPOINT",
+        help="A run's record, weights or work folder, or a file of a state dict.",
+    ),
 ]
 Data = Annotated[
     str | None, typer.Option(help="Data to measure on. [default: the run's; else needed]")
@@ -46,7 +50,7 @@ Precision = Annotated[
 Seed = Annotated[int, typer.Option(help="Of the random vectors.")]
 
 
-@app.command(epilog=_EXAMPLE)
+@app.command(cls=WithArguments, epilog=_EXAMPLE)
 def curvature(
     checkpoint: Checkpoint,
     data: Data = None,
@@ -62,9 +66,19 @@ def curvature(
     method: Annotated[str, typer.Option(help="lanczos or power.")] = "lanczos",
     tol: Annotated[float, typer.Option(help="Relative residual of the eigenvalues.")] = 1e-3,
     trace: Annotated[bool, typer.Option("--trace", help="Estimate the trace (Hutch++).")] = False,
+    trace_tol: Annotated[
+        float, typer.Option(help="Relative standard error that --trace goes for.")
+    ] = 0.02,
+    trace_products: Annotated[
+        int, typer.Option(min=2, metavar="<int>", help="Products after which --trace gives up.")
+    ] = 300,
     density: Annotated[
         bool, typer.Option("--density", help="Estimate the density of the eigenvalues.")
     ] = False,
+    density_probes: Annotated[
+        int,
+        typer.Option(min=1, metavar="<int>", help="Random vectors after which --density gives up."),
+    ] = 10,
     sharpness: Annotated[
         float | None, typer.Option(metavar="RHO", help="SAM's sharpness at this radius.")
     ] = None,
@@ -89,6 +103,8 @@ def curvature(
     as_json: options.Json = False,
 ) -> None:
     """Measure the curvature of a trained model's loss."""
+    if not trace_tol > 0:
+        raise ValueError(f"--trace-tol must be above 0, not {trace_tol}")
     settings = loss_options(mode, precision)
     if out is not None and density:
         require_pictures()
@@ -97,8 +113,14 @@ def curvature(
     with progress(quiet=as_json) as follow:
         subject = open_checkpoint(checkpoint, means, data, model, split, samples, batch_size)
         H = _operator(operator, subject, settings)
-        wanted = {"which": which, "method": method, "tol": tol}
-        found = _spectrum(H, top, wanted, trace, density, seed, follow)
+        wanted: dict[str, dict[str, Any]] = {}
+        if top:
+            wanted["eigenvalues"] = {"k": top, "which": which, "method": method, "tol": tol}
+        if trace:
+            wanted["trace"] = {"tol": trace_tol, "max_products": trace_products}
+        if density:
+            wanted["density"] = {"max_probes": density_probes}
+        found = _spectrum(H, wanted, seed, follow)
         found |= _sharpness(
             subject, settings, seed, follow, (sharpness, average), adaptive=adaptive, steps=steps
         )
@@ -125,25 +147,16 @@ def _operator(name: str, subject: Subject, settings: Any) -> Operator:
 
 
 def _spectrum(
-    H: Operator,
-    top: int,
-    wanted: dict[str, Any],
-    with_trace: bool,
-    with_density: bool,
-    seed: int,
-    follow: Any,
+    H: Operator, wanted: dict[str, dict[str, Any]], seed: int, follow: Any
 ) -> dict[str, Any]:
+    """Measure what is wanted, each with its options."""
     from wsam.curvature import density, top_eigenvalues, trace
 
-    found: dict[str, Any] = {}
-    if top:
-        report = follow("eigenvalues")
-        found["eigenvalues"] = top_eigenvalues(H, top, seed=seed, report=report, **wanted)
-    if with_trace:
-        found["trace"] = trace(H, seed=seed, report=follow("trace"))
-    if with_density:
-        found["density"] = density(H, seed=seed, report=follow("density"))
-    return found
+    ways: dict[str, Any] = {"eigenvalues": top_eigenvalues, "trace": trace, "density": density}
+    return {
+        name: ways[name](H, seed=seed, report=follow(name), **given)
+        for name, given in wanted.items()
+    }
 
 
 def _sharpness(
@@ -287,15 +300,18 @@ def _print_table(record: dict[str, Any], files: list[Path]) -> None:
     if eigen := record.get("eigenvalues"):
         columns = (eigen["values"], eigen["residuals"], eigen["converged"])
         for number, (value, bound, good) in enumerate(zip(*columns, strict=True), 1):
-            note = f"within {bound:.1e}" + ("" if good else ", not converged")
+            note = f"within {bound:.1e}" + _unless(good, "--tol")
             rows.append((f"eigenvalue {number}", f"{value:.6g}", note))
     if found := record.get("trace"):
-        note = f"standard error {found['standard_error']:.2g}"
-        rows.append(("trace", f"{found['value']:.6g}", note + _unless(found["converged"])))
+        error = found["standard_error"]
+        note = "standard error " + ("unknown" if error is None else f"{error:.2g}")
+        note += _unless(found["converged"], "--trace-products or --trace-tol")
+        rows.append(("trace", f"{found['value']:.6g}", note))
     if found := record.get("density"):
         note = f"of the eigenvalues, from {found['probes']} probes"
         share = f"{100 * found['share_below_zero']:.1f}%"
-        rows.append(("below zero", share, note + _unless(found["converged"])))
+        note += _unless(found["converged"], "--density-probes")
+        rows.append(("below zero", share, note))
     for name in ("sharpness", "average_sharpness"):
         if found := record.get(name):
             note = f"{found['measure']}, radius {found['radius']:g}"
@@ -308,5 +324,6 @@ def _print_table(record: dict[str, Any], files: list[Path]) -> None:
         print(file)
 
 
-def _unless(converged: bool) -> str:
-    return "" if converged else ", not converged"
+def _unless(converged: bool, options: str) -> str:
+    """Say that a figure has not converged, and which options help."""
+    return "" if converged else f", not converged: raise {options}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,12 +12,14 @@ import typer
 
 from wsam.cli import _options as options
 from wsam.cli._app import app
+from wsam.cli._errors import pausing
 from wsam.cli._files import as_folder, together
 from wsam.cli._paper import parse_seeds
 
 if TYPE_CHECKING:
     from wsam.demo import Summary
     from wsam.demo.choice import Choice
+    from wsam.sweep import Job
 
 _EXAMPLE = "Example: wsam demo --out demo"
 
@@ -28,7 +31,10 @@ def demo(
     ] = Path("demo"),
     seeds: Annotated[str | None, typer.Option(help="Seeds to run. [default: 0,1,2]")] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Runs at a time, a thread each. [default: one a core]")
+        int | None,
+        typer.Option(
+            min=1, metavar="<int>", help="Runs at a time, a thread each. [default: one a core]"
+        ),
     ] = None,
     make_map: Annotated[
         bool,
@@ -38,31 +44,39 @@ def demo(
     ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Train SGD, SAM and WSAM on digits with wrong labels, and show what came of it.
+    """See in two minutes what WSAM does to wrong labels.
 
+    SGD, SAM and WSAM are trained on digits with wrong labels, and what came of it is shown.
     Under two minutes on two cores, on data that is there. Finished runs are not run again.
     """
     import matplotlib  # noqa: F401 (missing ones are told of before anything runs)
     import sklearn  # noqa: F401
 
-    from wsam.demo import SEEDS, carry_out, demo_jobs, map_jobs, summarise
+    from wsam.demo import SEEDS, demo_jobs, map_jobs, summarise
     from wsam.demo.choice import NAME, read, write
-    from wsam.demo.display import shown
+    from wsam.lab.train import is_begun
 
     begin = time.monotonic()
     chosen = parse_seeds(seeds) or SEEDS
-    if make_map:
-        jobs = map_jobs(out / "map")
-        with shown(jobs, "The map of gamma and rho", as_json) as say:
-            carry_out(jobs, workers, say)
-        write(out / "map")
-    choice = read(out / NAME if (out / NAME).exists() else None)
+    looks = map_jobs(out / "map") if make_map else []
     jobs = demo_jobs(out / "runs", chosen)
-    with shown(jobs, "Digits with wrong labels", as_json) as say:
-        carry_out(jobs, workers, say)
-    summary = summarise(out / "runs", chosen)
-    written = _write(summary, choice, out)
+    with pausing(lambda: any(is_begun(job.run, job.out) for job in (*looks, *jobs))):
+        if make_map:
+            _run(looks, "The map of gamma and rho", workers, as_json)
+            write(out / "map")
+        choice = read(out / NAME if (out / NAME).exists() else None)
+        _run(jobs, "Digits with wrong labels", workers, as_json)
+        summary = summarise(out / "runs", chosen)
+        written = _write(summary, choice, out)
     _show(summary, written, time.monotonic() - begin, as_json)
+
+
+def _run(jobs: Sequence[Job], title: str, workers: int | None, quiet: bool) -> None:
+    from wsam.demo import carry_out
+    from wsam.demo.display import shown
+
+    with shown(jobs, title, quiet) as ears:
+        carry_out(jobs, workers, ears.say, ears.ended)
 
 
 def _write(summary: Summary, choice: Choice, out: Path) -> list[Path]:

@@ -15,7 +15,10 @@ EXAMPLE = "Example: wsam directions --gamma 0 --gamma 0.5 --gamma 0.8 --out figu
 def directions(
     gamma: Annotated[
         list[float] | None,
-        typer.Option(help="Weight of sharpness, in [0, 1); repeatable. Default: five, 0 to 0.75."),
+        typer.Option(
+            metavar="<float>",
+            help="Weight of sharpness, in [0, 1); repeatable. Default: five, 0 to 0.75.",
+        ),
     ] = None,
     rho: Annotated[float, typer.Option(help="Radius, positive.")] = 4.0,
     out: Annotated[
@@ -23,7 +26,10 @@ def directions(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Show how gamma turns the update: g0 at 0, towards g1, g1 at 1/2, and beyond it."""
+    """Show how gamma turns the update.
+
+    It is g0 at gamma 0, turns towards g1, is g1 at 1/2, and goes beyond it.
+    """
     from wsam.toy import updates
 
     fan = updates(sorted(set(gamma)) if gamma else (0.0, 0.3, 0.5, 0.65, 0.75), rho=rho)

@@ -12,7 +12,7 @@ import typer
 
 from wsam.cli import _options as options
 from wsam.cli import curvature as shared
-from wsam.cli._app import app
+from wsam.cli._app import WithArguments, app
 from wsam.cli._files import as_folder, together
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _EXAMPLE = "Example: wsam landscape runs/KEY.json --dimensions 2 --radius 1 --out seen"
 
 
-@app.command(epilog=_EXAMPLE)
+@app.command(cls=WithArguments, epilog=_EXAMPLE)
 def landscape(
     checkpoint: shared.Checkpoint,
     to: Annotated[
@@ -59,7 +59,10 @@ def landscape(
     device: options.Device = "auto",
     as_json: options.Json = False,
 ) -> None:
-    """Draw the loss along directions through a trained model's weights."""
+    """Draw the loss around a trained model.
+
+    Along directions through its weights, or from one model to another.
+    """
     from wsam import curvature as measure
 
     if dimensions not in (1, 2):

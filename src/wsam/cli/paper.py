@@ -11,14 +11,15 @@ import typer
 
 from wsam.cli import _options as options
 from wsam.cli import _paper as shared
-from wsam.cli._app import app
+from wsam.cli._app import WithArguments, app
+from wsam.cli._errors import pausing
 from wsam.cli._files import together
 
 if TYPE_CHECKING:
-    from wsam.paper import Entry, Profile, Table
+    from wsam.paper import Entry, Table
 
 paper = typer.Typer(
-    help="The paper's tables and figures: list them, run them, see ours beside the paper's.",
+    help="The paper's tables and figures: list, run, compare.",
     no_args_is_help=True,
     rich_markup_mode=None,
     epilog="Example: wsam paper table cifar",
@@ -28,7 +29,10 @@ app.add_typer(paper, name="paper")
 
 @paper.command("list", epilog="Example: wsam paper list")
 def list_(results: shared.Results = None, as_json: options.Json = False) -> None:
-    """List all tables, figures and searches, with how many of their runs are finished."""
+    """List all tables, figures and searches.
+
+    Beside each stands how many of its runs are finished.
+    """
     from wsam.lab import records
     from wsam.paper import find, names
 
@@ -47,7 +51,10 @@ def list_(results: shared.Results = None, as_json: options.Json = False) -> None
         print("  ".join(str(v).ljust(w) for v, w in zip(row, widths, strict=True)).rstrip())
 
 
-@paper.command(epilog='Example: wsam paper run cifar --only "ResNet18/*/CIFAR-10" --seeds 0,1,2')
+@paper.command(
+    cls=WithArguments,
+    epilog='Example: wsam paper run cifar --only "ResNet18/*/CIFAR-10" --seeds 0,1,2',
+)
 def run(
     name: shared.Name,
     only: shared.Only = None,
@@ -68,9 +75,10 @@ def run(
     ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Run a table, one run after the other; finished runs are skipped, interrupted ones go on.
+    """Run a table, one run after the other.
 
-    To run it on several devices or machines, see `wsam sweep`.
+    Finished runs are skipped, interrupted ones go on. To run it on several devices or
+    machines, see `wsam sweep`.
     """
     from wsam.paper import find
     from wsam.paper.catalog import Jobs
@@ -87,15 +95,19 @@ def run(
     )
     jobs = Jobs(results, means, profile, measure=name == "minima", plane=plane)
     here = Here(lambda: options.make_watchers(quiet=as_json or smoke))
-    done = shared.follow(sweep(map(jobs, table.runs), here), len(table.runs))
-    shared.report(table, profile, results, done, as_json)
+    with pausing(lambda: shared.any_begun(table.runs, results)):
+        done = shared.follow(sweep(map(jobs, table.runs), here), len(table.runs))
+    shared.report(table, results, done, as_json)
 
 
 Format = Annotated[str, typer.Option("--format", help="rich, markdown or csv.")]
 Plot = Annotated[Path | None, typer.Option(help="Also draw it: a .png, .svg or .pdf file.")]
 
 
-@paper.command(epilog="Example: wsam paper table cifar --format markdown --plot cifar.png")
+@paper.command(
+    cls=WithArguments,
+    epilog="Example: wsam paper table cifar --format markdown --plot cifar.png",
+)
 def table(
     name: shared.Name,
     only: shared.Only = None,
@@ -109,27 +121,28 @@ def table(
     plot: Plot = None,
     as_json: options.Json = False,
 ) -> None:
-    """Show our figures (mean ± deviation, n) beside the paper's; "not run" where there is none."""
+    """Show our figures beside the paper's.
+
+    Ours are mean ± deviation and the number of runs; "not run" stands where there is none.
+    """
     from wsam.lab.names import chosen
     from wsam.paper import plot_around, render
     from wsam.paper.plot import save
 
     chosen("format", format_, render.FORMATS)
-    made, entries, profile = _gathered(
-        name, only, seeds, smoke, epochs, precision, pretrained, results
-    )
+    made, entries = _gathered(name, only, seeds, smoke, epochs, precision, pretrained, results)
     if plot is not None:
         seen = plot_around.gather(made, shared.folder(results, smoke))
         with together(plot.parent) as unfinished:
             save(made, entries, unfinished / plot.name, seen)
     if as_json:
-        cells = render.data(made, entries, profile.comparable)
+        cells = render.data(made, entries)
         print(json.dumps(cells, allow_nan=False))
     elif format_ == "rich":
-        render.show(made, entries, profile.comparable)
+        render.show(made, entries)
     else:
         to_text = render.markdown if format_ == "markdown" else render.comma_separated
-        print(to_text(made, entries, profile.comparable), end="")
+        print(to_text(made, entries), end="")
 
 
 def _gathered(
@@ -141,26 +154,27 @@ def _gathered(
     precision: str | None,
     pretrained: str | None,
     results: Path | None,
-) -> tuple[Table, list[Entry], Profile]:
+) -> tuple[Table, list[Entry]]:
     from wsam.paper import find, gather
 
     profile = shared.make_profile(smoke, seeds, only, epochs, precision, pretrained)
     made = profile.table(find(name))
-    return made, gather(made, shared.folder(results, smoke)), profile
+    return made, gather(made, shared.folder(results, smoke))
 
 
-@paper.command(epilog="Example: wsam paper page docs/paper.md README.md --check")
+@paper.command(cls=WithArguments, epilog="Example: wsam paper page docs/paper.md README.md --check")
 def page(
-    files: Annotated[list[Path], typer.Argument(help="Pages in Markdown.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Pages in Markdown.")],
     results: shared.Results = None,
     check: Annotated[
         bool, typer.Option("--check", help="Write nothing; exit with 1 if a page is out of date.")
     ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Make the tables in pages anew from the records, so that no figure is typed by hand.
+    """Make the tables in pages anew from the records.
 
-    A page holds lines '<!-- wsam paper table NAME -->' and '<!-- end -->'.
+    So no figure is typed by hand. A page holds lines '<!-- wsam paper table NAME -->' and
+    '<!-- end -->'.
     """
     from wsam.lab.pages import renew
 
@@ -181,8 +195,8 @@ def _markdown(words: list[str], results: Path | None) -> str:
     from wsam.paper import render
 
     given = _parsed(words)
-    made, entries, profile = _gathered(**given, smoke=False, results=results)
-    return render.markdown(made, entries, profile.comparable)
+    made, entries = _gathered(**given, smoke=False, results=results)
+    return render.markdown(made, entries)
 
 
 def _parsed(words: list[str]) -> dict[str, Any]:

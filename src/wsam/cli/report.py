@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from wsam.cli import _options as options
-from wsam.cli._app import app
+from wsam.cli._app import WithArguments, app
 
 if TYPE_CHECKING:
     from wsam.report import Folder
@@ -18,19 +18,23 @@ if TYPE_CHECKING:
 _EXAMPLE = "Example: wsam report results --out results.html"
 
 
-@app.command(epilog=_EXAMPLE)
+@app.command(cls=WithArguments, epilog=_EXAMPLE)
 def report(
     folder: Annotated[
-        Path, typer.Argument(help="Results of `wsam train`, `paper run`, `sweep` or `demo`.")
+        Path,
+        typer.Argument(
+            metavar="FOLDER", help="Results of `wsam train`, `paper run`, `sweep` or `demo`."
+        ),
     ],
     out: Annotated[
         Path | None, typer.Option(help="The file. [default: report.html beside the records]")
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Write a report: figures beside the paper's, curves, sharpness, and how to make each again.
+    """Write a folder of results as one HTML page.
 
-    The page is one file, needs no network, and is readable in light and dark and on a phone.
+    It shows figures beside the paper's, curves, sharpness, and how to make each again. The
+    page is one file, needs no network, and is readable in light and dark and on a phone.
     """
     from wsam.report import write
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,12 +13,15 @@ import typer
 
 from wsam.cli import _options as options
 from wsam.cli import _paper as shared
-from wsam.cli._app import app
+from wsam.cli._app import WithArguments, app
+from wsam.cli._errors import pausing
 
 if TYPE_CHECKING:
+    from wsam.lab.run import Run
     from wsam.paper import Profile
     from wsam.paper.catalog import Jobs
     from wsam.sweep import Executor
+    from wsam.sweep.grid import Grid
 
 Device = Annotated[
     str, typer.Option(help="auto (all GPUs, or else the CPU), cpu, or cuda:0,cuda:1.")
@@ -34,7 +38,10 @@ Submitit = Annotated[
 ]
 SubmititArg = Annotated[
     list[str] | None,
-    typer.Option(help="With --submitit, as name=value: timeout_min=60, slurm_partition=gpu."),
+    typer.Option(
+        metavar=options.PAIR,
+        help="With --submitit, as name=value: timeout_min=60, slurm_partition=gpu.",
+    ),
 ]
 Retries = Annotated[int, typer.Option(help="How often a run whose worker died is taken up again.")]
 Optuna = Annotated[
@@ -48,7 +55,8 @@ Storage = Annotated[
 
 
 @app.command(
-    epilog="Examples: wsam sweep cifar --workers 4; wsam sweep rho-gamma --optuna --trials 20"
+    cls=WithArguments,
+    epilog="Examples: wsam sweep cifar --workers 4; wsam sweep rho-gamma --optuna --trials 20",
 )
 def sweep(
     name: shared.Name,
@@ -145,8 +153,9 @@ def _run_all(
 
     table = profile.table(find(name))
     outcomes = sweep_jobs(map(jobs, table.runs), executor)
-    done = shared.follow(outcomes, len(table.runs))
-    shared.report(table, profile, out, done, as_json)
+    with pausing(lambda: shared.any_begun(table.runs, out)):
+        done = shared.follow(outcomes, len(table.runs))
+    shared.report(table, out, done, as_json)
 
 
 def _search(
@@ -168,17 +177,19 @@ def _search(
     columns = [column for column in grid.bases if _matches(column, pattern)]
     if not columns:
         raise ValueError(f"--only names none of the columns: {', '.join(grid.bases)}")
+    seeds = profile.seeds or (0,)
     bests: list[dict[str, Any]] = []
     settled = True
-    for column in columns:
-        with closing(Search(grid, column, profile.seeds or (0,), jobs, out, storage)) as search:
-            for outcome in sweep_jobs(search.jobs(trials), executor):
-                print(shared.line(outcome), file=sys.stderr, flush=True)
-                search.tell(outcome)
-                settled = settled and outcome.status.value not in ("error", "lost")
-            best = search.best()
-        if best is not None:
-            bests.append({"column": column, "best": best[0], "test_error": best[1]})
+    with pausing(lambda: shared.any_begun(_first_runs(grid, columns, seeds), out)):
+        for column in columns:
+            with closing(Search(grid, column, seeds, jobs, out, storage)) as search:
+                for outcome in sweep_jobs(search.jobs(trials), executor):
+                    print(shared.line(outcome), file=sys.stderr, flush=True)
+                    search.tell(outcome)
+                    settled = settled and outcome.status.value not in ("error", "lost")
+                best = search.best()
+            if best is not None:
+                bests.append({"column": column, "best": best[0], "test_error": best[1]})
     if as_json:
         print(json.dumps(bests, allow_nan=False))
     for found in [] if as_json else bests:
@@ -186,6 +197,15 @@ def _search(
         print(f"{found['column']}: best at {point}: test error {found['test_error']:.2f}%")
     if not settled:
         raise typer.Exit(1)
+
+
+def _first_runs(grid: Grid, columns: Sequence[str], seeds: Sequence[int]) -> Iterator[Run]:
+    """Yield the runs that a search begins with: those of the grid's points."""
+    from wsam.sweep.grid import repeated
+
+    for column in columns:
+        for point in grid.points():
+            yield from repeated(grid.run(column, point), seeds)
 
 
 def _matches(column: str, pattern: str) -> bool:

@@ -15,7 +15,10 @@ EXAMPLE = "Example: wsam toy --gamma 0.6 --gamma 0.95 --out toy"
 def toy(
     gamma: Annotated[
         list[float] | None,
-        typer.Option(help="Weight of sharpness, in [0, 1); repeatable. Default: 0.6 and 0.95."),
+        typer.Option(
+            metavar="<float>",
+            help="Weight of sharpness, in [0, 1); repeatable. Default: 0.6 and 0.95.",
+        ),
     ] = None,
     out: Annotated[
         Path | None,
@@ -25,7 +28,10 @@ def toy(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Run SAM, GSAM, WSAM and Coupled-WSAM on a loss with a sharp and a flat minimum."""
+    """See which minimum of a toy loss each method finds.
+
+    SAM, GSAM, WSAM and Coupled-WSAM run on a loss with a sharp and a flat minimum.
+    """
     from wsam.toy import trace
 
     gammas = sorted(set(gamma)) if gamma else [0.6, 0.95]

@@ -12,6 +12,7 @@ import typer
 
 from wsam.cli import _options as options
 from wsam.cli._app import app
+from wsam.cli._errors import pausing
 
 if TYPE_CHECKING:
     from wsam.lab.means import Means
@@ -68,7 +69,10 @@ def train(
     retry: options.Retry = False,
     as_json: options.Json = False,
 ) -> None:
-    """Train a model and write its record: a finished run is skipped, an interrupted one goes on."""
+    """Train a model and write its record.
+
+    A finished run is skipped, an interrupted one goes on.
+    """
     from wsam.lab.run import Run
 
     means = options.make_means(
@@ -117,7 +121,7 @@ def _geometry(name: str | None, arguments: list[str]) -> dict[str, Any] | None:
 
 def _train(run: Run, out: Path, means: Means, tensorboard: bool | None, as_json: bool) -> None:
     from wsam.lab import records, watch
-    from wsam.lab.train import settled
+    from wsam.lab.train import is_begun, settled
     from wsam.lab.train import train as train_run
 
     done = settled(run, out, means) is not None
@@ -125,7 +129,8 @@ def _train(run: Run, out: Path, means: Means, tensorboard: bool | None, as_json:
     watchers = options.make_watchers(quiet=as_json or follows)
     if not follows and (watch.has_tensorboard() if tensorboard is None else tensorboard):
         watchers.append(watch.TensorBoard(records.work_folder(out, run) / "events"))
-    record = train_run(run, out, means, watchers)
+    with pausing(lambda: is_begun(run, out)):
+        record = train_run(run, out, means, watchers)
     path = records.record_path(out, run)
     if follows:
         return

@@ -1,18 +1,20 @@
-"""The live display: a line a run, its epochs counted by the checkpoints it writes."""
+"""The display: live, a line a run with its epochs; through a pipe, a line a run that has ended."""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from wsam.demo.setting import contenders
-from wsam.demo.work import is_done
+from wsam.demo.work import is_done, unheard
 from wsam.lab import records
 from wsam.lab.files import quiet as say_nothing
 from wsam.report.gather import group_key
-from wsam.sweep import Job
+from wsam.sweep import Job, Outcome
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -74,7 +76,7 @@ class Display:
         self.states = [State(job) for job in jobs]
         self.title = title
         self.begun = time.monotonic()
-        self.names = {group_key(row.run): name for name, row in contenders().items()}
+        self.labels = labels(jobs)
 
     def __rich__(self) -> Table:
         """Look at the disk and draw."""
@@ -91,10 +93,8 @@ class Display:
         drawn.title, drawn.title_justify = head, "left"
         for state in self._shown():
             run = state.job.run
-            name = self.names.get(group_key(run), run.title)
-            label = f"{name}, seed {run.seed}" if name != run.title else name
             bar = ProgressBar(run.epochs, state.epochs, width=_BAR)
-            drawn.add_row(Text(label), bar, Text(state.text))
+            drawn.add_row(Text(self.labels[run.key]), bar, Text(state.text))
         return drawn
 
     def _shown(self) -> list[State]:
@@ -103,26 +103,65 @@ class Display:
         return [state for state in self.states if state.epochs and not state.done][:_MOST]
 
 
+def labels(jobs: Sequence[Job]) -> dict[str, str]:
+    """Return what people read for each run: its row and seed, or its settings, by its key."""
+    names = {group_key(row.run): name for name, row in contenders().items()}
+    found = {}
+    for run in (job.run for job in jobs):
+        name = names.get(group_key(run))
+        found[run.key] = run.title if name is None else f"{name}, seed {run.seed}"
+    return found
+
+
+@dataclass(frozen=True)
+class Ears:
+    """What hears of jobs under way: messages for the user, and the end of each job."""
+
+    say: Callable[[str], None] = say_nothing
+    ended: Callable[[Outcome], None] = unheard
+
+
+class Lines:
+    """A line a job that has ended, for pipes and logs."""
+
+    def __init__(self, jobs: Sequence[Job], title: str) -> None:
+        self.labels = labels(jobs)
+        self.total, self.done = len(jobs), sum(map(is_done, jobs))
+        before = f", {self.done} of them done before" if self.done else ""
+        self.say(f"{title}: {self.total} runs{before}")
+
+    def say(self, message: str) -> None:
+        """Print a line at once."""
+        print(message, file=sys.stderr, flush=True)
+
+    def ended(self, outcome: Outcome) -> None:
+        """Print what became of a job."""
+        self.done += 1
+        what = f"{outcome.status}: {outcome.detail}"
+        if outcome.error is not None:
+            what = f"{outcome.error:.2f}% test error"
+        label = self.labels[outcome.job.run.key]
+        self.say(f"[{self.done}/{self.total}] {label}: {what} ({outcome.seconds:.1f} s)")
+
+
 @contextmanager
-def shown(jobs: Sequence[Job], title: str, quiet: bool) -> Iterator[Callable[[str], None]]:
+def shown(jobs: Sequence[Job], title: str, quiet: bool) -> Iterator[Ears]:
     """Show how far jobs are: live on a terminal, a line a finished run elsewhere.
 
     Yields:
-        What takes a message for the user.
+        What is to hear of them.
     """
-    import sys
-
     from rich.console import Console
 
     console = Console(stderr=True)
     if quiet:
-        yield say_nothing
+        yield Ears()
     elif console.is_terminal:
         from rich.live import Live
 
         display: Any = Display(jobs, title)
         with Live(display, console=console, refresh_per_second=_EVERY):
-            yield lambda message: console.print(message, markup=False, highlight=False)
+            yield Ears(lambda message: console.print(message, markup=False, highlight=False))
     else:
-        print(f"{title}: {len(jobs)} runs", file=sys.stderr, flush=True)
-        yield lambda message: print(message, file=sys.stderr, flush=True)
+        lines = Lines(jobs, title)
+        yield Ears(lines.say, lines.ended)

@@ -151,7 +151,9 @@ def _choice(choice: Choice) -> Section:
     places = choice.places[WSAM]
     radii = sorted({p.point["rho"] for p in places})
     gammas = sorted({p.point["gamma"] for p in places})
-    cells = {(p.point["rho"], p.point["gamma"]): p.mean for p in places}
+    cells = {
+        (p.point["rho"], p.point["gamma"]): p.failures if p.mean is None else p.mean for p in places
+    }
     best = choice.best(WSAM).point
     title = "WSAM's test error (%) by gamma and rho"
     chart = heat(title, (("ρ", radii), ("γ", gammas)), cells, (best["rho"], best["gamma"]))
@@ -159,10 +161,10 @@ def _choice(choice: Choice) -> Section:
     words = (
         f"Gamma, rho and SGD's own learning rate were chosen on seeds {seeds}, which are not among "
         "those shown above: for each row the value with the smallest mean test error; means within "
-        f"{TIE:g} points of it, three test images, count as equal, and the gentlest of them is taken. "
-        "Too small a "
-        "product k·ρ, and WSAM learns the wrong labels like SGD; too large, and it learns nothing "
-        "(90% is guessing). The valley between runs across the map: gamma and rho belong together."
+        f"{TIE:.2g} points of it, three test images, count as equal, and the gentlest of them is "
+        "taken. Too small a product k·ρ, and WSAM learns the wrong labels like SGD; too large, and it "
+        "learns nothing (90% is guessing). The valley between runs across the map: gamma and rho "
+        "belong together."
     )
     versions = ", ".join(f"{k} {v}" for k, v in facts["versions"].items() if v)
     commits = ", ".join(_short(commit) for commit in facts["commit"])
@@ -187,7 +189,8 @@ def _look(choice: Choice, name: str, axis: str) -> str:
     for place in choice.places[name]:
         known = [error for error in place.errors if error is not None]
         mark = " (chosen)" if place is best else ""
-        rows.append([f"{place.point[axis]:g}{mark}", told(known, ".2f")])
+        texts = (told(known, ".2f"), place.failures)
+        rows.append([f"{place.point[axis]:g}{mark}", ", ".join(filter(None, texts))])
     return table([f"{name}: {axis}", "test error (%)"], rows)
 
 

@@ -22,7 +22,7 @@ _COLORS = {**COLORS, "tuned": COLORS["sgd"]}
 _CURVES = {
     "test_error": "test error (%)",
     "train_loss": "training loss",
-    "sharpness": "sharpness in training",
+    "sharpness": "sharpness in training, each at its own ρ",
 }
 
 
@@ -48,6 +48,12 @@ def _stroke(row: Row) -> dict[str, Any]:
     return {"color": _COLORS[row.contender.color], "linestyle": "--" if dashed else "-"}
 
 
+def _with_radius(row: Row) -> str:
+    """Return a row's name and, where it has one, the radius that its sharpness is taken at."""
+    radius = row.contender.run.hyper.get("rho")
+    return row.contender.name if radius is None else f"{row.contender.name}, ρ {radius:g}"
+
+
 def _band(panel: Axes, row: Row, x: Sequence[float], rows: Sequence[Sequence[float]]) -> None:
     """Draw a mean with a deviation around it."""
     pairs = [mean_deviation(list(values)) for values in rows]
@@ -56,7 +62,7 @@ def _band(panel: Axes, row: Row, x: Sequence[float], rows: Sequence[Sequence[flo
     low = [m - s for m, s in zip(means, spreads, strict=True)]
     high = [m + s for m, s in zip(means, spreads, strict=True)]
     stroke = _stroke(row)
-    panel.plot(x, means, linewidth=1.8, label=row.contender.name, **stroke)
+    panel.plot(x, means, linewidth=1.8, label=_with_radius(row), **stroke)
     panel.fill_between(x, low, high, color=stroke["color"], alpha=0.15, linewidth=0)
 
 
@@ -176,7 +182,7 @@ def _heat(panel: Axes, choice: Choice) -> None:
             Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, facecolor=tone, zorder=2 + mine, **edge)
         )
         light = 0.299 * tone[0] + 0.587 * tone[1] + 0.114 * tone[2] > 0.55
-        text = "failed" if place.mean is None else f"{place.mean:.1f}"
+        text = place.failures.replace(" ", "\n") if place.mean is None else f"{place.mean:.1f}"
         ink = INK if light else "white"
         panel.text(x, y, text, ha="center", va="center", color=ink, fontsize=10, zorder=4)
     panel.set_xticks(range(len(radii)), [f"{value:g}" for value in radii])

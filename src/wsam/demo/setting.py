@@ -47,13 +47,11 @@ class Contender:
         name: What people read.
         run: Its settings; the seed is any.
         color: Its name in the house's palette.
-        remark: What is to be known about it.
     """
 
     name: str
     run: Run
     color: str
-    remark: str
 
     def runs(self, seeds: Sequence[int]) -> tuple[Run, ...]:
         """Return its runs, one a seed; each draws its noisy labels anew."""
@@ -66,10 +64,10 @@ BASE, TUNED, SAM, WSAM = "SGD", "SGD, own lr", "SAM", "WSAM"
 def contenders() -> dict[str, Contender]:
     """Return the rows: the base, the base at its own best learning rate, SAM and WSAM."""
     rows = (
-        Contender(BASE, base_run(), "sgd", "the base alone, twice the epochs, same learning rate"),
-        Contender(TUNED, base_run(lr=0.005), "tuned", "the same at its own best learning rate"),
-        Contender(SAM, base_run("sam", rho=0.4), "sam", "SAM over that base"),
-        Contender(WSAM, base_run("wsam", rho=0.2, gamma=0.96), "wsam", "WSAM over that base"),
+        Contender(BASE, base_run(), "sgd"),
+        Contender(TUNED, base_run(lr=0.005), "tuned"),
+        Contender(SAM, base_run("sam", rho=0.4), "sam"),
+        Contender(WSAM, base_run("wsam", rho=0.2, gamma=0.96), "wsam"),
     )
     return {row.name: row for row in rows}
 

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from wsam.demo.setting import WSAM, Contender, contenders
-from wsam.demo.work import read_sharpness
-from wsam.report.gather import Folder, Group, gather, group_key, mean_deviation
+from wsam.demo.work import check_measured, read_sharpness
+from wsam.lab import records
+from wsam.lab.run import Run
+from wsam.report.gather import Folder, Group, Result, gather, group_key, mean_deviation
 
 Figure = tuple[float, float | None]
 """A mean and, from two runs on, a sample deviation."""
@@ -97,18 +99,33 @@ def _plain(figure: Figure) -> str:
 
 
 def summarise(out: Path, seeds: Sequence[int]) -> Summary:
-    """Read the demonstration's records, those of the given seeds alone."""
+    """Read the demonstration's records, those of the given seeds alone.
+
+    Raises:
+        ValueError: A seed's record or measurement is missing, damaged, or of a run that failed.
+    """
     folder = gather(out)
-    groups = {group_key(group.run): group for group in folder.groups}
+    found = {result.run.key: result for result in folder.results}
     rows, kept = {}, []
     for name, contender in contenders().items():
-        whole = groups[group_key(contender.run)]
-        results = tuple(r for r in whole.results if r.run.seed in seeds)
-        group = Group(results[0].run, results)
-        values = tuple(read_sharpness(out, r.run)["value"] for r in group.finished)
+        runs = contender.runs(seeds)
+        for run in runs:
+            _check_whole(out, run, found.get(run.key))
+        group = Group(runs[0], tuple(found[run.key] for run in runs))
+        values = tuple(read_sharpness(out, run)["value"] for run in runs)
         rows[name] = Row(contender, group, values)
         kept.append(group)
     return Summary(Folder(out, kept, folder.troubles), rows, tuple(seeds))
+
+
+def _check_whole(out: Path, run: Run, result: Result | None) -> None:
+    """Raise where a run is not finished and measured: a mean without it would not be what it says."""
+    path = records.record_path(out, run)
+    if result is None:
+        raise ValueError(f"{path} is missing or damaged: call `wsam demo` again to make it")
+    if not result.finished:
+        raise ValueError(f"{path} is of a run that failed: call `wsam demo` again")
+    check_measured(out, run)
 
 
 def names() -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,13 @@ from wsam.demo.choice import look_runs
 from wsam.demo.setting import contenders
 from wsam.lab import records
 from wsam.lab.data import Source, default_folder
+from wsam.lab.environment import cores
 from wsam.lab.files import write_atomic
 from wsam.lab.means import Means
 from wsam.lab.run import Run
+from wsam.lab.subject import FixedBatches
 from wsam.lab.train import restore
-from wsam.paper import minimum
+from wsam.paper import around, minimum
 from wsam.sweep import Job, Outcome, Processes, sweep
 
 RADIUS = 0.2
@@ -39,7 +40,7 @@ def measure(run: Run, out: Path, means: Means) -> dict[str, Any]:
     from wsam.curvature import sharpness
 
     model, feed = restore(run, out, means)
-    images = minimum.Images(feed, feed.train_count)  # type: ignore[arg-type]
+    images = FixedBatches(feed, "train", None, minimum.BATCH)
     found = sharpness(model, cross_entropy, images, RADIUS)
     text = json.dumps({"key": run.key, **found.as_dict()}, allow_nan=False)
     write_atomic(path, f"{text}\n".encode())
@@ -55,9 +56,11 @@ def read_sharpness(out: Path, run: Run) -> dict[str, Any]:
     """Return what was measured.
 
     Raises:
-        ValueError: It is damaged.
+        ValueError: It is missing, or damaged.
     """
     path = sharpness_path(out, run)
+    if not path.exists():
+        raise ValueError(f"there is no {path}")
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         right = found["key"] == run.key and isinstance(found["value"], float)
@@ -94,12 +97,25 @@ def map_jobs(out: Path) -> list[Job]:
     return [Job(run, out, means(keep=False)) for _, _, runs in look_runs() for run in runs]
 
 
+def unheard(outcome: Outcome) -> None:
+    """Take no notice: stands where somebody would hear that a job has ended."""
+
+
 def carry_out(
-    jobs: Sequence[Job], workers: int | None, say: Callable[[str], None]
+    jobs: Sequence[Job],
+    workers: int | None,
+    say: Callable[[str], None],
+    ended: Callable[[Outcome], None] = unheard,
 ) -> list[Outcome]:
     """Carry out those jobs that are not done yet, one worker a core unless said otherwise.
 
-    A record whose weights were lost before it was measured is made again.
+    A record whose weights were lost before it was measured is made again, and so is what is damaged.
+
+    Args:
+        jobs: All jobs.
+        workers: How many at a time.
+        say: Takes a message for the user.
+        ended: Hears of each job as it ends.
 
     Raises:
         ValueError: A run failed; the message says which.
@@ -108,9 +124,13 @@ def carry_out(
     if not left:
         return []
     for job in left:
+        forget_damaged(job)
         forget_unmeasurable(job)
-    count = min(len(left), workers or os.cpu_count() or 1)
-    outcomes = list(sweep(left, Processes(["cpu"] * count, say=say)))
+    count = min(len(left), workers or cores())
+    outcomes = []
+    for outcome in sweep(left, Processes(["cpu"] * count, say=say)):
+        outcomes.append(outcome)
+        ended(outcome)
     for outcome in outcomes:
         if not outcome.settled and outcome.job.after is not None:
             raise ValueError(f"{outcome.job.run.title}: {outcome.status}: {outcome.detail}")
@@ -120,11 +140,58 @@ def carry_out(
 def forget_unmeasurable(job: Job) -> None:
     """Remove a record that cannot be measured any more, because its weights are gone."""
     if job.after is not None and not records.weights_path(job.out, job.run).exists():
-        records.record_path(job.out, job.run).unlink(missing_ok=True)
+        _forget_all(job)
+
+
+def forget_damaged(job: Job) -> None:
+    """Remove those files of a job that cannot be read, so that they are made again."""
+    out, run = job.out, job.run
+    if not _readable(records.read, job):
+        _forget_all(job)
+    if not _readable(minimum.read, job):
+        minimum.path_of(out, run).unlink()
+    if sharpness_path(out, run).exists() and not _readable(read_sharpness, job):
+        sharpness_path(out, run).unlink()
+
+
+def _forget_all(job: Job) -> None:
+    """Remove a record and what was measured at its minimum, which is another once it is remade."""
+    out, run = job.out, job.run
+    for path in (
+        records.record_path(out, run),
+        minimum.path_of(out, run),
+        sharpness_path(out, run),
+    ):
+        path.unlink(missing_ok=True)
+
+
+def _readable(read: Callable[[Path, Run], object], job: Job) -> bool:
+    try:
+        read(job.out, job.run)
+    except ValueError:
+        return False
+    return True
 
 
 def is_done(job: Job) -> bool:
-    """Tell whether a job's record, and what is measured after it, are there already."""
-    if not records.record_path(job.out, job.run).exists():
+    """Tell whether a job's record, and what is measured after it, are there and can be read."""
+    try:
+        record = records.read(job.out, job.run)
+        if record is None or job.after is None:
+            return record is not None
+        check_measured(job.out, job.run)
+    except ValueError:
         return False
-    return job.after is None or sharpness_path(job.out, job.run).exists()
+    return records.is_finished(record)
+
+
+def check_measured(out: Path, run: Run) -> None:
+    """Raise where something of what `measure` leaves cannot be read.
+
+    Raises:
+        ValueError: A file is missing, or damaged; the message names it.
+    """
+    found = minimum.read(out, run)
+    if found is None or around.read(found, around.SLICE) is None:
+        raise ValueError(f"{minimum.path_of(out, run)} lacks what is measured at a minimum")
+    read_sharpness(out, run)

@@ -113,6 +113,11 @@ class Checkpoints:
         for old in self._numbers()[self.keep :]:
             self._remove(old)
 
+    @property
+    def any(self) -> bool:
+        """Whether there is one, whole or not."""
+        return bool(self._numbers())
+
     def load(self) -> State | None:
         """Return the newest checkpoint that is whole, or None; damaged ones are told of."""
         for number in self._numbers():

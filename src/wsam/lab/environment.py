@@ -30,6 +30,13 @@ def hardware(device: torch.device) -> dict[str, Any]:
     return facts
 
 
+def cores() -> int:
+    """Return how many cores this process may use: a batch system often lends it but a few."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def cpu_name() -> str:
     """Return the processor's name as the system tells it."""
     try:

@@ -7,7 +7,6 @@ their names, which for ImageNet is the order pretrained weights expect. Pillow d
 from __future__ import annotations
 
 import math
-import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from wsam.lab.batches import Batch, Normaliser, noisy, stream
 from wsam.lab.data import UNVERIFIED, Traits
+from wsam.lab.environment import cores
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -162,7 +162,7 @@ class FolderFeed:
         self.steps = self.train_count // self.batch_size
         self.generator = torch.Generator().manual_seed(stream(seed, "data"))
         self.augment, self.device = augment, device
-        self.workers = os.cpu_count() or 1 if workers is None else workers
+        self.workers = cores() if workers is None else workers
         self.normalise = Normaliser(self.traits, device)
 
     @staticmethod

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from wsam.lab import files
+from wsam.lab.names import is_number
 from wsam.lab.run import Run
 
 Record = dict[str, Any]
@@ -22,6 +23,8 @@ FINISHED, FAILED = "finished", "failed"
 WEIGHTS = "weights.pt"
 _KEY = re.compile("[0-9a-f]{12}")
 _NEEDED = ("key", "status", "settings", "curve")
+_FIGURES = ("epoch", "train_loss", "test_error")
+_ADVICE = "remove it to run again"
 
 
 def record_path(out: Path, run: Run) -> Path:
@@ -46,7 +49,23 @@ def is_named_by_key(path: Path) -> bool:
 
 def claim(out: Path, run: Run) -> AbstractContextManager[None]:
     """Hold a run for this process alone; see `files.claimed`."""
-    return files.claimed(work_folder(out, run) / "lock")
+    return files.claimed(_lock(out, run))
+
+
+def check_free(out: Path, run: Run) -> None:
+    """Raise where another process holds a run; unlike `claim`, make nothing on the disk.
+
+    Raises:
+        BusyError: Another process works on this run.
+    """
+    lock = _lock(out, run)
+    if lock.exists():
+        with files.claimed(lock):
+            pass
+
+
+def _lock(out: Path, run: Run) -> Path:
+    return work_folder(out, run) / "lock"
 
 
 def plain(value: Any) -> Any:
@@ -92,7 +111,9 @@ def read(out: Path, run: Run) -> Record | None:
         return None
     record = read_file(path)
     if record["key"] != run.key:
-        raise ValueError(f"{path} is the record of another run, {record['key']}")
+        raise ValueError(
+            f"{path} is the record of another run, {record['key']}; move it away to run again"
+        )
     return record
 
 
@@ -105,12 +126,29 @@ def read_file(path: Path) -> Record:
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON; remove it to run again") from error
+        raise ValueError(f"{path} is not valid JSON; {_ADVICE}") from error
+    if wrong := _damage(record):
+        raise ValueError(f"{path} {wrong}; {_ADVICE}")
+    return dict(record)
+
+
+def _damage(record: Any) -> str | None:
+    """Say what is wrong with data that should be a record; None where nothing is."""
     if not isinstance(record, dict) or any(name not in record for name in _NEEDED):
-        raise ValueError(f"{path} is not a record: it needs {', '.join(_NEEDED)}")
+        return f"is not a record: it needs {', '.join(_NEEDED)}"
     if record["status"] not in (FINISHED, FAILED):
-        raise ValueError(f"{path}: status must be {FINISHED} or {FAILED}, not {record['status']!r}")
-    return record
+        return f"has status {record['status']!r}: it must be {FINISHED} or {FAILED}"
+    curve = record["curve"]
+    if not isinstance(curve, list) or not curve:
+        return "holds no epoch"
+    return None if all(map(_is_epoch, curve)) else "holds an epoch that is damaged"
+
+
+def _is_epoch(row: Any) -> bool:
+    """Tell whether a row of a curve has its figures; null stands for one that is not finite."""
+    if not isinstance(row, dict) or any(name not in row for name in _FIGURES):
+        return False
+    return all(value is None or is_number(value) for value in row.values())
 
 
 def is_finished(record: Record | None) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -15,8 +15,10 @@ import torch
 from torch import nn
 
 from wsam.lab import environment, generators, models, records
-from wsam.lab.batches import Feed
+from wsam.lab.batches import MemoryFeed
 from wsam.lab.checkpoint import Checkpoints, load_state, save_state
+from wsam.lab.files import quiet
+from wsam.lab.folder import FolderFeed
 from wsam.lab.generators import Generators
 from wsam.lab.means import Means, make_feed, make_model
 from wsam.lab.records import Record
@@ -71,13 +73,15 @@ def train(
         record = team.told(lambda: settled(run, out, means))
         if record is not None:
             return record
+        team.told(lambda: records.check_free(out, run))
+        heard = watchers if team.leads else ()
+        # Before the claim, which makes a folder: a run that is refused here leaves nothing.
+        session = Session(run, out, means, heard, team)
         claim = records.claim(out, run) if team.leads else nullcontext()
         with claim:
             record = team.told(lambda: settled(run, out, means))
             if record is not None:
                 return record  # another process finished it between the two looks
-            heard = watchers if team.leads else ()
-            session = Session(run, out, means, heard, team)
             try:
                 return session.train()
             finally:
@@ -85,7 +89,9 @@ def train(
                     watcher.close()
 
 
-def restore(run: Run, out: Path, means: Means | None = None) -> tuple[nn.Module, Feed]:
+def restore(
+    run: Run, out: Path, means: Means | None = None
+) -> tuple[nn.Module, MemoryFeed | FolderFeed]:
     """Return the trained model of a finished run, in evaluation mode, and its data as it is.
 
     Args:
@@ -113,6 +119,16 @@ def settled(run: Run, out: Path, means: Means) -> Record | None:
     return None if record is None or (means.retry and not records.is_finished(record)) else record
 
 
+def is_begun(run: Run, out: Path) -> bool:
+    """Tell whether there is something to go on from: the run's record, or a checkpoint."""
+    return records.record_path(out, run).exists() or checkpoints(run, out).any
+
+
+def checkpoints(run: Run, out: Path, say: Callable[[str], None] = quiet) -> Checkpoints:
+    """Return the checkpoints of a run; `say` takes a message about each that is damaged."""
+    return Checkpoints(records.work_folder(out, run) / "checkpoints", say=say)
+
+
 class Session:
     """A run being trained: everything that lives from its first step to its record."""
 
@@ -138,7 +154,7 @@ class Session:
         team.check(self.feed.batch_size)
         self.model = make_model(run, self.feed, self.device)
         self.optimizer = make_optimizer(run, self.model)
-        self.checkpoints = Checkpoints(records.work_folder(out, run) / "checkpoints", say=self._say)
+        self.checkpoints = checkpoints(run, out, self._say)
 
     def train(self) -> Record:
         """Go from the last checkpoint, or the start, to the record."""

@@ -13,7 +13,6 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from wsam.lab import environment, records
-from wsam.lab.batches import MemoryFeed
 from wsam.lab.files import write_atomic
 from wsam.lab.means import Means
 from wsam.lab.run import Run
@@ -24,7 +23,8 @@ from wsam.paper import around
 FORMAT = 1
 BY_BATCHES, ON_TEST = "by_batches", "on_test"
 """Other readings of "the Hessian": BatchNorm in training mode, and the loss on test images."""
-_BATCH = 500
+BATCH = 500
+"""Images at a time."""
 _IMAGES = 10_000  # the top eigenvalue of more of them costs in proportion
 _TOLERANCE = 1e-2
 """Of the residual, relative: it bounds the eigenvalue's error, which is about its square."""
@@ -100,26 +100,30 @@ def measure(
             f"its weights were not kept; remove {records.record_path(out, run)} to train it again"
         )
     model, feed = restore(run, out, means)
-    assert isinstance(feed, MemoryFeed)
     device = means.place()
     if found is None:
         named = {"format": FORMAT, "key": run.key, "title": run.title}
-        found = {**named, **_sharpest(model, Images(feed, _IMAGES), device)}
+        found = {**named, **_sharpest(model, FixedBatches(feed, "train", _IMAGES, BATCH), device)}
     for part in (part for part in wanted if part not in found):
         if part == BY_BATCHES:
-            batches = Images(feed, _IMAGES, batch=run.batch_size)
+            batches = FixedBatches(feed, "train", _IMAGES, run.batch_size)
             found[part] = _sharpest(model, batches, device, mode="train")
         elif part == ON_TEST:
-            found[part] = _sharpest(model, Images(feed, _IMAGES, test=True), device)
+            batches = FixedBatches(feed, "test", _IMAGES, BATCH)
+            found[part] = _sharpest(model, batches, device)
         else:
             count = around.PLANE_IMAGES if part == around.PLANE else _IMAGES
-            found[part] = around.look(part, model, Images(feed, count), device)
+            batches = FixedBatches(feed, "train", count, BATCH)
+            found[part] = around.look(part, model, batches, device)
     write_atomic(path_of(out, run), (json.dumps(found, indent=1, allow_nan=False) + "\n").encode())
     return found
 
 
 def _sharpest(
-    model: nn.Module, images: Images, device: torch.device, mode: Literal["eval", "train"] = "eval"
+    model: nn.Module,
+    images: FixedBatches,
+    device: torch.device,
+    mode: Literal["eval", "train"] = "eval",
 ) -> dict[str, Any]:
     """Return the top eigenvalue and what it was computed from."""
     from wsam.curvature import hessian, top_eigenvalues
@@ -142,19 +146,3 @@ def _sharpest(
         "seconds": time.monotonic() - begin,
         **environment.facts(device),
     }
-
-
-class Images(FixedBatches):
-    """The first images of a run's data, as they are, to be gone through repeatedly.
-
-    Args:
-        feed: The data of a run, see `restore`.
-        most: How many, at most.
-        batch: How many at a time.
-        test: Test images instead of training images.
-    """
-
-    def __init__(
-        self, feed: MemoryFeed, most: int, batch: int = _BATCH, test: bool = False
-    ) -> None:
-        super().__init__(feed, "test" if test else "train", most, batch)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -58,6 +60,15 @@ class Ours:
         return f"{plus_minus(self.mean, self.deviation, decimals)} (n = {self.n}{failed})"
 
 
+class Yardstick(StrEnum):
+    """The deviations that there are to hold a difference from the paper against."""
+
+    BOTH = "both deviations"
+    OURS = "our deviation; the paper prints none"
+    PAPER = "the paper's deviation; ours, n = 1, has none"
+    NONE = "n = 1, and the paper prints no deviation: there is none to compare with"
+
+
 @dataclass(frozen=True)
 class Entry:
     """A cell with our figure."""
@@ -79,6 +90,16 @@ class Entry:
         return plus_minus(paper.mean, paper.deviation, self.cell.measure.decimals)
 
     @property
+    def yardstick(self) -> Yardstick | None:
+        """What a difference is held against; None where a figure is missing."""
+        paper = self.cell.paper
+        if paper is None or self.ours.mean is None:
+            return None
+        if paper.deviation is None:
+            return Yardstick.NONE if self.ours.deviation is None else Yardstick.OURS
+        return Yardstick.PAPER if self.ours.deviation is None else Yardstick.BOTH
+
+    @property
     def differs(self) -> bool | None:
         """Whether ours differs from the paper's by more than each deviation that is known.
 
@@ -94,11 +115,12 @@ class Entry:
 
     @property
     def difference(self) -> str:
-        """A sentence for an entry that differs."""
+        """A sentence that puts our figure beside the paper's."""
         paper, mean = self.cell.paper, self.ours.mean
         assert paper is not None
         assert mean is not None
         word = "above" if mean > paper.mean else "below"
+        word = "exactly" if math.isclose(mean, paper.mean) else word
         return f"{self.cell.name}: ours, {self.text}, is {word} the paper's, {self.paper_text}"
 
 
@@ -139,13 +161,19 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class FromFolder:
-    """Records as they lie in a folder; what is damaged there is a ValueError."""
+    """Records as they lie in a folder; what is damaged there is a ValueError.
+
+    Args:
+        path: The folder.
+        without: Keys of runs not to be looked for, as their files are known to be damaged.
+    """
 
     path: Path
+    without: frozenset[str] = frozenset()
 
     def record(self, run: Run) -> Record | None:
         """Read the record of a run."""
-        return records.read(self.path, run)
+        return None if run.key in self.without else records.read(self.path, run)
 
     def minimum(self, run: Run) -> Mapping[str, Any] | None:
         """Read what was measured at a run's minimum."""

@@ -141,6 +141,7 @@ def _dots(panel: Axes, table: Table, entries: Sequence[Entry]) -> None:
 def _lines(panel: Axes, table: Table, entries: Sequence[Entry]) -> None:
     """Draw our means over the rows' numbers, joined by a line."""
     made = [(float(e.cell.row[0]), e.ours.mean) for e in entries if e.ours.mean is not None]
+    made.sort()  # a grid of one's own may name its values in any order
     if made:
         x, y = zip(*made, strict=True)
         panel.plot(x, y, color=_color(entries[0]), lw=1, alpha=0.5)
@@ -171,4 +172,6 @@ def _legend(entries: Sequence[Entry]) -> tuple[list[Any], list[str]]:
     ours = Line2D([], [], marker="o", ls="", color=INK, ms=6)
     paper = Line2D([], [], marker="D", ls="", mfc="white", mec=SOFT, ms=6)
     label = f"ours{times}" if counts else "ours: not run"
+    if all(entry.cell.paper is None for entry in entries):
+        return [ours], [label]
     return [ours, paper], [label, "the paper's"]

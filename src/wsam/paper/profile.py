@@ -56,11 +56,12 @@ class Profile:
             seeds = SMOKE_SEEDS
         if seeds is not None:
             table = table.seeded(seeds)
-        table = table.map(self._change(table.epochs))
+        # Whatever the precision: the tables do not know which one the paper used.
+        comparable = not self.smoke and not self._shortens(table.epochs)
+        table = replace(table.map(self._change(table.epochs)), comparable=comparable)
         if label := self.label(table.epochs):
             table = replace(table, title=f"{table.title} ({label})")
-        # The notes say how the paper's runs are made; a smoke test's are not.
-        return replace(table, notes=()) if self.smoke else table
+        return _of_our_own(table) if self.smoke else table
 
     def grid(self, grid: Grid) -> Grid:
         """Return the grid as this profile has it."""
@@ -74,16 +75,20 @@ class Profile:
         if self.smoke:
             return "smoke test: a small CNN on digits, not to be compared with the paper"
         parts = []
-        if self.epochs is not None and self.epochs != reference:
+        if self._shortens(reference):
             parts.append(f"{self.epochs} epochs instead of {reference}")
         if self.precision is not None:
             parts.append(self.precision)
         return ", ".join(parts)
 
-    @property
-    def comparable(self) -> bool:
-        """Whether figures may be compared with the paper's."""
-        return not self.smoke and self.epochs is None
+    def _shortens(self, reference: int) -> bool:
+        """Tell whether runs get another number of epochs: the paper's own, asked for, is none."""
+        return self.epochs is not None and self.epochs != reference
+
+
+def _of_our_own(table: Table) -> Table:
+    """Return a table without what the paper says: its figures, and how its runs are made."""
+    return replace(table, notes=(), cells=tuple(replace(c, paper=None) for c in table.cells))
 
 
 def _scaled(epochs: int, wanted: int, reference: int) -> int:

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from wsam.paper.cifar import METHODS
-from wsam.paper.outcome import Entry
+from wsam.paper.outcome import Entry, Yardstick
 from wsam.paper.table import Table
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
-MARK = "†"
-DIFFERS = "differs from the paper's by more than both deviations"
+MARK, UNJUDGED = "†", "‡"
+IGNORES_N = f"{MARK} ignores n: with few seeds it appears by chance rather often."
 FORMATS = ("markdown", "csv", "rich")
 
 
@@ -28,16 +28,41 @@ class Remark:
     parts: tuple[str, ...] = ()
 
 
-def remarks(table: Table, entries: Sequence[Entry], comparable: bool = True) -> list[Remark]:
+def remarks(table: Table, entries: Sequence[Entry]) -> list[Remark]:
     """Return what is to be said below a table: where ours differs, and the table's notes."""
-    differing = tuple(f"{e.difference}." for e in entries if comparable and e.differs)
-    said = [Remark(f"{MARK} Ours {DIFFERS}:", differing)] if differing else []
+    said = _differences(entries) if table.comparable else []
     said += [Remark(note) for note in table.notes if _concerns(note, table)]
     shown = columns(table, entries)
     missing = [column for column in table.columns if column not in shown]
     if missing:
         said.append(Remark(f"Left out, for no run has a figure there yet: {', '.join(missing)}."))
     return said
+
+
+def _differences(entries: Sequence[Entry]) -> list[Remark]:
+    """Say where ours differs and by more than what, and where nothing can be said of it."""
+    said = []
+    for yardstick in (Yardstick.BOTH, Yardstick.OURS, Yardstick.PAPER):
+        found = [e for e in entries if e.differs and e.yardstick is yardstick]
+        if found:
+            head = f"{MARK} Ours differs from the paper's by more than {yardstick}:"
+            said.append(Remark(head, _sentences(found)))
+    said += [Remark(IGNORES_N)] if said else []
+    unjudged = [e for e in entries if e.yardstick is Yardstick.NONE]
+    if unjudged:
+        said.append(Remark(f"{UNJUDGED} {Yardstick.NONE}:", _sentences(unjudged)))
+    return said
+
+
+def _sentences(entries: Sequence[Entry]) -> tuple[str, ...]:
+    return tuple(f"{entry.difference}." for entry in entries)
+
+
+def _mark(entry: Entry) -> str:
+    """Return what stands behind our figure: whether it differs, or that this cannot be said."""
+    if entry.differs:
+        return f" {MARK}"
+    return f" {UNJUDGED}" if entry.yardstick is Yardstick.NONE else ""
 
 
 def _concerns(note: str, table: Table) -> bool:
@@ -68,7 +93,7 @@ def header(table: Table, entries: Sequence[Entry]) -> list[str]:
     return heads
 
 
-def lines(table: Table, entries: Sequence[Entry], comparable: bool = True) -> list[list[str]]:
+def lines(table: Table, entries: Sequence[Entry]) -> list[list[str]]:
     """Return the texts of all rows."""
     by_place = {(entry.cell.row, entry.cell.column): entry for entry in entries}
     quoted = _quoted_columns(entries)
@@ -78,7 +103,7 @@ def lines(table: Table, entries: Sequence[Entry], comparable: bool = True) -> li
         line = [*row]
         for column in shown:
             entry = by_place.get((row, column))
-            mark = f" {MARK}" if entry and comparable and entry.differs else ""
+            mark = _mark(entry) if entry and table.comparable else ""
             line.append(f"{entry.text}{mark}" if entry else "")
             if column in quoted:
                 line.append(entry.paper_text if entry else "")
@@ -90,7 +115,7 @@ def _quoted_columns(entries: Sequence[Entry]) -> set[str]:
     return {entry.cell.column for entry in entries if entry.cell.paper is not None}
 
 
-def markdown(table: Table, entries: Sequence[Entry], comparable: bool = True) -> str:
+def markdown(table: Table, entries: Sequence[Entry]) -> str:
     """Return the table in Markdown, with remarks below it."""
 
     def line(texts: Sequence[str]) -> str:
@@ -98,15 +123,15 @@ def markdown(table: Table, entries: Sequence[Entry], comparable: bool = True) ->
 
     heads = header(table, entries)
     text = [f"{table.title}:", "", line(heads), line(["---"] * len(heads))]
-    text += map(line, lines(table, entries, comparable))
-    said = remarks(table, entries, comparable)
+    text += map(line, lines(table, entries))
+    said = remarks(table, entries)
     text += [""] if said else []
     for remark in said:
         text += [f"- {remark.text}", *(f"  - {part}" for part in remark.parts)]
     return "\n".join(text) + "\n"
 
 
-def data(table: Table, entries: Sequence[Entry], comparable: bool = True) -> list[dict[str, Any]]:
+def data(table: Table, entries: Sequence[Entry]) -> list[dict[str, Any]]:
     """Return a plain record a cell, for JSON and CSV."""
     return [
         {
@@ -121,16 +146,16 @@ def data(table: Table, entries: Sequence[Entry], comparable: bool = True) -> lis
             "planned": entry.ours.planned,
             "paper_mean": entry.cell.paper.mean if entry.cell.paper else None,
             "paper_deviation": entry.cell.paper.deviation if entry.cell.paper else None,
-            "differs": entry.differs if comparable else None,
+            "differs": entry.differs if table.comparable else None,
             "keys": [run.key for run in entry.cell.runs],
         }
         for entry in entries
     ]
 
 
-def comma_separated(table: Table, entries: Sequence[Entry], comparable: bool = True) -> str:
+def comma_separated(table: Table, entries: Sequence[Entry]) -> str:
     """Return a line a cell, for spreadsheets and data frames."""
-    rows = data(table, entries, comparable)
+    rows = data(table, entries)
     text = io.StringIO()
     writer = csv.DictWriter(text, [name for name in rows[0] if name != "keys"], lineterminator="\n")
     writer.writeheader()
@@ -140,17 +165,17 @@ def comma_separated(table: Table, entries: Sequence[Entry], comparable: bool = T
     return text.getvalue()
 
 
-def rich_table(table: Table, entries: Sequence[Entry], comparable: bool = True) -> RichTable:
+def rich_table(table: Table, entries: Sequence[Entry]) -> RichTable:
     """Return the table for a terminal, as narrow as can be; n stands in brackets."""
     from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text
 
     shown = RichTable(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), show_edge=False)
-    for head in header(table, entries):
-        short = head.replace(", ours", " (n)")
-        shown.add_column(Text("paper" if head.endswith(", paper") else short))
-    rows = lines(table, entries, comparable)
+    for number, head in enumerate(header(table, entries)):
+        ours = f"{head.removesuffix(', ours')} (n)" if number >= len(table.heads) else head
+        shown.add_column(Text("paper" if head.endswith(", paper") else ours))
+    rows = lines(table, entries)
     grouped = len(table.heads) > 1
     for number, row in enumerate(rows):
         again = grouped and number > 0 and rows[number - 1][0] == row[0]
@@ -160,7 +185,7 @@ def rich_table(table: Table, entries: Sequence[Entry], comparable: bool = True) 
     return shown
 
 
-def show(table: Table, entries: Sequence[Entry], comparable: bool = True) -> None:
+def show(table: Table, entries: Sequence[Entry]) -> None:
     """Print the table on the terminal, with remarks below it."""
     import sys
 
@@ -169,7 +194,7 @@ def show(table: Table, entries: Sequence[Entry], comparable: bool = True) -> Non
     # A file or a pipe has no width: rich would take it for a narrow terminal.
     console = Console(width=None if sys.stdout.isatty() else 160)
     console.print(table.title, markup=False, highlight=False, style="bold", soft_wrap=True)
-    console.print(rich_table(table, entries, comparable))
-    for remark in remarks(table, entries, comparable):
+    console.print(rich_table(table, entries))
+    for remark in remarks(table, entries):
         for line in (remark.text, *(f"  {part}" for part in remark.parts)):
             console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -91,6 +91,7 @@ class Table:
         kind: Table, figure or search.
         epochs: Those of a run that is not vanilla.
         notes: Where the paper leaves something open: what was chosen here.
+        comparable: Whether figures of its runs may be compared with the paper's; see `Profile`.
     """
 
     name: str
@@ -100,6 +101,7 @@ class Table:
     kind: Kind = Kind.TABLE
     epochs: int = 200
     notes: tuple[str, ...] = ()
+    comparable: bool = True
 
     @property
     def rows(self) -> tuple[tuple[str, ...], ...]:

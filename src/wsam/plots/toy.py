@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from wsam.plots.style import COLORS, INK, SETTINGS, SOFT, figure
 from wsam.toy import FLAT, RULES, SADDLE, SHARP, Trajectory, loss, places
+from wsam.toy.trajectory import WEIGHTED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,6 +21,7 @@ LEVELS = (
 )
 """Values of the contours; 0.3977 runs through the saddle."""
 STROKES: dict[str, tuple[float, str]] = {
+    "sgd": (2.0, "solid"),
     "sam": (4.0, "solid"),
     "gsam": (1.6, "dashed"),  # lies on SAM's path: dashes on a wide line leave both visible
     "wsam": (2.0, "solid"),
@@ -30,24 +32,32 @@ STROKES: dict[str, tuple[float, str]] = {
 def trajectories(runs: Sequence[Trajectory]) -> Figure:
     """Draw runs of the toy example, one panel for each gamma; SAM and GSAM stand in all of them.
 
-    Each panel's title says which minimum the two forms of WSAM end at, read off the runs.
+    Each panel's title says which minimum the two forms of WSAM end at, read off the runs. Where no
+    run has a gamma there is one panel, without a title.
 
     Args:
-        runs: as `wsam.toy.trace` returns them.
+        runs: as `wsam.toy.trace` returns them, at least one.
+
+    Raises:
+        ValueError: There is no run.
     """
     from matplotlib import rc_context
 
-    gammas = sorted({run.setting.gamma for run in runs if "wsam" in run.setting.rule})
+    if not runs:
+        raise ValueError("there is no run to draw")
+    weighted = {run.setting.gamma for run in runs if run.setting.rule in WEIGHTED}
+    gammas: list[float | None] = [*sorted(weighted)] or [None]
     with rc_context(SETTINGS):
-        drawn = figure(5.4 * max(1, len(gammas)) + 0.4, 4.3)
-        panels = drawn.subplots(1, max(1, len(gammas)), sharey=True, squeeze=False)[0]
+        drawn = figure(5.4 * len(gammas) + 0.4, 4.3)
+        panels = drawn.subplots(1, len(gammas), sharey=True, squeeze=False)[0]
         for panel, gamma in zip(panels, gammas, strict=True):
-            mine = [r for r in runs if "wsam" not in r.setting.rule or r.setting.gamma == gamma]
+            mine = [r for r in runs if r.setting.rule not in WEIGHTED or r.setting.gamma == gamma]
             _landscape(panel)
             for run in mine:
                 _path(panel, run)
             _landmarks(panel, mine[0].setting.start)
-            panel.set_title(f"γ = {gamma:g}: {verdict(mine)}", loc="left")
+            if gamma is not None:
+                panel.set_title(f"γ = {gamma:g}: {verdict(mine)}", loc="left")
         panels[0].set_ylabel("σ")
         handles, labels = panels[0].get_legend_handles_labels()
         drawn.legend(handles, labels, loc="outside lower center", ncols=len(labels))
@@ -55,8 +65,11 @@ def trajectories(runs: Sequence[Trajectory]) -> Figure:
 
 
 def verdict(runs: Sequence[Trajectory]) -> str:
-    """Say in a sentence which minimum the decoupled and the coupled form end at."""
-    ends = {run.setting.rule: run.minimum for run in runs}
+    """Say in a sentence which minimum the decoupled and the coupled form end at, or one alone."""
+    ends = {run.setting.rule: run.minimum for run in runs if run.setting.rule in WEIGHTED}
+    if len(ends) == 1:
+        ((rule, minimum),) = ends.items()
+        return f"{RULES[rule]} ends at {f'the {minimum} minimum' if minimum else 'neither minimum'}"
     coupled, decoupled = ends.get("coupled_wsam"), ends.get("wsam")
     if coupled == decoupled:
         place = f"the {coupled} minimum" if coupled else "neither minimum"

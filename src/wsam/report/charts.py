@@ -15,16 +15,23 @@ from wsam.report.scale import short
 MOST_LINES = 8
 """More lines than this cannot be told apart."""
 _MOST_BARS = 12
+NO_FIGURE = "–"
 _SPREAD = "Mean and sample deviation; small dots: the runs."
 CURVES = {
     "test_error": ("Test error (%)", "Test error after each epoch."),
     "train_loss": ("Training loss", "Mean training loss of each epoch, at w."),
-    "sharpness": ("Sharpness", "Mean sharpness in training, L(w + d) − L(w), of each epoch."),
+    "sharpness": (
+        "Sharpness",
+        "Mean sharpness in training, L(w + d) − L(w), of each epoch, each at its own radius: "
+        "not to be compared between radii.",
+    ),
 }
 
 
 def best(lines: Sequence[Line], most: int) -> list[Line]:
     """Return the lines with the smallest mean error, in their own order.
+
+    Those with failed runs come after those without: their means are of the survivors alone.
 
     Args:
         lines: All there are.
@@ -33,7 +40,7 @@ def best(lines: Sequence[Line], most: int) -> list[Line]:
     errors = {id(line): mean_deviation(line.group.values("test_error"))[0] for line in lines}
     known = [line for line in lines if errors[id(line)] is not None]
     kept: list[Line] = []
-    for line in sorted(known, key=lambda line: errors[id(line)] or 0.0):
+    for line in sorted(known, key=lambda line: (bool(line.group.failures), errors[id(line)])):
         if len(kept) < most and sum(o.look.color == line.look.color for o in kept) < len(
             svg.DASHES
         ):
@@ -51,7 +58,7 @@ def best(lines: Sequence[Line], most: int) -> list[Line]:
 
 def legend(lines: Sequence[Line]) -> str:
     """Return the names of lines with their strokes."""
-    items = (f"<li>{svg.swatch(line.look)}{escape(line.name)}</li>" for line in lines)
+    items = (f"<li>{svg.swatch(line.look)}{escape(line.told)}</li>" for line in lines)
     return f'<ul class="legend">{"".join(items)}</ul>'
 
 
@@ -67,7 +74,7 @@ def series(line: Line, figure_name: str) -> svg.Series | None:
         points.append((rows[0]["epoch"], mean, middle - spread, middle + spread))
     if not any(point[1] is not None for point in points):
         return None
-    return svg.Series(line.name, line.look, points)
+    return svg.Series(line.told, line.look, points)
 
 
 def curves(experiment: Experiment, also: str = "") -> str:
@@ -95,14 +102,23 @@ def some(lines: Sequence[Line], shown: Sequence[Line]) -> str:
     if len(shown) == len(lines):
         return ""
     most = len(svg.DASHES)
-    told = f"{len(shown)} of {len(lines)} groups: those that err least, at most {most} a method."
+    told = (
+        f"{len(shown)} of {len(lines)} groups: those that fail and err least, at most {most} a "
+        "method."
+    )
     return paragraph(told, "note")
 
 
 def spread(lines: Sequence[Line]) -> str:
-    """Say what the bands are, where there are any."""
+    """Say what the bands are, where there are any, and that failed runs are in no mean."""
     several = any(len(line.group.finished) > 1 for line in lines)
-    return " Mean over the seeds; band: one deviation." if several else ""
+    bands = " Mean over the seeds; band: one deviation." if several else ""
+    return bands + survivors(lines)
+
+
+def survivors(lines: Sequence[Line]) -> str:
+    """Say that figures are of the finished runs alone, where others failed."""
+    return " Failed runs are left out." if any(line.group.failures for line in lines) else ""
 
 
 def errors(experiment: Experiment) -> str:
@@ -117,7 +133,8 @@ def errors(experiment: Experiment) -> str:
         if rows:
             chart = svg.bars(f"{label}: {experiment.title}", rows, label, log=log)
             several = any(len(row.values) > 1 for row in rows)
-            charts.append(figure(chart, _SPREAD if several else "One run each."))
+            told = _SPREAD if several else "One run each."
+            charts.append(figure(chart, told + survivors(shown)))
     if not charts:
         return ""
     inside = "".join(charts) + maps(experiment)
@@ -135,7 +152,7 @@ def _eigenvalues(group: Group) -> list[float]:
 def _bar(line: Line, values: list[float]) -> svg.Bar:
     mean, deviation = mean_deviation(values)
     assert mean is not None
-    return svg.Bar(line.name, line.look, values, mean, deviation)
+    return svg.Bar(line.told, line.look, values, mean, deviation)
 
 
 def maps(experiment: Experiment) -> str:
@@ -149,15 +166,21 @@ def maps(experiment: Experiment) -> str:
         if axes is None:
             continue
         first, second = axes
-        cells = {
-            (_number(g, first), _number(g, second)): mean_deviation(g.values("test_error"))[0]
-            for g in groups
-        }
+        cells = {(_number(g, first), _number(g, second)): _place(g) for g in groups}
         sides = ((GREEK.get(first, first), _values(groups, first)),
                  (GREEK.get(second, second), _values(groups, second)))  # fmt: skip
         title = f"Test error (%) of {METHODS.get(method, method)} by {first} and {second}"
         made.append(figure(heat(title, sides, cells), f"{title}: {experiment.title}."))
     return "".join(made)
+
+
+def _place(group: Group) -> float | str:
+    """Return what a map shows of a group: a mean over all its runs, or how many failed.
+
+    The mean of the survivors has no colour there: it would pass for the best where most failed.
+    """
+    mean = mean_deviation(group.values("test_error"))[0]
+    return group.failures or (NO_FIGURE if mean is None else mean)
 
 
 def _two_axes(groups: Sequence[Group]) -> tuple[str, str] | None:
@@ -183,7 +206,7 @@ def told(values: list[float], form: str = "short") -> str:
     """Return ``4.3 ± 0.2``, the mean alone, or a dash."""
     mean, deviation = mean_deviation(values)
     if mean is None:
-        return "–"
+        return NO_FIGURE
 
     def text(value: float) -> str:
         return short(value) if form == "short" else format(value, form)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,8 +16,6 @@ from wsam.lab.names import is_number
 from wsam.lab.records import Record
 from wsam.lab.run import Run
 from wsam.paper import minimum
-
-_FIGURES = ("epoch", "train_loss", "test_error")
 
 
 @dataclass(frozen=True)
@@ -59,6 +58,12 @@ class Group:
     def eigenvalues(self) -> list[float]:
         """The top eigenvalues that were measured."""
         return [r.minimum["top_eigenvalue"] for r in self.finished if r.minimum is not None]
+
+    @property
+    def failures(self) -> str:
+        """How many of its runs failed, ``failed 4/5``; empty where none did."""
+        failed = len(self.results) - len(self.finished)
+        return f"failed {failed}/{len(self.results)}" if failed else ""
 
     @property
     def seconds(self) -> list[float]:
@@ -164,13 +169,6 @@ def read_result(path: Path, troubles: list[Trouble]) -> Result:
         ValueError: Damaged, or of a run that this version cannot make.
     """
     record = records.read_file(path)
-    curve = record["curve"]
-    if not isinstance(curve, list) or not curve:
-        raise ValueError(f"{path} holds no epoch")
-    for row in curve:
-        wrong = not isinstance(row, dict) or any(name not in row for name in _FIGURES)
-        if wrong or not all(value is None or is_number(value) for value in row.values()):
-            raise ValueError(f"{path} holds an epoch that is damaged")
     try:
         run = Run.from_dict(record["settings"])
     except (TypeError, ValueError, AttributeError) as error:
@@ -221,7 +219,12 @@ METHOD_ORDER = ("vanilla", "sam", "asam", "fisher_sam", "esam", "gsam", "coupled
 
 
 def mean_deviation(values: list[float]) -> tuple[float | None, float | None]:
-    """Return the mean and the sample deviation; None where there are too few values."""
+    """Return the mean and the sample deviation; None where there are too few values.
+
+    Values that are not finite have a mean, which is not finite either, and no deviation.
+    """
     if not values:
         return None, None
+    if not all(map(math.isfinite, values)):
+        return sum(values) / len(values), None
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None

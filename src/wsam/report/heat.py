@@ -13,6 +13,8 @@ STOPS = ((16, 94, 122), (72, 160, 150), (240, 214, 150), (219, 122, 68), (140, 4
 """From low to high: blue is good, brown is bad, in light and in dark."""
 _LEFT, _TOP, _BOTTOM = 56, 26, 46
 _ROW = 40
+_LINE = 15
+"""From a line of text to the next."""
 
 
 def shade(share: float) -> tuple[int, int, int]:
@@ -30,18 +32,22 @@ def shade(share: float) -> tuple[int, int, int]:
 
 
 def shares(values: Sequence[float]) -> dict[float, float]:
-    """Return where each value stands between the least and the greatest, by their logarithms."""
-    low, high = min(values), max(values)
-    if not 0 < low < high:
+    """Return where each value stands between the least and the greatest, by their logarithms.
+
+    Zero has no logarithm: it stands at half of the least value above it.
+    """
+    above = [value for value in values if value > 0]
+    if not above or min(values) == max(values):
         return dict.fromkeys(values, 0.5)
-    span = math.log(high / low)
-    return {value: math.log(value / low) / span for value in values}
+    low = min(above) if len(above) == len(values) else min(above) / 2
+    span = math.log(max(above) / low)
+    return {value: math.log(max(value, low) / low) / span for value in values}
 
 
 def heat(
     title: str,
     axes: tuple[tuple[str, Sequence[float]], tuple[str, Sequence[float]]],
-    cells: Mapping[tuple[float, float], float | None],
+    cells: Mapping[tuple[float, float], float | str],
     chosen: tuple[float, float] | None = None,
 ) -> str:
     """Return a map: the first axis runs to the right, the second upwards.
@@ -49,13 +55,13 @@ def heat(
     Args:
         title: What is seen, for those who do not see it.
         axes: Name and values of each.
-        cells: The number at each place; None where training broke down.
+        cells: The number at each place; words, each on a line, where training broke down.
         chosen: A place to point out.
     """
     (x_name, xs), (y_name, ys) = axes
     wide = (WIDTH - _LEFT - 8) / len(xs)
     height = _TOP + _ROW * len(ys) + _BOTTOM
-    known = [value for value in cells.values() if value is not None]
+    known = [value for value in cells.values() if not isinstance(value, str)]
     share = shares(known) if known else {}
     parts = []
     for row, y in enumerate(reversed(ys)):
@@ -81,7 +87,7 @@ def heat(
 
 def _cell(
     place: tuple[float, float, float, float],
-    value: float | None,
+    value: float | str,
     share: Mapping[float, float],
     chosen: bool,
 ) -> str:
@@ -89,11 +95,22 @@ def _cell(
     box = f'x="{x + 1:.1f}" y="{y + 1:.1f}" width="{wide - 2:.1f}" height="{high - 2:.1f}" rx="4"'
     middle = f'x="{x + wide / 2:.1f}" y="{y + high / 2:.1f}" dy=".35em"'
     ring = f'<rect {box} class="chosen"/>' if chosen else ""
-    if value is None:
-        return f'<rect {box} class="gone"/><text {middle} class="mid">failed</text>{ring}'
+    if isinstance(value, str):
+        return f'<rect {box} class="gone"/>{_words(value, x + wide / 2, y + high / 2)}{ring}'
     color = shade(share[value])
     light = 0.299 * color[0] + 0.587 * color[1] + 0.114 * color[2] > 140
     fill = f"#{color[0]:02x}{color[1]:02x}{color[2]:02x}"
     ink = "#1d2430" if light else "#ffffff"
     number = f'<text {middle} class="mid value" style="fill:{ink}">{short(round(value, 1))}</text>'
     return f'<rect {box} fill="{fill}"/>{number}{ring}'
+
+
+def _words(text: str, x: float, y: float) -> str:
+    """Return words below each other around a place: side by side they are wider than a cell."""
+    words = text.split()
+    first = y - _LINE * (len(words) - 1) / 2
+    return "".join(
+        f'<text x="{x:.1f}" y="{first + _LINE * number:.1f}" dy=".35em" class="mid">'
+        f"{escape(word)}</text>"
+        for number, word in enumerate(words)
+    )

@@ -42,6 +42,11 @@ class Line:
     name: str
     look: Look
 
+    @property
+    def told(self) -> str:
+        """Its name and, where runs failed, how many: figures beside it are of the others alone."""
+        return ", ".join(part for part in (self.name, self.group.failures) if part)
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -95,17 +100,41 @@ def _color(method: str) -> str:
 
 
 def _varying(runs: Sequence[Run]) -> dict[str, Setting]:
-    """Return the settings, beside method and epochs, in which some runs differ."""
-    settings = dict(_VARYING)
-    arguments = {name for run in runs for name in run.base_args}
-    if len({run.base for run in runs}) == 1:
-        for name in sorted(arguments):
-            settings[name.replace("_", " ")] = _argument(name)
-    return {name: get for name, get in settings.items() if len({str(get(r)) for r in runs}) > 1}
+    """Return the settings, beside the method's own, in which some runs differ.
+
+    Bases and geometries have arguments of their own, so that these are compared among runs of the
+    same one; and epochs among runs of a method, for the base alone often gets more of them.
+    """
+    found = {name: get for name, get in _VARYING.items() if _differ(runs, get)}
+    if _differ(runs, _epochs, lambda run: run.method):
+        found["epochs"] = _epochs
+    for name in sorted({name for run in runs for name in run.base_args}):
+        if _differ(runs, _argument(name), lambda run: run.base):
+            found[name.replace("_", " ")] = _argument(name)
+    for name in sorted({name for run in runs for name in run.geometry or {}} - {"name"}):
+        if _differ(runs, _of_geometry(name), _of_geometry("name")):
+            found[f"geometry {GREEK.get(name, name.replace('_', ' '))}"] = _of_geometry(name)
+    return found
+
+
+def _differ(runs: Sequence[Run], get: Setting, kind: Setting | None = None) -> bool:
+    """Tell whether a setting has several values among the runs of some kind, or among all."""
+    values: dict[str, set[str]] = {}
+    for run in runs:
+        values.setdefault(str(kind(run)) if kind else "", set()).add(str(get(run)))
+    return any(len(found) > 1 for found in values.values())
+
+
+def _epochs(run: Run) -> object:
+    return run.epochs
 
 
 def _argument(name: str) -> Setting:
     return lambda run: run.base_args.get(name)
+
+
+def _of_geometry(name: str) -> Setting:
+    return lambda run: (run.geometry or {}).get(name)
 
 
 def label(run: Run, varying: Mapping[str, Setting] | None = None) -> str:
@@ -120,7 +149,7 @@ def label(run: Run, varying: Mapping[str, Setting] | None = None) -> str:
     parts = [f"{GREEK.get(k, k)} {_text(v)}" for k, v in run.hyper.items() if v is not None]
     if run.geometry is not None:
         parts.insert(0, str(run.geometry["name"]))
-    parts += [k.replace("_", " ") for k, v in run.options.items() if v]
+    parts += [_option(k.replace("_", " "), v) for k, v in run.options.items()]
     for key, get in (varying or {}).items():
         value = get(run)
         if value is not None:
@@ -128,5 +157,13 @@ def label(run: Run, varying: Mapping[str, Setting] | None = None) -> str:
     return f"{name} {', '.join(parts)}".strip()
 
 
+def _option(name: str, value: Value) -> str:
+    """Return an option that is not at its default: a switch by its name, others with their value."""
+    return name if value is True else f"{name} {_text(value)}"
+
+
 def _text(value: object | Value) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    short = f"{value:g}"
+    return short if float(short) == value else str(value)

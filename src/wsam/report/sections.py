@@ -60,8 +60,8 @@ def _mean(values: list[float]) -> str:
 
 
 def _count(line: Line) -> str:
-    failed = len(line.group.results) - len(line.group.finished)
-    return f"{len(line.group.finished)}" + (f", {failed} failed" if failed else "")
+    told = (str(len(line.group.finished)), line.group.failures)
+    return ", ".join(part for part in told if part)
 
 
 # Beside the paper ------------------------------------------------------------------------------
@@ -71,10 +71,12 @@ def beside_paper(folder: Folder) -> Section | None:
     """Return the paper's tables that the folder has figures for; None where there are none."""
     body = []
     for profile in _profiles(folder):
-        for name in TABLES:
-            made = _filled(profile.table(find(name)), folder)
+        for whole in map(find, TABLES):
+            if profile.epochs == whole.epochs:
+                continue  # the paper's own number: shown by the profile that names none
+            made = _filled(profile.table(whole), folder)
             if made is not None:
-                body.append(_paper_table(*made, profile.comparable))
+                body.append(_paper_table(*made))
     return Section("Beside the paper", "".join(body)) if body else None
 
 
@@ -89,17 +91,17 @@ def _profiles(folder: Folder) -> list[Profile]:
             given = None if precision == "bf16" else precision
             profiles.append(Profile(False, seeds, None, None, given, pretrained))
             profiles += [
-                Profile(False, seeds, None, epochs, given, pretrained) for epochs in _shorter(runs)
+                Profile(False, seeds, None, epochs, given, pretrained) for epochs in _epochs(runs)
             ]
     if any(run.data == "digits" and run.model == "cnn" and run.train_limit for run in runs):
         profiles.append(Profile(smoke=True, seeds=seeds))
     return profiles
 
 
-def _shorter(runs: Sequence[Run]) -> list[int]:
+def _epochs(runs: Sequence[Run]) -> list[int]:
     """Return the numbers of epochs that `wsam paper run --epochs` may have been given."""
     paper = (run for run in runs if run.data in _PAPER_DATA and run.method != "vanilla")
-    return sorted({run.epochs for run in paper} - {200, 3})
+    return sorted({run.epochs for run in paper})
 
 
 class _Known:
@@ -125,12 +127,12 @@ def _filled(whole: Table, folder: Folder) -> tuple[Table, list[Entry]] | None:
     return (replace(whole, cells=tuple(entry.cell for entry in kept)), kept) if made else None
 
 
-def _paper_table(made: Table, entries: list[Entry], comparable: bool) -> str:
+def _paper_table(made: Table, entries: list[Entry]) -> str:
     heads = render.header(made, entries)
-    rows = [[text or "–" for text in row] for row in render.lines(made, entries, comparable)]
+    rows = [[text or "–" for text in row] for row in render.lines(made, entries)]
     words = len(made.heads)
     cells = [[*row[:words], *map(_figure, row[words:])] for row in rows]
-    remarks = "".join(map(_remark, render.remarks(made, entries, comparable)))
+    remarks = "".join(map(_remark, render.remarks(made, entries)))
     listed = f'<ul class="note">{remarks}</ul>' if remarks else ""
     return f"<h3>{escape(made.title)}</h3>{table(heads, cells, words)}{listed}"
 

@@ -52,4 +52,4 @@ def mean_slice(group: Group) -> list[tuple[float, float | None, float, float]]:
 
 
 def _series(line: Line) -> svg.Series:
-    return svg.Series(line.name, line.look, mean_slice(line.group))
+    return svg.Series(line.told, line.look, mean_slice(line.group))

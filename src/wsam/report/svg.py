@@ -88,26 +88,41 @@ def lines(
     return _svg(title, "".join(parts))
 
 
-def _line(series: Series, across: Scale, up: Scale) -> str:
-    path, pen = "", "M"
-    for x, middle, _, _ in series.points:
+def _stretches(series: Series) -> list[list[tuple[float, float, float, float]]]:
+    """Return the points between the gaps of a series; a value that is not finite is a gap."""
+    found: list[list[tuple[float, float, float, float]]] = [[]]
+    for x, middle, low, high in series.points:
         if middle is None or not math.isfinite(middle):
-            pen = "M"
-            continue
-        path += f"{pen}{across(x):.1f} {up(middle):.1f}"
-        pen = "L"
+            found.append([])
+        else:
+            found[-1].append((x, middle, low, high))
+    return [stretch for stretch in found if stretch]
+
+
+def _line(series: Series, across: Scale, up: Scale) -> str:
     name = f"<title>{escape(series.name)}</title>"
-    return f'<path d="{path}" {series.look.style}>{name}</path>'
+    path, dots = "", ""
+    for stretch in _stretches(series):
+        places = [f"{across(x):.1f} {up(middle):.1f}" for x, middle, _, _ in stretch]
+        if len(places) > 1:
+            path += f"M{'L'.join(places)}"
+        else:  # a line from a point to itself would not be seen
+            x, y = places[0].split()
+            dots += f'<circle cx="{x}" cy="{y}" r="4" class="f-{series.look.color}">{name}</circle>'
+    line = f'<path d="{path}" {series.look.style}>{name}</path>' if path else ""
+    return line + dots
 
 
 def _band(series: Series, across: Scale, up: Scale) -> str:
-    inside = [(x, low, high) for x, middle, low, high in series.points if middle is not None]
-    if len(inside) < 2 or all(low == high for _, low, high in inside):
-        return ""
-    above = [f"{across(x):.1f} {up(high):.1f}" for x, _, high in inside]
-    below = [f"{across(x):.1f} {up(low):.1f}" for x, low, _ in reversed(inside)]
-    points = " ".join([*above, *below])
-    return f'<polygon points="{points}" class="band f-{series.look.color}"/>'
+    bands = []
+    for stretch in _stretches(series):
+        if len(stretch) < 2 or all(low == high for _, _, low, high in stretch):
+            continue
+        above = [f"{across(x):.1f} {up(high):.1f}" for x, _, _, high in stretch]
+        below = [f"{across(x):.1f} {up(low):.1f}" for x, _, low, _ in reversed(stretch)]
+        points = " ".join([*above, *below])
+        bands.append(f'<polygon points="{points}" class="band f-{series.look.color}"/>')
+    return "".join(bands)
 
 
 def _frame(across: Scale, up: Scale, x_label: str, y_label: str) -> str:

@@ -14,6 +14,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol, cast
 
+from wsam.lab.environment import cores
 from wsam.lab.watch import Row, Watcher
 from wsam.sweep.work import Job, Outcome, Status, perform
 
@@ -99,7 +100,7 @@ def local_devices(device: str = "auto", workers: int | None = None) -> list[str]
         gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
         devices = gpus or (["cpu"] if device == "auto" else devices)
     if workers is None:
-        workers = (os.cpu_count() or 1) if devices == ["cpu"] else len(devices)
+        workers = cores() if devices == ["cpu"] else len(devices)
     return [devices[number % len(devices)] for number in range(workers)]
 
 
@@ -166,7 +167,7 @@ class Processes:
     def _start(self, device: str) -> _Worker:
         context = get_context("spawn")  # CUDA does not survive a fork
         ours, theirs = context.Pipe()
-        threads = max(1, (os.cpu_count() or 1) // len(self.devices))
+        threads = max(1, cores() // len(self.devices))
         process = context.Process(target=_serve, args=(theirs, device, threads))
         process.start()
         theirs.close()  # so that the worker's death ends the pipe

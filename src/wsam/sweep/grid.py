@@ -16,6 +16,7 @@ Point = dict[str, Value]
 """A value for every axis."""
 
 _PLAIN = ("epochs", "batch_size", "noise")
+_SEEDS = ("seed", "noise_seed")
 
 
 def with_value(run: Run, name: str, value: Value) -> Run:
@@ -44,6 +45,18 @@ def with_value(run: Run, name: str, value: Value) -> Run:
         return run.replace(**{name: value})
     known = [*run.hyper, *run.base_args, *_PLAIN]
     raise ValueError(f"a {run.method} run has no setting {name!r}; it has: {listed(known)}")
+
+
+def is_whole(run: Run, name: str) -> bool:
+    """Tell whether a setting takes whole numbers alone: by its own value, which has its type.
+
+    Example:
+        >>> is_whole(Run(), "epochs"), is_whole(Run(hyper={"rho": 1}), "rho")
+        (True, False)
+    """
+    plain = {setting: getattr(run, setting) for setting in _PLAIN}
+    value = {**plain, **run.base_args, **run.hyper}[name]
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def repeated(run: Run, seeds: Sequence[int]) -> tuple[Run, ...]:
@@ -125,6 +138,10 @@ def read_grid(path: Path) -> Grid:
     if unknown:
         raise ValueError(f"{path}: unknown entry {unknown[0]!r}; known: title, run, grid")
     run, axes = _table(content, "run", path), _table(content, "grid", path)
+    for name in _SEEDS:
+        for table, settings in (("run", run), ("grid", axes)):
+            if name in settings:  # `repeated` sets both
+                raise ValueError(f"{path}: {table}.{name} is not for a grid to say: use --seeds")
     for name, values in axes.items():
         if not isinstance(values, list) or not values:
             raise ValueError(f"{path}: grid.{name} must be a list of values, got {values!r}")

@@ -24,7 +24,8 @@ class RayCluster:
         address: Of a cluster (``auto``, ``HOST:PORT``, ``ray://...``), or ``local`` to start one
             on this machine.
         workers: Tasks at a time; None for as many as the cluster's GPUs or cores allow.
-        gpus: GPUs of a task; a fraction lets tasks share one.
+        gpus: GPUs of a task; a fraction lets tasks share one. 0 is for runs on the CPU, or for a
+            cluster without GPUs.
         retries: How often Ray starts a task again whose worker died.
     """
 
@@ -60,10 +61,12 @@ class RayCluster:
         task = ray.remote(perform).options(
             num_cpus=1, num_gpus=self.gpus, max_retries=self.retries, name="wsam"
         )
-        room = self._room(ray.cluster_resources())
+        resources = ray.cluster_resources()
+        room = self._room(resources)
         at_work: dict[Any, Job] = {}
         while True:
             while len(at_work) < room and (job := next(jobs, None)) is not None:
+                self._check_place(job, resources)
                 at_work[task.remote(job)] = job
             if not at_work:
                 return
@@ -75,6 +78,13 @@ class RayCluster:
                 except ray.exceptions.RayError as error:
                     reason = str(error).strip().rpartition("\n")[2]  # below the traceback
                     yield Outcome(job, Status.LOST, reason)
+
+    def _check_place(self, job: Job, resources: dict[str, float]) -> None:
+        """Refuse a job that would look for a GPU of its own: all of them would take the first."""
+        if not self.gpus and resources.get("GPU", 0.0) and job.means.device != "cpu":
+            raise ValueError(
+                "the cluster has GPUs, and Ray shares them out: --gpus 1 or --device cpu"
+            )
 
     def _room(self, resources: dict[str, float]) -> int:
         """Return how many tasks the cluster has room for."""

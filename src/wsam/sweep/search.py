@@ -21,7 +21,7 @@ from typing import Any
 from wsam.lab.files import BusyError, claimed
 from wsam.lab.names import Value
 from wsam.lab.run import Run
-from wsam.sweep.grid import Grid, repeated
+from wsam.sweep.grid import Grid, is_whole, repeated
 from wsam.sweep.work import Job, Outcome, Status
 
 DIVERGED = 100.0
@@ -117,7 +117,7 @@ class Search:
         trials = self.study.get_trials(deepcopy=False)
         there = {t.user_attrs.get("point") for t in trials if t.state != _state("FAIL")}
         for point in self.grid.points():
-            numbers = _numbers(point, self.grid)
+            numbers = self._numbers(point)
             name = json.dumps(numbers)
             if name not in there:
                 self.study.enqueue_trial(numbers, user_attrs={"point": name})
@@ -146,10 +146,28 @@ class Search:
         """Yield jobs: those of the grid's points, then those of `trials` more points."""
         wanted = len(list(self.grid.points())) + trials
         while (trial := self._ask(wanted)) is not None:
-            point = {name: _suggest(trial, name, axis) for name, axis in self.grid.axes.items()}
+            point = {name: self._suggest(trial, name) for name in self.grid.axes}
             runs = repeated(self.grid.run(self.column, point), self.seeds)
             self.open.append(_Open(trial, {run.key for run in runs}))
             yield from map(self.make_job, runs)
+
+    def _suggest(self, trial: Any, name: str) -> float | int:
+        axis = self.grid.axes[name]
+        low, high = min(axis), max(axis)  # type: ignore[type-var]
+        if is_whole(self.grid.bases[self.column], name):
+            return int(trial.suggest_int(name, low, high))
+        logarithmic = name in _LOGARITHMIC and low > 0  # type: ignore[operator]
+        return float(trial.suggest_float(name, low, high, log=logarithmic))
+
+    def _numbers(self, point: Mapping[str, Value]) -> dict[str, float | int]:
+        """Return a point in the types that `_suggest` gives, so that Optuna knows it again."""
+        base = self.grid.bases[self.column]
+        numbers: dict[str, float | int] = {}
+        for name, value in point.items():
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise ValueError(f"a search varies numbers, {name} has the value {value!r}")
+            numbers[name] = value if is_whole(base, name) else float(value)
+        return numbers
 
     def tell(self, outcome: Outcome) -> None:
         """Tell the study what became of a job."""
@@ -176,7 +194,11 @@ class Search:
 
 def sqlite_url(out: Path) -> str:
     """Return the storage that is used unless the user names another."""
-    return f"sqlite:///{(out / 'work' / 'optuna.db').resolve()}"
+    from sqlalchemy import URL
+
+    path = (out / "work" / "optuna.db").resolve()
+    # It escapes what means something in a URL: ? and % are fine in the name of a folder.
+    return URL.create("sqlite", database=str(path)).render_as_string()
 
 
 @contextmanager
@@ -190,28 +212,6 @@ def _alone(lock: Path) -> Iterator[None]:
             except BusyError:
                 time.sleep(0.1)
         yield
-
-
-def _whole(axis: Sequence[Value]) -> bool:
-    return all(isinstance(value, int) for value in axis)
-
-
-def _suggest(trial: Any, name: str, axis: Sequence[Value]) -> float | int:
-    low, high = min(axis), max(axis)  # type: ignore[type-var]
-    if _whole(axis):
-        return int(trial.suggest_int(name, low, high))
-    logarithmic = name in _LOGARITHMIC and low > 0  # type: ignore[operator]
-    return float(trial.suggest_float(name, low, high, log=logarithmic))
-
-
-def _numbers(point: Mapping[str, Value], grid: Grid) -> dict[str, float | int]:
-    """Return a point in the types that `_suggest` gives, so that Optuna knows it again."""
-    numbers: dict[str, float | int] = {}
-    for name, value in point.items():
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError(f"a search varies numbers, {name} has the value {value!r}")
-        numbers[name] = value if _whole(grid.axes[name]) else float(value)
-    return numbers
 
 
 def _state(name: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,9 @@ from wsam.lab.watch import Watcher
 
 After = Callable[[Run, Path, Means], object]
 """What is done with a finished run; a function of a module, so that it can be sent elsewhere."""
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""A disk that takes no more."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +51,9 @@ class Status(StrEnum):
     BUSY = "busy"
     """Another process works on it."""
     REFUSED = "refused"
-    """Its user must do something first: data is missing, the disk is full."""
+    """Its user must do something first, for all jobs: data is missing, the disk is full."""
     ERROR = "error"
-    """A defect."""
+    """A defect, or a file of its own is damaged: of no concern to other jobs."""
     LOST = "lost"
     """Whoever worked on it died, too often."""
 
@@ -95,10 +99,11 @@ def perform(job: Job, watchers: Sequence[Watcher] = ()) -> Outcome:
                 job.after(job.run, job.out, job.means)
     except BusyError as error:
         return Outcome(job, Status.BUSY, str(error))
-    except OSError as error:
-        return Outcome(job, Status.REFUSED, f"{job.run.title}: {sentence(error)}")
-    except (ValueError, ModuleNotFoundError) as error:
-        return Outcome(job, Status.REFUSED, f"{job.run.title}: {error}")
+    except (OSError, ValueError, ModuleNotFoundError) as error:
+        what = sentence(error) if isinstance(error, OSError) else str(error)
+        if _is_its_own(error, job.run):
+            return Outcome(job, Status.ERROR, what)
+        return Outcome(job, Status.REFUSED, f"{job.run.title}: {what}")
     except Exception as error:
         import traceback
 
@@ -109,3 +114,14 @@ def perform(job: Job, watchers: Sequence[Watcher] = ()) -> Outcome:
         return Outcome(job, Status.FAILED, str(record.get("failure")), seconds=seconds)
     status = Status.FINISHED if begun.begun else Status.SKIPPED
     return Outcome(job, status, error=records.final_error(record), seconds=seconds)
+
+
+def _is_its_own(error: Exception, run: Run) -> bool:
+    """Tell whether an error is about a file of this run alone: all of them are named by its key."""
+    if run.key not in str(error):
+        return False
+    if not isinstance(error, OSError):
+        return True
+    # `files` says in its own words, without `filename`, what cannot be written: nor can others be.
+    unwritable = error.errno is not None and error.filename is None
+    return not unwritable and error.errno not in _FULL

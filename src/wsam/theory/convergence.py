@@ -15,7 +15,6 @@ from wsam.theory.weights import (
 )
 
 Form = Literal["printed", "corrected", "tight"]
-Radius = Literal["falling", "constant"]
 
 
 def known_form(form: str, forms: tuple[str, ...]) -> None:

@@ -72,8 +72,12 @@ class Setting:
         number("momentum", self.momentum, 0, 1)
         number("alpha", self.alpha)
         count("steps", self.steps, 1)
-        number("start mu", self.start[0], -math.inf, low_open=True)
-        number("start sigma", self.start[1], low_open=True)
+        if len(self.start) != 2:
+            raise ValueError(f"start must be two numbers, mu and sigma, got {self.start!r}")
+        mu = number("start mu", self.start[0], -math.inf, low_open=True)
+        sigma = number("start sigma", self.start[1], low_open=True)
+        # A tuple, whatever was given: finished runs are kept by their settings.
+        object.__setattr__(self, "start", (mu, sigma))
 
     @property
     def label(self) -> str:

@@ -1,0 +1,55 @@
+"""A folder of results with all that can lie in one, for the tests of reports."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from wsam.lab import records
+from wsam.lab.means import Means
+from wsam.lab.run import Run
+from wsam.lab.train import train
+from wsam.lab.watch import Watcher
+from wsam.paper import minimum
+
+CPU = Means(device="cpu", keep_weights=True)
+SMALL = {"model": "mlp", "train_limit": 128, "test_limit": 64, "batch_size": 32, "epochs": 3}
+METHODS = {"vanilla": {}, "sam": {"rho": 0.1}, "wsam": {"rho": 0.1, "gamma": 0.8}}
+EVIL = "folder:<script>alert(1)</script><img src=x onerror=alert(2)>"
+RESULTS = Path(__file__).parents[1] / "results"
+
+
+class StopAfter(Watcher):
+    """Interrupts training as Ctrl-C would, before the second checkpoint."""
+
+    def epoch(self, row):
+        if row["epoch"] == 2:
+            raise KeyboardInterrupt
+
+
+def small(method="vanilla", **changes):
+    return Run(**(SMALL | {"method": method, "hyper": METHODS[method]} | changes))
+
+
+def make_folder(root):
+    """Fill a folder, of a name that needs escaping, and return it."""
+    out = root / "my <b>results</b>"
+    for method in METHODS:
+        for seed in (0, 1):
+            train(small(method, seed=seed), out, CPU)
+    minimum.measure(small("wsam"), out, CPU)
+    broken = train(small(base_args={"lr": 1e12}), out, CPU)
+    assert broken["status"] == "failed"
+    often = Means(device="cpu", checkpoint_seconds=0.0)
+    with pytest.raises(KeyboardInterrupt):
+        train(small("sam", seed=9), out, often, [StopAfter()])
+    record = records.read(out, small("sam"))
+    foreign = small("sam", data=EVIL)
+    changed = {**record, "key": foreign.key, "settings": foreign.to_dict(), "title": foreign.title}
+    changed["hardware"] = {"cpu": "<script>alert(3)</script>"}
+    changed["commit"] = "<img src=x onerror=alert(4)>"
+    records.write(out, foreign, changed)
+    (out / "0123456789ab.json").write_text('{"key": "<script>')
+    (out / "ba9876543210.json").write_text(json.dumps({**record, "settings": {"method": EVIL}}))
+    (out / f"{small('sam').key}.minimum.json").write_text("{}")
+    return out
