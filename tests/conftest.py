@@ -2,6 +2,7 @@
 
 import random
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -52,3 +53,12 @@ def _fresh_start() -> None:
     compiler = sys.modules.get("torch._dynamo.utils")
     if compiler is not None:  # what an earlier test has compiled is no business of this one
         compiler.counters.clear()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A headless browser for the tests of a page, which say by `needs_browser` that they want one."""
+    from browsing import running
+
+    with running() as found:
+        yield found

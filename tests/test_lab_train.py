@@ -1,65 +1,25 @@
-"""One run from data to record: what it learns, what it writes, and that interruptions vanish."""
+"""One run from data to record: what it learns and what it writes."""
 
 import json
 import os
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
 
 import pytest
 import torch
 from recorded import recorded
-from torch import nn
 from torch.nn.functional import cross_entropy
+from training import CPU, SHORT, Stop, StopAfter, curve
 
 from wsam import METHODS
-from wsam.lab import data, generators, models, records, step
+from wsam.lab import data, records, step
 from wsam.lab.batches import stream
-from wsam.lab.checkpoint import Checkpoints, save_state
-from wsam.lab.files import BusyError
+from wsam.lab.checkpoint import save_state
 from wsam.lab.means import Means, make_feed
 from wsam.lab.models import Task, build
 from wsam.lab.run import Run
 from wsam.lab.subject import FixedBatches
 from wsam.lab.team import Team
 from wsam.lab.train import Session, restore, train
-from wsam.lab.watch import Watcher
-
-CPU = Means(device="cpu", checkpoint_seconds=0)
-SHORT = Run(method="wsam", epochs=3, train_limit=300, test_limit=100, batch_size=64)
-
-
-class Stop(Exception):
-    """Stands for anything that ends a process."""
-
-
-class StopAfter(Watcher):
-    def __init__(self, epochs=None, steps=None):
-        self.epochs, self.steps, self.said = epochs, steps, []
-        self.closed = False
-
-    def epoch(self, row):
-        if row["epoch"] == self.epochs:
-            raise Stop
-
-    def step(self, row):
-        if self.steps is not None:
-            self.steps -= 1
-            if self.steps == 0:
-                raise Stop
-
-    def say(self, message):
-        self.said.append(message)
-
-    def close(self):
-        self.closed = True
-
-
-def curve(record):
-    """Return the curve without what is timing."""
-    return [{n: v for n, v in row.items() if n != "seconds"} for row in record["curve"]]
 
 
 def test_every_method_trains_and_is_recorded(tmp_path):
@@ -186,106 +146,6 @@ def test_a_finished_run_is_skipped(tmp_path):
     assert watcher.closed
 
 
-@pytest.mark.parametrize(
-    ("method", "hyper"),
-    [("vanilla", {}), ("wsam", {}), ("esam", {}), ("gsam", {"rho": 0.2, "rho_min": 0.01})],
-)
-def test_an_interrupted_run_ends_in_the_same_record(tmp_path, method, hyper):
-    run = SHORT.replace(method=method, hyper=hyper, epochs=4)
-    whole = train(run, tmp_path / "whole", CPU)
-    for stop in (StopAfter(steps=6), StopAfter(epochs=2), StopAfter(steps=7)):
-        with pytest.raises(Stop):
-            train(run, tmp_path / "broken", CPU, [stop])
-    watcher = StopAfter()
-    resumed = train(run, tmp_path / "broken", CPU, [watcher])
-    assert curve(resumed) == curve(whole)
-    assert resumed["final"] == whole["final"]
-    assert resumed["settings"] == whole["settings"]
-    assert (whole["resumed"], resumed["resumed"]) == (0, 2)
-    assert "going on after epoch 2 of 4" in watcher.said[0]
-
-
-@pytest.mark.parametrize("older", [False, True], ids=["now", "before teams kept all generators"])
-def test_dropout_goes_on_where_it_was(tmp_path, monkeypatch, older):
-    def with_dropout(task):
-        return nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, task.classes))
-
-    monkeypatch.setitem(models._SMALL, "mlp", with_dropout)
-    run = SHORT.replace(model="mlp")
-    whole = train(run, tmp_path / "whole", CPU)
-    with pytest.raises(Stop):
-        train(run, tmp_path / "broken", CPU, [StopAfter(epochs=3)])
-    if older:
-        checkpoints = Checkpoints(records.work_folder(tmp_path / "broken", run) / "checkpoints")
-        state = checkpoints.load()
-        (own,) = state.pop("generators")
-        checkpoints.save(2, {**state, "random": own["cpu"]})
-    assert curve(train(run, tmp_path / "broken", CPU)) == curve(whole)
-
-
-def test_a_process_that_was_not_there_keeps_the_generator_its_rank_gave_it():
-    older = {"random": torch.get_rng_state()}
-    for checkpoint in (older, {"generators": [{"cpu": older["random"]}]}):
-        torch.manual_seed(3)
-        before = torch.get_rng_state()
-        generators.put_back(checkpoint, 1, torch.device("cpu"))
-        assert torch.equal(torch.get_rng_state(), before)
-        generators.put_back(checkpoint, 0, torch.device("cpu"))
-        assert torch.equal(torch.get_rng_state(), older["random"])
-
-
-def test_a_damaged_checkpoint_costs_an_epoch_and_nothing_else(tmp_path):
-    run = SHORT.replace(epochs=4)
-    whole = train(run, tmp_path / "whole", CPU)
-    with pytest.raises(Stop):
-        train(run, tmp_path / "broken", CPU, [StopAfter(epochs=3)])
-    newest = max((tmp_path / "broken").glob("work/*/checkpoints/*.pt"))
-    newest.write_bytes(newest.read_bytes()[:-1])
-    watcher = StopAfter()
-    assert curve(train(run, tmp_path / "broken", CPU, [watcher])) == curve(whole)
-    assert "is damaged" in watcher.said[0]
-    assert "going on after epoch 1" in watcher.said[1]
-
-
-@pytest.mark.slow
-def test_kill_9_in_the_middle(tmp_path):
-    """A real process, really killed; what is taken up again ends in the same record."""
-    run = SHORT.replace(epochs=25)
-    out = tmp_path / "killed"
-    code = (
-        "import sys, json, pathlib, time, torch\n"
-        "from wsam.lab.run import Run\n"
-        "from wsam.lab.train import train, Means\n"
-        "from wsam.lab.watch import Watcher\n"
-        "torch.set_num_threads(int(sys.argv[3]))\n"
-        "run, out = Run.from_dict(json.loads(sys.argv[1])), pathlib.Path(sys.argv[2])\n"
-        "class Slow(Watcher):\n"
-        "    steps = 0\n"
-        "    def step(self, row):\n"
-        "        self.steps += 1\n"
-        "        if self.steps == 30:\n"  # within an epoch: it must not be done before we look
-        "            (out / 'waits').touch()\n"
-        "            time.sleep(600)\n"
-        "train(run, out, Means(device='cpu', checkpoint_seconds=0), [Slow()])\n"
-    )
-    threads = str(torch.get_num_threads())
-    command = [sys.executable, "-c", code, json.dumps(run.to_dict()), str(out), threads]
-    with subprocess.Popen(command) as process:
-        folder = records.work_folder(out, run) / "checkpoints"
-        while not (out / "waits").exists():
-            assert process.poll() is None
-            time.sleep(0.005)
-        assert len(list(folder.glob("*.json"))) == 2
-        with pytest.raises(BusyError):
-            train(run, out, CPU)
-        process.send_signal(signal.SIGKILL)
-    assert process.returncode == -signal.SIGKILL
-    assert not records.record_path(out, run).exists()
-    resumed = train(run, out, CPU)
-    assert resumed["resumed"] == 1
-    assert curve(resumed) == curve(train(run, tmp_path / "whole", CPU))
-
-
 def test_a_loss_that_is_not_finite_ends_in_a_failed_record(tmp_path):
     run = SHORT.replace(base_args={"lr": 1e30}, epochs=5, schedule="constant")
     record = train(run, tmp_path, CPU)
@@ -354,22 +214,6 @@ def test_label_noise_is_in_training_alone():
     assert torch.equal(clean.test_labels, noised.test_labels)
     other = make_feed(SHORT.replace(noise=0.8, noise_seed=1), CPU, torch.device("cpu"))
     assert not torch.equal(noised.train_labels, other.train_labels)
-
-
-def test_full_disk_ends_the_run_and_keeps_what_was_saved(tmp_path, monkeypatch):
-    run = SHORT.replace(epochs=4)
-    with pytest.raises(Stop):
-        train(run, tmp_path, CPU, [StopAfter(epochs=3)])
-
-    def full(handle):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left on device"):
-        train(run, tmp_path, CPU)
-    monkeypatch.undo()
-    assert not list(tmp_path.rglob("*.tmp"))
-    assert curve(train(run, tmp_path, CPU)) == curve(train(run, tmp_path / "whole", CPU))
 
 
 def test_a_captured_step_is_counted_like_an_eager_one(tmp_path, monkeypatch):

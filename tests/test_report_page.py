@@ -3,16 +3,10 @@
 import re
 
 import pytest
-from browsing import PHONE, needs_browser, opened, running
+from browsing import PHONE, needs_browser, opened
 from reporting import RESULTS, make_folder
 
 from wsam.report import write
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with running() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import re
 from contextlib import contextmanager
 
 import pytest
-from browsing import PATIENCE, needs_browser, running
+from browsing import PATIENCE, needs_browser
 
 from wsam.plots.toy_page import toy_page
 from wsam.toy import RULES, Setting, trace
@@ -26,12 +26,6 @@ def test_page_stands_alone():
     page = toy_page()
     assert not re.search(r"https?:|<link|src=|@import|/\*(STYLE|DATA|MATH|MAP|VIEW)\*/", page)
     assert len(page) < 60_000
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with running() as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")

@@ -336,7 +336,7 @@ class Kernels:
             flags |= constants_of(self._base, block.group)
             if flags["ADAM"]:
                 steps = [self._base.state[p]["step"] for p in block.params]
-                rows = [*rows, [step.data_ptr() for step in steps]]
+                rows = [*rows, places(steps)]
         plan = self._plan(block)
         numbers = self._numbers[self._group(block)]
         shape = (plan.where, plan.offset, plan.sizes, numbers, *more, len(block.params))

@@ -101,7 +101,8 @@ def exchange(block: Block, moved: list[Tensor]) -> None:
             done = slice(part.stop)
         block.saved = moved
     except BaseException:
-        for part, kept in ((done, moved[done]), open_part or (done, moved[done])):
+        parts = [(done, moved[done]), *([open_part] if open_part else [])]
+        for part, kept in parts:
             if kept:
                 torch._foreach_copy_(weights[part], kept)
         raise

@@ -16,6 +16,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parameter import is_lazy
 
 from wsam.checks import warn
+from wsam.plan import places
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
@@ -44,12 +45,12 @@ class _Kept:
         self._owned = [(m._buffers, name, b) for m in modules for name, b in _statistics(m).items()]
         tensors = [b for _, _, b in self._owned]
         self._counts = [b for b in tensors if _is_count(b)]
-        self._places = [b.data_ptr() for b in self._counts]
+        self._places = places(self._counts)
         self._pairs = [(t, [torch.empty_like(b) for b in t]) for t in _by_launch(tensors)]
 
     def serves_again(self) -> bool:
         """Whether the views of the counts are still views of them."""
-        return [b.data_ptr() for b in self._counts] == self._places
+        return places(self._counts) == self._places
 
     def take(self) -> None:
         """Copy what is there now."""

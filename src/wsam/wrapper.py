@@ -131,6 +131,7 @@ class Wrapper(Optimizer):
             self._prepare()
             self._adopt_groups()
             self._layout()
+        saving.SAID[base] = self._said
 
     def _prepare(self) -> None:
         """Make the scratch that no state holds."""
@@ -168,7 +169,6 @@ class Wrapper(Optimizer):
             adopted = saving.adopt(group, self._hyper, self.defaults, self.rule)
             self._schedules.append(adopted.schedules)
             self._said.append(adopted.said)
-        saving.SAID[self.base] = self._said
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; it may set its own rho and gamma, as the first ones may."""
@@ -243,6 +243,7 @@ class Wrapper(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         super().__setstate__({})
+        saving.SAID[self.base] = self._said
         self._prepare()
 
     def __repr__(self) -> str:

@@ -1,0 +1,134 @@
+"""Interruptions vanish: a run that goes on ends in the record that it would have had."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from torch import nn
+from training import CPU, SHORT, Stop, StopAfter, curve
+
+from wsam.lab import generators, models, records
+from wsam.lab.checkpoint import Checkpoints
+from wsam.lab.files import BusyError
+from wsam.lab.train import train
+
+
+@pytest.mark.parametrize(
+    ("method", "hyper"),
+    [("vanilla", {}), ("wsam", {}), ("esam", {}), ("gsam", {"rho": 0.2, "rho_min": 0.01})],
+)
+def test_an_interrupted_run_ends_in_the_same_record(tmp_path, method, hyper):
+    run = SHORT.replace(method=method, hyper=hyper, epochs=4)
+    whole = train(run, tmp_path / "whole", CPU)
+    for stop in (StopAfter(steps=6), StopAfter(epochs=2), StopAfter(steps=7)):
+        with pytest.raises(Stop):
+            train(run, tmp_path / "broken", CPU, [stop])
+    watcher = StopAfter()
+    resumed = train(run, tmp_path / "broken", CPU, [watcher])
+    assert curve(resumed) == curve(whole)
+    assert resumed["final"] == whole["final"]
+    assert resumed["settings"] == whole["settings"]
+    assert (whole["resumed"], resumed["resumed"]) == (0, 2)
+    assert "going on after epoch 2 of 4" in watcher.said[0]
+
+
+@pytest.mark.parametrize("older", [False, True], ids=["now", "before teams kept all generators"])
+def test_dropout_goes_on_where_it_was(tmp_path, monkeypatch, older):
+    def with_dropout(task):
+        return nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, task.classes))
+
+    monkeypatch.setitem(models._SMALL, "mlp", with_dropout)
+    run = SHORT.replace(model="mlp")
+    whole = train(run, tmp_path / "whole", CPU)
+    with pytest.raises(Stop):
+        train(run, tmp_path / "broken", CPU, [StopAfter(epochs=3)])
+    if older:
+        checkpoints = Checkpoints(records.work_folder(tmp_path / "broken", run) / "checkpoints")
+        state = checkpoints.load()
+        (own,) = state.pop("generators")
+        checkpoints.save(2, {**state, "random": own["cpu"]})
+    assert curve(train(run, tmp_path / "broken", CPU)) == curve(whole)
+
+
+def test_a_process_that_was_not_there_keeps_the_generator_its_rank_gave_it():
+    older = {"random": torch.get_rng_state()}
+    for checkpoint in (older, {"generators": [{"cpu": older["random"]}]}):
+        torch.manual_seed(3)
+        before = torch.get_rng_state()
+        generators.put_back(checkpoint, 1, torch.device("cpu"))
+        assert torch.equal(torch.get_rng_state(), before)
+        generators.put_back(checkpoint, 0, torch.device("cpu"))
+        assert torch.equal(torch.get_rng_state(), older["random"])
+
+
+def test_a_damaged_checkpoint_costs_an_epoch_and_nothing_else(tmp_path):
+    run = SHORT.replace(epochs=4)
+    whole = train(run, tmp_path / "whole", CPU)
+    with pytest.raises(Stop):
+        train(run, tmp_path / "broken", CPU, [StopAfter(epochs=3)])
+    newest = max((tmp_path / "broken").glob("work/*/checkpoints/*.pt"))
+    newest.write_bytes(newest.read_bytes()[:-1])
+    watcher = StopAfter()
+    assert curve(train(run, tmp_path / "broken", CPU, [watcher])) == curve(whole)
+    assert "is damaged" in watcher.said[0]
+    assert "going on after epoch 1" in watcher.said[1]
+
+
+@pytest.mark.slow
+def test_kill_9_in_the_middle(tmp_path):
+    """A real process, really killed; what is taken up again ends in the same record."""
+    run = SHORT.replace(epochs=25)
+    out = tmp_path / "killed"
+    code = (
+        "import sys, json, pathlib, time, torch\n"
+        "from wsam.lab.run import Run\n"
+        "from wsam.lab.train import train, Means\n"
+        "from wsam.lab.watch import Watcher\n"
+        "torch.set_num_threads(int(sys.argv[3]))\n"
+        "run, out = Run.from_dict(json.loads(sys.argv[1])), pathlib.Path(sys.argv[2])\n"
+        "class Slow(Watcher):\n"
+        "    steps = 0\n"
+        "    def step(self, row):\n"
+        "        self.steps += 1\n"
+        "        if self.steps == 30:\n"  # within an epoch: it must not be done before we look
+        "            (out / 'waits').touch()\n"
+        "            time.sleep(600)\n"
+        "train(run, out, Means(device='cpu', checkpoint_seconds=0), [Slow()])\n"
+    )
+    threads = str(torch.get_num_threads())
+    command = [sys.executable, "-c", code, json.dumps(run.to_dict()), str(out), threads]
+    with subprocess.Popen(command) as process:
+        folder = records.work_folder(out, run) / "checkpoints"
+        while not (out / "waits").exists():
+            assert process.poll() is None
+            time.sleep(0.005)
+        assert len(list(folder.glob("*.json"))) == 2
+        with pytest.raises(BusyError):
+            train(run, out, CPU)
+        process.send_signal(signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+    assert not records.record_path(out, run).exists()
+    resumed = train(run, out, CPU)
+    assert resumed["resumed"] == 1
+    assert curve(resumed) == curve(train(run, tmp_path / "whole", CPU))
+
+
+def test_full_disk_ends_the_run_and_keeps_what_was_saved(tmp_path, monkeypatch):
+    run = SHORT.replace(epochs=4)
+    with pytest.raises(Stop):
+        train(run, tmp_path, CPU, [StopAfter(epochs=3)])
+
+    def full(handle):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        train(run, tmp_path, CPU)
+    monkeypatch.undo()
+    assert not list(tmp_path.rglob("*.tmp"))
+    assert curve(train(run, tmp_path, CPU)) == curve(train(run, tmp_path / "whole", CPU))
