@@ -19,6 +19,8 @@ def test_list_names_everything(tmp_path):
     shown = wsam_command("paper", "list", "--results", tmp_path).stdout
     for name in ("cifar", "ablation", "imagenet", "noise", "geometry", "minima", "sensitivity"):
         assert f"\n{name} " in shown
+    for name in ("noise-rho", "noise-alpha", "noise-beta-gamma", "noise-gamma"):
+        assert f"\n{name} " in shown
     listed = json.loads(wsam_command("paper", "list", "--results", tmp_path, "--json").stdout)
     cifar = next(entry for entry in listed if entry["name"] == "cifar")
     assert (cifar["cells"], cifar["runs"], cifar["finished"]) == (20, 100, 0)
@@ -34,6 +36,9 @@ def test_list_names_everything(tmp_path):
         ("geometry", "WSAM", 3),
         ("sensitivity", "0.9*/ResNet18 CIFAR-10", 4),
         ("lr-wd", "*/ResNet18 CIFAR-10", 6),
+        ("noise-alpha", "0.3", 4),
+        ("noise-beta-gamma", "0.5/0.6/40%", 1),
+        ("noise-gamma", "0.91", 4),
         ("imagenet-alpha", "0.3", 1),
     ],
 )

@@ -180,6 +180,51 @@ def test_the_searches_end_in_what_the_paper_uses():
             assert cell.paper == find("cifar").cell((model, method), data).paper
 
 
+@pytest.mark.parametrize(
+    ("name", "table", "rows"),
+    [
+        ("noise-rho", "noise", "SAM/*"),
+        ("noise-alpha", "noise", "GSAM/*"),
+        ("noise-beta-gamma", "noise", "ESAM/*"),
+        ("noise-gamma", "noise", "WSAM/*"),
+        ("geometry-rho", "geometry", "SAM/+*"),
+        ("geometry-gamma", "geometry", "WSAM/+*"),
+        ("imagenet-rho", "imagenet", "SAM/*"),
+        ("imagenet-alpha", "imagenet", "GSAM/*"),
+        ("imagenet-gamma", "imagenet", "WSAM/*"),
+    ],
+)
+def test_the_other_searches_end_in_what_the_paper_uses(name, table, rows):
+    """Each holds, in every column, the very run of the table that it was made for."""
+    search, ended = find(name), find(table).select(rows).seeded((0,))
+    assert len(search.columns) == len(ended.cells)
+    for cell, column in zip(ended.cells, search.columns, strict=True):
+        runs = {c.runs[0].key for c in search.cells if c.column == column}
+        assert cell.runs[0].key in runs, column
+
+
+def test_with_noise_each_method_searches_its_own_in_the_radius_of_sam():
+    """The paper names no values there: those of CIFAR from scratch, and where WSAM's search ended."""
+    more_gammas = {0.91, 0.93}
+    for name, plain, more in (
+        ("noise-alpha", "alpha", set()),
+        ("noise-beta-gamma", "beta-gamma", set()),
+        ("noise-gamma", "gamma", more_gammas),
+    ):
+        grid = find_grid(name)
+        for axis, values in find_grid(plain).axes.items():
+            assert grid.axes[axis] == tuple(sorted({*values, *more}))
+        assert {level: run.hyper["rho"] for level, run in grid.bases.items()} == {
+            "20%": 0.2,
+            "40%": 0.2,
+            "60%": 0.1,
+            "80%": 0.05,
+        }
+        assert [run.noise for run in grid.bases.values()] == [0.2, 0.4, 0.6, 0.8]
+        assert "names no values" in grid.notes[0]
+    assert not more_gammas & set(find_grid("gamma").axes["gamma"])
+
+
 def test_sizes_of_the_searches():
     sizes = {name: len(list(find_grid(name).points())) for name in GRIDS}
     assert sizes == {
@@ -189,6 +234,9 @@ def test_sizes_of_the_searches():
         "beta-gamma": 9,
         "gamma": 12,
         "noise-rho": 6,
+        "noise-alpha": 6,
+        "noise-beta-gamma": 9,
+        "noise-gamma": 14,
         "geometry-rho": 13,
         "geometry-gamma": 8,
         "imagenet-rho": 14,

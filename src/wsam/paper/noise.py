@@ -8,7 +8,8 @@ from wsam.paper.table import SEEDS, Cell, Measure, Quoted, Table
 from wsam.sweep.grid import repeated
 
 LEVELS = (20, 40, 60, 80)
-_NOISE_HYPER: dict[str, tuple[dict[str, float], ...]] = {
+# The paper's table of hyperparameters, level by level; rho is the one of SAM in every method.
+HYPER: dict[str, tuple[dict[str, float], ...]] = {
     "SGDM": ({}, {}, {}, {}),
     "SAM": ({"rho": 0.2}, {"rho": 0.2}, {"rho": 0.1}, {"rho": 0.05}),
     "ESAM": (
@@ -51,11 +52,11 @@ def noise() -> Table:
         Cell(
             (method,),
             f"{level}%",
-            repeated(noise_run(method, level, _NOISE_HYPER[method][number]), SEEDS),
+            repeated(noise_run(method, level, HYPER[method][number]), SEEDS),
             Quoted(*_NOISE_ACCURACY[method][number]),
             Measure.TEST_ACCURACY,
         )
-        for method in _NOISE_HYPER
+        for method in HYPER
         for number, level in enumerate(LEVELS)
     )
     notes = (
