@@ -19,8 +19,9 @@ from wsam.bench.problem import BASE, Problem, image_problem
 from wsam.bench.timing import Spread, Visitor, Visits, clock_of, differences, interleave, ratios
 from wsam.bench.traffic import ODD, Moved, Traffic
 from wsam.block import Block
-from wsam.kernels import Kernels
+from wsam.kernels import Begun, Kernels
 from wsam.plan import Plan
+from wsam.rule import Weighted
 
 CPU = torch.device("cpu")
 SPEED = Path(__file__).parents[1] / "docs" / "speed.md"
@@ -170,10 +171,10 @@ def test_traffic_of_the_lean_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     block = Block({"lr": 0.1}, [A], [0])
     monkeypatch.setattr(Kernels, "scales", lambda self, blocks, lists: [torch.ones(())])
     monkeypatch.setattr(Kernels, "_launch", lambda self, *given, **flags: None)
-    monkeypatch.setattr(Kernels, "_pending", None, raising=False)
-    monkeypatch.setattr(Kernels, "_plan", lambda self, block: Plan(block.params, CPU))
-    counter, kernels = Moved(), object.__new__(Kernels)
-    first = [B]
+    base = torch.optim.SGD([torch.nn.Parameter(A)], lr=0.1)
+    counter, kernels = Moved(), Kernels(CPU, base, Weighted(), 1.0)
+    first, plan = [B], Plan(block.params, CPU)
+    kernels._begun[id(block)] = Begun(plan, first, [0], plan.piece(), torch.zeros(3))
     with traffic.fused_kernels(counter):
         kernels.scales([block], [first])
         kernels._begin_lean(block, [[A], first, first], torch.ones(()), [[A]])

@@ -225,6 +225,20 @@ class TestOnCuda:
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
+    def test_numbers_come_from_pinned_memory(self) -> None:
+        """A copy out of ordinary memory would wait for the device, and torch does not tell."""
+        loop = Loop(True)
+        loop.train(range(3))
+        closure = loop.closure(3)
+        loop.opt.param_groups[0]["lr"] *= 0.9
+        activities = [torch.profiler.ProfilerActivity.CUDA]
+        with torch.profiler.profile(activities=activities) as seen:
+            loop.opt.step(closure)
+            torch.cuda.synchronize()
+        copies = [event.name for event in seen.events() if "HtoD" in event.name]
+        assert copies
+        assert not [name for name in copies if "Pageable" in name]
+
 
 def test_where_kernels_do_not_serve() -> None:
     weights = [nn.Parameter(torch.zeros(2))]

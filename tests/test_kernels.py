@@ -3,8 +3,11 @@
 import os
 import subprocess
 import sys
+import weakref
+from array import array
 from collections.abc import Callable
 
+import emulated
 import pytest
 import torch
 from torch import nn
@@ -12,8 +15,9 @@ from torch.nn.functional import cross_entropy
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import wsam
-from wsam import kernels
+from wsam import kernels, tables
 from wsam.bases import can_finish, constants_of, numbers_of
+from wsam.block import Piece
 from wsam.plan import Plan
 from wsam.update import Flight
 
@@ -76,20 +80,39 @@ def wanted_of(base: str) -> int:
     return 6 if base == "sgd" else 5
 
 
-def check_all() -> None:
-    for base in BASES:
-        for name in wsam.METHODS:
-            done = compare(name, base)
-            # The first step makes the base's state, GSAM's weights need products of both gradients,
-            # and where a mask leaves a tensor out its weights were not saved.
-            wanted = 0 if name in {"gsam", "esam"} else wanted_of(base)
-            assert done == wanted, (name, base, done)
-        # Lean: six ends, which need none of the base's state, and as many beginnings as above.
-        assert compare("wsam", base, lean=True) == 6 + wanted_of(base)
+def check_base(base: str) -> None:
+    for name in wsam.METHODS:
+        done = compare(name, base)
+        # The first step makes the base's state, GSAM's weights need products of both gradients,
+        # and where a mask leaves a tensor out its weights were not saved.
+        wanted = 0 if name in {"gsam", "esam"} else wanted_of(base)
+        assert done == wanted, (name, base, done)
+    # Lean: as many beginnings as above, and as many ends.
+    assert compare("wsam", base, lean=True) == 2 * wanted_of(base)
+
+
+def check_options() -> None:
     assert compare("wsam", "momentum", max_norm=0.5) == 0
     for geometry in (wsam.Adaptive(), wsam.Fisher()):
         assert compare("wsam", "momentum", geometry=geometry) == 5
-        assert compare("wsam", "momentum", geometry=geometry, lean=True) == 6 + 5
+        assert compare("wsam", "momentum", geometry=geometry, lean=True) == 2 * 5
+
+
+def check_all() -> None:
+    for base in BASES:
+        check_base(base)
+    check_options()
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_what_kernels_are_given(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    emulated.install(monkeypatch)
+    check_base(base)
+
+
+def test_what_kernels_are_given_with_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    emulated.install(monkeypatch)
+    check_options()
 
 
 @pytest.mark.skipif(not kernels.available(), reason="Triton is not installed")
@@ -131,7 +154,7 @@ def test_copies_in_one_piece() -> None:
     for value, (mine, like) in enumerate(zip(piece, weights, strict=True)):
         assert (mine.shape, mine.stride()) == (like.shape, like.stride())
         mine.fill_(value)
-    assert [t.data_ptr() for t in piece] == plan.addresses(piece)
+    assert [t.data_ptr() for t in piece] == piece.addresses()
     assert [bool((t == i).all()) for i, t in enumerate(piece)] == [True] * 3
 
 
@@ -141,9 +164,14 @@ def test_weights_that_were_replaced_get_another_plan() -> None:
     fused = kernels.Kernels(torch.device("cpu"), opt.base, opt.rule, 1.0)
     (block,) = opt._layout()
     before = fused._plan(block)
+    assert fused._plan(block) is before
+    model.weight.data = model.weight.data.clone()
+    assert fused._plan(block) is before, "elsewhere, and laid out alike"
+    assert before.weights == [p.data_ptr() for p in model.parameters()]
     model.weight.data = model.weight.data.t().contiguous().t()
-    assert fused._plan(block) is before, "looked at once a step"
-    fused.begin(recording=False)
+    assert fused._plan(block) is not before
+    before = fused._plan(block)
+    model.weight.data = model.weight.data[:, :1]
     assert fused._plan(block) is not before
 
 
@@ -203,8 +231,10 @@ def test_weights_that_share_memory_are_left_alone(begins: tuple[int, int], apart
     params = [nn.Parameter(flat[begin : begin + 64]) for begin in begins]
     opt = wsam.WSAM(torch.optim.SGD(params, lr=0.1))
     fused = kernels.Kernels(torch.device("cpu"), opt.base, opt.rule, 1.0)
-    fused._look_for_overlaps(opt._layout())
-    assert fused._apart is apart
+    plans = [fused._plan(block) for block in opt._layout()]
+    assert fused._are_apart(plans) is apart
+    gradients = [torch.ones_like(p) for p in params]
+    assert apart or fused.scales(opt._layout(), [gradients]) is None
 
 
 def test_fuse_without_triton_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,3 +257,105 @@ def test_shards_are_left_to_the_foreach_path() -> None:
     assert not fused.finish(Flight([block]))
     block.weights = lambda: block.params  # type: ignore[method-assign]
     assert not fused.save_and_add(block, gradients, torch.ones(()))
+
+
+class Watched:
+    """A model whose optimizer steps by emulated kernels, and what was alive in its second pass."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str = "wsam", **options: object):
+        self.device = emulated.install(monkeypatch)
+        self.model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        base = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.opt = wsam.create(name, base, model=self.model, **options)
+        self.kernels = kernels.Kernels(torch.device("cpu"), base, self.opt.rule, 1.0)
+        self.opt._kernels_of_fused_base = self.begun  # type: ignore[attr-defined]
+        self.pieces: list[weakref.ref[Piece]] = []
+        self.alive: list[int] = []
+        own = Plan.piece
+
+        def piece(plan: Plan) -> Piece:
+            made = own(plan)
+            self.pieces.append(weakref.ref(made))
+            return made
+
+        monkeypatch.setattr(Plan, "piece", piece)
+
+    def begun(self) -> kernels.Kernels:
+        self.kernels.begin(recording=False)
+        self.kernels.write_numbers()
+        return self.kernels
+
+    def count(self) -> int:
+        return sum(ref() is not None for ref in self.pieces)
+
+    def closure(self) -> torch.Tensor:
+        self.alive.append(self.count())
+        loss = self.model(torch.ones(2, 4)).square().mean()
+        loss.backward()
+        return loss
+
+
+def test_copies_live_as_long_as_they_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch)
+    for _ in range(3):
+        watched.opt.step(watched.closure)
+        assert watched.count() == 0
+    assert watched.alive == [0, 1] * 3
+
+
+def test_a_lean_step_that_kernels_decline_holds_none_of_their_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watched = Watched(monkeypatch, lean=True)
+    for _ in range(3):
+        watched.opt.step(watched.closure)
+        assert watched.count() == 0
+    assert watched.alive == [0, 0, 0, 1, 0, 1], "in the first step there is no momentum yet"
+
+
+def test_a_gradient_that_is_not_kept_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched, refs = Watched(monkeypatch, "sam"), []
+
+    def closure() -> torch.Tensor:
+        assert not any(ref() is not None for ref in refs), "its memory is the second pass's"
+        loss = watched.closure()
+        refs[:] = [weakref.ref(p.grad) for p in watched.model.parameters()]
+        return loss
+
+    for _ in range(3):
+        watched.opt.step(closure)
+        watched.opt.zero_grad()
+
+
+def test_four_launches_and_two_tables_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched, written = Watched(monkeypatch), []
+    own = tables.upload
+
+    def upload(into: torch.Tensor, numbers: "array[int] | array[float]") -> None:
+        written.append(into.dtype)
+        own(into, numbers)
+
+    for module in (tables, kernels):
+        monkeypatch.setattr(module, "upload", upload)
+    for _ in range(3):
+        watched.opt.step(watched.closure)
+    launched = {
+        name: kernel.launches for name, kernel in vars(watched.device).items() if kernel.launches
+    }
+    assert launched == {"squares": 3, "scales": 3, "save_and_add": 3, "finish": 2}
+    assert written.count(torch.float64) == 1, "nothing was scheduled"
+    assert written.count(torch.int64) <= 3 + 2, "at most one before the second pass, one after it"
+
+
+def test_a_memory_error_in_the_middle_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch)
+
+    def fail(*given: object, **flags: object) -> None:
+        raise torch.OutOfMemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(watched.device.squares, "run", fail)
+        with pytest.raises(torch.OutOfMemoryError):
+            watched.opt.step(watched.closure)
+    assert watched.count() == 0
+    watched.opt.step(watched.closure)

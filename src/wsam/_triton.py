@@ -55,14 +55,14 @@ def _times(weight, x):
 
 @triton.jit
 def squares(table, where, offset, sizes, partial, n, BLOCK: tl.constexpr):
-    """The sum of squares of each tile; one list."""
+    """The sum of squares of each tile of the direction; lists as of `save_and_add`."""
     index, start, size = _tile(where, offset, sizes, BLOCK)
     at = start + tl.arange(0, BLOCK)
     if start + BLOCK <= size:
-        z = _read(table, 0, index, n, at, _inside(at, size, True))
+        z = _read(table, 1, index, n, at, _inside(at, size, True))
         tl.store(partial + tl.program_id(0), tl.sum(z * z))
     else:
-        z = _read(table, 0, index, n, at, _inside(at, size, False))
+        z = _read(table, 1, index, n, at, _inside(at, size, False))
         tl.store(partial + tl.program_id(0), tl.sum(z * z))
 
 
@@ -78,7 +78,10 @@ def scales(
     GROUPS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """`radius / (norm + eps)` of each group, from the sums of all tiles; one program."""
+    """`radius / (norm + eps)` of each group, from the sums of all tiles; one program.
+
+    A group's result is followed by a mark, zero until a kernel has gone on with it.
+    """
     total = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, count, BLOCK):
         at = start + tl.arange(0, BLOCK)
@@ -87,7 +90,16 @@ def scales(
     group = tl.arange(0, GROUPS)
     radius = tl.load(numbers + group * COLUMNS, mask=group < groups, other=0.0).to(tl.float32)
     # norm - norm is NaN for an infinite norm, which would else make d zero and hide the overflow.
-    tl.store(result + group, radius / (norm + EPSILON) + (norm - norm), mask=group < groups)
+    scale = radius / (norm + EPSILON) + (norm - norm)
+    tl.store(result + 2 * group, scale, mask=group < groups)
+    tl.store(result + 2 * group + 1, tl.zeros_like(scale), mask=group < groups)
+
+
+@triton.jit
+def _mark(scale):
+    """Say that the kernel that goes on with the scale has been launched."""
+    if tl.program_id(0) == 0:
+        tl.store(scale + 1, 1.0)
 
 
 @triton.jit
@@ -101,6 +113,7 @@ def _save_and_add(table, index, n, at, inside, scale):
 @triton.jit
 def save_and_add(table, where, offset, sizes, scale, n, BLOCK: tl.constexpr):
     """`saved = w; w += scale * direction`; lists: w, direction, saved."""
+    _mark(scale)
     index, start, size = _tile(where, offset, sizes, BLOCK)
     at = start + tl.arange(0, BLOCK)
     if start + BLOCK <= size:
@@ -311,6 +324,7 @@ def begin_lean(
     BLOCK: tl.constexpr,
 ):
     """The base's step and the way to w + d; lists: w, g0, direction, result less g1, and the base's."""
+    _mark(scale)
     index, start, size = _tile(where, offset, sizes, BLOCK)
     at = start + tl.arange(0, BLOCK)
     if start + BLOCK <= size:

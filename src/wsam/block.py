@@ -81,10 +81,6 @@ class Block:
         return replace(self, params=params, numbers=numbers, names=names, saved=[], first=None)
 
 
-EMPTY = 0x7FC0DEAD
-"""The bits of a NaN that no arithmetic makes."""
-
-
 class Piece:
     """Room for copies of many tensors, taken in one piece: the host saves many allocations.
 
@@ -115,14 +111,6 @@ class Piece:
         """Yield the copies as tensors."""
         for (shape, strides), start in zip(self._shapes, self._starts, strict=True):
             yield self._memory.as_strided(shape, strides, start)
-
-    def mark_empty(self) -> None:
-        """Write down, on the device, that nothing has been copied yet."""
-        self._memory[:1].view(torch.int32).fill_(EMPTY)
-
-    def is_empty(self) -> bool:
-        """Whether nothing has been copied; waits for the device."""
-        return int(self._memory[:1].view(torch.int32)) == EMPTY
 
     def addresses(self) -> list[int]:
         """Return where each copy begins in memory."""

@@ -322,6 +322,8 @@ class Engine(Wrapper):
         self._flight = None
         self._random_before = None
         self._selection.reset()
+        if self._kernels is not None:
+            self._kernels.end()
 
     def _drop_unfinished(self) -> None:
         """Forget a step that was prepared and never finished: a GradScaler skipped it."""

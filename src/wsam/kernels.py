@@ -5,16 +5,15 @@ operations. Here one kernel reads w and the direction and writes w + d and the c
 reads that copy, both gradients and the base's state and writes the new weights and state, with the
 arithmetic of SGD or Adam(W) inside. The foreach path is the truth they must equal.
 
-A kernel finds its tensors by a table of addresses on the device. While a step is recorded nothing
-may be copied from the host, so the addresses of that step are written once it has been recorded. An
-eager step writes those that have changed.
+A kernel finds its tensors by a table of addresses on the device, see `wsam.tables`.
 """
 
 import functools
 import importlib.util
 from array import array
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -25,9 +24,10 @@ from wsam.bases import COLUMNS, can_finish, constants_of, history_of, numbers_of
 from wsam.block import Block, Piece
 from wsam.checks import warn
 from wsam.perturb import EPSILON
-from wsam.plan import TILE, Plan, are_aligned, places
+from wsam.plan import TILE, Plan, places
 from wsam.rule import Rule
 from wsam.state import PREFIX
+from wsam.tables import Rows, Tables, upload
 from wsam.update import Flight
 
 WARPS = 8
@@ -35,8 +35,6 @@ SUMS = 1024
 PLANS = 8
 """How many plans are kept; as many as there are sets of parameters that have gradients together."""
 TILES = {"BLOCK": TILE, "num_warps": WARPS}
-Rows = list[list[int]]
-"""Addresses of the tensors of some lists."""
 
 
 @functools.cache
@@ -52,7 +50,7 @@ def work_on(device: torch.device) -> bool:
         return False
     ones, partial = torch.ones(4, device=device), torch.zeros(1, device=device)
     plan = Plan([ones], device)
-    table = torch.tensor([ones.data_ptr()], device=device)
+    table = torch.tensor([ones.data_ptr()] * 2, device=device)
     try:
         from wsam import _triton
 
@@ -64,10 +62,26 @@ def work_on(device: torch.device) -> bool:
     return float(partial) == 4.0
 
 
-class Kernels:
-    """The fused kernels of one recording, or of an optimizer's eager steps, with their tables.
+@dataclass
+class Begun:
+    """What is known of a block whose step goes by kernels."""
 
-    Every step asks for the same tables in the same order: `begin` starts again with the first.
+    plan: Plan
+    direction: list[Tensor] | None
+    """What was squared, for as long as it must be alive."""
+    at: list[int]
+    """Where that lies in memory, or lay."""
+    saved: Piece | None
+    """Room for a copy of w, until the block has got it."""
+    table: Tensor
+    """Of w, the direction, and that copy."""
+
+
+class Kernels:
+    """The fused kernels of one recording, or of an optimizer's eager steps.
+
+    `scales` looks at all blocks of a step and begins with them; what it has declined goes on without
+    kernels.
 
     Args:
         device: where the parameters are.
@@ -81,86 +95,61 @@ class Kernels:
         self._base, self._rule, self._boost = base, rule, boost
         self._knows_base = can_finish(base)
         self._plans: dict[tuple[int, ...], Plan] = {}
-        self._looked: set[tuple[int, ...]] = set()
-        self._known: Rows = []
         self._places: list[int] = []
         self._apart = True
-        self._tables: dict[int, tuple[Tensor, list[int]]] = {}
-        self._next = 0
-        self._pending: list[tuple[Tensor, list[int]]] | None = None
+        self._begun: dict[int, Begun] = {}
+        self._tables = Tables(device)
         shape = (len(base.param_groups), COLUMNS)
         self._numbers = torch.zeros(shape, dtype=torch.float64, device=device)
+        self._numbers_of = self._numbers.unbind()
         self._written: list[list[float]] = []
 
     def serves(self, device: torch.device, base: Optimizer, rule: Rule, boost: float) -> bool:
         """Whether these kernels are for such a step, the base's hooks and groups as they are now."""
         same = (self._device, self._rule, self._boost) == (device, rule, boost)
-        groups = len(base.param_groups) == len(self._numbers)
+        groups = len(base.param_groups) == len(self._numbers_of)
         return same and groups and self._base is base and self._knows_base == can_finish(base)
 
     def write_numbers(self) -> None:
         """Copy the groups' present numbers to the device, if they have changed."""
         rows = [numbers_of(group, self._rule, self._boost) for group in self._base.param_groups]
         if rows != self._written:
-            self._numbers.copy_(torch.tensor(rows, dtype=torch.float64), non_blocking=True)
+            upload(self._numbers, array("d", chain.from_iterable(rows)))
             self._written = rows
 
     def begin(self, recording: bool) -> None:
         """Say that a step begins, and whether it is being recorded."""
-        self._next = 0
-        self._looked.clear()
-        self._known.clear()
-        self._pending = [] if recording else None
+        self._begun.clear()
+        self._tables.begin(recording)
+
+    def end(self) -> None:
+        """Forget the step, and hold none of its memory."""
+        self._begun.clear()
 
     def recorded(self) -> None:
         """Write the addresses of the step that has been recorded."""
-        for table, addresses in self._pending or []:
-            table.copy_(_on_host(addresses))
-        self._pending = None
-
-    def _table(self, rows: Sequence[list[int]]) -> Tensor:
-        """Return a table of addresses on the device, one row a list of tensors."""
-        addresses = [address for row in rows for address in row]
-        position, self._next = self._next, self._next + 1
-        table, written = self._tables.get(position, (None, []))
-        if table is None or table.numel() != len(addresses):
-            assert self._pending is None, "a recorded step asks for other tables than an eager one"
-            table = torch.zeros(len(addresses), dtype=torch.int64, device=self._device)
-            written = []
-        if self._pending is not None:
-            self._pending.append((table, addresses))
-        elif written != addresses:
-            table.copy_(_on_host(addresses), non_blocking=True)
-            self._tables[position] = (table, addresses)
-        return table
+        self._tables.recorded()
 
     def _plan(self, block: Block) -> Plan:
         """Return the block's plan; weights that were replaced since the last step get a new one."""
-        key = tuple(block.numbers)
+        key, weights = tuple(block.numbers), block.weights()
         plan = self._plans.get(key)
-        if plan is not None and (key in self._looked or self._pending is not None):
-            return plan
-        weights = block.weights()
-        if plan is None or not plan.is_for(weights):
+        if plan is None or not (self._tables.recording or plan.follow(weights)):
             if len(self._plans) >= PLANS:
                 self._plans.clear()
             plan = self._plans[key] = Plan(weights, self._device)
-        self._looked.add(key)
-        row = places(weights)
-        if are_aligned(row):  # else they are to be looked at, and refused
-            self._known.append(row)
         return plan
 
-    def _look_for_overlaps(self, blocks: Sequence[Block]) -> None:
-        """Find out whether weights share memory: then their order counts, and kernels have none."""
-        weights = [w for block in blocks for w in block.weights()]
-        begins = places(weights)
-        if begins == self._places:
-            return
-        self._places, self._apart, end = begins, True, 0
-        for begin, size in sorted(zip(begins, (w.nbytes for w in weights), strict=True)):
-            self._apart = self._apart and (begin >= end or not size)
-            end = max(end, begin + size)
+    def _are_apart(self, plans: Sequence[Plan]) -> bool:
+        """Whether no weights share memory: else their order counts, and kernels have none."""
+        begins = [address for plan in plans for address in plan.weights]
+        if begins != self._places:
+            sizes = [4 * elements for plan in plans for elements in plan.elements]
+            self._places, self._apart, end = begins, True, 0
+            for begin, size in sorted(zip(begins, sizes, strict=True)):
+                self._apart = self._apart and (begin >= end or not size)
+                end = max(end, begin + size)
+        return self._apart
 
     def _group(self, block: Block) -> int:
         groups = self._base.param_groups
@@ -173,22 +162,24 @@ class Kernels:
         """
         if any(block.sharded for block in blocks):
             return None
-        self._look_for_overlaps(blocks)
         plans = [self._plan(block) for block in blocks]
-        rows = [self._row(plan, z) for plan, z in zip(plans, lists, strict=True)]
-        if not self._apart or any(row is None for row in rows):
+        rows = [plan.gradients(z) for plan, z in zip(plans, lists, strict=True)]
+        if any(row is None for row in rows) or not self._are_apart(plans):
             return None
         from wsam import _triton
 
         programs = [plan.programs for plan in plans]
         partial = torch.empty(sum(programs), device=self._device)
         parts = torch.split(partial, programs)
-        for plan, part, row in zip(plans, parts, rows, strict=True):
+        for block, plan, z, row, part in zip(blocks, plans, lists, rows, parts, strict=True):
             assert row is not None
+            saved = plan.piece()
+            table = self._tables.table((plan.weights, row, saved.addresses()))
+            self._begun[id(block)] = Begun(plan, z, row, saved, table)
             shape = (plan.where, plan.offset, plan.sizes, part, len(row))
-            _triton.squares[(plan.programs,)](self._table((row,)), *shape, **TILES)
-        groups = len(self._numbers)
-        result = torch.empty(groups, device=self._device)
+            _triton.squares[(plan.programs,)](table, *shape, **TILES)
+        groups = len(self._numbers_of)
+        result = torch.empty(2 * groups, device=self._device)
         _triton.scales[(1,)](
             *(partial, len(partial), self._numbers, result, groups),
             EPSILON=EPSILON,
@@ -197,37 +188,34 @@ class Kernels:
             BLOCK=SUMS,
             num_warps=WARPS,
         )
-        return [result[self._group(block)] for block in blocks]
+        return [result[2 * self._group(block)] for block in blocks]
 
     def save_and_add(self, block: Block, direction: list[Tensor], scale: Tensor) -> bool:
         """`saved = w; w += scale * direction` in one pass; False if the tensors do not fit."""
-        rows = self._rows(block, [block.weights(), direction])
-        if rows is None:
+        begun = self._begun.get(id(block))
+        if begun is None or begun.direction is not direction:
             return False
+        begun.direction = None  # whoever needs it longer holds it
         from wsam import _triton
 
-        plan = self._plan(block)
-        saved = plan.piece()
-        shape = (plan.where, plan.offset, plan.sizes, scale.float(), len(saved))
-        table = self._table((*rows, saved.addresses()))
-        self._save(
-            block, saved, lambda: _triton.save_and_add[(plan.programs,)](table, *shape, **TILES)
-        )
+        plan, table = begun.plan, begun.table
+        shape = (plan.where, plan.offset, plan.sizes, scale, len(begun.at))
+        run = _triton.save_and_add[(plan.programs,)]
+        self._save(block, begun, scale, lambda: run(table, *shape, **TILES))
         increment_version(block.weights())
         return True
 
-    def _save(self, block: Block, saved: Piece, launch: Callable[[], object]) -> None:
-        """Launch what fills `saved` and give it to the block: Ctrl-C may strike before or after."""
-        if self._pending is not None:  # nothing runs while a step is recorded
-            launch()
-            block.saved = saved
-            return
-        saved.mark_empty()
+    def _save(
+        self, block: Block, begun: Begun, scale: Tensor, launch: Callable[[], object]
+    ) -> None:
+        """Launch what fills the copy and give it to the block: Ctrl-C may strike before or after."""
+        saved, begun.saved = begun.saved, None
+        assert saved is not None
         try:
             launch()
             block.saved = saved
         except BaseException:
-            if not saved.is_empty():
+            if not self._tables.recording and was_used(scale):
                 block.saved = saved
             raise
 
@@ -237,22 +225,30 @@ class Kernels:
         Returns:
             False, with nothing done, where a gradient is missing or tensors do not fit.
         """
-        if [id(block) for block in flight.moved] != [id(block) for block in flight.blocks]:
-            return False  # the weights are back already, or a mask has left some where they were
-        if any(block.first is None for block in flight.blocks):
-            self._known.clear()  # g0 is gone, and others may be in its place
         work = []
         for block in flight.blocks:
-            kept = [block.first] if block.first is not None else []
-            lists = [block.saved, block.weights(), [p.grad for p in block.params], *kept]
-            history = self._history(block)
-            rows = None if history is None else self._rows(block, [*lists, *history])
-            if rows is None:
+            begun = self._begun.get(id(block))
+            if begun is None or not isinstance(block.saved, Piece):
+                return False  # the weights are back already, or a mask has left some out
+            second = begun.plan.gradients([p.grad for p in block.params])
+            first = self._first(block, begun)
+            history = self._history(block, begun.plan)
+            if second is None or first is None or history is None:
                 return False
-            work.append((block, rows[: len(lists)], rows[len(lists) :]))
-        for block, lists_at, history_at in work:
-            self._finish_block(block, lists_at, history_at)
+            lists = [block.saved.addresses(), begun.plan.weights, second, *first]
+            work.append((block, lists, history))
+        for block, lists, history in work:
+            self._finish_block(block, lists, history)
         return True
+
+    def _first(self, block: Block, begun: Begun) -> Rows | None:
+        """Return where g0 is, nowhere if it was not kept; None where it does not fit."""
+        if block.first is None:
+            return []
+        if places(block.first) == begun.at:
+            return [begun.at]
+        row = begun.plan.gradients(block.first)
+        return None if row is None else [row]
 
     def _finish_block(self, block: Block, lists: Rows, history: Rows) -> None:
         kept = block.first is not None
@@ -269,64 +265,56 @@ class Kernels:
         """
         work = []
         for block, (direction, scale, _) in zip(flight.blocks, directions, strict=True):
-            history = self._history(block)
-            lists = [block.weights(), block.first or [], direction]
-            rows = None if history is None else self._rows(block, [*lists, *history])
-            if rows is None:
+            begun = self._begun.get(id(block))
+            if begun is None or begun.direction is not direction:
                 return False
-            work.append((block, rows[:3], scale, rows[3:]))
-        for block, lists_at, scale, history_at in work:
+            history, first = self._history(block, begun.plan), self._first(block, begun)
+            if history is None or not first:
+                self.end()
+                return False
+            work.append((block, [begun.plan.weights, *first, begun.at], scale, history))
+        for block, lists, scale, history in work:
             try:
-                self._begin_lean(block, lists_at, scale, history_at)
+                self._begin_lean(block, lists, scale, history)
             finally:
                 flight.stepped = flight.stepped or bool(block.saved)
         return True
 
     def _begin_lean(self, block: Block, lists: Rows, scale: Tensor, history: Rows) -> None:
-        saved = self._plan(block).piece()
-        lists = [*lists, saved.addresses(), *history]
-        self._save(block, saved, lambda: self._launch("begin_lean", block, lists, scale.float()))
+        begun = self._begun[id(block)]
+        assert begun.saved is not None
+        begun.direction = None
+        lists = [*lists, begun.saved.addresses(), *history]
+        launch = functools.partial(self._launch, "begin_lean", block, lists, scale)
+        self._save(block, begun, scale, launch)
 
     def end_lean(self, flight: Flight) -> bool:
         """`w = saved - lr * sharp * g1`; False, with nothing done, where tensors do not fit."""
-        self._known.clear()
         work = []
         for block in flight.blocks:
-            lists = [block.saved, block.weights(), [p.grad for p in block.params]]
-            rows = self._rows(block, lists) if self._knows_base else None
-            if rows is None:
+            begun = self._begun.get(id(block))
+            if begun is None or not isinstance(block.saved, Piece):
                 return False
-            work.append((block, rows))
-        for block, rows in work:
-            self._end_lean(block, rows)
+            second = begun.plan.gradients([p.grad for p in block.params])
+            if second is None:
+                return False
+            work.append((block, [block.saved.addresses(), begun.plan.weights, second]))
+        for block, lists in work:
+            self._end_lean(block, lists)
         return True
 
     def _end_lean(self, block: Block, lists: Rows) -> None:
         self._launch("end_lean", block, lists)
 
-    def _rows(self, block: Block, lists: Sequence[Sequence[Any] | Piece]) -> Rows | None:
-        """Return the addresses of each list's tensors; None where they do not fit."""
-        if block.sharded or not self._apart:
-            return None
-        plan, rows = self._plan(block), []
-        for tensors in lists:
-            row = self._row(plan, tensors)
-            if row is None:
-                return None
-            rows.append(row)
-        return rows
-
-    def _row(self, plan: Plan, tensors: Sequence[Any] | Piece) -> list[int] | None:
-        row = plan.addresses(tensors, self._known)
-        if row is not None:
-            self._known.append(row)
-        return row
-
-    def _history(self, block: Block) -> list[list[Any]] | None:
-        """Return the base's state as lists; None where the kernels cannot step it."""
+    def _history(self, block: Block, plan: Plan) -> Rows | None:
+        """Return where the base's state is; None where the kernels cannot step it."""
         if not self._knows_base:
             return None
-        return history_of(self._base, block.group, block.params, self._device)
+        lists = history_of(self._base, block.group, block.params, self._device)
+        rows = None if lists is None else [plan.addresses(tensors) for tensors in lists]
+        if rows is None or any(row is None for row in rows):
+            return None
+        return [row for row in rows if row is not None]
 
     def _launch(self, kernel: str, block: Block, rows: Rows, *more: Tensor, **flags: bool) -> None:
         from wsam import _triton
@@ -337,19 +325,19 @@ class Kernels:
             if flags["ADAM"]:
                 steps = [self._base.state[p]["step"] for p in block.params]
                 rows = [*rows, places(steps)]
-        plan = self._plan(block)
-        numbers = self._numbers[self._group(block)]
+        plan = self._begun[id(block)].plan
+        numbers = self._numbers_of[self._group(block)]
         shape = (plan.where, plan.offset, plan.sizes, numbers, *more, len(block.params))
         run = getattr(_triton, kernel)[(plan.programs,)]
-        run(self._table(rows), *shape, **flags, **TILES)
+        run(self._tables.table(rows), *shape, **flags, **TILES)
         if steps:  # last: a kernel that cannot be made must leave all as it was
             torch._foreach_add_(steps, 1)
         increment_version(block.weights())
 
 
-def _on_host(addresses: list[int]) -> Tensor:
-    """Return a tensor of many integers, for which `torch.tensor` takes its time."""
-    return torch.frombuffer(array("q", addresses), dtype=torch.int64)
+def was_used(scale: Tensor) -> bool:
+    """Whether a kernel has gone on with a scale, by the mark behind it; waits for the device."""
+    return bool(scale.as_strided((), (), scale.storage_offset() + 1))
 
 
 def for_eager_steps(

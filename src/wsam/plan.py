@@ -2,7 +2,7 @@
 
 import functools
 import operator
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,54 +15,75 @@ ALIGNED = 64
 """Copies in one piece begin at multiples of so many elements."""
 PLAIN = frozenset((Tensor, nn.Parameter))
 """A tensor of another class need not lie at its own address."""
+DTYPE, DEVICE = operator.attrgetter("dtype"), operator.attrgetter("device")
 
 
 class Plan:
-    """Which program of a kernel does which part of which tensor."""
+    """Which program of a kernel does which part of which tensor.
 
-    def __init__(self, tensors: Sequence[Tensor], device: torch.device) -> None:
-        where, offset, self.starts, self.room = [], [], [], 0
-        for index, tensor in enumerate(tensors):
-            for start in range(0, tensor.numel(), TILE):
+    Args:
+        weights: of one dtype.
+        device: where they are.
+    """
+
+    weights: list[int]
+    """Where the weights began in memory when somebody last looked."""
+
+    def __init__(self, weights: Sequence[Tensor], device: torch.device) -> None:
+        where, offset, self._starts, self._room = [], [], [], 0
+        for index, weight in enumerate(weights):
+            for start in range(0, weight.numel(), TILE):
                 where.append(index)
                 offset.append(start)
-            self.starts.append(self.room)
-            self.room += -(-tensor.numel() // ALIGNED) * ALIGNED
+            self._starts.append(self._room)
+            self._room += -(-weight.numel() // ALIGNED) * ALIGNED
         self.programs = len(where)
         self.where = torch.tensor(where, dtype=torch.int32, device=device)
         self.offset = torch.tensor(offset, dtype=torch.int64, device=device)
-        self.sizes = torch.tensor([t.numel() for t in tensors], dtype=torch.int64, device=device)
-        self._layout = _layout(tensors)
-        self._shapes = [(t.shape, t.stride()) for t in tensors]
-        self._device = device
-        plain = all(t.dtype == torch.float32 and is_dense(t) for t in tensors)
+        self.elements = list(map(Tensor.numel, weights))
+        self.sizes = torch.tensor(self.elements, dtype=torch.int64, device=device)
+        self._strides = list(map(Tensor.stride, weights))
+        self._shapes = [(w.shape, w.stride()) for w in weights]
+        self._kind = (weights[0].dtype, weights[0].device)
+        plain = all(w.dtype == torch.float32 and is_dense(w) for w in weights)
         self._walkable = plain and self.programs > 0
+        self.follow(weights)
 
-    def is_for(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether the tensors lie in memory as those of the plan did."""
-        return _layout(tensors) == self._layout
+    def follow(self, weights: Sequence[Tensor]) -> bool:
+        """Look where the weights are now; False if they do not lie as those of the plan did."""
+        self.weights = places(weights)
+        self._fits = self._walkable and are_aligned(self.weights)
+        same = (weights[0].dtype, weights[0].device) == self._kind
+        return same and self._are_laid_out(weights) and self._are_as_large(weights)
 
     def piece(self) -> Piece:
-        """Return room for a copy of all tensors."""
-        return Piece(self._shapes, self.starts, self.room, self._device)
+        """Return room for a copy of all weights."""
+        return Piece(self._shapes, self._starts, self._room, self._kind[1])
 
-    def addresses(
-        self, tensors: Sequence[Any] | Piece, known: Container[list[int]] = ()
-    ) -> list[int] | None:
-        """Return where the tensors begin; None where kernels may not walk them as plain memory.
+    def gradients(self, tensors: Sequence[Any]) -> list[int] | None:
+        """Return where gradients of the weights begin; None where kernels may not walk them.
 
-        Args:
-            tensors: as many as the plan is for, or copies of them in one piece.
-            known: what was returned for tensors that are still alive, and need not be looked at twice.
+        torch holds a gradient to the shape and device of its parameter: these are not looked at.
         """
-        if isinstance(tensors, Piece):
-            return tensors.addresses()
-        if not self._walkable or not PLAIN.issuperset(map(type, tensors)):
+        if not self._fits or not PLAIN.issuperset(map(type, tensors)):
+            return None
+        if set(map(DTYPE, tensors)) != {torch.float32} or not self._are_laid_out(tensors):
             return None
         found = places(tensors)
-        if found in known:
-            return found
-        return found if self.is_for(tensors) and are_aligned(found) else None
+        return found if are_aligned(found) else None
+
+    def addresses(self, tensors: Sequence[Any]) -> list[int] | None:
+        """Return where tensors begin; None where they do not lie in memory as the weights do."""
+        found = self.gradients(tensors)
+        if found is None or not self._are_as_large(tensors):
+            return None
+        return found if set(map(DEVICE, tensors)) == {self._kind[1]} else None
+
+    def _are_laid_out(self, tensors: Sequence[Tensor]) -> bool:
+        return list(map(Tensor.stride, tensors)) == self._strides
+
+    def _are_as_large(self, tensors: Sequence[Tensor]) -> bool:
+        return list(map(Tensor.numel, tensors)) == self.elements
 
 
 def places(tensors: Sequence[Tensor]) -> list[int]:
@@ -73,7 +94,3 @@ def places(tensors: Sequence[Tensor]) -> list[int]:
 def are_aligned(addresses: Sequence[int]) -> bool:
     """Whether kernels may read and write at the addresses by wide words."""
     return functools.reduce(operator.or_, addresses, 0) % 16 == 0
-
-
-def _layout(tensors: Sequence[Tensor]) -> list[Any]:
-    return [(t.shape, t.stride(), t.dtype, t.device) for t in tensors]
