@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 import wsam
+from wsam import bases
 
 
 class Kernel:
@@ -96,18 +97,18 @@ def times(weight: Tensor, x: Tensor) -> Tensor:
 
 
 def base(
-    w: Tensor, fed: Tensor, history: tuple[Tensor, ...], numbers: Tensor, **flags: bool
+    w: Tensor, fed: Tensor, history: tuple[Tensor, ...], numbers: Tensor, branches: int
 ) -> Tensor:
     """Return what the base makes of w; numbers as `wsam.bases.numbers_of` has them."""
     lr, decay, a, b, eps = (float(x) for x in numbers[5:10])
-    if flags["DECAY"] and not flags["DECOUPLED"]:
+    if branches & bases.DECAY and not branches & bases.DECOUPLED:
         fed = fed + decay * w
-    if not flags["ADAM"]:
-        if flags["MOMENTUM"]:
+    if not branches & bases.ADAM:
+        if branches & bases.MOMENTUM:
             history[0].mul_(a).add_(fed, alpha=1 - b)
-            fed = fed + a * history[0] if flags["NESTEROV"] else history[0]
+            fed = fed + a * history[0] if branches & bases.NESTEROV else history[0]
         return w - lr * fed
-    if flags["DECAY"] and flags["DECOUPLED"]:
+    if branches & bases.DECAY and branches & bases.DECOUPLED:
         w = w * (1 - lr * decay)
     mean, square, count = history
     mean.lerp_(fed, 1 - a)
@@ -129,10 +130,10 @@ def finish(
     loss, sharp, beside_loss, beside_sharp = numbers[1:5].float()
     for saved, w, g1, g0, *history in tensors(table, sizes, n):
         fed, beside = g1, torch.zeros_like(g1)
-        if flags["KEPT"]:
+        if flags["BRANCHES"] & bases.KEPT:
             fed = times(loss, g0) + times(sharp, g1 - g0)
             beside = times(beside_loss, g0) + times(beside_sharp, g1 - g0)
-        new = base(saved, fed, tuple(history), numbers, **flags)
+        new = base(saved, fed, tuple(history), numbers, flags["BRANCHES"])
         w.copy_(new - float(numbers[5]) * beside)
 
 
@@ -148,7 +149,7 @@ def begin_lean(
 ) -> None:
     mark(scale)
     for w, g0, direction, kept, *history in tensors(table, sizes, n):
-        new = base(w, times(numbers[1].float(), g0), tuple(history), numbers, **flags)
+        new = base(w, times(numbers[1].float(), g0), tuple(history), numbers, flags["BRANCHES"])
         weight = (numbers[3] - numbers[4]).float()
         kept.copy_(new - float(numbers[5]) * times(weight, g0))
         w.add_(scale * direction)

@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import wsam
 from wsam import kernels, tables
-from wsam.bases import can_finish, constants_of, numbers_of
+from wsam.bases import branches_of, can_finish, numbers_of
 from wsam.block import Piece
 from wsam.plan import Plan
 from wsam.update import Flight
@@ -206,9 +206,9 @@ def test_what_moves_from_step_to_step_is_not_compiled_in() -> None:
     base = torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=0.1, momentum=0.9, weight_decay=0.1)
     opt = wsam.WSAM(base)
     group = base.param_groups[0]
-    constants, numbers = constants_of(base, group), numbers_of(group, opt.rule, 1.0)
+    branches, numbers = branches_of(base, group), numbers_of(group, opt.rule, 1.0)
     group.update(momentum=0.8, weight_decay=0.2, lr=0.3, sam_rho=0.4, sam_gamma=0.5)
-    assert constants_of(base, group) == constants
+    assert branches_of(base, group) == branches
     moved = numbers_of(group, opt.rule, 1.0)
     assert [moved[i] != numbers[i] for i in (0, 4, 5, 6, 7)] == [True] * 5
 

@@ -9,6 +9,15 @@ constant of a kernel; what may change from step to step is not, or each step wou
 import triton
 import triton.language as tl
 
+from wsam import bases
+
+KEPT = tl.constexpr(bases.KEPT)
+DECAY = tl.constexpr(bases.DECAY)
+MOMENTUM = tl.constexpr(bases.MOMENTUM)
+NESTEROV = tl.constexpr(bases.NESTEROV)
+ADAM = tl.constexpr(bases.ADAM)
+DECOUPLED = tl.constexpr(bases.DECOUPLED)
+
 
 @triton.jit
 def _tile(where, offset, sizes, BLOCK: tl.constexpr):
@@ -123,10 +132,10 @@ def save_and_add(table, where, offset, sizes, scale, n, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _mix(table, index, n, at, inside, numbers, KEPT: tl.constexpr):
+def _mix(table, index, n, at, inside, numbers, BRANCHES: tl.constexpr):
     """Return what is fed and what is beside, of g1 (list 2) and, where it was kept, g0 (list 3)."""
     g1 = _read(table, 2, index, n, at, inside)
-    if KEPT:
+    if KEPT & BRANCHES:
         g0 = _read(table, 3, index, n, at, inside)
         change = g1 - g0
         fed = _times(_number(numbers, 1), g0) + _times(_number(numbers, 2), change)
@@ -138,51 +147,28 @@ def _mix(table, index, n, at, inside, numbers, KEPT: tl.constexpr):
 
 
 @triton.jit
-def _sgd(
-    table,
-    index,
-    n,
-    at,
-    inside,
-    w,
-    fed,
-    numbers,
-    DECAY: tl.constexpr,
-    MOMENTUM: tl.constexpr,
-    NESTEROV: tl.constexpr,
-):
+def _sgd(table, index, n, at, inside, w, fed, numbers, BRANCHES: tl.constexpr):
     """Return what SGD makes of w; its momentum is list 4."""
-    if DECAY:
+    if DECAY & BRANCHES:
         fed += _number(numbers, 6) * w
-    if MOMENTUM:
+    if MOMENTUM & BRANCHES:
         keep = _number(numbers, 7)
         take = (1.0 - tl.load(numbers + 8)).to(tl.float32)
         m = keep * _read(table, 4, index, n, at, inside) + take * fed
         _write(table, 4, index, n, at, inside, m)
-        fed = fed + keep * m if NESTEROV else m
+        fed = fed + keep * m if NESTEROV & BRANCHES else m
     return w - _number(numbers, 5) * fed
 
 
 @triton.jit
-def _adam(
-    table,
-    index,
-    n,
-    at,
-    inside,
-    w,
-    fed,
-    numbers,
-    DECAY: tl.constexpr,
-    DECOUPLED: tl.constexpr,
-):
+def _adam(table, index, n, at, inside, w, fed, numbers, BRANCHES: tl.constexpr):
     """Return what Adam(W) makes of w; its mean, mean square and count are lists 4, 5 and 6.
 
     The count is that of the steps before this one. Its powers lose their digits in single precision.
     """
     lr = _number(numbers, 5)
-    if DECAY:
-        if DECOUPLED:
+    if DECAY & BRANCHES:
+        if DECOUPLED & BRANCHES:
             w *= (1.0 - tl.load(numbers + 5) * tl.load(numbers + 6)).to(tl.float32)
         else:
             fed += _number(numbers, 6) * w
@@ -200,107 +186,43 @@ def _adam(
 
 
 @triton.jit
-def _base(
-    table,
-    index,
-    n,
-    at,
-    inside,
-    w,
-    fed,
-    numbers,
-    ADAM: tl.constexpr,
-    DECAY: tl.constexpr,
-    MOMENTUM: tl.constexpr,
-    NESTEROV: tl.constexpr,
-    DECOUPLED: tl.constexpr,
-):
+def _base(table, index, n, at, inside, w, fed, numbers, BRANCHES: tl.constexpr):
     """Return what the base makes of w."""
-    if ADAM:
-        new = _adam(table, index, n, at, inside, w, fed, numbers, DECAY, DECOUPLED)
+    if ADAM & BRANCHES:
+        new = _adam(table, index, n, at, inside, w, fed, numbers, BRANCHES)
     else:
-        new = _sgd(table, index, n, at, inside, w, fed, numbers, DECAY, MOMENTUM, NESTEROV)
+        new = _sgd(table, index, n, at, inside, w, fed, numbers, BRANCHES)
     return new
 
 
 @triton.jit
-def _finish(
-    table,
-    index,
-    n,
-    at,
-    inside,
-    numbers,
-    KEPT: tl.constexpr,
-    ADAM: tl.constexpr,
-    DECAY: tl.constexpr,
-    MOMENTUM: tl.constexpr,
-    NESTEROV: tl.constexpr,
-    DECOUPLED: tl.constexpr,
-):
+def _finish(table, index, n, at, inside, numbers, BRANCHES: tl.constexpr):
     w = _read(table, 0, index, n, at, inside)
-    fed, beside = _mix(table, index, n, at, inside, numbers, KEPT)
-    new = _base(
-        table, index, n, at, inside, w, fed, numbers, ADAM, DECAY, MOMENTUM, NESTEROV, DECOUPLED
-    )
-    if KEPT:
+    fed, beside = _mix(table, index, n, at, inside, numbers, BRANCHES)
+    new = _base(table, index, n, at, inside, w, fed, numbers, BRANCHES)
+    if KEPT & BRANCHES:
         new -= _number(numbers, 5) * beside
     _write(table, 1, index, n, at, inside, new)
 
 
 @triton.jit
-def finish(
-    table,
-    where,
-    offset,
-    sizes,
-    numbers,
-    n,
-    KEPT: tl.constexpr,
-    ADAM: tl.constexpr,
-    DECAY: tl.constexpr,
-    MOMENTUM: tl.constexpr,
-    NESTEROV: tl.constexpr,
-    DECOUPLED: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+def finish(table, where, offset, sizes, numbers, n, BRANCHES: tl.constexpr, BLOCK: tl.constexpr):
     """The end of a step; lists: saved w, w, g1, g0, and the base's."""
     index, start, size = _tile(where, offset, sizes, BLOCK)
     at = start + tl.arange(0, BLOCK)
     if start + BLOCK <= size:
-        inside = _inside(at, size, True)
-        _finish(
-            table, index, n, at, inside, numbers, KEPT, ADAM, DECAY, MOMENTUM, NESTEROV, DECOUPLED
-        )
+        _finish(table, index, n, at, _inside(at, size, True), numbers, BRANCHES)
     else:
-        inside = _inside(at, size, False)
-        _finish(
-            table, index, n, at, inside, numbers, KEPT, ADAM, DECAY, MOMENTUM, NESTEROV, DECOUPLED
-        )
+        _finish(table, index, n, at, _inside(at, size, False), numbers, BRANCHES)
 
 
 @triton.jit
-def _begin_lean(
-    table,
-    index,
-    n,
-    at,
-    inside,
-    numbers,
-    scale,
-    ADAM: tl.constexpr,
-    DECAY: tl.constexpr,
-    MOMENTUM: tl.constexpr,
-    NESTEROV: tl.constexpr,
-    DECOUPLED: tl.constexpr,
-):
+def _begin_lean(table, index, n, at, inside, numbers, scale, BRANCHES: tl.constexpr):
     w = _read(table, 0, index, n, at, inside)
     g0 = _read(table, 1, index, n, at, inside)
     direction = _read(table, 2, index, n, at, inside)
     fed = _times(_number(numbers, 1), g0)
-    new = _base(
-        table, index, n, at, inside, w, fed, numbers, ADAM, DECAY, MOMENTUM, NESTEROV, DECOUPLED
-    )
+    new = _base(table, index, n, at, inside, w, fed, numbers, BRANCHES)
     weight = _number(numbers, 3) - _number(numbers, 4)
     new -= _number(numbers, 5) * _times(weight, g0)
     _write(table, 3, index, n, at, inside, new)
@@ -309,34 +231,16 @@ def _begin_lean(
 
 @triton.jit
 def begin_lean(
-    table,
-    where,
-    offset,
-    sizes,
-    numbers,
-    scale,
-    n,
-    ADAM: tl.constexpr,
-    DECAY: tl.constexpr,
-    MOMENTUM: tl.constexpr,
-    NESTEROV: tl.constexpr,
-    DECOUPLED: tl.constexpr,
-    BLOCK: tl.constexpr,
+    table, where, offset, sizes, numbers, scale, n, BRANCHES: tl.constexpr, BLOCK: tl.constexpr
 ):
     """The base's step and the way to w + d; lists: w, g0, direction, result less g1, and the base's."""
     _mark(scale)
     index, start, size = _tile(where, offset, sizes, BLOCK)
     at = start + tl.arange(0, BLOCK)
     if start + BLOCK <= size:
-        inside = _inside(at, size, True)
-        _begin_lean(
-            table, index, n, at, inside, numbers, scale, ADAM, DECAY, MOMENTUM, NESTEROV, DECOUPLED
-        )
+        _begin_lean(table, index, n, at, _inside(at, size, True), numbers, scale, BRANCHES)
     else:
-        inside = _inside(at, size, False)
-        _begin_lean(
-            table, index, n, at, inside, numbers, scale, ADAM, DECAY, MOMENTUM, NESTEROV, DECOUPLED
-        )
+        _begin_lean(table, index, n, at, _inside(at, size, False), numbers, scale, BRANCHES)
 
 
 @triton.jit

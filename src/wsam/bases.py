@@ -1,7 +1,7 @@
 """Base optimizers whose step the fused kernels know: SGD, Adam and AdamW.
 
 What a kernel needs of them: the lists of their state, numbers that may change from step to step, and
-constants that decide between its branches.
+which of its branches are theirs.
 """
 
 import math
@@ -20,6 +20,9 @@ from wsam.state import PREFIX
 BASES = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 COLUMNS = 16
 """Of the numbers of a group; twelve are used, sixteen keep a row aligned."""
+KEPT, DECAY, MOMENTUM, NESTEROV, ADAM, DECOUPLED = (1 << bit for bit in range(6))
+"""Branches of a kernel: g0 is there; the base decays weights, has momentum, looks ahead with it, is
+Adam, decays as AdamW does."""
 
 
 def can_finish(base: Optimizer) -> bool:
@@ -55,17 +58,17 @@ def numbers_of(group: dict[str, Any], rule: Rule, boost: float) -> list[float]:
     return row + [0.0] * (COLUMNS - len(row))
 
 
-def constants_of(base: Optimizer, group: dict[str, Any]) -> dict[str, bool]:
-    """Return what decides between a kernel's branches."""
+def branches_of(base: Optimizer, group: dict[str, Any]) -> int:
+    """Return which branches of a kernel are the base's."""
     adam = not isinstance(base, torch.optim.SGD)
-    always = isinstance(base, torch.optim.AdamW)
-    return {
-        "ADAM": adam,
-        "DECAY": group["weight_decay"] != 0,
-        "MOMENTUM": not adam and group["momentum"] != 0,
-        "NESTEROV": bool(group.get("nesterov")),
-        "DECOUPLED": adam and (always or bool(group.get("decoupled_weight_decay"))),
-    }
+    decoupled = isinstance(base, torch.optim.AdamW) or group.get("decoupled_weight_decay")
+    return (
+        DECAY * bool(group["weight_decay"])
+        | MOMENTUM * bool(not adam and group["momentum"])
+        | NESTEROV * bool(group.get("nesterov"))
+        | ADAM * adam
+        | DECOUPLED * bool(adam and decoupled)
+    )
 
 
 def history_of(

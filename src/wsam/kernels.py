@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 from torch.optim import Optimizer
 
-from wsam.bases import COLUMNS, can_finish, constants_of, history_of, numbers_of
+from wsam.bases import ADAM, COLUMNS, KEPT, branches_of, can_finish, history_of, numbers_of
 from wsam.block import Block, Piece
 from wsam.checks import warn
 from wsam.perturb import EPSILON
@@ -253,7 +253,7 @@ class Kernels:
     def _finish_block(self, block: Block, lists: Rows, history: Rows) -> None:
         kept = block.first is not None
         lists = [*lists[:3], lists[3] if kept else lists[2]]
-        self._launch("finish", block, [*lists, *history], KEPT=kept)
+        self._launch("finish", block, [*lists, *history], branches=KEPT * kept)
 
     def begin_lean(
         self, flight: Flight, directions: Sequence[tuple[list[Tensor], Tensor, bool]]
@@ -316,13 +316,16 @@ class Kernels:
             return None
         return [row for row in rows if row is not None]
 
-    def _launch(self, kernel: str, block: Block, rows: Rows, *more: Tensor, **flags: bool) -> None:
+    def _launch(
+        self, kernel: str, block: Block, rows: Rows, *more: Tensor, branches: int = 0
+    ) -> None:
         from wsam import _triton
 
-        steps = []
+        steps, flags = [], {}
         if kernel != "end_lean":  # which has nothing of the base's
-            flags |= constants_of(self._base, block.group)
-            if flags["ADAM"]:
+            branches |= branches_of(self._base, block.group)
+            flags = {"BRANCHES": branches}
+            if branches & ADAM:
                 steps = [self._base.state[p]["step"] for p in block.params]
                 rows = [*rows, places(steps)]
         plan = self._begun[id(block)].plan
