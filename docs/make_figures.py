@@ -15,6 +15,7 @@ from matplotlib import rc_context
 from torch import Tensor, nn
 
 from wsam import SAM, WSAM, CoupledWSAM, SharpnessAware
+from wsam.looks import title
 from wsam.paper import catalog, outcome, plot, plot_around
 from wsam.plots.directions import directions
 from wsam.plots.style import COLORS, SETTINGS, SOFT, figure
@@ -158,8 +159,8 @@ def draw_stability():
         drawn = figure(7.2, 4.2)
         panel = drawn.subplots()
         for rule, name, color in (
-            (CoupledWSAM, "Coupled-WSAM", COLORS["coupled_wsam"]),
-            (WSAM, "WSAM (decoupled)", COLORS["wsam"]),
+            (CoupledWSAM, title("coupled_wsam"), COLORS["coupled_wsam"]),
+            (WSAM, f"{title('wsam')} (decoupled)", COLORS["wsam"]),
         ):
             for gamma, marker in ((0.8, "o"), (0.88, "s"), (0.94, "^")):
                 errors = []
@@ -175,7 +176,7 @@ def draw_stability():
                 panel.plot(products, errors, color=color, label=label, linewidth=1.3, **style)
         plain = (test_error(just_the_base, 0) + test_error(just_the_base, 1)) / 2
         panel.axhline(plain, color=COLORS["sgd"], linestyle="--", linewidth=1)
-        panel.annotate("SGD", (0.28, plain), (0, 5), textcoords="offset points", color=SOFT)
+        panel.annotate(title("sgd"), (0.28, plain), (0, 5), textcoords="offset points", color=SOFT)
         panel.set(xscale="log", xlabel="k ρ", ylabel="test error (%)", ylim=(0, 95))
         panel.set_xticks(products, [f"{p:g}" for p in products])
         panel.minorticks_off()

@@ -36,6 +36,20 @@ def test_a_folder_that_is_a_file_is_told_at_once(
     assert file.read_text() == "mine"
 
 
+@pytest.mark.parametrize(
+    ("name", "option"), [pair for pair in FOLDERS if pair[0].split()[0] in {"paper", "sweep"}]
+)
+def test_the_folder_of_the_records_has_either_name(name: str, option: str, tmp_path: Path) -> None:
+    """What one verb fills as --out another reads as --results; help names one of the two."""
+    file = tmp_path / "file"
+    file.write_text("mine")
+    (other,) = {"--out", "--results"} - {option}
+    assert f"{file} is a file" in error_of(*name.split(), *_arguments(name), other, file)
+    said = wsam_command(*name.split(), "--help").stdout
+    assert f"  {option} <path>" in said
+    assert f"{other} " not in said
+
+
 @pytest.mark.parametrize("name", WRITTEN)
 @pytest.mark.parametrize("inside", ["", "deeper/still"])
 def test_a_folder_that_cannot_be_written_to_is_told_at_once(

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -156,6 +157,8 @@ def test_a_rise_beyond_all_numbers_is_null_in_json():
     assert math.isinf(found.value)
     assert json.loads(json.dumps(found.as_dict(), allow_nan=False))["value"] is None
     assert found.as_dict()["loss"] == found.loss == pytest.approx(3e6)
+    average = replace(found, standard_error=math.nan)
+    assert json.loads(json.dumps(average.as_dict(), allow_nan=False))["standard_error"] is None
 
 
 class Counted(list):

@@ -1,11 +1,15 @@
 """The house: imports point down only, `import wsam` needs torch alone, files stay small."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import wsam
+from wsam.looks import LOOKS
 
 SOURCE = Path(__file__).parents[1] / "src" / "wsam"
 FILES = sorted(SOURCE.rglob("*.py"))
@@ -14,6 +18,8 @@ NAMES = [str(path.relative_to(SOURCE)) for path in FILES]
 FLOORS = {
     "_version": 0,
     "checks": 0,
+    "numbers": 0,
+    "looks": 0,
     "foreign": 0,
     "block": 0,
     "geometry": 0,
@@ -28,6 +34,7 @@ FLOORS = {
     "lean": 0,
     "bases": 0,
     "plan": 0,
+    "tables": 0,
     "kernels": 0,
     "_triton": 0,
     "state": 0,
@@ -135,6 +142,31 @@ def test_optional_libraries_are_imported_lazily(name: str) -> None:
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names = [node.module]
         assert not [n for n in names if n.split(".")[0] in OPTIONAL]
+
+
+def test_a_method_looks_the_same_everywhere() -> None:
+    """Its name and colours are written once; every member has them, and dashes of its own."""
+    assert set(wsam.METHODS) <= set(LOOKS)
+    looks = set(LOOKS.values())
+    assert len({look.dashes for look in looks}) == len(looks)
+    colors = {c for look in looks for c in (look.light, look.dark, look.printed) if c}
+    for path in SOURCE.rglob("*"):
+        if path.suffix in {".py", ".css", ".js", ".html"} and path.name != "looks.py":
+            again = [color for color in colors if color in path.read_text().lower()]
+            assert not again, f"{path} says {again} again"
+
+
+@pytest.mark.parametrize(
+    ("code", "allowed"),
+    [
+        ("fmean", {"numbers.py"}),
+        ("stdev", {"numbers.py"}),
+        (r"isfinite\(.*\) else None", {"numbers.py"}),
+    ],
+)
+def test_numbers_are_treated_in_one_place(code: str, allowed: set[str]) -> None:
+    found = {name for name in NAMES if re.search(code, (SOURCE / name).read_text())}
+    assert found == allowed
 
 
 def test_import_needs_torch_alone() -> None:

@@ -100,7 +100,6 @@ def test_differs_is_more_than_both_deviations(ours, paper, differs):
         ((32.0, 33.0), Quoted(22.67), "†", "by more than our deviation; the paper prints none:"),
         ((4.0,), Quoted(3.62, 0.1), "†", "by more than the paper's deviation; ours, n = 1, has"),
         ((6.94,), Quoted(62.58), "‡", "n = 1, and the paper prints no deviation: there is none"),
-        ((62.58,), Quoted(62.58), "‡", "is exactly the paper's"),
     ],
 )
 def test_a_mark_names_the_deviations_there_are(ours, paper, mark, said):
@@ -112,6 +111,25 @@ def test_a_mark_names_the_deviations_there_are(ours, paper, mark, said):
     assert ("both deviations" in text) == (len(ours) > 1 and paper.deviation is not None)
     assert ("ignores n" in text) == (mark == "†")
     assert not set("†‡") & set(render.markdown(replace(table, comparable=False), entries))
+
+
+@pytest.mark.parametrize(
+    ("ours", "paper"),
+    [
+        ((0.00256,), Quoted(0.0026)),  # below the paper's, were its digits all there are
+        ((0.0026,), Quoted(0.0026)),
+        ((0.00256, 0.00257), Quoted(0.0026)),  # by more than our deviation
+    ],
+)
+def test_figures_that_read_alike_get_no_mark(ours, paper):
+    """The paper's is rounded: that ours is above or below it would not be known, and not be seen."""
+    cell = Cell(("r",), "c", (), paper, Measure.TRAIN_LOSS)
+    entry = Entry(cell, Ours(ours))
+    text = render.markdown(Table("t", "t", ("a",), (cell,)), [entry])
+    assert re.search(r"\| 0\.0026.* \(n = \d\) \| 0\.0026 \|", text)
+    assert not set("†‡") & set(text)
+    assert "ours," not in text
+    assert entry.differs is False
 
 
 def test_how_often_the_mark_appears_by_chance():
@@ -213,7 +231,7 @@ def test_columns_without_any_figure_are_left_out(tmp_path):
     entries = gather(table, tmp_path)
     text = render.markdown(table, entries)
     assert text.splitlines()[2].endswith("top eigenvalue, ours | top eigenvalue, paper |")
-    row = "| SGDM | 0.0100 (n = 1) ‡ | 0.0026 | 0.9575 (n = 1) ‡ | 0.9575 | 1 not measured |"
+    row = "| SGDM | 0.0100 (n = 1) ‡ | 0.0026 | 0.9575 (n = 1) | 0.9575 | 1 not measured |"
     assert row in text
     assert "\n- Left out, for no run has a figure there yet: by batches, test images.\n" in text
     assert "by batches" in {cell["column"] for cell in render.data(table, entries)}

@@ -15,12 +15,13 @@ from wsam.lab.checkpoint import save_state
 from wsam.lab.means import Means
 from wsam.lab.run import Run
 from wsam.lab.train import train
+from wsam.looks import LOOKS
 from wsam.paper import minimum
 from wsam.report import gather, page, write
-from wsam.report.charts import best, some
+from wsam.report.charts import curves, some
 from wsam.report.commands import command, commands
-from wsam.report.labels import Line
-from wsam.report.svg import Look
+from wsam.report.labels import MOST_LINES, Experiment, Line, dashed
+from wsam.report.svg import Look, swatch
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,9 @@ def text(folder):
 
 
 def test_page_stands_alone(text):
-    assert not re.search(r"https?:|<link|<script|<img|<iframe|@import|url\(|<!--|/\*STYLE", text)
+    assert not re.search(
+        r"https?:|<link|<script|<img|<iframe|@import|url\(|<!--|/\*[A-Z]+\*/", text
+    )
     assert "default-src 'none'" in text
     assert text.count("<svg") > 8
 
@@ -277,15 +280,39 @@ def test_help_has_an_example():
     assert "Example: wsam report results" in wsam_command("report", "--help").stdout
 
 
+def lines_of(folder, *methods):
+    """Return lines of methods that have all the same figures."""
+    group = gather(folder).groups[0]
+    groups = [replace(group, run=group.run.replace(method=method, hyper={})) for method in methods]
+    return dashed([Line(g, str(n), Look(g.run.method)) for n, g in enumerate(groups)])
+
+
 def test_no_more_lines_than_can_be_told_apart(folder):
-    (result,) = gather(folder).groups[0].results[:1]
-    group = replace(gather(folder).groups[0], results=(result,))
-    lines = [Line(group, str(n), Look("wsam", n)) for n in range(9)]
-    lines += [Line(group, "sam", Look("sam", 0)), Line(group, "other", Look("sam", 7))]
-    kept = best(lines, 8)
-    assert [line.look for line in kept] == [
-        *(Look("wsam", n) for n in range(4)),
-        *(Look("sam", n) for n in range(2)),
-    ]
-    assert "6 of 11 groups" in some(lines, kept)
-    assert some(kept, kept) == ""
+    lines = lines_of(folder, *["wsam"] * 9, "sam", "sam")
+    drawn = Experiment("t", tuple(lines)).drawn
+    assert [line.look.color for line in drawn] == ["wsam"] * 4 + ["sam"] * 2
+    assert "6 of 11 groups" in some(lines, drawn)
+    assert some(drawn, drawn) == ""
+    many = Experiment("t", tuple(lines_of(folder, *[*LOOKS][1:] * 2))).drawn
+    assert len(many) == MOST_LINES
+
+
+@pytest.mark.parametrize(
+    "methods", [["vanilla", "sam", "wsam"], [*LOOKS][1:], ["sam", "sam", "vanilla", "wsam", "wsam"]]
+)
+def test_lines_are_told_apart_without_colours(folder, methods):
+    """By dashes: a method's own for its first line, and none twice, in charts and legend alike."""
+    lines = lines_of(folder, *methods)
+    dashes = [line.look.dashes for line in lines]
+    assert len(set(dashes)) == len(lines)
+    for method in set(methods):
+        assert dashes[methods.index(method)] == LOOKS[method].dashes
+    html = curves(Experiment("t", tuple(lines)))
+    for shown in (html.partition("</ul>")[0], *re.findall("<figure>.*?</figure>", html)):
+        found = re.findall(r'class="c-\w+"(?: stroke-dasharray="([\d ]+)")?', shown)
+        assert sorted(found) == sorted(dashes)
+
+
+def test_what_is_not_drawn_is_a_dot(folder):
+    assert "<circle" in swatch(lines_of(folder, *["wsam"] * 9)[-1].look)
+    assert "<path" in swatch(lines_of(folder, "wsam")[0].look)

@@ -1,6 +1,7 @@
 """What the charts of a report are made of: axes, lines and maps."""
 
 import math
+import re
 
 import pytest
 
@@ -29,6 +30,22 @@ def test_map_shows_what_failed_and_what_is_missing():
     assert made.count('class="gone"') == 1
     assert made.count('class="chosen"') == 1
     assert "&lt;t&gt;" in made
+
+
+def test_a_map_can_be_read_as_a_table():
+    """The picture is one image to a reader of the screen: its numbers must stand beside it."""
+    cells = {(0.1, 0.5): 5.04, (0.2, 0.5): "failed 4/<5", (0.1, 0.8): 50.0}
+    made = heat("t", (("ρ", [0.1, 0.2]), ("γ", [0.5, 0.8])), cells, (0.1, 0.8))
+    table = made.partition("</svg>")[2]
+    assert table.startswith("<details><summary>")
+    rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in table.split("<tr>")[1:]]
+    assert rows == [
+        ["γ ↓ ρ →", "ρ 0.1", "ρ 0.2"],
+        ["γ 0.8", "50 (chosen)", "–"],
+        ["γ 0.5", "5", "failed 4/&lt;5"],
+    ]
+    assert table.count('scope="col"') == 3
+    assert table.count('scope="row"') == 2
 
 
 def test_an_error_of_zero_leaves_the_other_cells_their_colours():

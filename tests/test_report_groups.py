@@ -8,11 +8,11 @@ import pytest
 
 from wsam.lab import records
 from wsam.lab.run import Run
+from wsam.numbers import mean_deviation
 from wsam.paper import Profile, around, find, minimum
 from wsam.report import gather, page
-from wsam.report.charts import best, maps
-from wsam.report.gather import mean_deviation
-from wsam.report.labels import experiments
+from wsam.report.charts import maps
+from wsam.report.labels import best, experiments
 from wsam.report.slices import mean_slice
 
 

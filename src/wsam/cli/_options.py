@@ -93,7 +93,7 @@ TrainLimit = Annotated[int | None, typer.Option(help="Train on this many images 
 TestLimit = Annotated[int | None, typer.Option(help="Test on this many images only.")]
 
 # How it is carried out: no part of a run's key.
-Out = Annotated[Path, typer.Option("--out", callback=as_folder, help="Folder of the results.")]
+Out = Annotated[Path, typer.Option("--out", callback=as_folder, help="Folder of the records.")]
 DataDir = Annotated[
     Path | None,
     typer.Option(

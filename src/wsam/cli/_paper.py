@@ -52,6 +52,18 @@ Results = Annotated[
 ]
 
 
+def _either_name(option: str) -> str:
+    """Let the folder of the records be named as other verbs name it: they share it.
+
+    A verb that fills it documents ``--out``, as all that write do; one that only reads it,
+    ``--results``.
+    """
+    return "out" if option == "results" else option
+
+
+EITHER_NAME: dict[str, Any] = {"token_normalize_func": _either_name}
+
+
 def make_profile(
     smoke: bool,
     seeds: str | None,

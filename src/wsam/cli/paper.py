@@ -22,6 +22,7 @@ paper = typer.Typer(
     help="The paper's tables and figures: list, run, compare.",
     no_args_is_help=True,
     rich_markup_mode=None,
+    context_settings=shared.EITHER_NAME,
     epilog="Example: wsam paper table cifar",
 )
 app.add_typer(paper, name="paper")

@@ -68,8 +68,8 @@ def _plain(found: Folder) -> dict[str, Any]:
 
 
 def _group(line: Line) -> dict[str, Any]:
+    from wsam.numbers import mean_deviation
     from wsam.report.commands import commands
-    from wsam.report.gather import mean_deviation
 
     mean, deviation = mean_deviation(line.group.values("test_error"))
     return {

@@ -56,6 +56,7 @@ Storage = Annotated[
 
 @app.command(
     cls=WithArguments,
+    context_settings=shared.EITHER_NAME,
     epilog="Examples: wsam sweep cifar --workers 4; wsam sweep rho-gamma --optuna --trials 20",
 )
 def sweep(

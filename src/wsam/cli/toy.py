@@ -61,25 +61,19 @@ def _record(run: Any) -> dict[str, Any]:
     return {
         "rule": run.setting.rule,
         "gamma": run.setting.gamma if weighted else None,
-        "end": [_or_none(value) for value in run.end],
-        "loss": _or_none(run.loss),
+        "end": run.end,
+        "loss": run.loss,
         "minimum": run.minimum,
-        "eigenvalues": [_or_none(value) for value in run.eigenvalues],
-        "spread": _or_none(run.spread),
+        "eigenvalues": run.eigenvalues,
+        "spread": run.spread,
     }
-
-
-def _or_none(value: float) -> float | None:
-    """Return null for what JSON has no number for: a run that left the domain."""
-    from math import isfinite
-
-    return value if isfinite(value) else None
 
 
 def _print_json(runs: list[Any], files: list[Path]) -> None:
     import json
     from dataclasses import asdict
 
+    from wsam.numbers import plain
     from wsam.toy import Setting, places
 
     common = asdict(Setting())
@@ -91,7 +85,7 @@ def _print_json(runs: list[Any], files: list[Path]) -> None:
         "runs": [_record(run) for run in runs],
         "files": [str(path) for path in files],
     }
-    print(json.dumps(record, indent=2, allow_nan=False))
+    print(json.dumps(plain(record), indent=2, allow_nan=False))
 
 
 def _print_table(runs: list[Any], files: list[Path]) -> None:

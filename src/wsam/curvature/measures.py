@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from wsam.curvature.batch import split_batch
 from wsam.curvature.eigen import Progress, Report
 from wsam.curvature.objective import LossFunction, Objective, ObjectiveOptions
+from wsam.numbers import plain
 
 __all__ = ["Sharpness", "average_sharpness", "sharpness"]
 
@@ -46,8 +47,9 @@ class Sharpness:
     info: dict[str, Any]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the result, fit for JSON: a rise that is not finite becomes None."""
-        return asdict(self) | {"value": self.value if math.isfinite(self.value) else None}
+        """Return the result, fit for JSON: a number that is not finite becomes None."""
+        found: dict[str, Any] = plain(asdict(self))
+        return found
 
 
 def sharpness(

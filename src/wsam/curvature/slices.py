@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from wsam.curvature.eigen import Progress, Report
 from wsam.curvature.objective import LossFunction, Objective, ObjectiveOptions
+from wsam.numbers import plain
 
 __all__ = ["Landscape", "between", "landscape", "normalised", "random_direction"]
 
@@ -50,8 +51,7 @@ class Landscape:
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything, fit for JSON: a loss that is not finite becomes None."""
-        found = asdict(self)
-        found["losses"] = _finite(self.losses)
+        found: dict[str, Any] = plain(asdict(self))
         return found
 
     def save(self, path: str | Path, *, log: bool | None = None) -> Path:
@@ -292,9 +292,3 @@ def _like_filters(direction: Tensor, weights: Tensor) -> Tensor:
     rows, sizes = direction.flatten(1), weights.flatten(1).norm(dim=1, keepdim=True)
     scaled: Tensor = rows * (sizes / rows.norm(dim=1, keepdim=True).clamp_min(1e-30))
     return scaled.reshape(direction.shape)
-
-
-def _finite(losses: list[Any]) -> list[Any]:
-    if losses and isinstance(losses[0], list):
-        return [_finite(row) for row in losses]
-    return [loss if math.isfinite(loss) else None for loss in losses]

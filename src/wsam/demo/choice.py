@@ -7,7 +7,6 @@ what each run of the looks came to, and where, when and by what it was made.
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
@@ -18,6 +17,7 @@ from wsam.demo.setting import LOOK_SEEDS, looks
 from wsam.lab import records
 from wsam.lab.files import write_atomic
 from wsam.lab.run import Run
+from wsam.numbers import mean_deviation
 from wsam.sweep.grid import Point, repeated
 
 FORMAT = 1
@@ -38,7 +38,7 @@ class Place:
     def mean(self) -> float | None:
         """The mean error; None where a run failed."""
         known = [error for error in self.errors if error is not None]
-        return statistics.fmean(known) if len(known) == len(self.errors) else None
+        return mean_deviation(known)[0] if len(known) == len(self.errors) else None
 
     @property
     def failures(self) -> str:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from wsam.demo.choice import Choice
 from wsam.demo.setting import SAM, TUNED, WSAM, contenders
 from wsam.demo.summary import Row, Summary
+from wsam.numbers import mean_deviation
 from wsam.plots.style import COLORS, INK, SETTINGS, SOFT, figure, save
-from wsam.report.gather import mean_deviation
 from wsam.report.heat import shade, shares
 from wsam.report.slices import mean_slice
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_COLORS = {**COLORS, "tuned": COLORS["sgd"]}
 _CURVES = {
     "test_error": "test error (%)",
     "train_loss": "training loss",
@@ -44,8 +43,8 @@ def write_all(summary: Summary, choice: Choice, out: Path) -> list[Path]:
 
 
 def _stroke(row: Row) -> dict[str, Any]:
-    dashed = row.contender.color == "tuned"
-    return {"color": _COLORS[row.contender.color], "linestyle": "--" if dashed else "-"}
+    mine = row.contender
+    return {"color": COLORS[mine.run.method], "linestyle": "--" if mine.name == TUNED else "-"}
 
 
 def _with_radius(row: Row) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from wsam.lab.run import Run
+from wsam.looks import LOOKS
 from wsam.sweep.grid import Grid, repeated
 
 SEEDS = (0, 1, 2)
@@ -46,28 +47,27 @@ class Contender:
     Args:
         name: What people read.
         run: Its settings; the seed is any.
-        color: Its name in the house's palette.
     """
 
     name: str
     run: Run
-    color: str
 
     def runs(self, seeds: Sequence[int]) -> tuple[Run, ...]:
         """Return its runs, one a seed; each draws its noisy labels anew."""
         return repeated(self.run, seeds)
 
 
-BASE, TUNED, SAM, WSAM = "SGD", "SGD, own lr", "SAM", "WSAM"
+BASE, SAM, WSAM = (LOOKS[method].title for method in ("sgd", "sam", "wsam"))
+TUNED = f"{BASE}, own lr"
 
 
 def contenders() -> dict[str, Contender]:
     """Return the rows: the base, the base at its own best learning rate, SAM and WSAM."""
     rows = (
-        Contender(BASE, base_run(), "sgd"),
-        Contender(TUNED, base_run(lr=0.005), "tuned"),
-        Contender(SAM, base_run("sam", rho=0.4), "sam"),
-        Contender(WSAM, base_run("wsam", rho=0.2, gamma=0.96), "wsam"),
+        Contender(BASE, base_run()),
+        Contender(TUNED, base_run(lr=0.005)),
+        Contender(SAM, base_run("sam", rho=0.4)),
+        Contender(WSAM, base_run("wsam", rho=0.2, gamma=0.96)),
     )
     return {row.name: row for row in rows}
 

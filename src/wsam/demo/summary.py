@@ -11,7 +11,8 @@ from wsam.demo.setting import WSAM, Contender, contenders
 from wsam.demo.work import check_measured, read_sharpness
 from wsam.lab import records
 from wsam.lab.run import Run
-from wsam.report.gather import Folder, Group, Result, gather, group_key, mean_deviation
+from wsam.numbers import mean_deviation
+from wsam.report.gather import Folder, Group, Result, gather, group_key
 
 Figure = tuple[float, float | None]
 """A mean and, from two runs on, a sample deviation."""

@@ -8,7 +8,6 @@ Numbers that are not finite are written as null, so that every reader of JSON ca
 from __future__ import annotations
 
 import json
-import math
 import re
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 from wsam.lab import files
 from wsam.lab.names import is_number
 from wsam.lab.run import Run
+from wsam.numbers import plain
 
 Record = dict[str, Any]
 FINISHED, FAILED = "finished", "failed"
@@ -66,17 +66,6 @@ def check_free(out: Path, run: Run) -> None:
 
 def _lock(out: Path, run: Run) -> Path:
     return work_folder(out, run) / "lock"
-
-
-def plain(value: Any) -> Any:
-    """Return the same data with null for every number that is not finite."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(name): plain(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return value
 
 
 def write(out: Path, run: Run, record: Record) -> Path:

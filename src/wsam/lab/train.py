@@ -34,6 +34,7 @@ from wsam.lab.step import (
 from wsam.lab.subject import fitted
 from wsam.lab.team import Team, joined
 from wsam.lab.watch import Row, Watcher
+from wsam.numbers import plain
 
 FORMAT = 1
 _LIVE_SECONDS = 0.5
@@ -279,7 +280,7 @@ class Session:
         record = self._record(failure)
         records.write(self.out, self.run, record)
         self.checkpoints.clear()
-        return records.plain(record)  # type: ignore[no-any-return]
+        return plain(record)  # type: ignore[no-any-return]
 
     def _record(self, failure: str | None) -> Record:
         run, feed, last = self.run, self.feed, self.curve[-1]

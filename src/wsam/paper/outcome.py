@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -13,8 +11,9 @@ from typing import Any, Protocol
 from wsam.lab import records
 from wsam.lab.records import Record
 from wsam.lab.run import Run
+from wsam.numbers import mean_deviation
 from wsam.paper import minimum
-from wsam.paper.table import Cell, Measure, Table, plus_minus
+from wsam.paper.table import Cell, Measure, Table, number, plus_minus
 
 NOT_RUN = "not run"
 
@@ -43,12 +42,12 @@ class Ours:
     @property
     def mean(self) -> float | None:
         """Their mean."""
-        return statistics.fmean(self.values) if self.values else None
+        return mean_deviation(self.values)[0]
 
     @property
     def deviation(self) -> float | None:
         """Their sample deviation, from two on."""
-        return statistics.stdev(self.values) if self.n > 1 else None
+        return mean_deviation(self.values)[1]
 
     def text(self, decimals: int) -> str:
         """Return ``3.61 ± 0.05 (n = 3)``, or why there is nothing."""
@@ -103,11 +102,14 @@ class Entry:
     def differs(self) -> bool | None:
         """Whether ours differs from the paper's by more than each deviation that is known.
 
-        None where it cannot be said: a figure is missing, or neither has a deviation.
+        Figures that read alike do not differ: the paper's is rounded to what is read. None where it
+        cannot be said: a figure is missing, or neither has a deviation.
         """
-        paper, mean = self.cell.paper, self.ours.mean
+        paper, mean, decimals = self.cell.paper, self.ours.mean, self.cell.measure.decimals
         if paper is None or mean is None:
             return None
+        if number(mean, decimals) == number(paper.mean, decimals):
+            return False
         deviations = [d for d in (paper.deviation, self.ours.deviation) if d is not None]
         if not deviations:
             return None
@@ -120,7 +122,6 @@ class Entry:
         assert paper is not None
         assert mean is not None
         word = "above" if mean > paper.mean else "below"
-        word = "exactly" if math.isclose(mean, paper.mean) else word
         return f"{self.cell.name}: ours, {self.text}, is {word} the paper's, {self.paper_text}"
 
 

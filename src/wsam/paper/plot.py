@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_COLORS = {**COLORS, "vanilla": COLORS["sgd"], "esam": "#b08900"}
 _PANELS = 4
 _WIDE = 20.0
 """Numbers that span more than this are drawn on a logarithmic scale."""
@@ -76,7 +75,7 @@ def draw(table: Table, entries: Sequence[Entry], seen: Seen = None) -> Figure:
     if numeric:
         panels[0][0].set_ylabel(str(entries[0].cell.measure))
     if seen is not None:
-        plot_around.draw_lines(drawn.add_subplot(inside[across]), seen, _COLORS)
+        plot_around.draw_lines(drawn.add_subplot(inside[across]), seen)
     if planes:
         lower = places[1].subgridspec(1, len(planes)).subplots(squeeze=False)
         plot_around.draw_planes(list(lower[0]), planes)
@@ -106,7 +105,7 @@ def _label(table: Table, row: Sequence[str]) -> str:
 
 
 def _color(entry: Entry) -> str:
-    return _COLORS.get(entry.cell.runs[0].method, SOFT)
+    return COLORS.get(entry.cell.runs[0].method, SOFT)
 
 
 def _ours(panel: Axes, x: Any, y: Any, spread: dict[str, Any], color: str) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from wsam.paper import around, minimum
 from wsam.paper.table import Measure, Table
-from wsam.plots.style import SOFT
+from wsam.plots.style import COLORS, SOFT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -57,7 +57,7 @@ def gather(table: Table, results: Path) -> list[Seen] | None:
     return found
 
 
-def draw_lines(panel: Axes, seen: Sequence[Seen], colors: dict[str, str]) -> None:
+def draw_lines(panel: Axes, seen: Sequence[Seen]) -> None:
     """Draw a line a run: the same colour for all runs of a method."""
     named: set[str] = set()
     for one in seen:
@@ -66,7 +66,7 @@ def draw_lines(panel: Axes, seen: Sequence[Seen], colors: dict[str, str]) -> Non
         losses = [loss if math.isfinite(loss) else math.nan for loss in one.line.losses]
         label = None if one.label in named else one.label
         named.add(one.label)
-        color = colors.get(one.method, SOFT)
+        color = COLORS.get(one.method, SOFT)
         panel.plot(one.line.coordinates[0], losses, color=color, lw=1.3, alpha=0.8, label=label)
     panel.set_title("loss around the minimum", loc="left")
     panel.set_xlabel("filter-normalised direction")

@@ -48,7 +48,7 @@ def _differences(entries: Sequence[Entry]) -> list[Remark]:
             head = f"{MARK} Ours differs from the paper's by more than {yardstick}:"
             said.append(Remark(head, _sentences(found)))
     said += [Remark(IGNORES_N)] if said else []
-    unjudged = [e for e in entries if e.yardstick is Yardstick.NONE]
+    unjudged = [e for e in entries if _is_unjudged(e)]
     if unjudged:
         said.append(Remark(f"{UNJUDGED} {Yardstick.NONE}:", _sentences(unjudged)))
     return said
@@ -62,7 +62,11 @@ def _mark(entry: Entry) -> str:
     """Return what stands behind our figure: whether it differs, or that this cannot be said."""
     if entry.differs:
         return f" {MARK}"
-    return f" {UNJUDGED}" if entry.yardstick is Yardstick.NONE else ""
+    return f" {UNJUDGED}" if _is_unjudged(entry) else ""
+
+
+def _is_unjudged(entry: Entry) -> bool:
+    return entry.differs is None and entry.yardstick is Yardstick.NONE
 
 
 def _concerns(note: str, table: Table) -> bool:

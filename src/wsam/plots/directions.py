@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from wsam.looks import LOOKS
 from wsam.plots.style import COLORS, INK, SETTINGS, SOFT, figure
 from wsam.toy import Updates, updates
 
@@ -37,7 +38,7 @@ def _arrows(panel: Axes, fan: Updates) -> None:
     tips = [fan.first, fan.second, *fan.by_gamma.values()]
     panel.plot(*zip(*_line(fan), strict=True), "--", color="#9aa1ab", linewidth=1, zorder=1)
     for gamma, tip in fan.by_gamma.items():
-        color = {0.0: COLORS["sgd"], 0.5: "#0067a5"}.get(gamma, shade(0.15 + 0.65 * gamma))
+        color = {0.0: COLORS["sgd"], 0.5: LOOKS["sam"].light}.get(gamma, shade(0.15 + 0.65 * gamma))
         arrow = {"arrowstyle": "-|>", "color": color, "linewidth": 2, "shrinkA": 0, "shrinkB": 0}
         panel.annotate("", tip, (0, 0), arrowprops=arrow)
         name = {0.0: " = g₀", 0.5: " = g₁, SAM"}.get(gamma, "")

@@ -5,18 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wsam.looks import LOOKS
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK = "#1d2430"
 SOFT = "#5b6472"
-COLORS = {
-    "sgd": "#6b7280",
-    "sam": "#59aee6",
-    "gsam": "#005c42",
-    "wsam": "#c94f00",
-    "coupled_wsam": "#93318e",
-}
+COLORS = {method: look.printed or look.light for method, look in LOOKS.items()}
 SETTINGS: Any = {  # matplotlib types its names one by one
     "font.family": "DejaVu Sans",
     "font.size": 10,
@@ -36,6 +32,17 @@ SETTINGS: Any = {  # matplotlib types its names one by one
     "svg.hashsalt": "wsam",
     "svg.fonttype": "none",
 }
+
+
+def with_colors(style: str) -> str:
+    """Return a style sheet with the methods' colours, ``--wsam`` and so on, where it asks for them.
+
+    Args:
+        style: It has the marks ``/*LIGHT*/`` and ``/*DARK*/``, one for each scheme.
+    """
+    light = " ".join(f"--{method}: {look.light};" for method, look in LOOKS.items())
+    dark = " ".join(f"--{method}: {look.dark};" for method, look in LOOKS.items())
+    return style.replace("/*LIGHT*/", light).replace("/*DARK*/", dark)
 
 
 def figure(width: float, height: float) -> Figure:

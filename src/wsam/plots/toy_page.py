@@ -5,6 +5,7 @@ from dataclasses import asdict
 from importlib.resources import files
 
 from wsam.geometry import Adaptive, Fisher
+from wsam.plots.style import with_colors
 from wsam.plots.toy import LEVELS, REGION
 from wsam.toy import RULES, Setting, places
 from wsam.toy.landscape import REACH, WELLS
@@ -30,7 +31,7 @@ def toy_page() -> str:
     }
     page = _asset("toy.html")
     for mark, text in (
-        ("/*STYLE*/", _asset("toy.css")),
+        ("/*STYLE*/", with_colors(_asset("toy.css"))),
         ("/*DATA*/", json.dumps(data, allow_nan=False)),
         ("/*MATH*/", _asset("toy_math.js")),
         ("/*MAP*/", _asset("toy_map.js")),

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
+from wsam.looks import title as method_title
+from wsam.numbers import mean_deviation
 from wsam.report import svg
-from wsam.report.gather import Group, mean_deviation
+from wsam.report.gather import Group
 from wsam.report.heat import heat
 from wsam.report.html import escape, figure, paragraph
-from wsam.report.labels import GREEK, METHODS, Experiment, Line
+from wsam.report.labels import GREEK, MOST_OF_ONE, Experiment, Line, best
 from wsam.report.scale import short
 
-MOST_LINES = 8
-"""More lines than this cannot be told apart."""
 _MOST_BARS = 12
 NO_FIGURE = "–"
 _SPREAD = "Mean and sample deviation; small dots: the runs."
@@ -26,34 +25,6 @@ CURVES = {
         "not to be compared between radii.",
     ),
 }
-
-
-def best(lines: Sequence[Line], most: int) -> list[Line]:
-    """Return the lines with the smallest mean error, in their own order.
-
-    Those with failed runs come after those without: their means are of the survivors alone.
-
-    Args:
-        lines: All there are.
-        most: How many; of one method no more than can be told apart by their dashes.
-    """
-    errors = {id(line): mean_deviation(line.group.values("test_error"))[0] for line in lines}
-    known = [line for line in lines if errors[id(line)] is not None]
-    kept: list[Line] = []
-    for line in sorted(known, key=lambda line: (bool(line.group.failures), errors[id(line)])):
-        if len(kept) < most and sum(o.look.color == line.look.color for o in kept) < len(
-            svg.DASHES
-        ):
-            kept.append(line)
-    wanted = {id(line) for line in kept}
-    chosen = [line for line in lines if id(line) in wanted]
-    counts: dict[str, int] = {}
-    redrawn = []
-    for line in chosen:
-        color = line.look.color
-        redrawn.append(replace(line, look=svg.Look(color, counts.get(color, 0))))
-        counts[color] = counts.get(color, 0) + 1
-    return redrawn
 
 
 def legend(lines: Sequence[Line]) -> str:
@@ -84,7 +55,7 @@ def curves(experiment: Experiment, also: str = "") -> str:
         experiment: The experiment.
         also: Further figures of the same lines, as HTML.
     """
-    shown = best(experiment.lines, MOST_LINES)
+    shown = experiment.drawn
     charts = []
     for name, (label, told) in CURVES.items():
         found = [made for line in shown if (made := series(line, name)) is not None]
@@ -101,10 +72,9 @@ def some(lines: Sequence[Line], shown: Sequence[Line]) -> str:
     """Say that not all groups are shown, where that is so."""
     if len(shown) == len(lines):
         return ""
-    most = len(svg.DASHES)
     told = (
-        f"{len(shown)} of {len(lines)} groups: those that fail and err least, at most {most} a "
-        "method."
+        f"{len(shown)} of {len(lines)} groups: those that fail and err least, at most "
+        f"{MOST_OF_ONE} a method."
     )
     return paragraph(told, "note")
 
@@ -169,7 +139,7 @@ def maps(experiment: Experiment) -> str:
         cells = {(_number(g, first), _number(g, second)): _place(g) for g in groups}
         sides = ((GREEK.get(first, first), _values(groups, first)),
                  (GREEK.get(second, second), _values(groups, second)))  # fmt: skip
-        title = f"Test error (%) of {METHODS.get(method, method)} by {first} and {second}"
+        title = f"Test error (%) of {method_title(method)} by {first} and {second}"
         made.append(figure(heat(title, sides, cells), f"{title}: {experiment.title}."))
     return "".join(made)
 

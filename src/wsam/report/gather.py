@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +13,7 @@ from wsam.lab.checkpoint import Checkpoints
 from wsam.lab.names import is_number
 from wsam.lab.records import Record
 from wsam.lab.run import Run
+from wsam.looks import LOOKS
 from wsam.paper import minimum
 
 
@@ -208,23 +207,9 @@ def unfinished(folder: Path) -> list[Trouble]:
 def _order(group: Group) -> tuple[Any, ...]:
     """Sort groups by experiment, then by method, the base first, then by their numbers."""
     run = group.run
-    place = METHOD_ORDER.index(run.method) if run.method in METHOD_ORDER else len(METHOD_ORDER)
+    known = list(LOOKS)
+    place = known.index(run.method) if run.method in known else len(known)
     hyper = tuple(float(value) if is_number(value) else 0.0 for value in run.hyper.values())
     rate = run.base_args.get("lr")
     last = (run.epochs, rate if isinstance(rate, float) else 0.0, run.key)
     return (run.data, run.model, run.noise, place, run.method, hyper, *last)
-
-
-METHOD_ORDER = ("vanilla", "sam", "asam", "fisher_sam", "esam", "gsam", "coupled_wsam", "wsam")
-
-
-def mean_deviation(values: list[float]) -> tuple[float | None, float | None]:
-    """Return the mean and the sample deviation; None where there are too few values.
-
-    Values that are not finite have a mean, which is not finite either, and no deviation.
-    """
-    if not values:
-        return None, None
-    if not all(map(math.isfinite, values)):
-        return sum(values) / len(values), None
-    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None

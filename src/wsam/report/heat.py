@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
+from wsam.report.html import table
 from wsam.report.scale import short
 from wsam.report.svg import WIDTH
 
@@ -50,7 +51,9 @@ def heat(
     cells: Mapping[tuple[float, float], float | str],
     chosen: tuple[float, float] | None = None,
 ) -> str:
-    """Return a map: the first axis runs to the right, the second upwards.
+    """Return a map and, to be opened below it, its table: a reader of the screen has that alone.
+
+    The first axis runs to the right, the second upwards.
 
     Args:
         title: What is seen, for those who do not see it.
@@ -82,7 +85,26 @@ def heat(
     parts.append(f'<text x="{middle:.1f}" y="{height - 6}" class="mid">{escape(x_name)}</text>')
     parts.append(f'<text x="2" y="14" class="name">{escape(y_name)}</text>')
     head = f'<svg class="chart" viewBox="0 0 {WIDTH} {height}" role="img"'
-    return f'{head} aria-label="{escape(title)}">{"".join(parts)}</svg>'
+    drawn = f'{head} aria-label="{escape(title)}">{"".join(parts)}</svg>'
+    return drawn + _table(axes, cells, chosen)
+
+
+def _table(
+    axes: tuple[tuple[str, Sequence[float]], tuple[str, Sequence[float]]],
+    cells: Mapping[tuple[float, float], float | str],
+    chosen: tuple[float, float] | None,
+) -> str:
+    """Return what a map shows as a table, its rows in the map's order."""
+    (x_name, xs), (y_name, ys) = axes
+
+    def text(place: tuple[float, float]) -> str:
+        value = cells.get(place, "–")
+        told = value if isinstance(value, str) else _short(value)
+        return f"{told} (chosen)" if place == chosen else told
+
+    heads = [f"{y_name} ↓ {x_name} →", *(f"{x_name} {short(x)}" for x in xs)]
+    rows = [[f"{y_name} {short(y)}", *(text((x, y)) for x in xs)] for y in reversed(ys)]
+    return f"<details><summary>As a table</summary>{table(heads, rows)}</details>"
 
 
 def _cell(
@@ -101,8 +123,12 @@ def _cell(
     light = 0.299 * color[0] + 0.587 * color[1] + 0.114 * color[2] > 140
     fill = f"#{color[0]:02x}{color[1]:02x}{color[2]:02x}"
     ink = "#1d2430" if light else "#ffffff"
-    number = f'<text {middle} class="mid value" style="fill:{ink}">{short(round(value, 1))}</text>'
+    number = f'<text {middle} class="mid value" style="fill:{ink}">{_short(value)}</text>'
     return f'<rect {box} fill="{fill}"/>{number}{ring}'
+
+
+def _short(value: float) -> str:
+    return short(round(value, 1))
 
 
 def _words(text: str, x: float, y: float) -> str:

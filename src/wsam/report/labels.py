@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from wsam.lab.names import Value
 from wsam.lab.run import Run
+from wsam.looks import LOOKS, title
+from wsam.numbers import mean_deviation
 from wsam.report.gather import Group, group_key
 from wsam.report.svg import Look
 
-METHODS = {
-    "sam": "SAM",
-    "wsam": "WSAM",
-    "coupled_wsam": "Coupled-WSAM",
-    "gsam": "GSAM",
-    "esam": "ESAM",
-    "asam": "ASAM",
-    "fisher_sam": "Fisher SAM",
-}
+_DASHES = tuple(dict.fromkeys(look.dashes for look in LOOKS.values()))
+MOST_LINES = len(_DASHES)
+"""More lines than this cannot be told apart without colours."""
+MOST_OF_ONE = 4
+"""As many lines of one method leave room for others to compare it with."""
 GREEK = {"rho": "ρ", "gamma": "γ", "alpha": "α", "beta": "β", "eta": "η", "rho_min": "ρ min"}
 Setting = Callable[[Run], object]
 _VARYING: dict[str, Setting] = {
@@ -55,6 +53,11 @@ class Experiment:
     title: str
     lines: tuple[Line, ...]
 
+    @property
+    def drawn(self) -> list[Line]:
+        """Those whose curves are drawn."""
+        return [line for line in self.lines if line.look.dashes is not None]
+
 
 def experiments(
     groups: Sequence[Group], names: Mapping[str, str] | None = None
@@ -84,19 +87,49 @@ def experiment_title(run: Run) -> str:
 
 
 def _lines(groups: Sequence[Group], names: Mapping[str, str]) -> list[Line]:
-    seen: dict[str, int] = {}
     varying = _varying([group.run for group in groups])
     made = []
     for group in groups:
         method = group.run.method
         name = names.get(group_key(group.run)) or label(group.run, varying)
-        made.append(Line(group, name, Look(_color(method), seen.get(method, 0))))
-        seen[method] = seen.get(method, 0) + 1
-    return made
+        made.append(Line(group, name, Look(method if method in LOOKS else "ink")))
+    return dashed(made)
 
 
-def _color(method: str) -> str:
-    return method if method == "vanilla" or method in METHODS else "ink"
+def best(lines: Sequence[Line], most: int) -> list[Line]:
+    """Return the lines with the smallest mean error, in their own order.
+
+    Those with failed runs come after those without: their means are of the survivors alone.
+
+    Args:
+        lines: All there are.
+        most: How many; of one method at most `MOST_OF_ONE`.
+    """
+    errors = {id(line): mean_deviation(line.group.values("test_error"))[0] for line in lines}
+    known = [line for line in lines if errors[id(line)] is not None]
+    kept: list[Line] = []
+    for line in sorted(known, key=lambda line: (bool(line.group.failures), errors[id(line)])):
+        alike = sum(other.look.color == line.look.color for other in kept)
+        if len(kept) < most and alike < MOST_OF_ONE:
+            kept.append(line)
+    wanted = {id(line) for line in kept}
+    return [line for line in lines if id(line) in wanted]
+
+
+def dashed(lines: Sequence[Line]) -> list[Line]:
+    """Give each line that is to be drawn dashes that no other has.
+
+    The first of a method has the method's own, further ones what is left over.
+    """
+    drawn = best(lines, MOST_LINES)
+    own = {line.look.color: line for line in reversed(drawn) if line.look.color in LOOKS}
+    taken = {LOOKS[method].dashes for method in own}
+    free = (dashes for dashes in _DASHES if dashes not in taken)
+    given = {
+        id(line): LOOKS[line.look.color].dashes if own.get(line.look.color) is line else next(free)
+        for line in drawn
+    }
+    return [replace(line, look=replace(line.look, dashes=given.get(id(line)))) for line in lines]
 
 
 def _varying(runs: Sequence[Run]) -> dict[str, Setting]:
@@ -144,8 +177,7 @@ def label(run: Run, varying: Mapping[str, Setting] | None = None) -> str:
         run: Any run of the group.
         varying: Further settings to name, each by a function of a run.
     """
-    method = METHODS.get(run.method, run.method)
-    name = run.base.upper() if run.method == "vanilla" else method
+    name = run.base.upper() if run.method == "vanilla" else title(run.method)
     parts = [f"{GREEK.get(k, k)} {_text(v)}" for k, v in run.hyper.items() if v is not None]
     if run.geometry is not None:
         parts.insert(0, str(run.geometry["name"]))

@@ -8,6 +8,8 @@ from importlib.resources import files
 from pathlib import Path
 
 from wsam.lab.files import write_atomic
+from wsam.looks import LOOKS
+from wsam.plots.style import with_colors
 from wsam.report import sections
 from wsam.report.gather import Folder, gather
 from wsam.report.html import Section, escape
@@ -45,7 +47,7 @@ def page(
     made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     text = _asset("report.html")
     for mark, value in (
-        ("/*STYLE*/", _asset("report.css").strip()),
+        ("/*STYLE*/", _style()),
         ("<!--TITLE-->", escape(heading)),
         ("<!--LEAD-->", lead or sections.overview(folder)),
         ("<!--MADE-->", made),
@@ -76,6 +78,14 @@ def write(folder: Path, out: Path | None = None) -> tuple[Path, Folder]:
     path = out or found.path / "report.html"
     write_atomic(path, page(found).encode())
     return path, found
+
+
+def _style() -> str:
+    rules = (
+        f".c-{method} {{ stroke: var(--{method}); }} .f-{method} {{ fill: var(--{method}); }}"
+        for method in LOOKS
+    )
+    return with_colors(_asset("report.css").strip()).replace("/*METHODS*/", "\n".join(rules))
 
 
 def _asset(name: str) -> str:

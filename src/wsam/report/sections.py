@@ -8,6 +8,7 @@ from typing import Any
 
 from wsam.lab.records import Record
 from wsam.lab.run import Run
+from wsam.numbers import mean_deviation
 from wsam.paper import TABLES, Profile, find, gather, render
 from wsam.paper.outcome import Entry
 from wsam.paper.table import Table
@@ -37,7 +38,7 @@ def summary(one: Experiment) -> str:
         "top eigenvalue": [charts.told(line.group.eigenvalues, ".1f") for line in one.lines],
         "epochs": [str(line.group.run.epochs) for line in one.lines],
         "runs": [_count(line) for line in one.lines],
-        "seconds a run": [_mean(line.group.seconds) for line in one.lines],
+        "seconds a run": [_seconds(line) for line in one.lines],
     }
     kept = {head: texts for head, texts in columns.items() if set(texts) != {"–"}}
     rows = [
@@ -55,8 +56,9 @@ def _told(line: Line, name: str, form: str) -> str:
     return charts.told(line.group.values(name), form)
 
 
-def _mean(values: list[float]) -> str:
-    return f"{sum(values) / len(values):.1f}" if values else "–"
+def _seconds(line: Line) -> str:
+    mean, _ = mean_deviation(line.group.seconds)
+    return charts.NO_FIGURE if mean is None else f"{mean:.1f}"
 
 
 def _count(line: Line) -> str:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from wsam.numbers import mean_deviation
 from wsam.paper import around
 from wsam.report import svg
-from wsam.report.charts import MOST_LINES, best, spread
-from wsam.report.gather import Group, mean_deviation
+from wsam.report.charts import spread
+from wsam.report.gather import Group
 from wsam.report.html import figure
 from wsam.report.labels import Experiment, Line
 
 
 def slices(experiment: Experiment) -> str:
     """Return a chart of the measured slices; nothing where there are none."""
-    shown = [line for line in best(experiment.lines, MOST_LINES) if slices_of(line.group)]
+    shown = [line for line in experiment.drawn if slices_of(line.group)]
     if not shown:
         return ""
     series = [_series(line) for line in shown]

@@ -14,21 +14,25 @@ from wsam.report.scale import Scale, fit, short
 
 WIDTH, HEIGHT = 400, 280
 _LEFT, _RIGHT, _TOP, _BOTTOM = 50, 14, 12, 42
-DASHES = ("", "7 4", "2 4", "10 4 2 4")
 
 
 @dataclass(frozen=True)
 class Look:
-    """How a series is told from others: a colour of the style sheet and a way to dash lines."""
+    """How a series is told from others: by a colour of the style sheet and by the dashes of its line.
+
+    Args:
+        color: A method, or ``ink``.
+        dashes: As SVG writes them, empty for a whole line; None where no line is drawn.
+    """
 
     color: str = "ink"
-    dash: int = 0
+    dashes: str | None = None
 
     @property
     def style(self) -> str:
         """Attributes of a stroked element."""
-        dashes = DASHES[self.dash % len(DASHES)]
-        return f'class="c-{self.color}"' + (f' stroke-dasharray="{dashes}"' if dashes else "")
+        dashed = f' stroke-dasharray="{self.dashes}"' if self.dashes else ""
+        return f'class="c-{self.color}"{dashed}'
 
 
 @dataclass(frozen=True)
@@ -58,11 +62,11 @@ class Bar:
 
 
 def swatch(look: Look) -> str:
-    """Return a short piece of a line, for legends and tables."""
-    return (
-        '<svg class="swatch" viewBox="0 0 26 10" aria-hidden="true">'
-        f'<path d="M1 5H25" {look.style}/></svg>'
-    )
+    """Return a short piece of a line, for legends and tables; a dot where no line is drawn."""
+    line = f'<path d="M1 5H41" {look.style}/>'
+    dot = f'<circle cx="21" cy="5" r="4" class="f-{look.color}"/>'
+    inside = dot if look.dashes is None else line
+    return f'<svg class="swatch" viewBox="0 0 42 10" aria-hidden="true">{inside}</svg>'
 
 
 def lines(

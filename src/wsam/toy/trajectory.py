@@ -11,16 +11,11 @@ from torch.optim import SGD, Optimizer
 
 from wsam.checks import count, number
 from wsam.geometry import Adaptive, Euclidean, Fisher, Geometry
+from wsam.looks import LOOKS
 from wsam.methods import GSAM, SAM, WSAM, CoupledWSAM
 from wsam.toy.landscape import eigenvalues, loss, minimum_near
 
-RULES = {
-    "sgd": "SGD",
-    "sam": "SAM",
-    "gsam": "GSAM",
-    "wsam": "WSAM",
-    "coupled_wsam": "Coupled-WSAM",
-}
+RULES = {rule: LOOKS[rule].title for rule in ("sgd", "sam", "gsam", "wsam", "coupled_wsam")}
 GEOMETRIES: dict[str, Callable[[], Geometry]] = {
     "euclidean": Euclidean,
     "adaptive": Adaptive,
