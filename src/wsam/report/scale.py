@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-_WIDE = 25.0
+_WIDE = 10.0
 """Positive numbers that span more than this factor are drawn on a logarithmic scale."""
 _ONE_DECADE = (1, 2, 5)
 
