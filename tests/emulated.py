@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import wsam
-from wsam import bases
+from wsam import bases, kernels
 
 
 class Kernel:
@@ -166,3 +166,16 @@ def end_lean(
 ) -> None:
     for kept, w, g1 in tensors(table, sizes, n):
         w.copy_(kept - float(numbers[5]) * times(numbers[4].float(), g1))
+
+
+def attach(opt: wsam.SharpnessAware) -> kernels.Kernels:
+    """Let an optimizer on the CPU step by kernels, as one over a fused base does on CUDA."""
+    fused = kernels.Kernels(torch.device("cpu"), opt.base, opt.rule, opt.geometry.boost)
+
+    def begun() -> kernels.Kernels:
+        fused.begin(recording=False)
+        fused.write_numbers()
+        return fused
+
+    opt._kernels_of_fused_base = begun  # type: ignore[method-assign]
+    return fused

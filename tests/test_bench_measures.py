@@ -149,7 +149,7 @@ def test_traffic_of_a_fused_base() -> None:
 def test_traffic_of_fused_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels that torch does not see are counted by what they are given."""
     block = Block({"lr": 0.1}, [A, B], [0, 1])
-    monkeypatch.setattr(Kernels, "scales", lambda self, blocks, lists: [torch.ones(())])
+    monkeypatch.setattr(Kernels, "scales", lambda self, *given: [torch.ones(())])
     monkeypatch.setattr(Kernels, "save_and_add", lambda self, block, direction, scale: True)
     monkeypatch.setattr(Kernels, "_finish_block", lambda self, *given: None)
     counter, kernels = Moved(), object.__new__(Kernels)
@@ -169,7 +169,7 @@ def test_traffic_of_fused_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_traffic_of_the_lean_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Six reads and four writes over SGD with momentum, as the page says."""
     block = Block({"lr": 0.1}, [A], [0])
-    monkeypatch.setattr(Kernels, "scales", lambda self, blocks, lists: [torch.ones(())])
+    monkeypatch.setattr(Kernels, "scales", lambda self, *given: [torch.ones(())])
     monkeypatch.setattr(Kernels, "_launch", lambda self, *given, **flags: None)
     base = torch.optim.SGD([torch.nn.Parameter(A)], lr=0.1)
     counter, kernels = Moved(), Kernels(CPU, base, Weighted(), 1.0)

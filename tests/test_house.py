@@ -35,6 +35,7 @@ FLOORS = {
     "bases": 0,
     "plan": 0,
     "tables": 0,
+    "launch": 0,
     "kernels": 0,
     "_triton": 0,
     "state": 0,

@@ -3,8 +3,6 @@
 import os
 import subprocess
 import sys
-import weakref
-from array import array
 from collections.abc import Callable
 
 import emulated
@@ -15,9 +13,8 @@ from torch.nn.functional import cross_entropy
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import wsam
-from wsam import kernels, tables
+from wsam import kernels, launch
 from wsam.bases import branches_of, can_finish, numbers_of
-from wsam.block import Piece
 from wsam.plan import Plan
 from wsam.update import Flight
 
@@ -43,8 +40,7 @@ def compare(name: str, base: str, **options: object) -> int:
     models = [network(), network()]
     opts = [wsam.create(name, BASES[base](m.parameters()), model=m, **options) for m in models]
     second = opts[1]
-    boost = second.geometry.boost
-    fused = kernels.Kernels(torch.device("cpu"), second.base, second.rule, boost)
+    fused = emulated.attach(second)
     finished: list[bool] = []
 
     def heard(own: Callable[..., bool]) -> Callable[..., bool]:
@@ -53,12 +49,6 @@ def compare(name: str, base: str, **options: object) -> int:
     for name_of_kernel in ("finish", "begin_lean", "end_lean"):
         setattr(fused, name_of_kernel, heard(getattr(fused, name_of_kernel)))
 
-    def begun() -> kernels.Kernels:
-        fused.begin(recording=False)
-        fused.write_numbers()
-        return fused
-
-    second._kernels_of_fused_base = begun  # as over a fused base on CUDA
     generator = torch.Generator().manual_seed(1)
     for _ in range(6):
         x = torch.randn(9, 3, 8, 8, generator=generator)
@@ -115,7 +105,7 @@ def test_what_kernels_are_given_with_options(monkeypatch: pytest.MonkeyPatch) ->
     check_options()
 
 
-@pytest.mark.skipif(not kernels.available(), reason="Triton is not installed")
+@pytest.mark.skipif(not launch.available(), reason="Triton is not installed")
 def test_kernels_equal_the_foreach_path() -> None:
     code = "import sys; sys.path.insert(0, 'tests'); import test_kernels; test_kernels.check_all()"
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
@@ -257,105 +247,3 @@ def test_shards_are_left_to_the_foreach_path() -> None:
     assert not fused.finish(Flight([block]))
     block.weights = lambda: block.params  # type: ignore[method-assign]
     assert not fused.save_and_add(block, gradients, torch.ones(()))
-
-
-class Watched:
-    """A model whose optimizer steps by emulated kernels, and what was alive in its second pass."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str = "wsam", **options: object):
-        self.device = emulated.install(monkeypatch)
-        self.model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-        base = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
-        self.opt = wsam.create(name, base, model=self.model, **options)
-        self.kernels = kernels.Kernels(torch.device("cpu"), base, self.opt.rule, 1.0)
-        self.opt._kernels_of_fused_base = self.begun  # type: ignore[attr-defined]
-        self.pieces: list[weakref.ref[Piece]] = []
-        self.alive: list[int] = []
-        own = Plan.piece
-
-        def piece(plan: Plan) -> Piece:
-            made = own(plan)
-            self.pieces.append(weakref.ref(made))
-            return made
-
-        monkeypatch.setattr(Plan, "piece", piece)
-
-    def begun(self) -> kernels.Kernels:
-        self.kernels.begin(recording=False)
-        self.kernels.write_numbers()
-        return self.kernels
-
-    def count(self) -> int:
-        return sum(ref() is not None for ref in self.pieces)
-
-    def closure(self) -> torch.Tensor:
-        self.alive.append(self.count())
-        loss = self.model(torch.ones(2, 4)).square().mean()
-        loss.backward()
-        return loss
-
-
-def test_copies_live_as_long_as_they_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = Watched(monkeypatch)
-    for _ in range(3):
-        watched.opt.step(watched.closure)
-        assert watched.count() == 0
-    assert watched.alive == [0, 1] * 3
-
-
-def test_a_lean_step_that_kernels_decline_holds_none_of_their_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    watched = Watched(monkeypatch, lean=True)
-    for _ in range(3):
-        watched.opt.step(watched.closure)
-        assert watched.count() == 0
-    assert watched.alive == [0, 0, 0, 1, 0, 1], "in the first step there is no momentum yet"
-
-
-def test_a_gradient_that_is_not_kept_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    watched, refs = Watched(monkeypatch, "sam"), []
-
-    def closure() -> torch.Tensor:
-        assert not any(ref() is not None for ref in refs), "its memory is the second pass's"
-        loss = watched.closure()
-        refs[:] = [weakref.ref(p.grad) for p in watched.model.parameters()]
-        return loss
-
-    for _ in range(3):
-        watched.opt.step(closure)
-        watched.opt.zero_grad()
-
-
-def test_four_launches_and_two_tables_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    watched, written = Watched(monkeypatch), []
-    own = tables.upload
-
-    def upload(into: torch.Tensor, numbers: "array[int] | array[float]") -> None:
-        written.append(into.dtype)
-        own(into, numbers)
-
-    for module in (tables, kernels):
-        monkeypatch.setattr(module, "upload", upload)
-    for _ in range(3):
-        watched.opt.step(watched.closure)
-    launched = {
-        name: kernel.launches for name, kernel in vars(watched.device).items() if kernel.launches
-    }
-    assert launched == {"squares": 3, "scales": 3, "save_and_add": 3, "finish": 2}
-    assert written.count(torch.float64) == 1, "nothing was scheduled"
-    assert written.count(torch.int64) <= 3 + 2, "at most one before the second pass, one after it"
-
-
-def test_a_memory_error_in_the_middle_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = Watched(monkeypatch)
-
-    def fail(*given: object, **flags: object) -> None:
-        raise torch.OutOfMemoryError
-
-    with monkeypatch.context() as patched:
-        patched.setattr(watched.device.squares, "run", fail)
-        with pytest.raises(torch.OutOfMemoryError):
-            watched.opt.step(watched.closure)
-    assert watched.count() == 0
-    watched.opt.step(watched.closure)

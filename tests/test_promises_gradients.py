@@ -319,6 +319,33 @@ def test_micro_perturbation(name: str, base: str, clip: float | None) -> None:
 
 
 @pytest.mark.parametrize("name", MEMBERS)
+def test_micro_batches_of_which_one_has_a_gradient_in_the_second_pass_only(name: str) -> None:
+    """It counts, whichever micro-batch it is, as it does with one closure."""
+    found = []
+    for late_first in (False, True):
+        a, b = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
+        options = {"gamma": 1.0} if name == "esam" else {}
+        opt = member(name, torch.optim.SGD([a, b], lr=0.1), rho=0.1, **options)
+        calls: list[int] = []
+
+        def late(a: Tensor = a, b: Tensor = b, calls: list[int] = calls) -> Tensor:
+            calls.append(1)
+            loss = a.pow(3).sum() + (b.pow(3).sum() if len(calls) == 2 else 0)
+            loss.backward()
+            return loss
+
+        def plain(a: Tensor = a) -> Tensor:
+            loss = a.square().sum()
+            loss.backward()
+            return loss
+
+        opt.step([late, plain] if late_first else [plain, late])
+        found.append([a.detach(), b.detach()])
+    assert gap(*found) < 1e-7
+    assert not torch.equal(found[0][1], torch.ones(3))
+
+
+@pytest.mark.parametrize("name", MEMBERS)
 def test_micro_batches_of_which_one_lacks_a_second_gradient(name: str) -> None:
     """As with one closure: without any it is refused, a single missing one counts as g0."""
     a, b = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))

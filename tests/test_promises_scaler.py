@@ -153,9 +153,9 @@ def test_scaler_parity(name: str, options: dict[str, float]) -> None:
     assert scaler.get_scale() == 1024.0
 
 
-def check_overflow(name: str, bad_pass: int) -> None:
+def check_overflow(name: str, bad_pass: int, **options: str) -> None:
     models = small_model(), small_model()
-    opts = [member(name, torch.optim.SGD(m.parameters(), **MOMENTUM)) for m in models]
+    opts = [member(name, torch.optim.SGD(m.parameters(), **MOMENTUM), **options) for m in models]
     opt, model, scaler = opts[0], models[0], new_scaler()
     for o, m in zip(opts, models, strict=True):
         scaled_step(o, scaler, model_loss(o, m, 0))
@@ -184,6 +184,48 @@ def test_inf_pass1(name: str) -> None:
 @pytest.mark.parametrize("name", MEMBERS)
 def test_inf_pass2(name: str) -> None:
     check_overflow(name, 2)
+
+
+@pytest.mark.parametrize("bad_pass", [1, 2])
+@pytest.mark.parametrize("name", MEMBERS)
+def test_the_scaler_hears_of_what_is_skipped_anyway(name: str, bad_pass: int) -> None:
+    check_overflow(name, bad_pass, nonfinite="skip")
+
+
+@pytest.mark.parametrize("max_norm", [None, 0.1])
+@pytest.mark.parametrize("bad_pass", [1, 2])
+@pytest.mark.parametrize("name", MEMBERS)
+def test_inf_in_a_step_that_is_left_to_the_base(
+    name: str, bad_pass: int, max_norm: float | None
+) -> None:
+    """The scaler has looked at the second pass's gradients, so these are what the base is fed."""
+    models, scaler = (small_model(), small_model()), new_scaler()
+    opts = [
+        member(
+            name,
+            torch.optim.SGD(m.parameters(), **MOMENTUM),
+            when=wsam.schedule.Every(2),
+            max_norm=max_norm,
+        )
+        for m in models
+    ]
+    opt, model = opts[0], models[0]
+    for o, m in zip(opts, models, strict=True):
+        scaled_step(o, scaler, model_loss(o, m, 0))
+    before = snapshot(opt)
+
+    def spoil(number: int) -> None:
+        if number == bad_pass:
+            model[0].weight.grad[0, 0] = math.inf
+
+    scaled_step(opt, scaler, model_loss(opt, model, 1), spoil)
+    if bad_pass == 2:
+        assert same(snapshot(opt)["weights"], before["weights"])
+        assert scaler.get_scale() == 512.0
+        return
+    assert scaler.get_scale() == 1024.0
+    opts[1].step(closure(opts[1], models[1], 1))
+    assert same(snapshot(opt), snapshot(opts[1])), "at w both passes have the same gradient"
 
 
 @pytest.mark.parametrize("name", MEMBERS)

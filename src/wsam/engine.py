@@ -144,7 +144,8 @@ class Engine(Wrapper):
         flight.scale_known = grad_scale is not None
         if grad_scale is not None:
             update.unscale(flight.blocks, grad_scale)
-        flight.skip = self._overflowed(flight.blocks, differ=self.local)
+        if grad_scale is None or self.nonfinite != "skip":  # the scaler skips, and must hear of it
+            flight.skip = self._overflowed(flight.blocks, differ=self.local)
         flight.plain = not flight.skip and not self._is_chosen(flight)
         self._flight = flight
         try:
@@ -220,11 +221,19 @@ class Engine(Wrapper):
         flight.refuse_one_pass()
         if not flight.skip and not flight.plain and self.nonfinite != "propagate":
             flight.skip = self._overflowed(update.gather(self._layout()))
-        if self.local and not flight.skip and (flight.plain or self.rule.keeps_first):
+        second = flight.keeps_second
+        if (
+            self.local
+            and not flight.skip
+            and not second
+            and (flight.plain or self.rule.keeps_first)
+        ):
             self._average_first(flight)
         if flight.skip:
             self.zero_grad(set_to_none=True)
         elif flight.plain:
+            if second:
+                flight.blocks = update.gather(self._layout())
             update.put_back(flight.blocks)
             if self.max_norm is not None:
                 fed = [block.shards(block.first or []) for block in flight.blocks]
@@ -309,6 +318,9 @@ class Engine(Wrapper):
         if not flight.stepped:
             self.base.step()
         update.apply(flight.beside)
+        self._count_up()
+
+    def _count_up(self) -> None:
         for group in self.param_groups:
             group[saving.PREFIX + "step"] += 1
 
@@ -328,8 +340,8 @@ class Engine(Wrapper):
     def _drop_unfinished(self) -> None:
         """Forget a step that was prepared and never finished: a GradScaler skipped it."""
         if self._flight is not None:
+            self.skipped += not self._flight.made
             self._abandon()
-            self.skipped += 1
 
     def _recall(self, flight: Flight) -> None:
         """Let the interval forget a step that is not made."""
@@ -342,6 +354,10 @@ class Engine(Wrapper):
         if flight is not None:
             with torch.no_grad():
                 self._return_to_weights()
+            if flight.made:  # there is nothing to undo, and what was interrupted is the counting
+                self._count_up()
+                self._land()
+                return
             self._recall(flight)
             if flight.stepped and error is not None:
                 error.add_note(STEPPED)

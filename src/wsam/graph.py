@@ -21,7 +21,8 @@ from torch.optim import Optimizer
 
 from wsam import state as saving
 from wsam.bases import BASES
-from wsam.kernels import Kernels, available, work_on
+from wsam.kernels import Kernels
+from wsam.launch import available, work_on
 from wsam.optimizer import SharpnessAware
 from wsam.standins import Masks, Rewind, Scalars
 

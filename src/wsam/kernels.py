@@ -9,7 +9,6 @@ A kernel finds its tensors by a table of addresses on the device, see `wsam.tabl
 """
 
 import functools
-import importlib.util
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,46 +19,28 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 from torch.optim import Optimizer
 
-from wsam.bases import ADAM, COLUMNS, KEPT, branches_of, can_finish, history_of, numbers_of
+from wsam.bases import (
+    ADAM,
+    COLUMNS,
+    KEPT,
+    branches_of,
+    can_finish,
+    history_of,
+    numbers_of,
+)
 from wsam.block import Block, Piece
-from wsam.checks import warn
+from wsam.launch import TILES, WARPS, work_on
 from wsam.perturb import EPSILON
-from wsam.plan import TILE, Plan, places
+from wsam.plan import Plan, places
 from wsam.rule import Rule
 from wsam.state import PREFIX
 from wsam.tables import Rows, Tables, upload
 from wsam.update import Flight
 
-WARPS = 8
 SUMS = 1024
 PLANS = 8
-"""How many plans are kept; as many as there are sets of parameters that have gradients together."""
-TILES = {"BLOCK": TILE, "num_warps": WARPS}
-
-
-@functools.cache
-def available() -> bool:
-    """Whether Triton is there to make the kernels."""
-    return importlib.util.find_spec("triton") is not None
-
-
-@functools.cache
-def work_on(device: torch.device) -> bool:
-    """Whether Triton can make a kernel for the device: it needs a compiler and a GPU it knows."""
-    if not available():
-        return False
-    ones, partial = torch.ones(4, device=device), torch.zeros(1, device=device)
-    plan = Plan([ones], device)
-    table = torch.tensor([ones.data_ptr()] * 2, device=device)
-    try:
-        from wsam import _triton
-
-        shape = (plan.where, plan.offset, plan.sizes, partial, 1)
-        _triton.squares[(1,)](table, *shape, **TILES)
-    except Exception as error:  # whatever it is, training goes on without
-        warn(f"Triton is installed and cannot make kernels, so steps go without: {error}")
-        return False
-    return float(partial) == 4.0
+"""How many plans are kept for each group: one for each set of its parameters that have gradients
+together."""
 
 
 @dataclass
@@ -68,9 +49,9 @@ class Begun:
 
     plan: Plan
     direction: list[Tensor] | None
-    """What was squared, for as long as it must be alive."""
+    """What was squared, until the kernel that goes on with it: it must be given the same list."""
     at: list[int]
-    """Where that lies in memory, or lay."""
+    """Where that lies in memory, or lay. g0 lives beside it, so g0 is there only if it is g0."""
     saved: Piece | None
     """Room for a copy of w, until the block has got it."""
     table: Tensor
@@ -95,7 +76,7 @@ class Kernels:
         self._base, self._rule, self._boost = base, rule, boost
         self._knows_base = can_finish(base)
         self._plans: dict[tuple[int, ...], Plan] = {}
-        self._places: list[int] = []
+        self._looked: tuple[list[int], list[int]] = ([], [])
         self._apart = True
         self._begun: dict[int, Begun] = {}
         self._tables = Tables(device)
@@ -114,8 +95,14 @@ class Kernels:
         """Copy the groups' present numbers to the device, if they have changed."""
         rows = [numbers_of(group, self._rule, self._boost) for group in self._base.param_groups]
         if rows != self._written:
+            self._written = []  # whoever is interrupted writes again
             upload(self._numbers, array("d", chain.from_iterable(rows)))
             self._written = rows
+
+    @property
+    def knows_base(self) -> bool:
+        """Whether there is a kernel for the base's step."""
+        return self._knows_base
 
     def begin(self, recording: bool) -> None:
         """Say that a step begins, and whether it is being recorded."""
@@ -130,41 +117,53 @@ class Kernels:
         """Write the addresses of the step that has been recorded."""
         self._tables.recorded()
 
-    def _plan(self, block: Block) -> Plan:
-        """Return the block's plan; weights that were replaced since the last step get a new one."""
+    def _plan(self, block: Block) -> Plan | None:
+        """Return the block's plan; weights that are laid out otherwise than before get a new one.
+
+        None while a step is recorded, when no plan can be made.
+        """
         key, weights = tuple(block.numbers), block.weights()
         plan = self._plans.get(key)
-        if plan is None or not (self._tables.recording or plan.follow(weights)):
-            if len(self._plans) >= PLANS:
-                self._plans.clear()
-            plan = self._plans[key] = Plan(weights, self._device)
+        if plan is not None and plan.follow(weights):
+            return plan
+        if self._tables.recording:
+            return None
+        if len(self._plans) >= PLANS * len(self._numbers_of):
+            self._plans.clear()
+        plan = self._plans[key] = Plan(weights, self._device)
         return plan
 
     def _are_apart(self, plans: Sequence[Plan]) -> bool:
         """Whether no weights share memory: else their order counts, and kernels have none."""
         begins = [address for plan in plans for address in plan.weights]
-        if begins != self._places:
-            sizes = [4 * elements for plan in plans for elements in plan.elements]
-            self._places, self._apart, end = begins, True, 0
+        sizes = [4 * elements for plan in plans for elements in plan.elements]
+        if (begins, sizes) != self._looked:
+            apart, end = True, 0
             for begin, size in sorted(zip(begins, sizes, strict=True)):
-                self._apart = self._apart and (begin >= end or not size)
+                apart = apart and (begin >= end or not size)
                 end = max(end, begin + size)
+            self._apart, self._looked = apart, (begins, sizes)
         return self._apart
 
     def _group(self, block: Block) -> int:
         groups = self._base.param_groups
         return next(i for i, group in enumerate(groups) if group is block.group)
 
-    def scales(self, blocks: Sequence[Block], lists: Sequence[list[Tensor]]) -> list[Tensor] | None:
+    def scales(
+        self, blocks: Sequence[Block], lists: Sequence[list[Tensor]], final: bool = True
+    ) -> list[Tensor] | None:
         """Return `radius / (norm + eps)` for each block, with one norm over all lists.
 
-        None if the tensors do not fit.
+        `final` says that the lists are the directions already, so that the copy of w may be given
+        memory and a place in the table. None if the tensors do not fit.
         """
         if any(block.sharded for block in blocks):
             return None
-        plans = [self._plan(block) for block in blocks]
+        plans = [plan for block in blocks if (plan := self._plan(block)) is not None]
+        if len(plans) < len(blocks) or not self._are_apart(plans):
+            return None
         rows = [plan.gradients(z) for plan, z in zip(plans, lists, strict=True)]
-        if any(row is None for row in rows) or not self._are_apart(plans):
+        if any(row is None for row in rows):
             return None
         from wsam import _triton
 
@@ -173,8 +172,9 @@ class Kernels:
         parts = torch.split(partial, programs)
         for block, plan, z, row, part in zip(blocks, plans, lists, rows, parts, strict=True):
             assert row is not None
-            saved = plan.piece()
-            table = self._tables.table((plan.weights, row, saved.addresses()))
+            saved = plan.piece() if final else None
+            copy_at = [] if saved is None else [saved.addresses()]
+            table = self._tables.table((plan.weights, row, *copy_at))
             self._begun[id(block)] = Begun(plan, z, row, saved, table)
             shape = (plan.where, plan.offset, plan.sizes, part, len(row))
             _triton.squares[(plan.programs,)](table, *shape, **TILES)
@@ -199,6 +199,9 @@ class Kernels:
         from wsam import _triton
 
         plan, table = begun.plan, begun.table
+        if begun.saved is None:
+            begun.saved = plan.piece()
+            table = self._tables.table((plan.weights, begun.at, begun.saved.addresses()))
         shape = (plan.where, plan.offset, plan.sizes, scale, len(begun.at))
         run = _triton.save_and_add[(plan.programs,)]
         self._save(block, begun, scale, lambda: run(table, *shape, **TILES))
@@ -230,6 +233,8 @@ class Kernels:
             begun = self._begun.get(id(block))
             if begun is None or not isinstance(block.saved, Piece):
                 return False  # the weights are back already, or a mask has left some out
+            if not begun.plan.follow(block.weights()):  # a pass may have replaced them
+                return False
             second = begun.plan.gradients([p.grad for p in block.params])
             first = self._first(block, begun)
             history = self._history(block, begun.plan)
@@ -239,6 +244,7 @@ class Kernels:
             work.append((block, lists, history))
         for block, lists, history in work:
             self._finish_block(block, lists, history)
+            block.saved = []  # a block is either as it was or as it will be, its history included
         return True
 
     def _first(self, block: Block, begun: Begun) -> Rows | None:
@@ -270,20 +276,20 @@ class Kernels:
                 return False
             history, first = self._history(block, begun.plan), self._first(block, begun)
             if history is None or not first:
-                self.end()
+                self.end()  # or the room for copies would be held besides the one that is needed
                 return False
             work.append((block, [begun.plan.weights, *first, begun.at], scale, history))
         for block, lists, scale, history in work:
             try:
                 self._begin_lean(block, lists, scale, history)
             finally:
-                flight.stepped = flight.stepped or bool(block.saved)
+                flight.stepped = flight.stepped or isinstance(block.saved, Piece)
         return True
 
     def _begin_lean(self, block: Block, lists: Rows, scale: Tensor, history: Rows) -> None:
         begun = self._begun[id(block)]
-        assert begun.saved is not None
         begun.direction = None
+        begun.saved = begun.saved or begun.plan.piece()
         lists = [*lists, begun.saved.addresses(), *history]
         launch = functools.partial(self._launch, "begin_lean", block, lists, scale)
         self._save(block, begun, scale, launch)
@@ -294,6 +300,8 @@ class Kernels:
         for block in flight.blocks:
             begun = self._begun.get(id(block))
             if begun is None or not isinstance(block.saved, Piece):
+                return False
+            if not begun.plan.follow(block.weights()):
                 return False
             second = begun.plan.gradients([p.grad for p in block.params])
             if second is None:
@@ -339,7 +347,11 @@ class Kernels:
 
 
 def was_used(scale: Tensor) -> bool:
-    """Whether a kernel has gone on with a scale, by the mark behind it; waits for the device."""
+    """Whether a kernel has gone on with a scale; waits for the device.
+
+    `scales` writes a zero behind each, and the kernel that goes on a one. A group has one scale, and
+    one block here: others would be of another dtype or device.
+    """
     return bool(scale.as_strided((), (), scale.storage_offset() + 1))
 
 

@@ -48,25 +48,10 @@ def begin(
     `fused` does it all in one pass, the base's step included, or nothing.
     """
     blocks = flight.blocks
-    if fused is not None and mask is None:
-        directions = perturbations(blocks, geometry, spend=False, fused=fused)
-        if fused.begin_lean(flight, directions):
-            for block in blocks:
-                block.first = None
-            return False
+    if fused is not None and mask is None and _begin_by_kernel(flight, geometry, fused):
+        return False
     # Kept apart until the base has stepped: whoever is interrupted puts back what is in `saved`.
-    moved = [copies(block.weights()) for block in blocks]
-    at = {
-        number: m
-        for block, tensors in zip(blocks, moved, strict=True)
-        for number, m in zip(block.numbers, tensors, strict=True)
-    }
-    parts = chosen_blocks(blocks, mask)
-    everything = blocks if mask is not None else None
-    for part, (direction, scale, own) in zip(
-        parts, perturbations(parts, geometry, spend=False, everything=everything), strict=True
-    ):
-        add_scaled([at[number] for number in part.numbers], direction, scale, spend=own)
+    moved = _moved(blocks, mask, geometry)
     firsts = [block.shards(block.first or []) for block in blocks]
     guards = [copies(first) for first in firsts] if guarded else firsts
     before = _versions(firsts)
@@ -85,6 +70,36 @@ def begin(
         exchange(block, tensors)
         block.first = None
     return spoiled
+
+
+def _begin_by_kernel(flight: Flight, geometry: Geometry, fused: Kernels) -> bool:
+    if not fused.knows_base:
+        return False
+    directions = perturbations(flight.blocks, geometry, spend=False, fused=fused)
+    if not fused.begin_lean(flight, directions):
+        return False
+    for block in flight.blocks:
+        block.first = None
+    return True
+
+
+def _moved(
+    blocks: Sequence[Block], mask: list[bool] | None, geometry: Geometry
+) -> list[list[Tensor]]:
+    """Return w + d of all blocks; nothing else of the perturbation is left."""
+    moved = [copies(block.weights()) for block in blocks]
+    at = {
+        number: m
+        for block, tensors in zip(blocks, moved, strict=True)
+        for number, m in zip(block.numbers, tensors, strict=True)
+    }
+    parts = chosen_blocks(blocks, mask)
+    everything = blocks if mask is not None else None
+    for part, (direction, scale, own) in zip(
+        parts, perturbations(parts, geometry, spend=False, everything=everything), strict=True
+    ):
+        add_scaled([at[number] for number in part.numbers], direction, scale, spend=own)
+    return moved
 
 
 def exchange(block: Block, moved: list[Tensor]) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from wsam.block import Block, is_sharded, local
-from wsam.update import Flight, own_gradients
+from wsam.update import Flight, latecomers, own_gradients
 
 
 class Sums:
@@ -22,7 +22,7 @@ class Sums:
         self._plain = True
         self._skip = False
 
-    def add(self, flight: Flight | None) -> None:
+    def add(self, flight: Flight | None, layout: Sequence[Block]) -> None:
         """Take the gradients of a micro-batch whose two passes are done and weights restored."""
         assert flight is not None
         flight.refuse_one_pass()
@@ -43,6 +43,11 @@ class Sums:
             )
             for p in block.params:
                 p.grad = None
+        if not flight.plain:  # what had its first gradient in the second pass
+            for block in latecomers(layout, flight.blocks):
+                _accumulate(self._second, ((p, p.grad) for p in block.params))
+                for p in block.params:
+                    p.grad = None
 
     def flight(self, layout: Sequence[Block]) -> Flight:
         """Return the sums as the two gradients of one step."""

@@ -170,6 +170,8 @@ class SharpnessAware(Engine):
             return losses.mean()
         if self._flight is not None and self._flight.ready:
             self._drop_unfinished()  # a new first pass has begun
+        if self._flight is not None and self._flight.plain:
+            return losses.mean()  # nothing was perturbed, and all samples count in both passes
         return self._selection.mean(losses, second=self._flight is not None)
 
     # The whole step -------------------------------------------------------------------------------
@@ -259,7 +261,7 @@ class SharpnessAware(Engine):
                 rises.append(self._selection.corrected(rise(second, losses[-1])))
             if len(closures) > 1:
                 self._return_to_weights()
-                sums.add(self._flight)
+                sums.add(self._flight, self._layout())
                 self._flight = None
         if len(closures) > 1:
             self._flight = sums.flight(self._layout())

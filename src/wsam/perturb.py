@@ -45,8 +45,13 @@ def chosen_blocks(blocks: Sequence[Block], mask: list[bool] | None) -> list[Bloc
 class Fused(Protocol):
     """Kernels for parts of the perturbation; each declines where its tensors do not fit."""
 
-    def scales(self, blocks: Sequence[Block], lists: Sequence[list[Tensor]]) -> list[Tensor] | None:
-        """Return `radius / (norm + eps)` for each block, with one norm over all lists."""
+    def scales(
+        self, blocks: Sequence[Block], lists: Sequence[list[Tensor]], final: bool
+    ) -> list[Tensor] | None:
+        """Return `radius / (norm + eps)` for each block, with one norm over all lists.
+
+        `final` says that the lists are the directions already, and nothing else is in memory.
+        """
 
     def save_and_add(self, block: Block, direction: list[Tensor], scale: Tensor) -> bool:
         """Make `w += scale * direction` and keep in `block.saved` what w was."""
@@ -98,7 +103,8 @@ def perturbations(
             whitened.append(first)
         else:
             whitened.append(list(torch._foreach_mul(widened(first), root)))
-    scales = fused.scales(blocks, whitened) if fused is not None else None
+    final = all(root is None for root in roots)
+    scales = fused.scales(blocks, whitened, final) if fused is not None else None
     if scales is None:
         scales = _scales(blocks, whitened, geometry.boost, everything)
     result = []

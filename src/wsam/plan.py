@@ -46,13 +46,14 @@ class Plan:
         self._shapes = [(w.shape, w.stride()) for w in weights]
         self._kind = (weights[0].dtype, weights[0].device)
         plain = all(w.dtype == torch.float32 and is_dense(w) for w in weights)
-        self._walkable = plain and self.programs > 0
+        self._walkable = plain and self.programs > 0  # that is, if the weights are where they say
         self.follow(weights)
 
     def follow(self, weights: Sequence[Tensor]) -> bool:
-        """Look where the weights are now; False if they do not lie as those of the plan did."""
+        """Look where the weights are now; False if the plan is not for them any more."""
         self.weights = places(weights)
-        self._fits = self._walkable and are_aligned(self.weights)
+        plain = PLAIN.issuperset(map(type, weights))
+        self._fits = self._walkable and plain and are_aligned(self.weights)
         same = (weights[0].dtype, weights[0].device) == self._kind
         return same and self._are_laid_out(weights) and self._are_as_large(weights)
 
@@ -61,13 +62,15 @@ class Plan:
         return Piece(self._shapes, self._starts, self._room, self._kind[1])
 
     def gradients(self, tensors: Sequence[Any]) -> list[int] | None:
-        """Return where gradients of the weights begin; None where kernels may not walk them.
+        """Return where gradients, or what was made of them, begin; None where kernels cannot walk.
 
-        torch holds a gradient to the shape and device of its parameter: these are not looked at.
+        Their device is not looked at: torch holds a gradient to that of its parameter.
         """
         if not self._fits or not PLAIN.issuperset(map(type, tensors)):
             return None
-        if set(map(DTYPE, tensors)) != {torch.float32} or not self._are_laid_out(tensors):
+        if set(map(DTYPE, tensors)) != {torch.float32} or not self._are_as_large(tensors):
+            return None
+        if not self._are_laid_out(tensors):
             return None
         found = places(tensors)
         return found if are_aligned(found) else None
@@ -75,9 +78,9 @@ class Plan:
     def addresses(self, tensors: Sequence[Any]) -> list[int] | None:
         """Return where tensors begin; None where they do not lie in memory as the weights do."""
         found = self.gradients(tensors)
-        if found is None or not self._are_as_large(tensors):
+        if found is None or set(map(DEVICE, tensors)) != {self._kind[1]}:
             return None
-        return found if set(map(DEVICE, tensors)) == {self._kind[1]} else None
+        return found
 
     def _are_laid_out(self, tensors: Sequence[Tensor]) -> bool:
         return list(map(Tensor.stride, tensors)) == self._strides

@@ -26,9 +26,10 @@ def upload(into: Tensor, numbers: array) -> None:  # type: ignore[type-arg]
 class Tables:
     """Tables of addresses on a device.
 
-    Every step asks for the same tables in the same order: `begin` starts again with the first. While
-    a step is recorded into a CUDA graph nothing may be copied from the host, so the addresses of that
-    step are written once it has been recorded. An eager step writes those that have changed.
+    Steps ask for tables in the same order: `begin` starts again with the first. An eager step writes
+    the addresses that have changed. While a step is recorded into a CUDA graph nothing may be made or
+    copied from the host: the last eager step must have asked for all that the recording asks for, and
+    the addresses are written once it has been recorded. After that there are no more eager steps.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -65,6 +66,7 @@ class Tables:
         if self._pending is not None:
             self._pending.append((table, addresses))
         elif written != addresses:
+            self._tables[position] = (table, [])  # whoever is interrupted writes again
             upload(table, array("q", addresses))
             self._tables[position] = (table, addresses)
         return table

@@ -68,11 +68,29 @@ class Flight:
     memory: Any = None
     """What the interval remembered before this step, where it keeps count of gradient norms."""
 
+    @property
+    def made(self) -> bool:
+        """Whether the update is made, and only counting is left."""
+        return self.ready and self.stepped and not self.beside
+
+    @property
+    def keeps_second(self) -> bool:
+        """Whether the base alone steps by the second pass's gradients, at w as the first's.
+
+        A GradScaler has looked at those and not at the first.
+        """
+        return self.plain and self.scale_known and self.has_second
+
+    @property
+    def has_second(self) -> bool:
+        """Whether the second pass has left a gradient."""
+        return any(p.grad is not None for block in self.blocks for p in block.params)
+
     def refuse_one_pass(self) -> None:
         """Raise if the second pass has left no gradient at all, where there should have been one."""
         if self.skip or self.plain or not self.blocks:
             return
-        if all(p.grad is None for block in self.blocks for p in block.params):
+        if not self.has_second:
             raise RuntimeError(
                 "no parameter has a gradient: call backward() in the second pass, too"
             )

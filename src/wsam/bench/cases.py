@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wsam import kernels
+from wsam import launch
 from wsam.bench.problem import GAMMA, RHO, Problem
 from wsam.graph import capture
 from wsam.methods import METHODS, create
@@ -177,7 +177,7 @@ def ours(forms: Iterable[str], best: str) -> list[Case]:
             for method in ("wsam", "sam"):
                 over_fused = member(method, fused_base=True, **options_of(method))
                 cases.append(Case(f"{title(method)} over fused SGD", form, OURS, over_fused))
-        if form == "captured" and kernels.available():
+        if form == "captured" and launch.available():
             for method in ("wsam", "sam"):
                 foreach = member(method, fuse=False, **options_of(method))
                 cases.append(Case(f"{title(method)} not fused", form, OURS, foreach))

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from wsam import kernels
+from wsam import launch
 from wsam.bench import cases as listing
 from wsam.bench import memory, peers, traffic
 from wsam.bench.cases import BASE, FLOOR, Case
@@ -114,7 +114,7 @@ def every_case(settings: Settings) -> tuple[list[Case], list[str]]:
     forms = settings.forms()
     eager = [form for form in forms if form != "captured"]
     installed, notes = peers.installed(eager)
-    if "captured" in forms and not kernels.available():
+    if "captured" in forms and not launch.available():
         notes.append("Triton is not installed: our fused kernels were left out")
     cases = [
         *listing.floors(forms),

@@ -113,8 +113,8 @@ def fused_kernels(counter: Moved) -> Iterator[None]:
     norm, add, finish = Kernels.scales, Kernels.save_and_add, Kernels._finish_block
     begin_lean, end_lean = Kernels._begin_lean, Kernels._end_lean
 
-    def scales(self: Kernels, blocks: Any, lists: Any) -> Any:
-        made = norm(self, blocks, lists)
+    def scales(self: Kernels, blocks: Any, lists: Any, *final: bool) -> Any:
+        made = norm(self, blocks, lists, *final)
         if made is not None:
             counter.reads += sum(len(tensors) for tensors in lists)
         return made

@@ -1,0 +1,350 @@
+"""What may happen to weights, gradients and memory while steps go by kernels."""
+
+import weakref
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+import emulated
+import pytest
+import torch
+from torch import Tensor, nn
+
+import wsam
+from wsam import kernels, tables
+from wsam.block import Piece
+from wsam.plan import Plan
+
+CPU = torch.device("cpu")
+
+
+class Watched:
+    """A model whose optimizer steps by emulated kernels, and what was alive in its second pass."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str = "wsam", **options: object):
+        self.device = emulated.install(monkeypatch)
+        self.model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        base = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.opt = wsam.create(name, base, model=self.model, **options)
+        self.kernels = emulated.attach(self.opt)
+        self.pieces: list[weakref.ref[Piece]] = []
+        self.alive: list[int] = []
+        own = Plan.piece
+
+        def piece(plan: Plan) -> Piece:
+            made = own(plan)
+            self.pieces.append(weakref.ref(made))
+            return made
+
+        monkeypatch.setattr(Plan, "piece", piece)
+
+    def count(self) -> int:
+        return sum(ref() is not None for ref in self.pieces)
+
+    def closure(self) -> torch.Tensor:
+        self.alive.append(self.count())
+        loss = self.model(torch.ones(2, 4)).square().mean()
+        loss.backward()
+        return loss
+
+
+def test_copies_live_as_long_as_they_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch)
+    for _ in range(3):
+        watched.opt.step(watched.closure)
+        assert watched.count() == 0
+    assert watched.alive == [0, 1] * 3
+
+
+def test_a_lean_step_that_kernels_decline_holds_none_of_their_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watched = Watched(monkeypatch, lean=True)
+    for _ in range(3):
+        watched.opt.step(watched.closure)
+        assert watched.count() == 0
+    assert watched.alive == [0, 0, 0, 1, 0, 1], "in the first step there is no momentum yet"
+
+
+def test_a_gradient_that_is_not_kept_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched, refs = Watched(monkeypatch, "sam"), []
+
+    def closure() -> torch.Tensor:
+        assert not any(ref() is not None for ref in refs), "its memory is the second pass's"
+        loss = watched.closure()
+        refs[:] = [weakref.ref(p.grad) for p in watched.model.parameters()]
+        return loss
+
+    for _ in range(3):
+        watched.opt.step(closure)
+        watched.opt.zero_grad()
+
+
+def test_four_launches_and_two_tables_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched, written = Watched(monkeypatch), []
+    own = tables.upload
+
+    def upload(into: torch.Tensor, numbers: "array[int] | array[float]") -> None:
+        written.append(into.dtype)
+        own(into, numbers)
+
+    for module in (tables, kernels):
+        monkeypatch.setattr(module, "upload", upload)
+    for _ in range(3):
+        watched.opt.step(watched.closure)
+    launched = {
+        name: kernel.launches for name, kernel in vars(watched.device).items() if kernel.launches
+    }
+    assert launched == {"squares": 3, "scales": 3, "save_and_add": 3, "finish": 2}
+    assert written.count(torch.float64) == 1, "nothing was scheduled"
+    assert written.count(torch.int64) <= 3 + 2, "at most one before the second pass, one after it"
+
+
+def test_a_memory_error_in_the_middle_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch)
+
+    def fail(*given: object, **flags: object) -> None:
+        raise torch.OutOfMemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(watched.device.squares, "run", fail)
+        with pytest.raises(torch.OutOfMemoryError):
+            watched.opt.step(watched.closure)
+    assert watched.count() == 0
+    watched.opt.step(watched.closure)
+
+
+def trained(fused: bool, between: Callable[[nn.Module], None], **options: Any) -> list[Tensor]:
+    """Return the weights after some steps, `between` called at the begin of every pass."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    opt = wsam.WSAM(base, model=model, rho=0.5, **options)
+    if fused:
+        emulated.attach(opt)
+    for step in range(4):
+        x = torch.randn(8, 4, generator=torch.Generator().manual_seed(step))
+
+        def closure(x: Tensor = x) -> Tensor:
+            between(model)
+            loss = model(x).square().mean()
+            loss.backward()
+            return loss
+
+        opt.step(closure)
+    return [p.detach().clone() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("lean", [False, True])
+def test_weights_that_a_pass_moves(lean: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `flatten_parameters` of a recurrent layer does, and whoever loads weights back."""
+    emulated.install(monkeypatch)
+    kept: list[Tensor] = []
+
+    def move(model: nn.Module) -> None:
+        for p in model.parameters():
+            kept.append(p.data)
+            p.data = p.data.clone()
+
+    for mine, its in zip(*(trained(f, move, lean=lean) for f in (False, True)), strict=True):
+        torch.testing.assert_close(mine, its)
+
+
+@pytest.mark.parametrize("recording", [False, True])
+def test_a_step_finds_weights_where_they_are(
+    recording: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Watched(monkeypatch)
+    (block,) = watched.opt._layout()
+    gradients = [torch.ones_like(p) for p in block.params]
+    for again in (False, True):
+        watched.kernels.begin(recording=again and recording)
+        assert watched.kernels.scales([block], [gradients]) is not None
+        found = watched.kernels._begun[id(block)].plan.weights
+        assert found == [p.data_ptr() for p in block.params]
+        kept = [p.data for p in block.params]
+        for p, old in zip(block.params, kept, strict=True):
+            p.data = old.clone()
+    block.params[0].data = block.params[0].data.t().contiguous().t()
+    watched.kernels.begin(recording=recording)
+    gradients[0] = gradients[0].t().contiguous().t()
+    made = watched.kernels.scales([block], [gradients])
+    assert (made is None) is recording, "while a step is recorded no plan can be made"
+
+
+@pytest.mark.parametrize("groups", [1, 9, 30])
+def test_plans_are_made_once(groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, own = [], Plan.__init__
+
+    def init(self: Plan, *given: Any) -> None:
+        made.append(1)
+        own(self, *given)
+
+    emulated.install(monkeypatch)
+    monkeypatch.setattr(Plan, "__init__", init)
+    params = [nn.Parameter(torch.randn(3)) for _ in range(groups)]
+    opt = wsam.WSAM(torch.optim.SGD([{"params": [p]} for p in params], lr=0.1))
+    emulated.attach(opt)
+
+    def closure() -> Tensor:
+        loss = torch.stack(params).square().sum()
+        loss.backward()
+        return loss
+
+    for _ in range(4):
+        opt.step(closure)
+    assert len(made) == groups
+
+
+class Elsewhere(Tensor):
+    """A tensor of a class of its own, which may keep its numbers elsewhere."""
+
+
+def test_weights_of_a_class_of_their_own_are_left_alone() -> None:
+    plan = Plan([torch.ones(4).as_subclass(Elsewhere)], CPU)
+    assert plan.gradients([torch.ones(4)]) is None
+    plan = Plan([torch.ones(4)], CPU)
+    assert plan.gradients([torch.ones(4)]) is not None
+    plan.follow([torch.ones(4).as_subclass(Elsewhere)])
+    assert plan.gradients([torch.ones(4)]) is None
+
+
+def test_a_table_that_was_interrupted_is_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    held, own = tables.Tables(CPU), tables.upload
+    held.begin(recording=False)
+    held.table([[1, 2]])
+
+    def interrupted(into: Tensor, numbers: "array[int]") -> None:
+        own(into, numbers)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tables, "upload", interrupted)
+        held.begin(recording=False)
+        with pytest.raises(KeyboardInterrupt):
+            held.table([[3, 4]])
+    held.begin(recording=False)
+    assert held.table([[1, 2]]).tolist() == [1, 2]
+
+
+def test_numbers_that_were_interrupted_are_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch)
+    group, own = watched.opt.param_groups[0], tables.upload
+    watched.kernels.write_numbers()
+
+    def interrupted(into: Tensor, numbers: "array[float]") -> None:
+        own(into, numbers)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(kernels, "upload", interrupted)
+        group["lr"] = 0.5
+        with pytest.raises(KeyboardInterrupt):
+            watched.kernels.write_numbers()
+    group["lr"] = 0.1
+    watched.kernels.write_numbers()
+    assert float(watched.kernels._numbers[0, 5]) == 0.1
+
+
+def test_a_weight_that_grows_into_its_neighbour() -> None:
+    flat = torch.zeros(256)
+    params = [nn.Parameter(flat[:64]), nn.Parameter(flat[64:128])]
+    opt = wsam.WSAM(torch.optim.SGD(params, lr=0.1))
+    fused = kernels.Kernels(CPU, opt.base, opt.rule, 1.0)
+
+    def apart() -> bool:
+        plans = [fused._plan(block) for block in opt._layout()]
+        return fused._are_apart([plan for plan in plans if plan is not None])
+
+    assert apart()
+    params[0].data = flat[:128]
+    assert not apart()
+
+
+@pytest.mark.parametrize("name", ["sam", "wsam"])
+@pytest.mark.parametrize("geometry", [wsam.Adaptive(), wsam.Fisher()])
+def test_the_copy_waits_for_what_the_direction_is_made_of(
+    name: str, geometry: wsam.Geometry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or the peak would be one parameter-sized buffer higher."""
+    watched = Watched(monkeypatch, name, geometry=geometry)
+    roots: list[weakref.ref[Tensor]] = []
+    own_root, own_piece = type(geometry).root, Plan.piece
+
+    def root(self: Any, *given: Any) -> Any:
+        made = own_root(self, *given)
+        roots.extend(weakref.ref(t) for t in made)
+        return made
+
+    def piece(plan: Plan) -> Piece:
+        assert roots
+        assert not any(ref() is not None for ref in roots)
+        return own_piece(plan)
+
+    monkeypatch.setattr(type(geometry), "root", root)
+    monkeypatch.setattr(Plan, "piece", piece)
+    for _ in range(2):
+        watched.opt.step(watched.closure)
+
+
+def test_a_group_is_as_it_was_or_as_it_will_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights and history alike, where the second group's kernel fails."""
+    device = emulated.install(monkeypatch)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    groups = [{"params": layer.parameters()} for layer in model]
+    opt = wsam.WSAM(torch.optim.Adam(groups, lr=0.01, foreach=False), model=model)
+    emulated.attach(opt)
+
+    def closure() -> Tensor:
+        loss = model(torch.ones(2, 4)).square().mean()
+        loss.backward()
+        return loss
+
+    for _ in range(2):
+        opt.step(closure)
+    before = [p.detach().clone() for p in model.parameters()]
+    launched, own = device.finish.launches, device.finish.run
+
+    def failing(*given: Any, **flags: Any) -> None:
+        if device.finish.launches == launched + 2:
+            raise torch.OutOfMemoryError
+        own(*given, **flags)
+
+    device.finish.run = failing
+    with pytest.raises(torch.OutOfMemoryError):
+        opt.step(closure)
+    same = [torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True)]
+    assert same == [False, False, True, True]
+    assert [int(opt.state[p]["step"]) for p in model.parameters()] == [3, 3, 2, 2]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("lean", [False, True])
+def test_ctrl_c_after_the_update_is_made(lean: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step counts, and the next one has nothing to say of it."""
+    watched = Watched(monkeypatch, lean=lean)
+    for _ in range(2):
+        watched.opt.step(watched.closure)
+
+    def strike(*given: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(watched.opt, "_refuse_changed_gradients", strike)
+        with pytest.raises(KeyboardInterrupt):
+            watched.opt.step(watched.closure)
+    watched.opt.step(watched.closure)
+    assert watched.opt.param_groups[0]["sam_step"] == 4
+    assert watched.opt.skipped == 0
+
+
+def test_a_lean_step_that_kernels_decline_makes_its_direction_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watched = Watched(monkeypatch, lean=True, geometry=wsam.Adaptive())
+    watched.opt.base.register_step_pre_hook(lambda *_: None)
+    fused = emulated.attach(watched.opt)
+    assert not fused.knows_base
+    for _ in range(2):
+        watched.opt.step(watched.closure)
+    assert watched.device.squares.launches == 0
