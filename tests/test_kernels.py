@@ -105,6 +105,22 @@ def test_what_kernels_are_given_with_options(monkeypatch: pytest.MonkeyPatch) ->
     check_options()
 
 
+@pytest.mark.parametrize("broken", ["", "squares", "finish"])
+def test_kernels_that_cannot_be_made_are_left_out(
+    broken: str, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    device = emulated.install(monkeypatch)
+    monkeypatch.setattr(launch, "available", lambda: True)
+
+    def fail(*given: object, **flags: object) -> None:
+        raise RuntimeError("no compiler")
+
+    if broken:
+        getattr(device, broken).run = fail
+    assert launch.work_on.__wrapped__(torch.device("cpu")) is (not broken)
+    assert ["no compiler" in str(w.message) for w in recwarn] == [True] * bool(broken)
+
+
 @pytest.mark.skipif(not launch.available(), reason="Triton is not installed")
 def test_kernels_equal_the_foreach_path() -> None:
     code = "import sys; sys.path.insert(0, 'tests'); import test_kernels; test_kernels.check_all()"

@@ -25,7 +25,7 @@ def work_on(device: torch.device) -> bool:
     if not available():
         return False
     rows, partial = torch.ones(7, 4, device=device), torch.zeros(1, device=device)
-    numbers = torch.zeros(COLUMNS, dtype=torch.float64, device=device)
+    numbers = torch.full((COLUMNS,), -0.5, dtype=torch.float64, device=device)  # whatever they are
     plan = Plan([rows[0]], device)
     table = torch.tensor(places(rows.unbind()), device=device)
     shape = (plan.where, plan.offset, plan.sizes)
