@@ -263,7 +263,8 @@ def differences(
 ) -> Products:
     """Turn g1 of needy blocks into g1 - g0 in place; return the inner products, from three norms.
 
-    2<g0,g1> = norm(g0)^2 + norm(g1)^2 - norm(g1 - g0)^2: no temporary, and exact where g1 = g0.
+    2<g0,g1> = norm(g0)^2 + norm(g1)^2 - norm(g1 - g0)^2: no temporary, and exact where g1 = g0. Where
+    one norm is many times the other, as many times the rounding is lost.
     """
     firsts = [block.shards(block.first or []) for block in blocks]
     changes = [block.shards(second) for block, second in zip(blocks, seconds, strict=True)]
