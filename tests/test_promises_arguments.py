@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -141,6 +142,50 @@ def test_bad_value_of_a_schedule() -> None:
     for bad in (wsam.schedule.Warmup(1.5, 10), wsam.schedule.Constant(-0.1)):
         with pytest.raises(ValueError, match="gamma"):
             wsam.WSAM(untouched_base()[0], gamma=bad)
+
+
+# Read at every step, so that setting them counts.
+ATTRIBUTES = {"geometry", "model", "lean", "max_norm", "nonfinite", "repeat_randomness", "when"}
+ATTRIBUTES |= {"local"}
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_arguments_that_are_no_attributes(name: str) -> None:
+    """Setting one would do nothing: it is refused, and the message says where the value lives."""
+    opt = member(name, untouched_base()[0])
+    before = dict(vars(opt))
+    signatures = signature(wsam.METHODS[name]), signature(wsam.SharpnessAware)
+    arguments = {key for found in signatures for key in found.parameters}
+    assert vars(opt).keys() >= ATTRIBUTES
+    for key in arguments - ATTRIBUTES - {"base", "rule", "options"}:
+        with pytest.raises(AttributeError, match=rf"^{key} is .*optimizer\."):
+            setattr(opt, key, 0.5)
+        with pytest.raises(AttributeError, match=rf"^{key} is .*optimizer\."):
+            getattr(opt, key)
+    assert vars(opt) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "shape"),
+    [
+        ("esam", "beta", wsam.Masked(0.9)),
+        ("esam", "seed", wsam.Masked(0.6, seed=7)),
+        ("asam", "eta", wsam.Adaptive(eta=0.3)),
+        ("fisher_sam", "eta", wsam.Fisher(eta=3.0)),
+    ],
+)
+def test_arguments_that_live_in_the_geometry(name: str, key: str, shape: Any) -> None:
+    """What the message recommends has the effect of the argument."""
+    weights = []
+    for given in ({}, {key: getattr(shape, key)}):
+        model = small_model()
+        opt = member(name, torch.optim.SGD(model.parameters(), lr=0.1), rho=0.5, **given)
+        if not given:
+            opt.geometry = shape
+        for t in range(3):
+            opt.step(closure(opt, model, t))
+        weights.append(snapshot(opt)["weights"])
+    assert same(*weights)
 
 
 def test_unknown_method() -> None:

@@ -12,6 +12,7 @@ from helpers import (
     STYLES,
     closure,
     gap,
+    make_step,
     member,
     parameters,
     reference_base,
@@ -21,6 +22,7 @@ from helpers import (
     train,
 )
 from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
 
 import wsam
 from wsam.standins import Scalars
@@ -244,3 +246,29 @@ def test_a_radius_in_a_tensor_of_one_element() -> None:
     seen: list[float] = []
     opt.step(run)
     assert seen == [1.0, 1.25]
+
+
+def gsam_of(rates: list[float], **options: float) -> tuple[wsam.GSAM, list[nn.Parameter]]:
+    params = [nn.Parameter(torch.ones(2)) for _ in rates]
+    groups = [{"params": [p], "lr": lr} for p, lr in zip(params, rates, strict=True)]
+    return wsam.GSAM(torch.optim.SGD(groups), rho=0.05, rho_min=0.01, **options), params
+
+
+def test_layers_with_rates_of_their_own_have_a_radius_that_follows_them() -> None:
+    """Each group is measured against its own largest rate, one that comes late, too."""
+    opt, params = gsam_of([0.1, 0.001])
+    late = nn.Parameter(torch.ones(2))
+    opt.add_param_group({"params": [late], "lr": 0.02})
+    assert [g["sam_rho"] for g in opt.param_groups] == [pytest.approx(0.05)] * 3
+    LambdaLR(opt, lambda t: 0.5)
+    make_step(opt, lambda: (params[0] * params[1] * late).square().sum())
+    assert [g["sam_rho"] for g in opt.param_groups] == [pytest.approx(0.03)] * 3
+
+
+def test_a_group_whose_rate_is_never_above_the_least() -> None:
+    """It stays at rho_min until its rate is set by hand; the other group has its line."""
+    opt, params = gsam_of([0.1, 0.001], lr_min=0.01)
+    assert [g["sam_rho"] for g in opt.param_groups] == [pytest.approx(0.05), 0.01]
+    opt.param_groups[0]["lr"], opt.param_groups[1]["lr"] = 0.055, 0.02
+    make_step(opt, lambda: (params[0] * params[1]).square().sum())
+    assert [g["sam_rho"] for g in opt.param_groups] == [pytest.approx(0.03), 0.05]

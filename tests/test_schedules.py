@@ -23,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reference import Method
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import ExponentialLR, LambdaLR
+from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, LinearLR, LRScheduler, OneCycleLR
 
 import wsam
 from wsam.schedule import (
@@ -81,10 +81,12 @@ def test_every_member_takes_a_scheduled_radius(name: str) -> None:
 
 @given(lr=st.floats(0.0, 0.2))
 def test_radius_follows_the_learning_rate(lr: float) -> None:
-    """rho_min + (rho_max - rho_min)(lr - lr_min)/(lr_max - lr_min), never below rho_min."""
-    wanted = max(0.02, 0.02 + (0.3 - 0.02) * (lr - 0.01) / (0.1 - 0.01))
+    """rho_min + (rho_max - rho_min)(lr - lr_min)/(lr_max - lr_min), within [rho_min, rho_max]."""
+    wanted = min(0.3, max(0.02, 0.02 + (0.3 - 0.02) * (lr - 0.01) / (0.1 - 0.01)))
     found = FollowLR(0.3, 0.02, lr_high=0.1, lr_low=0.01).value(0, lr)
     assert float(found) == pytest.approx(wanted, rel=1e-9)
+    rate = torch.tensor(lr, dtype=torch.float64)
+    assert float(FollowLR(0.3, 0.02, lr_high=0.1, lr_low=0.01).value(0, rate)) == float(found)
 
 
 def test_gsam_radius_through_warmup_and_decay() -> None:
@@ -101,6 +103,66 @@ def test_gsam_radius_through_warmup_and_decay() -> None:
         scheduler.step()
 
 
+SCHEDULERS: dict[str, Callable[[Any], LRScheduler]] = {
+    "warmup": lambda opt: LinearLR(opt, start_factor=0.01, total_iters=5),
+    "from zero": lambda opt: LambdaLR(opt, lambda t: min(1.0, t / 5)),
+    "one cycle": lambda opt: OneCycleLR(opt, max_lr=0.1, total_steps=12, cycle_momentum=False),
+}
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "lr"), [("warmup", 0.1), ("from zero", 0.1), ("one cycle", 0.01), ("one cycle", 0.7)]
+)
+def test_gsam_radius_whenever_the_scheduler_is_made(kind: str, lr: float, first: bool) -> None:
+    """Around the base before, or around the optimizer after: the largest rate to come is 0.1."""
+    p = nn.Parameter(torch.tensor([1.0, -2.0]))
+    base = torch.optim.SGD([p], lr=lr)
+    scheduler = SCHEDULERS[kind](base) if first else None
+    opt = wsam.GSAM(base, rho=0.05, rho_min=0.01)
+    scheduler = scheduler or SCHEDULERS[kind](opt)
+    radii = []
+    for _ in range(11):
+        make_step(opt, lambda: p.square().sum())
+        group = opt.param_groups[0]
+        assert group["sam_rho"] == pytest.approx(0.01 + 0.04 * group["lr"] / 0.1)
+        radii.append(group["sam_rho"])
+        scheduler.step()
+    assert max(radii) <= 0.05
+    assert max(radii) == pytest.approx(0.05, rel=0.01)
+    assert min(radii) < 0.015
+
+
+def test_gsam_radius_above_the_largest_rate_that_was_known() -> None:
+    p = nn.Parameter(torch.ones(2))
+    opt = wsam.GSAM(torch.optim.SGD([p], lr=0.1), rho=0.05, rho_min=0.01)
+    LambdaLR(opt, lambda t: 3.0)
+    make_step(opt, lambda: p.square().sum())
+    assert opt.param_groups[0]["sam_rho"] == 0.05
+    other = torch.optim.SGD([p], lr=0.1)
+    LambdaLR(other, lambda t: 2.0)
+    again = wsam.GSAM(other, rho=0.05, rho_min=0.01)  # which knows of 0.2 from the start
+    again.param_groups[0]["lr"] = 0.1
+    make_step(again, lambda: p.square().sum())
+    assert again.param_groups[0]["sam_rho"] == pytest.approx(0.03)
+
+
+def test_gsam_radius_without_a_learning_rate() -> None:
+    with pytest.raises(ValueError, match=r"learning rate.* is 0 in all groups.*FollowLR"):
+        wsam.GSAM(torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.0), rho_min=0.01)
+
+
+def test_any_member_may_follow_the_largest_rate_of_its_groups() -> None:
+    p = nn.Parameter(torch.ones(2))
+    opt = wsam.WSAM(torch.optim.SGD([p], lr=torch.tensor(0.1)), rho=FollowLR(0.05, 0.01))
+    assert "rho=FollowLR(high=0.05, low=0.01, lr_high=None, lr_low=0.0)" in repr(opt)
+    opt.param_groups[0]["lr"].fill_(0.05)
+    make_step(opt, lambda: p.square().sum())
+    assert float(opt.param_groups[0]["sam_rho"]) == pytest.approx(0.03)
+    with pytest.raises(ValueError, match="lr_high"):
+        FollowLR(0.05, 0.01).value(0, 0.1)
+
+
 def test_groups_have_schedules_of_their_own() -> None:
     params = parameters(MLP.weights())
     groups = [
@@ -115,10 +177,10 @@ def test_groups_have_schedules_of_their_own() -> None:
         assert [g["sam_rho"] for g in opt.param_groups] == [pytest.approx(0.2 / (t + 1) ** 0.5)] * 2
 
 
-def passes_of(when: Any, steps: int, style: str = "closure") -> list[bool]:
+def passes_of(when: Any, steps: int, style: str = "closure", rho: Any = 0.5) -> list[bool]:
     """Which steps were perturbed, told by the weights that the passes see."""
     w = nn.Parameter(torch.tensor([3.0, -1.0]))
-    opt = wsam.SAM(torch.optim.SGD([w], lr=0.01), rho=0.5, when=when)
+    opt = wsam.SAM(torch.optim.SGD([w], lr=0.01), rho=rho, when=when)
     chosen = []
     for t in range(steps):
         seen: list[Tensor] = []
@@ -151,6 +213,38 @@ def test_interval_by_gradient_norm() -> None:
     assert not chosen[4]
 
 
+def test_interval_by_gradient_norm_is_its_formula() -> None:
+    """q >= mean + factor sqrt(variance); the first asking, at whatever step, sets the mean."""
+    when = NormAbove(factor=2.0, decay=0.5)
+    answers, statistics = [], []
+    for step, square in enumerate([4.0, 9.0, 15.0, 14.0], start=7):
+        answers.append(when.chosen(step, lambda square=square: math.sqrt(square)))
+        statistics.append((when.mean, when.variance))
+    # Thresholds: none, 4 + 2 sqrt(8), 6.5 + 2 sqrt(16.5) = 14.6, 10.75 + 2 sqrt(44.375) = 24.1.
+    assert answers == [True, False, True, False]
+    for found, wanted in zip(
+        statistics, [(4, 8), (6.5, 16.5), (10.75, 44.375), (12.375, 27.46875)], strict=True
+    ):
+        assert found == pytest.approx(wanted)
+    assert NormAbove().chosen(7, lambda: 1e-9), "the first is chosen, however small"
+
+
+def test_interval_by_gradient_norm_begins_with_the_first_radius() -> None:
+    """It is not asked while the radius is 0, and then begins as it would have at step 0."""
+    rho = Function(lambda t: 0.5 if t >= 2 else 0.0)
+    assert passes_of(NormAbove(), 8, rho=rho) == [False] * 2 + [True, True] + [False] * 4
+    asked = passes_of(NormAbove() | Between(100), 8, rho=rho)
+    assert asked == [False] * 2 + [True, True] + [False] * 4
+
+
+def test_interval_by_gradient_norm_of_an_earlier_version() -> None:
+    saved = {"kind": "NormAbove", "factor": 1.0, "decay": 0.9, "mean": 4.0, "variance": 8.0}
+    when = wsam.schedule.unpack(saved)
+    assert isinstance(when, NormAbove)
+    assert not when.chosen(3, lambda: 2.0)
+    assert when.mean == pytest.approx(4.0)
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -160,6 +254,8 @@ def test_interval_by_gradient_norm() -> None:
         lambda: Every(0),
         lambda: Every(2, offset=-1),
         lambda: Between(-1),
+        lambda: Between(5, 3),
+        lambda: Between(5, 5),
         lambda: FollowLR(0.1, 0.2, lr_high=0.1),
         lambda: FollowLR(0.2, 0.1, lr_high=0.1, lr_low=0.1),
         lambda: NormAbove(decay=1.0),

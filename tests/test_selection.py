@@ -148,3 +148,23 @@ def test_several_selections_in_one_closure() -> None:
 
     opt.step(closure)
     assert [g.nonzero().flatten().tolist() for g in seen[0]] == [[1], [1]]
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_sharpness_of_several_selections_in_one_closure(parts: int) -> None:
+    """The closure's loss is the mean of what `select` returned: so is what the selection hides."""
+    problems = [Slopes([1.0 + i, 5.0 - i, 2.0]) for i in range(parts)]
+    base = torch.optim.SGD([problem.w for problem in problems], lr=0.1)
+    opt = wsam.ESAM(base, beta=1.0, gamma=0.4, rho=0.5)
+    means: list[Tensor] = []
+
+    def closure() -> Tensor:
+        each = [problem.losses() for problem in problems]
+        means.append(torch.stack([losses.mean() for losses in each]).mean().detach())
+        loss = torch.stack([opt.select(losses) for losses in each]).mean()
+        loss.backward()
+        return loss
+
+    opt.step(closure)
+    assert opt.sharpness is not None
+    assert float(opt.sharpness) == pytest.approx(float(means[1] - means[0]), rel=1e-12)

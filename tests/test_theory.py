@@ -80,6 +80,8 @@ class TestWeights:
         root = math.fsum(1 / math.sqrt(t) for t in range(1, steps + 1))
         low, high = harmonic_root_sum(steps)
         assert low <= root <= high * (1 + 1e-15)
+        assert low == pytest.approx(2 * math.sqrt(steps + 1) - 2)
+        assert high == pytest.approx(2 * math.sqrt(steps) - 1)
         assert math.fsum(1 / t for t in range(1, steps + 1)) <= harmonic_sum(steps)
 
     def test_the_papers_intermediate_sum_is_too_small(self):
@@ -134,6 +136,14 @@ class TestNonConvex:
         assert constants["C4"] == pytest.approx(math.sqrt(3) * 1.5 * 2 * 4)
         assert constants["C5"] == pytest.approx(25 / 2 * 3 * 2.25 * 2 * 0.5)
         assert NonConvex(**NONCONVEX, lowest_loss=-1.0).constants("printed")["C3"] == 2.0
+
+    def test_tight_by_hand(self):
+        # k = 4: (k + |1-k|)^2 = 49; the sum of 1/sqrt(t), t = 1..8, is at least 2 sqrt(9) - 2 = 4
+        bound, steps = NonConvex(**NONCONVEX), 1 + math.log(8)
+        c3, c4, c5 = 2.0, math.sqrt(3) * 1.5 * 2 * 4, 49 / 4 * 3 * 2.25 * 2 * 0.5
+        total = c3 + c4 * 0.5 * 0.1 * steps + c5 * steps
+        assert bound.corollary(8, "tight") == pytest.approx(total / (4 / 2))
+        assert bound.theorem([0.1] * 8, "tight") < bound.constant_radius(8, "tight")
 
     @given(st.integers(2, 500), gammas)
     def test_theorem_corollary_and_tight_are_ordered(self, T, gamma):

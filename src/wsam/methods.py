@@ -13,7 +13,10 @@ from wsam.geometry import Adaptive, Fisher, Masked
 from wsam.optimizer import SharpnessAware
 from wsam.rule import Coupled, Perturbed, SurrogateGap, Weighted
 from wsam.schedule import FollowLR, Schedule
-from wsam.wrapper import check_base
+from wsam.wrapper import check_base, elsewhere
+
+_ADAPTIVE = "it is optimizer.geometry.{}; set optimizer.geometry = Adaptive(eta, weights_only)"
+_SCHEDULED = "it is part of the schedule of rho; wrap optimizer.base again to change it"
 
 
 class SAM(SharpnessAware):
@@ -107,13 +110,18 @@ class GSAM(SharpnessAware):
         base: the base optimizer's instance.
         rho: the radius; with `rho_min` the largest.
         alpha: the weight of the orthogonal part; 0 is SAM.
-        rho_min: if given, the radius follows the learning rate from `rho`, at the base's learning
-            rate as it is now, down to `rho_min` at `lr_min`.
+        rho_min: if given, the radius follows the learning rate, from `rho` at each group's own
+            largest down to `rho_min` at `lr_min`, and never leaves [rho_min, rho]. The largest is what
+            a scheduler has left in the group as `max_lr` or `initial_lr`, else the base's learning
+            rate as it is now; short for `rho=FollowLR(rho, rho_min, lr_low=lr_min)`.
         lr_min: see `rho_min`.
         **options: see `SharpnessAware`.
 
     Reference: Zhuang et al., Surrogate Gap Minimization Improves Sharpness-Aware Training, ICLR 2022.
     """
+
+    rho_min = elsewhere("rho_min", _SCHEDULED)
+    lr_min = elsewhere("lr_min", _SCHEDULED)
 
     def __init__(
         self,
@@ -137,10 +145,16 @@ def _following(base: Any, rho: Any, rho_min: float, lr_min: float) -> Schedule:
     if isinstance(rho, Schedule):
         raise TypeError("give rho as a schedule, or rho_min, not both")
     check_base(base, SurrogateGap())
-    lr = max(float(group["lr"]) for group in base.param_groups)
     number("rho_min", rho_min, 0, number("rho", rho), high_open=False)
-    number("lr_min", lr_min, 0, lr)
-    return FollowLR(high=rho, low=rho_min, lr_high=lr, lr_low=lr_min)
+    schedule = FollowLR(high=rho, low=rho_min, lr_low=number("lr_min", lr_min))
+    largest = max(schedule.heed(group).found or 0.0 for group in base.param_groups)
+    if largest == 0.0:
+        raise ValueError(
+            "rho_min lets the radius follow the learning rate, but that is 0 in all groups and no "
+            "scheduler says how large it will be: set it, or give rho=FollowLR(high, low, lr_high)"
+        )
+    number("lr_min", lr_min, 0, largest)
+    return schedule
 
 
 def _own_geometry(name: str, options: dict[str, Any]) -> None:
@@ -167,6 +181,16 @@ class ESAM(SharpnessAware):
     Reference: Du et al., Efficient Sharpness-aware Minimization for Improved Training of Neural
     Networks, ICLR 2022.
     """
+
+    beta = elsewhere(
+        "beta", "it is optimizer.geometry.beta; set optimizer.geometry = Masked(beta, seed)"
+    )
+    gamma = elsewhere(
+        "gamma", "the share of samples is fixed; wrap optimizer.base again to change it"
+    )
+    seed = elsewhere(
+        "seed", "it is optimizer.geometry.seed; set optimizer.geometry = Masked(beta, seed)"
+    )
 
     def __init__(
         self,
@@ -200,6 +224,9 @@ class ASAM(SharpnessAware):
     Reference: Kwon et al., ASAM: Adaptive Sharpness-Aware Minimization, ICML 2021.
     """
 
+    eta = elsewhere("eta", _ADAPTIVE.format("eta"))
+    weights_only = elsewhere("weights_only", _ADAPTIVE.format("weights_only"))
+
     def __init__(
         self,
         base: Optimizer,
@@ -227,6 +254,8 @@ class FisherSAM(SharpnessAware):
 
     Reference: Kim et al., Fisher SAM: Information Geometry and Sharpness Aware Minimisation, ICML 2022.
     """
+
+    eta = elsewhere("eta", "it is optimizer.geometry.eta; set optimizer.geometry = Fisher(eta)")
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ all but `NormAbove`, which keeps running statistics, are frozen.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from torch import Tensor
@@ -29,6 +29,10 @@ class Schedule:
     def extremes(self) -> tuple[float, ...]:
         """Return values the schedule is sure to take, so that they can be checked early."""
         return ()
+
+    def heed(self, group: dict[str, Any]) -> "Schedule":
+        """Return the schedule for this parameter group, asked when it is adopted and at each step."""
+        return self
 
 
 @dataclass(frozen=True)
@@ -92,33 +96,65 @@ class InverseSqrt(Schedule):
 
 @dataclass(frozen=True)
 class FollowLR(Schedule):
-    """`low + (high - low)(lr - lr_low)/(lr_high - lr_low)`, never below `low` (GSAM's radius).
+    """`low + (high - low)(lr - lr_low)/(lr_high - lr_low)`, within [low, high] (GSAM's radius).
 
-    The clamp matters: during warm-up the learning rate lies under `lr_low` and the unclamped line
-    goes negative, which turns the ascent into a descent.
+    The clamps matter. During warm-up the learning rate lies under `lr_low`, and the unclamped line
+    goes negative, which turns the ascent into a descent. A learning rate above `lr_high` would give
+    a value larger than any that was asked for.
+
+    Args:
+        high: the value at `lr_high` and above.
+        low: the value at `lr_low` and below.
+        lr_high: None for each parameter group's own largest learning rate. That is `max_lr` or
+            `initial_lr` where a scheduler has left them in the group, be it made before or after;
+            without `max_lr` it is at least what the learning rate was when the group was adopted.
+            A group whose largest is not above `lr_low` has `low`.
+        lr_low: a learning rate, the same for all groups.
+        found: what `lr_high=None` has found for a group; not for you to give.
 
     Reference: Zhuang et al., Surrogate Gap Minimization Improves Sharpness-Aware Training, 2022.
     """
 
     high: float
     low: float
-    lr_high: float
+    lr_high: float | None = None
     lr_low: float = 0.0
+    found: float | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         """Check that the line is one."""
-        if not self.lr_high > self.lr_low:
+        if self.lr_high is not None and not self.lr_high > self.lr_low:
             raise ValueError(f"lr_high must exceed lr_low, got {self.lr_high} and {self.lr_low}")
         if not self.high >= self.low:
             raise ValueError(f"high must be at least low, got {self.high} and {self.low}")
 
+    def heed(self, group: dict[str, Any]) -> "FollowLR":
+        """Return the same with the largest learning rate that is known of the group."""
+        if self.lr_high is not None:
+            return self
+        told = [group[key] for key in ("initial_lr", "max_lr") if key in group]
+        if "max_lr" not in group:  # which says it exactly: what was found before is void
+            told.append(group["lr"] if self.found is None else self.found)
+        if self.found is not None and any(isinstance(lr, Tensor) and not lr.is_cpu for lr in told):
+            return self  # to look again would be to wait for the device at every step
+        largest = max(float(lr) for lr in told)
+        return self if largest == self.found else replace(self, found=largest)
+
     def value(self, step: int, lr: Scalar) -> Scalar:
         """Return the point on the line that belongs to the learning rate."""
-        slope = (self.high - self.low) / (self.lr_high - self.lr_low)
-        value = self.low + slope * (lr - self.lr_low)
+        lr_high = self.found if self.lr_high is None else self.lr_high
+        if lr_high is None:
+            raise ValueError(
+                "lr_high=None is found out by an optimizer: give a number, or ask that"
+            )
+        if lr_high > self.lr_low:
+            slope = (self.high - self.low) / (lr_high - self.lr_low)
+            value = self.low + slope * (lr - self.lr_low)
+        else:  # no line: a frozen group, say, until its learning rate is set by hand
+            value = self.low + (self.high - self.low) * (lr > self.lr_low)
         if isinstance(value, Tensor):
-            return value.clamp(min=self.low)
-        return max(self.low, value)
+            return value.clamp(min=self.low, max=self.high)
+        return min(self.high, max(self.low, value))
 
     def extremes(self) -> tuple[float, ...]:
         """Return both ends of the line."""
@@ -189,8 +225,10 @@ class Between(Interval):
     def __post_init__(self) -> None:
         """Check the numbers."""
         count("start", self.start)
-        if self.stop is not None:
-            count("stop", self.stop)
+        if self.stop is not None and count("stop", self.stop) <= self.start:
+            raise ValueError(
+                f"stop must be above start, got Between({self.start}, {self.stop}), which has no step"
+            )
 
     def chosen(self, step: int, norm: Callable[[], float]) -> bool:
         """Say whether the step's number lies between."""
@@ -201,39 +239,55 @@ class Between(Interval):
 class NormAbove(Interval):
     """Steps whose squared gradient norm exceeds its running mean by `factor` running deviations.
 
-    The idea of AE-SAM (Jiang et al., ICLR 2023): sharpness matters most where gradients are large.
-    It reads the norm on the host, so every step costs a device sync. Each optimizer needs its own.
+        q = norm(g0)^2,    chosen where q >= mean + factor sqrt(variance), and then
+        variance <- decay variance + (1 - decay)(q - mean)^2,    mean <- decay mean + (1 - decay) q
+
+    The first step that it is asked about is chosen, and its q becomes the mean. It is not asked about
+    steps whose radius is 0, nor heeds a norm that is not finite. It reads the norm on the host, so
+    every step costs a device sync. Each optimizer needs its own.
+
+    Args:
+        factor: how many deviations above the mean.
+        decay: of mean and variance, in [0, 1).
+        mean: the running mean of q.
+        variance: the running variance of q.
+        begun: whether it was asked before.
+
+    Reference: the idea of AE-SAM, Jiang et al., An Adaptive Policy to Employ Sharpness-Aware
+    Minimization, ICLR 2023: sharpness matters most where gradients are large.
     """
 
     factor: float = 1.0
     decay: float = 0.9
     mean: float = field(default=0.0, repr=False)
     variance: float = field(default=1e-8, repr=False)
+    begun: bool = field(default=False, repr=False)
     needs_norm = True
 
     def __post_init__(self) -> None:
         """Check the numbers."""
         number("factor", self.factor, -math.inf)
         number("decay", self.decay, 0, 1)
+        self.begun = self.begun or self.mean != 0.0  # states of earlier versions do not say it
 
     def chosen(self, step: int, norm: Callable[[], float]) -> bool:
         """Compare this step's norm with the running statistics, then update them."""
         square = norm() ** 2
         if not math.isfinite(square):
             return True  # the two-pass step knows what to do with it
-        deviation = math.sqrt(self.variance)
-        above = step == 0 or square >= self.mean + self.factor * deviation
+        above = not self.begun or square >= self.mean + self.factor * math.sqrt(self.variance)
         self.variance = self.decay * self.variance + (1 - self.decay) * (square - self.mean) ** 2
-        self.mean = square if step == 0 else self.decay * self.mean + (1 - self.decay) * square
+        self.mean = self.decay * self.mean + (1 - self.decay) * square if self.begun else square
+        self.begun = True
         return above
 
     def remember(self) -> Any:
         """Return the running statistics."""
-        return self.mean, self.variance
+        return self.mean, self.variance, self.begun
 
     def recall(self, memory: Any) -> None:
         """Put the running statistics back."""
-        self.mean, self.variance = memory
+        self.mean, self.variance, self.begun = memory
 
 
 @dataclass(frozen=True)

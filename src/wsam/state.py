@@ -74,7 +74,7 @@ def adopt(
         if PREFIX + name in group:
             said[name] = value
         if isinstance(value, Schedule):
-            schedules[name] = value
+            schedules[name] = value = value.heed(group)
             value = value.value(0, group.get("lr", 0.0))
         group[PREFIX + name] = value
     group.setdefault(PREFIX + "step", 0)
@@ -109,11 +109,17 @@ def extras(
     interval: Interval | None,
     skipped: int,
 ) -> dict[str, Any]:
-    """Return what a resume needs beyond the base's state, as plain values."""
+    """Return what a resume needs beyond the base's state, as plain values.
+
+    A schedule or an interval that cannot be saved is None there; that the interval is such a one, and
+    not simply none, "interval_lost" tells.
+    """
+    packed = None if interval is None else pack(interval)
     return {
         "shapes": [[list(p.shape) for p in group["params"]] for group in groups],
         "schedules": [{k: pack(v) for k, v in named.items()} for named in schedules],
-        "interval": None if interval is None else pack(interval),
+        "interval": packed,
+        "interval_lost": interval is not None and packed is None,
         "skipped": skipped,
     }
 
@@ -197,7 +203,10 @@ def load_base(base: Optimizer, state_dict: dict[str, Any]) -> None:
 def load_schedules(
     packed: dict[str, Any] | None, own: list[dict[str, Schedule]]
 ) -> list[dict[str, Schedule]]:
-    """Return the saved schedules; one that could not be saved stays as it was constructed."""
+    """Return the saved schedules: where none was saved there is none, whatever was constructed.
+
+    One that could not be saved stays as it was constructed. So do all if the state is a plain base's.
+    """
     if packed is None:
         return own
     if len(packed["schedules"]) != len(own):
@@ -217,10 +226,21 @@ def load_schedules(
 
 
 def load_interval(packed: dict[str, Any] | None, own: Interval | None) -> Interval | None:
-    """Return the saved interval; one that could not be saved stays as it was constructed."""
+    """Return the saved interval, or none where none was saved, as `load_schedules` does.
+
+    States of earlier versions do not say whether there was none or one that could not be saved:
+    what was constructed stays.
+    """
     if packed is None:
         return own
-    return _unpacked(packed, Interval)
+    if packed["interval"] is not None:
+        return _unpacked(packed["interval"], Interval)
+    if packed.get("interval_lost") and own is None:
+        raise ValueError(
+            "the saved interval `when` is of a class of your own, which a state cannot hold: "
+            "construct the optimizer with it before loading"
+        )
+    return own if packed.get("interval_lost", True) else None
 
 
 def _unpacked(packed: Any, kind: type[Part]) -> Part:

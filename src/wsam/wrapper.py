@@ -57,6 +57,18 @@ def of_groups(name: str) -> Any:
     return property(get, put)
 
 
+def elsewhere(name: str, where: str) -> Any:
+    """Return a property for a constructor's argument that is no attribute: it says where it is."""
+
+    def get(self: "Wrapper") -> Any:
+        raise AttributeError(f"{name} is no attribute of {type(self).__name__}: {where}")
+
+    def put(self: "Wrapper", _value: Any) -> None:
+        get(self)
+
+    return property(get, put)
+
+
 def check_base(base: Any, rule: Any) -> None:
     """Refuse what cannot be a base optimizer, and say what to write instead."""
     if isinstance(base, type) or not isinstance(base, Optimizer):
@@ -104,6 +116,9 @@ class Wrapper(Optimizer):
     rho = of_groups("rho")
     gamma = of_groups("gamma")
     alpha = of_groups("alpha")
+    keep = elsewhere(
+        "keep", "the share of samples is fixed; wrap optimizer.base again to change it"
+    )
 
     base: Optimizer
     rule: Rule
@@ -164,7 +179,10 @@ class Wrapper(Optimizer):
         """Find out what the model is made of; called again when there are other parameters."""
 
     def _adopt_groups(self) -> None:
-        """Give values to groups that were added to the base directly."""
+        """Give values to groups that were added to the base directly, and hear what schedulers left."""
+        for group, named in zip(self.param_groups, self._schedules, strict=False):
+            for name, schedule in named.items():
+                named[name] = schedule.heed(group)
         for group in self.param_groups[len(self._schedules) :]:
             adopted = saving.adopt(group, self._hyper, self.defaults, self.rule)
             self._schedules.append(adopted.schedules)
@@ -218,7 +236,7 @@ class Wrapper(Optimizer):
                 "what the groups say of its hyperparameters may mean something else"
             )
         schedules = saving.load_schedules(saved, self._schedules)
-        interval = saving.load_interval(saved and saved["interval"], self.when)
+        interval = saving.load_interval(saved, self.when)
         own = [
             {k: v for k, v in group.items() if k.startswith(saving.PREFIX)}
             for group in self.param_groups
