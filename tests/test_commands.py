@@ -4,6 +4,7 @@ Help with an example that parses, JSON alone on stdout, one line for a mistake, 
 """
 
 import json
+import math
 import os
 import re
 import shlex
@@ -180,6 +181,19 @@ def test_a_file_that_is_a_folder_is_told(name: str, tmp_path: Path) -> None:
 )
 def test_errors_of_files_are_sentences(error: OSError, words: str) -> None:
     assert sentence(error).startswith(words)
+
+
+def test_a_seed_beyond_torchs_is_named(run: Path, tmp_path: Path) -> None:
+    words = ("landscape", run, "--samples", 50, "--points", 3, "--device", "cpu", "--out", tmp_path)
+    assert "--seed 99999999999999999999999: too large" in error_of(*words, "--seed", "9" * 23)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_overflow_without_an_extreme_number_is_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wsam.toy.updates", lambda *gammas, rho: math.exp(1e4))
+    with pytest.raises(OverflowError):
+        wsam_command("directions", "--rho", "3", "--gamma", "0")
+    assert "--rho 1e30: too large" in error_of("directions", "--rho", "1e30")
 
 
 # --- files -------------------------------------------------------------------------------------

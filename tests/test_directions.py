@@ -4,7 +4,7 @@ import json
 import math
 
 import pytest
-from command import wsam_command
+from command import error_of, wsam_command
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -74,3 +74,9 @@ class TestCommand:
     def test_bad_radius_is_one_line(self):
         answer = wsam_command("directions", "--rho", "0", status=2)
         assert answer.stderr == "wsam: rho must be in (0, inf), got 0.0\n"
+
+    @pytest.mark.parametrize("form", [(), ("--json",)])
+    def test_a_radius_that_leads_beyond_all_numbers_is_one_line(self, tmp_path, form):
+        words = ("directions", "--rho", "1e9", "--out", tmp_path / "out", *form)
+        assert error_of(*words).startswith("wsam: --rho 1e+09 leads to where the toy loss has no")
+        assert not list(tmp_path.iterdir())

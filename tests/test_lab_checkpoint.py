@@ -91,8 +91,81 @@ def test_both_damaged_is_a_start_from_scratch_with_two_messages(checkpoints, mes
     checkpoints.save(2, state(2))
     for path in checkpoints.folder.glob("*.pt"):
         path.write_bytes(b"")
+    files = sorted(checkpoints.folder.iterdir())
     assert checkpoints.load() is None
-    assert len(messages) == 2
+    assert ["000002" in messages[0], "000001" in messages[1]] == [True, True]
+    assert [message.rpartition("; ")[2] for message in messages] == [
+        "falling back to the one before",
+        "none before it is left, so the run begins anew",
+    ]
+    assert sorted(checkpoints.folder.iterdir()) == files, "to look changes nothing"
+
+
+def numbers(checkpoints):
+    return sorted(int(path.stem) for path in checkpoints.folder.glob("*.json"))
+
+
+def damaged(folder, *, whole=()):
+    """Return checkpoints 8 and 9 as a killed process left them, damaged but for some."""
+    checkpoints = Checkpoints(folder)
+    for number in (8, 9):
+        checkpoints.save(number, state(number))
+        if number not in whole:
+            newest(checkpoints).write_bytes(b"hello")
+    return checkpoints
+
+
+def test_after_both_were_damaged_every_session_gets_further(tmp_path):
+    damaged(tmp_path)
+    for number, kept in ((1, [1]), (2, [1, 2]), (3, [2, 3]), (4, [3, 4])):
+        session = Checkpoints(tmp_path)
+        found = session.load()
+        assert (found and found["number"]) == (number - 1 or None)
+        session.save(number, state(number))
+        assert numbers(session) == kept
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_a_damaged_one_does_not_take_the_place_of_one_that_is_whole(tmp_path):
+    session = damaged(tmp_path, whole=[8])
+    assert Checkpoints(tmp_path).load()["number"] == 8
+    session = Checkpoints(tmp_path)
+    session.load()
+    session.save(10, state(10))
+    assert numbers(session) == [8, 10]
+
+
+def test_what_cannot_be_read_now_is_left_for_later(tmp_path, monkeypatch, messages):
+    damaged(tmp_path, whole=[8, 9])
+    read = Path.read_bytes
+
+    def refusing(path):
+        if path.name in ("000008.pt", "000009.pt"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", refusing)
+    session = Checkpoints(tmp_path, say=messages.append)
+    assert session.load() is None
+    assert "cannot be read: Permission denied" in messages[0]
+    for number in (1, 2, 3):
+        session.save(number, state(number))
+    assert numbers(session) == [2, 3, 8, 9]
+    assert Checkpoints(tmp_path).load()["number"] == 3
+    monkeypatch.undo()
+    assert Checkpoints(tmp_path).load()["number"] == 9
+    session.save(4, state(4))
+    assert numbers(session) == [3, 4, 8, 9]
+
+
+def test_what_another_version_may_read_is_left(tmp_path):
+    Checkpoints(tmp_path).save(1, state(1))
+    save_state(tmp_path / "000009.pt", {"weights": Evil(tmp_path / "executed")})
+    session = Checkpoints(tmp_path)
+    assert session.load()["number"] == 1
+    for number in (2, 3):
+        session.save(number, state(number))
+    assert numbers(session) == [2, 3, 9]
 
 
 @given(st.data())
@@ -174,6 +247,57 @@ def test_kill_9_at_random_moments_leaves_one_loadable(checkpoints, messages):
     assert messages == []
 
 
+def killed_before(deadly, work):
+    """Work in a process that dies just before its n-th fsync, rename or removal; return how."""
+
+    def dying():
+        calls = 0
+
+        def counted(call):
+            def wrapper(*args, **kwargs):
+                nonlocal calls
+                calls += 1
+                if calls == deadly:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return call(*args, **kwargs)
+
+            return wrapper
+
+        os.fsync = counted(os.fsync)
+        Path.replace = counted(Path.replace)
+        Path.unlink = counted(Path.unlink)
+        work()
+
+    return os.waitpid(forked(dying), 0)[1]
+
+
+@pytest.mark.parametrize(("whole", "number"), [((), 1), ((8,), 9), ((8, 9), 10)])
+def test_kill_9_while_damaged_ones_are_replaced(tmp_path, whole, number):
+    """Nothing readable is lost before the new one is there, and the new one is never lost."""
+    for deadly in range(1, 100):
+        folder = tmp_path / str(deadly)
+        damaged(folder, whole=whole)
+
+        def go_on(folder=folder):
+            session = Checkpoints(folder)
+            session.load()
+            session.save(number, state(number))
+
+        status = killed_before(deadly, go_on)
+        loaded = Checkpoints(folder).load()
+        saved = loaded is not None and loaded["number"] == number
+        assert saved or (loaded and loaded["number"]) == (max(whole, default=None))
+        assert saved or status
+        after = Checkpoints(folder)
+        after.load()
+        after.save(number + 1, state(number + 1))
+        assert after.load()["number"] == number + 1
+        if status == 0:
+            break
+    assert status == 0
+    assert deadly > 6  # a save alone is two files: written, named, and their folder
+
+
 def test_kill_9_before_every_call_that_matters(checkpoints, messages):
     """The process dies just before its n-th fsync, rename or removal; for every n."""
     checkpoints.save(1, state(1))
@@ -181,26 +305,11 @@ def test_kill_9_before_every_call_that_matters(checkpoints, messages):
     survived = []
     for deadly in range(1, 100):
 
-        def save(deadly=deadly):
-            calls = 0
-
-            def counted(call):
-                def wrapper(*args, **kwargs):
-                    nonlocal calls
-                    calls += 1
-                    if calls == deadly:
-                        os.kill(os.getpid(), signal.SIGKILL)
-                    return call(*args, **kwargs)
-
-                return wrapper
-
-            os.fsync = counted(os.fsync)
-            Path.replace = counted(Path.replace)
-            Path.unlink = counted(Path.unlink)
+        def save():
             number = checkpoints.load()["number"] + 1
             checkpoints.save(number, state(number))
 
-        status = os.waitpid(forked(save), 0)[1]
+        status = killed_before(deadly, save)
         loaded = checkpoints.load()
         assert torch.equal(loaded["weights"], state(loaded["number"])["weights"])
         survived.append(loaded["number"])

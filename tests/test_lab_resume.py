@@ -79,6 +79,56 @@ def test_a_damaged_checkpoint_costs_an_epoch_and_nothing_else(tmp_path):
     assert "going on after epoch 1" in watcher.said[1]
 
 
+def test_after_all_checkpoints_were_damaged_a_run_that_is_killed_often_still_ends(tmp_path):
+    run = SHORT.replace(epochs=4)
+    whole = train(run, tmp_path / "whole", CPU)
+    out = tmp_path / "broken"
+    with pytest.raises(Stop):
+        train(run, out, CPU, [StopAfter(epochs=4)])
+    for path in out.glob("work/*/checkpoints/*.pt"):
+        path.write_bytes(b"hello")
+    said = []
+    for epoch in (2, 3, 4):
+        watcher = StopAfter(epochs=epoch)
+        with pytest.raises(Stop):
+            train(run, out, CPU, [watcher])
+        said.append(watcher.said[-1])
+    assert said[0].endswith("so the run begins anew")
+    assert said[1:] == ["going on after epoch 1 of 4", "going on after epoch 2 of 4"]
+    assert curve(train(run, out, CPU)) == curve(whole)
+
+
+def test_the_record_tells_of_earlier_sessions_what_differs(tmp_path, monkeypatch):
+    run, commits = SHORT.replace(epochs=6), ["a", "b", "a", "b", "a"]
+    for epoch, commit in enumerate(commits, 2):
+        monkeypatch.setenv("WSAM_COMMIT", commit)
+        with pytest.raises(Stop):
+            train(run, tmp_path, CPU, [StopAfter(epochs=epoch)])
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads + 1)
+    record = train(run, tmp_path, CPU)
+    hardware = {**record["hardware"], "threads": threads}
+    assert (record["commit"], record["hardware"]["threads"]) == ("a", threads + 1)
+    assert record["earlier"] == [
+        {"hardware": hardware, "commit": "b", "epochs": 2},
+        {"hardware": hardware, "epochs": 3},
+    ]
+    assert records.read(tmp_path, run) == record
+
+
+@pytest.mark.parametrize("older", [False, True], ids=["now", "before checkpoints told of it"])
+def test_sessions_that_agree_are_not_told_of(tmp_path, older):
+    with pytest.raises(Stop):
+        train(SHORT, tmp_path, CPU, [StopAfter(epochs=3)])
+    if older:
+        checkpoints = Checkpoints(records.work_folder(tmp_path, SHORT) / "checkpoints")
+        state = checkpoints.load()
+        assert state.pop("sessions")[0]["epochs"] == 2
+        checkpoints.save(2, state)
+    record = train(SHORT, tmp_path, CPU)
+    assert (record["resumed"], record["earlier"]) == (1, [])
+
+
 @pytest.mark.slow
 def test_kill_9_in_the_middle(tmp_path):
     """A real process, really killed; what is taken up again ends in the same record."""

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from command import wsam_command
+from command import error_of, wsam_command
 
 from wsam.theory import Convex, Generalization, NonConvex
 
@@ -69,3 +69,20 @@ def test_a_users_mistake_is_one_line(words, message):
     answer = wsam_command("bounds", *words, status=2)
     assert answer.stderr == f"wsam: {message}\n"
     assert answer.stdout == ""
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("convex --rho 1e200 --distance 1e200", "--rho 1e200 and --distance 1e200"),
+        ("convex --lr=1e-320", "--lr 1e-320"),
+        ("nonconvex --lr 1e308", "--lr 1e308"),
+        (f"nonconvex -T {10**400}", f"-T {10**29}..."),
+        ("generalization --norm 1e200", "--norm 1e200"),
+        ("generalization --rho 1e-200", "--rho 1e-200"),
+    ],
+)
+def test_numbers_beyond_floats_are_named(words, named, form):
+    line = error_of("bounds", *words.split(), *form)
+    assert line == f"wsam: {named}: too large or too close to zero to be computed with\n"

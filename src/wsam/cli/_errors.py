@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any, NoReturn
 
 import typer
@@ -15,6 +16,8 @@ from wsam.lab.files import sentence
 # this name leads to the class in both.
 UsageError: Any = typer.BadParameter.__base__
 INTERRUPTED = 130
+_UNPACKED = "Overflow when unpacking"  # torch's, of a whole number beyond 64 bits
+_LARGE, _SHOWN = 2.0**63, 30
 EXTRAS = {  # the extra that brings a library
     "accelerate": "accelerate",
     "matplotlib": "plots",
@@ -59,8 +62,8 @@ def carry_out(app: Callable[..., Any]) -> None:
         stop(sentence(error))
     except ModuleNotFoundError as error:
         stop(missing(error))
-    except (ValueError, TypeError) as error:
-        stop(str(error))
+    except (ValueError, TypeError, OverflowError) as error:
+        stop(_mistake(error))
     except Paused:
         stop("interrupted; work is kept: the same command goes on from there", INTERRUPTED)
     except (KeyboardInterrupt, typer.Abort):
@@ -68,6 +71,37 @@ def carry_out(app: Callable[..., Any]) -> None:
     if status == INTERRUPTED:
         stop("interrupted", INTERRUPTED)
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _mistake(error: Exception) -> str:
+    """Say what the user got wrong; a number that overflows though none was extreme is our defect."""
+    if not (isinstance(error, OverflowError) or _UNPACKED in str(error)):
+        return str(error)
+    given = extremes(sys.argv[1:])
+    if not given:
+        raise error
+    return f"{' and '.join(given)}: too large or too close to zero to be computed with"
+
+
+def extremes(words: Sequence[str]) -> list[str]:
+    """Return the options with numbers that torch's integers, or squares of floats, may not hold.
+
+    Example:
+        >>> extremes(["bounds", "convex", "--rho", "1e200", "-T", "9", "--lr=1e-200"])
+        ['--rho 1e200', '--lr 1e-200']
+    """
+    found = []
+    for before, word in pairwise(["", *words]):
+        option, equals, value = word.partition("=")
+        if not equals:
+            option, value = before, word
+        try:
+            size = abs(float(value))
+        except ValueError:
+            continue
+        if option.startswith("-") and (size >= _LARGE or 0 < size < 1 / _LARGE):
+            found.append(f"{option} {_shortened(value)}")
+    return found
 
 
 def stop(line: str, status: int = 2) -> NoReturn:
@@ -84,6 +118,10 @@ def missing(error: ModuleNotFoundError) -> str:
     if library not in EXTRAS:
         raise error
     return f"this needs {library}: pip install 'wsam[{EXTRAS[library]}]'"
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def _plain(message: str) -> str:

@@ -136,7 +136,7 @@ def pairs(given: Iterable[str]) -> dict[str, Any]:
     """Read ``name=value`` options; a value is JSON, or else the word it is.
 
     Raises:
-        ValueError: No ``=`` in one of them.
+        ValueError: No ``=`` in one of them, or a name twice.
 
     Example:
         >>> pairs(["momentum=0.9", "betas=[0.9, 0.99]", "nesterov=true"])
@@ -147,11 +147,35 @@ def pairs(given: Iterable[str]) -> dict[str, Any]:
         name, equals, text = item.partition("=")
         if not equals or not name.strip():
             raise ValueError(f"expected name=value, got {item!r}")
+        if (name := name.strip()) in values:
+            raise ValueError(f"{name!r} is given twice, the second time by {item!r}")
         try:
-            values[name.strip()] = json.loads(text)
+            values[name] = json.loads(text)
         except ValueError:
-            values[name.strip()] = text.strip()
+            values[name] = text.strip()
     return values
+
+
+def merged(named: dict[str, Any], option: str, items: Iterable[str]) -> dict[str, Any]:
+    """Join what options of their own say with the pairs of a general one.
+
+    Args:
+        named: What the options of their own say, by name.
+        option: The general one, such as ``--hyper``.
+        items: Its pairs, as `pairs` reads them.
+
+    Raises:
+        ValueError: Both say the same name: it would be a guess which is meant.
+
+    Example:
+        >>> merged({"rho": 0.2}, "--hyper", ["rho_min=0.01"])
+        {'rho': 0.2, 'rho_min': 0.01}
+    """
+    others = pairs(items)
+    for name in named.keys() & others.keys():
+        own = f"--{name.replace('_', '-')}"
+        raise ValueError(f"{name} is given twice, by {own} and by {option}: leave one out")
+    return named | others
 
 
 def given(**values: Any) -> dict[str, Any]:

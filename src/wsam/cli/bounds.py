@@ -152,10 +152,14 @@ def _convergence(bound: Any, steps: int, radius: str, what: str) -> dict[str, An
 
 
 def _show(record: dict[str, Any], json: bool) -> None:
-    if json:
-        from json import dumps
+    from json import dumps
 
-        print(dumps(record, indent=2, allow_nan=False))
+    try:
+        text = dumps(record, indent=2, allow_nan=False)
+    except ValueError as error:
+        raise OverflowError("the bound is not finite") from error
+    if json:
+        print(text)
         return
     from rich.console import Console
     from rich.table import Table

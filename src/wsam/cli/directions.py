@@ -1,5 +1,7 @@
 """`wsam directions`: how gamma turns the update."""
 
+import itertools
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -33,6 +35,10 @@ def directions(
     from wsam.toy import updates
 
     fan = updates(sorted(set(gamma)) if gamma else (0.0, 0.3, 0.5, 0.65, 0.75), rho=rho)
+    if not all(map(math.isfinite, itertools.chain(fan.second, *fan.by_gamma.values()))):
+        raise ValueError(
+            f"--rho {rho:g} leads to where the toy loss has no gradient: take a smaller one"
+        )
     files: list[Path] = []
     if out:
         from wsam.plots.directions import directions as draw

@@ -93,6 +93,9 @@ def sweep(
     """
     from wsam.paper.catalog import Jobs
 
+    for option, number in (("--retries", retries), ("--trials", trials), ("--gpus", gpus)):
+        if not number >= 0:
+            raise ValueError(f"{option} must be at least 0, got {number}")
     profile = shared.make_profile(smoke, seeds, only, epochs, precision, pretrained)
     results = shared.folder_to_fill(out, smoke)
     means = options.make_means(

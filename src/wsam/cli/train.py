@@ -91,10 +91,10 @@ def train(
         data=data,
         model=model,
         method=method,
-        hyper=named | options.pairs(hyper or ()),
+        hyper=options.merged(named, "--hyper", hyper or ()),
         geometry=_geometry(geometry, geometry_arg or []),
         base=base,
-        base_args=of_base | options.pairs(base_arg or ()),
+        base_args=options.merged(of_base, "--base-arg", base_arg or ()),
         options=options.given(lean=lean or None, max_norm=max_norm),
         epochs=epochs,
         batch_size=batch_size,
@@ -116,7 +116,9 @@ def _geometry(name: str | None, arguments: list[str]) -> dict[str, Any] | None:
         if arguments:
             raise ValueError("--geometry-arg needs --geometry")
         return None
-    return {"name": name, **options.pairs(arguments)}
+    if "name" in (own := options.pairs(arguments)):
+        raise ValueError("the name of the geometry is given by --geometry, not by --geometry-arg")
+    return {"name": name, **own}
 
 
 def _train(run: Run, out: Path, means: Means, tensorboard: bool | None, as_json: bool) -> None:

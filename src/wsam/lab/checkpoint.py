@@ -2,14 +2,14 @@
 
 A checkpoint is two files: ``NUMBER.pt`` (tensors and primitives) and, written after it,
 ``NUMBER.json``, its manifest with size and SHA-256. It exists once the manifest does. The newest
-two are kept; loading takes the newest that is whole.
+two that are whole are kept; loading takes the newest that is whole, and changes nothing: whoever
+looks at a run that another process works on must not. Damaged ones go once a new one is saved.
 """
 
 from __future__ import annotations
 
 import io
 import json
-import pickle
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -17,9 +17,12 @@ from typing import Any
 
 import torch
 
+from wsam.lab import tensors
 from wsam.lab.files import TEMPORARY, quiet, sha256, sync_folder, write_atomic
 
 State = dict[str, Any]
+_BEFORE = "falling back to the one before"
+_ANEW = "none before it is left, so the run begins anew"
 
 
 class DamagedError(ValueError):
@@ -42,14 +45,13 @@ def load_state(path: Path) -> State:
     Raises:
         DamagedError: Missing, truncated, altered, or holding anything but tensors and primitives.
     """
-    data = _checked(path)
     try:
-        # weights_only refuses pickled code; the bytes checked are the bytes loaded.
-        state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        raise DamagedError(
-            f"{path} does not hold tensors and primitives alone: {reason(error)}"
-        ) from error
+        # The bytes checked are the bytes loaded.
+        state = tensors.load(io.BytesIO(_checked(path)))
+    except tensors.NotTensorsError as error:
+        raise DamagedError(f"{path} does not hold tensors and primitives alone: {error}") from error
+    except OSError as error:
+        raise DamagedError(f"{path} cannot be read: {error.strerror}") from error
     if not isinstance(state, dict):
         raise DamagedError(f"{path} does not hold a dictionary")
     return state
@@ -64,21 +66,22 @@ def has_manifest(path: Path) -> bool:
     return isinstance(found, dict) and {"file", "sha256"} <= found.keys()
 
 
-def reason(error: Exception) -> str:
-    """Return the first line of what torch says of a file; of one cut short it may say nothing."""
-    return str(error).partition("\n")[0] or "it ends too early"
-
-
 def _checked(path: Path) -> bytes:
+    """Return a file's bytes, which are what its manifest says.
+
+    Raises:
+        DamagedError: They are not.
+        OSError: That cannot be told, for they cannot be read.
+    """
     try:
         manifest = json.loads(path.with_suffix(".json").read_bytes())
         size, digest = manifest["bytes"], manifest["sha256"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
         raise DamagedError(f"the manifest of {path} is missing or damaged") from error
     try:
         data = path.read_bytes()
-    except OSError as error:
-        raise DamagedError(f"{path} cannot be read: {error.strerror}") from error
+    except FileNotFoundError as error:
+        raise DamagedError(f"{path} is missing") from error
     if len(data) != size:
         raise DamagedError(f"{path} is damaged: {len(data)} bytes instead of {size}")
     if sha256(data) != digest:
@@ -91,7 +94,7 @@ class Checkpoints:
 
     Args:
         folder: Where they live; nobody else writes there meanwhile.
-        keep: How many of the newest are kept.
+        keep: How many of the newest that are whole are kept.
         say: Takes a message about each damaged checkpoint that is passed over.
 
     Example:
@@ -106,12 +109,37 @@ class Checkpoints:
         self.folder = folder
         self.keep = keep
         self.say = say
+        self._whole: set[int] = set()
+        self._passed: set[int] = set()
 
     def save(self, number: int, state: State) -> None:
-        """Save a checkpoint, then remove all but the newest `keep`."""
+        """Save a checkpoint, then remove the damaged ones and all but the newest `keep`.
+
+        The one just saved stays, whatever the numbers of the others. One that was passed over
+        though nothing is wrong with its bytes is left: it may be readable later, or elsewhere.
+        """
         save_state(self._path(number), state)
-        for old in self._numbers()[self.keep :]:
-            self._remove(old)
+        self._whole.add(number)
+        self._passed.discard(number)
+        room = self.keep - 1
+        for other in self._numbers():
+            if other == number:
+                continue
+            try:
+                if other not in self._whole:
+                    _checked(self._path(other))
+            except DamagedError:
+                self._remove(other)
+            except OSError:
+                continue
+            else:
+                if other in self._passed:
+                    continue
+                self._whole.add(other)
+                if room > 0:
+                    room -= 1
+                else:
+                    self._remove(other)
 
     @property
     def any(self) -> bool:
@@ -120,11 +148,17 @@ class Checkpoints:
 
     def load(self) -> State | None:
         """Return the newest checkpoint that is whole, or None; damaged ones are told of."""
-        for number in self._numbers():
+        numbers = self._numbers()
+        for number in numbers:
             try:
-                return load_state(self._path(number))
+                state = load_state(self._path(number))
             except DamagedError as error:
-                self.say(f"{error}; falling back to the one before")
+                last = number == numbers[-1]
+                self.say(f"{error}; {_ANEW if last else _BEFORE}")
+                self._passed.add(number)
+            else:
+                self._whole.add(number)
+                return state
         return None
 
     def clear(self) -> None:

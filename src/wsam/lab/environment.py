@@ -12,12 +12,41 @@ import torch
 
 from wsam._version import __version__
 
+Facts = dict[str, Any]
 COMMIT_VARIABLE = "WSAM_COMMIT"
 
 
-def facts(device: torch.device) -> dict[str, Any]:
+def facts(device: torch.device) -> Facts:
     """Return hardware, versions and commit, as every record carries them."""
     return {"hardware": hardware(device), "versions": versions(), "commit": commit()}
+
+
+def told(sessions: list[Facts], facts: Facts, epochs: int) -> list[Facts]:
+    """Return what the sessions of a run ran on, each distinct kind once, after one more session.
+
+    Args:
+        sessions: Those before, as this function returned them.
+        facts: Of the session.
+        epochs: How many it made. A kind's entry has the sum under this name.
+
+    Example:
+        >>> told([{"commit": "a", "epochs": 3}], {"commit": "a"}, 2)
+        [{'commit': 'a', 'epochs': 5}]
+    """
+    same = [kind for kind in sessions if {**kind, "epochs": 0} == {**facts, "epochs": 0}]
+    made = epochs + sum(kind["epochs"] for kind in same)
+    return [*(kind for kind in sessions if kind not in same), {**facts, "epochs": made}]
+
+
+def differing(sessions: list[Facts], facts: Facts) -> list[Facts]:
+    """Return of each kind of session what is not as in `facts`; nothing of those that agree.
+
+    Example:
+        >>> differing([{"commit": "a", "gpu": "x", "epochs": 3}], {"commit": "b", "gpu": "x"})
+        [{'commit': 'a', 'epochs': 3}]
+    """
+    kinds = [{n: v for n, v in kind.items() if facts.get(n) != v} for kind in sessions]
+    return [kind for kind in kinds if kind.keys() != {"epochs"}]
 
 
 def hardware(device: torch.device) -> dict[str, Any]:
@@ -53,7 +82,7 @@ def versions() -> dict[str, str | None]:
     return {
         "wsam": __version__,
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),  # a subclass, which a checkpoint may not hold
         "cuda": torch.version.cuda,
         "cudnn": None if cudnn is None else str(cudnn),
     }

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from wsam import checks
 from wsam.lab import data, models
 from wsam.lab.batches import Feed, MemoryFeed, noisy
 from wsam.lab.folder import FolderFeed, find_root
@@ -36,6 +37,10 @@ class Means:
     source: data.Source = field(default_factory=lambda: data.Source(data.default_folder()))
     retry: bool = False
     workers: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the time between checkpoints; infinity means none at all."""
+        checks.number("checkpoint_seconds", self.checkpoint_seconds, high_open=False)
 
     def place(self) -> torch.device:
         """Return the device.

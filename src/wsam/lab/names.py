@@ -197,6 +197,10 @@ def is_number(value: object) -> TypeGuard[int | float]:
 def _number(name: str, value: object) -> float:
     if not is_number(value):
         raise TypeError(f"{name} must be a number, got {value!r}")
-    if not math.isfinite(value):
+    try:
+        found = float(value)
+    except OverflowError:  # a whole number of more than 308 digits
+        found = math.inf
+    if not math.isfinite(found):
         raise ValueError(f"{name} must be a finite number, got {value!r}")
-    return float(value)
+    return found

@@ -14,6 +14,8 @@ from wsam import checks
 from wsam.lab import names
 from wsam.lab.names import Value
 
+_SEEDS = 2**63  # what torch's generators take on every device
+
 
 @dataclass(frozen=True)
 class Run:
@@ -83,8 +85,11 @@ class Run:
         known = names.methods()
         names.chosen("method", self.method, known)
         names.chosen("base", self.base, names.BASES)
-        for name, least in (("epochs", 1), ("batch_size", 1), ("seed", 0), ("noise_seed", 0)):
-            checks.count(name, getattr(self, name), least)
+        for name in ("epochs", "batch_size"):
+            checks.count(name, getattr(self, name), 1)
+        for name in ("seed", "noise_seed"):
+            if checks.count(name, getattr(self, name)) >= _SEEDS:
+                raise ValueError(f"{name} must be less than 2**63, got {getattr(self, name)}")
         for name in ("train_limit", "test_limit"):
             if getattr(self, name) is not None:
                 checks.count(name, getattr(self, name), 1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import pickle
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from wsam.lab import records
+from wsam.lab import records, tensors
 from wsam.lab.batches import Batch, MemoryFeed
-from wsam.lab.checkpoint import Checkpoints, has_manifest, load_state, reason
+from wsam.lab.checkpoint import Checkpoints, has_manifest, load_state
 from wsam.lab.folder import FolderFeed
 from wsam.lab.means import Means, make_feed, make_model
 from wsam.lab.names import chosen
@@ -195,9 +194,16 @@ def read_checkpoint(path: Path) -> tuple[State, Run | None]:
     if path.suffix == ".json":
         return _from_record(path)
     loaded = load_state(path) if has_manifest(path) else _plain_load(path)
-    if isinstance(text := loaded.get("run"), str) and "model" in loaded:
-        return _tensors(loaded["model"], path), Run.from_dict(json.loads(text))
-    return _tensors(loaded, path), _run_of_weights(path)
+    return _tensors(loaded, path), _run_within(loaded) or _run_of_weights(path)
+
+
+def _run_within(loaded: Mapping[str, Any]) -> Run | None:
+    """Return the run that a checkpoint of ours holds; others may call something else a run."""
+    try:
+        settings = json.loads(loaded["run"])
+    except (KeyError, TypeError, ValueError):
+        return None
+    return Run.from_dict(settings) if isinstance(settings, dict) else None
 
 
 def _run_of_weights(path: Path) -> Run | None:
@@ -227,12 +233,10 @@ def _from_folder(path: Path) -> tuple[State, Run | None]:
 
 
 def _plain_load(path: Path) -> dict[str, Any]:
-    if path.stat().st_size == 0:
-        raise ValueError(f"{path} is not a file of tensors: it is empty")
     try:
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
-        raise ValueError(f"{path} is not a file of tensors: {reason(error)}") from error
+        loaded = tensors.load(path)
+    except tensors.NotTensorsError as error:
+        raise ValueError(f"{path} is not a file of tensors: {error}") from error
     if not isinstance(loaded, dict):
         raise ValueError(f"{path} holds {type(loaded).__name__}, not a state dict")
     return loaded
@@ -243,7 +247,8 @@ def _tensors(loaded: Mapping[str, Any], path: Path) -> State:
     for key in _INSIDE:
         if isinstance(loaded.get(key), Mapping):
             loaded = loaded[key]
-    if not loaded or not all(isinstance(value, Tensor) for value in loaded.values()):
+    named = all(isinstance(n, str) and isinstance(v, Tensor) for n, v in loaded.items())
+    if not loaded or not named:
         raise ValueError(f"{path} does not hold a state dict: names with their tensors")
     while prefix := next((w for w in _WRAPPERS if all(n.startswith(w) for n in loaded)), None):
         loaded = {name.removeprefix(prefix): value for name, value in loaded.items()}

@@ -143,6 +143,8 @@ class Session:
         self.before = 0.0
         self.resumed = 0
         self.curve: list[Row] = []
+        self.earlier: list[environment.Facts] = []  # what the sessions before this one ran on
+        self.begun_at = 0  # the epochs that they made
         self.device = means.place()
         cuda = self.device.type == "cuda"
         self.compiled = cuda if means.compile is None else means.compile
@@ -155,6 +157,13 @@ class Session:
         team.check(self.feed.batch_size)
         self.model = make_model(run, self.feed, self.device)
         self.optimizer = make_optimizer(run, self.model)
+        execution = {
+            "device": self.device.type,
+            "compiled": self.compiled,
+            "captured": self.captured,
+            "processes": team.size,
+        }
+        self.facts = {"execution": execution, **environment.facts(self.device)}
         self.checkpoints = checkpoints(run, out, self._say)
 
     def train(self) -> Record:
@@ -242,6 +251,7 @@ class Session:
             "curve": self.curve,
             "seconds": self.before + time.monotonic() - self.begun,
             "resumed": self.resumed,
+            "sessions": environment.told(self.earlier, self.facts, len(self.curve) - self.begun_at),
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "order": self.feed.generator.get_state(),
@@ -261,6 +271,8 @@ class Session:
         self.curve = state["curve"]
         self.before = state["seconds"]
         self.resumed = state["resumed"] + 1
+        self.earlier = state.get("sessions", [])  # older checkpoints do not tell
+        self.begun_at = len(self.curve)
         self._say(f"going on after epoch {len(self.curve)} of {self.run.epochs}")
 
     def _say(self, message: str) -> None:
@@ -307,13 +319,8 @@ class Session:
                 "verified": feed.verified,
             },
             "parameters": models.parameter_count(self.model),
-            "execution": {
-                "device": self.device.type,
-                "compiled": self.compiled,
-                "captured": self.captured,
-                "processes": self.team.size,
-            },
-            **environment.facts(self.device),
+            **self.facts,
+            "earlier": environment.differing(self.earlier, self.facts),
         }
 
 
