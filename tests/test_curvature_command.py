@@ -91,13 +91,47 @@ def test_what_has_not_converged_names_the_options_that_help(record):
     )
     shown = wsam_command("curvature", *common, *words).stdout
     assert "standard error unknown, not converged: raise --trace-products or --trace-tol" in shown
-    assert "from 1 probes, not converged: raise --density-probes" in shown
+    unsure = "1 probe of 60 steps, not converged: raise --density-probes or --density-steps"
+    assert shown.count(unsure) == 2
+    assert "standard error" in shown
     page = (Path(__file__).parents[1] / "docs" / "curvature.md").read_text()
-    for option in ("--trace-tol 0.02", "--trace-products 300", "--density-probes 10"):
+    for option in (
+        "--trace-tol 0.02",
+        "--trace-products 300",
+        "--density-probes 10",
+        "--density-steps 60",
+    ):
         name, default = option.split()
         assert f"`{option}`" in page
         (found,) = (o for o in COMMANDS["curvature"].params if name in o.opts)
         assert found.default == float(default)
+
+
+def test_shares_below_zero_are_shown_between_their_bounds(record):
+    common = (record, "--samples", 60, "--top", 0, "--density", "--device", "cpu")
+    found = measured(*common, "--density-steps", 30)["density"]
+    assert found["steps"] == 30
+    low, high = found["below_zero"]["low"], found["below_zero"]["high"]
+    assert high - low > 0.1  # pixels that are always dark leave many zeros
+    shown = wsam_command("curvature", *common, "--density-steps", 30).stdout
+    assert f"below zero  {100 * low:.1f}% to {100 * high:.1f}%" in " ".join(shown.split(" " * 4))
+    assert f"below {-found['sigma']:.3g}" in shown
+    fisher = wsam_command("curvature", *common, "--operator", "empirical_fisher").stdout
+    assert "0.0%  of the eigenvalues: positive semi-definite by definition" in fisher
+
+
+def test_eigenvalues_that_may_be_missing_are_not_shown_as_converged(record):
+    common = (record, "--samples", 20, "--top", 3, "--which", "smallest", "--device", "cpu")
+    words = (*common, "--operator", "empirical_fisher")
+    whole = measured(*words, "--block", 3)["eigenvalues"]
+    assert whole["complete"]
+    assert max(map(abs, whole["values"])) < 1e-3
+    few = measured(*words, "--top-products", whole["products"] // 2)["eigenvalues"]
+    assert few["products"] <= whole["products"] // 2
+    assert not few["complete"]
+    shown = wsam_command("curvature", *words, "--top-products", whole["products"] // 2).stdout
+    assert "not converged: raise --tol or --top-products" in shown
+    assert "an eigenvalue within" in shown
 
 
 def test_every_form_of_checkpoint(out, record, tmp_path):
@@ -268,6 +302,10 @@ def test_wrong_checkpoints_get_one_clear_line(out, record, tmp_path):
         (("curvature", "--trace-tol", "nan"), "--trace-tol must be above 0, not nan"),
         (("curvature", "--trace-products", "1"), "invalid value for '--trace-products'"),
         (("curvature", "--density-probes", "0"), "invalid value for '--density-probes'"),
+        (("curvature", "--density-steps", "1"), "invalid value for '--density-steps'"),
+        (("curvature", "--top-products", "0"), "invalid value for '--top-products'"),
+        (("curvature", "--block", "0"), "k and block must be at least 1"),
+        (("curvature", "--adaptive"), "--adaptive needs --sharpness or --average"),
         (("curvature", "--split", "dev"), "unknown split 'dev'"),
         (("curvature", "--samples", "0"), "at least 1"),
         (("curvature", "--batch-size", "0"), "at least 1"),

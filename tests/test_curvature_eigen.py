@@ -11,7 +11,8 @@ from scipy.sparse.linalg import eigsh
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from wsam.curvature import hessian, top_eigenvalues
+from wsam.curvature import empirical_fisher, gauss_newton, hessian, top_eigenvalues
+from wsam.curvature.krylov import Krylov
 
 
 def matrix(spectrum: list[float] | Tensor, seed: int = 0) -> Tensor:
@@ -67,15 +68,18 @@ def test_ends_of_a_spectrum(name, method, which):
     st.integers(1, 4),
     st.integers(1, 3),
     st.integers(0, 3),
+    st.sampled_from(["largest", "smallest"]),
 )
-def test_lanczos_bounds_hold_for_any_spectrum(spectrum, k, block, seed):
+def test_lanczos_bounds_hold_for_any_spectrum(spectrum, k, block, seed, which):
     dense = matrix(spectrum, seed)
     truth = torch.linalg.eigvalsh(dense)
-    found = top_eigenvalues(dense, k, tol=1e-9, block=block, seed=seed)
+    found = top_eigenvalues(dense, k, tol=1e-9, block=block, seed=seed, which=which)
     assert len(found.values) == min(k, len(spectrum))
     for value, residual in zip(found.values, found.residuals, strict=True):
         assert (truth - value).abs().min() <= residual + 1e-9
-    assert found.largest == pytest.approx(float(truth[-1]), abs=1e-7)
+    ends = truth.flip(0)[:k] if which == "largest" else truth[:k].flip(0)
+    assert found.complete
+    torch.testing.assert_close(found.values, ends, rtol=0, atol=1e-7)
 
 
 def test_negative_curvature_does_not_pass_for_sharpness():
@@ -100,7 +104,8 @@ def test_eigenvalues_of_a_network_are_those_of_scipy():
     power = top_eigenvalues(H, 1, method="power", tol=1e-6)
     assert power.largest == pytest.approx(expected[0], abs=1e-6)
     assert found.info == H.info
-    assert set(found.as_dict()) == {"values", "residuals", "converged", "products", "method"}
+    known = {"values", "residuals", "converged", "complete", "products", "method"}
+    assert set(found.as_dict()) == known
 
 
 class Point(nn.Module):
@@ -159,6 +164,81 @@ def test_blocks_find_copies_of_a_repeated_eigenvalue():
     dense = matrix([*BULK, 2.0, 3.0, 3.0, 3.0])
     found = top_eigenvalues(dense, 3, tol=1e-8, block=3)
     torch.testing.assert_close(found.values, torch.full((3,), 3.0).double())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_copies_are_found_from_a_single_start(seed):
+    dense = matrix([*BULK, 2.0, 2.0, 3.0, 3.0, 3.0, 4.0])
+    found = top_eigenvalues(dense, 6, tol=1e-6, seed=seed)
+    expected = torch.tensor([4.0, 3.0, 3.0, 3.0, 2.0, 2.0]).double()
+    torch.testing.assert_close(found.values, expected, rtol=0, atol=1e-5)
+    assert found.complete
+    assert found.converged.all()
+    gram = found.vectors.T @ found.vectors
+    torch.testing.assert_close(gram, torch.eye(6).double(), rtol=0, atol=1e-9)
+    true_residuals = torch.linalg.vector_norm(
+        dense @ found.vectors - found.vectors * found.values, dim=0
+    )
+    assert (true_residuals <= found.residuals * 1.001 + 1e-12).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("build", [gauss_newton, empirical_fisher])
+@pytest.mark.parametrize("k", [3, 10])
+def test_a_repeated_zero_is_found_as_often_as_asked(build, dtype, k):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+    data = [(torch.randn(8, 8), torch.randint(0, 3, (8,)))]
+    A = build(net, F.cross_entropy, data, dtype=dtype)
+    truth = torch.linalg.eigvalsh(A.dense().double())
+    scale = float(truth[-1])
+    assert (truth[:150].abs() < 1e-6 * scale).all()
+    found = top_eigenvalues(A, k, which="smallest")
+    assert found.complete
+    assert found.converged.all()
+    assert found.values.abs().max() < 1e-3 * scale
+    # Beyond the rank nothing is left but rounding, which must not be chased.
+    many = top_eigenvalues(A, 30, which="largest")
+    assert many.complete
+    assert many.products < 100
+    torch.testing.assert_close(many.values, truth.flip(0)[:30], rtol=0, atol=1e-3 * scale)
+
+
+@pytest.mark.parametrize("which", ["largest", "smallest", "both"])
+def test_what_may_have_been_missed_does_not_count_as_converged(which):
+    dense = matrix([-3.0, -3.0, -3.0, *BULK, 3.0, 3.0, 3.0])
+    enough = top_eigenvalues(dense, 3, which=which, tol=1e-4)
+    assert enough.complete
+    assert enough.values.abs() == pytest.approx(3.0, abs=1e-3)
+    first = top_eigenvalues(dense, 1, which=which, tol=1e-4)
+    assert first.complete
+    few = top_eigenvalues(dense, 3, which=which, tol=0.05, max_products=enough.products // 3)
+    assert not few.complete
+    assert few.products <= enough.products // 3
+    ends = {0} if which == "largest" else {len(few.values) - 1}
+    ends = {0, len(few.values) - 1} if which == "both" else ends
+    assert set(torch.nonzero(few.converged)[:, 0].tolist()) == ends
+    assert few.as_dict()["complete"] is False
+    for limit in range(
+        3, enough.products
+    ):  # cut short at any point, before or amid a second search
+        short = top_eigenvalues(dense, 3, which=which, tol=1e-4, max_products=limit)
+        assert not short.complete
+        assert short.products <= limit
+
+
+@pytest.mark.parametrize("block", [1, 2])
+def test_locked_vectors_are_taken_out_of_the_operator(block):
+    dense = matrix(torch.linspace(-1, 2, 12), seed=5)
+    basis = torch.linalg.qr(torch.randn(12, 12).double()).Q.T
+    locked, rest = basis[:4], basis[4:]
+    krylov = Krylov(dense, 8, block, torch.Generator().manual_seed(0), locked)
+    while not krylov.complete:
+        krylov.extend()
+    values, vectors, residuals = krylov.ritz()
+    torch.testing.assert_close(values, torch.linalg.eigvalsh(rest @ dense @ rest.T))
+    assert residuals.max() < 1e-12
+    assert (locked @ krylov.lift(vectors).T).abs().max() < 1e-12
 
 
 def test_the_residual_shows_the_rounding_of_the_operator():

@@ -72,6 +72,19 @@ def test_many_steps_climb_to_the_top_of_the_ball():
     assert 0 < small < one  # five short steps do not reach the edge of the ball
 
 
+def test_many_steps_keep_the_highest_loss_on_the_way():
+    def hill(output: Tensor) -> Tensor:
+        return torch.exp(-((output - 1) ** 2)).mean()
+
+    def at(w: float) -> float:
+        return math.exp(-((w - 1) ** 2))
+
+    one = [torch.ones(1, 1, dtype=torch.float64)]
+    # From 0.5 a step of 0.6 passes the top at 1; the next one leads back to the start.
+    found = sharpness(Bowl([0.5]), hill, one, 1.0, steps=2, step_size=0.6)
+    assert found.value == pytest.approx(at(1.1) - at(0.5), abs=1e-12)
+
+
 def test_at_a_minimum_the_ascent_finds_the_top_eigenvalue():
     model = Bowl([0.0, 0.0])
     assert sharpness(model, quadratic, ROOT, 0.1).value == 0  # no gradient, no step

@@ -86,6 +86,17 @@ def test_trace_refuses(arguments):
         trace(torch.eye(3), method="guess")
 
 
+@pytest.mark.parametrize("probes", [2, 3, 6, 30])
+def test_few_probes_widen_the_interval_as_students_t_does(probes):
+    from scipy.stats import t
+
+    found = trace(matrix(SPIKED), method="hutchinson", tol=1e-9, columns=1, max_products=probes)
+    assert found.probes == probes
+    reach = t.ppf(0.975, probes - 1) * found.standard_error
+    low, high = found.interval
+    assert (high - found.value, found.value - low) == pytest.approx((reach, reach), rel=4e-3)
+
+
 def test_student_quantiles():
     from scipy.stats import t
 
@@ -128,17 +139,21 @@ def test_density_of_degenerate_operators():
         found = density(dense.double(), max_probes=2)
         assert found.mass == pytest.approx(1, abs=1e-6)
         assert float(found.grid[found.values.argmax()]) == pytest.approx(where, abs=0.02)
-        assert found.below(where + 0.5) == pytest.approx(1)
-        assert found.below(where - 0.5) == 0
+        assert found.below(where + 0.5) == pytest.approx((1, 1, 0))
+        assert found.below(where - 0.5) == pytest.approx((0, 0, 0), abs=1e-12)
+        assert found.below(where)[:2] == pytest.approx((0, 1))  # all of them may be below or not
 
 
 def test_density_stops_when_probes_agree_and_reports():
     dense = matrix(SPECTRA["uniform"])
     told = []
-    found = density(dense, steps=20, tol=0.05, max_probes=10, report=told.append)
+    found = density(dense, steps=40, tol=0.05, max_probes=10, report=told.append)
     assert found.converged
-    assert found.cumulative_error <= 0.05
-    assert found.products == 20 * len(found.nodes) == told[-1].products
+    assert max(found.cumulative_error, found.quadrature_error) <= 0.05
+    assert found.products == 40 * len(found.nodes) == told[-1].products
+    short = density(dense, steps=8, tol=0.05, max_probes=10)
+    assert short.cumulative_error <= 0.05 < short.quadrature_error
+    assert not short.converged
     assert len(found.nodes) < 10
     strict = density(dense, steps=20, tol=1e-6, max_probes=4)
     assert not strict.converged
@@ -164,7 +179,10 @@ def test_density_of_a_network():
     truth = torch.linalg.eigvalsh(H.dense())
     assert float(found.nodes.max()) == pytest.approx(float(truth[-1]), abs=1e-8)
     assert found.info == H.info
-    assert found.as_dict()["share_below_zero"] == found.below(0.0)
+    saved = json.loads(json.dumps(found.as_dict(), allow_nan=False))
+    assert saved["below_zero"] == found.below(0.0)._asdict()
+    assert saved["below_minus_sigma"] == found.below(-found.sigma)._asdict()
+    assert (saved["steps"], saved["semidefinite"]) == (43, False)
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,18 @@ def curvature(
     which: Annotated[str, typer.Option(help="largest, smallest or both.")] = "largest",
     method: Annotated[str, typer.Option(help="lanczos or power.")] = "lanczos",
     tol: Annotated[float, typer.Option(help="Relative residual of the eigenvalues.")] = 1e-3,
+    block: Annotated[
+        int,
+        typer.Option(help="Vectors Lanczos starts from: finds so many equal eigenvalues at once."),
+    ] = 1,
+    top_products: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="<int>",
+            help="Products after which --top gives up. [default: grows with --top]",
+        ),
+    ] = None,
     trace: Annotated[bool, typer.Option("--trace", help="Estimate the trace (Hutch++).")] = False,
     trace_tol: Annotated[
         float, typer.Option(help="Relative standard error that --trace goes for.")
@@ -79,6 +91,10 @@ def curvature(
         int,
         typer.Option(min=1, metavar="<int>", help="Random vectors after which --density gives up."),
     ] = 10,
+    density_steps: Annotated[
+        int,
+        typer.Option(min=2, metavar="<int>", help="Products of --density for each random vector."),
+    ] = 60,
     sharpness: Annotated[
         float | None, typer.Option(metavar="RHO", help="SAM's sharpness at this radius.")
     ] = None,
@@ -105,6 +121,8 @@ def curvature(
     """Measure the curvature of a trained model's loss."""
     if not trace_tol > 0:
         raise ValueError(f"--trace-tol must be above 0, not {trace_tol}")
+    if adaptive and sharpness is None and average is None:
+        raise ValueError("--adaptive needs --sharpness or --average: it scales those measures")
     settings = loss_options(mode, precision)
     if out is not None and density:
         require_pictures()
@@ -115,11 +133,14 @@ def curvature(
         H = _operator(operator, subject, settings)
         wanted: dict[str, dict[str, Any]] = {}
         if top:
-            wanted["eigenvalues"] = {"k": top, "which": which, "method": method, "tol": tol}
+            wanted["eigenvalues"] = {
+                "k": top, "which": which, "method": method, "tol": tol,
+                "block": block, "max_products": top_products,
+            }  # fmt: skip
         if trace:
             wanted["trace"] = {"tol": trace_tol, "max_products": trace_products}
         if density:
-            wanted["density"] = {"max_probes": density_probes}
+            wanted["density"] = {"max_probes": density_probes, "steps": density_steps}
         found = _spectrum(H, wanted, seed, follow)
         found |= _sharpness(
             subject, settings, seed, follow, (sharpness, average), adaptive=adaptive, steps=steps
@@ -300,7 +321,7 @@ def _print_table(record: dict[str, Any], files: list[Path]) -> None:
     if eigen := record.get("eigenvalues"):
         columns = (eigen["values"], eigen["residuals"], eigen["converged"])
         for number, (value, bound, good) in enumerate(zip(*columns, strict=True), 1):
-            note = f"within {bound:.1e}" + _unless(good, "--tol")
+            note = f"an eigenvalue within {bound:.1e}" + _unless(good, "--tol or --top-products")
             rows.append((f"eigenvalue {number}", f"{value:.6g}", note))
     if found := record.get("trace"):
         error = found["standard_error"]
@@ -308,20 +329,35 @@ def _print_table(record: dict[str, Any], files: list[Path]) -> None:
         note += _unless(found["converged"], "--trace-products or --trace-tol")
         rows.append(("trace", f"{found['value']:.6g}", note))
     if found := record.get("density"):
-        note = f"of the eigenvalues, from {found['probes']} probes"
-        share = f"{100 * found['share_below_zero']:.1f}%"
-        note += _unless(found["converged"], "--density-probes")
-        rows.append(("below zero", share, note))
+        rows += _shares(found)
     for name in ("sharpness", "average_sharpness"):
         if found := record.get(name):
             note = f"{found['measure']}, radius {found['radius']:g}"
             value = "not finite" if found["value"] is None else f"{found['value']:.6g}"
             rows.append((name.replace("_", " "), value, note))
-    wide = max(len(name) for name, _, _ in rows)
+    wide, broad = (max(len(row[column]) for row in rows) for column in (0, 1))
     for name, value, note in rows:
-        print(f"  {name:<{wide}}  {value:>12}  {note}".rstrip())
+        print(f"  {name:<{wide}}  {value:>{broad}}  {note}".rstrip())
     for file in files:
         print(file)
+
+
+def _shares(found: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Return the rows of a density: shares of the eigenvalues, each between its bounds."""
+    if found["semidefinite"]:
+        return [("below zero", "0.0%", "of the eigenvalues: positive semi-definite by definition")]
+    probes = f"{found['probes']} probe" + ("s" if found["probes"] > 1 else "")
+    rows = []
+    for name, share in (
+        ("below zero", found["below_zero"]),
+        (f"below {-found['sigma']:.3g}", found["below_minus_sigma"]),
+    ):
+        low, high = (f"{100 * share[end]:.1f}%" for end in ("low", "high"))
+        note = f"of the eigenvalues, standard error {100 * share['standard_error']:.1f}%"
+        note += f", {probes} of {found['steps']} steps"
+        note += _unless(found["converged"], "--density-probes or --density-steps")
+        rows.append((name, low if low == high else f"{low} to {high}", note))
+    return rows
 
 
 def _unless(converged: bool, options: str) -> str:

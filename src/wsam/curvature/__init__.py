@@ -13,7 +13,7 @@ from wsam.curvature.hutchinson import Trace, trace
 from wsam.curvature.measures import Sharpness, average_sharpness, sharpness
 from wsam.curvature.objective import Objective
 from wsam.curvature.operator import Info, Operator, empirical_fisher, gauss_newton, hessian
-from wsam.curvature.quadrature import Density, density
+from wsam.curvature.quadrature import Density, Share, density
 from wsam.curvature.render import save_density, save_landscape
 from wsam.curvature.slices import Landscape, between, landscape, normalised, random_direction
 
@@ -25,6 +25,7 @@ __all__ = [
     "Objective",
     "Operator",
     "Progress",
+    "Share",
     "Sharpness",
     "Trace",
     "average_sharpness",

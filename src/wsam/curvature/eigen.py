@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from wsam.curvature.krylov import Krylov, random_normal
+from wsam.curvature.krylov import random_normal
+from wsam.curvature.lanczos import (
+    Found,
+    Progress,
+    Report,
+    Settings,
+    Which,
+    lanczos,
+    rayleigh_ritz,
+)
 from wsam.curvature.operator import Info, SymmetricOperator
 
 __all__ = ["Eigenvalues", "Progress", "Report", "top_eigenvalues"]
-
-Which = Literal["largest", "smallest", "both"]
-
-
-class Progress(NamedTuple):
-    """How far an iteration has come: products made, the most it may make, the error so far."""
-
-    products: int
-    limit: int
-    error: float
-
-
-Report = Callable[[Progress], None]
 
 
 @dataclass(frozen=True)
@@ -37,7 +32,11 @@ class Eigenvalues:
         values: eigenvalues, largest first.
         vectors: their unit vectors, one a column.
         residuals: `norm(A x - t x)`; some eigenvalue of A lies within it of t.
-        converged: whether each residual is at most `tol` times the largest absolute Ritz value.
+        converged: whether each residual is at most `tol` times the largest absolute Ritz value,
+            and, but for the outermost value of an end, `complete`.
+        complete: whether a second search, orthogonal to the vectors found, saw no other eigenvalue
+            that belongs to a wanted end; for one value an end, and for power iteration, no second
+            search is made.
         products: how many vectors were multiplied by A.
         method: "lanczos" or "power".
         info: what A was computed from, where A is an `Operator`.
@@ -47,6 +46,7 @@ class Eigenvalues:
     vectors: Tensor
     residuals: Tensor
     converged: Tensor
+    complete: bool
     products: int
     method: str
     info: Info | None = None
@@ -67,6 +67,7 @@ class Eigenvalues:
             "values": self.values.tolist(),
             "residuals": self.residuals.tolist(),
             "converged": self.converged.tolist(),
+            "complete": self.complete,
             "products": self.products,
             "method": self.method,
         }
@@ -89,8 +90,10 @@ def top_eigenvalues(
 
     "Largest" is meant with its sign: strong negative curvature is found by "smallest" and never
     passes for sharpness. A pair (t, x) counts as converged when
-    `norm(A x - t x) <= tol * max abs(t)`; the error of t is at most that residual, and near its
-    square divided by the gap to the next eigenvalue.
+    `norm(A x - t x) <= tol * max abs(t)`: some eigenvalue is that near, and mostly far nearer, by
+    the square of the residual divided by the gap to the next one. With k above 1, Lanczos then
+    searches once more, orthogonal to what it found, for an eigenvalue it passed over; until that
+    search is done none but the outermost counts as converged.
 
     Args:
         operator: a curvature operator, or any symmetric matrix.
@@ -99,10 +102,10 @@ def top_eigenvalues(
         method: "lanczos" (block, thick-restarted, fully re-orthogonalised) or "power" (one vector
             at a time; a shift keeps the wanted end dominant, found vectors are projected out).
         tol: relative residual to stop at.
-        max_products: give up after so many products; default 50 + 30 k at each end, for power
-            iteration 1000.
+        max_products: give up after so many products; default 50 + 30 k at each end, and 50 more
+            for the second search; for power iteration 1000.
         block: vectors multiplied at a time by Lanczos. With b, copies of an eigenvalue repeated up
-            to b times are found like distinct ones.
+            to b times are found at once rather than one a search.
         basis: the most vectors Lanczos keeps; it restarts from the best when they are full.
         seed: of the random start.
         report: called with a `Progress` after every product.
@@ -118,89 +121,30 @@ def top_eigenvalues(
     size = operator.shape[0]
     _check_arguments(operator, k, which, method, tol, block)
     k = min(k, size)
-    limit = max_products or (1000 if method == "power" else 50 + 30 * k)
+    limit = max_products or (1000 if method == "power" else 50 * min(k, 2) + 30 * k)
     limit *= 2 if which == "both" and not max_products else 1
-    settings = _Settings(k, which, tol, limit, block, basis, seed, report)
-    found = (_lanczos if method == "lanczos" else _power)(operator, settings)
+    settings = Settings(k, which, tol, limit, block, basis, seed, report)
+    found = (lanczos if method == "lanczos" else _power)(operator, settings)
     order = torch.argsort(found.values, descending=True)
     residuals = found.residuals[order]
+    good = residuals <= tol * found.scale
+    if not found.complete:  # a missed eigenvalue would shift all but the ends themselves
+        sure = torch.zeros_like(good)
+        sure[0], sure[-1] = which != "smallest", which != "largest"
+        good &= sure
     return Eigenvalues(
         values=found.values[order],
         vectors=found.rows[order].T,
         residuals=residuals,
-        converged=residuals <= tol * found.scale,
+        converged=good,
+        complete=found.complete,
         products=found.products,
         method=method,
         info=getattr(operator, "info", None),
     )
 
 
-class _Settings(NamedTuple):
-    k: int
-    which: Which
-    tol: float
-    limit: int
-    block: int
-    basis: int | None
-    seed: int
-    report: Report | None
-
-    def tell(self, products: int, error: float) -> None:
-        if self.report is not None:
-            self.report(Progress(products, self.limit, error))
-
-
-class _Found(NamedTuple):
-    values: Tensor
-    rows: Tensor
-    residuals: Tensor
-    products: int
-    scale: float
-
-
-def _lanczos(operator: SymmetricOperator, settings: _Settings) -> _Found:
-    size = operator.shape[0]
-    block = min(settings.block, size)
-    ends = 2 if settings.which == "both" else 1
-    least = min(size, ends * settings.k + 2 * block + 2)
-    capacity = min(size, max(settings.basis or (2 * ends * settings.k + 40 + 2 * block), least))
-    krylov = Krylov(operator, capacity, block, torch.Generator().manual_seed(settings.seed))
-    while True:
-        krylov.extend()
-        values, vectors, residuals = krylov.ritz()
-        wanted = _wanted(values, settings)
-        scale = max(float(values.abs().max()), torch.finfo(torch.float64).tiny)
-        error = float(residuals[wanted].max()) / scale
-        settings.tell(krylov.products, error)
-        enough = krylov.size >= min(size, ends * settings.k)
-        if (enough and error <= settings.tol) or krylov.complete:
-            break
-        if krylov.products >= settings.limit:
-            break
-        if krylov.full:
-            keep = _kept(values, settings, capacity - 2 * block)
-            krylov.restart(values[keep], vectors[:, keep])
-    rows = krylov.lift(vectors[:, wanted])
-    return _Found(values[wanted], rows, residuals[wanted], krylov.products, scale)
-
-
-def _wanted(values: Tensor, settings: _Settings) -> Tensor:
-    """Indices of the wanted ends among ascending Ritz values."""
-    count = len(values)
-    low = range(min(settings.k, count)) if settings.which != "largest" else range(0)
-    high = range(max(0, count - settings.k), count) if settings.which != "smallest" else range(0)
-    return torch.tensor(sorted({*low, *high}))
-
-
-def _kept(values: Tensor, settings: _Settings, room: int) -> Tensor:
-    """Indices kept at a restart: the wanted ends and as many neighbours as help convergence."""
-    extra = settings._replace(k=settings.k + max(2, (len(values) - settings.k) // 4))
-    while len(chosen := _wanted(values, extra)) > room and extra.k > settings.k:
-        extra = extra._replace(k=extra.k - 1)
-    return chosen
-
-
-def _power(operator: SymmetricOperator, settings: _Settings) -> _Found:
+def _power(operator: SymmetricOperator, settings: Settings) -> Found:
     generator = torch.Generator().manual_seed(settings.seed)
     signs = {"largest": [1], "smallest": [-1], "both": [1, -1]}[settings.which]
     rows: list[Tensor] = []
@@ -214,22 +158,7 @@ def _power(operator: SymmetricOperator, settings: _Settings) -> _Found:
             rows.append(row)
             images.append(image)
             products, scale = products + search.spent, max(scale, search.scale)
-    return _rayleigh_ritz(torch.stack(rows), torch.stack(images), products, scale)
-
-
-def _rayleigh_ritz(rows: Tensor, images: Tensor, products: int, scale: float) -> _Found:
-    """Return the best pairs in the span of orthonormal rows whose images are known.
-
-    Vectors found one after the other carry the errors of those before; this removes them, and
-    gives residuals of the products as they were computed.
-    """
-    wide_rows, wide_images = rows.double(), images.double()
-    inside = wide_rows @ wide_images.T
-    values, vectors = torch.linalg.eigh((inside + inside.T) / 2)
-    turned = vectors.T @ wide_rows
-    left = vectors.T @ wide_images - values[:, None] * turned
-    residuals = torch.linalg.vector_norm(left, dim=1)
-    return _Found(values.cpu(), turned.to(rows), residuals.cpu(), products, scale)
+    return rayleigh_ritz(torch.stack(rows), torch.stack(images), products, scale)
 
 
 class _PowerSearch:
@@ -243,7 +172,7 @@ class _PowerSearch:
     def __init__(
         self,
         operator: SymmetricOperator,
-        settings: _Settings,
+        settings: Settings,
         generator: torch.Generator,
         sign: int,
         found: list[Tensor],

@@ -22,6 +22,8 @@ class Krylov:
     The coefficients M are measured, not assumed tridiagonal: their asymmetry shows the rounding of
     A itself, so a residual formed from M and R is that of the products as they were computed.
 
+    Rows may be locked: then A stands for its part on the vectors orthogonal to them.
+
     Attributes:
         size: rows of Q in use.
         products: vectors multiplied by A so far.
@@ -33,7 +35,7 @@ class Krylov:
         capacity: int,
         block: int,
         generator: torch.Generator,
-        start: Tensor | None = None,
+        locked: Tensor | None = None,
     ) -> None:
         self.operator = operator
         self.generator = generator
@@ -42,11 +44,11 @@ class Krylov:
         self._rows = torch.empty(
             capacity, operator.shape[0], dtype=operator.dtype, device=operator.device
         )
+        self._locked = self._rows[:0] if locked is None else locked
         self._measured = torch.zeros(capacity, capacity, dtype=torch.float64)
         self._tail = torch.zeros(0, 0, dtype=torch.float64)
         self._carried = 0.0
-        first = random_normal(operator, block, generator) if start is None else start
-        self._next = self._orthonormal(first, scale=0.0)[0]
+        self._next = self._orthonormal(random_normal(operator, block, generator), scale=0.0)[0]
 
     @property
     def basis(self) -> Tensor:
@@ -94,6 +96,13 @@ class Krylov:
         carried = torch.full_like(leak, self._carried)
         return values, vectors, torch.sqrt(rounding**2 + leak**2 + carried**2)
 
+    def projected(self) -> tuple[Tensor, float, float]:
+        """Return the symmetric part of M, the size of R, and of M's asymmetry: the rounding of A."""
+        measured = self._measured[: self.size, : self.size]
+        symmetric = (measured + measured.T) / 2
+        left = float(torch.linalg.vector_norm(self._tail))
+        return symmetric, left, float(torch.linalg.matrix_norm(measured - symmetric, ord=2))
+
     def lift(self, coordinates: Tensor) -> Tensor:
         """Return vectors of the whole space, one a row, from columns of coordinates."""
         return _combined(coordinates.T.to(self.basis), self.basis)
@@ -121,7 +130,8 @@ class Krylov:
         total = torch.zeros(self.size, len(rows), dtype=torch.float64)
         for _ in range(2):
             coefficients = torch.stack([torch.mv(self.basis, row) for row in rows], dim=1)
-            rows = rows - _combined(coefficients.T, self.basis)
+            outside = torch.stack([torch.mv(self._locked, row) for row in rows])
+            rows = rows - _combined(coefficients.T, self.basis) - _combined(outside, self._locked)
             total += coefficients.double().cpu()
         return total, rows
 
@@ -140,7 +150,7 @@ class Krylov:
                 overlap = float(other @ row)
                 tail[index, column] = overlap
                 row = row - overlap * other
-            if self.size + len(done) >= self.operator.shape[0]:
+            if len(self._locked) + self.size + len(done) >= self.operator.shape[0]:
                 continue  # the basis spans the whole space: nothing new can be left
             norm = float(torch.linalg.vector_norm(row))
             if norm > tiny:
@@ -155,7 +165,7 @@ class Krylov:
         return found, tail[: len(done)]
 
     def _polish(self, row: Tensor, done: list[Tensor]) -> Tensor:
-        for other in (self.basis, *(vector[None] for vector in done)):
+        for other in (self._locked, self.basis, *(vector[None] for vector in done)):
             row = row - torch.mv(other.T, torch.mv(other, row))
         unit: Tensor = row / torch.linalg.vector_norm(row)
         return unit

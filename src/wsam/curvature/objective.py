@@ -122,6 +122,7 @@ class Objective:
             raise ValueError(f"reduction must be 'mean' or 'sum', not {reduction!r}")
         require_repeatable(batches)
         self.model = unwrapped(model)
+        self.loss_fn = loss_fn
         self.batches = batches
         self.mode: Mode = mode
         self.reduction = reduction

@@ -8,6 +8,7 @@ from typing import Any, Protocol, Unpack
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from wsam.curvature.objective import LossFunction, Objective, ObjectiveOptions, Reading
 from wsam.curvature.products import Chooser, Differentiation, Kind, Work
@@ -119,6 +120,17 @@ class Operator:
             differentiation=self._chooser.name,
             **self.objective.describe(),
         )
+
+    @property
+    def semidefinite(self) -> bool:
+        """Whether the curvature cannot be negative, whatever the rounding of its products says.
+
+        So of an empirical Fisher, and of a Gauss-Newton matrix of a loss known to be convex:
+        PyTorch's cross-entropies and squared error, without weights of their own.
+        """
+        kind = self._chooser.kind
+        convex = kind == "gauss_newton" and _is_known_convex(self.objective.loss_fn)
+        return kind == "empirical_fisher" or convex
 
     def __matmul__(self, vectors: Tensor) -> Tensor:
         """Multiply a flat vector, or every column of a matrix."""
@@ -268,3 +280,15 @@ def empirical_fisher(
 
 def _has_batch_statistics(model: nn.Module) -> bool:
     return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
+
+
+def _is_known_convex(loss_fn: LossFunction) -> bool:
+    """Whether a loss is one of PyTorch's that are convex in the model's output."""
+    if isinstance(loss_fn, nn.Module):
+        plain = all(buffer is None for buffer in loss_fn._buffers.values())
+        return plain and type(loss_fn) in (nn.CrossEntropyLoss, nn.MSELoss, nn.BCEWithLogitsLoss)
+    return loss_fn in (
+        functional.cross_entropy,
+        functional.mse_loss,
+        functional.binary_cross_entropy_with_logits,
+    )

@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from wsam.curvature.eigen import Progress, Report
-from wsam.curvature.krylov import Krylov, random_normal
+from wsam.curvature.krylov import Krylov
 from wsam.curvature.operator import Info, SymmetricOperator
 
-__all__ = ["Density", "density"]
+__all__ = ["Density", "Share", "density"]
+
+
+# Nearer than this, relative to the spectrum, a bound and a node are one.
+_NEAR = 1e-10
+
+
+class Share(NamedTuple):
+    """A share of the eigenvalues, between bounds.
+
+    Attributes:
+        low: no less than this, by what the probes see.
+        high: no more than this.
+        standard_error: of both, for the probes are random vectors.
+    """
+
+    low: float
+    high: float
+    standard_error: float
 
 
 @dataclass(frozen=True)
@@ -30,8 +48,11 @@ class Density:
         cumulative_error: largest standard error of the cumulative distribution.
         quadrature_error: largest change of the cumulative distribution against half the steps.
         products: how many vectors were multiplied by A.
-        converged: whether `cumulative_error` came down to `tol`.
+        converged: whether `cumulative_error` and `quadrature_error` came down to `tol`: the smoothed
+            curve is known, not each share of the eigenvalues; `below` has bounds of its own.
         info: what A was computed from, where A is an `Operator`.
+        semidefinite: whether A cannot have negative eigenvalues, as it says itself.
+        quadratures: the Lanczos matrix of each probe, from which `below` takes its bounds.
     """
 
     grid: Tensor
@@ -45,15 +66,34 @@ class Density:
     products: int
     converged: bool
     info: Info | None = None
+    semidefinite: bool = False
+    quadratures: tuple[Quadrature, ...] = field(default=(), repr=False)
 
     @property
     def mass(self) -> float:
         """The integral of the density over its grid, one."""
         return float(torch.trapezoid(self.values, self.grid))
 
-    def below(self, bound: float) -> float:
-        """Return the share of eigenvalues below a bound, from the unsmoothed quadrature."""
-        return float((self.weights * (self.nodes < bound)).sum() / len(self.weights))
+    def below(self, bound: float) -> Share:
+        """Return between which bounds the share of eigenvalues below `bound` lies.
+
+        A probe v sees the mass `sum_i (v' x_i)^2` over eigenvalues below the bound. N steps of
+        Lanczos leave it open by just as much as could lie at the bound itself, the weight there
+        of a Gauss-Radau quadrature: many eigenvalues at the bound, or too near for N steps to
+        tell apart, make the bounds wide. What is nearer than the rounding of the products counts
+        as undecided too. The probes' mean is off by `sqrt(2 p (1 - p) / ((n + 2) probes))`, the
+        spread of a share p of n eigenvalues as random vectors see it.
+
+        Reference: Golub and Meurant, Matrices, Moments and Quadrature, 2010.
+        """
+        if self.semidefinite and bound <= 0:
+            return Share(0.0, 0.0, 0.0)
+        bounds = [probe.below(bound) for probe in self.quadratures]
+        count, size = len(bounds), self.quadratures[0].size
+        low, high = (sum(ends) / count for ends in zip(*bounds, strict=True))
+        widest = min(max(0.5, low), high)
+        spread = math.sqrt(2 * widest * (1 - widest) / ((size + 2) * count))
+        return Share(low, high, spread)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the result, fit for JSON."""
@@ -66,10 +106,13 @@ class Density:
             "weights": self.weights.tolist(),
             "sigma": self.sigma,
             "mass": self.mass,
-            "share_below_zero": self.below(0.0),
+            "semidefinite": self.semidefinite,
+            "below_zero": self.below(0.0)._asdict(),
+            "below_minus_sigma": self.below(-self.sigma)._asdict(),
             "cumulative_error": None if single else self.cumulative_error,
             "quadrature_error": self.quadrature_error,
             "probes": len(self.nodes),
+            "steps": self.nodes.shape[1],
             "products": self.products,
             "converged": self.converged,
         }
@@ -96,7 +139,7 @@ def density(
     Args:
         operator: a curvature operator, or any symmetric matrix.
         steps: of Lanczos for each probe, a product each.
-        tol: stop when the standard error of the cumulative distribution is nowhere above it.
+        tol: stop when the standard error of the smoothed cumulative distribution is nowhere above it.
         max_probes: give up after so many random vectors; at least 3 are taken if allowed.
         sigma: width of the smoothing; default a hundredth of the spectrum's range.
         points: of the grid.
@@ -105,7 +148,8 @@ def density(
 
     Example:
         >>> found = density(torch.diag(torch.linspace(-1, 3, 50)))
-        >>> round(found.mass, 4), 0.1 < found.below(0.0) < 0.4
+        >>> share = found.below(0.0)
+        >>> round(found.mass, 4), share.low - 0.1 < 13 / 50 < share.high + 0.1
         (1.0, True)
 
     References: Lin, Saad and Yang, Approximating spectral densities, SIAM Review 2016; Ghorbani,
@@ -121,7 +165,7 @@ def density(
         raise ValueError(f"sigma must be a positive number, got {sigma}")
     generator = torch.Generator().manual_seed(seed)
     steps = min(steps, operator.shape[0])
-    probes: list[_Quadrature] = []
+    probes: list[Quadrature] = []
     products, limit, error = 0, max_probes * steps, math.nan
 
     def told(made: int) -> None:
@@ -140,14 +184,54 @@ def density(
 
 
 @dataclass(frozen=True)
-class _Quadrature:
-    """Nodes and weights of one probe, and those of half as many steps."""
+class Quadrature:
+    """Nodes and weights of one probe, those of half as many steps, and what both come from.
+
+    Attributes:
+        matrix: A in the Lanczos basis, whose first vector is the probe.
+        tail: the coefficient of the step that was not made.
+        rounding: how far the products' rounding may move an eigenvalue.
+        size: of A.
+    """
 
     nodes: Tensor
     weights: Tensor
     half_nodes: Tensor
     half_weights: Tensor
     products: int
+    matrix: Tensor
+    tail: float
+    rounding: float
+    size: int
+
+    def below(self, bound: float) -> tuple[float, float]:
+        """Return the least and the most mass that can lie below a bound."""
+        low = min(1.0, self._split(bound - self.rounding)[0])
+        return low, min(1.0, max(low, self._split(bound + self.rounding)[1]))
+
+    def _split(self, bound: float) -> tuple[float, float]:
+        """Return the mass below a bound, and that with what can lie at the bound itself.
+
+        One more row makes the bound an eigenvalue of the Lanczos matrix (Golub 1973).
+        """
+        values, vectors = torch.linalg.eigh(self.matrix)
+        distance = values - bound
+        near = _NEAR * float(values.abs().max())
+        if float(distance.abs().min()) <= near:  # it is an eigenvalue already
+            under, upto = int((distance < -near).sum()), int((distance <= near).sum())
+            weights = vectors[0] ** 2
+        else:
+            steps = len(values)
+            extended = torch.zeros(steps + 1, steps + 1, dtype=torch.float64)
+            extended[:steps, :steps] = self.matrix
+            extended[steps, steps - 1] = extended[steps - 1, steps] = self.tail
+            shift = float(((self.tail * vectors[-1]) ** 2 / distance).sum())
+            extended[steps, steps] = bound + shift
+            # Eigenvalues of the two matrices alternate, so the bound's own place is known.
+            under = int((distance < 0).sum())
+            upto = under + 1
+            weights = torch.linalg.eigh(extended).eigenvectors[0] ** 2
+        return float(weights[:under].sum()), float(weights[:upto].sum())
 
     def default_width(self) -> float:
         """A hundredth of the range; of the size of the values where all are one."""
@@ -162,7 +246,7 @@ class _Quadrature:
         return ((1 + torch.erf((grid[:, None] - nodes) / (width * math.sqrt(2)))) / 2) @ weights
 
 
-def _grid(probes: list[_Quadrature], width: float, points: int) -> Tensor:
+def _grid(probes: list[Quadrature], width: float, points: int) -> Tensor:
     """Points from six widths below the lowest node, where a Gaussian ends, to six above."""
     low = min(float(p.nodes[0]) for p in probes) - 6 * width
     high = max(float(p.nodes[-1]) for p in probes) + 6 * width
@@ -171,9 +255,8 @@ def _grid(probes: list[_Quadrature], width: float, points: int) -> Tensor:
 
 def _probe(
     operator: SymmetricOperator, steps: int, generator: torch.Generator, told: Any
-) -> _Quadrature:
-    start = random_normal(operator, 1, generator)
-    krylov = Krylov(operator, steps, 1, generator, start=start)
+) -> Quadrature:
+    krylov = Krylov(operator, steps, 1, generator)
     half: tuple[Tensor, Tensor] | None = None
     while krylov.size < steps and not krylov.complete:
         krylov.extend()
@@ -182,7 +265,12 @@ def _probe(
             half = _gauss(krylov)
     nodes, weights = _gauss(krylov)
     half_nodes, half_weights = half or (nodes, weights)
-    return _Quadrature(nodes, weights, half_nodes, half_weights, krylov.products)
+    matrix, tail, rounding = krylov.projected()
+    rounding += 10 * torch.finfo(operator.dtype).eps * float(nodes.abs().max())
+    return Quadrature(
+        nodes, weights, half_nodes, half_weights, krylov.products, matrix, tail, rounding,
+        operator.shape[0],
+    )  # fmt: skip
 
 
 def _gauss(krylov: Krylov) -> tuple[Tensor, Tensor]:
@@ -198,7 +286,7 @@ def _spread(curves: list[Tensor]) -> float:
 
 def _summary(
     operator: SymmetricOperator,
-    probes: list[_Quadrature],
+    probes: list[Quadrature],
     width: float,
     points: int,
     tol: float,
@@ -217,6 +305,7 @@ def _summary(
     halved = [
         p.cumulative(support, width) - p.cumulative(support, width, half=True) for p in probes
     ]
+    change = float(torch.stack(halved).mean(0).abs().max())
     several = len(probes) > 1
     return Density(
         grid=grid,
@@ -228,10 +317,12 @@ def _summary(
         weights=_padded([p.weights for p in probes]),
         sigma=width,
         cumulative_error=error,
-        quadrature_error=float(torch.stack(halved).mean(0).abs().max()),
+        quadrature_error=change,
         products=products,
-        converged=several and error <= tol,
+        converged=several and error <= tol and change <= tol,
         info=getattr(operator, "info", None),
+        semidefinite=getattr(operator, "semidefinite", False),
+        quadratures=tuple(probes),
     )
 
 
