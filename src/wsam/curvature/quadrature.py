@@ -21,17 +21,14 @@ _NEAR = 1e-10
 
 
 class Share(NamedTuple):
-    """A share of the eigenvalues, between bounds.
-
-    Attributes:
-        low: no less than this, by what the probes see.
-        high: no more than this.
-        standard_error: of both, for the probes are random vectors.
-    """
+    """A share of the eigenvalues, between bounds."""
 
     low: float
+    """No less than this, by what the probes see."""
     high: float
+    """No more than this."""
     standard_error: float
+    """Of both, for the probes are random vectors."""
 
 
 @dataclass(frozen=True)
