@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from wsam.curvature import empirical_fisher, gauss_newton, hessian, top_eigenvalues
 from wsam.curvature.krylov import Krylov
+from wsam.curvature.lanczos import rayleigh_ritz
 
 
 def matrix(spectrum: list[float] | Tensor, seed: int = 0) -> Tensor:
@@ -219,12 +220,13 @@ def test_what_may_have_been_missed_does_not_count_as_converged(which):
     ends = {0, len(few.values) - 1} if which == "both" else ends
     assert set(torch.nonzero(few.converged)[:, 0].tolist()) == ends
     assert few.as_dict()["complete"] is False
-    for limit in range(
-        3, enough.products
-    ):  # cut short at any point, before or amid a second search
+    complete = []
+    for limit in range(3, enough.products):  # cut short before or amid a second search
         short = top_eigenvalues(dense, 3, which=which, tol=1e-4, max_products=limit)
-        assert not short.complete
+        complete.append(short.complete)
         assert short.products <= limit
+        assert not short.complete or short.values.abs() == pytest.approx(3.0, abs=1e-3)
+    assert sum(complete) < len(complete) / 4, "only where the last search had nearly ended"
 
 
 @pytest.mark.parametrize("block", [1, 2])
@@ -290,3 +292,18 @@ def test_bad_arguments(arguments, message):
         top_eigenvalues(torch.eye(3), **arguments)
     with pytest.raises(ValueError, match="square"):
         top_eigenvalues(torch.ones(3, 2))
+
+
+def test_vectors_are_turned_some_columns_at_a_time(monkeypatch):
+    dense = matrix(torch.linspace(-1, 5, 12), seed=5)
+    rows = torch.linalg.qr(
+        torch.randn(12, 4, generator=torch.Generator().manual_seed(1)).double()
+    ).Q.T
+    whole = rayleigh_ritz(rows, rows @ dense, 4, 5.0)
+    monkeypatch.setattr("wsam.curvature.lanczos.COLUMNS", 5)
+    parts = rayleigh_ritz(rows, rows @ dense, 4, 5.0)
+    torch.testing.assert_close(parts.values, whole.values)
+    torch.testing.assert_close(parts.residuals, whole.residuals)
+    torch.testing.assert_close(parts.rows.abs(), whole.rows.abs())
+    left = whole.rows @ dense - whole.values[:, None] * whole.rows
+    torch.testing.assert_close(whole.residuals, left.norm(dim=1))

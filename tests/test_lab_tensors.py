@@ -115,3 +115,15 @@ def test_what_others_call_a_run_is_not_taken_for_ours(tmp_path, name):
 def test_tensors_without_names_are_no_state_dict(tmp_path):
     with pytest.raises(ValueError, match="names with their tensors"):
         read_checkpoint(kept(tmp_path, {0: torch.ones(1)}))
+
+
+def test_memory_that_runs_out_says_nothing_of_the_file(tmp_path, monkeypatch):
+    path = tmp_path / "weights.pt"
+    torch.save({"w": torch.zeros(2)}, path)
+
+    def scarce(*given, **more):
+        raise MemoryError
+
+    monkeypatch.setattr(torch, "load", scarce)
+    with pytest.raises(MemoryError):
+        tensors.load(path)

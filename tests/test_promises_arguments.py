@@ -344,3 +344,12 @@ def test_names_for_weights_only(name: str) -> None:
         with opt.perturbed():
             seen.append([p.detach().clone() for p in model.parameters()])
     assert same(*seen)
+
+
+def test_a_class_of_your_own_may_have_attributes_of_such_names() -> None:
+    class Mine(wsam.SAM):
+        def __init__(self, base: torch.optim.Optimizer) -> None:
+            super().__init__(base)
+            self.keep = 3
+
+    assert Mine(torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)).keep == 3

@@ -202,6 +202,7 @@ def test_intervals(style: str) -> None:
     assert passes_of(Every(2, offset=1), 5, style) == [no, yes, no, yes, no]
     assert passes_of(Between(2, 4), 6, style) == [no, no, yes, yes, no, no]
     assert passes_of(Between(3), 5, style) == [no, no, no, yes, yes]
+    assert passes_of(Between(0, 0), 3, style) == [no, no, no]
     assert passes_of(Every(2) & Between(2), 5, style) == [no, no, yes, no, yes]
     assert passes_of(Every(4) | Between(2, 3), 5, style) == [yes, no, yes, no, yes]
 
@@ -255,7 +256,6 @@ def test_interval_by_gradient_norm_of_an_earlier_version() -> None:
         lambda: Every(2, offset=-1),
         lambda: Between(-1),
         lambda: Between(5, 3),
-        lambda: Between(5, 5),
         lambda: FollowLR(0.1, 0.2, lr_high=0.1),
         lambda: FollowLR(0.2, 0.1, lr_high=0.1, lr_low=0.1),
         lambda: NormAbove(decay=1.0),

@@ -217,7 +217,10 @@ class Every(Interval):
 
 @dataclass(frozen=True)
 class Between(Interval):
-    """Steps from `start` on, before `stop`: `Between(int(0.75 * total))` is the last quarter."""
+    """Steps from `start` on, before `stop`: `Between(int(0.75 * total))` is the last quarter.
+
+    `Between(0, 0)` is never.
+    """
 
     start: int = 0
     stop: int | None = None
@@ -225,9 +228,9 @@ class Between(Interval):
     def __post_init__(self) -> None:
         """Check the numbers."""
         count("start", self.start)
-        if self.stop is not None and count("stop", self.stop) <= self.start:
+        if self.stop is not None and count("stop", self.stop) < self.start:
             raise ValueError(
-                f"stop must be above start, got Between({self.start}, {self.stop}), which has no step"
+                f"stop must not be below start, got Between({self.start}, {self.stop})"
             )
 
     def chosen(self, step: int, norm: Callable[[], float]) -> bool:

@@ -58,13 +58,20 @@ def of_groups(name: str) -> Any:
 
 
 def elsewhere(name: str, where: str) -> Any:
-    """Return a property for a constructor's argument that is no attribute: it says where it is."""
+    """Return a property for a constructor's argument that is no attribute: it says where it is.
+
+    A class made of ours by somebody else may have an attribute of that name.
+    """
 
     def get(self: "Wrapper") -> Any:
+        if name in self.__dict__:
+            return self.__dict__[name]
         raise AttributeError(f"{name} is no attribute of {type(self).__name__}: {where}")
 
-    def put(self: "Wrapper", _value: Any) -> None:
-        get(self)
+    def put(self: "Wrapper", value: Any) -> None:
+        if type(self).__module__.partition(".")[0] == __package__:
+            get(self)
+        self.__dict__[name] = value
 
     return property(get, put)
 

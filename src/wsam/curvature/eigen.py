@@ -103,7 +103,8 @@ def top_eigenvalues(
             at a time; a shift keeps the wanted end dominant, found vectors are projected out).
         tol: relative residual to stop at.
         max_products: give up after so many products; default 50 + 30 k at each end, and 50 more
-            for the second search; for power iteration 1000.
+            where there is a second search, which may take what the first has left; for power
+            iteration 1000.
         block: vectors multiplied at a time by Lanczos. With b, copies of an eigenvalue repeated up
             to b times are found at once rather than one a search.
         basis: the most vectors Lanczos keeps; it restarts from the best when they are full.

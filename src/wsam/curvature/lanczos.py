@@ -14,6 +14,8 @@ from wsam.curvature.operator import SymmetricOperator
 __all__ = ["Found", "Progress", "Report", "Settings", "Which", "lanczos", "rayleigh_ritz"]
 
 Which = Literal["largest", "smallest", "both"]
+COLUMNS = 1 << 16
+"""So many columns at a time are widened to double precision: whole rows would cost too much memory."""
 
 
 class Progress(NamedTuple):
@@ -87,7 +89,7 @@ def lanczos(operator: SymmetricOperator, settings: Settings) -> Found:
         found = found._replace(products=more.products, scale=max(found.scale, more.scale))
         beyond = _beyond(found, more, settings)
         if not len(beyond):
-            good = bool((more.residuals <= settings.tol * more.scale).all())
+            good = bool((more.residuals <= settings.tol * found.scale).all())
             return found._replace(complete=good)
         rows = torch.cat([found.rows, more.rows[beyond]])
         if found.products + len(rows) > settings.limit:
@@ -125,7 +127,7 @@ def search(
         enough = krylov.size >= min(size, ends * settings.k)
         if (enough and error <= settings.tol) or krylov.complete:
             break
-        if products >= settings.limit:
+        if products + block > settings.limit:
             break
         if krylov.full:
             keep = _kept(values, settings, capacity - 2 * block)
@@ -140,13 +142,21 @@ def rayleigh_ritz(rows: Tensor, images: Tensor, products: int, scale: float) -> 
     Vectors found one after the other carry the errors of those before; this removes them, and
     gives residuals of the products as they were computed.
     """
-    wide_rows, wide_images = rows.double(), images.double()
-    inside = wide_rows @ wide_images.T
+    parts = list(zip(_columns(rows), _columns(images), strict=True))
+    inside = torch.stack([row.double() @ image.double().T for row, image in parts]).sum(0)
     values, vectors = torch.linalg.eigh((inside + inside.T) / 2)
-    turned = vectors.T @ wide_rows
-    left = vectors.T @ wide_images - values[:, None] * turned
-    residuals = torch.linalg.vector_norm(left, dim=1)
-    return Found(values.cpu(), turned.to(rows), residuals.cpu(), products, scale)
+    turned, squares = torch.empty_like(rows), torch.zeros_like(values)
+    for part, (row, image) in zip(_columns(turned), parts, strict=True):
+        wide = vectors.T @ row.double()
+        left = vectors.T @ image.double() - values[:, None] * wide
+        squares += left.square().sum(dim=1)
+        part.copy_(wide)
+    return Found(values.cpu(), turned, squares.sqrt().cpu(), products, scale)
+
+
+def _columns(rows: Tensor) -> tuple[Tensor, ...]:
+    """Return the rows in pieces of some columns each, which share their memory."""
+    return torch.split(rows, COLUMNS, dim=1)
 
 
 def _beyond(found: Found, more: Found, settings: Settings) -> Tensor:

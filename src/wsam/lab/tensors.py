@@ -28,7 +28,7 @@ def load(source: Path | IO[bytes]) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch has advice beside what is raised
             return torch.load(source, map_location="cpu", weights_only=True)
-    except OSError:
+    except (OSError, MemoryError):  # which say nothing of what the file holds
         raise
     # Whatever bytes may make of an unpickler: IndexError, KeyError, struct.error and others.
     except Exception as error:
