@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import reference
@@ -153,19 +154,29 @@ def test_scaler_parity(name: str, options: dict[str, float]) -> None:
     assert scaler.get_scale() == 1024.0
 
 
+class Spoiled:
+    """Two that made a step alike, of which the first then met an overflow in one of its passes."""
+
+    def __init__(self, name: str, bad_pass: int, **options: Any) -> None:
+        self.models, self.scaler = (small_model(), small_model()), new_scaler()
+        bases = [torch.optim.SGD(m.parameters(), **MOMENTUM) for m in self.models]
+        self.opts = [member(name, base, **options) for base in bases]
+        opt, model = self.opts[0], self.models[0]
+        for o, m in zip(self.opts, self.models, strict=True):
+            scaled_step(o, self.scaler, model_loss(o, m, 0))
+        self.before = snapshot(opt)
+
+        def spoil(number: int) -> None:
+            if number == bad_pass:
+                model[0].weight.grad[0, 0] = math.inf
+
+        scaled_step(opt, self.scaler, model_loss(opt, model, 1), spoil)
+
+
 def check_overflow(name: str, bad_pass: int, **options: str) -> None:
-    models = small_model(), small_model()
-    opts = [member(name, torch.optim.SGD(m.parameters(), **MOMENTUM), **options) for m in models]
-    opt, model, scaler = opts[0], models[0], new_scaler()
-    for o, m in zip(opts, models, strict=True):
-        scaled_step(o, scaler, model_loss(o, m, 0))
-    before = snapshot(opt)
-
-    def spoil(number: int) -> None:
-        if number == bad_pass:
-            model[0].weight.grad[0, 0] = math.inf
-
-    scaled_step(opt, scaler, model_loss(opt, model, 1), spoil)
+    spoiled = Spoiled(name, bad_pass, **options)
+    opts, models, scaler = spoiled.opts, spoiled.models, spoiled.scaler
+    opt, before = opts[0], spoiled.before
     assert same(snapshot(opt)["weights"], before["weights"])
     assert same(snapshot(opt)["state"], before["state"])
     assert scaler.get_scale() == 512.0
@@ -199,33 +210,15 @@ def test_inf_in_a_step_that_is_left_to_the_base(
     name: str, bad_pass: int, max_norm: float | None
 ) -> None:
     """The scaler has looked at the second pass's gradients, so these are what the base is fed."""
-    models, scaler = (small_model(), small_model()), new_scaler()
-    opts = [
-        member(
-            name,
-            torch.optim.SGD(m.parameters(), **MOMENTUM),
-            when=wsam.schedule.Every(2),
-            max_norm=max_norm,
-        )
-        for m in models
-    ]
-    opt, model = opts[0], models[0]
-    for o, m in zip(opts, models, strict=True):
-        scaled_step(o, scaler, model_loss(o, m, 0))
-    before = snapshot(opt)
-
-    def spoil(number: int) -> None:
-        if number == bad_pass:
-            model[0].weight.grad[0, 0] = math.inf
-
-    scaled_step(opt, scaler, model_loss(opt, model, 1), spoil)
+    spoiled = Spoiled(name, bad_pass, when=wsam.schedule.Every(2), max_norm=max_norm)
+    (opt, other), scaler = spoiled.opts, spoiled.scaler
     if bad_pass == 2:
-        assert same(snapshot(opt)["weights"], before["weights"])
+        assert same(snapshot(opt)["weights"], spoiled.before["weights"])
         assert scaler.get_scale() == 512.0
         return
     assert scaler.get_scale() == 1024.0
-    opts[1].step(closure(opts[1], models[1], 1))
-    assert same(snapshot(opt), snapshot(opts[1])), "at w both passes have the same gradient"
+    other.step(closure(other, spoiled.models[1], 1))
+    assert same(snapshot(opt), snapshot(other)), "at w both passes have the same gradient"
 
 
 @pytest.mark.parametrize("name", MEMBERS)

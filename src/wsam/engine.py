@@ -221,19 +221,13 @@ class Engine(Wrapper):
         flight.refuse_one_pass()
         if not flight.skip and not flight.plain and self.nonfinite != "propagate":
             flight.skip = self._overflowed(update.gather(self._layout()))
-        second = flight.keeps_second
-        if (
-            self.local
-            and not flight.skip
-            and not second
-            and (flight.plain or self.rule.keeps_first)
-        ):
+        if flight.keeps_second:
+            flight.blocks = update.gather(self._layout())
+        elif self.local and not flight.skip and (flight.plain or self.rule.keeps_first):
             self._average_first(flight)
         if flight.skip:
             self.zero_grad(set_to_none=True)
         elif flight.plain:
-            if second:
-                flight.blocks = update.gather(self._layout())
             update.put_back(flight.blocks)
             if self.max_norm is not None:
                 fed = [block.shards(block.first or []) for block in flight.blocks]

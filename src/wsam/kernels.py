@@ -74,7 +74,7 @@ class Kernels:
     def __init__(self, device: torch.device, base: Optimizer, rule: Rule, boost: float) -> None:
         self._device = device
         self._base, self._rule, self._boost = base, rule, boost
-        self._knows_base = can_finish(base)
+        self.knows_base = can_finish(base)  # whether there is a kernel for its step
         self._plans: dict[tuple[int, ...], Plan] = {}
         self._looked: tuple[list[int], list[int]] = ([], [])
         self._apart = True
@@ -89,7 +89,7 @@ class Kernels:
         """Whether these kernels are for such a step, the base's hooks and groups as they are now."""
         same = (self._device, self._rule, self._boost) == (device, rule, boost)
         groups = len(base.param_groups) == len(self._numbers_of)
-        return same and groups and self._base is base and self._knows_base == can_finish(base)
+        return same and groups and self._base is base and self.knows_base == can_finish(base)
 
     def write_numbers(self) -> None:
         """Copy the groups' present numbers to the device, if they have changed."""
@@ -98,11 +98,6 @@ class Kernels:
             self._written = []  # whoever is interrupted writes again
             upload(self._numbers, array("d", chain.from_iterable(rows)))
             self._written = rows
-
-    @property
-    def knows_base(self) -> bool:
-        """Whether there is a kernel for the base's step."""
-        return self._knows_base
 
     def begin(self, recording: bool) -> None:
         """Say that a step begins, and whether it is being recorded."""
@@ -230,22 +225,28 @@ class Kernels:
         """
         work = []
         for block in flight.blocks:
-            begun = self._begun.get(id(block))
-            if begun is None or not isinstance(block.saved, Piece):
-                return False  # the weights are back already, or a mask has left some out
-            if not begun.plan.follow(block.weights()):  # a pass may have replaced them
+            lists = self._after_passes(block)
+            if lists is None:
                 return False
-            second = begun.plan.gradients([p.grad for p in block.params])
-            first = self._first(block, begun)
-            history = self._history(block, begun.plan)
-            if second is None or first is None or history is None:
+            begun = self._begun[id(block)]
+            first, history = self._first(block, begun), self._history(block, begun.plan)
+            if first is None or history is None:
                 return False
-            lists = [block.saved.addresses(), begun.plan.weights, second, *first]
-            work.append((block, lists, history))
+            work.append((block, [*lists, *first], history))
         for block, lists, history in work:
             self._finish_block(block, lists, history)
             block.saved = []  # a block is either as it was or as it will be, its history included
         return True
+
+    def _after_passes(self, block: Block) -> Rows | None:
+        """Return where the copy, the weights and g1 are; None where they do not fit."""
+        begun = self._begun.get(id(block))
+        if begun is None or not isinstance(block.saved, Piece):
+            return None  # the weights are back already, or a mask has left some out
+        if not begun.plan.follow(block.weights()):  # a pass may have replaced them
+            return None
+        second = begun.plan.gradients([p.grad for p in block.params])
+        return None if second is None else [block.saved.addresses(), begun.plan.weights, second]
 
     def _first(self, block: Block, begun: Begun) -> Rows | None:
         """Return where g0 is, nowhere if it was not kept; None where it does not fit."""
@@ -298,15 +299,10 @@ class Kernels:
         """`w = saved - lr * sharp * g1`; False, with nothing done, where tensors do not fit."""
         work = []
         for block in flight.blocks:
-            begun = self._begun.get(id(block))
-            if begun is None or not isinstance(block.saved, Piece):
+            lists = self._after_passes(block)
+            if lists is None:
                 return False
-            if not begun.plan.follow(block.weights()):
-                return False
-            second = begun.plan.gradients([p.grad for p in block.params])
-            if second is None:
-                return False
-            work.append((block, [block.saved.addresses(), begun.plan.weights, second]))
+            work.append((block, lists))
         for block, lists in work:
             self._end_lean(block, lists)
         return True
@@ -316,7 +312,7 @@ class Kernels:
 
     def _history(self, block: Block, plan: Plan) -> Rows | None:
         """Return where the base's state is; None where the kernels cannot step it."""
-        if not self._knows_base:
+        if not self.knows_base:
             return None
         lists = history_of(self._base, block.group, block.params, self._device)
         rows = None if lists is None else [plan.addresses(tensors) for tensors in lists]

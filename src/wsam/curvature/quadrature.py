@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -206,12 +207,17 @@ class Quadrature:
         low = min(1.0, self._split(bound - self.rounding)[0])
         return low, min(1.0, max(low, self._split(bound + self.rounding)[1]))
 
+    @cached_property
+    def _ritz(self) -> tuple[Tensor, Tensor]:
+        values, vectors = torch.linalg.eigh(self.matrix)
+        return values, vectors
+
     def _split(self, bound: float) -> tuple[float, float]:
         """Return the mass below a bound, and that with what can lie at the bound itself.
 
         One more row makes the bound an eigenvalue of the Lanczos matrix (Golub 1973).
         """
-        values, vectors = torch.linalg.eigh(self.matrix)
+        values, vectors = self._ritz
         distance = values - bound
         near = _NEAR * float(values.abs().max())
         if float(distance.abs().min()) <= near:  # it is an eigenvalue already

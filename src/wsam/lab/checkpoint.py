@@ -125,21 +125,25 @@ class Checkpoints:
         for other in self._numbers():
             if other == number:
                 continue
-            try:
-                if other not in self._whole:
-                    _checked(self._path(other))
-            except DamagedError:
+            whole = self._is_whole(other)
+            counts = whole and other not in self._passed
+            if whole is False or (counts and room <= 0):
                 self._remove(other)
-            except OSError:
-                continue
-            else:
-                if other in self._passed:
-                    continue
-                self._whole.add(other)
-                if room > 0:
-                    room -= 1
-                else:
-                    self._remove(other)
+            elif counts:
+                room -= 1
+
+    def _is_whole(self, number: int) -> bool | None:
+        """Whether a checkpoint's bytes are what its manifest says; None where that cannot be told."""
+        if number in self._whole:
+            return True
+        try:
+            _checked(self._path(number))
+        except DamagedError:
+            return False
+        except OSError:
+            return None
+        self._whole.add(number)
+        return True
 
     @property
     def any(self) -> bool:

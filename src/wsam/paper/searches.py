@@ -80,35 +80,16 @@ def beta_gamma_grid() -> Grid:
     return Grid("beta-gamma", "ESAM's beta and gamma", _columns("ESAM", rho=RHO), axes)
 
 
-def noise_alpha_grid() -> Grid:
-    """Return the search for GSAM's alpha at each level of noise."""
+def _noise_grid(
+    name: str, method: str, own: str, axes: dict[str, tuple[float, ...]], more: str = ""
+) -> Grid:
+    """Return the search for a method's own hyperparameters at each level of noise."""
     note = (
-        "The paper searches alpha at each level but names no values: these are those of CIFAR "
-        "from scratch."
+        f"The paper searches {own} at each level but names no values: these are those of CIFAR "
+        f"from scratch{more}."
     )
-    title = "GSAM's alpha and share of noisy labels"
-    return Grid("noise-alpha", title, _noisy("GSAM"), {"alpha": ALPHAS}, (note,))
-
-
-def noise_beta_gamma_grid() -> Grid:
-    """Return the joint search for ESAM's two shares at each level of noise."""
-    note = (
-        "The paper searches beta and gamma at each level but names no values: these are those of "
-        "CIFAR from scratch."
-    )
-    title = "ESAM's beta and gamma and share of noisy labels"
-    axes = {"beta": ESAM_SHARES, "gamma": ESAM_SHARES}
-    return Grid("noise-beta-gamma", title, _noisy("ESAM"), axes, (note,))
-
-
-def noise_gamma_grid() -> Grid:
-    """Return the search for WSAM's gamma at each level of noise."""
-    note = (
-        "The paper searches gamma at each level but names no values: these are those of CIFAR "
-        "from scratch, and 0.91 and 0.93, which the paper ended in."
-    )
-    title = "WSAM's gamma and share of noisy labels"
-    return Grid("noise-gamma", title, _noisy("WSAM"), {"gamma": NOISY_GAMMAS}, (note,))
+    title = f"{method}'s {own} and share of noisy labels"
+    return Grid(name, title, _noisy(method), axes, (note,))
 
 
 def geometry_gamma_grid() -> Grid:
@@ -135,9 +116,20 @@ GRIDS: dict[str, Callable[[], Grid]] = {
     "noise-rho": lambda: Grid(
         "noise-rho", "SAM's rho and share of noisy labels", _noisy("SAM"), {"rho": RADII}
     ),
-    "noise-alpha": noise_alpha_grid,
-    "noise-beta-gamma": noise_beta_gamma_grid,
-    "noise-gamma": noise_gamma_grid,
+    "noise-alpha": lambda: _noise_grid("noise-alpha", "GSAM", "alpha", {"alpha": ALPHAS}),
+    "noise-beta-gamma": lambda: _noise_grid(
+        "noise-beta-gamma",
+        "ESAM",
+        "beta and gamma",
+        {"beta": ESAM_SHARES, "gamma": ESAM_SHARES},
+    ),
+    "noise-gamma": lambda: _noise_grid(
+        "noise-gamma",
+        "WSAM",
+        "gamma",
+        {"gamma": NOISY_GAMMAS},
+        more=", and 0.91 and 0.93, which the paper ended in",
+    ),
     "geometry-rho": lambda: Grid(
         "geometry-rho", "SAM's rho in an ellipsoid", _ellipsoids("SAM"), {"rho": WIDE_RADII}
     ),
