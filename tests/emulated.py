@@ -177,5 +177,5 @@ def attach(opt: wsam.SharpnessAware) -> kernels.Kernels:
         fused.write_numbers()
         return fused
 
-    opt._kernels_of_fused_base = begun  # type: ignore[method-assign]
+    opt._kernels_of_base = begun  # type: ignore[method-assign]
     return fused

@@ -1,4 +1,4 @@
-"""Eager steps over a fused base: kernels do our part and the base's, and nobody can tell."""
+"""Eager steps on CUDA: kernels do our part and the base's, and nobody can tell."""
 
 import copy
 import weakref
@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 
 import wsam
 from wsam import kernels
+from wsam.bases import leaves_the_way
 
 needs_cuda = [
     pytest.mark.cuda,
@@ -36,7 +37,9 @@ def network() -> nn.Module:
 class Loop:
     """A model, its optimizer and how often a kernel finished a step."""
 
-    def __init__(self, fused: bool, method: str = "wsam", base: str = "momentum", **options: Any):
+    def __init__(
+        self, fused: bool | None, method: str = "wsam", base: str = "momentum", **options: Any
+    ):
         self.model = network()
         made = BASES[base](self.model.parameters(), fused=fused)
         self.opt = wsam.create(method, made, model=self.model, **options)
@@ -95,6 +98,13 @@ class TestOnCuda:
         # The first step makes the base's state; GSAM needs products, ESAM leaves tensors out.
         wanted = 0 if method in ("gsam", "esam") else 6 if base == "sgd" else 5
         assert finished == ["finish"] * wanted
+
+    def test_a_base_that_leaves_it_open(self, finished: list[str]) -> None:
+        loops = [Loop(fused) for fused in (False, None)]
+        for loop in loops:
+            loop.train(range(6))
+        assert_same(*loops)
+        assert finished == ["finish"] * 5
 
     def test_lean(self, finished: list[str]) -> None:
         loops = [Loop(fused, lean=True) for fused in (False, True)]
@@ -238,6 +248,25 @@ class TestOnCuda:
         copies = [event.name for event in seen.events() if "HtoD" in event.name]
         assert copies
         assert not [name for name in copies if "Pageable" in name]
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "left"),
+    [
+        (torch.optim.SGD, {}, True),
+        (torch.optim.SGD, {"fused": True}, True),
+        (torch.optim.SGD, {"fused": False}, False),
+        (torch.optim.SGD, {"foreach": True}, False),
+        (torch.optim.SGD, {"foreach": False}, False),
+        (torch.optim.SGD, {"differentiable": True}, False),
+        (torch.optim.Adam, {}, False),  # its counts are on the host
+        (torch.optim.Adam, {"capturable": True}, True),
+        (torch.optim.AdamW, {"fused": True}, True),
+    ],
+)
+def test_whose_step_is_left_to_kernels(make: Any, options: dict[str, bool], left: bool) -> None:
+    base = make([nn.Parameter(torch.zeros(2))], lr=0.1, **options)
+    assert leaves_the_way(base.param_groups[0]) is left
 
 
 def test_where_kernels_do_not_serve() -> None:

@@ -299,7 +299,7 @@ def test_ctrl_c_around_a_kernel(
     model, opt, closure = problem(lean=lean)
     fused = kernels.Kernels(torch.device("cpu"), opt.base, opt.rule, 1.0)
     fused.write_numbers()
-    monkeypatch.setattr(opt, "_kernels_of_fused_base", lambda: fused)
+    monkeypatch.setattr(opt, "_kernels_of_base", lambda: fused)
     kernel = getattr(emulated.install(monkeypatch), "begin_lean" if lean else "save_and_add")
     own, before = kernel.run, [p.detach().clone() for p in model.parameters()]
 

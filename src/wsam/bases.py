@@ -36,6 +36,17 @@ def can_finish(base: Optimizer) -> bool:
     return plain and not any(g.get("amsgrad") or g.get("maximize") for g in groups)
 
 
+def leaves_the_way(group: dict[str, Any]) -> bool:
+    """Whether it was left open how the group is stepped, or it is to be fused.
+
+    Adam's counts must lie on the device, as they do if it is fused or capturable.
+    """
+    if group.get("fused") is not None:
+        return bool(group["fused"])
+    chosen = group.get("foreach") is not None or group.get("differentiable")
+    return not chosen and bool("betas" not in group or group.get("capturable"))
+
+
 def numbers_of(group: dict[str, Any], rule: Rule, boost: float) -> list[float]:
     """Return what may change from step to step, in the order the kernels read it.
 

@@ -47,7 +47,7 @@ class Engine(Wrapper):
         # Whether the step is perturbed, where that was decided on the host before a replay.
         self._decided: bool | None = None
         self._kernels: Kernels | None = None  # a recorded step has some
-        self._own_kernels: Kernels | None = None  # and an eager one over a fused base
+        self._own_kernels: Kernels | None = None  # and an eager one on CUDA
         self._sharpness: Tensor | None = None
         self._in_closures = False
 
@@ -140,7 +140,7 @@ class Engine(Wrapper):
         if not flight.blocks:
             raise RuntimeError("no parameter has a gradient: call backward() in the first pass")
         if self._decided is None:  # else a recording has decided this, too
-            self._kernels = None if by_hand else self._kernels_of_fused_base()
+            self._kernels = None if by_hand else self._kernels_of_base()
         flight.scale_known = grad_scale is not None
         if grad_scale is not None:
             update.unscale(flight.blocks, grad_scale)
@@ -157,7 +157,7 @@ class Engine(Wrapper):
             self._abandon(error)
             raise
 
-    def _kernels_of_fused_base(self) -> Kernels | None:
+    def _kernels_of_base(self) -> Kernels | None:
         places = {block.device for block in self._layout()}
         if len(places) > 1:
             return None

@@ -1,9 +1,9 @@
 """Fused kernels: one pass to perturb, one to finish, instead of nine.
 
-A step that is recorded into a CUDA graph, or whose base is fused, need not go through lists of small
-operations. Here one kernel reads w and the direction and writes w + d and the copy of w; another
-reads that copy, both gradients and the base's state and writes the new weights and state, with the
-arithmetic of SGD or Adam(W) inside. The foreach path is the truth they must equal.
+On CUDA a step need not go through lists of small operations. Here one kernel reads w and the
+direction and writes w + d and the copy of w; another reads that copy, both gradients and the base's
+state and writes the new weights and state, with the arithmetic of SGD or Adam(W) inside. The foreach
+path is the truth they must equal.
 
 A kernel finds its tensors by a table of addresses on the device, see `wsam.tables`.
 """
@@ -21,11 +21,13 @@ from torch.optim import Optimizer
 
 from wsam.bases import (
     ADAM,
+    BASES,
     COLUMNS,
     KEPT,
     branches_of,
     can_finish,
     history_of,
+    leaves_the_way,
     numbers_of,
 )
 from wsam.block import Block, Piece
@@ -356,8 +358,8 @@ def for_eager_steps(
 ) -> "Kernels | None":
     """Return kernels for a step that is not recorded, ready to begin; None where they do not serve.
 
-    They serve where the base is fused: whoever has chosen `fused=True` wants few launches, and takes
-    it that nobody hears of the base's own step.
+    They serve where it was left to torch how the base steps, or it is fused. Whoever has chosen
+    `foreach` or `fused=False` gets that.
 
     Args:
         base: the base optimizer.
@@ -370,9 +372,11 @@ def for_eager_steps(
         return None
     names = ("lr", *(PREFIX + name for name in ("rho", *rule.hyper())))
     for group in base.param_groups:
-        if not group.get("fused") or any(isinstance(group[name], Tensor) for name in names):
+        if not leaves_the_way(group) or any(isinstance(group[name], Tensor) for name in names):
             return None
-    if device.index != torch.cuda.current_device() or "step" in base.__dict__:
+    if type(base) not in BASES or "step" in base.__dict__:
+        return None
+    if device.index != torch.cuda.current_device():
         return None
     if torch.cuda.is_current_stream_capturing() or not work_on(device):
         return None
