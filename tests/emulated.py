@@ -61,13 +61,14 @@ def squares(
     offset: Tensor,
     sizes: Tensor,
     partial: Tensor,
+    first: int,
     n: int,
     **more: Any,
 ) -> None:
     every = tensors(table, sizes, n)
     tiles = zip(where.tolist(), offset.tolist(), strict=True)
     for program, (index, start) in enumerate(tiles):
-        partial[program] = every[index][1][start : start + more["BLOCK"]].square().sum()
+        partial[first + program] = every[index][1][start : start + more["BLOCK"]].square().sum()
 
 
 def scales(
@@ -75,8 +76,9 @@ def scales(
 ) -> None:
     norm = partial[:count].sum().sqrt()
     assert numbers.shape == (groups, more["COLUMNS"])
-    result.view(groups, 2)[:, 0] = numbers[:, 0].float() / (norm + more["EPSILON"]) + (norm - norm)
-    result.view(groups, 2)[:, 1] = 0.0
+    rows = result.view(groups, more["ROOM"])
+    rows[:, 0] = numbers[:, 0].float() / (norm + more["EPSILON"]) + (norm - norm)
+    rows[:, 1] = 0.0
 
 
 def mark(scale: Tensor) -> None:

@@ -170,7 +170,7 @@ def test_traffic_of_the_lean_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Six reads and four writes over SGD with momentum, as the page says."""
     block = Block({"lr": 0.1}, [A], [0])
     monkeypatch.setattr(Kernels, "scales", lambda self, *given: [torch.ones(())])
-    monkeypatch.setattr(Kernels, "_launch", lambda self, *given, **flags: None)
+    monkeypatch.setattr(Kernels, "_step", lambda self, *given, **flags: None)
     base = torch.optim.SGD([torch.nn.Parameter(A)], lr=0.1)
     counter, kernels = Moved(), Kernels(CPU, base, Weighted(), 1.0)
     first, plan = [B], Plan(block.params, CPU)

@@ -246,19 +246,25 @@ def test_numbers_that_were_interrupted_are_written_again(monkeypatch: pytest.Mon
     assert float(watched.kernels._numbers[0, 5]) == 0.1
 
 
-def test_a_weight_that_grows_into_its_neighbour() -> None:
+def test_a_weight_that_grows_into_its_neighbour(monkeypatch: pytest.MonkeyPatch) -> None:
     flat = torch.zeros(256)
     params = [nn.Parameter(flat[:64]), nn.Parameter(flat[64:128])]
     opt = wsam.WSAM(torch.optim.SGD(params, lr=0.1))
     fused = kernels.Kernels(CPU, opt.base, opt.rule, 1.0)
 
-    def apart() -> bool:
-        plans = [fused._plan(block) for block in opt._layout()]
-        return fused._are_apart([plan for plan in plans if plan is not None])
+    def fit() -> bool:
+        fused.begin(recording=False)
+        blocks = opt._layout()
+        return (
+            fused.scales(blocks, [[torch.ones_like(p) for p in b.params] for b in blocks])
+            is not None
+        )
 
-    assert apart()
+    emulated.install(monkeypatch)
+    assert fit()
     params[0].data = flat[:128]
-    assert not apart()
+    assert not fit()
+    assert not fit(), "nor by a new plan, in which the two share memory"
 
 
 @pytest.mark.parametrize("name", ["sam", "wsam"])

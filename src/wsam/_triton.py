@@ -2,7 +2,8 @@
 
 A table holds the addresses of n tensors of the first list, then of the second, and so on. `numbers`
 are a group's, in double precision: see `wsam.bases.numbers_of`. What decides between branches is a
-constant of a kernel; what may change from step to step is not, or each step would be compiled.
+constant of a kernel; what may change from step to step is not, or each step would be compiled. Nor is
+anything made of the values of counts, so that a kernel that was made once serves them all.
 """
 # mypy: ignore-errors
 
@@ -62,20 +63,23 @@ def _times(weight, x):
     return tl.where(weight == 0.0, 0.0, weight * x)
 
 
-@triton.jit
-def squares(table, where, offset, sizes, partial, n, BLOCK: tl.constexpr):
-    """The sum of squares of each tile of the direction; lists as of `save_and_add`."""
+@triton.jit(do_not_specialize=["first", "n"])
+def squares(table, where, offset, sizes, partial, first, n, BLOCK: tl.constexpr):
+    """The sum of squares of each tile of the direction; lists as of `save_and_add`.
+
+    They go into `partial`, from `first` on.
+    """
     index, start, size = _tile(where, offset, sizes, BLOCK)
     at = start + tl.arange(0, BLOCK)
     if start + BLOCK <= size:
         z = _read(table, 1, index, n, at, _inside(at, size, True))
-        tl.store(partial + tl.program_id(0), tl.sum(z * z))
+        tl.store(partial + first + tl.program_id(0), tl.sum(z * z))
     else:
         z = _read(table, 1, index, n, at, _inside(at, size, False))
-        tl.store(partial + tl.program_id(0), tl.sum(z * z))
+        tl.store(partial + first + tl.program_id(0), tl.sum(z * z))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count", "groups"])
 def scales(
     partial,
     count,
@@ -84,6 +88,7 @@ def scales(
     groups,
     EPSILON: tl.constexpr,
     COLUMNS: tl.constexpr,
+    ROOM: tl.constexpr,
     GROUPS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -100,8 +105,8 @@ def scales(
     radius = tl.load(numbers + group * COLUMNS, mask=group < groups, other=0.0).to(tl.float32)
     # norm - norm is NaN for an infinite norm, which would else make d zero and hide the overflow.
     scale = radius / (norm + EPSILON) + (norm - norm)
-    tl.store(result + 2 * group, scale, mask=group < groups)
-    tl.store(result + 2 * group + 1, tl.zeros_like(scale), mask=group < groups)
+    tl.store(result + ROOM * group, scale, mask=group < groups)
+    tl.store(result + ROOM * group + 1, tl.zeros_like(scale), mask=group < groups)
 
 
 @triton.jit
@@ -119,7 +124,7 @@ def _save_and_add(table, index, n, at, inside, scale):
     _write(table, 0, index, n, at, inside, w + tl.load(scale) * d)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n"])
 def save_and_add(table, where, offset, sizes, scale, n, BLOCK: tl.constexpr):
     """`saved = w; w += scale * direction`; lists: w, direction, saved."""
     _mark(scale)
@@ -205,7 +210,7 @@ def _finish(table, index, n, at, inside, numbers, BRANCHES: tl.constexpr):
     _write(table, 1, index, n, at, inside, new)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n"])
 def finish(table, where, offset, sizes, numbers, n, BRANCHES: tl.constexpr, BLOCK: tl.constexpr):
     """The end of a step; lists: saved w, w, g1, g0, and the base's."""
     index, start, size = _tile(where, offset, sizes, BLOCK)
@@ -229,7 +234,7 @@ def _begin_lean(table, index, n, at, inside, numbers, scale, BRANCHES: tl.conste
     _write(table, 0, index, n, at, inside, w + tl.load(scale) * direction)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n"])
 def begin_lean(
     table, where, offset, sizes, numbers, scale, n, BRANCHES: tl.constexpr, BLOCK: tl.constexpr
 ):
@@ -251,7 +256,7 @@ def _end_lean(table, index, n, at, inside, numbers):
     _write(table, 1, index, n, at, inside, new)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n"])
 def end_lean(table, where, offset, sizes, numbers, n, BLOCK: tl.constexpr):
     """The end of a lean step; lists: result less g1, w, g1."""
     index, start, size = _tile(where, offset, sizes, BLOCK)

@@ -86,7 +86,7 @@ def history_of(
     base: Optimizer, group: dict[str, Any], params: Sequence[Tensor], device: torch.device
 ) -> list[list[Any]] | None:
     """Return the base's state as lists; None where its counts are not where a kernel reads them."""
-    states = [base.state.get(p, {}) for p in params]
+    states = [state or {} for state in map(base.state.get, params)]
     if isinstance(base, torch.optim.SGD):
         names: tuple[str, ...] = ("momentum_buffer",) if group["momentum"] else ()
     else:

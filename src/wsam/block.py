@@ -71,11 +71,11 @@ class Block:
 
     def subset(self, keep: Sequence[bool]) -> "Block | None":
         """Return the block of the chosen parameters, None if there are none."""
+        if all(keep) and keep:
+            return replace(self, saved=[], first=None)
         chosen = [i for i, yes in enumerate(keep) if yes]
         if not chosen:
             return None
-        if len(chosen) == len(self.params):
-            return replace(self, saved=[], first=None)
         names = [self.names[i] for i in chosen] if self.names else None
         params, numbers = [self.params[i] for i in chosen], [self.numbers[i] for i in chosen]
         return replace(self, params=params, numbers=numbers, names=names, saved=[], first=None)

@@ -31,15 +31,17 @@ from wsam.bases import (
     numbers_of,
 )
 from wsam.block import Block, Piece
-from wsam.launch import TILES, WARPS, work_on
+from wsam.launch import Launcher, work_on
 from wsam.perturb import EPSILON
-from wsam.plan import Plan, places
+from wsam.plan import TILE, Plan, places
 from wsam.rule import Rule
 from wsam.state import PREFIX
 from wsam.tables import Rows, Tables, upload
 from wsam.update import Flight
 
 SUMS = 1024
+ROOM = 4
+"""Numbers that belong to a scale: itself, and a mark. So many keep all of them aligned."""
 PLANS = 8
 """How many plans are kept for each group: one for each set of its parameters that have gradients
 together."""
@@ -81,6 +83,7 @@ class Kernels:
         self._looked: tuple[list[int], list[int]] = ([], [])
         self._apart = True
         self._begun: dict[int, Begun] = {}
+        self._launch = Launcher()
         self._tables = Tables(device)
         shape = (len(base.param_groups), COLUMNS)
         self._numbers = torch.zeros(shape, dtype=torch.float64, device=device)
@@ -162,30 +165,29 @@ class Kernels:
         rows = [plan.gradients(z) for plan, z in zip(plans, lists, strict=True)]
         if any(row is None for row in rows):
             return None
-        from wsam import _triton
-
-        programs = [plan.programs for plan in plans]
-        partial = torch.empty(sum(programs), device=self._device)
-        parts = torch.split(partial, programs)
-        for block, plan, z, row, part in zip(blocks, plans, lists, rows, parts, strict=True):
+        programs = sum(plan.programs for plan in plans)
+        partial, first = torch.empty(programs, device=self._device), 0
+        for block, plan, z, row in zip(blocks, plans, lists, rows, strict=True):
             assert row is not None
             saved = plan.piece() if final else None
             copy_at = [] if saved is None else [saved.addresses()]
             table = self._tables.table((plan.weights, row, *copy_at))
             self._begun[id(block)] = Begun(plan, z, row, saved, table)
-            shape = (plan.where, plan.offset, plan.sizes, part, len(row))
-            _triton.squares[(plan.programs,)](table, *shape, **TILES)
+            shape = (plan.where, plan.offset, plan.sizes, partial, first, len(row))
+            self._launch("squares", plan.programs, table, *shape, BLOCK=TILE)
+            first += plan.programs
         groups = len(self._numbers_of)
-        result = torch.empty(2 * groups, device=self._device)
-        _triton.scales[(1,)](
-            *(partial, len(partial), self._numbers, result, groups),
+        result = torch.empty(ROOM * groups, device=self._device)
+        self._launch(
+            *("scales", 1),
+            *(partial, programs, self._numbers, result, groups),
             EPSILON=EPSILON,
             COLUMNS=COLUMNS,
+            ROOM=ROOM,
             GROUPS=1 << (groups - 1).bit_length(),
             BLOCK=SUMS,
-            num_warps=WARPS,
         )
-        return [result[2 * self._group(block)] for block in blocks]
+        return [result[ROOM * self._group(block)] for block in blocks]
 
     def save_and_add(self, block: Block, direction: list[Tensor], scale: Tensor) -> bool:
         """`saved = w; w += scale * direction` in one pass; False if the tensors do not fit."""
@@ -193,15 +195,13 @@ class Kernels:
         if begun is None or begun.direction is not direction:
             return False
         begun.direction = None  # whoever needs it longer holds it
-        from wsam import _triton
-
         plan, table = begun.plan, begun.table
         if begun.saved is None:
             begun.saved = plan.piece()
             table = self._tables.table((plan.weights, begun.at, begun.saved.addresses()))
-        shape = (plan.where, plan.offset, plan.sizes, scale, len(begun.at))
-        run = _triton.save_and_add[(plan.programs,)]
-        self._save(block, begun, scale, lambda: run(table, *shape, **TILES))
+        given = (table, plan.where, plan.offset, plan.sizes, scale, len(begun.at))
+        launch = functools.partial(self._launch, "save_and_add", plan.programs, *given, BLOCK=TILE)
+        self._save(block, begun, scale, launch)
         increment_version(block.weights())
         return True
 
@@ -262,7 +262,7 @@ class Kernels:
     def _finish_block(self, block: Block, lists: Rows, history: Rows) -> None:
         kept = block.first is not None
         lists = [*lists[:3], lists[3] if kept else lists[2]]
-        self._launch("finish", block, [*lists, *history], branches=KEPT * kept)
+        self._step("finish", block, [*lists, *history], branches=KEPT * kept)
 
     def begin_lean(
         self, flight: Flight, directions: Sequence[tuple[list[Tensor], Tensor, bool]]
@@ -294,7 +294,7 @@ class Kernels:
         begun.direction = None
         begun.saved = begun.saved or begun.plan.piece()
         lists = [*lists, begun.saved.addresses(), *history]
-        launch = functools.partial(self._launch, "begin_lean", block, lists, scale)
+        launch = functools.partial(self._step, "begin_lean", block, lists, scale)
         self._save(block, begun, scale, launch)
 
     def end_lean(self, flight: Flight) -> bool:
@@ -310,23 +310,21 @@ class Kernels:
         return True
 
     def _end_lean(self, block: Block, lists: Rows) -> None:
-        self._launch("end_lean", block, lists)
+        self._step("end_lean", block, lists)
 
     def _history(self, block: Block, plan: Plan) -> Rows | None:
         """Return where the base's state is; None where the kernels cannot step it."""
         if not self.knows_base:
             return None
         lists = history_of(self._base, block.group, block.params, self._device)
-        rows = None if lists is None else [plan.addresses(tensors) for tensors in lists]
-        if rows is None or any(row is None for row in rows):
+        if lists is None:
             return None
-        return [row for row in rows if row is not None]
+        rows = [plan.history(tensors, position) for position, tensors in enumerate(lists)]
+        return None if None in rows else [row for row in rows if row is not None]
 
-    def _launch(
+    def _step(
         self, kernel: str, block: Block, rows: Rows, *more: Tensor, branches: int = 0
     ) -> None:
-        from wsam import _triton
-
         steps, flags = [], {}
         if kernel != "end_lean":  # which has nothing of the base's
             branches |= branches_of(self._base, block.group)
@@ -337,8 +335,8 @@ class Kernels:
         plan = self._begun[id(block)].plan
         numbers = self._numbers_of[self._group(block)]
         shape = (plan.where, plan.offset, plan.sizes, numbers, *more, len(block.params))
-        run = getattr(_triton, kernel)[(plan.programs,)]
-        run(self._tables.table(rows), *shape, **flags, **TILES)
+        table = self._tables.table(rows)
+        self._launch(kernel, plan.programs, table, *shape, **flags, BLOCK=TILE)
         if steps:  # last: a kernel that cannot be made must leave all as it was
             torch._foreach_add_(steps, 1)
         increment_version(block.weights())

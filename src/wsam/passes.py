@@ -96,7 +96,7 @@ class RunningStatistics:
         self.look_at(model)
         self._held: list[_Kept] = []
         self._spare = _Kept(())
-        self._mark: list[Any] = []
+        self._mark: tuple[list[Any], ...] = ()
         self._hook: Any = None
         self._watch: Any = _weakly(self)
         self._untraced = False
@@ -110,12 +110,11 @@ class RunningStatistics:
 
     def hold(self) -> None:
         """Keep copies of what is there now; call before the second pass."""
-        mark: list[Any] = []
-        for m in self._modules:
-            buffers = m._buffers.values()
-            mark.append((m.training, *map(id, buffers), *map(type, buffers)))
+        modules = list(self._modules)
+        buffers = [b for m in modules for b in m._buffers.values()]
+        mark = [m.training for m in modules], list(map(id, buffers)), list(map(type, buffers))
         if mark != self._mark or not self._spare.serves_again():  # else the copies' memory does
-            self._spare = _Kept(m for m in self._modules if m.training)
+            self._spare = _Kept(m for m in modules if m.training)
             self._mark = mark
         self._spare.take()
         self._held = [self._spare]

@@ -106,7 +106,7 @@ def gather(layout: Sequence[Block]) -> list[Block]:
         part = block.subset([g is not None for g in grads])
         if part is None:
             continue
-        if any(g.layout is not torch.strided for g in present):
+        if {g.layout for g in present} != {torch.strided}:
             raise TypeError(
                 "sharpness-aware steps need dense gradients and a parameter has a sparse one: "
                 "use sparse=False in nn.Embedding"
@@ -134,13 +134,13 @@ def detach_gradients(blocks: Sequence[Block], outlive: bool = True) -> None:
 def own_gradients(gradients: Sequence[Tensor], sharded: bool) -> list[Tensor]:
     """Return the gradients, copies of those that are views: whoever owns the whole may write there."""
     shards = local(gradients) if sharded else gradients
-    return [g.clone() if is_view(s) else g for g, s in zip(gradients, shards, strict=True)]
-
-
-def is_view(tensor: Tensor) -> bool:
-    """Whether the memory is a part, or another name, of something else's."""
-    own = tensor.numel() * tensor.element_size()  # not nbytes: a compiler cannot trace it
-    return tensor._is_view() or tensor.untyped_storage().nbytes() > own
+    # Not nbytes: a compiler cannot trace it.
+    views = [
+        s._is_view() or s.untyped_storage().nbytes() > s.numel() * s.element_size() for s in shards
+    ]
+    if not any(views):
+        return list(gradients)
+    return [g.clone() if view else g for g, view in zip(gradients, views, strict=True)]
 
 
 def squares_of_first(blocks: Sequence[Block]) -> Tensor:

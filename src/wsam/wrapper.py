@@ -171,7 +171,9 @@ class Wrapper(Optimizer):
         if self._known_layout is not None and not anew:
             return self._known_layout[1]
         mark = [
-            (id(g), [(id(p), p.dtype, p.device) for p in g["params"]]) for g in self.param_groups
+            (id(g), [id(p) for p in params], [p.dtype for p in params], [p.device for p in params])
+            for g in self.param_groups
+            for params in (g["params"],)
         ]
         if self._known_layout is None or self._known_layout[0] != mark:
             named = self.model.named_parameters() if self.model is not None else ()
