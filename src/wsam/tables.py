@@ -9,6 +9,8 @@ from torch import Tensor
 
 Rows = list[list[int]]
 """Addresses of the tensors of some lists."""
+PATTERNS = 8
+"""How many tables are kept for one place in a step."""
 
 
 def upload(into: Tensor, numbers: array) -> None:  # type: ignore[type-arg]
@@ -26,17 +28,19 @@ def upload(into: Tensor, numbers: array) -> None:  # type: ignore[type-arg]
 class Tables:
     """Tables of addresses on a device.
 
-    Steps ask for tables in the same order: `begin` starts again with the first. An eager step writes
-    the addresses that have changed. While a step is recorded into a CUDA graph nothing may be made or
-    copied from the host: the last eager step must have asked for all that the recording asks for, and
-    the addresses are written once it has been recorded. After that there are no more eager steps.
+    Steps ask for tables in the same order: `begin` starts again with the first. torch's allocator
+    gives memory in few patterns that recur, every other step often, so some of the addresses that were
+    asked for in each place are kept, and an eager step writes only those that are new. While a step is
+    recorded into a CUDA graph nothing may be made or copied from the host: the last eager step must
+    have asked for all that the recording asks for, and the addresses are written once it has been
+    recorded. After that there are no more eager steps.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._tables: dict[int, tuple[Tensor, list[int]]] = {}
+        self._tables: dict[int, dict[tuple[int, ...], Tensor]] = {}
         self._next = 0
-        self._pending: list[tuple[Tensor, list[int]]] | None = None
+        self._pending: list[tuple[Tensor, tuple[int, ...]]] | None = None
 
     @property
     def recording(self) -> bool:
@@ -50,23 +54,26 @@ class Tables:
 
     def recorded(self) -> None:
         """Write the addresses of the step that has been recorded."""
-        for table, addresses in self._pending or []:
+        pending, self._pending = self._pending or [], None
+        self._tables = {place: {key: table} for place, (table, key) in enumerate(pending)}
+        for table, addresses in pending:
             upload(table, array("q", addresses))
-        self._pending = None
 
     def table(self, rows: Sequence[list[int]]) -> Tensor:
         """Return a table on the device, one row a list of tensors."""
-        addresses = list(chain.from_iterable(rows))
-        position, self._next = self._next, self._next + 1
-        table, written = self._tables.get(position, (None, []))
-        if table is None or table.numel() != len(addresses):
-            assert self._pending is None, "a recorded step asks for other tables than an eager one"
-            table = torch.zeros(len(addresses), dtype=torch.int64, device=self._device)
-            written = []
+        addresses = tuple(chain.from_iterable(rows))
+        known = self._tables.setdefault(self._next, {})
+        self._next += 1
         if self._pending is not None:
-            self._pending.append((table, addresses))
-        elif written != addresses:
-            self._tables[position] = (table, [])  # whoever is interrupted writes again
-            upload(table, array("q", addresses))
-            self._tables[position] = (table, addresses)
+            as_long = [table for table in known.values() if table.numel() == len(addresses)]
+            assert as_long, "a recorded step asks for other tables than an eager one"
+            self._pending.append((as_long[-1], addresses))
+            return as_long[-1]
+        table = known.get(addresses)
+        if table is None:
+            oldest = known.pop(next(iter(known))) if len(known) == PATTERNS else None
+            if oldest is None or oldest.numel() != len(addresses):
+                oldest = torch.zeros(len(addresses), dtype=torch.int64, device=self._device)
+            upload(oldest, array("q", addresses))
+            table = known[addresses] = oldest  # last: whoever is interrupted writes again
         return table
