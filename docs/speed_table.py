@@ -19,7 +19,7 @@ from wsam.lab.pages import renew
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 MARK = "speed"
-OURS = ("SAM", "WSAM", "SAM over fused SGD", "WSAM over fused SGD")
+OURS = ("SAM", "WSAM")
 MOVES = ("reads", "writes")
 PEERS = {"davda54": "davda54/sam SAM", "authors": "the paper's authors' WSAM"}
 

@@ -444,3 +444,20 @@ def test_another_variant_of_a_kernel_is_made(monkeypatch: pytest.MonkeyPatch) ->
     for block in (16, 32, 16):
         run("squares", 1, BLOCK=block)
     assert [constants["BLOCK"] for constants in searched] == [16, 32]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("wsam", {}), ("wsam", {"lean": True}), ("coupled_wsam", {})]
+)
+def test_what_is_the_base_alone_is_left_to_it(
+    name: str, options: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At gamma = 0, where the step must be the base's own bit for bit."""
+    watched = Watched(monkeypatch, name, gamma=0.0, **options)
+    for _ in range(3):
+        watched.opt.step(watched.closure)
+    ends = [getattr(watched.device, end) for end in ("finish", "begin_lean", "end_lean")]
+    assert [end.launches for end in ends] == [0, 0, 0]
+    watched.opt.param_groups[0]["sam_gamma"] = 0.5
+    watched.opt.step(watched.closure)
+    assert sum(end.launches for end in ends) == (2 if options else 1)

@@ -4,6 +4,7 @@ import pytest
 
 from wsam.lab.run import Run
 from wsam.paper import GRIDS, TABLES, Kind, Measure, Profile, find, find_grid, names
+from wsam.paper.cifar import scratch_run
 from wsam.paper.table import number, plus_minus
 from wsam.sweep import with_value
 
@@ -150,12 +151,25 @@ def test_the_same_run_has_one_key_everywhere():
     assert {run.key for run in find("minima").runs} <= cifar
     ball = find("geometry").select("Vanilla")
     assert {run.key for run in ball.runs} <= cifar
-    coupled = {run.key for run in find("ablation").select("Coupled-WSAM").runs}
-    assert {run.key for run in find("ablation").runs} - cifar == coupled
+    ablation = find("ablation")
+    coupled = {run.key for run in ablation.select("Coupled-WSAM").runs}
+    equal = {run.key for run in ablation.select("Coupled-WSAM, equal weight").runs}
+    assert {run.key for run in ablation.runs} - cifar == coupled | equal
+    assert not coupled & equal
     assert {run.key for run in find("gamma").runs} <= {run.key for run in find("sensitivity").runs}
     for name in names():
         keys = [run.key for run in find(name).runs]
         assert len(keys) == len(set(keys))
+
+
+def test_the_coupled_form_at_equal_weight():
+    """Where it weighs sharpness as WSAM does, whose momentum does not gather it."""
+    for cell in find("ablation").select("Coupled-WSAM, equal weight").cells:
+        assert cell.paper is None
+        (gamma,) = {run.hyper["gamma"] for run in cell.runs}
+        wsam_gamma = scratch_run(cell.row[0], cell.column, "WSAM").hyper["gamma"]
+        k = wsam_gamma / (1 - wsam_gamma)
+        assert gamma / (1 - gamma) == pytest.approx(0.1 * k, rel=5e-3)
 
 
 def test_the_searches_end_in_what_the_paper_uses():

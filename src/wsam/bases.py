@@ -1,11 +1,12 @@
-"""Base optimizers whose step the fused kernels know: SGD, Adam and AdamW.
+"""Base optimizers that can be made faster: SGD, Adam and AdamW, whose step the fused kernels know.
 
 What a kernel needs of them: the lists of their state, numbers that may change from step to step, and
-which of its branches are theirs.
+which of its branches are theirs. On a CPU torch has fused code for them itself.
 """
 
+import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from wsam.block import direction_of
+from wsam.block import PLAIN, direction_of, is_dense
 from wsam.rule import Rule
 from wsam.state import PREFIX
 
@@ -98,3 +99,50 @@ def history_of(
 
 def _is_count(step: Any, device: torch.device) -> bool:
     return isinstance(step, Tensor) and (step.dtype, step.device) == (torch.float32, device)
+
+
+@contextlib.contextmanager
+def stepping_fast(base: Optimizer, groups: Sequence[dict[str, Any]]) -> Iterator[None]:
+    """Let the base step some of its groups by torch's fused code on a CPU, where that was left open.
+
+    It does the same in fewer passes over memory: the usual loop makes a temporary tensor of each
+    gradient, whose fresh pages alone cost as much as the step.
+    """
+    groups = [group for group in groups if _can_be_fused(base, group)]
+    try:
+        for group in groups:
+            group["fused"] = True
+        yield
+    finally:
+        for group in groups:
+            group["fused"] = None
+
+
+def _can_be_fused(base: Optimizer, group: dict[str, Any]) -> bool:
+    if type(base) not in BASES or torch.compiler.is_compiling():
+        return False
+    chosen = any(group.get(name) is not None for name in ("fused", "foreach"))
+    numbers = (group["lr"], *group.get("betas", ()))
+    if chosen or group["differentiable"] or any(isinstance(x, Tensor) for x in numbers):
+        return False
+    stateful = "betas" in group or group["momentum"] != 0
+    trained = [p for p in group["params"] if p.grad is not None]
+    return all(_lies_alike(p, base.state.get(p), stateful) for p in trained)
+
+
+def _lies_alike(p: Tensor, state: dict[str, Any] | None, stateful: bool) -> bool:
+    """Whether torch's fused code may walk over a weight, its gradient and its state side by side.
+
+    It does not look how they are laid out, nor can it begin with some states there and some not.
+    """
+    named = (state or {}).items()
+    others = [p.grad, *(t for name, t in named if name != "step" and t is not None)]
+    if p.device.type != "cpu" or p.dtype not in (torch.float32, torch.float64) or not is_dense(p):
+        return False
+    if stateful and len(others) == 1:
+        return False
+    step = state.get("step") if state else None
+    if step is not None and step.dtype != torch.float32:
+        return False
+    alike = all(t.dtype == p.dtype and t.stride() == p.stride() for t in others)
+    return alike and PLAIN.issuperset(map(type, (p, *others)))

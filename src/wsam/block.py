@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from wsam.schedule import Scalar
 
@@ -276,6 +276,10 @@ def save_weights(block: Block) -> None:
         saved.append(room)
     torch._foreach_copy_(saved, weights)
     block.saved = saved  # last: whoever is interrupted puts back what is saved
+
+
+PLAIN = frozenset((Tensor, nn.Parameter))
+"""A tensor of another class need not lie at its own address."""
 
 
 def is_dense(tensor: Tensor) -> bool:

@@ -4,6 +4,7 @@ A step is in flight from the end of its first pass until its update. Whatever ha
 exception or Ctrl-C included, `_abandon` puts weights, statistics and generators back.
 """
 
+import contextlib
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from wsam import lean as lean_plan
 from wsam import state as saving
 from wsam import update
+from wsam.bases import stepping_fast
 from wsam.block import Block, align_gradients, average_over_ranks, sum_over_ranks
 from wsam.checks import warn
 from wsam.kernels import Kernels, for_eager_steps
@@ -88,6 +90,13 @@ class Engine(Wrapper):
 
     def _mix(self, group: dict[str, Any]) -> Mix:
         return self.rule.mix(self._values(group), None)
+
+    def _is_base_alone(self, group: dict[str, Any]) -> bool:
+        needs_products = self.rule.needs_products(self._values(group))
+        return not needs_products and self._mix(group).is_base_alone
+
+    def _is_base_alone_somewhere(self) -> bool:
+        return any(map(self._is_base_alone, self.param_groups))
 
     def _radius_is_zero(self) -> bool:
         return all(is_number(group[saving.PREFIX + "rho"], 0.0) for group in self.param_groups)
@@ -173,11 +182,13 @@ class Engine(Wrapper):
         mask = self._mask()
         if self.lean:
             flight.moved = flight.blocks
-            safe, fused = self._lean_is_safe, self._kernels
+            safe = self._lean_is_safe
+            fused = None if self._is_base_alone_somewhere() else self._kernels
             # A base that writes into gradients is found out here: from now on the late plan.
-            spoils = lean_plan.begin(
-                flight, mask, self.geometry, self._mix, self.base.step, not safe, fused
-            )
+            with self._fast_base():
+                spoils = lean_plan.begin(
+                    flight, mask, self.geometry, self._mix, self.base.step, not safe, fused
+                )
             self.lean, self._lean_is_safe = not spoils, True
             for block in flight.blocks:
                 for p in block.params:
@@ -261,6 +272,8 @@ class Engine(Wrapper):
             return False
         if any(self.rule.needs_products(self._values(block.group)) for block in blocks):
             return False
+        if self._is_base_alone_somewhere():
+            return False
         if update.latecomers(layout, blocks):
             return False
         finish = self._kernels.end_lean if flight.stepped else self._kernels.finish
@@ -309,10 +322,19 @@ class Engine(Wrapper):
             self._recall(flight)
             self.skipped += 1
             return
-        if not flight.stepped:
+        if flight.plain:
             self.base.step()
-        update.apply(flight.beside)
+        elif flight.stepped:
+            update.apply(flight.beside)
+        else:
+            with self._fast_base():
+                self.base.step()
+                update.apply(flight.beside)
         self._count_up()
+
+    def _fast_base(self) -> contextlib.AbstractContextManager[None]:
+        groups = [group for group in self.param_groups if not self._is_base_alone(group)]
+        return stepping_fast(self.base, groups)
 
     def _count_up(self) -> None:
         for group in self.param_groups:

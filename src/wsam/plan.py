@@ -7,15 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from wsam.block import Piece, is_dense
+from wsam.block import PLAIN, Piece, is_dense
 
 TILE = 2048
 ALIGNED = 64
 """Copies in one piece begin at multiples of so many elements."""
-PLAIN = frozenset((Tensor, nn.Parameter))
-"""A tensor of another class need not lie at its own address."""
 DTYPE, DEVICE = operator.attrgetter("dtype"), operator.attrgetter("device")
 
 

@@ -53,6 +53,12 @@ class Mix(NamedTuple):
     fed: Part
     beside: Part
 
+    @property
+    def is_base_alone(self) -> bool:
+        """Whether the base steps as it would without us, which then must be so bit for bit."""
+        first = is_number(self.fed.loss, 1.0) and is_number(self.fed.sharp, 0.0)
+        return first and self.beside.is_zero
+
 
 class Products(NamedTuple):
     """Global inner products of the two gradients: <g0,g0>, <g0,g1>, <g1,g1>."""

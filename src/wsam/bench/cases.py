@@ -125,13 +125,13 @@ def base_step(problem: Problem, form: str) -> Step:
 
 
 def member(
-    method: str, *, fuse: bool | None = None, fused_base: bool = False, **options: Any
+    method: str, *, fuse: bool | None = None, **options: Any
 ) -> Callable[[Problem, str], Step]:
     """Return what builds a member of the family with its options; `fuse` is of a captured step."""
 
     def make(problem: Problem, form: str) -> Step:
         model = problem.build()
-        optimizer = create(method, problem.base(model, fused_base), model=model, **options)
+        optimizer = create(method, problem.base(model), model=model, **options)
         select = optimizer.select if method == "esam" else torch.mean
         forward = problem.forward(model, form)
         if form == "captured":
@@ -173,10 +173,6 @@ def ours(forms: Iterable[str], best: str) -> list[Case]:
             lean = member("wsam", lean=True, **options_of("wsam"))
             cases.append(Case("WSAM lean", form, OURS, lean))
             cases.append(Case("SAM", form, OURS, member("sam", **options_of("sam"))))
-        if form == "eager":
-            for method in ("wsam", "sam"):
-                over_fused = member(method, fused_base=True, **options_of(method))
-                cases.append(Case(f"{title(method)} over fused SGD", form, OURS, over_fused))
         if form == "captured" and launch.available():
             for method in ("wsam", "sam"):
                 foreach = member(method, fuse=False, **options_of(method))

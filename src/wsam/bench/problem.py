@@ -54,9 +54,9 @@ class Problem:
             return model
         return cast(Callable[..., Tensor], torch.compile(model))
 
-    def base(self, model: nn.Module, fused: bool = False) -> torch.optim.SGD:
+    def base(self, model: nn.Module) -> torch.optim.SGD:
         """Return SGD with momentum and weight decay over the model's weights."""
-        return torch.optim.SGD(model.parameters(), **BASE, fused=fused or None)
+        return torch.optim.SGD(model.parameters(), **BASE)
 
     def facts(self) -> dict[str, Any]:
         """Return what a record says of the problem."""

@@ -136,11 +136,16 @@ def _varying(runs: Sequence[Run]) -> dict[str, Setting]:
     """Return the settings, beside the method's own, in which some runs differ.
 
     Bases and geometries have arguments of their own, so that these are compared among runs of the
-    same one; and epochs among runs of a method, for the base alone often gets more of them.
+    same one; and epochs among runs of a method, and named for those alone: the base by itself often
+    gets more of them.
     """
     found = {name: get for name, get in _VARYING.items() if _differ(runs, get)}
-    if _differ(runs, _epochs, lambda run: run.method):
-        found["epochs"] = _epochs
+    methods = {
+        method: [r for r in runs if r.method == method] for method in {r.method for r in runs}
+    }
+    uneven = {method for method, mine in methods.items() if _differ(mine, lambda run: run.epochs)}
+    if uneven:
+        found["epochs"] = lambda run: run.epochs if run.method in uneven else None
     for name in sorted({name for run in runs for name in run.base_args}):
         if _differ(runs, _argument(name), lambda run: run.base):
             found[name.replace("_", " ")] = _argument(name)
@@ -156,10 +161,6 @@ def _differ(runs: Sequence[Run], get: Setting, kind: Setting | None = None) -> b
     for run in runs:
         values.setdefault(str(kind(run)) if kind else "", set()).add(str(get(run)))
     return any(len(found) > 1 for found in values.values())
-
-
-def _epochs(run: Run) -> object:
-    return run.epochs
 
 
 def _argument(name: str) -> Setting:
