@@ -137,6 +137,8 @@ def _lies_alike(p: Tensor, state: dict[str, Any] | None, stateful: bool) -> bool
     """
     named = (state or {}).items()
     others = [p.grad, *(t for name, t in named if name != "step" and t is not None)]
+    if not PLAIN.issuperset(map(type, (p, *others))):
+        return False
     if p.device.type != "cpu" or p.dtype not in (torch.float32, torch.float64) or not is_dense(p):
         return False
     if stateful and len(others) == 1:
@@ -144,5 +146,4 @@ def _lies_alike(p: Tensor, state: dict[str, Any] | None, stateful: bool) -> bool
     step = state.get("step") if state else None
     if step is not None and step.dtype != torch.float32:
         return False
-    alike = all(t.dtype == p.dtype and t.stride() == p.stride() for t in others)
-    return alike and PLAIN.issuperset(map(type, (p, *others)))
+    return all(t.dtype == p.dtype and t.stride() == p.stride() for t in others)
