@@ -29,6 +29,7 @@ FLOORS = {
     "theory": 0,
     "select": 0,
     "update": 0,
+    "aside": 0,
     "perturb": 0,
     "micro": 0,
     "lean": 0,

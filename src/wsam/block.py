@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 
 from wsam.schedule import Scalar
 
@@ -44,7 +45,7 @@ class Block:
     sharded: bool = False
     ranks: tuple[Any, tuple[int, ...]] | None = None
     """The mesh, and its dimensions over which each parameter is in pieces; None if it is whole."""
-    saved: "list[Tensor] | Piece" = field(default_factory=list, repr=False)
+    saved: "list[Tensor] | Piece | Aside" = field(default_factory=list, repr=False)
     """The weights w, or in the lean plan the weights the step ends at, less the second gradient."""
     first: list[Tensor] | None = field(default=None, repr=False)
     """g0 of each parameter (as `p.grad` was), where the rule keeps it."""
@@ -116,6 +117,23 @@ class Piece:
         """Return where each copy begins in memory."""
         begin = self._memory.data_ptr()
         return [begin + 4 * start for start in self._starts]
+
+
+class Aside:
+    """Where weights lie whose parameters are pointed elsewhere.
+
+    Args:
+        weights: the parameters, still where they belong.
+    """
+
+    def __init__(self, weights: Sequence[Tensor]) -> None:
+        self._own = [w.data for w in weights]
+
+    def put_back(self, weights: Sequence[Tensor]) -> None:
+        """Point the parameters to where they belong; may be called twice."""
+        for w, own in zip(weights, self._own, strict=True):
+            w.data = own
+        increment_version(weights)
 
 
 def align_gradients(layout: Sequence[Block]) -> None:
@@ -264,8 +282,15 @@ def save_weights(block: Block) -> None:
     if weights[0].device.type != "cpu":
         block.saved = copies(weights)
         return
-    saved = []
-    for number, w in zip(block.numbers, weights, strict=True):
+    saved = rooms(block)
+    torch._foreach_copy_(saved, weights)
+    block.saved = saved  # last: whoever is interrupted puts back what is saved
+
+
+def rooms(block: Block) -> list[Tensor]:
+    """Return memory laid out as the block's weights, the same at each step."""
+    found = []
+    for number, w in zip(block.numbers, block.weights(), strict=True):
         room = block.spare.get(number)
         if room is None or (room.shape, room.dtype, room.stride()) != (
             w.shape,
@@ -273,9 +298,8 @@ def save_weights(block: Block) -> None:
             w.stride(),
         ):
             room = block.spare[number] = torch.empty_like(w)
-        saved.append(room)
-    torch._foreach_copy_(saved, weights)
-    block.saved = saved  # last: whoever is interrupted puts back what is saved
+        found.append(room)
+    return found
 
 
 PLAIN = frozenset((Tensor, nn.Parameter))

@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from wsam.aside import step_aside
 from wsam.block import (
     Block,
     add_scaled,
@@ -75,6 +76,8 @@ def perturb(
     directions = perturbations(blocks, geometry, spend=spend, everything=everything, fused=fused)
     for block, (direction, scale, own) in zip(blocks, directions, strict=True):
         if fused is not None and fused.save_and_add(block, direction, scale):
+            continue
+        if step_aside(block, direction, scale):
             continue
         save_weights(block)
         add_scaled(block.weights(), direction, scale, spend=own)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from wsam.block import (
+    Aside,
     Block,
     add_scaled,
     align_gradients,
@@ -171,7 +172,9 @@ def restore(moved: Sequence[Block]) -> None:
     Last first: of weights that share memory the first to move was saved at w.
     """
     for block in reversed(moved):
-        if block.saved:
+        if isinstance(block.saved, Aside):
+            block.saved.put_back(block.weights())
+        elif block.saved:
             torch._foreach_copy_(block.weights(), list(block.saved))
         block.saved = []
 

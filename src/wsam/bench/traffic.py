@@ -69,7 +69,8 @@ class Moved(TorchDispatchMode):  # type: ignore[no-untyped-call]
             scales = name.startswith("_fused_") and argument.name == "grads"
             written = argument.alias_info is not None and argument.alias_info.is_write
             self.writes += count * (written and not scales)
-            self.reads += count * (not written or name not in WRITES_ONLY) * _is_read(func)
+            only_written = written and (name in WRITES_ONLY or argument.is_out)
+            self.reads += count * (not only_written) * _is_read(func)
         made = [r for r in schema.returns if r.alias_info is None]
         if made and not name.startswith(MAKES_NOTHING):
             self.writes += _odd(result)
