@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import wsam
+from wsam.bases import _can_be_fused
 from wsam.schedule import Every
 
 BASES: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -197,3 +198,72 @@ def test_a_step_that_fails_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> N
             opt.step(closure_of(model, torch.ones(2, 4)))
     assert base.param_groups[0]["fused"] is None
     opt.step(closure_of(model, torch.ones(2, 4)))
+
+
+def fits(changed: Callable[[torch.optim.Optimizer], None], **options: Any) -> bool:
+    """Whether fused code may step a base to which something was done."""
+    model = nn.Linear(4, 4)
+    base = torch.optim.Adam(model.parameters(), **options)
+    closure_of(model, torch.ones(2, 4))()
+    base.step()
+    changed(base)
+    (group,) = base.param_groups
+    return _can_be_fused(base, group)
+
+
+class Own(nn.Parameter):
+    """A parameter of a class of its own."""
+
+
+def replace_steps(base: torch.optim.Optimizer) -> None:
+    for state in base.state.values():
+        state["step"] = state["step"].double()
+
+
+def replace_means(base: torch.optim.Optimizer) -> None:
+    for state in base.state.values():
+        state["exp_avg"] = state["exp_avg"].double()
+
+
+def replace_a_parameter(base: torch.optim.Optimizer) -> None:
+    (group,) = base.param_groups
+    old = group["params"][0]
+    new = Own(old.detach())
+    new.grad, base.state[new] = old.grad, base.state.pop(old)
+    group["params"][0] = new
+
+
+def spread_out(base: torch.optim.Optimizer) -> None:
+    """Let a weight, its gradient and its state take every other place of their memory."""
+    (group,) = base.param_groups
+    p = group["params"][1]
+
+    def spread(t: Tensor) -> Tensor:
+        return torch.stack((t, t), -1)[..., 0]
+
+    state = base.state[p]
+    gradient = spread(p.grad)
+    p.grad = None
+    p.data = spread(p.detach())
+    p.grad = gradient
+    for name in ("exp_avg", "exp_avg_sq"):
+        state[name] = spread(state[name])
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [replace_steps, replace_means, replace_a_parameter, spread_out],
+    ids=lambda f: f.__name__,
+)
+def test_what_fused_code_cannot_walk_over(changed: Any) -> None:
+    assert fits(lambda base: None)
+    assert not fits(changed)
+
+
+def test_what_is_differentiated_or_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    base = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+    (group,) = base.param_groups
+    assert _can_be_fused(base, group)
+    assert not _can_be_fused(base, group | {"differentiable": True})
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert not _can_be_fused(base, group)

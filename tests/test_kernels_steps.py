@@ -381,7 +381,7 @@ def test_addresses_that_recur_are_written_once(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_recording_keeps_its_table_and_no_other() -> None:
     held = tables.Tables(CPU)
-    for addresses in ([1, 2], [3, 4]):
+    for addresses in ([1, 2], [3, 4], [7]):
         held.begin(recording=False)
         held.table([addresses])
     held.begin(recording=True)
@@ -461,3 +461,25 @@ def test_what_is_the_base_alone_is_left_to_it(
     watched.opt.param_groups[0]["sam_gamma"] = 0.5
     watched.opt.step(watched.closure)
     assert sum(end.launches for end in ends) == (2 if options else 1)
+
+
+def test_another_tensor_in_the_same_place_is_looked_at() -> None:
+    weight = torch.ones(4)
+    plan = Plan([weight], CPU)
+    assert plan.follow([weight])
+    assert not plan.follow([weight.view(2, 2)])
+
+
+def test_one_norm_over_all_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    emulated.install(monkeypatch)
+    params = [nn.Parameter(torch.zeros(3000)), nn.Parameter(torch.zeros(50))]
+    groups = [{"params": [params[0]], "sam_rho": 0.3}, {"params": [params[1]], "sam_rho": 0.7}]
+    opt = wsam.WSAM(torch.optim.SGD(groups, lr=0.1))
+    fused = kernels.Kernels(CPU, opt.base, opt.rule, 1.0)
+    fused.begin(recording=False)
+    fused.write_numbers()
+    gradients = [[torch.full((3000,), 2.0)], [torch.full((50,), -3.0)]]
+    found = fused.scales(opt._layout(), gradients)
+    norm = (3000 * 4.0 + 50 * 9.0) ** 0.5
+    assert found is not None
+    assert [float(scale) for scale in found] == pytest.approx([0.3 / norm, 0.7 / norm])
