@@ -171,7 +171,7 @@ def end_lean(
 
 
 def attach(opt: wsam.SharpnessAware) -> kernels.Kernels:
-    """Let an optimizer on the CPU step by kernels, as one over a fused base does on CUDA."""
+    """Let an optimizer on the CPU step by kernels, as one does on CUDA."""
     fused = kernels.Kernels(torch.device("cpu"), opt.base, opt.rule, opt.geometry.boost)
 
     def begun() -> kernels.Kernels:

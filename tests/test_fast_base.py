@@ -267,3 +267,73 @@ def test_what_is_differentiated_or_compiled(monkeypatch: pytest.MonkeyPatch) -> 
     assert not _can_be_fused(base, group | {"differentiable": True})
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     assert not _can_be_fused(base, group)
+
+
+def grow(base: torch.optim.Optimizer) -> None:
+    """Add a row to a weight and its gradient, but not to the state."""
+    p = base.param_groups[0]["params"][0]
+    gradient, p.grad = p.grad, None
+    p.data = torch.cat((p.detach(), torch.zeros(1, 4)))
+    p.grad = torch.cat((gradient, torch.zeros(1, 4)))
+
+
+def forget_a_mean(base: torch.optim.Optimizer) -> None:
+    state = base.state[base.param_groups[0]["params"][0]]
+    state["own"] = state.pop("exp_avg")
+
+
+def count_by_numbers(base: torch.optim.Optimizer) -> None:
+    for state in base.state.values():
+        state["step"] = 1.0
+
+
+def listen(base: torch.optim.Optimizer) -> None:
+    base.register_step_pre_hook(lambda *given: None)
+
+
+def patch(base: torch.optim.Optimizer) -> None:
+    own = base.step
+    base.step = own  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(
+    "changed", [grow, forget_a_mean, count_by_numbers, listen, patch], ids=lambda f: f.__name__
+)
+def test_what_fused_code_does_not_look_at(changed: Any) -> None:
+    """Sizes, missing state, and what others do to gradients once the step has begun."""
+    assert not fits(changed)
+
+
+def test_a_scheduler_of_the_base_does_not_matter() -> None:
+    assert fits(lambda base: torch.optim.lr_scheduler.StepLR(base, 1) and None)
+
+
+def test_a_momentum_of_another_size_is_refused_as_ever() -> None:
+    model = nn.Linear(4, 4)
+    base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    opt = wsam.WSAM(base, model=model)
+    opt.step(closure_of(model, torch.ones(2, 4)))
+    model.weight.data = torch.cat((model.weight.detach(), torch.zeros(3, 4)))
+    model.bias.data = torch.zeros(7)
+    with pytest.raises(RuntimeError, match="size of tensor"):
+        opt.step(closure_of(model, torch.ones(2, 4)))
+
+
+def test_hooks_of_the_base_may_replace_gradients(fused: list[str]) -> None:
+    found = []
+    for foreach in (None, False):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 4, bias=False).double()
+        base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=foreach)
+
+        def orthogonal(base: Any, *given: Any, model: nn.Linear = model) -> None:
+            assert model.weight.grad is not None
+            model.weight.grad = torch.linalg.qr(model.weight.grad).Q
+
+        base.register_step_pre_hook(orthogonal)
+        opt = wsam.SAM(base, model=model)
+        for _ in range(3):
+            opt.step(closure_of(model, torch.eye(4, dtype=torch.float64)))
+        found.append(model.weight.detach())
+    assert torch.equal(*found)
+    assert not fused

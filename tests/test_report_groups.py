@@ -144,6 +144,19 @@ def test_all_names_of_an_experiment_differ(tmp_path):
     assert len(names) == len(set(names)) == len(runs), sorted(names)
 
 
+def test_epochs_are_named_where_they_vary(tmp_path):
+    for run in (
+        Run(method="vanilla", epochs=10),
+        Run(epochs=5),
+        Run(epochs=10),
+        Run(method="sam", epochs=7),
+    ):
+        put(tmp_path, run)
+    (one,) = experiments(gather(tmp_path).groups)
+    named = {line.group.run.method for line in one.lines if "epochs" in line.name}
+    assert named == {"wsam"}
+
+
 def test_only_what_varies_is_named(tmp_path):
     """The base alone has twice the epochs of the others, as in the paper: no name needs them."""
     put(tmp_path, Run(method="vanilla", epochs=10))

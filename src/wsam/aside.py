@@ -40,7 +40,9 @@ def step_aside(block: Block, direction: Sequence[Tensor], scale: Tensor) -> bool
 def _is_alone(weight: Tensor, direction: Tensor) -> bool:
     if not PLAIN.issuperset((type(weight), type(direction))) or weight.device.type != "cpu":
         return False
-    if weight.dtype not in (torch.float32, torch.float64) or direction.dtype != weight.dtype:
+    if weight.dtype not in (torch.float32, torch.float64):
+        return False
+    if (direction.dtype, direction.shape) != (weight.dtype, weight.shape):
         return False
     return is_dense(weight) and _names(weight) == _names_of_one()
 

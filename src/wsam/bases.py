@@ -28,13 +28,16 @@ Adam, decays as AdamW does."""
 
 def can_finish(base: Optimizer) -> bool:
     """Whether the base's step is one the kernels know, and nobody is to hear of it."""
-    hooks = (base._optimizer_step_pre_hooks, base._optimizer_step_post_hooks)
-    everywhere = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
-    if type(base) not in BASES or any(hooks) or any(everywhere):
+    if type(base) not in BASES or _has_hooks(base):
         return False
     groups = base.param_groups
     plain = all(isinstance(beta, float | int) for g in groups for beta in g.get("betas", ()))
     return plain and not any(g.get("amsgrad") or g.get("maximize") for g in groups)
+
+
+def _has_hooks(base: Optimizer) -> bool:
+    hooks = (base._optimizer_step_pre_hooks, base._optimizer_step_post_hooks)
+    return any(hooks) or any((_global_optimizer_pre_hooks, _global_optimizer_post_hooks))
 
 
 def leaves_the_way(group: dict[str, Any]) -> bool:
@@ -119,31 +122,40 @@ def stepping_fast(base: Optimizer, groups: Sequence[dict[str, Any]]) -> Iterator
 
 
 def _can_be_fused(base: Optimizer, group: dict[str, Any]) -> bool:
-    if type(base) not in BASES or torch.compiler.is_compiling():
+    if type(base) not in BASES or torch.compiler.is_compiling() or _is_overheard(base):
         return False
     chosen = any(group.get(name) is not None for name in ("fused", "foreach"))
     numbers = (group["lr"], *group.get("betas", ()))
     if chosen or group["differentiable"] or any(isinstance(x, Tensor) for x in numbers):
         return False
-    stateful = "betas" in group or group["momentum"] != 0
+    names: tuple[str, ...] = ("exp_avg", "exp_avg_sq", "step")
+    if "betas" not in group:
+        names = ("momentum_buffer",) if group["momentum"] != 0 else ()
     trained = [p for p in group["params"] if p.grad is not None]
-    return all(_lies_alike(p, base.state.get(p), stateful) for p in trained)
+    return all(_lies_alike(p, base.state.get(p) or {}, names) for p in trained)
 
 
-def _lies_alike(p: Tensor, state: dict[str, Any] | None, stateful: bool) -> bool:
+def _is_overheard(base: Optimizer) -> bool:
+    """Whether others have a hand in the base's step: what was looked at before need not hold in it."""
+    own = base.__dict__.get("step")
+    patched = own is not None and not hasattr(own, "_wrapped_by_lr_sched")
+    return patched or _has_hooks(base)
+
+
+def _lies_alike(p: Tensor, state: dict[str, Any], names: Sequence[str]) -> bool:
     """Whether torch's fused code may walk over a weight, its gradient and its state side by side.
 
-    It does not look how they are laid out, nor can it begin with some states there and some not.
+    It does not look how they are laid out, nor how large they are, nor can it begin with some states
+    there and some not.
     """
-    named = (state or {}).items()
-    others = [p.grad, *(t for name, t in named if name != "step" and t is not None)]
+    if any(state.get(name) is None for name in names):
+        return False
+    others = [p.grad, *(t for name, t in state.items() if name != "step" and t is not None)]
     if not PLAIN.issuperset(map(type, (p, *others))):
         return False
     if p.device.type != "cpu" or p.dtype not in (torch.float32, torch.float64) or not is_dense(p):
         return False
-    if stateful and len(others) == 1:
+    if "step" in names and not _is_count(state["step"], p.device):
         return False
-    step = state.get("step") if state else None
-    if step is not None and step.dtype != torch.float32:
-        return False
-    return all(t.dtype == p.dtype and t.stride() == p.stride() for t in others)
+    wanted = (p.dtype, p.shape, p.stride())
+    return all((t.dtype, t.shape, t.stride()) == wanted for t in others)

@@ -92,8 +92,10 @@ class Engine(Wrapper):
         return self.rule.mix(self._values(group), None)
 
     def _is_base_alone(self, group: dict[str, Any]) -> bool:
-        needs_products = self.rule.needs_products(self._values(group))
-        return not needs_products and self._mix(group).is_base_alone
+        values = self._values(group)
+        if any(isinstance(value, Tensor) for value in values.values()):
+            return False  # to look would be to wait for the device
+        return not self.rule.needs_products(values) and self._mix(group).is_base_alone
 
     def _is_base_alone_somewhere(self) -> bool:
         return any(map(self._is_base_alone, self.param_groups))

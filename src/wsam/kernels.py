@@ -40,6 +40,8 @@ from wsam.tables import Rows, Tables, upload
 from wsam.update import Flight
 
 SUMS = 1024
+NUMBERS = ("lr", "weight_decay", "momentum", "dampening", "eps")
+"""Of a base, which the host must know: a tensor's value it could only ask the device for."""
 ROOM = 4
 """Numbers that belong to a scale: itself, and a mark. So many keep all of them aligned."""
 PLANS = 8
@@ -319,7 +321,7 @@ class Kernels:
         lists = history_of(self._base, block.group, block.params, self._device)
         if lists is None:
             return None
-        rows = [plan.history(tensors, position) for position, tensors in enumerate(lists)]
+        rows = [plan.addresses(tensors) for tensors in lists]
         return None if None in rows else [row for row in rows if row is not None]
 
     def _step(
@@ -368,9 +370,9 @@ def for_eager_steps(
     """
     if device.type != "cuda" or torch.compiler.is_compiling():
         return None
-    names = ("lr", *(PREFIX + name for name in ("rho", *rule.hyper())))
+    names = (*NUMBERS, *(PREFIX + name for name in ("rho", *rule.hyper())))
     for group in base.param_groups:
-        if not leaves_the_way(group) or any(isinstance(group[name], Tensor) for name in names):
+        if not leaves_the_way(group) or any(isinstance(group.get(name), Tensor) for name in names):
             return None
     if type(base) not in BASES or "step" in base.__dict__:
         return None

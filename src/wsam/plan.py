@@ -2,7 +2,6 @@
 
 import functools
 import operator
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,23 +14,6 @@ TILE = 2048
 ALIGNED = 64
 """Copies in one piece begin at multiples of so many elements."""
 DTYPE, DEVICE = operator.attrgetter("dtype"), operator.attrgetter("device")
-
-
-class Known:
-    """Tensors that were looked at, and where they were: the same ones in the same places fit still."""
-
-    def __init__(self) -> None:
-        self._references: list[weakref.ref[Tensor]] = []
-        self._places: list[int] = []
-
-    def are(self, tensors: Sequence[Tensor], at: list[int]) -> bool:
-        """Whether these are they."""
-        known = [reference() for reference in self._references]
-        return at == self._places and all(map(operator.is_, tensors, known))
-
-    def remember(self, tensors: Sequence[Tensor], at: list[int]) -> None:
-        """Let these be they, without keeping them alive."""
-        self._references, self._places = list(map(weakref.ref, tensors)), at
 
 
 class Plan:
@@ -63,21 +45,15 @@ class Plan:
         self._kind = (weights[0].dtype, weights[0].device)
         plain = all(w.dtype == torch.float32 and is_dense(w) for w in weights)
         self._walkable = plain and self.programs > 0  # that is, if the weights are where they say
-        self._known, self._histories = Known(), [Known(), Known()]
         self.follow(weights)
 
     def follow(self, weights: Sequence[Tensor]) -> bool:
         """Look where the weights are now; False if the plan is not for them any more."""
         self.weights = places(weights)
-        if self._known.are(weights, self.weights):
-            return True
         plain = PLAIN.issuperset(map(type, weights))
         self._fits = self._walkable and plain and are_aligned(self.weights)
         same = (weights[0].dtype, weights[0].device) == self._kind
-        if not same or not self._are_laid_out(weights) or not self._are_as_large(weights):
-            return False
-        self._known.remember(weights, self.weights)
-        return True
+        return same and self._are_laid_out(weights) and self._are_as_large(weights)
 
     def piece(self) -> Piece:
         """Return room for a copy of all weights."""
@@ -90,24 +66,18 @@ class Plan:
         """
         if not self._fits or not PLAIN.issuperset(map(type, tensors)):
             return None
-        if not self._are_laid_out(tensors) or not self._are_as_large(tensors):
-            self._known = Known()  # weights that changed their shape where they are have such ones
+        if set(map(DTYPE, tensors)) != {torch.float32} or not self._are_as_large(tensors):
             return None
-        if set(map(DTYPE, tensors)) != {torch.float32}:
+        if not self._are_laid_out(tensors):
             return None
         found = places(tensors)
         return found if are_aligned(found) else None
 
-    def history(self, tensors: Sequence[Any], position: int) -> list[int] | None:
-        """Return where one of the lists of the base's state begins; None where kernels cannot walk."""
-        if not self._fits or not PLAIN.issuperset(map(type, tensors)):
+    def addresses(self, tensors: Sequence[Any]) -> list[int] | None:
+        """Return where tensors begin; None where they do not lie in memory as the weights do."""
+        found = self.gradients(tensors)
+        if found is None or set(map(DEVICE, tensors)) != {self._kind[1]}:
             return None
-        known, found = self._histories[position], places(tensors)
-        if known.are(tensors, found):
-            return found
-        if set(map(DEVICE, tensors)) != {self._kind[1]} or self.gradients(tensors) is None:
-            return None
-        known.remember(tensors, found)
         return found
 
     def _are_laid_out(self, tensors: Sequence[Tensor]) -> bool:
