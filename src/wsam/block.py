@@ -120,19 +120,27 @@ class Piece:
 
 
 class Aside:
-    """Where weights lie whose parameters are pointed elsewhere.
+    """Where weights belong whose parameters are pointed elsewhere.
 
     Args:
         weights: the parameters, still where they belong.
+        elsewhere: where they are about to be pointed.
     """
 
-    def __init__(self, weights: Sequence[Tensor]) -> None:
+    def __init__(self, weights: Sequence[Tensor], elsewhere: Sequence[Tensor]) -> None:
         self._own = [w.data for w in weights]
+        self._elsewhere = [room.data_ptr() for room in elsewhere]
 
     def put_back(self, weights: Sequence[Tensor]) -> None:
-        """Point the parameters to where they belong; may be called twice."""
-        for w, own in zip(weights, self._own, strict=True):
-            w.data = own
+        """Point the parameters to where they belong; may be called twice.
+
+        Those that somebody has given other memory meanwhile keep that, and get their values back.
+        """
+        for w, own, room in zip(weights, self._own, self._elsewhere, strict=True):
+            if w.data_ptr() == room:
+                w.data = own
+            elif w.data_ptr() != own.data_ptr():
+                w.copy_(own)
         increment_version(weights)
 
 
@@ -270,36 +278,6 @@ def copies(tensors: list[Tensor]) -> list[Tensor]:
     fresh = [torch.empty_like(t) for t in tensors]
     torch._foreach_copy_(fresh, tensors)
     return fresh
-
-
-def save_weights(block: Block) -> None:
-    """Keep copies of the block's weights in `block.saved`.
-
-    On a CPU fresh pages cost more than the copies, so there the memory serves step after step. A CUDA
-    allocator keeps its memory anyway and lends it to others between steps.
-    """
-    weights = block.weights()
-    if weights[0].device.type != "cpu":
-        block.saved = copies(weights)
-        return
-    saved = rooms(block)
-    torch._foreach_copy_(saved, weights)
-    block.saved = saved  # last: whoever is interrupted puts back what is saved
-
-
-def rooms(block: Block) -> list[Tensor]:
-    """Return memory laid out as the block's weights, the same at each step."""
-    found = []
-    for number, w in zip(block.numbers, block.weights(), strict=True):
-        room = block.spare.get(number)
-        if room is None or (room.shape, room.dtype, room.stride()) != (
-            w.shape,
-            w.dtype,
-            w.stride(),
-        ):
-            room = block.spare[number] = torch.empty_like(w)
-        found.append(room)
-    return found
 
 
 PLAIN = frozenset((Tensor, nn.Parameter))

@@ -11,14 +11,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from wsam.aside import step_aside
+from wsam.aside import save_weights, step_aside
 from wsam.block import (
     Block,
     add_scaled,
     at_least_float32,
     global_squares,
     on_device,
-    save_weights,
     widened,
 )
 from wsam.geometry import Geometry
