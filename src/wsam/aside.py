@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from wsam.block import PLAIN, Aside, Block, copies, is_dense
+from wsam.block import PLAIN, Aside, Block, copies, is_ordinary
 
 
 def save_weights(block: Block) -> None:
@@ -75,9 +75,7 @@ def _fits(room: Tensor, w: Tensor) -> bool:
 
 
 def _can_move(weight: Tensor, direction: Tensor) -> bool:
-    if not PLAIN.issuperset((type(weight), type(direction))) or weight.device.type != "cpu":
-        return False
-    if weight.dtype not in (torch.float32, torch.float64) or not is_dense(weight):
+    if not is_ordinary(weight) or type(direction) not in PLAIN:
         return False
     if (direction.dtype, direction.shape) != (weight.dtype, weight.shape):
         return False

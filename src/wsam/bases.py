@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from wsam.block import PLAIN, direction_of, is_dense
+from wsam.block import PLAIN, direction_of, is_ordinary
 from wsam.rule import Rule
 from wsam.state import PREFIX
 
@@ -91,13 +91,17 @@ def history_of(
 ) -> list[list[Any]] | None:
     """Return the base's state as lists; None where its counts are not where a kernel reads them."""
     states = [state or {} for state in map(base.state.get, params)]
-    if isinstance(base, torch.optim.SGD):
-        names: tuple[str, ...] = ("momentum_buffer",) if group["momentum"] else ()
-    else:
-        names = ("exp_avg", "exp_avg_sq")
-        if not all(_is_count(state.get("step"), device) for state in states):
-            return None
-    return [[state.get(name) for state in states] for name in names]
+    counts = "betas" in group
+    if counts and not all(_is_count(state.get("step"), device) for state in states):
+        return None
+    return [[state.get(name) for state in states] for name in _names_of_state(group)]
+
+
+def _names_of_state(group: dict[str, Any]) -> tuple[str, ...]:
+    """Return what the base keeps of each weight, but for Adam's counts."""
+    if "betas" in group:
+        return ("exp_avg", "exp_avg_sq")
+    return ("momentum_buffer",) if group["momentum"] else ()
 
 
 def _is_count(step: Any, device: torch.device) -> bool:
@@ -128,11 +132,8 @@ def _can_be_fused(base: Optimizer, group: dict[str, Any]) -> bool:
     numbers = (group["lr"], *group.get("betas", ()))
     if chosen or group["differentiable"] or any(isinstance(x, Tensor) for x in numbers):
         return False
-    names: tuple[str, ...] = ("exp_avg", "exp_avg_sq", "step")
-    if "betas" not in group:
-        names = ("momentum_buffer",) if group["momentum"] != 0 else ()
     trained = [p for p in group["params"] if p.grad is not None]
-    return all(_lies_alike(p, base.state.get(p) or {}, names) for p in trained)
+    return all(_lies_alike(p, base.state.get(p) or {}, group) for p in trained)
 
 
 def _is_overheard(base: Optimizer) -> bool:
@@ -142,20 +143,18 @@ def _is_overheard(base: Optimizer) -> bool:
     return patched or _has_hooks(base)
 
 
-def _lies_alike(p: Tensor, state: dict[str, Any], names: Sequence[str]) -> bool:
+def _lies_alike(p: Tensor, state: dict[str, Any], group: dict[str, Any]) -> bool:
     """Whether torch's fused code may walk over a weight, its gradient and its state side by side.
 
     It does not look how they are laid out, nor how large they are, nor can it begin with some states
     there and some not.
     """
-    if any(state.get(name) is None for name in names):
+    if any(state.get(name) is None for name in _names_of_state(group)):
+        return False
+    if "betas" in group and not _is_count(state.get("step"), p.device):
         return False
     others = [p.grad, *(t for name, t in state.items() if name != "step" and t is not None)]
-    if not PLAIN.issuperset(map(type, (p, *others))):
-        return False
-    if p.device.type != "cpu" or p.dtype not in (torch.float32, torch.float64) or not is_dense(p):
-        return False
-    if "step" in names and not _is_count(state["step"], p.device):
+    if not PLAIN.issuperset(map(type, others)) or not is_ordinary(p):
         return False
     wanted = (p.dtype, p.shape, p.stride())
     return all((t.dtype, t.shape, t.stride()) == wanted for t in others)

@@ -296,6 +296,13 @@ def is_dense(tensor: Tensor) -> bool:
     return True
 
 
+def is_ordinary(weight: Tensor) -> bool:
+    """Whether a weight lies on a CPU in one piece, in single or double precision."""
+    if type(weight) not in PLAIN or weight.device.type != "cpu":
+        return False
+    return weight.dtype in (torch.float32, torch.float64) and is_dense(weight)
+
+
 CHUNK_BYTES = 1 << 26
 """What a temporary copy may cost; a single tensor may cost more."""
 

@@ -139,8 +139,6 @@ def own_gradients(gradients: Sequence[Tensor], sharded: bool) -> list[Tensor]:
     views = [
         s._is_view() or s.untyped_storage().nbytes() > s.numel() * s.element_size() for s in shards
     ]
-    if not any(views):
-        return list(gradients)
     return [g.clone() if view else g for g, view in zip(gradients, views, strict=True)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -140,10 +141,8 @@ def _varying(runs: Sequence[Run]) -> dict[str, Setting]:
     gets more of them.
     """
     found = {name: get for name, get in _VARYING.items() if _differ(runs, get)}
-    methods = {
-        method: [r for r in runs if r.method == method] for method in {r.method for r in runs}
-    }
-    uneven = {method for method, mine in methods.items() if _differ(mine, lambda run: run.epochs)}
+    lengths = Counter(method for method, _ in {(run.method, run.epochs) for run in runs})
+    uneven = {method for method, different in lengths.items() if different > 1}
     if uneven:
         found["epochs"] = lambda run: run.epochs if run.method in uneven else None
     for name in sorted({name for run in runs for name in run.base_args}):
