@@ -15,31 +15,48 @@ from typing import Any
 
 from wsam.bench.problem import PIXELS
 from wsam.bench.report import between, heading
+from wsam.bench.timing import Spread
 from wsam.lab.pages import renew
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 MARK = "speed"
 OURS = ("SAM", "WSAM")
+YARDSTICK = "WSAM"
 MOVES = ("reads", "writes")
 PEERS = {"davda54": "davda54/sam SAM", "authors": "the paper's authors' WSAM"}
 
 
 def table(record: dict[str, Any]) -> str:
     """Return the floor, the base, SAM and WSAM of ours, and all peers, in Markdown."""
+    cases = shown(record["cases"])
+    ours = next(case for case in cases if case["name"] == YARDSTICK)
     lines = [
         about(record),
         "",
-        "| a step of | form | ms (quartiles) | of two bare passes in that form |",
-        "|---|---|---|---|",
+        "| a step of | form | ms (quartiles) | of two bare passes in that form | times "
+        f"wsam's {YARDSTICK}, {ours['form']} |",
+        "|---|---|---|---|---|",
     ]
-    for case in shown(record["cases"]):
+    for case in cases:
         name = case["name"]
         told = f"**wsam {name}**" if case["kind"] == "ours" else PEERS.get(name, name)
-        ms, ratio = case["ms"], case["of_floor"]
-        figures = f"{ms['median']:.1f} ({between(ms, '.1f')}) | {ratio['median']:.2f}"
-        figures += "" if case["kind"] == "floor" else f" ({between(ratio, '.2f')})"
-        lines.append(f"| {told} | {case['form']} | {figures} |")
+        ms = case["ms"]
+        cells = [told, case["form"], f"{ms['median']:.1f} ({between(ms, '.1f')})"]
+        cells += [spelled(case["of_floor"], exact=case["kind"] == "floor")]
+        cells += [spelled(round_by_round(case, ours), exact=case is ours)]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def round_by_round(case: dict[str, Any], other: dict[str, Any]) -> dict[str, float]:
+    """Return the spread of how many times as long a case took as another in the same round."""
+    pairs = zip(case["rounds_ms"], other["rounds_ms"], strict=True)
+    return Spread.of([mine / yours for mine, yours in pairs]).as_dict()
+
+
+def spelled(ratio: dict[str, float], exact: bool) -> str:
+    """Return a ratio with its quartiles; where it is 1 by definition, without."""
+    return f"{ratio['median']:.2f}" + ("" if exact else f" ({between(ratio, '.2f')})")
 
 
 def shown(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:

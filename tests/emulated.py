@@ -34,7 +34,7 @@ class Kernel:
 
 def install(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Let `wsam.kernels` find these kernels."""
-    runs = (squares, scales, save_and_add, finish, begin_lean, end_lean)
+    runs = (squares, products, scales, save_and_add, finish, begin_lean, end_lean)
     found = SimpleNamespace(**{run.__name__: Kernel(run) for run in runs})
     monkeypatch.setitem(sys.modules, "wsam._triton", found)
     monkeypatch.setattr(wsam, "_triton", found, raising=False)
@@ -69,6 +69,26 @@ def squares(
     tiles = zip(where.tolist(), offset.tolist(), strict=True)
     for program, (index, start) in enumerate(tiles):
         partial[first + program] = every[index][1][start : start + more["BLOCK"]].square().sum()
+
+
+def products(
+    table: Tensor,
+    where: Tensor,
+    offset: Tensor,
+    sizes: Tensor,
+    partial: Tensor,
+    first: int,
+    count: int,
+    n: int,
+    **more: Any,
+) -> None:
+    assert partial.shape == (3, count)
+    every = tensors(table, sizes, n)
+    tiles = zip(where.tolist(), offset.tolist(), strict=True)
+    for program, (index, start) in enumerate(tiles):
+        g1, g0 = (x[start : start + more["BLOCK"]] for x in every[index])
+        for row, x in zip(partial, (g0, g1, g1 - g0), strict=True):
+            row[first + program] = x.square().sum()
 
 
 def scales(

@@ -79,6 +79,31 @@ def squares(table, where, offset, sizes, partial, first, n, BLOCK: tl.constexpr)
         tl.store(partial + first + tl.program_id(0), tl.sum(z * z))
 
 
+@triton.jit
+def _products(table, index, n, at, inside, partial, place, count):
+    g1 = _read(table, 0, index, n, at, inside)
+    g0 = _read(table, 1, index, n, at, inside)
+    change = g1 - g0
+    tl.store(partial + place, tl.sum(g0 * g0).to(tl.float64))
+    tl.store(partial + count + place, tl.sum(g1 * g1).to(tl.float64))
+    tl.store(partial + 2 * count + place, tl.sum(change * change).to(tl.float64))
+
+
+@triton.jit(do_not_specialize=["first", "count", "n"])
+def products(table, where, offset, sizes, partial, first, count, n, BLOCK: tl.constexpr):
+    """The sums of squares of g0, g1 and g1 - g0 of each tile; lists: g1, g0.
+
+    They go into three rows of `partial`, each `count` long, from `first` on.
+    """
+    index, start, size = _tile(where, offset, sizes, BLOCK)
+    at = start + tl.arange(0, BLOCK)
+    place = first + tl.program_id(0)
+    if start + BLOCK <= size:
+        _products(table, index, n, at, _inside(at, size, True), partial, place, count)
+    else:
+        _products(table, index, n, at, _inside(at, size, False), partial, place, count)
+
+
 @triton.jit(do_not_specialize=["count", "groups"])
 def scales(
     partial,

@@ -16,11 +16,16 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from wsam.block import PLAIN, direction_of, is_ordinary
 from wsam.rule import Rule
+from wsam.schedule import Scalar
 from wsam.state import PREFIX
 
 BASES = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 COLUMNS = 16
 """Of the numbers of a group; twelve are used, sixteen keep a row aligned."""
+MIX = (1, 2, 3, 4)
+"""Where of these the weights of both gradients are."""
+NUMBERS = ("lr", "weight_decay", "momentum", "dampening", "eps")
+"""Of a base, which the host must know: a tensor's value it could only ask the device for."""
 KEPT, DECAY, MOMENTUM, NESTEROV, ADAM, DECOUPLED = (1 << bit for bit in range(6))
 """Branches of a kernel: g0 is there; the base decays weights, has momentum, looks ahead with it, is
 Adam, decays as AdamW does."""
@@ -40,7 +45,20 @@ def _has_hooks(base: Optimizer) -> bool:
     return any(hooks) or any((_global_optimizer_pre_hooks, _global_optimizer_post_hooks))
 
 
-def leaves_the_way(group: dict[str, Any]) -> bool:
+def leaves_the_way(base: Optimizer, rule: Rule) -> bool:
+    """Whether an eager step may go by kernels: nobody has chosen another way for the base.
+
+    Nor may a number be a tensor, whose value the host does not know.
+    """
+    if type(base) not in BASES or "step" in base.__dict__:
+        return False
+    names = (*NUMBERS, *(PREFIX + name for name in ("rho", *rule.hyper())))
+    groups = base.param_groups
+    tensors = any(isinstance(group.get(name), Tensor) for group in groups for name in names)
+    return not tensors and all(map(_is_open, groups))
+
+
+def _is_open(group: dict[str, Any]) -> bool:
     """Whether it was left open how the group is stepped, or it is to be fused.
 
     Adam's counts must lie on the device, as they do if it is fused or capturable.
@@ -51,6 +69,11 @@ def leaves_the_way(group: dict[str, Any]) -> bool:
     return not chosen and bool("betas" not in group or group.get("capturable"))
 
 
+def hyper_of(group: dict[str, Any], rule: Rule) -> dict[str, Scalar]:
+    """Return the rule's hyperparameters in a group."""
+    return {name: group[PREFIX + name] for name in rule.hyper()}
+
+
 def numbers_of(group: dict[str, Any], rule: Rule, boost: float) -> list[float]:
     """Return what may change from step to step, in the order the kernels read it.
 
@@ -58,13 +81,14 @@ def numbers_of(group: dict[str, Any], rule: Rule, boost: float) -> list[float]:
     6: weight decay; 7 and 8: momentum and dampening of SGD, the betas of Adam; 9: its epsilon; 10 and
     11: the logarithms of the betas.
     """
-    hyper = {name: group[PREFIX + name] for name in rule.hyper()}
+    hyper = hyper_of(group, rule)
     row = [direction_of(group) * group[PREFIX + "rho"] * boost]
-    if rule.needs_products(hyper):  # the kernels only perturb
-        return row + [0.0] * (COLUMNS - 1)
-    mix = rule.mix(hyper, None)
-    row += [float(value) for value in (*mix.fed, *mix.beside, group["lr"])]
-    row.append(group.get("weight_decay", 0.0))
+    if rule.needs_products(hyper):  # the mix is made on the device, in each step
+        row += [0.0] * 4
+    else:
+        mix = rule.mix(hyper, None)
+        row += [float(value) for value in (*mix.fed, *mix.beside)]
+    row += [float(group["lr"]), group.get("weight_decay", 0.0)]
     if "betas" in group:
         betas = group["betas"]
         row += [*betas, group["eps"], *(math.log(beta) if beta else -math.inf for beta in betas)]

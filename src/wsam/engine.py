@@ -272,8 +272,6 @@ class Engine(Wrapper):
         ordinary = not (flight.skip or flight.plain or self.local) and self.max_norm is None
         if self._kernels is None or not ordinary or self.nonfinite != "propagate":
             return False
-        if any(self.rule.needs_products(self._values(block.group)) for block in blocks):
-            return False
         if self._is_base_alone_somewhere():
             return False
         if update.latecomers(layout, blocks):

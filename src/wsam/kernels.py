@@ -21,27 +21,25 @@ from torch.optim import Optimizer
 
 from wsam.bases import (
     ADAM,
-    BASES,
     COLUMNS,
     KEPT,
+    MIX,
     branches_of,
     can_finish,
     history_of,
+    hyper_of,
     leaves_the_way,
     numbers_of,
 )
 from wsam.block import Block, Piece
 from wsam.launch import Launcher, work_on
 from wsam.perturb import EPSILON
-from wsam.plan import TILE, Plan, places
-from wsam.rule import Rule
-from wsam.state import PREFIX
+from wsam.plan import TILE, Plan, are_apart, places
+from wsam.rule import Products, Rule
 from wsam.tables import Rows, Tables, upload
 from wsam.update import Flight
 
 SUMS = 1024
-NUMBERS = ("lr", "weight_decay", "momentum", "dampening", "eps")
-"""Of a base, which the host must know: a tensor's value it could only ask the device for."""
 ROOM = 4
 """Numbers that belong to a scale: itself, and a mark. So many keep all of them aligned."""
 PLANS = 8
@@ -140,11 +138,7 @@ class Kernels:
         begins = [address for plan in plans for address in plan.weights]
         sizes = [4 * elements for plan in plans for elements in plan.elements]
         if (begins, sizes) != self._looked:
-            apart, end = True, 0
-            for begin, size in sorted(zip(begins, sizes, strict=True)):
-                apart = apart and (begin >= end or not size)
-                end = max(end, begin + size)
-            self._apart, self._looked = apart, (begins, sizes)
+            self._apart, self._looked = are_apart(begins, sizes), (begins, sizes)
         return self._apart
 
     def _group(self, block: Block) -> int:
@@ -237,6 +231,7 @@ class Kernels:
             if first is None or history is None:
                 return False
             work.append((block, [*lists, *first], history))
+        self._mix_by_products(flight.blocks, [lists for _, lists, _ in work])
         for block, lists, history in work:
             self._finish_block(block, lists, history)
             block.saved = []  # a block is either as it was or as it will be, its history included
@@ -260,6 +255,30 @@ class Kernels:
             return [begun.at]
         row = begun.plan.gradients(block.first)
         return None if row is None else [row]
+
+    def _mix_by_products(self, blocks: Sequence[Block], rows: Sequence[Rows]) -> None:
+        """Write the weights of both gradients where they depend on inner products, on the device."""
+        hyper = [hyper_of(block.group, self._rule) for block in blocks]
+        needy = [self._rule.needs_products(values) for values in hyper]
+        if not any(needy):
+            return
+        products = self._products(blocks, [lists[2:] for lists in rows])
+        for block, values, needs in zip(blocks, hyper, needy, strict=True):
+            if needs:
+                mix = self._rule.mix(values, products)
+                numbers = self._numbers_of[self._group(block)]
+                for column, value in zip(MIX, (*mix.fed, *mix.beside), strict=True):
+                    numbers[column].fill_(value)
+
+    def _products(self, blocks: Sequence[Block], gradients: Sequence[Rows]) -> Products:
+        plans = [self._begun[id(block)].plan for block in blocks]
+        programs = sum(plan.programs for plan in plans)
+        partial, first = torch.empty(3, programs, dtype=torch.float64, device=self._device), 0
+        for plan, both in zip(plans, gradients, strict=True):
+            shape = (plan.where, plan.offset, plan.sizes, partial, first, programs, len(both[0]))
+            self._launch("products", plan.programs, self._tables.table(both), *shape, BLOCK=TILE)
+            first += plan.programs
+        return Products.of_squares(*partial.sum(1))
 
     def _finish_block(self, block: Block, lists: Rows, history: Rows) -> None:
         kept = block.first is not None
@@ -347,8 +366,7 @@ class Kernels:
 def was_used(scale: Tensor) -> bool:
     """Whether a kernel has gone on with a scale; waits for the device.
 
-    `scales` writes a zero behind each, and the kernel that goes on a one. A group has one scale, and
-    one block here: others would be of another dtype or device.
+    `scales` writes a zero behind each, that kernel a one. A group has one scale, and one block here.
     """
     return bool(scale.as_strided((), (), scale.storage_offset() + 1))
 
@@ -358,8 +376,7 @@ def for_eager_steps(
 ) -> "Kernels | None":
     """Return kernels for a step that is not recorded, ready to begin; None where they do not serve.
 
-    They serve where it was left to torch how the base steps, or it is fused. Whoever has chosen
-    `foreach` or `fused=False` gets that.
+    They serve where the base may step by them: whoever has chosen `foreach` or `fused=False` gets that.
 
     Args:
         base: the base optimizer.
@@ -370,11 +387,7 @@ def for_eager_steps(
     """
     if device.type != "cuda" or torch.compiler.is_compiling():
         return None
-    names = (*NUMBERS, *(PREFIX + name for name in ("rho", *rule.hyper())))
-    for group in base.param_groups:
-        if not leaves_the_way(group) or any(isinstance(group.get(name), Tensor) for name in names):
-            return None
-    if type(base) not in BASES or "step" in base.__dict__:
+    if not leaves_the_way(base, rule):
         return None
     if device.index != torch.cuda.current_device():
         return None

@@ -92,6 +92,16 @@ def places(tensors: Sequence[Tensor]) -> list[int]:
     return list(map(Tensor.data_ptr, tensors))
 
 
+def are_apart(begins: Sequence[int], sizes: Sequence[int]) -> bool:
+    """Whether no two pieces of memory share a byte."""
+    end = 0
+    for begin, size in sorted(zip(begins, sizes, strict=True)):
+        if size and begin < end:
+            return False
+        end = max(end, begin + size)
+    return True
+
+
 def are_aligned(addresses: Sequence[int]) -> bool:
     """Whether kernels may read and write at the addresses by wide words."""
     return functools.reduce(operator.or_, addresses, 0) % 16 == 0

@@ -67,6 +67,15 @@ class Products(NamedTuple):
     cross: Tensor
     second: Tensor
 
+    @classmethod
+    def of_squares(cls, first: Tensor, second: Tensor, apart: Tensor) -> "Products":
+        """Return them by the squared norms of g0, g1 and g1 - g0.
+
+        2<g0,g1> = norm(g0)^2 + norm(g1)^2 - norm(g1 - g0)^2: exact where g1 = g0. Where one norm is
+        many times the other, as many times the rounding is lost.
+        """
+        return cls(first, (first + second - apart) / 2, second)
+
 
 class Rule:
     """A rule's hyperparameters are its dataclass fields; they may differ from group to group."""

@@ -262,11 +262,7 @@ def combine(
 def differences(
     blocks: Sequence[Block], seconds: Sequence[list[Tensor]], needy: Sequence[bool]
 ) -> Products:
-    """Turn g1 of needy blocks into g1 - g0 in place; return the inner products, from three norms.
-
-    2<g0,g1> = norm(g0)^2 + norm(g1)^2 - norm(g1 - g0)^2: no temporary, and exact where g1 = g0. Where
-    one norm is many times the other, as many times the rounding is lost.
-    """
+    """Turn g1 of needy blocks into g1 - g0 in place; return the inner products without a temporary."""
     firsts = [block.shards(block.first or []) for block in blocks]
     changes = [block.shards(second) for block, second in zip(blocks, seconds, strict=True)]
     first, second = global_squares(blocks, firsts), global_squares(blocks, changes)
@@ -275,8 +271,7 @@ def differences(
             torch._foreach_sub_(g1, g0)
         else:  # what the group is fed is g1 as it stands
             changes[i] = list(torch._foreach_sub(g1, g0))
-    apart = global_squares(blocks, changes)
-    return Products(first, (first + second - apart) / 2, second)
+    return Products.of_squares(first, second, apart=global_squares(blocks, changes))
 
 
 def _beside(block: Block, mix: Mix, first: list[Tensor], change: list[Tensor]) -> list[Beside]:

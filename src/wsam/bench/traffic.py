@@ -113,6 +113,7 @@ def fused_kernels(counter: Moved) -> Iterator[None]:
     """Count what our own fused kernels move: torch's dispatcher does not see them."""
     norm, add, finish = Kernels.scales, Kernels.save_and_add, Kernels._finish_block
     begin_lean, end_lean = Kernels._begin_lean, Kernels._end_lean
+    inner = Kernels._products
 
     def scales(self: Kernels, blocks: Any, lists: Any, *final: bool) -> Any:
         made = norm(self, blocks, lists, *final)
@@ -126,6 +127,10 @@ def fused_kernels(counter: Moved) -> Iterator[None]:
             counter.reads += 2 * len(block.params)
             counter.writes += 2 * len(block.params)
         return done
+
+    def products(self: Kernels, blocks: Any, gradients: Any) -> Any:
+        counter.reads += 2 * sum(len(block.params) for block in blocks)
+        return inner(self, blocks, gradients)
 
     def finish_block(self: Kernels, block: Block, lists: Any, history: Any, *rest: Any) -> None:
         count = len(block.params)  # lists: the copy of w, w, g1 and, where it was kept, g0
@@ -148,6 +153,7 @@ def fused_kernels(counter: Moved) -> Iterator[None]:
         Kernels,
         scales=scales,
         save_and_add=save_and_add,
+        _products=products,
         _finish_block=finish_block,
         _begin_lean=begin,
         _end_lean=end,
