@@ -15,7 +15,7 @@ from typing import Any
 
 from wsam.bench.problem import PIXELS
 from wsam.bench.report import between, heading
-from wsam.bench.timing import Spread
+from wsam.bench.timing import ratios
 from wsam.lab.pages import renew
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
@@ -50,8 +50,7 @@ def table(record: dict[str, Any]) -> str:
 
 def round_by_round(case: dict[str, Any], other: dict[str, Any]) -> dict[str, float]:
     """Return the spread of how many times as long a case took as another in the same round."""
-    pairs = zip(case["rounds_ms"], other["rounds_ms"], strict=True)
-    return Spread.of([mine / yours for mine, yours in pairs]).as_dict()
+    return ratios(case["rounds_ms"], other["rounds_ms"]).as_dict()
 
 
 def spelled(ratio: dict[str, float], exact: bool) -> str:

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import emulated
 import pytest
@@ -16,6 +17,7 @@ import wsam
 from wsam import kernels, launch
 from wsam.bases import branches_of, can_finish, numbers_of
 from wsam.plan import Plan
+from wsam.schedule import Scalar
 from wsam.update import Flight
 
 BASES = {
@@ -217,6 +219,51 @@ def test_what_moves_from_step_to_step_is_not_compiled_in() -> None:
     assert branches_of(base, group) == branches
     moved = numbers_of(group, opt.rule, 1.0)
     assert [moved[i] != numbers[i] for i in (0, 4, 5, 6, 7)] == [True] * 5
+
+
+@dataclass(frozen=True)
+class Projected(wsam.rule.Rule):
+    """All four weights depend on inner products, where there are any to depend on."""
+
+    share: float = 0.3
+
+    def needs_products(self, hyper: dict[str, Scalar]) -> bool:
+        return hyper["share"] != 0
+
+    def mix(self, hyper: dict[str, Scalar], products: wsam.rule.Products | None) -> wsam.rule.Mix:
+        if products is None:
+            return wsam.rule.Mix(wsam.rule.Part(1.0, 0.5), wsam.rule.Part(0.25, 0.1))
+        share = hyper["share"]
+        cosine = products.cross / (products.first * products.second).sqrt()
+        fed = wsam.rule.Part(1 + share * cosine, 1 - share * cosine)
+        return wsam.rule.Mix(fed, wsam.rule.Part(share * cosine**2, 0.5))
+
+
+def test_weights_of_a_rule_that_needs_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one group only, and of values that change; norms are those of all groups."""
+    device = emulated.install(monkeypatch)
+    models = [network(), network()]
+    opts = []
+    for model in models:
+        bulk, last = model[0:3].parameters(), model[4].parameters()
+        groups = [{"params": [*bulk], "share": 0.3}, {"params": [*last], "share": 0.0}]
+        base = torch.optim.SGD(groups, lr=0.1, momentum=0.9, weight_decay=0.01)
+        opts.append(wsam.SharpnessAware(base, rule=Projected()))
+    emulated.attach(opts[1])
+    x, y = torch.randn(9, 3, 8, 8), torch.randint(0, 4, (9,))
+    for share in (0.3, 0.3, 0.5, 0.1):
+        for opt, model in zip(opts, models, strict=True):
+            opt.param_groups[0]["sam_share"] = share
+
+            def closure(model=model):
+                loss = cross_entropy(model(x), y)
+                loss.backward()
+                return loss
+
+            opt.step(closure)
+        for p, q in zip(models[0].parameters(), models[1].parameters(), strict=True):
+            torch.testing.assert_close(q, p, rtol=1e-5, atol=1e-6)
+    assert device.products.launches == device.finish.launches == 2 * 3, "but for the first step"
 
 
 def test_few_plans_are_kept() -> None:

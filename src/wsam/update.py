@@ -234,7 +234,7 @@ def combine(
     beside = []
     fed = []
     for block, second, setting, subtracted in zip(blocks, seconds, settings, needy, strict=True):
-        mix = rule.mix(setting, products)
+        mix = rule.mix(setting, products if subtracted else None)
         if mix.fed.is_second and mix.beside.is_zero and not subtracted:
             gradients = second
         else:
