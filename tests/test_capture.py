@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import wsam
+from wsam import graph
 from wsam.schedule import Every, NormAbove, Warmup
 
 STEPS = 8
@@ -74,7 +75,7 @@ def compare(make, dropout=0.0, data=None, adjust=lambda opt, t: None, tolerance=
         models[0].state_dict().values(), models[1].state_dict().values(), strict=True
     ):
         torch.testing.assert_close(two, one, rtol=tolerance, atol=tolerance)
-    return opts, models
+    return opts, step
 
 
 @pytest.mark.cuda
@@ -125,6 +126,39 @@ class TestOnCuda:
             assert abs(opt.sharpness.item()) < 1e-6
         before = [step(*data[0]).item() for _ in range(3)]
         assert len(set(before)) == 3  # masks differ from step to step
+
+    @pytest.mark.parametrize("base", ["sgd", "adamw"])
+    @pytest.mark.parametrize("options", [{}, {"lean": True}, {"max_norm": 0.1}, {"when": Every(2)}])
+    def test_momentum_moves(self, base, options):
+        """As OneCycleLR moves it: without another recording, if the base steps by our kernels."""
+
+        def adjust(opt, t):
+            for group in opt.param_groups:
+                moved = 0.95 - 0.05 * t
+                group["weight_decay"] = 1e-3 * (1 + t)
+                if "betas" in group:
+                    group["betas"] = (moved, 0.99)
+                else:
+                    group["momentum"] = moved
+
+        def make(m):
+            return wsam.WSAM(BASES[base](m.parameters()), model=m, gamma=0.6, **options)
+
+        _, step = compare(make, adjust=adjust, fuse=True)
+        recordings = step._recordings
+        alone = [r for r in recordings.values() if r.graph is not None and r.contains is None]
+        assert len(alone) == (0 if "max_norm" in options else 1)
+        assert (len(recordings) == 1) is (not options or "lean" in options)
+
+    def test_few_recordings_are_kept(self, monkeypatch):
+        monkeypatch.setattr(graph, "RECORDINGS", 3)
+        model, data = network(), batches(STEPS)
+        opt = wsam.WSAM(BASES["sgd"](model.parameters()), model=model)
+        step = wsam.capture(opt, loss_of(opt, model), *data[0])
+        with pytest.warns(wsam.WsamWarning, match="the oldest are dropped"):
+            for size in range(3, 9):
+                step(*(x[:size] for x in data[0]))
+        assert len(step._recordings) == 3
 
     def test_rates_change_without_recording(self):
         def adjust(opt, t):

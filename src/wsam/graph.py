@@ -2,9 +2,9 @@
 
 At small batches a two-pass step is bound by kernel launches. `capture` records all of a step's
 launches once and replays them by a single one. Learning rate, rho, gamma and alpha become device
-tensors while the step is recorded, so they change without another recording; everything else that
-is read on the host (shapes, weight decay, ...) belongs to the recording's key, and a new value makes
-a new recording.
+tensors while the step is recorded, so they change without another recording; so do momentum, betas
+and weight decay where the base's step is one of our kernels. Everything else that is read on the host
+(shapes, ...) belongs to the recording's key, and a new value makes a new recording.
 
 The first calls run eagerly: they are real steps that also warm up libraries and allocate the base's
 state. No step is made twice and none is lost.
@@ -21,12 +21,15 @@ from torch.optim import Optimizer
 
 from wsam import state as saving
 from wsam.bases import BASES
+from wsam.checks import warn
 from wsam.kernels import Kernels
 from wsam.launch import available, work_on
 from wsam.optimizer import SharpnessAware
 from wsam.standins import Masks, Rewind, Scalars
 
 EAGER_CALLS = 2
+RECORDINGS = 32
+"""How many are kept."""
 
 
 def capture(
@@ -66,6 +69,8 @@ class Recording:
     out: Tensor | None = None
     """L(w) and the sharpness."""
     fused: Kernels | None = None
+    contains: tuple[Any, ...] | None = None
+    """The base's numbers, where it has stepped by itself; our kernels read them on the device."""
     kept: list[Any] = field(default_factory=list)
     """What the graph points into and nobody else holds."""
 
@@ -94,6 +99,7 @@ class CapturedStep:
         self._recordings: dict[Any, Recording] = {}
         self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         self._pool: Any = None
+        self._is_full = False
 
     def __call__(self, *batch: Tensor) -> Tensor:
         """Make one step on `batch` and return the loss at w."""
@@ -143,16 +149,36 @@ class CapturedStep:
     def _recording(self, batch: tuple[Tensor, ...], chosen: bool) -> Recording:
         shapes = tuple((tuple(x.shape), x.dtype, x.stride()) for x in batch)
         modes = self.sharp.model.training if self.sharp and self.sharp.model else None
-        key = (shapes, chosen, modes, self._scalars.fixed())
+        key, numbers = (shapes, chosen, modes, self._scalars.fixed()), self._scalars.of_base()
+        known = self._known(key, batch)
+        if known.contains not in (None, numbers):
+            known = self._known((*key, numbers), batch)
+        return known
+
+    def _known(self, key: tuple[Any, ...], batch: tuple[Tensor, ...]) -> Recording:
         state = self.opt.state
         known = self._recordings.get(key)
         if known is None or known.state is not state:  # loading a state replaces its tensors
+            self._make_room()
             inputs = [torch.empty_like(x, device=self._device) for x in batch]
             known = self._recordings[key] = Recording(inputs, state)
             if self._fuse and self.sharp is not None and self._scalars.are_plain():
                 boost = self.sharp.geometry.boost
                 known.fused = Kernels(self._device, self.sharp.base, self.sharp.rule, boost)
         return known
+
+    def _make_room(self) -> None:
+        if len(self._recordings) < RECORDINGS:
+            return
+        if not self._is_full:
+            warn(
+                f"a captured step was given {RECORDINGS} combinations of shapes and settings, and each "
+                "is recorded by itself: from now on the oldest are dropped. If a scheduler moves "
+                "momentum, weight decay or betas, leave max_norm and hooks of the base out, or use "
+                "cycle_momentum=False"
+            )
+        self._is_full = True
+        del self._recordings[next(iter(self._recordings))]
 
     def _advance(self, recording: Recording, chosen: bool) -> Tensor:
         recording.calls += 1
@@ -194,6 +220,8 @@ class CapturedStep:
                 group[saving.PREFIX + "step"] = count
         if recording.fused is not None:
             recording.fused.recorded()
+        by_kernels = recording.fused is not None and recording.fused.stepped_base
+        recording.contains = None if by_kernels else self._scalars.of_base()
         recording.graph = graph
         recording.kept = [p.grad for group in self.opt.param_groups for p in group["params"]]
         self._pool = self._pool or graph.pool()

@@ -43,8 +43,7 @@ SUMS = 1024
 ROOM = 4
 """Numbers that belong to a scale: itself, and a mark. So many keep all of them aligned."""
 PLANS = 8
-"""How many plans are kept for each group: one for each set of its parameters that have gradients
-together."""
+"""How many are kept for each group: one for each set of parameters that have gradients together."""
 
 
 @dataclass
@@ -79,6 +78,7 @@ class Kernels:
         self._device = device
         self._base, self._rule, self._boost = base, rule, boost
         self.knows_base = can_finish(base)  # whether there is a kernel for its step
+        self.stepped_base = False  # whether that was used in this step
         self._plans: dict[tuple[int, ...], Plan] = {}
         self._looked: tuple[list[int], list[int]] = ([], [])
         self._apart = True
@@ -106,7 +106,8 @@ class Kernels:
 
     def begin(self, recording: bool) -> None:
         """Say that a step begins, and whether it is being recorded."""
-        self._begun.clear()
+        self.end()
+        self.stepped_base = False
         self._tables.begin(recording)
 
     def end(self) -> None:
@@ -235,6 +236,7 @@ class Kernels:
         for block, lists, history in work:
             self._finish_block(block, lists, history)
             block.saved = []  # a block is either as it was or as it will be, its history included
+        self.stepped_base = True
         return True
 
     def _after_passes(self, block: Block) -> Rows | None:
@@ -308,6 +310,7 @@ class Kernels:
                 self._begin_lean(block, lists, scale, history)
             finally:
                 flight.stepped = flight.stepped or isinstance(block.saved, Piece)
+        self.stepped_base = True
         return True
 
     def _begin_lean(self, block: Block, lists: Rows, scale: Tensor, history: Rows) -> None:
@@ -320,14 +323,11 @@ class Kernels:
 
     def end_lean(self, flight: Flight) -> bool:
         """`w = saved - lr * sharp * g1`; False, with nothing done, where tensors do not fit."""
-        work = []
-        for block in flight.blocks:
-            lists = self._after_passes(block)
-            if lists is None:
-                return False
-            work.append((block, lists))
-        for block, lists in work:
-            self._end_lean(block, lists)
+        found = [self._after_passes(block) for block in flight.blocks]
+        if None in found:
+            return False
+        for block, lists in zip(flight.blocks, found, strict=True):
+            self._end_lean(block, lists or [])
         return True
 
     def _end_lean(self, block: Block, lists: Rows) -> None:

@@ -19,6 +19,10 @@ from wsam.geometry import Geometry, Masked
 from wsam.optimizer import SharpnessAware
 
 
+OF_BASE = ("weight_decay", "momentum", "dampening", "betas", "eps")
+"""Numbers of a base that change while it trains: OneCycleLR moves momentum and betas."""
+
+
 class Scalars:
     """Learning rates, radii and weights of all groups as views of one small device tensor."""
 
@@ -47,12 +51,20 @@ class Scalars:
             self._written = values
 
     def fixed(self) -> tuple[Any, ...]:
-        """Return the groups' other values: a recording is made for them."""
+        """Return the groups' other values: a recording is made for them.
+
+        Of numbers that our kernels read on the device only whether they are zero.
+        """
         kept = []
         for group, keys in zip(self._opt.param_groups, self._keys, strict=True):
             left_out = {"params", "param_names", saving.PREFIX + "step", "initial_lr", *keys}
-            kept.append(tuple((k, repr(v)) for k, v in group.items() if k not in left_out))
+            values = {k: bool(v) if k in OF_BASE else repr(v) for k, v in group.items()}
+            kept.append(tuple((k, v) for k, v in values.items() if k not in left_out))
         return tuple(kept)
+
+    def of_base(self) -> tuple[Any, ...]:
+        """Return the base's numbers, which a recording contains if the base itself has stepped."""
+        return tuple(repr(group.get(name)) for group in self._opt.param_groups for name in OF_BASE)
 
     @contextlib.contextmanager
     def in_groups(self) -> Iterator[None]:
