@@ -155,9 +155,10 @@ class TestOnCuda:
         model, data = network(), batches(STEPS)
         opt = wsam.WSAM(BASES["sgd"](model.parameters()), model=model)
         step = wsam.capture(opt, loss_of(opt, model), *data[0])
+        for size in range(3, 6):
+            step(*(x[:size] for x in data[0]))
         with pytest.warns(wsam.WsamWarning, match="the oldest are dropped"):
-            for size in range(3, 9):
-                step(*(x[:size] for x in data[0]))
+            step(*data[0])
         assert len(step._recordings) == 3
 
     def test_rates_change_without_recording(self):

@@ -18,7 +18,6 @@ from wsam.block import Block
 from wsam.geometry import Geometry, Masked
 from wsam.optimizer import SharpnessAware
 
-
 OF_BASE = ("weight_decay", "momentum", "dampening", "betas", "eps")
 """Numbers of a base that change while it trains: OneCycleLR moves momentum and betas."""
 
