@@ -21,6 +21,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "ablation": cifar.ablation,
     "imagenet": imagenet.imagenet,
     "noise": noise.noise,
+    "noise-best": noise.noise_best,
     "geometry": cifar.geometry,
     "minima": cifar.minima,
     "sensitivity": searches.sensitivity,

@@ -135,9 +135,14 @@ def _percent(record: Record) -> float | None:
     return None if error is None else 100 - error
 
 
+def _best_percent(record: Record) -> float:
+    return 100 - float(min(epoch["test_error"] for epoch in record["curve"]))
+
+
 _READ: dict[Measure, Callable[[Record], float | None]] = {
     Measure.TEST_ERROR: records.final_error,
     Measure.TEST_ACCURACY: _percent,
+    Measure.BEST_ACCURACY: _best_percent,
     Measure.ACCURACY: _accuracy,
     Measure.TRAIN_LOSS: lambda record: record["curve"][-1]["train_loss"],
 }

@@ -28,6 +28,7 @@ class Measure(StrEnum):
 
     TEST_ERROR = "test error (%)"
     TEST_ACCURACY = "test accuracy (%)"
+    BEST_ACCURACY = "test accuracy (%), best epoch"
     TRAIN_LOSS = "train loss"
     ACCURACY = "test accuracy"
     TOP_EIGENVALUE = "top Hessian eigenvalue"
