@@ -158,7 +158,7 @@ def test_a_graph_of_the_first_pass_does_not_take_the_weights_of_the_second_for_i
 
 def test_a_torch_that_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch._C, "_storage_Use_Count")
-    assert aside._names_of_one() is None
+    assert aside._holders_of_lone_memory() is None
     monkeypatch.setattr(aside, "ALONE", None)
     watched = Watched()
     watched.opt.step(watched.closure)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import wsam
-from wsam import graph
+from wsam import graph, standins
 from wsam.schedule import Every, NormAbove, Warmup
 
 STEPS = 8
@@ -249,3 +249,32 @@ def test_capture_needs_cuda():
     opt = wsam.WSAM(torch.optim.SGD(model.parameters(), lr=0.1))
     with pytest.raises(ValueError, match="one CUDA device, they are on cpu"):
         wsam.capture(opt, lambda x: model(x).sum(), torch.ones(2, 2))
+
+
+class Unprinted(nn.Parameter):
+    """A weight that must not be looked at: to print one is to wait for the device."""
+
+    def __repr__(self):
+        raise AssertionError
+
+
+@pytest.mark.parametrize("make", [BASES["sgd"], BASES["adamw"]])
+def test_what_a_recording_is_known_by(make):
+    """Numbers that kernels read on the device are no part of it, but for whether they are zero."""
+    opt = wsam.WSAM(make([Unprinted(torch.zeros(2))]))
+    scalars, group = standins.Scalars(opt, torch.device("cpu")), opt.param_groups[0]
+    key, numbers = scalars.fixed(), scalars.of_base()
+    group.update(lr=0.5, sam_rho=0.3, sam_gamma=0.2, weight_decay=0.5)
+    group.update({"betas": (0.5, 0.6), "eps": 0.1} if "betas" in group else {"momentum": 0.5})
+    assert scalars.fixed() == key
+    assert scalars.of_base() != numbers
+    group["weight_decay"] = 0.0
+    assert scalars.fixed() != key
+
+
+def test_other_groups_than_at_capture():
+    opt = wsam.WSAM(torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=0.1))
+    scalars = standins.Scalars(opt, torch.device("cpu"))
+    opt.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
+    with pytest.raises(RuntimeError, match="capture again"):
+        scalars.write()

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 import wsam
 from wsam import kernels
-from wsam.bases import leaves_the_way
+from wsam.bases import may_use_kernels
 
 needs_cuda = [
     pytest.mark.cuda,
@@ -266,7 +266,7 @@ class TestOnCuda:
 )
 def test_whose_step_is_left_to_kernels(make: Any, options: dict[str, bool], left: bool) -> None:
     opt = wsam.WSAM(make([nn.Parameter(torch.zeros(2))], lr=0.1, **options))
-    assert leaves_the_way(opt.base, opt.rule) is left
+    assert may_use_kernels(opt.base, opt.rule) is left
 
 
 def test_where_kernels_do_not_serve() -> None:

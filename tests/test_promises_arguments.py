@@ -5,6 +5,7 @@ from collections.abc import Callable
 from inspect import signature
 from typing import Any
 
+import numpy as np
 import pytest
 import reference
 import torch
@@ -160,9 +161,53 @@ def test_arguments_that_are_no_attributes(name: str) -> None:
     for key in arguments - ATTRIBUTES - {"base", "rule", "options"}:
         with pytest.raises(AttributeError, match=rf"^{key} is .*optimizer\."):
             setattr(opt, key, 0.5)
-        with pytest.raises(AttributeError, match=rf"^{key} is .*optimizer\."):
-            getattr(opt, key)
+        if key not in READ and (name, key) != ("esam", "gamma"):
+            with pytest.raises(AttributeError, match=rf"^{key} is .*optimizer\."):
+                getattr(opt, key)
     assert vars(opt) == before
+
+
+READ = {"keep", "beta", "seed", "eta", "weights_only"}
+
+
+def test_arguments_that_can_be_read() -> None:
+    base = untouched_base()[0]
+    assert wsam.SAM(base, keep=0.5).keep == 0.5
+    opt = wsam.ESAM(base, beta=0.3, gamma=0.4, seed=5)
+    assert (opt.beta, opt.gamma, opt.seed, opt.keep) == (0.3, 0.4, 5, 0.4)
+    adaptive = wsam.ASAM(base, eta=0.2)
+    assert (adaptive.eta, adaptive.weights_only) == (0.2, False)
+    adaptive.geometry = wsam.Adaptive(0.7)
+    assert adaptive.eta == 0.7
+    assert wsam.FisherSAM(base, eta=3.0).eta == 3.0
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "hint"),
+    [("esam", "keep", "is gamma here"), ("esam", "geometry", "geometry= to SAM")]
+    + [(name, "geometry", "geometry= to SAM") for name in ("asam", "fisher_sam")],
+)
+def test_arguments_that_a_member_gives_itself(name: str, key: str, hint: str) -> None:
+    with pytest.raises(TypeError, match=hint) as caught:
+        wsam.create(name, untouched_base()[0], **{key: None})
+    assert f" {key}," not in str(caught.value), "it is not offered, either"
+
+
+def test_an_integer_may_be_of_numpy() -> None:
+    geometry = wsam.ESAM(untouched_base()[0], seed=np.int64(3)).geometry
+    assert geometry == wsam.Masked(seed=3)
+    assert geometry.mask(7, 100) == wsam.Masked(seed=3).mask(7, 100)
+
+
+def test_a_wrapper_whose_base_has_another() -> None:
+    base, _ = untouched_base()
+    old, _ = wsam.WSAM(base), wsam.SAM(base)
+    with pytest.raises(RuntimeError, match="wrapped again"):
+        old.step(lambda: None)
+    new = wsam.SAM(base)
+    base.param_groups.pop()
+    with pytest.raises(RuntimeError, match="removed from the base"):
+        new.step(lambda: None)
 
 
 @pytest.mark.parametrize(

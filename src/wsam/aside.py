@@ -27,9 +27,9 @@ def save_weights(block: Block) -> None:
     if weights[0].device.type != "cpu":
         block.saved = copies(weights)
         return
-    saved = rooms(block)
+    saved = spare_memory(block)
     torch._foreach_copy_(saved, weights)
-    block.saved = saved  # last: whoever is interrupted puts back what is saved
+    block.saved = saved  # last: an interrupt must not restore from a copy that is half filled
 
 
 def step_aside(block: Block, direction: Sequence[Tensor], scale: Tensor) -> bool:
@@ -43,17 +43,18 @@ def step_aside(block: Block, direction: Sequence[Tensor], scale: Tensor) -> bool
         return False
     if not all(_can_move(w, d) for w, d in zip(weights, direction, strict=True)):
         return False
-    elsewhere = rooms(block)
+    elsewhere = spare_memory(block)
     for w, d, room in zip(weights, direction, elsewhere, strict=True):
         torch.addcmul(w, d, scale, out=room)
-    block.saved = Aside(weights, elsewhere)  # first: whoever is interrupted puts back what is saved
+    # First: an interrupt in the loop must find where w belongs.
+    block.saved = Aside(weights, elsewhere)
     for w, room in zip(weights, elsewhere, strict=True):
         w.data = room
     increment_version(weights)
     return True
 
 
-def rooms(block: Block) -> list[Tensor]:
+def spare_memory(block: Block) -> list[Tensor]:
     """Return memory laid out as the block's weights, the same at each step if nobody has taken it."""
     found = []
     for number, w in zip(block.numbers, block.weights(), strict=True):
@@ -71,7 +72,7 @@ def _fits(room: Tensor, w: Tensor) -> bool:
         return alike
     if room.data_ptr() == w.data_ptr() and w.numel():
         return False  # somebody has made a weight of what lay there
-    return ALONE is None or names(room) == ALONE
+    return ALONE is None or holders(room) == ALONE
 
 
 def _can_move(weight: Tensor, direction: Tensor) -> bool:
@@ -79,10 +80,10 @@ def _can_move(weight: Tensor, direction: Tensor) -> bool:
         return False
     if (direction.dtype, direction.shape) != (weight.dtype, weight.shape):
         return False
-    return ALONE is not None and names(weight) == ALONE
+    return ALONE is not None and holders(weight) == ALONE
 
 
-def names(tensor: Tensor) -> tuple[int, int, bool] | None:
+def holders(tensor: Tensor) -> tuple[int, int, bool] | None:
     """Return how many hold a tensor's memory, by torch's and Python's counts, and whether others may.
 
     Memory that torch has not got itself, such as numpy's, and memory that processes share may have
@@ -96,11 +97,11 @@ def names(tensor: Tensor) -> tuple[int, int, bool] | None:
     return count(storage._cdata), sys.getrefcount(storage), uncounted
 
 
-def _names_of_one() -> tuple[int, int, bool] | None:
-    """Return what `names` says of memory that has one; None if a second would go unnoticed."""
+def _holders_of_lone_memory() -> tuple[int, int, bool] | None:
+    """Return what `holders` says of memory that has one; None if a second would go unnoticed."""
     lone = torch.empty(1)
-    one, alias = names(lone), lone.detach()
-    return one if one != names(alias) else None
+    one, alias = holders(lone), lone.detach()
+    return one if one != holders(alias) else None
 
 
-ALONE = _names_of_one()
+ALONE = _holders_of_lone_memory()

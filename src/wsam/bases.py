@@ -32,7 +32,7 @@ Adam, decays as AdamW does."""
 
 
 def can_finish(base: Optimizer) -> bool:
-    """Whether the base's step is one the kernels know, and nobody is to hear of it."""
+    """Whether the base's step is one the kernels know, and no hook must run with it."""
     if type(base) not in BASES or _has_hooks(base):
         return False
     groups = base.param_groups
@@ -45,7 +45,7 @@ def _has_hooks(base: Optimizer) -> bool:
     return any(hooks) or any((_global_optimizer_pre_hooks, _global_optimizer_post_hooks))
 
 
-def leaves_the_way(base: Optimizer, rule: Rule) -> bool:
+def may_use_kernels(base: Optimizer, rule: Rule) -> bool:
     """Whether an eager step may go by kernels: nobody has chosen another way for the base.
 
     Nor may a number be a tensor, whose value the host does not know.
@@ -150,7 +150,7 @@ def stepping_fast(base: Optimizer, groups: Sequence[dict[str, Any]]) -> Iterator
 
 
 def _can_be_fused(base: Optimizer, group: dict[str, Any]) -> bool:
-    if type(base) not in BASES or torch.compiler.is_compiling() or _is_overheard(base):
+    if type(base) not in BASES or torch.compiler.is_compiling() or _is_hooked_or_patched(base):
         return False
     chosen = any(group.get(name) is not None for name in ("fused", "foreach"))
     numbers = (group["lr"], *group.get("betas", ()))
@@ -160,7 +160,7 @@ def _can_be_fused(base: Optimizer, group: dict[str, Any]) -> bool:
     return all(_lies_alike(p, base.state.get(p) or {}, group) for p in trained)
 
 
-def _is_overheard(base: Optimizer) -> bool:
+def _is_hooked_or_patched(base: Optimizer) -> bool:
     """Whether others have a hand in the base's step: what was looked at before need not hold in it."""
     own = base.__dict__.get("step")
     patched = own is not None and not hasattr(own, "_wrapped_by_lr_sched")

@@ -1,15 +1,12 @@
 """Arguments are refused where they are given, by a message that says what is allowed."""
 
 import math
+import os
 import sys
 import warnings
-from numbers import Real
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
-
-_TORCH = (
-    str(Path(sys.modules["torch"].__file__ or "").parent) if "torch" in sys.modules else "<none>"
-)
 
 
 class WsamWarning(UserWarning):
@@ -18,8 +15,10 @@ class WsamWarning(UserWarning):
 
 def warn(message: str) -> None:
     """Issue a `WsamWarning` at the user's line: the first outside this package and torch."""
-    ours, depth, frame = str(Path(__file__).parent), 1, sys._getframe()
-    while frame.f_back is not None and frame.f_code.co_filename.startswith((ours, _TORCH)):
+    files = [sys.modules[name].__file__ for name in ("wsam", "torch") if name in sys.modules]
+    inside = tuple(str(Path(file).parent) + os.sep for file in files if file)
+    depth, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(inside):
         frame, depth = frame.f_back, depth + 1
     warnings.warn(message, WsamWarning, stacklevel=depth)
 
@@ -47,11 +46,11 @@ def number(
 
 def count(name: str, value: Any, low: int = 0) -> int:
     """Return `value` as a whole number of at least `low`, or raise."""
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{name} must be a whole number of at least {low}, got {value!r}")
     if value < low:
         raise ValueError(f"{name} must be at least {low}, got {value!r}")
-    return value
+    return int(value)
 
 
 def flag(name: str, value: Any) -> bool:

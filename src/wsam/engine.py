@@ -5,7 +5,7 @@ exception or Ctrl-C included, `_abandon` puts weights, statistics and generators
 """
 
 import contextlib
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -40,6 +40,12 @@ class Engine(Wrapper):
     nonfinite: str
     _selection: Selection
 
+    _scratch: ClassVar[tuple[str, ...]] = (
+        *Wrapper._scratch,
+        *("_statistics", "_random", "_random_before", "_lean_is_safe", "_decided"),
+        *("_kernels", "_own_kernels", "_sharpness", "_in_closures"),
+    )
+
     def _prepare(self) -> None:
         super()._prepare()
         self._statistics = RunningStatistics(self.model)
@@ -72,6 +78,7 @@ class Engine(Wrapper):
     def _refresh(self) -> None:
         """Bring scheduled values up to this step, and refuse values that are not allowed."""
         self._adopt_groups()
+        self._refuse_other_groups()
         for group, named in zip(self.param_groups, self._schedules, strict=True):
             for name, schedule in named.items():
                 value = schedule.value(group[saving.PREFIX + "step"], group["lr"])
@@ -84,6 +91,13 @@ class Engine(Wrapper):
                         f"not read: set group[{own!r}] and remove {name!r}"
                     )
                 group[own] = saving.check_value(name, group[own], self.rule)
+
+    def _refuse_other_groups(self) -> None:
+        if len(self.param_groups) < len(self._schedules):
+            raise RuntimeError("a parameter group was removed from the base: wrap it again")
+        wanted = {saving.PREFIX + name for name in self._hyper}
+        if not all(wanted <= group.keys() for group in self.param_groups):
+            raise RuntimeError("the base has been wrapped again since: use its new wrapper")
 
     def _values(self, group: dict[str, Any]) -> dict[str, Scalar]:
         return {name: group[saving.PREFIX + name] for name in self._hyper}

@@ -23,8 +23,13 @@ def check_closure(closure: Any) -> None:
         check(closure)
 
 
-HINTS = {"adaptive": "ASAM is the adaptive one", "base_optimizer": "give its instance, as base"}
-"""Arguments of other SAM code."""
+HINTS = {
+    "adaptive": "ASAM is the adaptive one",
+    "base_optimizer": "give its instance, as base",
+    "geometry": "it is SAM in a geometry of its own: give geometry= to SAM instead",
+    "keep": "the share of samples is gamma here",
+}
+"""Arguments of other SAM code, and of other members."""
 
 
 def explain_arguments(kind: Any, family: type) -> None:
@@ -35,13 +40,13 @@ def explain_arguments(kind: Any, family: type) -> None:
         family: whose arguments it passes on.
     """
     build, name = kind.__init__, kind.__name__
-    hidden = {"base", "options", "rule"}
+    hidden = {"base", "options", "rule", *kind.fixes}
     known = dict.fromkeys([*signature(kind).parameters, *signature(family).parameters])
     allowed = [k for k in known if k not in hidden]
 
     @functools.wraps(build)
     def explained(self: Any, *given: Any, **named: Any) -> None:
-        if type(self) is not kind:  # a heir's arguments are its own
+        if type(self) is not kind:  # a subclass's arguments are its own
             build(self, *given, **named)
             return
         if len(given) > 1 or not (given or "base" in named):
@@ -50,7 +55,8 @@ def explain_arguments(kind: Any, family: type) -> None:
                 f"{name}(torch.optim.SGD(model.parameters(), lr=0.1), rho=0.05)"
             )
         strange = [k for k in named if k not in {*allowed, "base"}]
-        for unknown in sorted(strange, key=lambda k: k not in HINTS):
+        if strange:
+            unknown = min(strange, key=lambda k: k not in HINTS)
             hint = HINTS.get(unknown, "the base has arguments of its own")
             raise TypeError(
                 f"{name} has no argument {unknown!r} ({hint}); it has {', '.join(allowed)}"

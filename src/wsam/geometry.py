@@ -17,6 +17,9 @@ from torch import Tensor
 from wsam.block import Block, widened
 from wsam.checks import count, flag, number
 
+EPSILON = 1e-12
+"""Keeps d finite where g0 vanishes."""
+
 
 @dataclass(frozen=True)
 class Geometry:
@@ -135,7 +138,7 @@ class Masked(Geometry):
 
     def __post_init__(self) -> None:
         """Check the arguments."""
-        count("seed", self.seed)
+        object.__setattr__(self, "seed", count("seed", self.seed))  # numpy's integers overflow
         number("beta", self.beta, 0, 1, low_open=True, high_open=False)
 
     @property

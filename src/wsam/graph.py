@@ -23,7 +23,7 @@ from wsam import state as saving
 from wsam.bases import BASES
 from wsam.checks import warn
 from wsam.kernels import Kernels
-from wsam.launch import available, work_on
+from wsam.launch import available, kernels_work_on
 from wsam.optimizer import SharpnessAware
 from wsam.standins import Masks, Rewind, Scalars
 
@@ -91,7 +91,7 @@ class CapturedStep:
         self.sharp = opt if isinstance(opt, SharpnessAware) else None
         self.loss_fn = loss_fn
         self._device = self._check(example)
-        self._fuse = work_on(self._device) if fuse is None else fuse
+        self._fuse = kernels_work_on(self._device) if fuse is None else fuse
         prepare_base(self.sharp.base if self.sharp else opt)
         self._scalars = Scalars(opt, self._device)
         self._masks = Masks(self.sharp, self._device)

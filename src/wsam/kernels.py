@@ -28,12 +28,12 @@ from wsam.bases import (
     can_finish,
     history_of,
     hyper_of,
-    leaves_the_way,
+    may_use_kernels,
     numbers_of,
 )
 from wsam.block import Block, Piece
-from wsam.launch import Launcher, work_on
-from wsam.perturb import EPSILON
+from wsam.geometry import EPSILON
+from wsam.launch import Launcher, kernels_work_on
 from wsam.plan import TILE, Plan, are_apart, places
 from wsam.rule import Products, Rule
 from wsam.tables import Rows, Tables, upload
@@ -387,11 +387,11 @@ def for_eager_steps(
     """
     if device.type != "cuda" or torch.compiler.is_compiling():
         return None
-    if not leaves_the_way(base, rule):
+    if not may_use_kernels(base, rule):
         return None
     if device.index != torch.cuda.current_device():
         return None
-    if torch.cuda.is_current_stream_capturing() or not work_on(device):
+    if torch.cuda.is_current_stream_capturing() or not kernels_work_on(device):
         return None
     if known is None or not known.serves(device, base, rule, boost):
         known = Kernels(device, base, rule, boost)

@@ -50,7 +50,7 @@ class Launcher:
 
 
 @functools.cache
-def work_on(device: torch.device) -> bool:
+def kernels_work_on(device: torch.device) -> bool:
     """Whether Triton can make a kernel for the device: it needs a compiler and a GPU it knows."""
     if not available():
         return False

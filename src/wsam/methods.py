@@ -15,7 +15,7 @@ from wsam.rule import Coupled, Perturbed, SurrogateGap, Weighted
 from wsam.schedule import FollowLR, Schedule
 from wsam.wrapper import check_base, elsewhere
 
-_ADAPTIVE = "it is optimizer.geometry.{}; set optimizer.geometry = Adaptive(eta, weights_only)"
+_ADAPTIVE = "set optimizer.geometry = Adaptive(eta, weights_only)"
 _SCHEDULED = "it is part of the schedule of rho; wrap optimizer.base again to change it"
 
 
@@ -120,8 +120,8 @@ class GSAM(SharpnessAware):
     Reference: Zhuang et al., Surrogate Gap Minimization Improves Sharpness-Aware Training, ICLR 2022.
     """
 
-    rho_min = elsewhere("rho_min", _SCHEDULED)
-    lr_min = elsewhere("lr_min", _SCHEDULED)
+    rho_min = elsewhere("rho_min", None, _SCHEDULED)
+    lr_min = elsewhere("lr_min", None, _SCHEDULED)
 
     def __init__(
         self,
@@ -157,11 +157,6 @@ def _following(base: Any, rho: Any, rho_min: float, lr_min: float) -> Schedule:
     return schedule
 
 
-def _own_geometry(name: str, options: dict[str, Any]) -> None:
-    if "geometry" in options:
-        raise TypeError(f"{name} is SAM in a geometry of its own: give geometry= to SAM instead")
-
-
 class ESAM(SharpnessAware):
     """Efficient SAM: perturb some tensors, learn from some samples.
 
@@ -182,14 +177,13 @@ class ESAM(SharpnessAware):
     Networks, ICLR 2022.
     """
 
-    beta = elsewhere(
-        "beta", "it is optimizer.geometry.beta; set optimizer.geometry = Masked(beta, seed)"
-    )
+    fixes = ("geometry", "keep")
+    beta = elsewhere("beta", "geometry.beta", "set optimizer.geometry = Masked(beta, seed)")
+    seed = elsewhere("seed", "geometry.seed", "set optimizer.geometry = Masked(beta, seed)")
     gamma = elsewhere(
-        "gamma", "the share of samples is fixed; wrap optimizer.base again to change it"
-    )
-    seed = elsewhere(
-        "seed", "it is optimizer.geometry.seed; set optimizer.geometry = Masked(beta, seed)"
+        "gamma",
+        "_selection.keep",
+        "the share of samples is fixed; wrap optimizer.base again to change it",
     )
 
     def __init__(
@@ -202,7 +196,6 @@ class ESAM(SharpnessAware):
         seed: int = 0,
         **options: Any,
     ) -> None:
-        _own_geometry("ESAM", options)
         number("gamma", gamma, 0, 1, low_open=True, high_open=False)
         super().__init__(
             base, rule=Perturbed(), rho=rho, geometry=Masked(beta, seed), keep=gamma, **options
@@ -224,8 +217,9 @@ class ASAM(SharpnessAware):
     Reference: Kwon et al., ASAM: Adaptive Sharpness-Aware Minimization, ICML 2021.
     """
 
-    eta = elsewhere("eta", _ADAPTIVE.format("eta"))
-    weights_only = elsewhere("weights_only", _ADAPTIVE.format("weights_only"))
+    fixes = ("geometry",)
+    eta = elsewhere("eta", "geometry.eta", _ADAPTIVE)
+    weights_only = elsewhere("weights_only", "geometry.weights_only", _ADAPTIVE)
 
     def __init__(
         self,
@@ -236,7 +230,6 @@ class ASAM(SharpnessAware):
         weights_only: bool = False,
         **options: Any,
     ) -> None:
-        _own_geometry("ASAM", options)
         shape = Adaptive(eta, weights_only)
         super().__init__(base, rule=Perturbed(), rho=rho, geometry=shape, **options)
 
@@ -255,7 +248,8 @@ class FisherSAM(SharpnessAware):
     Reference: Kim et al., Fisher SAM: Information Geometry and Sharpness Aware Minimisation, ICML 2022.
     """
 
-    eta = elsewhere("eta", "it is optimizer.geometry.eta; set optimizer.geometry = Fisher(eta)")
+    fixes = ("geometry",)
+    eta = elsewhere("eta", "geometry.eta", "set optimizer.geometry = Fisher(eta)")
 
     def __init__(
         self,
@@ -265,7 +259,6 @@ class FisherSAM(SharpnessAware):
         eta: float = 1.0,
         **options: Any,
     ) -> None:
-        _own_geometry("FisherSAM", options)
         super().__init__(base, rule=Perturbed(), rho=rho, geometry=Fisher(eta), **options)
 
 

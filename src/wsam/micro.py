@@ -92,7 +92,7 @@ def detached(value: Any) -> Any:
 
 
 def rise(second: Any, first: Any) -> Any:
-    """Return the rise of the loss; NaN for a closure that returns no number, nor one first."""
+    """Return the rise of the loss; NaN unless closures return a number, or one first in a tuple."""
     if isinstance(second, tuple) and isinstance(first, tuple) and second and first:
         second, first = second[0], first[0]
     if _is_loss(second) and _is_loss(first):

@@ -1,13 +1,14 @@
 """`SharpnessAware`: a `torch.optim.Optimizer` around a base optimizer's instance.
 
 A method is a geometry (which perturbation d), a rule (what becomes of the gradients at w and at
-w + d) and a base optimizer. The passes, precision, clipping and phases are written here, once.
+w + d) and a base optimizer. What one calls is here; what happens between the passes is in
+`wsam.engine`.
 """
 
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -65,6 +66,9 @@ class SharpnessAware(Engine):
         ...     return loss
         >>> loss = opt.step(closure)
     """
+
+    fixes: ClassVar[tuple[str, ...]] = ()
+    """Arguments from above that a member gives by itself, and does not take."""
 
     # Asks torch.amp.GradScaler to hand over what it found instead of calling `step` blindly, so that
     # scaled gradients can be refused: see `_heed_scaler`.

@@ -6,7 +6,6 @@ Nothing here waits for the device.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -20,11 +19,10 @@ from wsam.block import (
     on_device,
     widened,
 )
-from wsam.geometry import Geometry
+from wsam.geometry import EPSILON, Geometry
+from wsam.kernels import Kernels
 from wsam.state import PREFIX
 from wsam.update import Flight, squares_of_first
-
-EPSILON = 1e-12
 
 
 def chosen_blocks(blocks: Sequence[Block], mask: list[bool] | None) -> list[Block]:
@@ -42,28 +40,13 @@ def chosen_blocks(blocks: Sequence[Block], mask: list[bool] | None) -> list[Bloc
     return left
 
 
-class Fused(Protocol):
-    """Kernels for parts of the perturbation; each declines where its tensors do not fit."""
-
-    def scales(
-        self, blocks: Sequence[Block], lists: Sequence[list[Tensor]], final: bool
-    ) -> list[Tensor] | None:
-        """Return `radius / (norm + eps)` for each block, with one norm over all lists.
-
-        `final` says that the lists are the directions already, and nothing else is in memory.
-        """
-
-    def save_and_add(self, block: Block, direction: list[Tensor], scale: Tensor) -> bool:
-        """Make `w += scale * direction` and keep in `block.saved` what w was."""
-
-
 def perturb(
     flight: Flight,
     mask: list[bool] | None,
     geometry: Geometry,
     *,
     spend: bool,
-    fused: Fused | None = None,
+    fused: Kernels | None = None,
 ) -> None:
     """Move the weights to w + d and keep w in `block.saved`; with `spend`, g0 is overwritten.
 
@@ -88,7 +71,7 @@ def perturbations(
     *,
     spend: bool,
     everything: Sequence[Block] | None = None,
-    fused: Fused | None = None,
+    fused: Kernels | None = None,
 ) -> list[tuple[list[Tensor], Tensor, bool]]:
     """Return for each block S g0, the scale that makes it d, and whether S g0 may be overwritten.
 
@@ -134,6 +117,3 @@ def _scales(
         assert isinstance(scale, Tensor)
         scales.append(scale)
     return scales
-
-
-__all__ = ["Fused", "chosen_blocks", "perturb", "perturbations"]

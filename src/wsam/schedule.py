@@ -145,7 +145,7 @@ class FollowLR(Schedule):
         lr_high = self.found if self.lr_high is None else self.lr_high
         if lr_high is None:
             raise ValueError(
-                "lr_high=None is found out by an optimizer: give a number, or ask that"
+                "lr_high=None is filled in by the optimizer: to call value() yourself, give a number"
             )
         if lr_high > self.lr_low:
             slope = (self.high - self.low) / (lr_high - self.lr_low)

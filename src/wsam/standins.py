@@ -44,6 +44,8 @@ class Scalars:
     def write(self) -> None:
         """Copy the groups' present values to the device, if they have changed."""
         groups = self._opt.param_groups
+        if len(groups) != len(self._keys):
+            raise RuntimeError("there are other parameter groups than at capture: capture again")
         values = [float(g[k]) for g, keys in zip(groups, self._keys, strict=True) for k in keys]
         if values != self._written:
             self._values.copy_(torch.tensor(values), non_blocking=True)
@@ -57,8 +59,8 @@ class Scalars:
         kept = []
         for group, keys in zip(self._opt.param_groups, self._keys, strict=True):
             left_out = {"params", "param_names", saving.PREFIX + "step", "initial_lr", *keys}
-            values = {k: bool(v) if k in OF_BASE else repr(v) for k, v in group.items()}
-            kept.append(tuple((k, v) for k, v in values.items() if k not in left_out))
+            values = ((k, v) for k, v in group.items() if k not in left_out)
+            kept.append(tuple((k, bool(v) if k in OF_BASE else repr(v)) for k, v in values))
         return tuple(kept)
 
     def of_base(self) -> tuple[Any, ...]:

@@ -134,7 +134,7 @@ def check_loadable(state_dict: dict[str, Any], groups: list[dict[str, Any]]) -> 
     saved = state_dict["param_groups"]
     if not isinstance(saved, list) or not isinstance(state_dict["state"], dict):
         raise ValueError(
-            "not an optimizer's state_dict: its groups are no list or its state no dict"
+            "not an optimizer's state_dict: param_groups must be a list and state a dict"
         )
     extra = state_dict.get("sharpness")
     if extra is not None and not {"shapes", "schedules", "interval", "skipped"} <= set(extra):

@@ -76,9 +76,9 @@ class Flight:
 
     @property
     def keeps_second(self) -> bool:
-        """Whether the base alone steps by the second pass's gradients, at w as the first's.
+        """Whether a step that is left to the base uses the second pass's gradients.
 
-        A GradScaler has looked at those and not at the first.
+        Both passes ran at w then, and a GradScaler has looked at the second's alone.
         """
         return self.plain and self.scale_known and self.has_second
 
@@ -135,7 +135,7 @@ def detach_gradients(blocks: Sequence[Block], outlive: bool = True) -> None:
 def own_gradients(gradients: Sequence[Tensor], sharded: bool) -> list[Tensor]:
     """Return the gradients, copies of those that are views: whoever owns the whole may write there."""
     shards = local(gradients) if sharded else gradients
-    # Not nbytes: a compiler cannot trace it.
+    # Not `Tensor.nbytes`: a compiler cannot trace it.
     views = [
         s._is_view() or s.untyped_storage().nbytes() > s.numel() * s.element_size() for s in shards
     ]
@@ -324,15 +324,3 @@ def apply(beside: Sequence[Beside]) -> None:
         step = -term.block.direction * on_device(term.block.group["lr"], device)
         scale = step * on_device(term.scale, device)
         add_scaled(term.block.weights(), term.tensors, scale, spend=term.spend)
-
-
-__all__ = [
-    "Beside",
-    "Flight",
-    "apply",
-    "clip",
-    "combine",
-    "detach_gradients",
-    "gather",
-    "restore",
-]

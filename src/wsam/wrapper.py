@@ -1,6 +1,7 @@
 """An optimizer around an optimizer's instance: one set of groups, one state, one checkpoint."""
 
-from typing import Any
+import operator
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +14,6 @@ from wsam.geometry import Geometry
 from wsam.rule import Rule
 from wsam.schedule import Interval, Schedule
 from wsam.update import Flight
-
-# Made anew, never saved; "step" is what a scheduler patches over the method.
-SCRATCH = ("step", "_flight", "_statistics", "_random", "_known_layout", "_own_kernels", "_kernels")
 
 
 def of_base(name: str) -> Any:
@@ -42,7 +40,9 @@ def of_groups(name: str) -> Any:
     def refuse(self: "Wrapper") -> None:
         if name in self.__dict__.get("_hyper", ()):
             key = saving.PREFIX + name
-            raise AttributeError(f"{name} is a value of groups: optimizer.param_groups[i][{key!r}]")
+            raise AttributeError(
+                f"{name} is set group by group: optimizer.param_groups[i][{key!r}]"
+            )
 
     def get(self: "Wrapper") -> Any:
         refuse(self)
@@ -57,21 +57,29 @@ def of_groups(name: str) -> Any:
     return property(get, put)
 
 
-def elsewhere(name: str, where: str) -> Any:
-    """Return a property for a constructor's argument that is no attribute: it says where it is.
+def elsewhere(name: str, at: str | None, how: str) -> Any:
+    """Return a property for a constructor's argument that is kept elsewhere and not set here.
 
-    A class made of ours by somebody else may have an attribute of that name.
+    Args:
+        name: of the argument.
+        at: where it is read, such as "geometry.eta"; None where it cannot be read.
+        how: says how to change it.
     """
+
+    def refusal(self: "Wrapper") -> AttributeError:
+        return AttributeError(f"{name} is no attribute of {type(self).__name__} to set: {how}")
 
     def get(self: "Wrapper") -> Any:
         if name in self.__dict__:
             return self.__dict__[name]
-        raise AttributeError(f"{name} is no attribute of {type(self).__name__}: {where}")
+        if at is None:
+            raise refusal(self)
+        return operator.attrgetter(at)(self)
 
     def put(self: "Wrapper", value: Any) -> None:
         if type(self).__module__.partition(".")[0] == __package__:
-            get(self)
-        self.__dict__[name] = value
+            raise refusal(self)
+        self.__dict__[name] = value  # a subclass elsewhere may have an attribute of that name
 
     return property(get, put)
 
@@ -124,7 +132,9 @@ class Wrapper(Optimizer):
     gamma = of_groups("gamma")
     alpha = of_groups("alpha")
     keep = elsewhere(
-        "keep", "the share of samples is fixed; wrap optimizer.base again to change it"
+        "keep",
+        "_selection.keep",
+        "the share of samples is fixed; wrap optimizer.base again to change it",
     )
 
     base: Optimizer
@@ -133,6 +143,10 @@ class Wrapper(Optimizer):
     model: nn.Module | None
     when: Interval | None
     skipped: int
+
+    # What `_prepare` makes anew and no copy takes along; "step" is what a scheduler patches over the
+    # method.
+    _scratch: ClassVar[tuple[str, ...]] = ("step", "_flight", "_known_layout")
 
     def __init__(self, base: Optimizer, hyper: dict[str, saving.Value]) -> None:
         for name, value in hyper.items():
@@ -234,7 +248,7 @@ class Wrapper(Optimizer):
         self._adopt_groups()
         saving.check_loadable(state_dict, self.param_groups)
         for group in state_dict["param_groups"]:
-            for name in self._hyper.keys() & {key.removeprefix(saving.PREFIX) for key in group}:
+            for name in self._hyper:
                 if saving.PREFIX + name in group:
                     saving.check_value(name, group[saving.PREFIX + name], self.rule)
         saved = state_dict.get("sharpness")
@@ -264,7 +278,7 @@ class Wrapper(Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         self._refuse_in_flight("copy the optimizer")
         hooks = [key for key in self.__dict__ if key.startswith("_optimizer_")]
-        left_out = {*SCRATCH, *hooks}
+        left_out = {*self._scratch, *hooks}
         return {key: value for key, value in self.__dict__.items() if key not in left_out}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
