@@ -144,6 +144,11 @@ class Aside:
         increment_version(weights)
 
 
+def places(tensors: Sequence[Tensor]) -> list[int]:
+    """Return where tensors begin in memory."""
+    return list(map(Tensor.data_ptr, tensors))
+
+
 def align_gradients(layout: Sequence[Block]) -> None:
     """Lay gradients out over the ranks as their parameters are.
 

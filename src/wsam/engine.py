@@ -63,8 +63,7 @@ class Engine(Wrapper):
         self._statistics.look_at(self.model)
 
     def _count(self) -> int:
-        step: int = self.param_groups[0][saving.PREFIX + "step"]
-        return step
+        return int(self.param_groups[0][saving.PREFIX + "step"])
 
     def _clear_gradients(self) -> None:
         """`zero_grad`, without its bookkeeping for the profiler."""
@@ -222,9 +221,14 @@ class Engine(Wrapper):
     def _hold_still(self, flight: Flight) -> None:
         """Keep statistics, and let the second pass draw what the first drew."""
         self._statistics.hold()
-        if self._random_before is not None:
+        # Another optimizer in the same loop may have rewound generators; it winds them on again, too.
+        if self._random_before is not None and not (flight.by_hand and self._is_rewound()):
             flight.random = self._random.read()
             self._random.write(self._random_before)
+
+    def _is_rewound(self) -> bool:
+        now, before = self._random.read(), self._random_before or ()
+        return torch.equal(now[0], before[0]) and now[1:] == before[1:]
 
     def _return_to_weights(self) -> None:
         flight = self._flight

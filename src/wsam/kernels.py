@@ -31,10 +31,10 @@ from wsam.bases import (
     may_use_kernels,
     numbers_of,
 )
-from wsam.block import Block, Piece
+from wsam.block import Block, Piece, places
 from wsam.geometry import EPSILON
 from wsam.launch import Launcher, kernels_work_on
-from wsam.plan import TILE, Plan, are_apart, places
+from wsam.plan import TILE, Plan, are_apart
 from wsam.rule import Products, Rule
 from wsam.tables import Rows, Tables, upload
 from wsam.update import Flight
@@ -228,7 +228,7 @@ class Kernels:
             if lists is None:
                 return False
             begun = self._begun[id(block)]
-            first, history = self._first(block, begun), self._history(block, begun.plan)
+            first, history = self._first(block, begun, lists[2]), self._history(block, begun.plan)
             if first is None or history is None:
                 return False
             work.append((block, [*lists, *first], history))
@@ -249,14 +249,13 @@ class Kernels:
         second = begun.plan.gradients([p.grad for p in block.params])
         return None if second is None else [block.saved.addresses(), begun.plan.weights, second]
 
-    def _first(self, block: Block, begun: Begun) -> Rows | None:
-        """Return where g0 is, nowhere if it was not kept; None where it does not fit."""
+    def _first(self, block: Block, begun: Begun, second: Sequence[int] = ()) -> Rows | None:
+        """Return where g0 is, nowhere if not kept; None where it does not fit, or g1 is there."""
         if block.first is None:
             return []
-        if places(block.first) == begun.at:
-            return [begun.at]
-        row = begun.plan.gradients(block.first)
-        return None if row is None else [row]
+        at = places(block.first)
+        row = at if at == begun.at else begun.plan.gradients(block.first)
+        return None if row is None or not {*row}.isdisjoint(second) else [row]
 
     def _mix_by_products(self, blocks: Sequence[Block], rows: Sequence[Rows]) -> None:
         """Write the weights of both gradients where they depend on inner products, on the device."""

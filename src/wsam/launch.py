@@ -7,8 +7,9 @@ from typing import Any
 import torch
 
 from wsam.bases import ADAM, COLUMNS, DECAY, DECOUPLED, KEPT
+from wsam.block import places
 from wsam.checks import warn
-from wsam.plan import TILE, Plan, places
+from wsam.plan import TILE, Plan
 
 WARPS = 8
 

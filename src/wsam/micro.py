@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from wsam.block import Block, is_sharded, local
-from wsam.update import Flight, latecomers, own_gradients
+from wsam.update import Flight, apart, latecomers, own_gradients
 
 
 class Sums:
@@ -63,7 +63,7 @@ class Sums:
 
 
 def _accumulate(sums: dict[Tensor, Tensor], pairs: object) -> None:
-    known, fresh = [], []
+    known, fresh, seen = [], [], set[int]()
     for p, g in pairs:  # type: ignore[attr-defined]
         if g is None:
             continue
@@ -71,9 +71,8 @@ def _accumulate(sums: dict[Tensor, Tensor], pairs: object) -> None:
             known.append(sums[p])
             fresh.append(g)
         else:
-            (sums[p],) = own_gradients(
-                [g], is_sharded(g)
-            )  # or the next backward pass may overwrite it
+            kept = own_gradients([g], is_sharded(g))  # or the next backward pass may overwrite it
+            (sums[p],) = kept if is_sharded(g) else apart(kept, seen)
     if known:
         torch._foreach_add_(local(known), local(fresh))
 

@@ -309,7 +309,10 @@ class SharpnessAware(Engine):
 
     @torch.no_grad()
     def abandon(self) -> None:
-        """Give up a step begun by hand: weights, statistics and generators are put back.
+        """Give up a step begun by hand: the weights are put back to w, bit for bit.
+
+        Statistics and generators are as the first pass left them: a batch that is tried again counts
+        twice in them.
 
         For an `except` around the passes. Where no step is under way it does nothing. With
         `lean=True` the base has stepped by then, which cannot be undone: a note says so. After

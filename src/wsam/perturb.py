@@ -53,6 +53,9 @@ def perturb(
     d = rho * boost * S g0 / (sqrt(<g0, S g0>) + eps).
     """
     blocks = flight.moved = chosen_blocks(flight.blocks, mask)
+    if not blocks:
+        _stay(flight)
+        return
     everything = flight.blocks if mask is not None else None
     fused = fused if mask is None else None  # every step another choice: no plan would serve twice
     directions = perturbations(blocks, geometry, spend=spend, everything=everything, fused=fused)
@@ -63,6 +66,16 @@ def perturb(
             continue
         save_weights(block)
         add_scaled(block.weights(), direction, scale, spend=own)
+
+
+def _stay(flight: Flight) -> None:
+    """Move by 0 * g0: nobody was chosen, but the second pass must see an overflow all the same."""
+    flight.moved = flight.blocks
+    poison = 0.0 * squares_of_first(flight.blocks)
+    for block in flight.blocks:
+        save_weights(block)
+        scale = on_device(poison, block.device)
+        add_scaled(block.weights(), block.shards(block.first or []), scale, spend=False)
 
 
 def perturbations(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wsam.block import PLAIN, Piece, is_dense
+from wsam.block import PLAIN, Piece, is_dense, places
 
 TILE = 2048
 ALIGNED = 64
@@ -85,11 +85,6 @@ class Plan:
 
     def _are_as_large(self, tensors: Sequence[Tensor]) -> bool:
         return list(map(Tensor.numel, tensors)) == self.elements
-
-
-def places(tensors: Sequence[Tensor]) -> list[int]:
-    """Return where tensors begin in memory."""
-    return list(map(Tensor.data_ptr, tensors))
 
 
 def are_apart(begins: Sequence[int], sizes: Sequence[int]) -> bool:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from wsam.block import (
+    PLAIN,
     Aside,
     Block,
     add_scaled,
@@ -20,6 +21,7 @@ from wsam.block import (
     global_squares,
     local,
     on_device,
+    places,
     widened,
 )
 from wsam.rule import Mix, Products, Rule, is_number
@@ -100,7 +102,7 @@ class Flight:
 def gather(layout: Sequence[Block]) -> list[Block]:
     """Return the blocks of parameters that have gradients, holding these as g0."""
     align_gradients(layout)
-    found = []
+    found, seen = [], set[int]()
     for block in layout:
         grads = [p.grad for p in block.params]
         present = [g for g in grads if g is not None]
@@ -112,9 +114,33 @@ def gather(layout: Sequence[Block]) -> list[Block]:
                 "sharpness-aware steps need dense gradients and a parameter has a sparse one: "
                 "use sparse=False in nn.Embedding"
             )
-        part.first = present
+        part.first = present if block.sharded else apart(present, seen)
         found.append(part)
     return found
+
+
+def apart(gradients: list[Tensor], seen: set[int]) -> list[Tensor]:
+    """Return gradients that can be written to one by one: copies of those that share elements.
+
+    `loss.backward()` makes none such, but whoever sets `p.grad` himself may: of A + B
+    `torch.autograd.grad` returns one tensor for both, and of a sum an expanded one.
+
+    Args:
+        gradients: of some parameters.
+        seen: where gradients begin that were looked at before; these are added.
+    """
+    if torch.compiler.is_compiling() or not PLAIN.issuperset(map(type, gradients)):
+        return gradients
+    begins = places(gradients)
+    distinct = len(set(begins)) == len(begins) and seen.isdisjoint(begins)
+    if distinct and not any(0 in strides for strides in map(Tensor.stride, gradients)):
+        seen.update(begins)
+        return gradients  # as almost always
+    result = []
+    for g, begin in zip(gradients, begins, strict=True):
+        result.append(g.clone() if begin in seen or 0 in g.stride() else g)
+        seen.add(begin)
+    return result
 
 
 def detach_gradients(blocks: Sequence[Block], outlive: bool = True) -> None:
@@ -177,24 +203,39 @@ def restore(moved: Sequence[Block]) -> None:
         block.saved = []
 
 
-def second_gradients(block: Block, keeps_first: bool) -> list[Tensor]:
-    """Return g1 of the block's parameters.
+def second_gradients(block: Block, keeps_first: bool, seen: set[int]) -> list[Tensor]:
+    """Return g1 of the block's parameters; for `seen` see `apart`.
 
     Where the second pass left none, the parameter gets no sharpness term: g1 counts as g0 if g0 is
     still there, else the parameter leaves the block and the base sees no gradient.
     """
     grads = [p.grad for p in block.params]
     present = [g for g in grads if g is not None]
+    if not block.sharded:
+        refuse_overwritten(block.first or [], present)
+        present = apart(present, seen)
     if len(present) == len(grads):
         return present
     if keeps_first:
         assert block.first is not None
+        found = iter(present)
         pairs = zip(grads, block.first, strict=True)
-        return [f.clone() if g is None else g for g, f in pairs]
+        return [f.clone() if g is None else next(found) for g, f in pairs]
     left = [i for i, g in enumerate(grads) if g is not None]
     block.params = [block.params[i] for i in left]
     block.numbers = [block.numbers[i] for i in left]
     return present
+
+
+def refuse_overwritten(first: Sequence[Tensor], second: Sequence[Tensor]) -> None:
+    """Raise if the second pass has left its gradients where those of the first are kept."""
+    if torch.compiler.is_compiling() or not PLAIN.issuperset(map(type, (*first, *second))):
+        return
+    if set(places(first)).intersection(places(second)) - {0}:  # empty tensors lie nowhere
+        raise RuntimeError(
+            "the second pass wrote its gradients into the tensors that hold the first's: give p.grad "
+            "new tensors in each pass"
+        )
 
 
 def latecomers(layout: Sequence[Block], blocks: Sequence[Block]) -> list[Block]:
@@ -225,7 +266,8 @@ def combine(
     """Put what the base is fed into `p.grad`, and return what is to be applied beside it."""
     late = latecomers(layout, blocks)
     blocks = [*blocks, *late]
-    seconds = [second_gradients(block, rule.keeps_first) for block in blocks]
+    seen = set[int]()
+    seconds = [second_gradients(block, rule.keeps_first, seen) for block in blocks]
     settings = [hyper(block.group) for block in blocks]
     products = None
     needy = [rule.needs_products(setting) for setting in settings]
