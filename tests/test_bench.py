@@ -192,6 +192,7 @@ def test_what_is_no_whole_measurement_has_a_name_of_its_own(record: dict[str, An
     [
         (["--model", "vgg"], "--model must be one of resnet18"),
         (["--batch-size", 1], "--batch-size must be at least 2"),
+        (["--batch-size", 0], "--batch-size must be at least 2"),
         (["--rounds", 0], "--rounds must be at least 1"),
         (["--clock", "sun"], "--clock must be wall or cpu"),
         (["--scaling", "time"], "--scaling must be one of tensors, weights"),

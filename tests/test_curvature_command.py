@@ -18,7 +18,7 @@ from wsam.lab import data, models, records
 from wsam.lab.batches import noisy
 from wsam.lab.means import Means
 from wsam.lab.run import Run
-from wsam.lab.subject import FixedBatches, open_subject, read_checkpoint
+from wsam.lab.subject import FixedBatches, fill, open_subject, read_checkpoint
 from wsam.lab.train import train
 
 RUN = Run(data="digits", model="mlp", method="wsam", epochs=2, train_limit=150, noise=0.2)
@@ -132,6 +132,16 @@ def test_eigenvalues_that_may_be_missing_are_not_shown_as_converged(record):
     shown = wsam_command("curvature", *words, "--top-products", whole["products"] // 2).stdout
     assert "not converged: raise --tol or --top-products" in shown
     assert "an eigenvalue within" in shown
+
+
+def test_too_few_products_for_all_eigenvalues_show_those_found(record):
+    words = (record, "--samples", 32, "--top", 3, "--block", 2, "--top-products", 3)
+    found = measured(*words)["eigenvalues"]
+    assert (len(found["values"]), found["products"], found["complete"]) == (2, 2, False)
+    shown = wsam_command("curvature", *words, "--device", "cpu").stdout
+    assert "eigenvalue 2" in shown
+    assert "eigenvalue 3" not in shown
+    assert shown.count("not converged: raise --tol or --top-products") == 2
 
 
 def test_every_form_of_checkpoint(out, record, tmp_path):
@@ -289,6 +299,16 @@ def test_wrong_checkpoints_get_one_clear_line(out, record, tmp_path):
     damaged.write_bytes(weights.read_bytes()[:-10])
     damaged.with_suffix(".json").write_bytes(weights.with_suffix(".json").read_bytes())
     assert "is damaged" in refused("curvature", damaged, *said)
+
+
+def test_of_several_tensors_that_do_not_fit_the_same_one_is_named():
+    layers = {f"layer{number}": torch.nn.Linear(1, 1) for number in range(10, 60)}
+    model = torch.nn.ModuleDict(layers)
+    with pytest.raises(ValueError, match=r"^odd: it has no 'layer10\.bias'$"):
+        fill(model, {}, "odd")
+    more = {f"more{number}": torch.ones(1) for number in range(10, 60)}
+    with pytest.raises(ValueError, match=r"^odd: the model has no 'more10'$"):
+        fill(model, {**model.state_dict(), **more}, "odd")
 
 
 @pytest.mark.parametrize(

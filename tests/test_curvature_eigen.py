@@ -266,6 +266,31 @@ def test_giving_up_is_said():
         assert not found.converged.all()
 
 
+@pytest.mark.parametrize("which", ["largest", "smallest", "both"])
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+@pytest.mark.parametrize("block", [1, 2, 3, 4])
+def test_too_few_products_give_what_they_can(k, block, which):
+    dense = matrix(torch.linspace(-1, 2, 40))
+    wanted = k * (2 if which == "both" else 1)
+    short = []
+    for limit in range(1, 11):
+        found = top_eigenvalues(dense, k, which=which, block=block, max_products=limit)
+        assert 1 <= len(found.values) <= wanted
+        assert found.products <= limit
+        short.append(len(found.values) < wanted)
+        assert not (short[-1] and found.complete), "values are missing"
+    assert short[-1] is False
+    assert short[0] is (wanted > 1)
+
+
+@pytest.mark.parametrize("which", ["largest", "smallest", "both"])
+def test_a_lone_value_is_the_outermost_of_its_end(which):
+    found = top_eigenvalues(3 * torch.eye(5), 2, which=which, max_products=1)
+    assert found.values.tolist() == pytest.approx([3.0])
+    assert not found.complete
+    assert found.converged.tolist() == [True], "its residual is zero"
+
+
 def test_progress_is_reported_and_the_seed_repeats():
     dense = matrix(SPECTRA["sharp"])
     told = []
@@ -285,6 +310,8 @@ def test_progress_is_reported_and_the_seed_repeats():
         ({"which": "top"}, "which must be"),
         ({"method": "magic"}, "method must be"),
         ({"tol": 0.0}, "between 0 and 1"),
+        ({"max_products": 0}, "max_products must be at least 1, got 0"),
+        ({"max_products": -5, "method": "power"}, "max_products must be at least 1, got -5"),
     ],
 )
 def test_bad_arguments(arguments, message):

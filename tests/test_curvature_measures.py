@@ -10,7 +10,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import wsam
-from wsam.curvature import average_sharpness, hessian, sharpness, top_eigenvalues
+from wsam.curvature import (
+    average_sharpness,
+    hessian,
+    landscape,
+    random_direction,
+    sharpness,
+    top_eigenvalues,
+)
 
 
 class Bowl(nn.Module):
@@ -158,9 +165,10 @@ def test_average_case_is_half_the_trace_on_a_bowl():
 
 
 def test_progress_and_json():
-    told = []
-    sharpness(Bowl([1.0, 1.0]), quadratic, ROOT, 0.1, steps=3, report=told.append)
-    assert [p.products for p in told] == [1, 2, 3, 4]
+    told, data = [], Counted(ROOT)
+    report = lambda at: told.append((*at[:2], data.readings))  # noqa: E731
+    sharpness(Bowl([1.0, 1.0]), quadratic, data, 0.1, steps=3, report=report)
+    assert told == [(n, 4, 1 + n) for n in (1, 2, 3, 4)], "after every gradient, not before"
     found = average_sharpness(Bowl([1.0, 1.0]), quadratic, ROOT, 0.1, samples=2)
     assert found.as_dict()["info"]["mode"] == "eval"
 
@@ -196,7 +204,21 @@ def test_only_what_is_asked_for_is_read(measure, steps, needed):
         assert data.readings == 1 + needed + alone
 
 
-@pytest.mark.parametrize("measure", [sharpness, average_sharpness])
+@pytest.mark.parametrize("check", [False, True])
+def test_groups_and_slices_read_the_data_once_and_once_more_to_check(check):
+    model, data = Bowl([1.0, 1.0]), Counted(ROOT)
+    sharpness(model, quadratic, data, 0.1, m=1, steps=3, check=check)
+    assert data.readings == 2 + check
+    data = Counted(ROOT)
+    landscape(model, quadratic, data, random_direction(model, normalise="unit"), check=check)
+    assert data.readings == 2 + check
+
+
+def groups_of_one(model: nn.Module, loss_fn: object, batches: list[Tensor]) -> object:
+    return sharpness(model, loss_fn, batches, m=1)
+
+
+@pytest.mark.parametrize("measure", [sharpness, groups_of_one, average_sharpness])
 def test_batches_that_grow_fewer_are_noticed_though_their_mean_stays(measure):
     class Shrinking(Counted):
         def __iter__(self):

@@ -6,7 +6,15 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from wsam.curvature import average_sharpness, empirical_fisher, gauss_newton, hessian, sharpness
+from wsam.curvature import (
+    average_sharpness,
+    empirical_fisher,
+    gauss_newton,
+    hessian,
+    landscape,
+    random_direction,
+    sharpness,
+)
 
 X, Y = torch.randn(12, 4), torch.arange(12) % 3
 DATA = [(X[:8], Y[:8]), (X[8:], Y[8:])]
@@ -50,17 +58,35 @@ def test_dropout_is_off_in_eval_mode_and_refused_in_training_mode():
         hessian(nn.Linear(4, 3), lambda out, y: F.cross_entropy(F.dropout(out, 0.05), y), DATA)
 
 
-def test_data_that_changes_is_refused_and_shuffled_data_is_not():
-    class Augmented:
-        def __iter__(self):
-            return ((x + torch.randn_like(x), y) for x, y in DATA)
+class Augmented:
+    """Batches that come with other noise at every reading."""
 
+    def __iter__(self):
+        return ((x + torch.randn_like(x), y) for x, y in DATA)
+
+
+def group_sharpness(net, loss_fn, batches, **options):
+    return sharpness(net, loss_fn, batches, m=4, **options)
+
+
+def line(net, loss_fn, batches, **options):
+    return landscape(net, loss_fn, batches, random_direction(net), [0.0, 1.0], **options)
+
+
+@pytest.mark.parametrize("measure", [sharpness, group_sharpness, average_sharpness, line])
+def test_measures_of_data_that_changes_are_refused(measure):
+    net = model()
+    with pytest.raises(ValueError, match="augmented at random"):
+        measure(net, F.cross_entropy, Augmented())
+    measure(net, F.cross_entropy, Augmented(), check=False)
+    loader = DataLoader(TensorDataset(X, Y), batch_size=6, shuffle=True)
+    measure(net, F.cross_entropy, loader)
+
+
+def test_data_that_changes_is_refused_and_shuffled_data_is_not():
     for build in (hessian, gauss_newton):
         with pytest.raises(ValueError, match="augmented at random"):
             build(net := model(), F.cross_entropy, Augmented()) @ torch.ones(43)
-    for measure in (sharpness, average_sharpness):
-        with pytest.raises(ValueError, match="augmented at random"):
-            measure(net, F.cross_entropy, Augmented())
     hessian(net, F.cross_entropy, Augmented(), check=False) @ torch.ones(43)
 
     class Shrinking:

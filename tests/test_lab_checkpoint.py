@@ -37,10 +37,11 @@ def newest(checkpoints):
 
 def test_the_newest_two_are_kept(checkpoints, messages):
     assert checkpoints.load() is None
+    assert checkpoints.newest is None
     for number in (1, 2, 3):
         checkpoints.save(number, state(number))
     loaded = checkpoints.load()
-    assert loaded["number"] == 3
+    assert loaded["number"] == checkpoints.newest == 3
     assert torch.equal(loaded["weights"], state(3)["weights"])
     assert sorted(p.name for p in checkpoints.folder.iterdir()) == [
         "000002.json",

@@ -67,11 +67,14 @@ def test_json_is_alone_on_stdout_and_a_second_time_skips(tmp_path):
     second = json.loads(wsam("--json", out=tmp_path).stdout)
     assert (first["skipped"], second["skipped"]) == (False, True)
     assert first["curve"] == second["curve"]
-    assert "already finished" in wsam(out=tmp_path).stdout
+    told = wsam(out=tmp_path)
+    assert "already finished" in told.stdout
+    assert "% after 1 epoch in " in told.stdout
 
 
 def test_lines_for_logs_and_weights(tmp_path):
     done = wsam("--keep-checkpoint", out=tmp_path)
+    assert ": 1 epoch, 0 done, key " in done.stderr
     assert "epoch 1/1" in done.stderr
     assert "images/s" in done.stderr
     assert "sharpness" in done.stderr

@@ -9,6 +9,7 @@ from wsam.lab.data import Source
 from wsam.lab.folder import FolderFeed, anywhere, find_root, middle
 from wsam.lab.means import Means
 from wsam.lab.run import Run
+from wsam.lab.subject import FixedBatches
 from wsam.lab.train import train
 
 Image = pytest.importorskip("PIL.Image")
@@ -71,6 +72,19 @@ def test_epochs_differ_and_the_generator_repeats_them(root):
 def test_workers_change_nothing_but_the_time(root):
     alone, helped = list(feed(root).epoch()), list(feed(root, workers=2).epoch())
     assert all(torch.equal(a[0], b[0]) for a, b in zip(alone, helped, strict=True))
+
+
+def test_measurements_read_images_as_training_does(root, monkeypatch):
+    """Through pinned memory where there is a GPU: the loader is the feed's own."""
+    found = []
+    monkeypatch.setattr("wsam.lab.folder.DataLoader", lambda *_, **how: found.append(how) or [])
+    images = feed(root)
+    batches = FixedBatches(images, "test", samples=5, batch_size=2)
+    images.device = torch.device("cuda")  # no batch is made, so none is needed
+    assert list(batches) == []
+    (how,) = found
+    assert how["pin_memory"]
+    assert [len(tickets) for tickets in how["batch_sampler"]] == [2, 2, 1]
 
 
 def test_limits_keep_all_classes_and_noise_changes_labels(root):

@@ -5,6 +5,7 @@ import json
 import pickle
 import re
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -121,7 +122,7 @@ def test_replace_starts_a_new_method_from_its_defaults():
         ({"geometry": {"name": "fisher", "rho": 1}}, ["geometry fisher", "eta"]),
         ({"method": "asam", "geometry": {"name": "fisher"}}, ["asam", "sam, wsam"]),
         ({"epochs": 0}, ["epochs", "at least 1"]),
-        ({"noise": 1.5}, ["noise", "from 0 to 1"]),
+        ({"noise": 1.5}, ["noise", "in [0, 1]"]),
         ({"options": {"keep": 0.5}}, ["wsam's options", "lean"]),
     ],
 )
@@ -133,20 +134,40 @@ def test_bad_settings_say_what_is_allowed(settings, words):
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "words"),
     [
-        {"hyper": {"rho": "0.1"}},
-        {"hyper": {"rho": True}},
-        {"epochs": 2.0},
-        {"augment": 1},
-        {"geometry": {"eta": 1.0}},
-        {"base_args": {"nesterov": 1}},
-        {"base": "adam", "base_args": {"betas": 0.9}},
+        ({"hyper": {"rho": "0.1"}}, "rho of wsam must be a number, got '0.1'"),
+        ({"hyper": {"rho": True}}, "rho of wsam must be a number, got True"),
+        ({"epochs": 2.0}, "epochs must be a whole number of at least 1, got 2.0"),
+        ({"epochs": None}, "epochs must be a whole number of at least 1, got None"),
+        ({"augment": 1}, "augment must be True or False, got 1"),
+        ({"noise": "0.4"}, "noise must be a number in [0, 1], got '0.4'"),
+        ({"noise": True}, "noise must be a number in [0, 1], got True"),
+        ({"data": None}, "data must be a word, got None"),
+        ({"model": 18}, "model must be a word, got 18"),
+        ({"pretrained": True}, "pretrained must be a word, got True"),
+        ({"hyper": 0.2}, "hyper must hold names and values"),
+        ({"base_args": None}, "base_args must hold names and values"),
+        ({"options": ["lean"]}, "options must hold names and values"),
+        ({"geometry": "adaptive"}, 'geometry must hold a "name", as {"name": "adaptive"}'),
+        ({"geometry": {"eta": 1.0}}, 'geometry must hold a "name"'),
+        ({"base_args": {"nesterov": 1}}, "nesterov of sgd must be True or False, got 1"),
+        ({"base": "adam", "base_args": {"betas": 0.9}}, "betas of adam must be 2 numbers"),
     ],
 )
-def test_values_of_the_wrong_kind(settings):
-    with pytest.raises(TypeError):
+def test_values_of_the_wrong_kind_are_refused_in_words_of_our_own(settings, words):
+    with pytest.raises(TypeError, match=re.escape(words)):
         Run(**settings)
+
+
+def test_numbers_of_numpy_are_the_numbers_they_are():
+    whole = ("epochs", "batch_size", "train_limit", "seed", "noise_seed")
+    run = Run(
+        noise=np.float32(0.5), hyper={"rho": np.float32(0.25)}, **dict.fromkeys(whole, np.int64(7))
+    )
+    plain = Run(noise=0.5, hyper={"rho": 0.25}, **dict.fromkeys(whole, 7))
+    assert run == plain
+    assert json.dumps(run.to_dict()) == json.dumps(plain.to_dict())
 
 
 def test_unknown_settings_are_refused():

@@ -234,7 +234,7 @@ def test_a_refused_run_is_not_called_unfinished(tmp_path):
     wsam_command("train", *missing, *out, status=2)
     wsam_command("train", "--capture", *out, status=2)
     shown = wsam_command("report", tmp_path).stdout
-    assert "1 finished runs in 1 groups" in shown
+    assert "1 finished run in 1 group\n" in shown
     assert "unfinished" not in shown
 
 

@@ -22,7 +22,7 @@ def main() -> None:
 
 
 def _forgive(stream: object) -> None:
-    """Let a stream show a question mark for a letter it has not, as gamma in cp1252, and go on."""
+    """Print '?' for characters the stream's encoding lacks, as gamma in cp1252, and go on."""
     if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
         stream.reconfigure(errors="replace")
 

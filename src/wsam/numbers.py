@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 
@@ -22,6 +22,31 @@ def mean_deviation(values: Sequence[float]) -> tuple[float | None, float | None]
     if not all(map(math.isfinite, values)):
         return sum(values) / len(values), None
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
+
+
+def plus_minus(mean: float, deviation: float | None, text: Callable[[float], str]) -> str:
+    """Return a mean with its deviation, or alone where it has none.
+
+    Args:
+        mean: The mean.
+        deviation: The deviation, or None.
+        text: Writes a number.
+
+    Example:
+        >>> plus_minus(4.31, 0.2, "{:.1f}".format), plus_minus(4.31, None, "{:.1f}".format)
+        ('4.3 ± 0.2', '4.3')
+    """
+    return text(mean) if deviation is None else f"{text(mean)} ± {text(deviation)}"
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number of things: ``1 run``, ``2 runs``.
+
+    Example:
+        >>> counted(1, "run"), counted(0, "group")
+        ('1 run', '0 groups')
+    """
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def plain(value: Any) -> Any:

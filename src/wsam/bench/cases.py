@@ -33,7 +33,7 @@ class Case:
         kind: ``floor``, ``base``, ``ours`` or ``peer``.
         make: Builds it for a problem and a form.
         period: A visit makes a multiple of so many steps: an interval's steps differ in cost.
-        passes: Forward-backward passes a step, on average.
+        passes: Forward-backward passes per step, on average.
     """
 
     name: str

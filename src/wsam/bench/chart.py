@@ -81,7 +81,7 @@ def lines(record: dict[str, Any]) -> Figure:
         }
         panel.plot(xs, ys, label=f"{name}, {form}", markersize=4, linewidth=1.2, **style)
     other = "weights" if axis == "tensors" else "tensors"
-    panel.set(xscale="log", yscale="log", xlabel=axis, ylabel="optimizer's own part, µs a step")
+    panel.set(xscale="log", yscale="log", xlabel=axis, ylabel="optimizer's own part, µs per step")
     where = record["hardware"].get("gpu") or record["hardware"]["cpu"]
     panel.set_title(f"{record['points'][0][other]:,} {other}, {where}", loc="left")
     panel.legend(fontsize=8)

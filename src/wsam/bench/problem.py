@@ -94,7 +94,7 @@ def image_problem(
 
     Args:
         name: One of `MODELS`.
-        batch: Images a step.
+        batch: Images per step.
         device: Where to train.
         pixels: The side of an image; small ones make the passes cheap, and the optimizer show.
 
@@ -167,7 +167,7 @@ class Bag(nn.Module):
     """Parameters without a network: a pass costs one copy of the weights, the rest is the optimizer.
 
     Args:
-        sources: The gradients that every pass gives, one a parameter.
+        sources: The gradients that every pass gives, one per parameter.
     """
 
     def __init__(self, sources: list[Tensor]) -> None:

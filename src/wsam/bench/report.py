@@ -34,7 +34,7 @@ def step_table(record: Row) -> str:
         "",
     ]
     several = len({row["form"] for row in record["cases"]}) > 1
-    head = ["", "form", "ms a step", "quartiles", "of floor", "quartiles", "by best", "of base"]
+    head = ["", "form", "ms per step", "quartiles", "of floor", "quartiles", "by best", "of base"]
     rows = [head + (["of best floor"] if several else [])]
     for row in record["cases"]:
         cells = [row["name"], row["form"], f"{row['ms']['median']:.4g}", between(row["ms"], ".4g")]
@@ -84,7 +84,7 @@ def traffic_lines(record: Row) -> list[str]:
 
 
 def scaling_table(record: Row) -> str:
-    """Return the own parts of all cases, one line a point."""
+    """Return the own parts of all cases, one line per point."""
     points = [point for point in record["points"] if point["cases"]]
     labels = [f"{row['name']} ({row['form']})" for row in points[0]["cases"]]
     rows = [["tensors", "weights", *labels]]

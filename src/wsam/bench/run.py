@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
@@ -19,6 +19,7 @@ from wsam.bench.problem import FORMS, SMOKE_BATCH, Problem, default_batch, image
 from wsam.bench.timing import Spread, Visitor, Visits, clock_of, differences, interleave, ratios
 from wsam.lab import environment
 from wsam.lab.files import quiet
+from wsam.lab.step import fast_convolutions
 
 Report = Callable[[str], None]
 
@@ -30,7 +31,7 @@ class Settings:
     Args:
         device: Where.
         model: One of `problem.MODELS`; by default ResNet18 on CUDA, a perceptron elsewhere.
-        batch: Images a step.
+        batch: Images per step.
         pixels: The side of an image; 32 by default.
         peers: Files of other people's optimizers, each ``NAME=PATH``.
         only: Beginnings of the names of the cases wanted; all if empty.
@@ -53,7 +54,8 @@ class Settings:
         """Return what is trained."""
         on_gpu = self.device.type == "cuda"
         name = self.model or ("cnn" if self.smoke else "resnet18" if on_gpu else "mlp10m")
-        batch = self.batch or (SMOKE_BATCH if self.smoke else default_batch(name, self.device))
+        usual = SMOKE_BATCH if self.smoke else default_batch(name, self.device)
+        batch = usual if self.batch is None else self.batch
         return image_problem(name, batch, self.device, self.pixels)
 
     def visits(self) -> Visits:
@@ -133,7 +135,7 @@ def memory_cases(cases: list[Case]) -> list[Case]:
 def timed(
     problem: Problem, cases: list[Case], visits: Visits, visitor: Visitor, report: Report
 ) -> dict[str, list[float]]:
-    """Build all cases and time them in one interleaved run; seconds a step, one a round."""
+    """Build all cases and time them in one interleaved run; seconds per step, one per round."""
     steps = {}
     for case in cases:
         report(f"building {case.label}")
@@ -219,13 +221,6 @@ def versions() -> dict[str, str | None]:
 @contextmanager
 def on(device: torch.device) -> Iterator[None]:
     """Make the device the current one, and let cuDNN choose its fastest kernels."""
-    if device.type != "cuda":
+    current = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    with current, fast_convolutions(device):
         yield
-        return
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = True
-    try:
-        with torch.cuda.device(device):
-            yield
-    finally:
-        torch.backends.cudnn.benchmark = before

@@ -113,7 +113,7 @@ def interleave(
         report: Told the round and the case before each visit.
 
     Returns:
-        Seconds a step, one number a round, for each case.
+        Seconds per step, one number per round, for each case.
     """
     counts = {}
     for name, step in steps.items():

@@ -162,7 +162,7 @@ def fused_kernels(counter: Moved) -> Iterator[None]:
 
 
 def copy_bandwidth(visitor: Visitor, nbytes: int | None = None) -> float:
-    """Return the bytes a second that a large copy reads and writes here, at best of some tries."""
+    """Return the bytes per second that a large copy reads and writes here, at best of some tries."""
     on_gpu = visitor.device.type == "cuda"
     size = nbytes or (1 << 30 if on_gpu else 1 << 27)
     source = torch.ones(size // 4, device=visitor.device)

@@ -1,4 +1,4 @@
-"""The command line: one small file a verb; torch is imported only when a verb runs.
+"""The command line: one small file per verb; torch is imported only when a verb runs.
 
 A verb raises `ValueError`, `TypeError` or `OSError` for a user's mistake; `run` prints it as one
 line and exits with status 2. Anything else is a defect of ours and keeps its traceback.

@@ -68,7 +68,7 @@ BaseArg = Annotated[
     typer.Option(metavar=PAIR, help="Any argument of the base, as name=value."),
 ]
 Epochs = Annotated[int, typer.Option(help="Passes over the training data.")]
-BatchSize = Annotated[int, typer.Option(help="Images a step.")]
+BatchSize = Annotated[int, typer.Option(help="Images per step.")]
 Seed = Annotated[
     int, typer.Option(help="Of the weights, the order of images and their augmentation.")
 ]
@@ -206,7 +206,7 @@ def make_watchers(quiet: bool) -> list[Watcher]:
 
 
 def download_bar(name: str) -> Progress:
-    """Return what shows the progress of a download, ten times a file where there is no terminal."""
+    """Return what shows the progress of a download, ten times per file where there is no terminal."""
     shown = -1
 
     def progress(have: int, total: int) -> None:

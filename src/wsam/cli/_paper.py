@@ -135,7 +135,7 @@ def any_begun(runs: Iterable[Run], out: Path) -> bool:
 
 
 def follow(outcomes: Iterable[Outcome], total: int | None) -> list[Outcome]:
-    """Print a line an outcome as they come, and return all of them."""
+    """Print one line per outcome as they come, and return all of them."""
     done = []
     for outcome in outcomes:
         done.append(outcome)

@@ -29,7 +29,7 @@ Model = Annotated[
 ]
 BatchSize = Annotated[
     int | None,
-    typer.Option(help="Images a step. [default: 128 on CUDA, 256 for wrn-28-10; 32 elsewhere]"),
+    typer.Option(help="Images per step. [default: 128 on CUDA, 256 for wrn-28-10; 32 elsewhere]"),
 ]
 Pixels = Annotated[
     int | None,

@@ -148,6 +148,7 @@ def _convergence(bound: Any, steps: int, radius: str, what: str) -> dict[str, An
         "schedules": f"lr_t = lr/sqrt(t), {fall}",
         "bound": {form: ways[radius](steps, form) for form in bound.forms},
         "floor": bound.floor() if radius == "constant" else 0.0,
+        "tight": bound.sharper,
     }
 
 
@@ -178,3 +179,5 @@ def _show(record: dict[str, Any], json: bool) -> None:
     if record.get("vacuous"):
         print("an excess of 1 or more says nothing about an error rate")
     print(f"corrected: {record['why']}")
+    if "tight" in record:
+        print(f"tight: {record['tight']}")

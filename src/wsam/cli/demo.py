@@ -33,7 +33,7 @@ def demo(
     workers: Annotated[
         int | None,
         typer.Option(
-            min=1, metavar="<int>", help="Runs at a time, a thread each. [default: one a core]"
+            min=1, metavar="<int>", help="Runs at a time, a thread each. [default: one per core]"
         ),
     ] = None,
     make_map: Annotated[

@@ -35,7 +35,7 @@ def landscape(
         float, typer.Option(help="From minus to plus this; with --to, as far beyond both ends.")
     ] = 1.0,
     points: Annotated[
-        int | None, typer.Option(help="Points a direction. [default: 41 for 1, 21 for 2]")
+        int | None, typer.Option(help="Points per direction. [default: 41 for 1, 21 for 2]")
     ] = None,
     log: Annotated[
         bool | None, typer.Option("--log/--linear", help="Scale of the loss in the plots.")

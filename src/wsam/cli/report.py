@@ -36,6 +36,7 @@ def report(
     It shows figures beside the paper's, curves, sharpness, and how to make each again. The
     page is one file, needs no network, and is readable in light and dark and on a phone.
     """
+    from wsam.numbers import counted
     from wsam.report import write
 
     if out is not None and out.is_dir():
@@ -47,7 +48,7 @@ def report(
     if found.path != folder:
         print(f"{folder} holds no records itself; those in {found.path}:")
     finished = sum(result.finished for result in found.results)
-    print(f"{finished} finished runs in {len(found.groups)} groups")
+    print(f"{counted(finished, 'finished run')} in {counted(len(found.groups), 'group')}")
     for trouble in found.troubles:
         print(f"{trouble.kind}: {trouble.what}: {trouble.why}")
     print(f"wrote {path}")

@@ -27,7 +27,7 @@ Device = Annotated[
     str, typer.Option(help="auto (all GPUs, or else the CPU), cpu, or cuda:0,cuda:1.")
 ]
 Workers = Annotated[
-    int | None, typer.Option(help="Runs at a time. [default: one a GPU, or one a core]")
+    int | None, typer.Option(help="Runs at a time. [default: one per GPU, or one per core]")
 ]
 Ray = Annotated[
     str | None, typer.Option(help="Address of a Ray cluster, or 'local' to start one here.")
@@ -141,10 +141,11 @@ def _executor(
 
         return RayCluster(ray, workers, gpus, retries)
     if submitit is not None:
+        from wsam.lab import records
         from wsam.sweep.slurm import Submitit
 
         many = workers or (64 if submitit == "slurm" else len(devices))
-        folder = out / "work" / "submitit"
+        folder = records.work(out) / "submitit"
         return Submitit(folder, submitit, many, options.pairs(submitit_arg), retries)
     return Processes(devices, retries)
 

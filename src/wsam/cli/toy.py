@@ -94,6 +94,7 @@ def _print_table(runs: list[Any], files: list[Path]) -> None:
     from rich.table import Table
 
     from wsam.toy import RULES, Setting, places
+    from wsam.toy.trajectory import thousandths
 
     setting = Setting()
     ends = Table(title="Where each rule ends", title_justify="left", box=SIMPLE_HEAD)
@@ -102,15 +103,15 @@ def _print_table(runs: list[Any], files: list[Path]) -> None:
     for run in runs:
         gamma = f"{run.setting.gamma:g}" if "wsam" in run.setting.rule else ""
         where = run.minimum or "neither"
-        row = (RULES[run.setting.rule], gamma, run.end_text, f"{run.loss:.5f}", where)
-        ends.add_row(*row, _thousandths(run.eigenvalues))
+        row = (RULES[run.setting.rule], gamma, run.end_text, run.loss_text, where)
+        ends.add_row(*row, run.eigenvalues_text)
     still = Table(title="Where the loss is stationary", title_justify="left", box=SIMPLE_HEAD)
     for name in ("", "point", "loss", "Hessian ×10³"):
         still.add_column(name)
     for place in places():
         mu, sigma = place.point
         point, value = f"({mu:.3f}, {sigma:.3f})", f"{place.loss:.5f}"
-        still.add_row(place.name, point, value, _thousandths(place.eigenvalues))
+        still.add_row(place.name, point, value, ", ".join(map(thousandths, place.eigenvalues)))
     console = Console()
     print(
         f"start {setting.start}, rho {setting.rho:g}, lr {setting.lr:g}, "
@@ -119,10 +120,6 @@ def _print_table(runs: list[Any], files: list[Path]) -> None:
     console.print(ends)
     console.print(still)
     _print_remarks(runs, files)
-
-
-def _thousandths(eigenvalues: tuple[float, float]) -> str:
-    return ", ".join(f"{1000 * value:.3g}" for value in eigenvalues)
 
 
 def _print_remarks(runs: list[Any], files: list[Path]) -> None:
@@ -134,5 +131,6 @@ def _print_remarks(runs: list[Any], files: list[Path]) -> None:
         print(f"gamma {gamma:g}: {verdict(mine)}.")
     if any(run.chaotic for run in runs):
         print("± : the run rattles chaotically; moving the start by 1e-12 moves the end that far.")
+        print("Of its loss and eigenvalues, too, only the digits that this leaves are shown.")
     for path in files:
         print(f"wrote {path}")

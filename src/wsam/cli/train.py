@@ -13,6 +13,7 @@ import typer
 from wsam.cli import _options as options
 from wsam.cli._app import app
 from wsam.cli._errors import pausing
+from wsam.numbers import counted
 
 if TYPE_CHECKING:
     from wsam.lab.means import Means
@@ -156,5 +157,6 @@ def _summary(record: Record, done: bool) -> str:
     final = record["final"]
     return (
         f"{'already finished: ' if done else ''}{record['title']}: test error "
-        f"{final['test_error']:.2f}% after {final['epoch']} epochs in {record['seconds']:.0f} s"
+        f"{final['test_error']:.2f}% after {counted(final['epoch'], 'epoch')} "
+        f"in {record['seconds']:.0f} s"
     )

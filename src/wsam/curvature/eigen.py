@@ -9,19 +9,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from wsam.checks import count
 from wsam.curvature.krylov import random_normal
-from wsam.curvature.lanczos import (
-    Found,
-    Progress,
-    Report,
-    Settings,
-    Which,
-    lanczos,
-    rayleigh_ritz,
-)
+from wsam.curvature.lanczos import Found, Settings, Which, lanczos, rayleigh_ritz
 from wsam.curvature.operator import Info, SymmetricOperator
+from wsam.curvature.progress import Report
 
-__all__ = ["Eigenvalues", "Progress", "Report", "top_eigenvalues"]
+__all__ = ["Eigenvalues", "top_eigenvalues"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +30,7 @@ class Eigenvalues:
             and, but for the outermost value of an end, `complete`.
         complete: whether a second search, orthogonal to the vectors found, saw no other eigenvalue
             that belongs to a wanted end; for one value an end, and for power iteration, no second
-            search is made.
+            search is made. False where the products ran out with fewer values than asked for.
         products: how many vectors were multiplied by A.
         method: "lanczos" or "power".
         info: what A was computed from, where A is an `Operator`.
@@ -104,7 +98,8 @@ def top_eigenvalues(
         tol: relative residual to stop at.
         max_products: give up after so many products; default 50 + 30 k at each end, and 50 more
             where there is a second search, which may take what the first has left; for power
-            iteration 1000.
+            iteration 1000 at each end, and never less than one product a value. Lanczos returns
+            fewer values than asked for where the products do not reach for all of them.
         block: vectors multiplied at a time by Lanczos. With b, copies of an eigenvalue repeated up
             to b times are found at once rather than one a search.
         basis: the most vectors Lanczos keeps; it restarts from the best when they are full.
@@ -121,9 +116,10 @@ def top_eigenvalues(
     """
     size = operator.shape[0]
     _check_arguments(operator, k, which, method, tol, block)
+    if max_products is not None:
+        count("max_products", max_products, 1)
     k = min(k, size)
-    limit = max_products or (1000 if method == "power" else 50 * min(k, 2) + 30 * k)
-    limit *= 2 if which == "both" and not max_products else 1
+    limit = _default_limit(k, which, method) if max_products is None else max_products
     settings = Settings(k, which, tol, limit, block, basis, seed, report)
     found = (lanczos if method == "lanczos" else _power)(operator, settings)
     order = torch.argsort(found.values, descending=True)
@@ -131,7 +127,8 @@ def top_eigenvalues(
     good = residuals <= tol * found.scale
     if not found.complete:  # a missed eigenvalue would shift all but the ends themselves
         sure = torch.zeros_like(good)
-        sure[0], sure[-1] = which != "smallest", which != "largest"
+        sure[0] |= which != "smallest"
+        sure[-1] |= which != "largest"  # a lone value is at both ends of the list
         good &= sure
     return Eigenvalues(
         values=found.values[order],
@@ -143,6 +140,12 @@ def top_eigenvalues(
         method=method,
         info=getattr(operator, "info", None),
     )
+
+
+def _default_limit(k: int, which: Which, method: str) -> int:
+    """Return after how many products to give up where nobody says."""
+    at_one_end = 1000 if method == "power" else 50 * min(k, 2) + 30 * k
+    return at_one_end * (2 if which == "both" else 1)
 
 
 def _power(operator: SymmetricOperator, settings: Settings) -> Found:

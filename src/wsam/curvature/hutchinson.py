@@ -9,8 +9,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from wsam.curvature.eigen import Progress, Report
 from wsam.curvature.operator import Info, SymmetricOperator
+from wsam.curvature.progress import Progress, Report
 
 __all__ = ["Trace", "trace"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import torch
@@ -10,23 +9,13 @@ from torch import Tensor
 
 from wsam.curvature.krylov import Krylov
 from wsam.curvature.operator import SymmetricOperator
+from wsam.curvature.progress import Progress, Report
 
-__all__ = ["Found", "Progress", "Report", "Settings", "Which", "lanczos", "rayleigh_ritz"]
+__all__ = ["Found", "Settings", "Which", "lanczos", "rayleigh_ritz"]
 
 Which = Literal["largest", "smallest", "both"]
 COLUMNS = 1 << 16
 """So many columns at a time are widened to double precision: whole rows would cost too much memory."""
-
-
-class Progress(NamedTuple):
-    """How far an iteration has come: products made, the most it may make, the error so far."""
-
-    products: int
-    limit: int
-    error: float
-
-
-Report = Callable[[Progress], None]
 
 
 class Settings(NamedTuple):
@@ -41,6 +30,11 @@ class Settings(NamedTuple):
     seed: int
     report: Report | None
     floor: float = 0.0
+
+    @property
+    def wanted(self) -> int:
+        """How many eigenvalues are sought, at all ends together."""
+        return self.k * (2 if self.which == "both" else 1)
 
     def tell(self, products: int, error: float) -> None:
         """Report where there is somebody to report to."""
@@ -72,6 +66,8 @@ def lanczos(operator: SymmetricOperator, settings: Settings) -> Found:
     block, until nothing turns up or the products are spent.
     """
     found = search(operator, settings, None, 0)
+    if len(found.values) < min(settings.wanted, operator.shape[0]):  # the products ran out
+        return found._replace(complete=False)
     block = settings.block
     while settings.k > 1 and len(found.rows) < operator.shape[0]:
         if found.products >= settings.limit:
@@ -109,10 +105,9 @@ def search(
 ) -> Found:
     """Find the wanted ends among vectors orthogonal to the locked ones, from one random start."""
     size = operator.shape[0] - (0 if locked is None else len(locked))
-    block = min(settings.block, size)
-    ends = 2 if settings.which == "both" else 1
-    least = min(size, ends * settings.k + 2 * block + 2)
-    capacity = min(size, max(settings.basis or (2 * ends * settings.k + 40 + 2 * block), least))
+    block = min(settings.block, size, settings.limit - before)
+    least = min(size, settings.wanted + 2 * block + 2)
+    capacity = min(size, max(settings.basis or (2 * settings.wanted + 40 + 2 * block), least))
     generator = torch.Generator().manual_seed(settings.seed)
     krylov = Krylov(operator, capacity, block, generator, locked)
     while True:
@@ -124,7 +119,7 @@ def search(
         error = float(residuals[wanted].max()) / scale
         products = before + krylov.products
         settings.tell(products, error)
-        enough = krylov.size >= min(size, ends * settings.k)
+        enough = krylov.size >= min(size, settings.wanted)
         if (enough and error <= settings.tol) or krylov.complete:
             break
         if products + block > settings.limit:

@@ -9,14 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from wsam.curvature.batch import split_batch
-from wsam.curvature.eigen import Progress, Report
 from wsam.curvature.objective import LossFunction, Objective, ObjectiveOptions
+from wsam.curvature.progress import Progress, Report
 from wsam.numbers import plain
 
 __all__ = ["Sharpness", "average_sharpness", "sharpness"]
@@ -109,21 +110,13 @@ def sharpness(
     scale = _scaling(weights, adaptive, eta)
     step = rho if step_size is None else step_size
     generator = torch.Generator().manual_seed(seed)
-    groups = _groups(objective, m)
-    rise, loss, count, done = 0.0, 0.0, 0.0, 0
-    limit = (steps + 1) * (1 if m is None else math.ceil(objective.samples / m))
-    for group, size in groups:
-
-        def evaluate(at: Tensor, group: Iterable[Any] | None = group) -> tuple[float, Tensor]:
-            nonlocal done
-            done += 1
-            if report is not None:
-                report(Progress(done, max(limit, done), math.nan))
-            reading, gradient = objective.gradient(at, group)
-            if group is None and done == 1:  # all batches, at the weights themselves
-                objective.confirm(reading)
-            return reading.loss, gradient
-
+    if m is not None:
+        objective.read_again()  # parts of the data alone cannot show that all of it changed
+    rise, loss, count = 0.0, 0.0, 0.0
+    groups = 1 if m is None else math.ceil(objective.samples / m)
+    counter = _Counter(groups * (steps + 1), report)
+    for group, size in _groups(objective, m):
+        evaluate = partial(_evaluate, objective, counter, group)
         start, highest = _ascend(evaluate, weights, scale, rho, steps, step, generator)
         rise, loss, count = rise + size * (highest - start), loss + size * start, count + size
     words = ["worst", *(["adaptive"] if adaptive else []), *([f"m={m}"] if m else [])]
@@ -203,6 +196,32 @@ def average_sharpness(
     )
 
 
+class _Counter:
+    """How many gradients were taken, told to whoever follows."""
+
+    def __init__(self, limit: int, report: Report | None) -> None:
+        self.done = 0
+        self.limit = limit
+        self.report = report
+
+    def add(self) -> None:
+        """Count a gradient; uneven groups may take more of them than were expected."""
+        self.done += 1
+        if self.report is not None:
+            self.report(Progress(self.done, max(self.limit, self.done), math.nan))
+
+
+def _evaluate(
+    objective: Objective, counter: _Counter, group: Iterable[Any] | None, at: Tensor
+) -> tuple[float, Tensor]:
+    """Return loss and gradient of a group of samples, or of all where it is None."""
+    reading, gradient = objective.gradient(at, group)
+    counter.add()
+    if group is None and counter.done == 1:  # all batches, at the weights themselves
+        objective.confirm(reading)
+    return reading.loss, gradient
+
+
 def _ascend(
     evaluate: LossAndGradient,
     weights: Tensor,
@@ -213,26 +232,33 @@ def _ascend(
     generator: torch.Generator,
 ) -> tuple[float, float]:
     """Return the loss at the weights and the highest one on the way up."""
-    offset = torch.zeros_like(weights)
     start, gradient = evaluate(weights)
-    highest = start
-    for index in range(steps):
+    offset = torch.zeros_like(weights)
+    if steps == 1:
         ascent = scale * gradient
-        norm = float(torch.linalg.vector_norm(ascent))
-        if norm == 0 and steps == 1:
-            break  # SAM does not move where the gradient vanishes
-        if norm == 0:
+        if _norm(ascent) == 0:
+            return start, start  # SAM does not move where the gradient vanishes
+        return start, evaluate(weights + scale * _climbed(offset, ascent, step, rho))[0]
+    highest = start
+    for _ in range(steps):
+        ascent = scale * gradient
+        if _norm(ascent) == 0:
             ascent = _normal(weights, generator)
-            norm = float(torch.linalg.vector_norm(ascent))
-        offset = offset + ascent * (step / norm)
-        length = float(torch.linalg.vector_norm(offset))
-        if length > rho:
-            offset = offset * (rho / length)
+        offset = _climbed(offset, ascent, step, rho)
         loss, gradient = evaluate(weights + scale * offset)
-        if index == 0 and steps == 1:
-            return start, loss
         highest = max(highest, loss)
     return start, highest
+
+
+def _climbed(offset: Tensor, direction: Tensor, step: float, rho: float) -> Tensor:
+    """Go a step of the given length in a direction, and back onto the ball where that leaves it."""
+    offset = offset + direction * (step / _norm(direction))
+    length = _norm(offset)
+    return offset * (rho / length) if length > rho else offset
+
+
+def _norm(vector: Tensor) -> float:
+    return float(torch.linalg.vector_norm(vector))
 
 
 def _groups(objective: Objective, m: int | None) -> Iterator[tuple[Iterable[Any] | None, float]]:

@@ -45,6 +45,14 @@ class SymmetricOperator(Protocol):
         """Multiply a vector, or a matrix column by column."""
 
 
+TITLES = {
+    "hessian": "Hessian",
+    "gauss_newton": "Gauss-Newton matrix",
+    "empirical_fisher": "empirical Fisher matrix",
+}
+"""What people call an operator, by its kind."""
+
+
 @dataclass(frozen=True)
 class Info:
     """What a curvature was computed from; every field is a plain number or word.

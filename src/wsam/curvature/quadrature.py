@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from wsam.curvature.eigen import Progress, Report
 from wsam.curvature.krylov import Krylov
 from wsam.curvature.operator import Info, SymmetricOperator
+from wsam.curvature.progress import Progress, Report
 
 __all__ = ["Density", "Share", "density"]
 
@@ -115,6 +117,18 @@ class Density:
             "converged": self.converged,
         }
 
+    def save(self, path: str | Path, *, marks: Sequence[float] | None = None) -> Path:
+        """Write a picture (.png, .svg, .pdf), an interactive page (.html) or the numbers (.json).
+
+        Args:
+            path: the suffix says what to write; the folder is made.
+            marks: eigenvalues to point out in a picture or on a page.
+        """
+        from wsam.curvature.render import save_density
+
+        save_density(self, path, marks)
+        return Path(path)
+
 
 def density(
     operator: SymmetricOperator,
@@ -173,12 +187,11 @@ def density(
     while len(probes) < max_probes:
         probes.append(_probe(operator, steps, generator, told))
         products += probes[-1].products
-        width = sigma or probes[0].default_width()
-        support = _grid(probes, width, 400)
-        error = _spread([p.cumulative(support, width) for p in probes])
+        seen = _smoothed(probes, sigma or probes[0].default_width())
+        error = seen.error
         if len(probes) >= 3 and error <= tol:
             break
-    return _summary(operator, probes, width, points, tol, products)
+    return _summary(operator, probes, seen, points, tol)
 
 
 @dataclass(frozen=True)
@@ -287,15 +300,29 @@ def _spread(curves: list[Tensor]) -> float:
     return float(torch.stack(curves).std(0).max()) / math.sqrt(len(curves))
 
 
+class _Smoothed(NamedTuple):
+    """The cumulative distributions that probes see, on one grid, and how far they are apart."""
+
+    width: float
+    support: Tensor
+    curves: list[Tensor]
+    error: float
+
+
+def _smoothed(probes: list[Quadrature], width: float) -> _Smoothed:
+    support = _grid(probes, width, 400)
+    curves = [probe.cumulative(support, width) for probe in probes]
+    return _Smoothed(width, support, curves, _spread(curves))
+
+
 def _summary(
     operator: SymmetricOperator,
     probes: list[Quadrature],
-    width: float,
+    seen: _Smoothed,
     points: int,
     tol: float,
-    products: int,
 ) -> Density:
-    support = _grid(probes, width, 400)
+    width, support, cumulative, error = seen
     # Two points a width are enough for the sum over the grid to be the integral.
     needed = math.ceil(2 * float(support[-1] - support[0]) / width)
     grid = _grid(probes, width, max(points, needed))
@@ -304,9 +331,9 @@ def _summary(
         bumps = torch.exp(-(((grid[:, None] - probe.nodes) / width) ** 2) / 2)
         curves.append(bumps @ probe.weights / (width * math.sqrt(2 * math.pi)))
     stacked = torch.stack(curves)
-    error = _spread([p.cumulative(support, width) for p in probes])
     halved = [
-        p.cumulative(support, width) - p.cumulative(support, width, half=True) for p in probes
+        curve - probe.cumulative(support, width, half=True)
+        for curve, probe in zip(cumulative, probes, strict=True)
     ]
     change = float(torch.stack(halved).mean(0).abs().max())
     several = len(probes) > 1
@@ -321,7 +348,7 @@ def _summary(
         sigma=width,
         cumulative_error=error,
         quadrature_error=change,
-        products=products,
+        products=sum(p.products for p in probes),
         converged=several and error <= tol and change <= tol,
         info=getattr(operator, "info", None),
         semidefinite=getattr(operator, "semidefinite", False),

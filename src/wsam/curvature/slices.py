@@ -8,7 +8,6 @@ checkpoints, its buffers). Directions come from `random_direction`, from an eige
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -18,8 +17,8 @@ from typing import Any, Literal, Unpack
 import torch
 from torch import Tensor, nn
 
-from wsam.curvature.eigen import Progress, Report
 from wsam.curvature.objective import LossFunction, Objective, ObjectiveOptions
+from wsam.curvature.progress import Progress, Report
 from wsam.numbers import plain
 
 __all__ = ["Landscape", "between", "landscape", "normalised", "random_direction"]
@@ -37,12 +36,14 @@ class Landscape:
             A loss that is not finite is kept as it came.
         labels: what each direction is.
         info: what the loss was computed from.
+        note: how many losses are not finite and, where it is known, why; empty if all are.
     """
 
     coordinates: list[list[float]]
     losses: list[Any]
     labels: list[str]
     info: dict[str, Any] = field(default_factory=dict)
+    note: str = ""
 
     @property
     def dimensions(self) -> int:
@@ -58,17 +59,13 @@ class Landscape:
         """Write a picture (.png, .svg, .pdf), an interactive page (.html) or the numbers (.json).
 
         Args:
-            path: the suffix says what to write.
+            path: the suffix says what to write; the folder is made.
             log: logarithmic loss; default where the losses span more than a factor of 30.
         """
         from wsam.curvature.render import save_landscape
 
-        path = Path(path)
-        if path.suffix == ".json":
-            path.write_text(json.dumps(self.as_dict(), allow_nan=False), encoding="utf-8")
-        else:
-            save_landscape(self, path, log)
-        return path
+        save_landscape(self, path, log)
+        return Path(path)
 
 
 def random_direction(
@@ -174,7 +171,7 @@ def landscape(
 ) -> Landscape:
     """Evaluate `L(origin + a d1 [+ b d2])` on a line or a grid; the model stays as it is.
 
-    Each batch is read once and evaluated at every point.
+    Each batch is read once and evaluated at every point, after the readings that `check` compares.
 
     Args:
         model: any module.
@@ -208,6 +205,7 @@ def landscape(
         for direction in several
     ]
     points = list(itertools.product(*axes))
+    objective.read_again()  # none of the points need be the model's own weights
     sums, count, done = [0.0] * len(points), 0.0, 0
     with objective.ready(), torch.no_grad():
         for batch, size in objective.stream():
@@ -223,7 +221,31 @@ def landscape(
     rows = len(axes[-1])
     grid = means if len(axes) == 1 else [means[i : i + rows] for i in range(0, len(means), rows)]
     names = list(labels or [f"direction {i + 1}" for i in range(len(axes))])
-    return Landscape(axes, grid, names, objective.describe())
+    lost = [point for point, mean in zip(points, means, strict=True) if not math.isfinite(mean)]
+    used = objective.mode == "eval"  # a batch's own variances are never negative
+    negative = sum(used and _has_negative_variance(start, lines, point) for point in lost)
+    note = _note_of(len(lost), len(points), negative)
+    return Landscape(axes, grid, names, objective.describe(), note)
+
+
+def _has_negative_variance(
+    start: Mapping[str, Tensor], lines: Sequence[Direction], point: Sequence[float]
+) -> bool:
+    """Tell whether a running variance falls below zero: beyond two checkpoints it may."""
+
+    def variances(tensors: Direction) -> dict[str, Tensor]:
+        return {n: t for n, t in tensors.items() if n.rpartition(".")[2] == "running_var"}
+
+    there = _shifted(variances(start), [variances(line) for line in lines], point)
+    return any(bool((variance < 0).any()) for variance in there.values())
+
+
+def _note_of(lost: int, points: int, negative: int) -> str:
+    if not lost:
+        return ""
+    where = "there" if negative == lost else f"at {negative} of them"
+    why = f" (a variance of BatchNorm is negative {where})" if negative else ""
+    return f"{lost} of {points} points {'has' if lost == 1 else 'have'} no finite loss{why}"
 
 
 def _axes(

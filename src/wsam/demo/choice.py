@@ -18,6 +18,7 @@ from wsam.lab import records
 from wsam.lab.files import write_atomic
 from wsam.lab.run import Run
 from wsam.numbers import mean_deviation
+from wsam.report.gather import failed_of
 from wsam.sweep.grid import Point, repeated
 
 FORMAT = 1
@@ -29,7 +30,7 @@ told apart by two seeds."""
 
 @dataclass(frozen=True)
 class Place:
-    """A point of a look, and the final test errors there, one a seed; None for a failed run."""
+    """A point of a look, and the final test errors there, one per seed; None for a failed run."""
 
     point: Mapping[str, float]
     errors: tuple[float | None, ...]
@@ -43,8 +44,7 @@ class Place:
     @property
     def failures(self) -> str:
         """How many runs failed, ``failed 1/2``, as a report says it; empty where none did."""
-        failed = self.errors.count(None)
-        return f"failed {failed}/{len(self.errors)}" if failed else ""
+        return failed_of(self.errors.count(None), len(self.errors))
 
 
 @dataclass(frozen=True)

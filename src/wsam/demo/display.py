@@ -1,4 +1,4 @@
-"""The display: live, a line a run with its epochs; through a pipe, a line a run that has ended."""
+"""The display: live, one line per run with its epochs; through a pipe, one per run that has ended."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from wsam.demo.setting import contenders
+from wsam.demo.summary import names
 from wsam.demo.work import is_done, unheard
 from wsam.lab import records
 from wsam.lab.files import quiet as say_nothing
+from wsam.lab.train import checkpoints
 from wsam.report.gather import group_key
 from wsam.sweep import Job, Outcome
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 _BAR = 24
 _EVERY = 4
-"""Looks a second."""
+"""Looks per second."""
 _MOST = 24
 """Lines; of more jobs than that only those under way are shown."""
 
@@ -45,9 +46,7 @@ class State:
             self.done = is_done(self.job)
             self.error = _error(self.job) if self.done else None
             return
-        folder = records.work_folder(out, run) / "checkpoints"
-        numbers = [int(path.stem) for path in folder.glob("*.json") if path.stem.isdecimal()]
-        self.epochs = max([self.epochs, *numbers])
+        self.epochs = max(self.epochs, checkpoints(run, out).newest or 0)
 
     @property
     def text(self) -> str:
@@ -105,10 +104,9 @@ class Display:
 
 def labels(jobs: Sequence[Job]) -> dict[str, str]:
     """Return what people read for each run: its row and seed, or its settings, by its key."""
-    names = {group_key(row.run): name for name, row in contenders().items()}
-    found = {}
+    rows, found = names(), {}
     for run in (job.run for job in jobs):
-        name = names.get(group_key(run))
+        name = rows.get(group_key(run))
         found[run.key] = run.title if name is None else f"{name}, seed {run.seed}"
     return found
 
@@ -122,7 +120,7 @@ class Ears:
 
 
 class Lines:
-    """A line a job that has ended, for pipes and logs."""
+    """One line per job that has ended, for pipes and logs."""
 
     def __init__(self, jobs: Sequence[Job], title: str) -> None:
         self.labels = labels(jobs)
@@ -146,7 +144,7 @@ class Lines:
 
 @contextmanager
 def shown(jobs: Sequence[Job], title: str, quiet: bool) -> Iterator[Ears]:
-    """Show how far jobs are: live on a terminal, a line a finished run elsewhere.
+    """Show how far jobs are: live on a terminal, one line per finished run elsewhere.
 
     Yields:
         What is to hear of them.

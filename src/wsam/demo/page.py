@@ -6,8 +6,10 @@ import math
 
 from wsam.demo.choice import TIE, Choice
 from wsam.demo.setting import BASE, EPOCHS, LR, NOISE, SAM, TUNED, WSAM, contenders
-from wsam.demo.summary import ONE_SEED, Figure, Summary, names
+from wsam.demo.summary import ONE_SEED, Summary, error_text, names
 from wsam.demo.work import RADIUS
+from wsam.lab.environment import short_commit
+from wsam.numbers import plus_minus
 from wsam.report import page as report_page
 from wsam.report.charts import told
 from wsam.report.heat import heat
@@ -27,24 +29,22 @@ def table_rows(summary: Summary, narrow: bool = False) -> list[list[str]]:
         narrow: Give the deviation of the test error alone, for a terminal.
     """
     forms = {
-        "test_error": ".2f",
-        "train_loss": ".3f",
-        "sharpness": ".3f",
-        "top_eigenvalue": ".1f",
-        "seconds": ".1f",
+        "test_error": "{:.2f}",
+        "train_loss": "{:.3f}",
+        "sharpness": "{:.3f}",
+        "top_eigenvalue": "{:.1f}",
+        "seconds": "{:.1f}",
     }
     rows = []
     for name, row in summary.rows.items():
-        texts = [_text(row.figures[figure_name], form) for figure_name, form in forms.items()]
+        texts = [
+            plus_minus(*row.figures[figure_name], form.format)
+            for figure_name, form in forms.items()
+        ]
         first = 1 if narrow else len(texts) - 1
         texts[first:] = [text.partition(" ")[0] for text in texts[first:]]
         rows.append([name, *texts])
     return rows
-
-
-def _text(figure: Figure, form: str) -> str:
-    mean, deviation = figure
-    return f"{mean:{form}}" if deviation is None else f"{mean:{form}} ± {deviation:{form}}"
 
 
 def page(summary: Summary, choice: Choice) -> str:
@@ -62,7 +62,7 @@ def page(summary: Summary, choice: Choice) -> str:
 
 def _lead(summary: Summary) -> str:
     gap, spread = summary.lower(WSAM, BASE)
-    ours, theirs = (_text(summary.rows[n].figures["test_error"], ".1f") for n in (WSAM, BASE))
+    ours, theirs = (error_text(summary.rows[n]) for n in (WSAM, BASE))
     if spread is None:
         strength = f" ({ONE_SEED})"
     else:
@@ -167,7 +167,7 @@ def _choice(choice: Choice) -> Section:
         "belong together."
     )
     versions = ", ".join(f"{k} {v}" for k, v in facts["versions"].items() if v)
-    commits = ", ".join(_short(commit) for commit in facts["commit"])
+    commits = ", ".join(short_commit(commit) for commit in facts["commit"])
     made = (
         f"{facts['runs']} runs, one thread each, on {facts['hardware']['cpu']}, "
         f"finished {facts['finished']}; {versions}; commit {commits}. "
@@ -192,8 +192,3 @@ def _look(choice: Choice, name: str, axis: str) -> str:
         texts = (told(known, ".2f"), place.failures)
         rows.append([f"{place.point[axis]:g}{mark}", ", ".join(filter(None, texts))])
     return table([f"{name}: {axis}", "test error (%)"], rows)
-
-
-def _short(commit: str) -> str:
-    head, plus, rest = commit.partition("+")
-    return head[:12] + plus + rest

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from wsam.demo.choice import Choice
 from wsam.demo.setting import SAM, TUNED, WSAM, contenders
 from wsam.demo.summary import Row, Summary
-from wsam.numbers import mean_deviation
+from wsam.numbers import mean_deviation, plus_minus
 from wsam.plots.style import COLORS, INK, SETTINGS, SOFT, figure, save
-from wsam.report.heat import shade, shares
+from wsam.report.heat import is_light, shade, shares
 from wsam.report.slices import mean_slice
 
 if TYPE_CHECKING:
@@ -23,6 +23,9 @@ _CURVES = {
     "train_loss": "training loss",
     "sharpness": "sharpness in training, each at its own ρ",
 }
+
+_GONE = (237, 237, 237)
+"""Where training broke down."""
 
 
 def write_all(summary: Summary, choice: Choice, out: Path) -> list[Path]:
@@ -96,11 +99,12 @@ def errors(summary: Summary) -> Figure:
             group, color = row.group, _stroke(row)["color"]
             values = group.values(what) if what == "test_error" else group.eigenvalues
             mean, deviation = mean_deviation(values)
+            assert mean is not None
             panel.plot(values, [at] * len(values), "o", color=color, alpha=0.35, markersize=4)
             style: dict[str, Any] = {"fmt": "o", "capsize": 4, "markersize": 8, "color": color}
-            panel.errorbar(mean or 0.0, at, xerr=deviation, **style)
-            text = f"{mean:.1f}" if deviation is None else f"{mean:.1f} ± {deviation:.1f}"
-            end = ((mean or 0.0) + (deviation or 0.0), at)
+            panel.errorbar(mean, at, xerr=deviation, **style)
+            text = plus_minus(mean, deviation, "{:.1f}".format)
+            end = (mean + (deviation or 0.0), at)
             offset: dict[str, Any] = {"xytext": (9, 0), "textcoords": "offset points"}
             panel.annotate(text, end, va="center", fontsize=9, color=INK, **offset)
         panel.set_xlabel(label)
@@ -171,18 +175,19 @@ def _heat(panel: Axes, choice: Choice) -> None:
     chosen = contenders()[WSAM].run.hyper
     for place in places:
         x, y = radii.index(place.point["rho"]), gammas.index(place.point["gamma"])
-        tone = (0.93, 0.93, 0.93) if place.mean is None else _tone(share[place.mean])
+        tone = _GONE if place.mean is None else shade(share[place.mean])
         mine = all(chosen[name] == value for name, value in place.point.items())
         edge: dict[str, Any] = {
             "edgecolor": INK if mine else "white",
             "linewidth": 2.5 if mine else 1,
         }
         panel.add_patch(
-            Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, facecolor=tone, zorder=2 + mine, **edge)
+            Rectangle(
+                (x - 0.48, y - 0.46), 0.96, 0.92, facecolor=_rgb(tone), zorder=2 + mine, **edge
+            )
         )
-        light = 0.299 * tone[0] + 0.587 * tone[1] + 0.114 * tone[2] > 0.55
         text = place.failures.replace(" ", "\n") if place.mean is None else f"{place.mean:.1f}"
-        ink = INK if light else "white"
+        ink = INK if is_light(tone) else "white"
         panel.text(x, y, text, ha="center", va="center", color=ink, fontsize=10, zorder=4)
     panel.set_xticks(range(len(radii)), [f"{value:g}" for value in radii])
     panel.set_yticks(range(len(gammas)), [f"{value:g}" for value in gammas])
@@ -196,6 +201,7 @@ def _heat(panel: Axes, choice: Choice) -> None:
     panel.yaxis.label.set_color(SOFT)
 
 
-def _tone(share: float) -> tuple[float, float, float]:
-    red, green, blue = shade(share)
+def _rgb(color: tuple[int, int, int]) -> tuple[float, float, float]:
+    """Return a colour as matplotlib takes it."""
+    red, green, blue = color
     return red / 255, green / 255, blue / 255

@@ -53,7 +53,7 @@ class Contender:
     run: Run
 
     def runs(self, seeds: Sequence[int]) -> tuple[Run, ...]:
-        """Return its runs, one a seed; each draws its noisy labels anew."""
+        """Return its runs, one per seed; each draws its noisy labels anew."""
         return repeated(self.run, seeds)
 
 

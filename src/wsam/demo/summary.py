@@ -11,7 +11,7 @@ from wsam.demo.setting import WSAM, Contender, contenders
 from wsam.demo.work import check_measured, read_sharpness
 from wsam.lab import records
 from wsam.lab.run import Run
-from wsam.numbers import mean_deviation
+from wsam.numbers import mean_deviation, plus_minus
 from wsam.report.gather import Folder, Group, Result, gather, group_key
 
 Figure = tuple[float, float | None]
@@ -69,7 +69,7 @@ class Summary:
 
     def _sentence(self, other: str) -> str:
         gap, spread = self.lower(WSAM, other)
-        ours, theirs = (_plain(self.rows[n].figures["test_error"]) for n in (WSAM, other))
+        ours, theirs = (error_text(self.rows[n]) for n in (WSAM, other))
         start = f"WSAM against {other}: test error {ours}% and {theirs}%"
         if spread is None:
             return f"{start}; {ONE_SEED}."
@@ -94,9 +94,9 @@ class Summary:
         }
 
 
-def _plain(figure: Figure) -> str:
-    mean, deviation = figure
-    return f"{mean:.1f}" if deviation is None else f"{mean:.1f} ± {deviation:.1f}"
+def error_text(row: Row) -> str:
+    """Return a row's test error for a sentence: ``4.3 ± 0.2``."""
+    return plus_minus(*row.figures["test_error"], "{:.1f}".format)
 
 
 def summarise(out: Path, seeds: Sequence[int]) -> Summary:

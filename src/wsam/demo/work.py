@@ -107,7 +107,7 @@ def carry_out(
     say: Callable[[str], None],
     ended: Callable[[Outcome], None] = unheard,
 ) -> list[Outcome]:
-    """Carry out those jobs that are not done yet, one worker a core unless said otherwise.
+    """Carry out those jobs that are not done yet, one worker per core unless said otherwise.
 
     A record whose weights were lost before it was measured is made again, and so is what is damaged.
 

@@ -123,7 +123,7 @@ class MemoryFeed:
 
     Args:
         images: The data set, with label noise already applied.
-        batch_size: Images a step; at most as many as there are.
+        batch_size: Images per step; at most as many as there are.
         device: Where the model trains.
         seed: Of order and augmentation.
         augment: Use the data set's crops and mirror images.

@@ -21,6 +21,8 @@ from wsam.lab import tensors
 from wsam.lab.files import TEMPORARY, quiet, sha256, sync_folder, write_atomic
 
 State = dict[str, Any]
+_KEPT = 2
+"""Checkpoints of a run: one more than is loaded, for the newest may turn out to be damaged."""
 _BEFORE = "falling back to the one before"
 _ANEW = "none before it is left, so the run begins anew"
 
@@ -94,7 +96,6 @@ class Checkpoints:
 
     Args:
         folder: Where they live; nobody else writes there meanwhile.
-        keep: How many of the newest that are whole are kept.
         say: Takes a message about each damaged checkpoint that is passed over.
 
     Example:
@@ -105,15 +106,14 @@ class Checkpoints:
         {'epoch': 1}
     """
 
-    def __init__(self, folder: Path, keep: int = 2, say: Callable[[str], None] = quiet) -> None:
+    def __init__(self, folder: Path, say: Callable[[str], None] = quiet) -> None:
         self.folder = folder
-        self.keep = keep
         self.say = say
         self._whole: set[int] = set()
         self._passed: set[int] = set()
 
     def save(self, number: int, state: State) -> None:
-        """Save a checkpoint, then remove the damaged ones and all but the newest `keep`.
+        """Save a checkpoint, then remove the damaged ones and all but the newest two.
 
         The one just saved stays, whatever the numbers of the others. One that was passed over
         though nothing is wrong with its bytes is left: it may be readable later, or elsewhere.
@@ -121,7 +121,7 @@ class Checkpoints:
         save_state(self._path(number), state)
         self._whole.add(number)
         self._passed.discard(number)
-        room = self.keep - 1
+        room = _KEPT - 1
         for other in self._numbers():
             if other == number:
                 continue
@@ -146,9 +146,9 @@ class Checkpoints:
         return True
 
     @property
-    def any(self) -> bool:
-        """Whether there is one, whole or not."""
-        return bool(self._numbers())
+    def newest(self) -> int | None:
+        """The number of the newest, whole or not; None where there is none."""
+        return next(iter(self._numbers()), None)
 
     def load(self) -> State | None:
         """Return the newest checkpoint that is whole, or None; damaged ones are told of."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from wsam.lab import formats
-from wsam.lab.fetch import Progress, Remote, check, fetch, unpack
+from wsam.lab.fetch import Progress, Remote, fetch, unpack
 from wsam.lab.files import file_sha256, quiet
 
 PUBLISHED = "published files"
@@ -76,11 +76,7 @@ class Source:
 
     def get(self, remote: Remote) -> Path:
         """Return a published file, downloaded into the folder if it may be."""
-        path = self.folder / remote.name
-        if path.exists():
-            check(path, remote)
-            return path
-        if not self.download:
+        if not self.download and not (self.folder / remote.name).exists():
             raise FileNotFoundError(
                 f"{remote.name} is not in {self.folder}: put it there, or allow the download"
             )
@@ -212,7 +208,7 @@ def load_fashion(source: Source) -> Images:
 
 def _fashion_file(remote: Remote, source: Source, folders: tuple[Path, Path]) -> Path:
     there = next((folder for folder in folders if (folder / remote.name).exists()), folders[0])
-    return Source(there, source.download, source.progress, source.say).get(remote)
+    return replace(source, folder=there).get(remote)
 
 
 _DIGITS = Traits(10, (0.3053,), (0.3759,))

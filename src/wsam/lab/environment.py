@@ -21,7 +21,7 @@ def facts(device: torch.device) -> Facts:
     return {"hardware": hardware(device), "versions": versions(), "commit": commit()}
 
 
-def told(sessions: list[Facts], facts: Facts, epochs: int) -> list[Facts]:
+def with_session(sessions: list[Facts], facts: Facts, epochs: int) -> list[Facts]:
     """Return what the sessions of a run ran on, each distinct kind once, after one more session.
 
     Args:
@@ -30,7 +30,7 @@ def told(sessions: list[Facts], facts: Facts, epochs: int) -> list[Facts]:
         epochs: How many it made. A kind's entry has the sum under this name.
 
     Example:
-        >>> told([{"commit": "a", "epochs": 3}], {"commit": "a"}, 2)
+        >>> with_session([{"commit": "a", "epochs": 3}], {"commit": "a"}, 2)
         [{'commit': 'a', 'epochs': 5}]
     """
     same = [kind for kind in sessions if {**kind, "epochs": 0} == {**facts, "epochs": 0}]
@@ -102,6 +102,17 @@ def commit() -> str | None:
     head = _git(package, "rev-parse", "HEAD")
     changes = _git(package, "status", "--porcelain", "--", ".")
     return f"{head}+changes" if head and changes else head
+
+
+def short_commit(commit: str) -> str:
+    """Return a commit as people read it: twelve digits, and what was added to it.
+
+    Example:
+        >>> short_commit("0123456789abcdef+changes")
+        '0123456789ab+changes'
+    """
+    head, plus, changes = commit.partition("+")
+    return head[:12] + plus + changes
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

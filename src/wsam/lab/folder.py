@@ -23,7 +23,7 @@ from wsam.lab.environment import cores
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _TEST_BATCH = 256
-_Ticket = tuple[int, int | None]
+Ticket = tuple[int, int | None]
 """An image's number, and a seed for its augmentation or None."""
 
 
@@ -73,7 +73,7 @@ class Decoded(Dataset[Batch]):
     def __len__(self) -> int:
         return len(self.paths)
 
-    def __getitem__(self, ticket: _Ticket) -> Batch:
+    def __getitem__(self, ticket: Ticket) -> Batch:
         """Return (rows, columns, channels) bytes and the label."""
         from PIL import Image, UnidentifiedImageError
 
@@ -127,14 +127,14 @@ class FolderFeed:
 
     Args:
         root: The folder that holds ``train`` and ``val``.
-        batch_size: Images a step.
+        batch_size: Images per step.
         device: Where the model trains.
         seed: Of order and augmentation.
         augment: Random crops and mirror images; else the middle.
         noise: Fraction of labels drawn anew, and the seed of that.
         limits: At most this many images to train on and to test on.
         size: Rows and columns the model sees.
-        workers: Processes that decode; None for one a core.
+        workers: Processes that decode; None for one per core.
     """
 
     verified = UNVERIFIED
@@ -180,14 +180,15 @@ class FolderFeed:
         order = torch.randperm(self.train_count, generator=self.generator).tolist()
         seed = int(torch.randint(2**62, (), generator=self.generator)) if self.augment else None
         used = order[: self.steps * self.batch_size]
-        return self._batches(self.train_set, [(number, seed) for number in used], self.batch_size)
+        return self.batches(self.train_set, [(number, seed) for number in used], self.batch_size)
 
     def test(self) -> Iterator[Batch]:
         """Yield the test set in large batches."""
-        tickets: list[_Ticket] = [(number, None) for number in range(self.test_count)]
-        return self._batches(self.test_set, tickets, _TEST_BATCH)
+        tickets: list[Ticket] = [(number, None) for number in range(self.test_count)]
+        return self.batches(self.test_set, tickets, _TEST_BATCH)
 
-    def _batches(self, images: Decoded, tickets: list[_Ticket], size: int) -> Iterator[Batch]:
+    def batches(self, images: Decoded, tickets: list[Ticket], size: int) -> Iterator[Batch]:
+        """Yield images in the order of their tickets, on the device."""
         loader = DataLoader(
             images,
             batch_sampler=[tickets[at : at + size] for at in range(0, len(tickets), size)],

@@ -26,7 +26,7 @@ class Means:
         checkpoint_seconds: Least time between checkpoints, which are made after an epoch.
         source: Where data is looked for.
         retry: Run a run again that failed before.
-        workers: Processes that decode images from files; None for one a core.
+        workers: Processes that decode images from files; None for one per core.
     """
 
     device: str = "auto"

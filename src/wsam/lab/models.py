@@ -1,7 +1,8 @@
 """Models: ResNet18 and WRN-28-10 in their CIFAR forms, two small ones for CPUs, DeiT and timm's.
 
-All of them start from He's initialisation, drawn on the CPU from the run's seed, so that a run
-starts from the same weights on every device.
+Our own convolutions use He's normal initialisation, linear layers torch's default with zero biases;
+DeiT and timm's models keep their own. All weights are drawn on the CPU from the run's seed, so that a
+run starts from the same ones on every device.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def build(name: str, task: Task, seed: int, pretrained: str | None = None) -> nn
 
 
 def he_init(model: nn.Module) -> None:
-    """Draw convolutions from He's normal distribution (fan-out) and clear all biases.
+    """Draw convolutions from He's normal distribution (fan-out), linear layers as torch; zero biases.
 
     Reference:
         He et al., Delving deep into rectifiers, ICCV 2015.

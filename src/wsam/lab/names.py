@@ -12,7 +12,13 @@ import inspect
 import math
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import TypeGuard, cast
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
+
+from wsam import checks
+
+if TYPE_CHECKING:
+    from wsam.geometry import Geometry
 
 Value = float | int | bool | str | None | tuple[float, ...]
 """What an argument of a method, geometry or base may be: all of it is plain JSON."""
@@ -58,22 +64,8 @@ BASE_CLASSES = {
     "adadelta": "Adadelta",
 }
 
-# Arguments that say how a step is carried out, not what a method is; a seed is the run's own.
-COMMON = frozenset(
-    [
-        "geometry",
-        "rule",
-        "model",
-        "lean",
-        "max_norm",
-        "nonfinite",
-        "repeat_randomness",
-        "keep",
-        "seed",
-        "when",
-        "local",
-    ]
-)
+SEED = "seed"
+"""An argument of some methods and geometries that is no hyperparameter: it is the run's own."""
 OPTIONS: dict[str, Value] = {"lean": False, "max_norm": None}
 """The common options that a run may set, with the values that mean "off"."""
 
@@ -96,9 +88,7 @@ def methods() -> dict[str, dict[str, Value]]:
     for name, member in METHODS.items():
         parameters = inspect.signature(member).parameters.values()
         own[name] = {
-            p.name: p.default
-            for p in parameters
-            if p.kind is p.KEYWORD_ONLY and p.name not in COMMON
+            p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != SEED
         }
     return own
 
@@ -122,13 +112,17 @@ def takes_geometry(method: str) -> bool:
 
 def geometries() -> dict[str, dict[str, Value]]:
     """Return every geometry a run may ask for, with its arguments and their defaults."""
+    return {
+        name: {f.name: cast(Value, f.default) for f in dataclasses.fields(kind) if f.name != SEED}
+        for name, kind in geometry_classes().items()
+    }
+
+
+def geometry_classes() -> dict[str, type[Geometry]]:
+    """Return the class of every geometry a run may ask for."""
     from wsam.geometry import Adaptive, Fisher, Masked
 
-    known: dict[str, dict[str, Value]] = {}
-    for name, kind in (("adaptive", Adaptive), ("fisher", Fisher), ("masked", Masked)):
-        fields = dataclasses.fields(kind)
-        known[name] = {f.name: cast(Value, f.default) for f in fields if f.name not in COMMON}
-    return known
+    return {"adaptive": Adaptive, "fisher": Fisher, "masked": Masked}
 
 
 def chosen(what: str, name: str, known: Iterable[str]) -> str:
@@ -141,6 +135,20 @@ def chosen(what: str, name: str, known: Iterable[str]) -> str:
     if name not in names:
         raise ValueError(f"unknown {what} {name!r}; known: {listed(names)}")
     return name
+
+
+def word(name: str, value: Any) -> str:
+    """Return `value` if it is a word, or raise."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a word, got {value!r}")
+    return value
+
+
+def mapping(name: str, value: Any) -> Mapping[str, Value]:
+    """Return `value` if it holds names with their values, or raise."""
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{name} must hold names and values, got {value!r}")
+    return value
 
 
 def filled(
@@ -169,17 +177,13 @@ def filled(
 def _like(name: str, value: object, default: Value) -> Value:
     """Bring a value to the type of its default: ``1`` and ``1.0`` must name one run."""
     if isinstance(default, bool):
-        if isinstance(value, bool):
-            return value
-        raise TypeError(f"{name} must be true or false, got {value!r}")
+        return checks.flag(name, value)
     if isinstance(default, int):
-        if isinstance(value, int) and not isinstance(value, bool):
-            return value
+        if isinstance(value, Integral) and not isinstance(value, bool):
+            return int(value)
         raise TypeError(f"{name} must be a whole number, got {value!r}")
     if isinstance(default, str):
-        if isinstance(value, str):
-            return value
-        raise TypeError(f"{name} must be a word, got {value!r}")
+        return word(name, value)
     if isinstance(default, tuple):
         if isinstance(value, list | tuple) and len(value) == len(default):
             return tuple(_number(name, item) for item in value)
@@ -195,7 +199,7 @@ def is_number(value: object) -> TypeGuard[int | float]:
 
 
 def _number(name: str, value: object) -> float:
-    if not is_number(value):
+    if isinstance(value, bool) or not isinstance(value, Real):  # numpy's are real numbers too
         raise TypeError(f"{name} must be a number, got {value!r}")
     try:
         found = float(value)

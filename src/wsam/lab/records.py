@@ -1,6 +1,6 @@
 """Records: what came of a run, as JSON named by the run's key.
 
-``OUT/KEY.json`` is the record; a folder ``KEY`` beside the records holds what a run needs on its way
+``OUT/KEY.json`` is the record. The folder ``OUT/work/KEY`` holds what a run needs on its way
 (checkpoints, lock, TensorBoard events) and weights that were asked for, see `work_folder`.
 Numbers that are not finite are written as null, so that every reader of JSON can read a record.
 """
@@ -32,9 +32,19 @@ def record_path(out: Path, run: Run) -> Path:
     return out / f"{run.key}.json"
 
 
+def work(out: Path) -> Path:
+    """Return the folder of all that is no record: work folders of runs, and what sweeps keep."""
+    return out / "work"
+
+
 def work_folder(out: Path, run: Run) -> Path:
     """Return the folder of a run's checkpoints, events and weights."""
-    return out / "work" / run.key
+    return work(out) / run.key
+
+
+def checkpoints_folder(of_run: Path) -> Path:
+    """Return where the checkpoints lie in the work folder of a run."""
+    return of_run / "checkpoints"
 
 
 def weights_path(out: Path, run: Run) -> Path:
@@ -76,7 +86,7 @@ def write(out: Path, run: Run, record: Record) -> Path:
 
 
 def _text(record: Record) -> str:
-    """Return JSON with a line an entry and a line an epoch, which reads and compares well."""
+    """Return JSON with one line per entry and one per epoch, which reads and compares well."""
 
     def line(value: Any) -> str:
         return json.dumps(value, allow_nan=False, ensure_ascii=False)

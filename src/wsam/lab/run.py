@@ -35,7 +35,7 @@ class Run:
         base_args: Its arguments, such as ``{"lr": 0.05, "momentum": 0.9}``.
         options: Options common to all methods: ``lean``, ``max_norm``.
         epochs: How many times the training data is passed through.
-        batch_size: Images a step.
+        batch_size: Images per step.
         seed: Of the weights, the order of the images and their augmentation.
         noise: Fraction of training labels drawn anew, uniformly over all classes.
         noise_seed: Of that drawing; of no effect, and 0, where `noise` is 0.
@@ -76,44 +76,56 @@ class Run:
 
     def __post_init__(self) -> None:
         """Check every setting and bring it to its one canonical form."""
+        self._check_names()
+        self._take_numbers()
+        checks.flag("augment", self.augment)
+        for name in ("hyper", "base_args", "options"):
+            names.mapping(name, getattr(self, name))
+        own = names.methods()[self.method]
+        self._freeze("hyper", names.filled(self.method, self.hyper, own))
+        self._freeze("base_args", names.filled(self.base, self.base_args, names.BASES[self.base]))
+        self._freeze("options", self._checked_options())
+        if self.geometry is not None:
+            self._freeze("geometry", self._checked_geometry(self.geometry))
+
+    def _check_names(self) -> None:
+        for name in ("data", "model"):
+            names.word(name, getattr(self, name))
+        if self.pretrained is not None:
+            names.word("pretrained", self.pretrained)
         if not self.data.startswith("folder:"):
             names.chosen("data", self.data, (*names.DATA, "folder:NAME"))
         if not self.model.startswith("timm:"):
             names.chosen("model", self.model, (*names.MODELS, "timm:NAME"))
         names.chosen("schedule", self.schedule, names.SCHEDULES)
         names.chosen("precision", self.precision, names.PRECISIONS)
-        known = names.methods()
-        names.chosen("method", self.method, known)
+        names.chosen("method", self.method, names.methods())
         names.chosen("base", self.base, names.BASES)
-        for name in ("epochs", "batch_size"):
-            checks.count(name, getattr(self, name), 1)
+
+    def _take_numbers(self) -> None:
+        """Keep numbers as Python's own, whoever's they were: JSON knows no others."""
+        limits = [n for n in ("train_limit", "test_limit") if getattr(self, n) is not None]
+        for name in ("epochs", "batch_size", *limits):
+            self._set(name, checks.count(name, getattr(self, name), 1))
         for name in ("seed", "noise_seed"):
-            if checks.count(name, getattr(self, name)) >= _SEEDS:
+            self._set(name, checks.count(name, getattr(self, name)))
+            if getattr(self, name) >= _SEEDS:
                 raise ValueError(f"{name} must be less than 2**63, got {getattr(self, name)}")
-        for name in ("train_limit", "test_limit"):
-            if getattr(self, name) is not None:
-                checks.count(name, getattr(self, name), 1)
-        if isinstance(self.noise, bool) or not 0 <= self.noise <= 1:
-            raise ValueError(f"noise must be a fraction from 0 to 1, got {self.noise!r}")
-        if not isinstance(self.augment, bool):
-            raise TypeError(f"augment must be true or false, got {self.augment!r}")
-        self._set("noise", float(self.noise))
+        self._set("noise", checks.number("noise", self.noise, 0, 1, high_open=False))
         self._set("noise_seed", self.noise_seed if self.noise else 0)
-        self._freeze("hyper", names.filled(self.method, self.hyper, known[self.method]))
-        self._freeze("base_args", names.filled(self.base, self.base_args, names.BASES[self.base]))
-        self._freeze("options", self._checked_options())
-        if self.geometry is not None:
-            self._freeze("geometry", self._checked_geometry(dict(self.geometry)))
 
     def _checked_options(self) -> dict[str, Value]:
         defaults = {} if self.method == names.VANILLA else names.OPTIONS
         options = names.filled(f"{self.method}'s options", self.options, defaults)
         return {name: value for name, value in options.items() if value != defaults[name]}
 
-    def _checked_geometry(self, given: dict[str, Value]) -> dict[str, Value]:
+    def _checked_geometry(self, geometry: Mapping[str, Value]) -> dict[str, Value]:
+        given = dict(geometry) if isinstance(geometry, Mapping) else {}
         name = given.pop("name", None)
         if not isinstance(name, str):
-            raise TypeError('geometry must hold a "name", as {"name": "adaptive"}')
+            raise TypeError(
+                f'geometry must hold a "name", as {{"name": "adaptive"}}, got {geometry!r}'
+            )
         if not names.takes_geometry(self.method):
             takers = [method for method in names.methods() if names.takes_geometry(method)]
             raise ValueError(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -32,17 +33,29 @@ def make_optimizer(run: Run, model: nn.Module) -> torch.optim.Optimizer:
     arguments: dict[str, Any] = {**run.hyper, **run.options, "model": model}
     if run.geometry is not None:
         arguments["geometry"] = _geometry(dict(run.geometry), run.seed)
-    if "seed" in inspect.signature(METHODS[run.method]).parameters:
-        arguments["seed"] = run.seed
+    arguments |= _seeded(METHODS[run.method], run.seed)
     return create(run.method, base, **arguments)
 
 
 def _geometry(arguments: dict[str, Any], seed: int) -> object:
-    import wsam.geometry
+    kind = names.geometry_classes()[arguments.pop("name")]
+    return kind(**arguments, **_seeded(kind, seed))
 
-    kind = getattr(wsam.geometry, str(arguments.pop("name")).capitalize())
-    seeded = {"seed": seed} if "seed" in inspect.signature(kind).parameters else {}
-    return kind(**arguments, **seeded)
+
+def _seeded(kind: Callable[..., object], seed: int) -> dict[str, int]:
+    """Return the run's seed as an argument, for those that draw."""
+    return {names.SEED: seed} if names.SEED in inspect.signature(kind).parameters else {}
+
+
+@contextmanager
+def fast_convolutions(device: torch.device) -> Iterator[None]:
+    """Let cuDNN try its algorithms once and keep the fastest: shapes never change here."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = before or device.type == "cuda"
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 def learning_rate(run: Run, step: int, steps: int) -> float:

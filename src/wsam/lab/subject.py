@@ -11,12 +11,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 from wsam.lab import records, tensors
 from wsam.lab.batches import Batch, MemoryFeed
 from wsam.lab.checkpoint import Checkpoints, has_manifest, load_state
-from wsam.lab.folder import FolderFeed
+from wsam.lab.folder import FolderFeed, Ticket
 from wsam.lab.means import Means, make_feed, make_model
 from wsam.lab.names import chosen
 from wsam.lab.run import Run
@@ -64,7 +63,7 @@ class FixedBatches:
         feed: Where they come from; one made without augmentation.
         split: ``train`` or ``test``.
         samples: How many; None for all. Folders, which go class by class, give a fixed shuffle.
-        batch_size: Images a batch.
+        batch_size: Images per batch.
     """
 
     def __init__(
@@ -103,16 +102,9 @@ class FixedBatches:
 
     def _from_files(self, feed: FolderFeed) -> Iterator[Batch]:
         assert self._order is not None
-        tickets = [(number, None) for number in self._order.tolist()]
-        size = self.batch_size
-        loader: DataLoader[Batch] = DataLoader(
-            feed.train_set if self.split == "train" else feed.test_set,
-            batch_sampler=[tickets[at : at + size] for at in range(0, len(tickets), size)],
-            num_workers=feed.workers,
-            generator=torch.Generator(),
-        )
-        for pixels, labels in loader:
-            yield feed.normalise(pixels.to(feed.device)), labels.to(feed.device)
+        images = feed.train_set if self.split == "train" else feed.test_set
+        tickets: list[Ticket] = [(number, None) for number in self._order.tolist()]
+        return feed.batches(images, tickets, self.batch_size)
 
 
 def open_subject(
@@ -135,7 +127,7 @@ def open_subject(
         model: Likewise.
         split: ``train`` (the run's own labels, noise included) or ``test``.
         samples: Use the first so many images.
-        batch_size: Images a batch; default 1,000 on CUDA and 250 elsewhere.
+        batch_size: Images per batch; default 1,000 on CUDA and 250 elsewhere.
 
     Raises:
         OSError: A file is missing.
@@ -178,10 +170,10 @@ def fill(model: nn.Module, state: Mapping[str, Tensor], problem: str) -> None:
         if name in own and own[name].shape != tensor.shape:
             shapes = f"{tuple(tensor.shape)} instead of {tuple(own[name].shape)}"
             raise ValueError(f"{problem}: {name!r} is of shape {shapes}")
-    for name in own.keys() - state.keys():
-        raise ValueError(f"{problem}: it has no {name!r}")
-    for name in state.keys() - own.keys():
-        raise ValueError(f"{problem}: the model has no {name!r}")
+    if missing := own.keys() - state.keys():
+        raise ValueError(f"{problem}: it has no {min(missing)!r}")
+    if unknown := state.keys() - own.keys():
+        raise ValueError(f"{problem}: the model has no {min(unknown)!r}")
     model.load_state_dict(dict(state))
 
 
@@ -226,7 +218,7 @@ def _from_record(path: Path) -> tuple[State, Run]:
 def _from_folder(path: Path) -> tuple[State, Run | None]:
     if (path / records.WEIGHTS).exists():
         return read_checkpoint(path / records.WEIGHTS)
-    state = Checkpoints(path / "checkpoints").load()
+    state = Checkpoints(records.checkpoints_folder(path)).load()
     if state is None:
         raise ValueError(f"{path} holds neither weights nor a checkpoint of a run")
     return _tensors(state["model"], path), Run.from_dict(json.loads(state["run"]))

@@ -68,16 +68,16 @@ class Team:
         dist.all_gather_object(found, value)
         return cast(list[T], found)
 
-    def told(self, say: Callable[[], T]) -> T:
+    def from_first(self, find: Callable[[], T]) -> T:
         """Return what the first process finds; the others wait for it, or fail as it does."""
         if self.size == 1:
-            return say()
+            return find()
         import torch.distributed as dist
 
         box: list[Any] = [None, None]
         if self.leads:
             try:
-                box[0] = say()
+                box[0] = find()
             except Exception as error:
                 box[1] = error
         dist.broadcast_object_list(box, src=0)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,6 +27,7 @@ from wsam.lab.step import (
     Objective,
     Stepper,
     evaluate,
+    fast_convolutions,
     learning_rate,
     make_optimizer,
     set_learning_rate,
@@ -71,16 +72,16 @@ def train(
     means = means or Means()
     with joined(means.device) as (team, device):
         means = replace(means, device=device)
-        record = team.told(lambda: settled(run, out, means))
+        record = team.from_first(lambda: settled(run, out, means))
         if record is not None:
             return record
-        team.told(lambda: records.check_free(out, run))
+        team.from_first(lambda: records.check_free(out, run))
         heard = watchers if team.leads else ()
         # Before the claim, which makes a folder: a run that is refused here leaves nothing.
         session = Session(run, out, means, heard, team)
         claim = records.claim(out, run) if team.leads else nullcontext()
         with claim:
-            record = team.told(lambda: settled(run, out, means))
+            record = team.from_first(lambda: settled(run, out, means))
             if record is not None:
                 return record  # another process finished it between the two looks
             try:
@@ -122,12 +123,12 @@ def settled(run: Run, out: Path, means: Means) -> Record | None:
 
 def is_begun(run: Run, out: Path) -> bool:
     """Tell whether there is something to go on from: the run's record, or a checkpoint."""
-    return records.record_path(out, run).exists() or checkpoints(run, out).any
+    return records.record_path(out, run).exists() or checkpoints(run, out).newest is not None
 
 
 def checkpoints(run: Run, out: Path, say: Callable[[str], None] = quiet) -> Checkpoints:
     """Return the checkpoints of a run; `say` takes a message about each that is damaged."""
-    return Checkpoints(records.work_folder(out, run) / "checkpoints", say=say)
+    return Checkpoints(records.checkpoints_folder(records.work_folder(out, run)), say)
 
 
 class Session:
@@ -177,11 +178,11 @@ class Session:
         if self.compiled:
             self._say("the first steps compile the model, which takes a minute or so")
         failure = None
-        with _fast_convolutions(self.device):
+        with fast_convolutions(self.device):
             while len(self.curve) < run.epochs and failure is None:
                 failure = self._epoch(stepper)
                 goes_on = failure is None and len(self.curve) < run.epochs
-                if goes_on and self.team.told(self._due):
+                if goes_on and self.team.from_first(self._due):
                     self._save()
         return self._conclude(failure)
 
@@ -215,7 +216,7 @@ class Session:
         row["seconds"] = time.monotonic() - start
         failure = None
         if math.isfinite(row["train_loss"]):
-            loss, error = self.team.told(
+            loss, error = self.team.from_first(
                 lambda: evaluate(self.model, feed.test(), run.precision, self.device)
             )
             row |= {"test_loss": loss, "test_error": error}
@@ -251,7 +252,9 @@ class Session:
             "curve": self.curve,
             "seconds": self.before + time.monotonic() - self.begun,
             "resumed": self.resumed,
-            "sessions": environment.told(self.earlier, self.facts, len(self.curve) - self.begun_at),
+            "sessions": environment.with_session(
+                self.earlier, self.facts, len(self.curve) - self.begun_at
+            ),
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "order": self.feed.generator.get_state(),
@@ -283,7 +286,7 @@ class Session:
 
     def _conclude(self, failure: str | None) -> Record:
         """Write the record, and the weights first if they are wanted."""
-        return self.team.told(lambda: self._write(failure))
+        return self.team.from_first(lambda: self._write(failure))
 
     def _write(self, failure: str | None) -> Record:
         weights = records.weights_path(self.out, self.run)
@@ -322,14 +325,3 @@ class Session:
             **self.facts,
             "earlier": environment.differing(self.earlier, self.facts),
         }
-
-
-@contextmanager
-def _fast_convolutions(device: torch.device) -> Iterator[None]:
-    """Let cuDNN try its algorithms once and keep the fastest: shapes never change here."""
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = before or device.type == "cuda"
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from wsam.lab.run import Run
+from wsam.numbers import counted
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -46,7 +47,7 @@ class Watcher:
 
 
 class Lines(Watcher):
-    """One line an epoch, for logs."""
+    """One line per epoch, for logs."""
 
     def __init__(self, file: TextIO | None = None) -> None:
         self.file = file or sys.stderr
@@ -55,7 +56,7 @@ class Lines(Watcher):
     def start(self, run: Run, steps: int, done: int, images: int) -> None:
         """Remember what the lines need."""
         self.epochs, self.images = run.epochs, images * steps
-        self.say(f"{run.title}: {run.epochs} epochs, {done} done, key {run.key}")
+        self.say(f"{run.title}: {counted(run.epochs, 'epoch')}, {done} done, key {run.key}")
 
     def epoch(self, row: Row) -> None:
         """Print a line."""

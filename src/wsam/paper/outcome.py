@@ -20,7 +20,7 @@ NOT_RUN = "not run"
 
 @dataclass(frozen=True)
 class Ours:
-    """Our figure for a cell: one value a finished run, and how many runs failed.
+    """Our figure for a cell: one value per finished run, and how many runs failed.
 
     Attributes:
         values: Of the finished runs.

@@ -49,7 +49,7 @@ def save(table: Table, entries: Sequence[Entry], path: Path, seen: Seen = None) 
 
 
 def draw(table: Table, entries: Sequence[Entry], seen: Seen = None) -> Figure:
-    """Draw a panel a column: lines over a number where rows are numbers, else a dot a row."""
+    """Draw one panel per column: lines over a number where rows are numbers, else one dot per row."""
     columns = table.columns
     down = -(-len(columns) // _PANELS)
     across = -(-len(columns) // down)
@@ -118,7 +118,7 @@ def _papers(panel: Axes, x: Any, y: Any, spread: dict[str, Any]) -> None:
 
 
 def _dots(panel: Axes, table: Table, entries: Sequence[Entry]) -> None:
-    """Draw a line of the table a row: ours a little above the paper's."""
+    """Draw one row per line of the table: ours a little above the paper's."""
     places = {row: number for number, row in enumerate(table.rows)}
     for entry in entries:
         at = places[entry.cell.row]

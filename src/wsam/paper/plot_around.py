@@ -58,7 +58,7 @@ def gather(table: Table, results: Path) -> list[Seen] | None:
 
 
 def draw_lines(panel: Axes, seen: Sequence[Seen]) -> None:
-    """Draw a line a run: the same colour for all runs of a method."""
+    """Draw one line per run: the same colour for all runs of a method."""
     named: set[str] = set()
     for one in seen:
         if one.line is None:
@@ -89,7 +89,7 @@ def first_planes(seen: Sequence[Seen]) -> list[Seen]:
 
 
 def draw_planes(panels: Sequence[Any], seen: Sequence[Seen]) -> None:
-    """Draw a panel a plane, all with the same levels of the loss."""
+    """Draw one panel per plane, all with the same levels of the loss."""
     from matplotlib.colors import LogNorm
 
     values = [

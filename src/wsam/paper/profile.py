@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from wsam.lab.run import Run
+from wsam.numbers import counted
 from wsam.paper.table import Kind, Table
 from wsam.sweep.grid import Grid
 
@@ -75,8 +76,8 @@ class Profile:
         if self.smoke:
             return "smoke test: a small CNN on digits, not to be compared with the paper"
         parts = []
-        if self._shortens(reference):
-            parts.append(f"{self.epochs} epochs instead of {reference}")
+        if self.epochs is not None and self._shortens(reference):
+            parts.append(f"{counted(self.epochs, 'epoch')} instead of {reference}")
         if self.precision is not None:
             parts.append(self.precision)
         return ", ".join(parts)

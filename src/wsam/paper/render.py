@@ -136,7 +136,7 @@ def markdown(table: Table, entries: Sequence[Entry]) -> str:
 
 
 def data(table: Table, entries: Sequence[Entry]) -> list[dict[str, Any]]:
-    """Return a plain record a cell, for JSON and CSV."""
+    """Return one plain record per cell, for JSON and CSV."""
     return [
         {
             "table": table.name,
@@ -158,7 +158,7 @@ def data(table: Table, entries: Sequence[Entry]) -> list[dict[str, Any]]:
 
 
 def comma_separated(table: Table, entries: Sequence[Entry]) -> str:
-    """Return a line a cell, for spreadsheets and data frames."""
+    """Return one line per cell, for spreadsheets and data frames."""
     rows = data(table, entries)
     text = io.StringIO()
     writer = csv.DictWriter(text, [name for name in rows[0] if name != "keys"], lineterminator="\n")

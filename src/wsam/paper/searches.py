@@ -156,7 +156,7 @@ def _quoted() -> dict[str, Quoted]:
 
 
 def grid_table(grid: Grid, seeds: Sequence[int] = (0,)) -> Table:
-    """Return a grid as a table: a row a point, a column a base run.
+    """Return a grid as a table: one row per point, one column per base run.
 
     Where a run is one of the paper's CIFAR table, its figure is quoted.
     """

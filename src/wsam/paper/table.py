@@ -51,7 +51,7 @@ class Quoted:
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell: the runs that make it, one a seed, and what the paper says.
+    """One cell: the runs that make it, one per seed, and what the paper says.
 
     Args:
         row: The row's labels, from the outermost.

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from wsam.looks import title as method_title
-from wsam.numbers import mean_deviation
+from wsam.numbers import mean_deviation, plus_minus
 from wsam.report import svg
 from wsam.report.gather import Group
 from wsam.report.heat import heat
 from wsam.report.html import escape, figure, paragraph
 from wsam.report.labels import GREEK, MOST_OF_ONE, Experiment, Line, best
-from wsam.report.scale import short
 
 _MOST_BARS = 12
 NO_FIGURE = "–"
@@ -172,13 +171,9 @@ def _values(groups: Sequence[Group], name: str) -> list[float]:
     return sorted({_number(group, name) for group in groups})
 
 
-def told(values: list[float], form: str = "short") -> str:
-    """Return ``4.3 ± 0.2``, the mean alone, or a dash."""
+def told(values: list[float], form: str) -> str:
+    """Return ``4.3 ± 0.2``, the mean alone, or a dash; `form` is a number's, as ``.1f``."""
     mean, deviation = mean_deviation(values)
     if mean is None:
         return NO_FIGURE
-
-    def text(value: float) -> str:
-        return short(value) if form == "short" else format(value, form)
-
-    return text(mean) if deviation is None else f"{text(mean)} ± {text(deviation)}"
+    return plus_minus(mean, deviation, f"{{:{form}}}".format)

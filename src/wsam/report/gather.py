@@ -61,13 +61,17 @@ class Group:
     @property
     def failures(self) -> str:
         """How many of its runs failed, ``failed 4/5``; empty where none did."""
-        failed = len(self.results) - len(self.finished)
-        return f"failed {failed}/{len(self.results)}" if failed else ""
+        return failed_of(len(self.results) - len(self.finished), len(self.results))
 
     @property
     def seconds(self) -> list[float]:
         """The time of each finished run."""
         return [float(r.record["seconds"]) for r in self.finished if r.record.get("seconds")]
+
+
+def failed_of(failed: int, runs: int) -> str:
+    """Say how many of some runs failed, ``failed 4/5``; nothing where none did."""
+    return f"failed {failed}/{runs}" if failed else ""
 
 
 @dataclass(frozen=True)
@@ -150,7 +154,7 @@ def records_folder(folder: Path) -> Path:
 
 def _holds_records(folder: Path) -> bool:
     """Tell whether records, or runs under way, lie in a folder."""
-    paths = (*folder.glob("*.json"), *(folder / "work").glob("*"))
+    paths = (*folder.glob("*.json"), *records.work(folder).glob("*"))
     return any(map(records.is_named_by_key, paths))
 
 
@@ -170,7 +174,7 @@ def read_result(path: Path, troubles: list[Trouble]) -> Result:
     record = records.read_file(path)
     try:
         run = Run.from_dict(record["settings"])
-    except (TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from error
     if run.key != path.stem:
         raise ValueError(f"{path}: its settings are those of {run.key}")
@@ -185,14 +189,14 @@ def read_result(path: Path, troubles: list[Trouble]) -> Result:
 def unfinished(folder: Path) -> list[Trouble]:
     """Return the runs that were begun and have no record."""
     found = []
-    for work in sorted((folder / "work").glob("*")):
+    for work in sorted(records.work(folder).glob("*")):
         if not work.is_dir() or (folder / f"{work.name}.json").exists():
             continue
         if not records.is_named_by_key(work):
             continue
         what, why = work.name, "begun; no checkpoint yet"
         try:
-            state = Checkpoints(work / "checkpoints").load()
+            state = Checkpoints(records.checkpoints_folder(work)).load()
             run = None if state is None else Run.from_dict(json.loads(state["run"]))
         except (OSError, ValueError, KeyError, TypeError) as error:
             found.append(Trouble(what, DAMAGED, f"its checkpoint cannot be read: {error}"))

@@ -32,6 +32,12 @@ def shade(share: float) -> tuple[int, int, int]:
     return red, green, blue
 
 
+def is_light(color: tuple[int, int, int]) -> bool:
+    """Tell whether dark letters are read better on a colour than white ones, by its luma."""
+    red, green, blue = color
+    return 0.299 * red + 0.587 * green + 0.114 * blue > 140
+
+
 def shares(values: Sequence[float]) -> dict[float, float]:
     """Return where each value stands between the least and the greatest, by their logarithms.
 
@@ -120,9 +126,8 @@ def _cell(
     if isinstance(value, str):
         return f'<rect {box} class="gone"/>{_words(value, x + wide / 2, y + high / 2)}{ring}'
     color = shade(share[value])
-    light = 0.299 * color[0] + 0.587 * color[1] + 0.114 * color[2] > 140
     fill = f"#{color[0]:02x}{color[1]:02x}{color[2]:02x}"
-    ink = "#1d2430" if light else "#ffffff"
+    ink = "#1d2430" if is_light(color) else "#ffffff"
     number = f'<text {middle} class="mid value" style="fill:{ink}">{_short(value)}</text>'
     return f'<rect {box} fill="{fill}"/>{number}{ring}'
 

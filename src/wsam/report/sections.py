@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from wsam.lab.environment import short_commit
 from wsam.lab.records import Record
 from wsam.lab.run import Run
-from wsam.numbers import mean_deviation
+from wsam.numbers import counted, mean_deviation
 from wsam.paper import TABLES, Profile, find, gather, render
 from wsam.paper.outcome import Entry
 from wsam.paper.table import Table
@@ -30,7 +31,7 @@ def experiment(one: Experiment, with_table: bool = True) -> Section:
 
 
 def summary(one: Experiment) -> str:
-    """Return the table of an experiment, a row a group."""
+    """Return the table of an experiment, one row per group."""
     columns: dict[str, list[str]] = {
         "test error (%)": [_told(line, "test_error", _NUMBER) for line in one.lines],
         "train loss": [_told(line, "train_loss", ".4f") for line in one.lines],
@@ -91,10 +92,8 @@ def _profiles(folder: Folder) -> list[Profile]:
         pretrained = next((run.pretrained for run in runs if run.pretrained), None)
         for precision in sorted({run.precision for run in runs}):
             given = None if precision == "bf16" else precision
-            profiles.append(Profile(False, seeds, None, None, given, pretrained))
-            profiles += [
-                Profile(False, seeds, None, epochs, given, pretrained) for epochs in _epochs(runs)
-            ]
+            whole = Profile(seeds=seeds, precision=given, pretrained=pretrained)
+            profiles += [whole, *(replace(whole, epochs=epochs) for epochs in _epochs(runs))]
     if any(run.data == "digits" and run.model == "cnn" and run.train_limit for run in runs):
         profiles.append(Profile(smoke=True, seeds=seeds))
     return profiles
@@ -183,12 +182,10 @@ def _facts(record: dict[str, Any]) -> tuple[str, str, str]:
         [f"{hardware['threads']} of {hardware.get('cores')} cores"] if "threads" in hardware else []
     )
     told = [f"{name} {value}" for name, value in versions.items() if value]
-    commit = str(record.get("commit") or "–")
-    head, plus, changes = commit.partition("+")
     return (
         ", ".join([*machine, *threads]) or "–",
         ", ".join(told) or "–",
-        head[:12] + plus + changes,
+        short_commit(str(record.get("commit") or "–")),
     )
 
 
@@ -249,12 +246,11 @@ def _group_commands(line: Line) -> str:
 def overview(folder: Folder) -> str:
     """Return a line of counts below the title."""
     finished = sum(result.finished for result in folder.results)
-    counts = [f"{finished} finished {'run' if finished == 1 else 'runs'}"]
+    counts = [counted(finished, "finished run")]
     counts += [
         f"{n} {kind}" for kind in ("failed", "unfinished", "damaged") if (n := folder.count(kind))
     ]
-    groups = f"{len(folder.groups)} {'group' if len(folder.groups) == 1 else 'groups'}"
-    return paragraph(" · ".join([*counts, groups]), "lead")
+    return paragraph(" · ".join([*counts, counted(len(folder.groups), "group")]), "lead")
 
 
 __all__ = [

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from wsam.numbers import plus_minus
 from wsam.report.scale import Scale, fit, short
 
 WIDTH, HEIGHT = 400, 280
@@ -183,12 +184,11 @@ def _bar(row: Bar, across: Scale, y: float) -> str:
         f'<circle cx="{across(value):.1f}" cy="{y}" r="3" class="dot f-{color}"/>'
         for value in row.values
     ]
-    told = short(row.mean)
+    told = plus_minus(row.mean, row.deviation, short)
     if row.deviation is not None:
         left, right = across(row.mean - row.deviation), across(row.mean + row.deviation)
         whisker = f"M{left:.1f} {y}H{right:.1f}M{left:.1f} {y - 5}v10M{right:.1f} {y - 5}v10"
         parts.append(f'<path d="{whisker}" class="c-{color}"/>')
-        told += f" ± {short(row.deviation)}"
     parts.append(
         f'<circle cx="{x:.1f}" cy="{y}" r="5.5" class="f-{color}">'
         f"<title>{escape(row.name)}: {told}</title></circle>"

@@ -85,7 +85,7 @@ def local_devices(device: str = "auto", workers: int | None = None) -> list[str]
 
     Args:
         device: ``auto`` (all GPUs, or else the CPU), or devices such as ``cuda:0,cuda:1``.
-        workers: How many; None for one a GPU, or one a core where there is no GPU.
+        workers: How many; None for one per GPU, or one per core where there is no GPU.
 
     Example:
         >>> local_devices("cuda:0,cuda:1", workers=3)

@@ -60,7 +60,7 @@ def is_whole(run: Run, name: str) -> bool:
 
 
 def repeated(run: Run, seeds: Sequence[int]) -> tuple[Run, ...]:
-    """Return a run once a seed. Noisy labels are drawn anew too, so that repeats are independent."""
+    """Return a run once per seed. Noisy labels are drawn anew too, so that repeats are independent."""
     return tuple(run.replace(seed=seed, noise_seed=seed) for seed in seeds)
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from wsam.lab import records
 from wsam.lab.files import BusyError, claimed
 from wsam.lab.names import Value
 from wsam.lab.run import Run
@@ -44,7 +45,7 @@ class Search:
     Args:
         grid: Its points are tried first; its axes' ends bound what is tried after them.
         column: Which of the grid's base runs.
-        seeds: Each trial trains one run a seed.
+        seeds: Each trial trains one run per seed.
         make_job: Makes the job of a run.
         out: The folder of the results.
         storage: An URL of Optuna's; None for SQLite in the folder of the results.
@@ -69,7 +70,7 @@ class Search:
         repeats = ",".join(map(str, self.seeds))
         self.name = f"{grid.name} {column} {grid.bases[column].key} seeds {repeats}"
         self.owner = uuid.uuid4().hex
-        self._lock = out / "work" / "search.lock"
+        self._lock = records.work(out) / "search.lock"
         self._alive = ExitStack()
         self._alive.enter_context(claimed(self._life(self.owner)))
         sampler = optuna.samplers.TPESampler(seed=seed)
@@ -101,7 +102,7 @@ class Search:
 
     def _life(self, owner: str) -> Path:
         """Return the file that a search holds locked for as long as it lives."""
-        return self.out / "work" / "searches" / owner
+        return records.work(self.out) / "searches" / owner
 
     def _take_up(self) -> None:
         """Give up what a search was trying that is no longer alive, and enqueue it anew."""
@@ -196,7 +197,7 @@ def sqlite_url(out: Path) -> str:
     """Return the storage that is used unless the user names another."""
     from sqlalchemy import URL
 
-    path = (out / "work" / "optuna.db").resolve()
+    path = (records.work(out) / "optuna.db").resolve()
     # It escapes what means something in a URL: ? and % are fine in the name of a folder.
     return URL.create("sqlite", database=str(path)).render_as_string()
 
