@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
 import wsam
-from wsam.schedule import Between, Constant, Every, FollowLR, Function, Interval
+from wsam.schedule import Between, Constant, Every, FollowLR, Function, Interval, Warmup
 
 MLP = PROBLEMS["mlp"]
 STEPS = 6
@@ -124,3 +124,115 @@ def test_states_that_do_not_tell_of_an_interval() -> None:
             opt = built(when=when)
             opt.load_state_dict(through_a_file(state))
             assert opt.when is when
+
+
+# --- groups that move --------------------------------------------------------------------------
+
+
+def moved(order: str, **added: Any) -> tuple[list[nn.Parameter], wsam.SharpnessAware]:
+    """Groups "a" and "b" with values of their own, the base given a group "c"; then in this order."""
+    params = [nn.Parameter(torch.full((2,), value)) for value in (1.0, 2.0, 3.0)]
+    groups = [
+        {"params": [params[0]], "rho": Warmup(0.5, 10), "name": "a"},
+        {"params": [params[1]], "rho": 0.2, "gamma": Warmup(0.6, 10), "name": "b"},
+    ]
+    opt = wsam.WSAM(torch.optim.SGD(groups, lr=0.01, momentum=0.9), rho=0.1)
+    step_on(opt)
+    if "c" in order:
+        opt.base.add_param_group({"params": [params[2]], "name": "c", **added})
+    reorder(opt, order)
+    return params, opt
+
+
+def step_on(opt: wsam.SharpnessAware) -> None:
+    held = [p for group in opt.param_groups for p in group["params"]]
+    make_step(opt, lambda: sum((p**2).sum() for p in held))
+
+
+def reorder(opt: wsam.SharpnessAware, order: str) -> None:
+    opt.base.param_groups.sort(key=lambda group: order.index(group["name"]))
+
+
+def by_name(opt: wsam.SharpnessAware) -> dict[str, Any]:
+    return {
+        group["name"]: ([p.detach() for p in group["params"]], group["sam_rho"], group["sam_gamma"])
+        for group in opt.param_groups
+    }
+
+
+@pytest.mark.parametrize("order", ["ba", "cab", "acb", "bca", "cba"])
+def test_schedules_stay_with_their_groups(order: str) -> None:
+    _, opt = moved(order)
+    _, twin = moved("".join(sorted(order)))
+    for _ in range(3):
+        step_on(opt)
+        step_on(twin)
+    assert same(by_name(opt), by_name(twin))
+    assert [group["name"] for group in opt.param_groups] == list(order)
+
+
+@pytest.mark.parametrize("order", ["ba", "cab", "bca"])
+def test_a_state_is_saved_in_the_order_of_its_groups(order: str) -> None:
+    """Also before a step has been made with the groups in that order."""
+    (_, opt), (_, other) = moved(order), moved(order)
+    other.load_state_dict(through_a_file(opt.state_dict()))
+    for _ in range(2):
+        step_on(opt)
+        step_on(other)
+    assert same(snapshot(opt), snapshot(other))
+    reorder(opt, order[::-1])
+    reorder(other, order[::-1])
+    step_on(opt)
+    step_on(other)
+    assert same(snapshot(opt), snapshot(other))
+
+
+@pytest.mark.parametrize("remake", ["load", "copy"])
+def test_groups_that_were_made_anew_are_known_by_their_order(remake: str) -> None:
+    """Loading into the base, and copying, make other dicts of all groups."""
+    (_, opt), (_, twin) = moved("ab"), moved("ab")
+    if remake == "load":
+        opt.base.load_state_dict(opt.base.state_dict())
+    else:
+        opt = copy.deepcopy(opt)
+    for one in (opt, twin):
+        one.base.add_param_group({"params": [nn.Parameter(torch.ones(2))], "name": "c"})
+    reorder(opt, "cab")
+    step_on(opt)
+    step_on(twin)
+    assert same(by_name(opt), by_name(twin))
+
+
+def test_another_wrapper_hears_what_groups_said_that_were_moved() -> None:
+    _, opt = moved("cab")
+    again = wsam.WSAM(opt.base, rho=0.05)
+    values = {group["name"]: group["sam_rho"] for group in again.param_groups}
+    assert values["b"] == 0.2
+    assert values["c"] == 0.05
+    assert again._schedules[1]["rho"] == Warmup(0.5, 10)
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_group_that_was_removed_is_missed(replaced: bool) -> None:
+    _, opt = moved("ab")
+    state = copy.deepcopy(opt.state_dict())
+    opt.base.param_groups.pop(0)
+    if replaced:
+        opt.base.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
+    for act in (lambda: step_on(opt), opt.state_dict, lambda: opt.load_state_dict(state)):
+        with pytest.raises(RuntimeError, match="group was removed from the base"):
+            act()
+
+
+def test_a_group_that_is_refused_changes_nothing() -> None:
+    """Not even a group that is new beside it and would be right."""
+    _, opt = moved("cab", rho=0.3)
+    bad = nn.Parameter(torch.ones(2))
+    opt.base.add_param_group({"params": [bad], "alpha": 0.1})
+    for _ in range(2):
+        with pytest.raises(ValueError, match="alpha"):
+            opt.state_dict()
+        assert opt.base.param_groups[0]["rho"] == 0.3
+    opt.base.param_groups.pop()
+    step_on(opt)
+    assert [group["sam_rho"] for group in opt.param_groups] == [0.3, 0.05, 0.2]

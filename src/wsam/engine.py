@@ -77,26 +77,20 @@ class Engine(Wrapper):
     def _refresh(self) -> None:
         """Bring scheduled values up to this step, and refuse values that are not allowed."""
         self._adopt_groups()
-        self._refuse_other_groups()
         for group, named in zip(self.param_groups, self._schedules, strict=True):
             for name, schedule in named.items():
                 value = schedule.value(group[saving.PREFIX + "step"], group["lr"])
                 group[saving.PREFIX + name] = value
             for name in self._hyper:
                 own = saving.PREFIX + name
+                if own not in group:
+                    raise RuntimeError("the base has been wrapped again since: use its new wrapper")
                 if name in group and name not in self.defaults:
                     raise ValueError(
                         f"a parameter group was given {name!r} after construction, where it is "
                         f"not read: set group[{own!r}] and remove {name!r}"
                     )
                 group[own] = saving.check_value(name, group[own], self.rule)
-
-    def _refuse_other_groups(self) -> None:
-        if len(self.param_groups) < len(self._schedules):
-            raise RuntimeError("a parameter group was removed from the base: wrap it again")
-        wanted = {saving.PREFIX + name for name in self._hyper}
-        if not all(wanted <= group.keys() for group in self.param_groups):
-            raise RuntimeError("the base has been wrapped again since: use its new wrapper")
 
     def _values(self, group: dict[str, Any]) -> dict[str, Scalar]:
         return {name: group[saving.PREFIX + name] for name in self._hyper}
@@ -165,6 +159,8 @@ class Engine(Wrapper):
             raise RuntimeError("no parameter has a gradient: call backward() in the first pass")
         if self._decided is None:  # else a recording has decided this, too
             self._kernels = None if by_hand else self._kernels_of_base()
+        if self._kernels is None or not self.rule.keeps_first:
+            update.separate(flight)
         flight.scale_known = grad_scale is not None
         if grad_scale is not None:
             update.unscale(flight.blocks, grad_scale)
@@ -266,6 +262,8 @@ class Engine(Wrapper):
         elif flight.stepped:
             flight.beside = lean_plan.finish(self._layout(), flight.blocks, self._mix)
         else:
+            if self.rule.keeps_first:
+                update.separate(flight)
             layout, blocks = self._layout(), flight.blocks
             flight.beside = update.combine(layout, blocks, self.rule, self._values, self.max_norm)
             if flight.beside and flight.by_hand:

@@ -45,7 +45,9 @@ class SharpnessAware(Engine):
         rho: the radius, a number or a `Schedule`. Groups may set their own under "sam_rho".
         geometry: the neighbourhood's shape; a ball if None.
         model: the trained module. Optional: with it running statistics are protected without module
-            hooks, which is faster and the way for compiled models; `local` needs it, too.
+            hooks, which is faster and the way for compiled models; `local` needs it, too. It must hold
+            all that closures run in training mode, `nn.ModuleList([generator, discriminator])` say:
+            the statistics of others are not held still.
         lean: let the base step between the passes, which saves a buffer (see `wsam.lean`).
         max_norm: clip by the norm of the combined gradient; scales fed and beside alike.
         nonfinite: what to do about a NaN or inf in either gradient: "propagate" (as torch does),

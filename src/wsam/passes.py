@@ -1,29 +1,37 @@
-"""What must not move between the two passes: running statistics and random masks.
+"""What must not move between the two passes: running statistics, spectral norms, random masks.
 
 Statistics that the second pass pollutes with activations at w + d ruin a network silently; masks
 that differ between the passes make g1 - g0 measure noise. Both are put back by copy, which is right
-for every kind of module and momentum, NaN activations included.
+for every kind of module and momentum, NaN activations included. The power iteration of a spectral
+norm is stopped instead: g0 and g1 are then gradients of the same function.
 """
 
 import sys
+import threading
 import weakref
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.spectral_norm import SpectralNorm
 
+from wsam.block import places
 from wsam.checks import warn
-from wsam.plan import places
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+Slot = tuple[Any, str, Tensor]
+"""A module's buffers, the name of one, and the tensor that is found there."""
+_COMPILER = "torch._dynamo"
 
 
 def _statistics(module: nn.Module) -> dict[str, Tensor]:
     """Return a module's running statistics; those of a lazy layer that has not run are none yet."""
-    found = ((name, module._buffers.get(name)) for name in STATISTICS)
+    buffers = module._buffers  # of a scripted module no dict, and without `get`
+    found = ((name, buffers[name]) for name in STATISTICS if name in buffers)
     return {name: b for name, b in found if b is not None and not is_lazy(b)}
 
 
@@ -38,12 +46,36 @@ def _compilations() -> int:
     return int(compiler.counters["stats"]["unique_graphs"]) if compiler is not None else 0
 
 
+def _unwrapped(tensor: Tensor) -> Tensor:
+    """Return the tensor that a transform of torch.func has wrapped: the wrapper ends with it."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
+
+
+def _slots(modules: Iterable[nn.Module]) -> list[Slot]:
+    """Return where modules have their statistics, and which."""
+    return [(m._buffers, name, b) for m in modules for name, b in _statistics(m).items()]
+
+
+def _fill(slots: Iterable[Slot]) -> None:
+    """Give modules those buffers again that they had, where they have made others."""
+    for buffers, name, tensor in slots:
+        try:
+            is_there = buffers[name] is tensor
+        except KeyError:
+            is_there = False
+        if not is_there:
+            buffers[name] = tensor
+
+
 class _Kept:
     """Copies of some modules' statistics, and where these belong."""
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
-        self._owned = [(m._buffers, name, b) for m in modules for name, b in _statistics(m).items()]
-        tensors = [b for _, _, b in self._owned]
+        self.slots = _slots(modules)
+        tensors = [_unwrapped(b) for _, _, b in self.slots]
+        self.ids = set(map(id, tensors))
         self._counts = [b for b in tensors if _is_count(b)]
         self._places = places(self._counts)
         self._pairs = [(t, [torch.empty_like(b) for b in t]) for t in _by_launch(tensors)]
@@ -58,12 +90,9 @@ class _Kept:
             torch._foreach_copy_(kept, tensors)
 
     def put_back(self) -> None:
-        """Undo what has happened since `take`, buffers that were replaced by others included."""
+        """Undo what has been written into the statistics since `take`."""
         for tensors, kept in self._pairs:
             torch._foreach_copy_(tensors, kept)
-        for buffers, name, tensor in self._owned:
-            if buffers.get(name) is not tensor:
-                buffers[name] = tensor
 
 
 def _is_count(tensor: Tensor) -> bool:
@@ -82,31 +111,81 @@ def _by_launch(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
     return list(lists.values())
 
 
+class _PowerIterations:
+    """Stops the iterations by which torch's two spectral norms follow their weight.
+
+    With vectors u and v that stand still both passes divide by the same function <u, W v> of W.
+    """
+
+    def __init__(self) -> None:
+        self._known: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._stopped: list[tuple[Any, int]] = []
+        # An optimizer that is given up in the middle of a step leaves no norm stopped.
+        weakref.finalize(self, _resume, self._stopped).atexit = False
+
+    def look_at(self, modules: Iterable[nn.Module]) -> None:
+        """Find the spectral norms of modules: hooks of the old kind, parametrizations of the new."""
+        for module in modules:
+            hooks = module._forward_pre_hooks.values()
+            self._known.update(hook for hook in hooks if isinstance(hook, SpectralNorm))
+            if isinstance(module, _SpectralNorm) and module._buffers:  # a vector's has none
+                self._known.add(module)
+
+    def stop(self) -> None:
+        """Let no iteration happen; may be called again where others have been found."""
+        for norm in list(self._known) if self._known else ():
+            if norm.n_power_iterations:
+                self._stopped.append((norm, norm.n_power_iterations))
+                norm.n_power_iterations = 0
+
+    def resume(self) -> None:
+        """Let them happen as before."""
+        if self._stopped:
+            _resume(self._stopped)
+
+
+def _resume(stopped: list[tuple[Any, int]]) -> None:
+    for norm, iterations in stopped:
+        norm.n_power_iterations = iterations
+    stopped.clear()
+
+
 class RunningStatistics:
     """Holds the running statistics of all normalisation layers still during the second pass.
 
-    Given the model, its layers are known. Without it they are noticed as they run, by a hook on all
-    modules that is live between the passes only; a layer noticed once is remembered weakly.
+    Given the model, its layers are known, and no others are held: the model has to contain all that
+    runs in the passes. Without it layers are noticed as they run, by a hook on all modules that is
+    live between the passes only; a layer noticed once is remembered weakly. Threads other than the
+    one that holds are not looked at, for they may train models of their own. What DataParallel runs
+    in threads is noticed all the same: it is itself called in ours, and all its parts are taken.
     """
 
     def __init__(self, model: nn.Module | None) -> None:
         self._modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._seen: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._graphs: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
+        self._iterations = _PowerIterations()
         self._given = model is not None
         self.look_at(model)
         self._held: list[_Kept] = []
         self._spare = _Kept(())
         self._mark: tuple[list[Any], ...] = ()
-        self._hook: Any = None
-        self._watch: Any = _weakly(self)
-        self._untraced = False
+        # What was found after `hold`: tensors, by their ids, and the parts of callers they were in.
+        self._late_ids: set[int] = set()
+        self._late_callers: dict[nn.Module, list[nn.Module]] = {}
+        self._running: dict[nn.Module, list[Slot]] = {}
+        self._hooks: list[Any] = []
+        self._watch: Any = _hook(self._notice)
+        self._untraced = _COMPILER in sys.modules
         self._noticed = self._warned = False
         self._compiled = _compilations()
+        self._thread = threading.get_ident()
 
     def look_at(self, model: nn.Module | None) -> None:
         """Find the layers of a model; again where it may have got others."""
         if model is not None:
             self._modules.update(m for m in model.modules() if _can_have_statistics(m))
+            self._iterations.look_at(model.modules())
 
     def hold(self) -> None:
         """Keep copies of what is there now; call before the second pass."""
@@ -118,53 +197,95 @@ class RunningStatistics:
             self._mark = mark
         self._spare.take()
         self._held = [self._spare]
+        self._iterations.stop()
         if not self._given:
+            self._late_ids.clear()
+            self._thread = threading.get_ident()
             self._noticed = False
-            if "torch._dynamo" in sys.modules and not self._untraced:
-                # Else nothing is compiled, and importing the compiler would be slow.
-                self._watch = torch.compiler.disable(self._watch)  # type: ignore[no-untyped-call]
+            if _COMPILER in sys.modules and not self._untraced:
+                self._watch = _hook(self._notice)
                 self._untraced = True
-            hook = register_module_forward_pre_hook(self._watch)
-            self._hook = weakref.finalize(self, hook.remove)
+            begin = register_module_forward_pre_hook(self._watch)
+            self._hooks.append(weakref.finalize(self, begin.remove))
 
     def release(self) -> None:
         """Put everything back and stop looking; may be called twice."""
-        if self._hook is not None:
-            self._hook()
-            self._hook = None
+        if self._hooks:
+            for remove in self._hooks:
+                remove()
+            self._hooks.clear()
+            self._late_callers.clear()
+            self._running.clear()
             self._warn_of_unseen()
+        self._iterations.resume()
         with torch.no_grad():
-            for kept in self._held:
+            for kept in reversed(self._held):  # of a tensor that was copied twice the older
                 kept.put_back()
+        if self._held:
+            _fill(self._spare.slots)
         self._held = []  # last: whoever is interrupted comes here again
 
     def _notice(self, module: nn.Module, args: Any) -> None:
-        if isinstance(module, torch.fx.GraphModule):
-            return  # what a compiler has made of modules: it owns no statistics
+        if threading.get_ident() != self._thread:
+            return
+        if isinstance(module, torch.fx.GraphModule) and not self._owns_statistics(module):
+            return  # what a compiler has made of modules
         self._noticed = True
-        if hasattr(module, "_orig_mod") and not self._warned:
+        if "_orig_mod" in module._modules and not self._warned:
             self._warned = True
             warn(
                 "a compiled model runs under a sharpness-aware optimizer that was not told of it: "
                 "pass model= so that its running statistics are protected without hooks"
             )
-        if module in self._seen:
-            return
-        # Parts of it may be compiled and run without calling hooks: take them all now.
-        for part in module.modules():
-            if part not in self._seen:
-                self._seen.add(part)
-                self._keep(part)
+        if module not in self._seen:
+            # Parts of it may be compiled and run without calling hooks: take them all now.
+            self._meet(module, [part for part in module.modules() if part not in self._seen])
+        elif module in self._modules and module.training and not self._holds(module):
+            self._keep(module, [module])  # torch.func.functional_call has lent it buffers
+        if module in self._late_callers:
+            self._running[module] = _slots(self._late_callers[module])
 
-    def _keep(self, module: nn.Module) -> None:
-        if not _can_have_statistics(module):
-            return
-        self._modules.add(module)
-        if module.training:
-            with torch.no_grad():
-                kept = _Kept((module,))
-                kept.take()
-            self._held.append(kept)
+    def _owns_statistics(self, graph: nn.Module) -> bool:
+        """Whether a graph has statistics: torch.export's has, a compiler's is handed them."""
+        if graph not in self._graphs:
+            self._graphs[graph] = any(map(_can_have_statistics, graph.modules()))
+        return self._graphs[graph]
+
+    def _meet(self, caller: nn.Module, parts: list[nn.Module]) -> None:
+        normalising = [part for part in parts if _can_have_statistics(part)]
+        self._modules.update(normalising)
+        self._iterations.look_at(parts)
+        self._iterations.stop()
+        moving = [part for part in normalising if part.training]
+        if moving:
+            self._keep(caller, moving)
+        self._seen.update(parts)
+
+    def _keep(self, caller: nn.Module, modules: list[nn.Module]) -> None:
+        """Copy statistics that are found in the middle of a pass, at the beginning of a call.
+
+        They may be lent to the modules for that call. If a module makes buffers of its own instead
+        of them, then those found can be put in place again only before the call has ended.
+        """
+        with torch.no_grad():
+            kept = _Kept(modules)
+            kept.take()
+        self._held.append(kept)
+        self._late_ids |= kept.ids
+        if not self._late_callers:
+            end = register_module_forward_hook(_hook(self._end_call), always_call=True)
+            self._hooks.append(weakref.finalize(self, end.remove))
+        self._late_callers[caller] = modules
+
+    def _end_call(self, module: nn.Module, args: Any, output: Any) -> None:
+        if threading.get_ident() == self._thread:
+            _fill(self._running.pop(module, ()))
+
+    def _holds(self, module: nn.Module) -> bool:
+        for found in _statistics(module).values():
+            if id(found) not in self._spare.ids and id(_unwrapped(found)) not in self._late_ids:
+                return False
+        return True
 
     def _warn_of_unseen(self) -> None:
         """Say once that compiled code may have moved statistics of modules that called no hook."""
@@ -176,15 +297,17 @@ class RunningStatistics:
             )
 
 
-def _weakly(statistics: RunningStatistics) -> Any:
+def _hook(method: Any) -> Any:
     """Return a hook that dies with the optimizer, be it given up in the middle of a step."""
-    reference = weakref.ref(statistics)
+    reference, function = weakref.ref(method.__self__), method.__func__
 
-    def watch(module: nn.Module, args: Any) -> None:
+    def watch(*arguments: Any) -> None:
         found = reference()
         if found is not None:
-            found._notice(module, args)
+            function(found, *arguments)
 
+    if _COMPILER in sys.modules:  # else nothing is compiled, and importing it would be slow
+        return torch.compiler.disable(watch)  # type: ignore[no-untyped-call]
     return watch
 
 
@@ -202,7 +325,7 @@ class RandomStates:
     def read(self) -> tuple[Any, ...]:
         """Return the states of the CPU's and the devices' default generators."""
         # A device's state is a seed and a count; torch.cuda.get_rng_state makes a tensor of them.
-        states = ((g.initial_seed(), g.get_offset()) for g in self._generators())
+        states = [(g.initial_seed(), g.get_offset()) for g in self._generators()]
         return (torch.get_rng_state(), *states)
 
     def write(self, states: tuple[Any, ...]) -> None:

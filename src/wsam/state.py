@@ -15,6 +15,7 @@ from wsam.rule import Rule
 from wsam.schedule import Interval, Schedule, pack, unpack
 
 PREFIX = "sam_"
+STEP = PREFIX + "step"
 FAMILY = ("rho", "gamma", "alpha", "beta", "eta")
 """Names of hyperparameters in the family: what a group says by one of them is heeded or refused."""
 
@@ -77,7 +78,7 @@ def adopt(
             schedules[name] = value = value.heed(group)
             value = value.value(0, group.get("lr", 0.0))
         group[PREFIX + name] = value
-    group.setdefault(PREFIX + "step", 0)
+    group.setdefault(STEP, 0)
     return Adopted(schedules, said)
 
 
@@ -96,11 +97,70 @@ def unchanged_on_error(groups: list[dict[str, Any]]) -> Iterator[None]:
 
 def forget(group: dict[str, Any], said: dict[str, Value]) -> None:
     """Drop what an earlier wrapper of the same base left in its group, but what the group had said."""
-    if PREFIX + "step" not in group:
+    if STEP not in group:
         return
     left = {key: group.pop(key) for key in [key for key in group if key.startswith(PREFIX)]}
     for name, value in said.items():
         group[PREFIX + name] = value if isinstance(value, Schedule) else left[PREFIX + name]
+
+
+def places(groups: list[dict[str, Any]], known: list[dict[str, Any]]) -> list[int | None]:
+    """Return which of the known groups each group is, wherever it stands now; None for a new one."""
+    index_of = {id(group): index for index, group in enumerate(known)}
+    found = [index_of.get(id(group)) for group in groups]
+    others = [at for at, place in enumerate(found) if place is None]
+    # Loading makes another dict of every group: of those only the order tells which is which.
+    remade = [at for at in others if STEP in groups[at]]
+    if len(others) == len(groups) and not remade:  # the base has loaded a state of its own
+        remade = others
+    left = sorted(set(range(len(known))) - set(found))
+    if len(left) > len(remade):
+        raise RuntimeError("a parameter group was removed from the base: wrap it again")
+    for at, place in zip(remade, left, strict=False):
+        found[at] = place
+    return found
+
+
+def state_of(base: Optimizer) -> dict[str, Any]:
+    """Return what the base saves of itself, or say why ours cannot stand beside it."""
+    state: Any = base.state_dict()
+    name = type(base).__name__
+    if not isinstance(state, dict):
+        raise TypeError(
+            f"{name}.state_dict() returns a {type(state).__name__} and no dict: nothing can be saved "
+            "beside it"
+        )
+    if "sharpness" in state:
+        raise ValueError(
+            f"{name}.state_dict() has an entry 'sharpness' of its own: ours cannot be saved beside it"
+        )
+    return dict(state)
+
+
+def values_of(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return what we keep in each group."""
+    return [{k: v for k, v in group.items() if k.startswith(PREFIX)} for group in groups]
+
+
+def are_in(values: list[dict[str, Any]], state: dict[str, Any]) -> bool:
+    """Whether the groups of a base's state have our values; a format of its own may lack them."""
+    if not has_torch_format(state) or len(state["param_groups"]) != len(values):
+        return False
+    pairs = zip(values, state["param_groups"], strict=True)
+    return all(own.keys() <= group.keys() for own, group in pairs)
+
+
+def has_torch_format(state: dict[str, Any]) -> bool:
+    """Whether a state has groups and a state of each parameter, as torch saves them."""
+    groups = state.get("param_groups")
+    if not isinstance(groups, list) or not isinstance(state.get("state"), dict):
+        return False
+    return all(isinstance(group, dict) and "params" in group for group in groups)
+
+
+def has_own_format(base: Optimizer) -> bool:
+    """Whether the base saves in a way of its own, which may be any."""
+    return getattr(base.state_dict, "__func__", None) is not Optimizer.state_dict
 
 
 def extras(
@@ -124,37 +184,59 @@ def extras(
     }
 
 
-def check_loadable(state_dict: dict[str, Any], groups: list[dict[str, Any]]) -> None:
+def check_loadable(state_dict: dict[str, Any], base: Optimizer) -> None:
     """Refuse a state of other groups or shapes before anything is changed."""
     if not isinstance(state_dict, dict):
         raise TypeError(f"not an optimizer's state_dict: {type(state_dict).__name__}")
-    missing = [key for key in ("state", "param_groups") if key not in state_dict]
-    if missing:
-        raise ValueError(f"not an optimizer's state_dict: it has no {' and no '.join(missing)}")
-    saved = state_dict["param_groups"]
-    if not isinstance(saved, list) or not isinstance(state_dict["state"], dict):
-        raise ValueError(
-            "not an optimizer's state_dict: param_groups must be a list and state a dict"
-        )
+    of_torch = has_torch_format(state_dict)
+    if not of_torch and not has_own_format(base):
+        _refuse_format(state_dict)
+    groups = base.param_groups
     extra = state_dict.get("sharpness")
     if extra is not None and not {"shapes", "schedules", "interval", "skipped"} <= set(extra):
         raise ValueError("the entry 'sharpness' of the state_dict is damaged")
-    if len(saved) != len(groups):
-        raise ValueError(
-            f"the state has {len(saved)} parameter groups, the optimizer {len(groups)}"
-        )
-    for index, (old, new) in enumerate(zip(saved, groups, strict=True)):
-        if len(old.get("params", ())) != len(new["params"]):
-            raise ValueError(
-                f"group {index} has {len(old.get('params', ()))} parameters in the state, "
-                f"{len(new['params'])} in the optimizer"
-            )
+    if of_torch:
+        _check_groups(state_dict["param_groups"], groups)
+    elif extra is not None:
+        _check_count(len(extra["schedules"]), len(groups))
     owners = [p for group in groups for p in group["params"]]
     if extra is not None and extra["shapes"] is not None:
         _check_shapes([shape for group in extra["shapes"] for shape in group], owners)
-    ids = [key for group in saved for key in group["params"]]
-    for key, p in zip(ids, owners, strict=True):
-        _check_momentum(key, state_dict["state"].get(key, {}), p)
+    if of_torch and type(base).__module__.startswith("torch.optim."):
+        for key, p in _owned(state_dict["param_groups"], base):
+            _check_momentum(key, state_dict["state"].get(key, {}), p)
+
+
+def _refuse_format(state_dict: dict[str, Any]) -> None:
+    missing = [key for key in ("state", "param_groups") if key not in state_dict]
+    if missing:
+        raise ValueError(f"not an optimizer's state_dict: it has no {' and no '.join(missing)}")
+    raise ValueError(
+        "not an optimizer's state_dict: param_groups must be a list of dicts with 'params', and state "
+        "a dict"
+    )
+
+
+def _check_count(saved: int, present: int) -> None:
+    if saved != present:
+        raise ValueError(f"the state has {saved} parameter groups, the optimizer {present}")
+
+
+def _check_groups(saved: list[dict[str, Any]], groups: list[dict[str, Any]]) -> None:
+    _check_count(len(saved), len(groups))
+    for index, (old, new) in enumerate(zip(saved, groups, strict=True)):
+        if len(old["params"]) != len(new["params"]):
+            raise ValueError(
+                f"group {index} has {len(old['params'])} parameters in the state, "
+                f"{len(new['params'])} in the optimizer"
+            )
+
+
+def _owned(saved: list[dict[str, Any]], base: Optimizer) -> Iterator[tuple[Any, Tensor]]:
+    """Return each parameter after the key that its state has among the saved ones."""
+    keys = [key for group in saved for key in group["params"]]
+    owners = [p for group in base.param_groups for p in group["params"]]
+    return zip(keys, owners, strict=True)
 
 
 def _check_shapes(shapes: list[Any], owners: list[Tensor]) -> None:
@@ -168,7 +250,7 @@ def _check_shapes(shapes: list[Any], owners: list[Tensor]) -> None:
             )
 
 
-# State that has its parameter's shape in every optimizer that has it.
+# State that has its parameter's shape in every optimizer of torch that has it; in others any.
 SHAPED = ("momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum")
 
 
@@ -182,22 +264,50 @@ def _check_momentum(key: Any, values: Any, p: Tensor) -> None:
             )
 
 
+def saved_values(state_dict: dict[str, Any], groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return what a state says of each group that is ours; nothing where it is a plain base's."""
+    values = (state_dict.get("sharpness") or {}).get("values")
+    if values is None:
+        of_torch = has_torch_format(state_dict)
+        values = values_of(state_dict["param_groups"]) if of_torch else [{} for _ in groups]
+    elif not isinstance(values, list) or len(values) != len(groups):
+        raise ValueError("the entry 'sharpness' of the state_dict is damaged: its values")
+    return copy.deepcopy(values)
+
+
 def load_base(base: Optimizer, state_dict: dict[str, Any]) -> None:
     """Load into the base without sharing tensors with the source, and keep counters' dtypes.
 
     torch casts every floating tensor but `step` to the parameter's dtype, which ruins other
     counters (NAdam's `mu_product`) of bfloat16 parameters.
     """
-    state = copy.deepcopy(state_dict["state"])
-    groups = state_dict["param_groups"]
-    base.load_state_dict({"state": state, "param_groups": groups})
-    ids = [key for group in groups for key in group["params"]]
-    owners = [p for group in base.param_groups for p in group["params"]]
-    for key, p in zip(ids, owners, strict=True):
-        for name, value in state.get(key, {}).items():
-            counter = isinstance(value, Tensor) and value.numel() == 1 and p.numel() != 1
-            if counter and base.state[p][name].dtype != value.dtype:
-                base.state[p][name] = value.to(base.state[p][name].device)
+    theirs = {key: value for key, value in state_dict.items() if key != "sharpness"}
+    try:
+        base.load_state_dict(copy.deepcopy(theirs))
+    except KeyError as error:
+        raise ValueError(
+            f"{type(base).__name__} finds no {error} in the state_dict, which is perhaps another "
+            "optimizer's"
+        ) from error
+    if has_torch_format(theirs):
+        for key, p in _owned(theirs["param_groups"], base):
+            _restore_counters(base.state.get(p), theirs["state"].get(key), p)
+
+
+# Of torch's optimizers, beside `step`: what is one number for each parameter, of whatever size.
+COUNTERS = ("mu_product", "eta", "mu")
+
+
+def _restore_counters(loaded: Any, saved: Any, p: Tensor) -> None:
+    if not isinstance(loaded, dict) or not isinstance(saved, dict):
+        return  # of another rank's parameter, say
+    for name, value in saved.items():
+        present = loaded.get(name)
+        if not isinstance(value, Tensor) or not isinstance(present, Tensor):
+            continue
+        counter = value.numel() == 1 and (value.shape != p.shape or name in COUNTERS)
+        if counter and present.dtype != value.dtype:
+            loaded[name] = value.detach().clone().to(present.device)
 
 
 def load_schedules(

@@ -66,6 +66,8 @@ class Flight:
     """Nothing will be updated: the user only looks at w + d."""
     skip: bool = False
     """A gradient was not finite: nothing is to change."""
+    separate: bool = False
+    """No two of g0 share memory."""
     random: tuple[Any, ...] | None = None
     """Generator states after the first pass."""
     memory: Any = None
@@ -102,7 +104,7 @@ class Flight:
 def gather(layout: Sequence[Block]) -> list[Block]:
     """Return the blocks of parameters that have gradients, holding these as g0."""
     align_gradients(layout)
-    found, seen = [], set[int]()
+    found = []
     for block in layout:
         grads = [p.grad for p in block.params]
         present = [g for g in grads if g is not None]
@@ -114,9 +116,20 @@ def gather(layout: Sequence[Block]) -> list[Block]:
                 "sharpness-aware steps need dense gradients and a parameter has a sparse one: "
                 "use sparse=False in nn.Embedding"
             )
-        part.first = present if block.sharded else apart(present, seen)
+        part.first = present
         found.append(part)
     return found
+
+
+def separate(flight: Flight) -> None:
+    """Let g0 be written to: see `apart`. Kernels only read it, and need not wait for this."""
+    if flight.separate:
+        return
+    seen = set[int]()
+    for block in flight.blocks:
+        if not block.sharded:
+            block.first = apart(block.first or [], seen)
+    flight.separate = True
 
 
 def apart(gradients: list[Tensor], seen: set[int]) -> list[Tensor]:

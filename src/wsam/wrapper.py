@@ -152,15 +152,16 @@ class Wrapper(Optimizer):
         for name, value in hyper.items():
             saving.check_value(name, value, self.rule)
         groups = base.param_groups
-        said = saving.SAID.get(base, [])
+        said = iter(saving.SAID.get(base, []))
         with saving.unchanged_on_error(groups):
-            for index, group in enumerate(groups):
-                own = said[index] if index < len(said) else {}
+            for group in groups:
+                own = next(said, {}) if saving.STEP in group else {}
                 saving.forget(group, {k: v for k, v in own.items() if k in hyper})
             super().__init__(groups, {})
             self._hyper = hyper
             self._schedules: list[dict[str, Schedule]] = []
             self._said: list[dict[str, saving.Value]] = []
+            self._groups: list[dict[str, Any]] = []  # whose schedules and sayings these are
             for name in ("param_groups", "state", "defaults"):
                 del self.__dict__[name]
             self.base = base
@@ -203,13 +204,26 @@ class Wrapper(Optimizer):
 
     def _adopt_groups(self) -> None:
         """Give values to groups that were added to the base directly, and hear what schedulers left."""
-        for group, named in zip(self.param_groups, self._schedules, strict=False):
+        self._follow_groups()
+        for group, named in zip(self.param_groups, self._schedules, strict=True):
             for name, schedule in named.items():
                 named[name] = schedule.heed(group)
-        for group in self.param_groups[len(self._schedules) :]:
-            adopted = saving.adopt(group, self._hyper, self.defaults, self.rule)
-            self._schedules.append(adopted.schedules)
-            self._said.append(adopted.said)
+
+    def _follow_groups(self) -> None:
+        """Keep schedules with their groups, wherever they stand now, and adopt groups that are new."""
+        groups = self.param_groups
+        if len(groups) == len(self._groups) and all(map(operator.is_, groups, self._groups)):
+            return
+        with saving.unchanged_on_error(groups):
+            adopted = [
+                saving.adopt(group, self._hyper, self.defaults, self.rule)
+                if place is None
+                else saving.Adopted(self._schedules[place], self._said[place])
+                for group, place in zip(groups, saving.places(groups, self._groups), strict=True)
+            ]
+        self._schedules[:] = [one.schedules for one in adopted]
+        self._said[:] = [one.said for one in adopted]
+        self._groups[:] = groups
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; it may set its own rho and gamma, as the first ones may."""
@@ -225,7 +239,7 @@ class Wrapper(Optimizer):
                 self._layout(anew=True)
             except Exception:
                 self.base.param_groups.pop()
-                for entries in (self._schedules, self._said):
+                for entries in (self._schedules, self._said, self._groups):
                     del entries[len(self.param_groups) :]
                 raise
 
@@ -233,10 +247,17 @@ class Wrapper(Optimizer):
         """Return all that a resume needs, as tensors and plain values; the base can load it, too."""
         self._refuse_in_flight("save a state")
         self._adopt_groups()
-        state = super().state_dict()
+        for pre_hook in self._optimizer_state_dict_pre_hooks.values():
+            pre_hook(self)
+        state, values = saving.state_of(self.base), saving.values_of(self.param_groups)
+        beside = {} if saving.are_in(values, state) else {"values": values}
+        for hook in self._optimizer_state_dict_post_hooks.values():
+            changed = hook(self, state)
+            state = state if changed is None else changed
         groups, named = self.param_groups, self._schedules
         state["sharpness"] = saving.extras(groups, named, self.when, self.skipped)
         state["sharpness"]["rule"] = type(self.rule).__name__
+        state["sharpness"].update(beside)
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -246,11 +267,12 @@ class Wrapper(Optimizer):
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = hook(self, state_dict) or state_dict
         self._adopt_groups()
-        saving.check_loadable(state_dict, self.param_groups)
-        for group in state_dict["param_groups"]:
+        saving.check_loadable(state_dict, self.base)
+        values = saving.saved_values(state_dict, self.param_groups)
+        for saved_group in values:
             for name in self._hyper:
-                if saving.PREFIX + name in group:
-                    saving.check_value(name, group[saving.PREFIX + name], self.rule)
+                if saving.PREFIX + name in saved_group:
+                    saving.check_value(name, saved_group[saving.PREFIX + name], self.rule)
         saved = state_dict.get("sharpness")
         rule = type(self.rule).__name__
         if saved is not None and saved.get("rule", rule) != rule:
@@ -260,15 +282,12 @@ class Wrapper(Optimizer):
             )
         schedules = saving.load_schedules(saved, self._schedules)
         interval = saving.load_interval(saved, self.when)
-        own = [
-            {k: v for k, v in group.items() if k.startswith(saving.PREFIX)}
-            for group in self.param_groups
-        ]
+        own = saving.values_of(self.param_groups)
         saving.load_base(self.base, state_dict)
-        for group, values in zip(self.param_groups, own, strict=True):
-            for key, value in values.items():
-                group.setdefault(key, value)
+        for group, before, said in zip(self.param_groups, own, values, strict=True):
+            group.update({**before, **group, **said})
         self._schedules, self.when = schedules, interval
+        self._groups[:] = self.param_groups
         self._flight = None
         if saved is not None:
             self.skipped = saved["skipped"]
