@@ -12,7 +12,7 @@ import torch
 from command import COMMANDS, wsam_command
 from torch.nn import functional as F
 
-from wsam.cli.curvature import progress
+from wsam.cli._measuring import progress
 from wsam.curvature import Progress, hessian, top_eigenvalues
 from wsam.lab import data, models, records
 from wsam.lab.batches import noisy
@@ -131,7 +131,7 @@ def test_eigenvalues_that_may_be_missing_are_not_shown_as_converged(record):
     assert not few["complete"]
     shown = wsam_command("curvature", *words, "--top-products", whole["products"] // 2).stdout
     assert "not converged: raise --tol or --top-products" in shown
-    assert "an eigenvalue within" in shown
+    assert "true to within" in shown
 
 
 def test_too_few_products_for_all_eigenvalues_show_those_found(record):
@@ -253,7 +253,7 @@ def test_landscapes_of_all_kinds(out, record, tmp_path):
     assert path["coordinates"] == [[-0.5, 0.0, 0.5, 1.0, 1.5]]
     assert path["losses"][1] == pytest.approx(line["info"]["loss"], rel=1e-5)
     assert path["losses"][3] == pytest.approx(
-        measured(other, "--samples", 40, "--top", 0)["info"]["loss"], rel=1e-4
+        measured(other, "--samples", 40)["info"]["loss"], rel=1e-4
     )
     assert all(Path(file).stat().st_size > 100 for file in path["files"])
     shown = wsam_command("landscape", record, *common[:6], "--log", "--out", tmp_path / "new")
@@ -314,24 +314,37 @@ def test_of_several_tensors_that_do_not_fit_the_same_one_is_named():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("curvature", "--operator", "kfac"), "--operator must be one of hessian"),
-        (("curvature", "--which", "top"), "which must be"),
+        (
+            ("curvature", "--operator", "kfac"),
+            "--operator must be hessian, gauss_newton or empirical_fisher",
+        ),
+        (("curvature", "--which", "top"), "--which must be largest, smallest or both, not top"),
         (("curvature", "--precision", "bf16"), "--precision must be"),
-        (("curvature", "--mode", "half"), "mode must be"),
+        (("curvature", "--mode", "half"), "--mode must be eval or train, not half"),
+        (("curvature", "--method", "qr"), "--method must be lanczos or power, not qr"),
+        (("curvature", "--tol", "2"), "--tol must lie between 0 and 1, not 2.0"),
         (("curvature", "--trace-tol", "0"), "--trace-tol must be above 0, not 0.0"),
         (("curvature", "--trace-tol", "nan"), "--trace-tol must be above 0, not nan"),
         (("curvature", "--trace-products", "1"), "invalid value for '--trace-products'"),
         (("curvature", "--density-probes", "0"), "invalid value for '--density-probes'"),
         (("curvature", "--density-steps", "1"), "invalid value for '--density-steps'"),
         (("curvature", "--top-products", "0"), "invalid value for '--top-products'"),
-        (("curvature", "--block", "0"), "k and block must be at least 1"),
+        (("curvature", "--block", "0"), "invalid value for '--block'"),
         (("curvature", "--adaptive"), "--adaptive needs --sharpness or --average"),
-        (("curvature", "--split", "dev"), "unknown split 'dev'"),
-        (("curvature", "--samples", "0"), "at least 1"),
-        (("curvature", "--batch-size", "0"), "at least 1"),
+        (("curvature", "--steps", "10"), "--steps needs --sharpness: alone it changes nothing"),
+        (("curvature", "--steps", "1"), "--steps needs --sharpness: alone it changes nothing"),
+        (("curvature", "--steps", "0", "--sharpness", "1"), "invalid value for '--steps'"),
+        (("curvature", "--trace-tol", "0.1"), "--trace-tol needs --trace"),
+        (("curvature", "--density-steps", "9"), "--density-steps needs --density"),
+        (("curvature", "--split", "dev"), "--split must be train or test, not dev"),
+        (("curvature", "--samples", "0"), "invalid value for '--samples'"),
+        (("curvature", "--batch-size", "0"), "invalid value for '--batch-size'"),
         (("curvature", "--data", "mnist"), "unknown data 'mnist'"),
         (("curvature", "--model", "vgg"), "unknown model 'vgg'"),
-        (("curvature", "--sharpness", "-1"), "rho must be a positive number"),
+        (("curvature", "--sharpness", "-1"), "--sharpness must be above 0, not -1.0"),
+        (("curvature", "--average", "nan"), "--average must be above 0, not nan"),
+        (("landscape", "--samples", "0"), "invalid value for '--samples'"),
+        (("landscape", "--split", "dev"), "--split must be train or test, not dev"),
         (("landscape", "--dimensions", "3"), "--dimensions must be 1 or 2"),
         (("landscape", "--radius", "0"), "--radius must be above 0"),
         (("landscape", "--radius", "inf"), "--radius must be above 0"),
@@ -343,6 +356,18 @@ def test_of_several_tensors_that_do_not_fit_the_same_one_is_named():
 def test_wrong_options_get_one_clear_line(record, words, message):
     verb, *rest = words
     assert message in refused(verb, record, *rest, *(["--top", 1] if verb == "curvature" else []))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--top", "-1"), "invalid value for '--top'"),
+        (("--top", "0"), "nothing to measure: give one of --top above 0, --trace"),
+        (("--top", "0", "--trace", "--which", "both"), "--which needs --top above 0"),
+    ],
+)
+def test_what_would_measure_nothing_is_refused(record, words, message):
+    assert message in refused("curvature", record, *words)
 
 
 def test_a_terminal_sees_a_bar_and_json_is_quiet(monkeypatch):

@@ -142,6 +142,18 @@ def test_minima_of_the_toy_loss(point, loss, low, high, method):
     assert found.smallest == pytest.approx(low, rel=2e-3)
 
 
+def test_power_iteration_exceeds_few_products_only_as_it_says():
+    """At least one product a value, and one more after a shift."""
+    negative = torch.diag(torch.tensor([-9.0, -1e-3, -1e-4], dtype=torch.float64))
+    for limit, products in ((1, 1), (2, 3), (3, 3)):
+        found = top_eigenvalues(negative, 1, method="power", max_products=limit, tol=1e-9, seed=4)
+        assert found.products == products, limit
+        assert not found.converged.any()
+    several = top_eigenvalues(negative, 3, method="power", which="largest", max_products=1, seed=4)
+    assert several.products == 4
+    assert "one more after a shift" in " ".join(top_eigenvalues.__doc__.split())
+
+
 def test_power_iteration_converges_for_several_eigenvalues():
     dense = matrix([*BULK, 1.0, 2.0, 4.0])
     found = top_eigenvalues(dense, 3, method="power", tol=1e-6)

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from wsam.curvature import (
+    Landscape,
     between,
     density,
     hessian,
@@ -232,6 +233,12 @@ def test_pages_draw_and_answer_in_a_browser(tmp_path):
             assert curve.get_attribute("d") != before
             page.locator("svg").hover(position={"x": 300, "y": 100})
             assert page.locator("#read").text_content()
+        assert page.locator("#scale").text_content().startswith("Band: within two standard errors.")
+        lost = Landscape([[0.0, 1.0, 2.0]], [1.0, 2.0, math.nan], ["x"], note="1 is lost")
+        page.goto(lost.save(tmp_path / "lost.html").as_uri())
+        assert page.locator("text.gap").count() == 1
+        assert "A cross: no finite loss" in page.locator("#scale").text_content()
+        assert page.locator("#note").text_content() == "1 is lost"
         page.goto((tmp_path / "plane.html").as_uri())
         picture = "i => document.querySelectorAll('canvas')[i].toDataURL()"
         still, turned = (page.evaluate(picture, i) for i in (0, 1))

@@ -3,71 +3,62 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from wsam.cli import _measuring as shared
 from wsam.cli import _options as options
 from wsam.cli._app import WithArguments, app
 from wsam.cli._files import as_folder, together
 
 if TYPE_CHECKING:
     from wsam.curvature import Operator
-    from wsam.curvature.eigen import Progress, Report
     from wsam.lab.subject import Subject
 
 _EXAMPLE = (
     "Example: wsam curvature runs/KEY.json --data cifar10 --top 5 --trace --density --out seen"
 )
-
-Checkpoint = Annotated[
-    Path,
-    typer.Argument(
-        metavar="CHECKPOINT",
-        help="A run's record, weights or work folder, or a file of a state dict.",
-    ),
-]
-Data = Annotated[
-    str | None, typer.Option(help="Data to measure on. [default: the run's; else needed]")
-]
-Model = Annotated[str | None, typer.Option(help="Of a plain state dict: resnet18, cnn, ...")]
-Split = Annotated[str, typer.Option(help="train or test images, without augmentation.")]
-Samples = Annotated[int, typer.Option(help="Measure on the first so many images.")]
-BatchSize = Annotated[
-    int | None, typer.Option(help="Images at a time. [default: 1000 on CUDA, 250 elsewhere]")
-]
-Mode = Annotated[
-    str, typer.Option(help="eval (running statistics of BatchNorm) or train (the batch's own).")
-]
-Precision = Annotated[
-    str, typer.Option(help="float32, float64, or tf32: float32 with faster, rounder products.")
-]
-Seed = Annotated[int, typer.Option(help="Of the random vectors.")]
+# What an option is about: without it, it would be ignored.
+_ABOUT = {
+    **dict.fromkeys(("which", "method", "tol", "block", "top_products"), ("--top above 0",)),
+    **dict.fromkeys(("trace_tol", "trace_products"), ("--trace",)),
+    **dict.fromkeys(("density_probes", "density_steps"), ("--density",)),
+    "steps": ("--sharpness",),
+    "adaptive": ("--sharpness", "--average"),
+}
 
 
 @app.command(cls=WithArguments, epilog=_EXAMPLE)
 def curvature(
-    checkpoint: Checkpoint,
-    data: Data = None,
-    model: Model = None,
-    split: Split = "train",
-    samples: Samples = 10_000,
-    batch_size: BatchSize = None,
+    context: typer.Context,
+    checkpoint: shared.Checkpoint,
+    data: shared.Data = None,
+    model: shared.Model = None,
+    split: shared.Split = "train",
+    samples: shared.Samples = 10_000,
+    batch_size: shared.BatchSize = None,
     operator: Annotated[
         str, typer.Option(help="hessian, gauss_newton or empirical_fisher.")
     ] = "hessian",
-    top: Annotated[int, typer.Option(help="How many eigenvalues at each wanted end.")] = 1,
+    top: Annotated[
+        int,
+        typer.Option(
+            min=0, metavar="<int>", help="How many eigenvalues at each wanted end; 0 for none."
+        ),
+    ] = 1,
     which: Annotated[str, typer.Option(help="largest, smallest or both.")] = "largest",
     method: Annotated[str, typer.Option(help="lanczos or power.")] = "lanczos",
     tol: Annotated[float, typer.Option(help="Relative residual of the eigenvalues.")] = 1e-3,
     block: Annotated[
         int,
-        typer.Option(help="Vectors Lanczos starts from: finds so many equal eigenvalues at once."),
+        typer.Option(
+            min=1,
+            metavar="<int>",
+            help="Vectors Lanczos starts from: finds so many equal eigenvalues at once.",
+        ),
     ] = 1,
     top_products: Annotated[
         int | None,
@@ -98,7 +89,9 @@ def curvature(
     sharpness: Annotated[
         float | None, typer.Option(metavar="RHO", help="SAM's sharpness at this radius.")
     ] = None,
-    steps: Annotated[int, typer.Option(help="Ascent steps of --sharpness.")] = 1,
+    steps: Annotated[
+        int, typer.Option(min=1, metavar="<int>", help="Ascent steps of --sharpness.")
+    ] = 1,
     adaptive: Annotated[
         bool, typer.Option("--adaptive", help="Scale both sharpness measures by the weights.")
     ] = False,
@@ -106,9 +99,9 @@ def curvature(
         float | None,
         typer.Option(metavar="SIGMA", help="Average sharpness under Gaussian noise of this size."),
     ] = None,
-    mode: Mode = "eval",
-    precision: Precision = "float32",
-    seed: Seed = 0,
+    mode: shared.Mode = "eval",
+    precision: shared.Precision = "float32",
+    seed: shared.Seed = 0,
     out: Annotated[
         Path | None,
         typer.Option(callback=as_folder, help="Folder for curvature.json and the density's plots."),
@@ -119,17 +112,20 @@ def curvature(
     as_json: options.Json = False,
 ) -> None:
     """Measure the curvature of a trained model's loss."""
-    if not trace_tol > 0:
-        raise ValueError(f"--trace-tol must be above 0, not {trace_tol}")
-    if adaptive and sharpness is None and average is None:
-        raise ValueError("--adaptive needs --sharpness or --average: it scales those measures")
-    settings = loss_options(mode, precision)
+    _check_words(operator, which, method)
+    _check_numbers({"--sharpness": sharpness, "--average": average, "--trace-tol": trace_tol}, tol)
+    measures = {
+        "--top above 0": top > 0, "--trace": trace, "--density": density,
+        "--sharpness": sharpness is not None, "--average": average is not None,
+    }  # fmt: skip
+    _check_nothing_is_idle(context, measures)
+    settings = shared.loss_options(mode, precision)
     if out is not None and density:
-        require_pictures()
+        shared.require_pictures()
     means = options.make_means(data_dir, download, device=device)
     begin = time.monotonic()
-    with progress(quiet=as_json) as follow:
-        subject = open_checkpoint(checkpoint, means, data, model, split, samples, batch_size)
+    with shared.progress(quiet=as_json) as follow:
+        subject = shared.open_checkpoint(checkpoint, means, data, model, split, samples, batch_size)
         H = _operator(operator, subject, settings)
         wanted: dict[str, dict[str, Any]] = {}
         if top:
@@ -146,7 +142,7 @@ def curvature(
             subject, settings, seed, follow, (sharpness, average), adaptive=adaptive, steps=steps
         )
     record = {
-        **about(subject, seed, begin),
+        **shared.about(subject, seed, begin),
         "accuracy": subject.accuracy(),
         "info": H.info.as_dict(),
         **{name: result.as_dict() for name, result in found.items()},
@@ -158,13 +154,36 @@ def curvature(
         _print_table(record, files)
 
 
+def _check_words(operator: str, which: str, method: str) -> None:
+    shared.one_of("--operator", operator, "hessian", "gauss_newton", "empirical_fisher")
+    shared.one_of("--which", which, "largest", "smallest", "both")
+    shared.one_of("--method", method, "lanczos", "power")
+
+
+def _check_numbers(positive: dict[str, float | None], tol: float) -> None:
+    for option, value in positive.items():
+        shared.above_zero(option, value)
+    if not 0 < tol < 1:
+        raise ValueError(f"--tol must lie between 0 and 1, not {tol}")
+
+
+def _check_nothing_is_idle(context: typer.Context, measures: dict[str, bool]) -> None:
+    """Refuse an option whose measure is not asked for, and a command that measures nothing."""
+    for name, owners in _ABOUT.items():
+        source = context.get_parameter_source(name)
+        given = source is not None and source.name == "COMMANDLINE"
+        if given and not any(measures[owner] for owner in owners):
+            option = f"--{name.replace('_', '-')}"
+            raise ValueError(f"{option} needs {' or '.join(owners)}: alone it changes nothing")
+    if not any(measures.values()):
+        raise ValueError(f"nothing to measure: give one of {', '.join(measures)}")
+
+
 def _operator(name: str, subject: Subject, settings: Any) -> Operator:
     from wsam.curvature import empirical_fisher, gauss_newton, hessian
 
     builders = {f.__name__: f for f in (hessian, gauss_newton, empirical_fisher)}
-    if name not in builders:
-        raise ValueError(f"--operator must be one of {', '.join(builders)}, not {name}")
-    return builders[name](subject.model, cross_entropy(), subject.batches, **settings)
+    return builders[name](subject.model, shared.cross_entropy(), subject.batches, **settings)
 
 
 def _spectrum(
@@ -192,7 +211,7 @@ def _sharpness(
 ) -> dict[str, Any]:
     from wsam.curvature import average_sharpness, sharpness
 
-    about = (subject.model, cross_entropy(), subject.batches)
+    about = (subject.model, shared.cross_entropy(), subject.batches)
     settings = {**settings, "adaptive": adaptive, "seed": seed}
     rho, sigma = radii
     found: dict[str, Any] = {}
@@ -203,95 +222,6 @@ def _sharpness(
         report = follow("average sharpness")
         found["average_sharpness"] = average_sharpness(*about, sigma, report=report, **settings)
     return found
-
-
-def open_checkpoint(
-    checkpoint: Path,
-    means: Any,
-    data: str | None,
-    model: str | None,
-    split: str,
-    samples: int | None,
-    batch_size: int | None,
-) -> Subject:
-    """Open a checkpoint as a verb's options describe it."""
-    from wsam.lab.subject import open_subject
-
-    return open_subject(
-        checkpoint, means, data=data, model=model, split=split,
-        samples=samples, batch_size=batch_size,
-    )  # fmt: skip
-
-
-def about(subject: Subject, seed: int, begin: float) -> dict[str, Any]:
-    """Return what a measurement is of and what it was made with: the head of its JSON."""
-    from wsam.lab import environment
-
-    device = next(subject.model.parameters()).device
-    return {
-        "title": subject.title,
-        "split": subject.split,
-        "seed": seed,
-        "seconds": time.monotonic() - begin,
-        **environment.facts(device),
-    }
-
-
-def require_pictures() -> None:
-    """Refuse before anything is measured where pictures cannot be drawn."""
-    from importlib.util import find_spec
-
-    if find_spec("matplotlib") is None:
-        raise ValueError("pictures need matplotlib: pip install 'wsam[plots]'")
-
-
-def loss_options(mode: str, precision: str) -> Any:
-    """Return the options of an objective; sets what the GPU may round, for the whole process."""
-    import torch
-
-    if precision not in ("float32", "float64", "tf32"):
-        raise ValueError(f"--precision must be float32, float64 or tf32, not {precision}")
-    torch.backends.cudnn.allow_tf32 = precision == "tf32"
-    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
-    return {"mode": mode, "dtype": torch.float64 if precision == "float64" else torch.float32}
-
-
-def cross_entropy() -> Any:
-    """Return the loss the lab trains with."""
-    from torch.nn.functional import cross_entropy as loss
-
-    return loss
-
-
-@contextmanager
-def progress(quiet: bool) -> Iterator[Any]:
-    """Yield a function that makes a `report` for a stage; a bar on a terminal, else nothing."""
-    if quiet or not sys.stderr.isatty():
-        yield lambda _stage: None
-        return
-    from rich import progress as bars
-    from rich.console import Console
-
-    bar = bars.Progress(
-        bars.TextColumn("{task.description}"),
-        bars.BarColumn(None),
-        bars.MofNCompleteColumn(),
-        bars.TextColumn("{task.fields[error]}"),
-        bars.TimeElapsedColumn(),
-        console=Console(stderr=True),
-    )
-
-    def follow(stage: str) -> Report:
-        task = bar.add_task(stage, total=None, error="")
-
-        def report(at: Progress) -> None:
-            error = "" if at.error != at.error else f"error {at.error:.1e}"
-            bar.update(task, completed=at.products, total=at.limit, error=error)
-
-        return report
-
-    with bar:
-        yield follow
 
 
 def _write(out: Path, record: dict[str, Any], found: dict[str, Any]) -> list[Path]:
@@ -310,18 +240,21 @@ def _write(out: Path, record: dict[str, Any], found: dict[str, Any]) -> list[Pat
 
 
 def _print_table(record: dict[str, Any], files: list[Path]) -> None:
+    from wsam.curvature.operator import TITLES
+
     info = record["info"]
     rounded = " with TF32" if info["tf32"] else ""
     print(record["title"])
     print(
-        f"{info['kind'].replace('_', '-')} of {info['parameters']:,} weights on {info['samples']:,} "
+        f"{TITLES[info['kind']]} of {info['parameters']:,} weights on {info['samples']:,} "
         f"{record['split']} images, {info['mode']} mode, {info['dtype']}{rounded}, {info['device']}"
     )
+    print(f"labels {record['labels']}")
     rows = [("loss", f"{info['loss']:.6g}", ""), ("accuracy", f"{record['accuracy']:.4f}", "")]
     if eigen := record.get("eigenvalues"):
         columns = (eigen["values"], eigen["residuals"], eigen["converged"])
         for number, (value, bound, good) in enumerate(zip(*columns, strict=True), 1):
-            note = f"an eigenvalue within {bound:.1e}" + _unless(good, "--tol or --top-products")
+            note = f"true to within {bound:.1e}" + _unless(good, "--tol or --top-products")
             rows.append((f"eigenvalue {number}", f"{value:.6g}", note))
     if found := record.get("trace"):
         error = found["standard_error"]

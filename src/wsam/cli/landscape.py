@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from wsam.cli import _measuring as shared
 from wsam.cli import _options as options
-from wsam.cli import curvature as shared
 from wsam.cli._app import WithArguments, app
 from wsam.cli._files import as_folder, together
 
@@ -70,6 +70,7 @@ def landscape(
     allowed = 0 < radius < math.inf or (radius == 0 and to is not None)
     if not allowed or (points is not None and points < 2):
         raise ValueError("--radius must be above 0 and --points at least 2")
+    shared.one_of("--along", along, "random", "eigen")
     settings = shared.loss_options(mode, precision)
     shared.require_pictures()
     means = options.make_means(data_dir, download, device=device)
@@ -77,7 +78,9 @@ def landscape(
     with shared.progress(quiet=as_json) as follow:
         subject = shared.open_checkpoint(checkpoint, means, data, model, split, samples, batch_size)
         loss = shared.cross_entropy()
-        lines, labels, origin = _directions(subject, to, along, dimensions, seed, settings, follow)
+        lines, labels, origin = _directions(
+            subject, (checkpoint, to), along, dimensions, seed, settings, follow
+        )
         count = points or (41 if dimensions == 1 else 21)
         low, high = (-radius, 1 + radius) if to is not None else (-radius, radius)
         axis = [low + (high - low) * i / (count - 1) for i in range(count)]
@@ -96,12 +99,15 @@ def landscape(
         return
     print(subject.title)
     print(f"loss {found.info['loss']:.6g} on {found.info['samples']:,} {split} images")
+    print(f"labels {subject.labels}")
+    if found.note:
+        print(found.note)
     print(*files, sep="\n")
 
 
 def _directions(
     subject: Subject,
-    to: Path | None,
+    ends: tuple[Path, Path | None],
     along: str,
     dimensions: int,
     seed: int,
@@ -112,22 +118,27 @@ def _directions(
     from wsam import curvature as measure
     from wsam.lab.subject import read_checkpoint
 
+    first, to = ends
     if to is not None:
         if dimensions != 1:
             raise ValueError("between two checkpoints lies a line: leave --dimensions at 1")
         second, _ = read_checkpoint(to)
         origin, line = measure.between(_on_cpu(subject), second)
-        return [line], [f"from 0 (first) to 1 ({to.name})"], origin
+        return [line], [_line_label(first, to)], origin
     if along == "random":
         lines = [measure.random_direction(subject.model, seed=seed + i) for i in range(dimensions)]
         return lines, [f"filter-normalised direction {i + 1}" for i in range(dimensions)], None
-    if along != "eigen":
-        raise ValueError(f"--along must be random or eigen, not {along}")
     H = measure.hessian(subject.model, shared.cross_entropy(), subject.batches, **settings)
     found = measure.top_eigenvalues(H, dimensions, seed=seed, report=follow("eigenvalues"))
     values = [float(value) for value in found.values]
     labels = [f"eigenvector {i + 1} (eigenvalue {value:.4g})" for i, value in enumerate(values)]
     return [H.split(found.vectors[:, i]) for i in range(len(values))], labels, None
+
+
+def _line_label(first: Path, second: Path) -> str:
+    """Name a line by its ends; files of one name, as weights are, by their whole paths."""
+    ends = (first, second) if first.name == second.name else (first.name, second.name)
+    return f"the line from {ends[0]} (0) to {ends[1]} (1)"
 
 
 def _on_cpu(subject: Subject) -> dict[str, Any]:

@@ -98,8 +98,9 @@ def top_eigenvalues(
         tol: relative residual to stop at.
         max_products: give up after so many products; default 50 + 30 k at each end, and 50 more
             where there is a second search, which may take what the first has left; for power
-            iteration 1000 at each end, and never less than one product a value. Lanczos returns
-            fewer values than asked for where the products do not reach for all of them.
+            iteration 1000 at each end. Lanczos returns fewer values than asked for where the
+            products do not reach for all of them; power iteration may exceed them: it makes at
+            least one product a value, and one more after a shift.
         block: vectors multiplied at a time by Lanczos. With b, copies of an eigenvalue repeated up
             to b times are found at once rather than one a search.
         basis: the most vectors Lanczos keeps; it restarts from the best when they are full.

@@ -164,7 +164,7 @@ def _picture(path: Path, title: str, note: str) -> Iterator[tuple[Any, Any]]:
         heading = textwrap.fill(title, 78)
         figure.suptitle(heading, x=0.01, ha="left", fontsize=11, color=INK)
         axes.set_title(note, loc="left", fontsize=9, color=SOFT)
-        figure.legend(loc="outside lower left", ncols=3, fontsize=9)
+        figure.legend(loc="outside lower left", ncols=2, fontsize=9)
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=150, metadata=_UNDATED.get(path.suffix.lower()))
 
@@ -186,18 +186,18 @@ def _draw_line(axes: Any, found: Landscape, logarithmic: bool) -> None:
 
 def _draw_density(axes: Any, found: Density, marks: Sequence[float]) -> None:
     grid, values = found.grid.tolist(), _drawn_values(found)
+    least = _least(values)
     smoothed = f"density, smoothed by a Gaussian of width {found.sigma:.2g}"
     axes.semilogy(grid, values, color=_CURVE, linewidth=1.8, label=smoothed)
     if _has_errors(found):
         pairs = list(zip(found.values.tolist(), found.standard_error.tolist(), strict=True))
-        least = _least(values)
         ends = [[max(v + side * 2 * error, least) for v, error in pairs] for side in (-1, 1)]
         band = "within two standard errors"
         axes.fill_between(grid, *ends, color=_CURVE, alpha=0.2, linewidth=0, label=band)
     for number, mark in enumerate(marks):
         label = None if number else _marks_label(marks)  # once in the legend
         axes.axvline(mark, color=_MARK, linewidth=1, linestyle=":", label=label)
-    axes.set(xlabel="eigenvalue", ylabel="density")
+    axes.set(xlabel="eigenvalue", ylabel="density", ylim=(least, None))
 
 
 def _draw_surface(

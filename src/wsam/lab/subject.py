@@ -37,6 +37,7 @@ class Subject:
         title: What it is, in a line.
         run: The run it comes from, or the data and model it was said to be of.
         split: ``train`` or ``test``.
+        labels: Which labels the images have, in words: the run's own, noise included, if known.
     """
 
     model: nn.Module
@@ -44,6 +45,7 @@ class Subject:
     title: str
     run: Run
     split: str
+    labels: str
 
     def accuracy(self) -> float:
         """Return the share of the batches' images that the model labels right."""
@@ -133,13 +135,14 @@ def open_subject(
         OSError: A file is missing.
         ValueError: No checkpoint, one of another model, or not enough said about it.
     """
-    state, run = read_checkpoint(checkpoint)
-    run = _described(checkpoint, run, data, model)
+    state, known = read_checkpoint(checkpoint)
+    run = _described(checkpoint, known, data, model)
     problem = f"{checkpoint} does not fit {run.model} on {run.data}"
     built, feed = fitted(run, state, means, problem)
     size = (1000 if feed.device.type == "cuda" else 250) if batch_size is None else batch_size
     batches = FixedBatches(feed, split, samples, size)
-    return Subject(built, batches, f"{checkpoint}: {run.model} on {run.data}", run, split)
+    title = f"{checkpoint}: {run.model} on {run.data}"
+    return Subject(built, batches, title, run, split, _labels(known, split))
 
 
 def fitted(
@@ -189,6 +192,15 @@ def read_checkpoint(path: Path) -> tuple[State, Run | None]:
     return _tensors(loaded, path), _run_within(loaded) or _run_of_weights(path)
 
 
+def _labels(run: Run | None, split: str) -> str:
+    """Say which labels are measured on: with others, curvature is that of another loss."""
+    if split == "train" and run is None:
+        return "as in the data; the file does not say whether it was trained on others"
+    if split == "train" and run is not None and run.noise:
+        return f"with the run's noise, {run.noise:g} of them drawn anew (seed {run.noise_seed})"
+    return "as in the data"
+
+
 def _run_within(loaded: Mapping[str, Any]) -> Run | None:
     """Return the run that a checkpoint of ours holds; others may call something else a run."""
     try:
@@ -204,11 +216,19 @@ def _run_of_weights(path: Path) -> Run | None:
     record = work.parent.parent / f"{work.name}.json"
     if path.name != records.WEIGHTS or not record.exists():
         return None
-    return Run.from_dict(records.read_file(record)["settings"])
+    return _run_of_record(record)
+
+
+def _run_of_record(path: Path) -> Run:
+    try:
+        settings = dict(records.read_file(path)["settings"])
+    except (TypeError, ValueError) as error:  # its advice, to remove the file, is for who trains
+        raise ValueError(f"{path} is no record of wsam train") from error
+    return Run.from_dict(settings)
 
 
 def _from_record(path: Path) -> tuple[State, Run]:
-    run = Run.from_dict(records.read_file(path)["settings"])
+    run = _run_of_record(path)
     weights = records.weights_path(path.parent, run)
     if not weights.exists():
         raise ValueError(f"{path} kept no weights: train with --keep-checkpoint")

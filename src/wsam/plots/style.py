@@ -3,35 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from wsam.looks import LOOKS
+from wsam.looks import INK, LOOKS, SETTINGS, SOFT
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-INK = "#1d2430"
-SOFT = "#5b6472"
+__all__ = ["COLORS", "INK", "SETTINGS", "SOFT", "figure", "save", "with_colors"]
+
 COLORS = {method: look.printed or look.light for method, look in LOOKS.items()}
-SETTINGS: Any = {  # matplotlib types its names one by one
-    "font.family": "DejaVu Sans",
-    "font.size": 10,
-    "text.color": INK,
-    "axes.edgecolor": "#9aa1ab",
-    "axes.labelcolor": SOFT,
-    "axes.titlecolor": INK,
-    "axes.titlesize": 11,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "xtick.color": SOFT,
-    "ytick.color": SOFT,
-    "legend.frameon": False,
-    "figure.facecolor": "white",
-    "savefig.facecolor": "white",
-    # The same figure is the same file: no random identifiers, text stays text.
-    "svg.hashsalt": "wsam",
-    "svg.fonttype": "none",
-}
 
 
 def with_colors(style: str) -> str:

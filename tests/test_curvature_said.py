@@ -1,0 +1,103 @@
+"""What `wsam curvature` and `wsam landscape` say of what they measured, and of files of others."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from command import wsam_command
+
+from wsam.lab import records
+from wsam.lab.means import Means
+from wsam.lab.run import Run
+from wsam.lab.subject import read_checkpoint
+from wsam.lab.train import train
+
+RUN = Run(data="digits", model="cnn", method="vanilla", epochs=1, train_limit=60, noise=0.2)
+FEW = ("--samples", 20, "--device", "cpu")
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    train(RUN, folder, Means(device="cpu", keep_weights=True))
+    return records.record_path(folder, RUN)
+
+
+def doubled_variances(record: Path, path: Path) -> Path:
+    """Write a second end of a line, so that variances are zero at -1 and below it negative."""
+    state, _ = read_checkpoint(record)
+    torch.save({n: 2 * t if n.endswith("running_var") else t for n, t in state.items()}, path)
+    return path
+
+
+def test_points_without_a_finite_loss_are_said_and_marked(record, tmp_path):
+    other = doubled_variances(record, tmp_path / "other.pt")
+    words = ("--to", other, "--radius", 2, "--points", 6, "--out", tmp_path / "seen", *FEW)
+    shown = wsam_command("landscape", record, *words).stdout
+    note = "1 of 6 points has no finite loss (a variance of BatchNorm is negative there)"
+    assert note in shown
+    saved = json.loads((tmp_path / "seen" / "landscape.json").read_text())
+    assert saved["coordinates"] == [[-2.0, -1.0, 0.0, 1.0, 2.0, 3.0]]
+    assert [loss is None for loss in saved["losses"]] == [True] + [False] * 5
+    assert saved["note"] == note
+    assert note in (tmp_path / "seen" / "landscape.html").read_text()
+    whole = wsam_command("landscape", record, "--to", other, "--radius", 0, *words[4:]).stdout
+    assert "no finite loss" not in whole
+
+
+def test_a_line_is_named_by_its_two_ends(record, tmp_path):
+    other = doubled_variances(record, tmp_path / "other.pt")
+    common = ("--radius", 0, "--points", 2, "--json", "--out", tmp_path / "seen", *FEW)
+    line = json.loads(wsam_command("landscape", record, "--to", other, *common).stdout)
+    assert line["labels"] == [f"the line from {record.name} (0) to other.pt (1)"]
+    page = (tmp_path / "seen" / "landscape.html").read_text()
+    title = f"<title>Loss along the line from {record.name} (0) to other.pt (1)</title>"
+    assert title in page
+    # Weights all have one name: there only the whole path tells them apart.
+    weights = records.weights_path(record.parent, RUN)
+    same = json.loads(wsam_command("landscape", weights, "--to", weights, *common).stdout)
+    assert same["labels"] == [f"the line from {weights} (0) to {weights} (1)"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"layers": 3}',
+        "[1]",
+        "not JSON",
+        '{"key": "a", "status": "finished", "settings": 3,'
+        ' "curve": [{"epoch": 1, "train_loss": 1, "test_error": 1}]}',
+    ],
+)
+def test_a_file_of_ones_own_is_not_advised_to_be_removed(tmp_path, text):
+    (tmp_path / "mine.json").write_text(text)
+    for verb in ("curvature", "landscape"):
+        said = wsam_command(verb, tmp_path / "mine.json", status=2).stderr
+        assert said == f"wsam: {tmp_path / 'mine.json'} is no record of wsam train\n"
+
+
+def test_the_labels_that_were_used_are_said(record, tmp_path):
+    bare = tmp_path / "bare.pt"
+    torch.save(read_checkpoint(record)[0], bare)
+    said = ("--model", "cnn", "--data", "digits")
+    out = ("--points", 2, "--out", tmp_path / "seen")
+    noisy = "labels with the run's noise, 0.2 of them drawn anew (seed 0)\n"
+    unknown = "labels as in the data; the file does not say whether it was trained on others\n"
+    for verb, more in (("curvature", ("--top-products", 2)), ("landscape", out)):
+        assert noisy in wsam_command(verb, record, *more, *FEW).stdout
+        assert unknown in wsam_command(verb, bare, *said, *more, *FEW).stdout
+        test = wsam_command(verb, record, "--split", "test", *more, *FEW).stdout
+        assert "labels as in the data\n" in test
+    words = ("--top-products", 2, "--json", *FEW)
+    found = json.loads(wsam_command("curvature", record, *words).stdout)
+    assert f"labels {found['labels']}\n" == noisy
+
+
+def test_operators_and_error_bounds_are_called_by_their_names(record):
+    words = (record, "--top-products", 2, *FEW)
+    shown = wsam_command("curvature", *words).stdout
+    assert "\nHessian of " in shown
+    assert "  true to within " in shown
+    shown = wsam_command("curvature", *words, "--operator", "gauss_newton").stdout
+    assert "\nGauss-Newton matrix of " in shown
