@@ -1,6 +1,7 @@
 """`wsam bounds`: every verb, both outputs, and refusals."""
 
 import json
+import math
 
 import pytest
 from command import error_of, wsam_command
@@ -19,6 +20,33 @@ def test_convex():
     assert record["bound"]["corrected"] == Convex(**record["setting"]).corollary(2)
     assert record["schedules"] == "lr_t = lr/sqrt(t), rho_t = rho/sqrt(t)"
     assert "factor lr" in record["why"]
+
+
+@pytest.mark.parametrize("radius", ["falling", "constant"])
+def test_tight_bound_follows_from_what_is_printed(radius):
+    """C1, C2 and the line about the tight form are enough to recompute the number."""
+    words = ("--gamma", 0.8, "--lr", 5, "--distance", 2.5, "-n", 3, "--radius", radius, "-T", 7)
+    record = bounds("convex", *words)
+    setting, (C1, C2) = record["setting"], record["constants"]["tight"].values()
+    rho, root, k = setting["rho"], 7**0.5, 4.0
+    half = (
+        (k + abs(1 - k)) ** 2 * setting["parameters"] * setting["gradient"] ** 2 * setting["lr"] / 2
+    )
+    if radius == "falling":
+        expected = (C1 + 2 * rho * C2) * root - half - rho * C2
+    else:
+        expected = C1 * root + C2 * rho * 7 - half
+    assert record["bound"]["tight"] == pytest.approx(expected)
+    assert "2 sqrt(T) - 1" in record["tight"]
+
+
+def test_tight_gradient_bound_follows_from_what_is_printed():
+    record = bounds("nonconvex", "--gamma", 0.8, "-T", 7, "--rho", 0.5)
+    setting, (C3, C4, C5) = record["setting"], record["constants"]["tight"].values()
+    growth = 1 + math.log(7)
+    total = C3 + C5 * growth + C4 * setting["lr"] * setting["rho"] * growth
+    assert record["bound"]["tight"] == pytest.approx(total / (8**0.5 - 1))
+    assert "sqrt(T+1) - 1" in record["tight"]
 
 
 def test_nonconvex_at_a_constant_radius():
@@ -45,6 +73,7 @@ def test_tables_name_every_form_and_the_reason(verb):
     for word in ("printed", "corrected", "assumes:", "C1" if verb != "nonconvex" else "C5"):
         assert word in text
     assert ("tight" in text) == (verb != "generalization")
+    assert ("\ntight: sum 1/sqrt(t)" in text) == (verb != "generalization")
 
 
 @pytest.mark.parametrize("verb", ["convex", "nonconvex", "generalization"])

@@ -10,7 +10,7 @@ from command import wsam_command
 
 from wsam.plots.toy import STROKES, trajectories, verdict
 from wsam.toy import FLAT, RULES, SADDLE, SHARP, Setting, loss, minimum_near, places, trace
-from wsam.toy.trajectory import stable_decimals
+from wsam.toy.trajectory import stable_decimals, stable_digits, thousandths
 
 PAPER = [
     ("sam", None, SHARP),
@@ -125,6 +125,8 @@ class TestEndPoints:
         run = trace(rule="coupled_wsam", gamma=0.95)
         assert run.end == pytest.approx((19.815, 29.766), abs=5e-4)
         assert run.end_text == "(19.8150, 29.7656)"
+        assert run.loss_text == "0.35646"
+        assert run.eigenvalues_text == "0.326, 0.685"
         assert run.spread < 1e-6
 
     def test_decoupled_rattles_chaotically_about_the_sharp_minimum(self):
@@ -134,6 +136,8 @@ class TestEndPoints:
         assert run.spread > 0.1
         assert run.decimals == 0
         assert "±" in run.end_text
+        assert run.loss_text == "0.28", "0.275 to 0.277 over the last steps"
+        assert run.eigenvalues_text[:3] == "2, "
 
     def test_stable_decimals(self):
         assert [stable_decimals(s) for s in (0.0, 4e-5, 2e-4, 0.04, 3.0, math.nan)] == [
@@ -144,6 +148,23 @@ class TestEndPoints:
             0,
             0,
         ]
+
+    @pytest.mark.parametrize(
+        ("value", "spread", "digits", "text"),
+        [
+            (4.9012e-3, 0.0, 3, "4.90"),
+            (4.9012e-3, 4e-6, 3, "4.90"),
+            (4.9012e-3, 6e-6, 2, "4.9"),
+            (4.9012e-3, 4e-4, 1, "5"),
+            (4.9012e-3, 6e-4, 0, "5 ± 0.6"),
+            (-8.32e-4, 1e-9, 3, "-0.832"),
+            (0.0, 1e-9, 3, "0.00"),
+            (math.nan, math.nan, 0, "nan"),
+        ],
+    )
+    def test_stable_digits(self, value, spread, digits, text):
+        assert stable_digits(value, spread) == digits
+        assert thousandths(value, spread) == text
 
     def test_leaving_the_domain_is_said(self):
         run = trace(geometry="adaptive", rho=2.0, steps=3)
@@ -222,6 +243,9 @@ class TestCommand:
         assert "gamma 0.95: only the coupled form reaches the flat minimum." in text
         assert "gamma 0.6" not in text
         assert "0.39767" in text
+        (row,) = (line for line in text.splitlines() if line.split()[:2] == ["WSAM", "0.95"])
+        assert " 0.28 " in row
+        assert "only the digits that this leaves" in text
 
     def test_a_run_that_leaves_the_domain_is_valid_json(self):
         record = json.loads(wsam_command("toy", "--json", "--gamma", "0.9999").stdout)

@@ -107,8 +107,8 @@ class Convex(_Setting):
         "and sum lr_t < 2 lr sqrt(T)."
     )
     sharper: ClassVar[str] = (
-        "sum 1/sqrt(t) is at most 2 sqrt(T) - 1, so half of C1's second term, (k + |1-k|)^2 n G^2 lr/2, is "
-        "taken off C1 sqrt(T); where rho_t falls, rho C2 is taken off, too."
+        "sum 1/sqrt(t) is at most 2 sqrt(T) - 1, so half of C1's second term, (k + |1-k|)^2 n G^2 lr/2,"
+        " is taken off C1 sqrt(T); where rho_t falls, rho C2 is taken off, too."
     )
 
     def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
 """One run of a public optimizer over the toy loss."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -26,6 +26,8 @@ WEIGHTED = ("wsam", "coupled_wsam")
 NUDGE = 1e-12
 TAIL = 10
 DECIMALS = 4
+LOSS_DECIMALS = 5
+DIGITS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +114,7 @@ class Trajectory:
     @property
     def loss(self) -> float:
         """The loss at the end."""
-        return loss(torch.tensor(self.end, dtype=torch.float64)).item()
+        return _loss(self.end)
 
     @property
     def minimum(self) -> str | None:
@@ -132,11 +134,26 @@ class Trajectory:
         jumps, and with a large weight (decoupled gamma = 0.95) the rattle is chaotic. Digits below
         the spread mean nothing, and differ between machines and languages.
         """
+        return _largest(math.dist(one, other) for one, other in self._tails)
+
+    @cached_property
+    def loss_spread(self) -> float:
+        """How far the loss of the last points moves with the start."""
+        return _largest(abs(_loss(one) - _loss(other)) for one, other in self._tails)
+
+    @cached_property
+    def eigenvalue_spreads(self) -> tuple[float, float]:
+        """How far each eigenvalue at the last points moves with the start."""
+        pairs = [(eigenvalues(one), eigenvalues(other)) for one, other in self._tails]
+        low, high = (_largest(abs(one[i] - other[i]) for one, other in pairs) for i in (0, 1))
+        return low, high
+
+    @property
+    def _tails(self) -> list[tuple[tuple[float, float], tuple[float, float]]]:
+        """The last points, each with the one that a run from a start moved by 1e-12 has there."""
         mu, sigma = self.setting.start
         shadow = _points(replace(self.setting, start=(mu + NUDGE, sigma + NUDGE)))
-        pairs = zip(self.points[-TAIL:], shadow[-TAIL:], strict=True)
-        gaps = [math.dist(one, other) for one, other in pairs]
-        return math.nan if any(math.isnan(gap) for gap in gaps) else max(gaps)
+        return list(zip(self.points[-TAIL:], shadow[-TAIL:], strict=True))
 
     @property
     def decimals(self) -> int:
@@ -157,14 +174,57 @@ class Trajectory:
         note = f" ± {self.spread:.1g}" if self.chaotic else ""
         return f"({mu}, {sigma}){note}"
 
+    @property
+    def loss_text(self) -> str:
+        """The loss at the end to the digits that mean something, at most 5 decimals."""
+        return f"{self.loss:.{stable_decimals(self.loss_spread, LOSS_DECIMALS)}f}"
 
-def stable_decimals(spread: float) -> int:
+    @property
+    def eigenvalues_text(self) -> str:
+        """A thousand times each eigenvalue to the digits that mean something, at most 3."""
+        pairs = zip(self.eigenvalues, self.eigenvalue_spreads, strict=True)
+        return ", ".join(thousandths(value, spread) for value, spread in pairs)
+
+
+def stable_decimals(spread: float, most: int = DECIMALS) -> int:
     """Return how many decimals a spread leaves standing: twice the spread is under one unit."""
     if not math.isfinite(spread):
         return 0
-    if spread <= 0.5 * 10**-DECIMALS:
-        return DECIMALS
+    if spread <= 0.5 * 10**-most:
+        return most
     return max(0, math.floor(-math.log10(2 * spread)))
+
+
+def stable_digits(value: float, spread: float) -> int:
+    """Return how many leading digits of a value a spread leaves standing, at most 3; 0 if none."""
+    if spread == 0 or value == 0:
+        return DIGITS
+    if not (math.isfinite(spread) and math.isfinite(value)):
+        return 0
+    leading, unit = math.floor(math.log10(abs(value))), math.ceil(math.log10(2 * spread))
+    return max(0, min(DIGITS, leading - unit + 1))
+
+
+def thousandths(value: float, spread: float = 0.0) -> str:
+    """Return 1000 times a value to its stable digits; with the spread where there are none.
+
+    Example:
+        >>> thousandths(0.0049012), thousandths(0.0049012, 2e-5), thousandths(0.0049, 9e-4)
+        ('4.90', '4.9', '5 ± 0.9')
+    """
+    digits = stable_digits(value, spread)
+    text = f"{1000 * value:#.{max(1, digits)}g}".rstrip(".")
+    return text if digits or not math.isfinite(spread) else f"{text} ± {1000 * spread:.1g}"
+
+
+def _loss(point: tuple[float, float]) -> float:
+    return loss(torch.tensor(point, dtype=torch.float64)).item()
+
+
+def _largest(gaps: Iterable[float]) -> float:
+    """Return the largest of some gaps; NaN if one is."""
+    found = list(gaps)
+    return math.nan if any(map(math.isnan, found)) else max(found)
 
 
 @lru_cache(maxsize=64)  # a run is a function of its setting, and the shadows are asked for again

@@ -3,7 +3,7 @@
 // DATA (wells, stationary points, defaults) is written into the page by wsam.plots.toy_page.
 
 const EPS = 1e-12; // as in the library: keeps a zero gradient from dividing by zero
-const NUDGE = 1e-12, TAIL = 10, DECIMALS = 4;
+const NUDGE = 1e-12, TAIL = 10, DECIMALS = 4, LOSS_DECIMALS = 5, DIGITS = 3;
 
 // Each well's share of the likelihood: weight * exp(-KL / width^2). NaN where sigma <= 0.
 function shares(w) {
@@ -98,17 +98,38 @@ function trace(setting, start = setting.start) {
   return points;
 }
 
-// How far the last points move if the start is moved by 1e-12: what rounding may do to them.
-function endSpread(setting, points) {
+// How far the last points move if the start is moved by 1e-12, and the loss and the eigenvalues
+// there: what rounding may do to them. Math.max is NaN where one of its numbers is.
+function spreads(setting, points) {
   const shadow = trace(setting, setting.start.map((x) => x + NUDGE)).slice(-TAIL);
-  const gaps = points.slice(-TAIL).map((p, i) => Math.hypot(p[0] - shadow[i][0], p[1] - shadow[i][1]));
-  return gaps.some(Number.isNaN) ? NaN : Math.max(...gaps);
+  const pairs = points.slice(-TAIL).map((p, i) => [p, shadow[i]]);
+  const largest = (gap) => Math.max(...pairs.map(([a, b]) => gap(a, b)));
+  const eigenvalue = (i) => (a, b) => Math.abs(hessianEigenvalues(a)[i] - hessianEigenvalues(b)[i]);
+  return {
+    end: largest((a, b) => Math.hypot(a[0] - b[0], a[1] - b[1])),
+    loss: largest((a, b) => Math.abs(loss(a) - loss(b))),
+    eigenvalues: [largest(eigenvalue(0)), largest(eigenvalue(1))],
+  };
 }
 
-function stableDecimals(spread) {
+function stableDecimals(spread, most = DECIMALS) {
   if (!Number.isFinite(spread)) return 0;
-  if (spread <= 0.5 * 10 ** -DECIMALS) return DECIMALS;
+  if (spread <= 0.5 * 10 ** -most) return most;
   return Math.max(0, Math.floor(-Math.log10(2 * spread)));
+}
+
+// How many leading digits of a value a spread leaves standing; 0 if none.
+function stableDigits(value, spread) {
+  if (spread === 0 || value === 0) return DIGITS;
+  if (!Number.isFinite(spread) || !Number.isFinite(value)) return 0;
+  const leading = Math.floor(Math.log10(Math.abs(value))), unit = Math.ceil(Math.log10(2 * spread));
+  return Math.max(0, Math.min(DIGITS, leading - unit + 1));
+}
+
+function thousandths(value, spread) {
+  const digits = stableDigits(value, spread);
+  const text = (1000 * value).toPrecision(Math.max(1, digits));
+  return digits || !Number.isFinite(spread) ? text : text + " ± " + Number((1000 * spread).toPrecision(1));
 }
 
 function chaotic(spread) {

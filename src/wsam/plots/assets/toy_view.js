@@ -49,19 +49,20 @@ function noteText(end, spread) {
 }
 
 function update() {
-  const points = trace(setting), end = points.at(-1), spread = endSpread(setting, points);
+  const points = trace(setting), end = points.at(-1), spread = spreads(setting, points);
   shown = { points, upTo: points.length };
   const where = minimumNear(end), lost = end.some(Number.isNaN);
   const name = DATA.rules[setting.rule];
   byId("verdict").textContent = lost ? `${name} left the domain`
     : where ? `${name} ends at the ${where} minimum` : `${name} is at neither minimum`;
   byId("swatch").style.background = `var(--${setting.rule})`;
-  byId("end").textContent = endText(end, spread);
-  byId("loss").textContent = lost ? "–" : loss(end).toFixed(5);
+  byId("end").textContent = endText(end, spread.end);
+  byId("loss").textContent = lost ? "–"
+    : loss(end).toFixed(stableDecimals(spread.loss, LOSS_DECIMALS));
   byId("eigenvalues").textContent = lost ? "–"
-    : hessianEigenvalues(end).map((x) => x.toExponential(2)).join(", ");
+    : hessianEigenvalues(end).map((x, i) => thousandths(x, spread.eigenvalues[i])).join(", ");
   byId("weight").textContent = weightText();
-  byId("note").textContent = noteText(end, spread);
+  byId("note").textContent = noteText(end, spread.end);
   for (const { name } of SLIDERS) {
     byId(name).value = setting[name];
     byId(name + "-value").textContent = setting[name];
