@@ -118,6 +118,21 @@ def test_table_has_a_line_a_case(record: dict[str, Any]) -> None:
         assert any(line.startswith(row["name"]) and "eager" in line for line in lines)
 
 
+def test_an_own_part_below_zero_is_not_shown(record: dict[str, Any]) -> None:
+    """It is step less floor: what is left of a part too short is noise."""
+    row = next(row for row in record["cases"] if row["name"] == "WSAM")
+    for own, shown in ((-0.28, ["eager"]), (0.25, ["eager", "0.25"])):
+        changed = {**row, "own_ms": {"median": own}, "share_of_copy_bandwidth": None}
+        (line,) = report.traffic_lines({**record, "cases": [changed]})[1:-1]
+        assert line.split()[1 : 1 + len(shown)] == shown
+        assert "-" not in line
+        assert line.endswith("too short")
+    case = {"name": "WSAM", "form": "eager", "own_us": {"median": -3.0}}
+    point = {"tensors": 1, "weights": 10, "cases": [case]}
+    table = report.scaling_table({**record, "points": [point], "notes": []})
+    assert table.splitlines()[-1].split() == ["WSAM", "(eager)"]
+
+
 def test_record_without_matplotlib(
     record: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,6 +159,9 @@ def test_scaling(axis: str, tmp_path: Path) -> None:
     for point in saved["points"]:
         assert [row["name"] for row in point["cases"]] == ["SGD", "WSAM", "WSAM lean"]
     assert "WSAM lean (eager)" in answer.stdout
+    assert answer.stdout.endswith(
+        "".join(f"wrote {tmp_path / name}.{k}\n" for k in ("json", "png"))
+    )
     assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -44,7 +44,7 @@ def test_every_member_with_its_hyperparameters(tmp_path, arguments, hyper):
     assert done.exit_code == 0, done.output
     settings = record_of(tmp_path)["settings"]
     assert hyper.items() <= settings["hyper"].items()
-    assert f"{Run.from_dict(settings).key}.json" in done.stdout
+    assert f"wrote {tmp_path / Run.from_dict(settings).key}.json\n" in done.stdout
 
 
 def test_base_and_geometry(tmp_path):
@@ -69,6 +69,7 @@ def test_json_is_alone_on_stdout_and_a_second_time_skips(tmp_path):
     assert first["curve"] == second["curve"]
     told = wsam(out=tmp_path)
     assert "already finished" in told.stdout
+    assert f"record: {first['record']}" in told.stdout, "nothing was written this time"
     assert "% after 1 epoch in " in told.stdout
 
 
@@ -134,6 +135,7 @@ def test_a_run_that_failed_before_is_skipped_until_a_retry(tmp_path):
         (f"--seed {2**63}", [f"seed must be less than 2**63, got {2**63}"]),
         (f"--noise-seed {10**23}", ["noise_seed must be less than 2**63, got 1000"]),
         ("--device cuda:99", ["device 'cuda:99' cannot be used"]),
+        ("--device tpu", ["device 'tpu' cannot be used: it must be auto, cpu, cuda or cuda:N"]),
     ],
 )
 def test_mistakes_are_named(tmp_path, arguments, words):

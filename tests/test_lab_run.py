@@ -7,6 +7,7 @@ import re
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,6 +23,22 @@ PAPER = Run(
     epochs=200,
     precision="bf16",
 )
+
+
+@pytest.mark.parametrize("method", [m for m in names.methods() if m != names.VANILLA])
+def test_whether_a_geometry_is_taken_is_known_without_an_optimizer(method, monkeypatch):
+    from wsam import methods
+    from wsam.geometry import Euclidean
+
+    opt = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    try:
+        methods.create(method, opt, geometry=Euclidean())
+        takes = True
+    except TypeError:
+        takes = False
+    monkeypatch.setattr(methods, "create", None)
+    assert names.takes_geometry(method) is takes
+    assert not names.takes_geometry(names.VANILLA)
 
 
 @st.composite

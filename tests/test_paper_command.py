@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from command import wsam_command
+from command import error_of, wsam_command
 from recorded import recorded
 
 from wsam.lab import records
@@ -164,6 +164,39 @@ def test_formats(tmp_path):
         "| ResNet18 | WSAM | not run | 3.62 ± 0.10 |"
         in wsam_command(*words, "--format", "markdown").stdout
     )
+
+
+@pytest.mark.parametrize("verb", ["list", "table cifar", "page page.md"])
+def test_a_named_folder_that_is_not_there_is_refused(tmp_path, verb):
+    said = error_of("paper", *verb.split(), "--results", tmp_path / "nothere")
+    assert f"there is no folder {tmp_path / 'nothere'} (see wsam paper" in said
+
+
+@pytest.mark.parametrize("words", [("list",), ("table", "cifar"), ("table", "cifar", "--smoke")])
+def test_a_missing_folder_that_nobody_named_is_told_of(tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    answer = wsam_command("paper", *words)
+    folder = "smoke" if "--smoke" in words else "results"
+    assert answer.stderr == f"there is no folder {folder} here\n"
+    assert "cifar" in answer.stdout.lower()
+    (tmp_path / folder).mkdir()
+    again = wsam_command("paper", *words)
+    assert again.stderr == ""
+    assert again.stdout == answer.stdout
+
+
+@pytest.mark.parametrize("how", ["rich", "csv", "markdown", "json"])
+def test_a_plot_is_told_of_where_no_program_reads(tmp_path, how):
+    plot = tmp_path / "cifar.png"
+    form = ("--json",) if how == "json" else ("--format", how)
+    words = ("paper", "table", "cifar", "--results", tmp_path)
+    alone = wsam_command(*words, *form)
+    answer = wsam_command(*words, *form, "--plot", plot)
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    told = f"wrote {plot}\n"
+    assert alone.stderr == ""
+    expected = (alone.stdout + told, "") if how == "rich" else (alone.stdout, told)
+    assert (answer.stdout, answer.stderr) == expected
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,7 @@ def page(tmp_path):
 
 def test_tables_are_made_from_records(tmp_path, page):
     results = tmp_path / "results"
+    results.mkdir()
     words = ("paper", "page", page, "--results", results)
     assert "page.md is out of date" in wsam_command(*words, "--check", status=1).stdout
     assert page.read_text() == PAGE

@@ -18,9 +18,9 @@ from wsam.lab.train import train
 from wsam.looks import LOOKS
 from wsam.paper import minimum
 from wsam.report import gather, page, write
-from wsam.report.charts import curves, some
+from wsam.report.charts import curves, errors, some
 from wsam.report.commands import command, commands
-from wsam.report.labels import MOST_LINES, Experiment, Line, dashed
+from wsam.report.labels import MOST_LINES, MOST_OF_ONE, Experiment, Line, dashed, toned
 from wsam.report.svg import Look, swatch
 
 
@@ -313,6 +313,34 @@ def test_lines_are_told_apart_without_colours(folder, methods):
         assert sorted(found) == sorted(dashes)
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 9])
+def test_lines_of_one_method_have_tones_of_their_own(folder, count):
+    lines = toned(lines_of(folder, *["wsam"] * count, "sam"))
+    drawn = Experiment("t", tuple(lines)).drawn
+    paints = [line.look.paint for line in drawn]
+    assert len(set(paints)) == len(paints) == min(count, MOST_OF_ONE) + 1
+    assert paints[-1] == "sam", "one alone has the method's own colour"
+    tones = [line.look.tone for line in drawn[:-1]]
+    assert tones == [None] if count == 1 else tones == sorted(tones)
+    for html in (curves(Experiment("t", tuple(lines))), errors(Experiment("t", tuple(lines)))):
+        painted = {name for name in re.findall(r"[cf]-(\w+)", html) if name in paints}
+        assert painted == set(paints)
+
+
+def test_every_paint_is_in_the_style_sheet(folder):
+    text = page(gather(folder))
+    for name in ("wsam", *(f"wsam_{tone}" for tone in range(MOST_OF_ONE))):
+        assert f".c-{name} {{ stroke: var(--{name}); }}" in text
+        assert len(re.findall(rf"--{name}: #[0-9a-f]{{6}};", text)) == 2, "light and dark"
+
+
 def test_what_is_not_drawn_is_a_dot(folder):
     assert "<circle" in swatch(lines_of(folder, *["wsam"] * 9)[-1].look)
     assert "<path" in swatch(lines_of(folder, "wsam")[0].look)
+
+
+def test_epochs_below_the_curves_are_whole(folder):
+    html = curves(Experiment("t", tuple(lines_of(folder, "wsam"))))
+    for shown in re.findall("<figure>.*?</figure>", html):
+        marks = re.findall(r'y="256" class="mid">([^<]*)<', shown)
+        assert marks == ["1", "2", "3"]

@@ -41,11 +41,48 @@ def test_a_map_can_be_read_as_a_table():
     rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in table.split("<tr>")[1:]]
     assert rows == [
         ["γ ↓ ρ →", "ρ 0.1", "ρ 0.2"],
-        ["γ 0.8", "50 (chosen)", "–"],
-        ["γ 0.5", "5", "failed 4/&lt;5"],
+        ["γ 0.8", "50.0 (chosen)", "–"],
+        ["γ 0.5", "5.0", "failed 4/&lt;5"],
     ]
     assert table.count('scope="col"') == 3
     assert table.count('scope="row"') == 2
+
+
+def test_numbers_of_a_map_have_as_many_decimals():
+    """10 between 9.5 and 12.4 looks like a number of another kind."""
+    cells = {(1.0, 1.0): 9.5, (2.0, 1.0): 10.0, (3.0, 1.0): 12.44, (4.0, 1.0): 4.04}
+    made = heat("t", (("x", [1.0, 2.0, 3.0, 4.0]), ("y", [1.0])), cells)
+    shown = re.findall(r'class="mid value"[^>]*>([^<]*)<', made)
+    assert shown == ["9.5", "10.0", "12.4", "4.0"]
+
+
+def below(chart):
+    """Return what is written below a chart's horizontal axis."""
+    return re.findall(rf'y="{svg.HEIGHT - 24}" class="mid">([^<]*)<', chart)
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 3, 4, 5, 10, 12, 13, 30, 200, 12_000])
+def test_epochs_are_whole_numbers(epochs):
+    points = [(float(x), 1.0, 1.0, 1.0) for x in range(1, epochs + 1)]
+    series = [svg.Series("WSAM", svg.Look("wsam"), points)]
+    shown = below(svg.lines("t", series, "epoch", "loss", whole=True))
+    assert 1 <= len(shown) <= 8
+    assert all(re.fullmatch(r"\d+k?", text) for text in shown)
+    assert len(set(shown)) == len(shown)
+
+
+def test_numbers_of_an_axis_have_as_many_decimals():
+    assert [text for _, text in Scale(0, 10, 0, 1).marks(4)] == ["0.0", "2.5", "5.0", "7.5", "10.0"]
+    assert [text for _, text in Scale(0, 4, 0, 1).marks(4)] == ["0", "1", "2", "3", "4"]
+    logarithmic = [text for _, text in Scale(0.1, 20, 0, 1, log=True).marks()]
+    assert logarithmic == ["0.1", "0.2", "0.5", "1", "2", "5", "10", "20"]
+
+
+def test_lines_lie_above_all_bands():
+    points = [(1.0, 1.0, 0.5, 1.5), (2.0, 1.0, 0.5, 1.5)]
+    two = [svg.Series(name, svg.Look("wsam", "", tone), points) for tone, name in enumerate("ab")]
+    made = svg.lines("t", two, "epoch", "loss")
+    assert made.rindex("<polygon") < made.index('class="c-wsam_0"') < made.index('class="c-wsam_1"')
 
 
 def test_an_error_of_zero_leaves_the_other_cells_their_colours():

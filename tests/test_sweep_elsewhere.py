@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import sweeping
 import torch
+from command import error_of
 
 from wsam.lab import records
 from wsam.sweep import Outcome, Status, sweep
@@ -147,6 +148,13 @@ def test_nobody_at_an_address_is_said_at_once(tmp_path, monkeypatch):
         for address in (f"127.0.0.1:{port}", f"ray://127.0.0.1:{port}", "127.0.0.1:99999999"):
             with pytest.raises(ValueError, match="no Ray cluster answers at '"):
                 next(RayCluster(address).carry_out(sweeping.jobs(tmp_path)))
+
+
+def test_what_is_no_address_names_the_option(tmp_path):
+    words = ("sweep", "cifar", "--smoke", "--ray", "foo", "--device", "cpu", "--out", tmp_path)
+    line = error_of(*words)
+    assert line.startswith("wsam: --ray foo: ")
+    assert "it takes local, auto, HOST:PORT or ray://HOST:PORT" in line
 
 
 def test_bad_submitit_settings_are_named(tmp_path):

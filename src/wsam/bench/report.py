@@ -76,7 +76,7 @@ def traffic_lines(record: Row) -> list[str]:
     for row in record["cases"]:
         if "reads" in row:
             share = row["share_of_copy_bandwidth"]
-            cells = [row["name"], row["form"], f"{row['own_ms']['median']:.3g}"]
+            cells = [row["name"], row["form"], own_part(row["own_ms"], ".3g")]
             cells += [f"{row['reads']:g}", f"{row['writes']:g}"]
             rows.append([*cells, "too short" if share is None else f"{100 * share:.0f}%"])
     speed = record["copy_bandwidth"] / 1e9
@@ -92,11 +92,21 @@ def scaling_table(record: Row) -> str:
         found = {f"{row['name']} ({row['form']})": row for row in point["cases"]}
         cells = [str(point["tensors"]), f"{point['weights']:,}"]
         for label in labels:
-            cells.append(f"{found[label]['own_us']['median']:.4g}" if label in found else "-")
+            cells.append(own_part(found[label]["own_us"], ".4g") if label in found else "-")
         rows.append(cells)
     lines = ["The optimizer's own part of a step, microseconds", heading(record), ""]
     lines += aligned([list(column) for column in zip(*rows, strict=True)])
     return "\n".join([*lines, *(f"note: {note}" for note in record["notes"])])
+
+
+def own_part(spread: Row, form: str) -> str:
+    """Return the time of an own part; nothing where the noise of the floor left less than none.
+
+    Example:
+        >>> own_part({"median": 0.25}, ".3g"), own_part({"median": -0.28}, ".3g")
+        ('0.25', '')
+    """
+    return f"{spread['median']:{form}}" if spread["median"] >= 0 else ""
 
 
 def between(spread: Row, form: str) -> str:

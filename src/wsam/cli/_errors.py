@@ -18,6 +18,7 @@ UsageError: Any = typer.BadParameter.__base__
 INTERRUPTED = 130
 _UNPACKED = "Overflow when unpacking"  # torch's, of a whole number beyond 64 bits
 _LARGE, _SHOWN = 2.0**63, 30
+_NUMBERS = {"float_parsing": "number", "int_parsing": "whole number"}  # pydantic's names of errors
 EXTRAS = {  # the extra that brings a library
     "accelerate": "accelerate",
     "matplotlib": "plots",
@@ -57,7 +58,7 @@ def carry_out(app: Callable[..., Any]) -> None:
         if type(error).__name__ == "NoArgsIsHelpError":  # not a mistake: its message is the help
             error.show()
             sys.exit(error.exit_code)
-        stop(f"{_plain(error.format_message())} (see {_path(error)} --help)")
+        stop(f"{_plain(_repeating(error).format_message())} (see {_path(error)} --help)")
     except OSError as error:
         stop(sentence(error))
     except ModuleNotFoundError as error:
@@ -122,6 +123,16 @@ def missing(error: ModuleNotFoundError) -> str:
 
 def _shortened(text: str) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def _repeating(error: Any) -> Any:
+    """Let a parser's error repeat the word that is no number: where pydantic parses, it does not."""
+    tell = getattr(error.__cause__, "errors", None)
+    for found in tell() if callable(tell) else ():
+        kind = _NUMBERS.get(str(found["type"]))
+        if kind is not None:
+            error.message = f"{found['input']!r} is not a {kind}"
+    return error
 
 
 def _plain(message: str) -> str:

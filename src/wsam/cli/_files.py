@@ -25,11 +25,13 @@ def as_folder(value: Path | None) -> Path | None:
     return value
 
 
-def no_file(value: Path | None) -> Path | None:
-    """Refuse, before any work is done, a folder's name that is a file's; it is only read."""
+def to_read(value: Path | None) -> Path | None:
+    """Refuse, before any work is done, a folder to read from that is none, or is not there."""
     for path in () if value is None else (value, *value.parents):
         if is_there(path) and not path.is_dir():
             raise typer.BadParameter(f"{path} is a file; name a folder")
+    if value is not None and not value.is_dir():
+        raise typer.BadParameter(f"there is no folder {value}")
     return value
 
 

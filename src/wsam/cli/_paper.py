@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from wsam.cli._files import as_folder, check_writable, no_file
+from wsam.cli._files import as_folder, check_writable, to_read
 
 if TYPE_CHECKING:
     from wsam.lab.run import Run
@@ -48,7 +48,7 @@ Out = Annotated[
 ]
 Results = Annotated[
     Path | None,
-    typer.Option("--results", callback=no_file, help="Folder of the records. [default: results]"),
+    typer.Option("--results", callback=to_read, help="Folder of the records. [default: results]"),
 ]
 
 
@@ -100,6 +100,12 @@ def parse_seeds(text: str | None) -> tuple[int, ...] | None:
 def folder(out: Path | None, smoke: bool) -> Path:
     """Return the folder of the records: smoke tests have one of their own."""
     return out or (SMOKE_RESULTS if smoke else RESULTS)
+
+
+def tell_if_missing(read: Path) -> None:
+    """Say that the folder of the records is not there: one that was named is refused before."""
+    if not read.is_dir():
+        print(f"there is no folder {read} here", file=sys.stderr)
 
 
 def folder_to_fill(out: Path | None, smoke: bool) -> Path:

@@ -122,7 +122,7 @@ def bench(
         return
     print(report.table(record))
     for file in files:
-        print(file)
+        print(f"wrote {file}")
 
 
 def _follow(quiet: bool) -> Callable[[str], None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +17,7 @@ from wsam.cli._errors import pausing
 from wsam.cli._files import together
 
 if TYPE_CHECKING:
-    from wsam.paper import Entry, Table
+    from wsam.paper import Table
 
 paper = typer.Typer(
     help="The paper's tables and figures: list, run, compare.",
@@ -44,6 +45,7 @@ def list_(results: shared.Results = None, as_json: options.Json = False) -> None
         done = sum(records.is_finished(records.read(out, run)) for run in table.runs)
         rows.append((name, str(table.kind), len(table.cells), len(table.runs), done, table.title))
     heads = ("name", "kind", "cells", "runs", "finished", "title")
+    shared.tell_if_missing(out)
     if as_json:
         print(json.dumps([dict(zip(heads, row, strict=True)) for row in rows]))
         return
@@ -127,15 +129,16 @@ def table(
     Ours are mean ± deviation and the number of runs; "not run" stands where there is none.
     """
     from wsam.lab.names import chosen
-    from wsam.paper import plot_around, render
+    from wsam.paper import gather, plot_around, render
     from wsam.paper.plot import save
 
     chosen("format", format_, render.FORMATS)
-    made, entries = _gathered(name, only, seeds, smoke, epochs, precision, pretrained, results)
+    made = _made(name, only, seeds, smoke, epochs, precision, pretrained)
+    out = shared.folder(results, smoke)
+    entries = gather(made, out)
     if plot is not None:
-        seen = plot_around.gather(made, shared.folder(results, smoke))
         with together(plot.parent) as unfinished:
-            save(made, entries, unfinished / plot.name, seen)
+            save(made, entries, unfinished / plot.name, plot_around.gather(made, out))
     if as_json:
         cells = render.data(made, entries)
         print(json.dumps(cells, allow_nan=False))
@@ -144,9 +147,13 @@ def table(
     else:
         to_text = render.markdown if format_ == "markdown" else render.comma_separated
         print(to_text(made, entries), end="")
+    if plot is not None:
+        # What other programs read stays alone on stdout.
+        print(f"wrote {plot}", file=sys.stderr if as_json or format_ != "rich" else sys.stdout)
+    shared.tell_if_missing(out)
 
 
-def _gathered(
+def _made(
     name: str,
     only: str | None,
     seeds: str | None,
@@ -154,13 +161,11 @@ def _gathered(
     epochs: int | None,
     precision: str | None,
     pretrained: str | None,
-    results: Path | None,
-) -> tuple[Table, list[Entry]]:
-    from wsam.paper import find, gather
+) -> Table:
+    from wsam.paper import find
 
     profile = shared.make_profile(smoke, seeds, only, epochs, precision, pretrained)
-    made = profile.table(find(name))
-    return made, gather(made, shared.folder(results, smoke))
+    return profile.table(find(name))
 
 
 @paper.command(cls=WithArguments, epilog="Example: wsam paper page docs/paper.md README.md --check")
@@ -179,25 +184,27 @@ def page(
     """
     from wsam.lab.pages import renew
 
+    out = shared.folder(results, smoke=False)
+
     def render(words: str) -> str:
-        return _markdown(shlex.split(words), results)
+        return _markdown(shlex.split(words), out)
 
     changed = [path for path in files if renew(path, "wsam paper table", render, check)]
     if as_json:
         print(json.dumps({"checked": check, "changed": [str(path) for path in changed]}))
     for path in [] if as_json else changed:
         print(f"{path} {'is out of date' if check else 'has new tables'}")
+    shared.tell_if_missing(out)
     if check and changed:
         raise typer.Exit(1)
 
 
-def _markdown(words: list[str], results: Path | None) -> str:
+def _markdown(words: list[str], out: Path) -> str:
     """Return the Markdown of a table, given words that `wsam paper table` takes."""
-    from wsam.paper import render
+    from wsam.paper import gather, render
 
-    given = _parsed(words)
-    made, entries = _gathered(**given, smoke=False, results=results)
-    return render.markdown(made, entries)
+    made = _made(**_parsed(words), smoke=False)
+    return render.markdown(made, gather(made, out))
 
 
 def _parsed(words: list[str]) -> dict[str, Any]:

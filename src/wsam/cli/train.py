@@ -140,7 +140,7 @@ def _train(run: Run, out: Path, means: Means, tensorboard: bool | None, as_json:
     if as_json:
         print(json.dumps({"record": str(path), "skipped": done, **record}, allow_nan=False))
     else:
-        print(_summary(record, done), path, sep="\n")
+        print(_summary(record, done), f"{'record:' if done else 'wrote'} {path}", sep="\n")
     if not records.is_finished(record):
         raise typer.Exit(1)
     if means.keep_weights and not records.weights_path(out, run).exists():

@@ -126,10 +126,10 @@ class Window:
         losses = []
         self.replaying = True
         try:
-            for number_, (again, random) in enumerate(runs, start=1):
+            for position, (again, random) in enumerate(runs, start=1):
                 if random is not None:
                     self._optimizer._random.write(random)
-                last = number_ == len(runs)
+                last = position == len(runs)
                 context = contextlib.nullcontext() if last else self._unsynchronised()
                 with torch.enable_grad(), context:
                     losses.append(again())

@@ -46,12 +46,17 @@ class Means:
         """Return the device.
 
         Raises:
-            ValueError: There is no such device here.
+            ValueError: There is no such device, or not here.
         """
         if self.device == "auto":
             return torch.device("cuda" if torch.cuda.is_available() else "cpu")
         try:
             device = torch.device(self.device)
+        except RuntimeError as error:  # torch's own words list twenty kinds
+            raise ValueError(
+                f"device {self.device!r} cannot be used: it must be auto, cpu, cuda or cuda:N"
+            ) from error
+        try:
             torch.zeros(1, device=device)
         except (RuntimeError, AssertionError, NotImplementedError) as error:
             reason = str(error).partition("\n")[0]
@@ -80,7 +85,7 @@ def make_feed(run: Run, means: Means, device: torch.device) -> Feed:
 
 def make_model(run: Run, feed: Feed, device: torch.device) -> nn.Module:
     """Build the run's model for its data, as it is before the first step, on the device."""
-    task = models.Task(feed.shape, feed.traits.classes)
+    task = models.Task(feed.shape, feed.traits.classes, run.data)
     model = models.build(run.model, task, run.seed, run.pretrained)
     placed: nn.Module = model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     return placed

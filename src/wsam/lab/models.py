@@ -21,10 +21,17 @@ from wsam.lab.names import MODELS, chosen
 
 @dataclass(frozen=True)
 class Task:
-    """What a model is made for: the images' shape (channels, rows, columns) and the classes."""
+    """What a model is made for: the images' shape (channels, rows, columns) and the classes.
+
+    Args:
+        shape: Of an image.
+        classes: How many.
+        data: What the images are called.
+    """
 
     shape: tuple[int, int, int]
     classes: int
+    data: str = "the data"
 
 
 def build(name: str, task: Task, seed: int, pretrained: str | None = None) -> nn.Module:
@@ -38,7 +45,8 @@ def build(name: str, task: Task, seed: int, pretrained: str | None = None) -> nn
             ``timm:``: any word for timm's own).
 
     Raises:
-        ValueError: No such model, or one that cannot start from pretrained weights.
+        ValueError: No such model, one that cannot start from pretrained weights, or one that is
+            known not to take such images.
         ModuleNotFoundError: The library behind a model is not installed.
 
     Example:
@@ -187,6 +195,9 @@ class DeiT(nn.Module):
         task: Shape of the images and number of classes.
         pretrained: A local folder or hub name; None draws the weights.
 
+    Raises:
+        ValueError: Images smaller than a patch, or data that the pretrained weights do not fit.
+
     Reference:
         Touvron et al., Training data-efficient image transformers, ICML 2021.
     """
@@ -199,18 +210,40 @@ class DeiT(nn.Module):
             raise ModuleNotFoundError(
                 "deit-base needs transformers: pip install 'wsam[transformers]'", name=error.name
             ) from error
-        channels, rows, _ = task.shape
+        channels, rows, columns = task.shape
         if pretrained is None:
             config = DeiTConfig(image_size=rows, num_channels=channels, num_labels=task.classes)
+            if min(rows, columns) < config.patch_size:
+                needed = f"at least {_by(config.patch_size, config.patch_size)}"
+                raise ValueError(
+                    f"deit-base needs images of {needed}, {task.data} has {_by(rows, columns)}"
+                )
             self.deit = DeiTForImageClassification(config)
-        else:
+            return
+        try:
             self.deit = DeiTForImageClassification.from_pretrained(
                 pretrained, num_labels=task.classes
+            )
+        except RuntimeError as error:  # its own message points to what it has printed
+            raise ValueError(
+                f"the weights in {pretrained} do not fit deit-base with {task.classes} classes, as "
+                f"many as {task.data} has"
+            ) from error
+        side = self.deit.config.image_size
+        needs = (self.deit.config.num_channels, side, side)
+        if task.shape != needs:
+            raise ValueError(
+                f"deit-base from {pretrained} needs images of {_by(*needs)}, "
+                f"{task.data} has {_by(*task.shape)}"
             )
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits."""
         return cast(Tensor, self.deit(x).logits)
+
+
+def _by(*sizes: int) -> str:
+    return " x ".join(map(str, sizes))
 
 
 def timm_model(name: str, task: Task, pretrained: bool) -> nn.Module:

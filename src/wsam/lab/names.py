@@ -11,7 +11,6 @@ import dataclasses
 import inspect
 import math
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
@@ -93,21 +92,11 @@ def methods() -> dict[str, dict[str, Value]]:
     return own
 
 
-@lru_cache
 def takes_geometry(method: str) -> bool:
-    """Tell whether a method leaves the choice of geometry to its user, by asking it."""
-    if method == VANILLA:
-        return False
-    import torch
+    """Tell whether a method leaves the choice of geometry to its user."""
+    from wsam.methods import METHODS
 
-    from wsam.geometry import Euclidean
-    from wsam.methods import create
-
-    try:
-        create(method, torch.optim.SGD([torch.zeros(1)], lr=0.1), geometry=Euclidean())
-    except TypeError:  # it has a geometry of its own already
-        return False
-    return True
+    return method != VANILLA and "geometry" not in METHODS[method].fixes
 
 
 def geometries() -> dict[str, dict[str, Value]]:

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from wsam.lab import names
@@ -130,6 +131,41 @@ def forward(
         device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False
     ):
         return model(images).float()
+
+
+def try_out(run: Run, model: nn.Module, images: Tensor) -> None:
+    """Show a model some images as a step would, and leave it as it was.
+
+    What a model by another library can take is often not known before it is tried, and a run that
+    cannot be trained is to be refused before it has made any files.
+
+    Args:
+        run: Names model and data, and says the precision.
+        model: On the images' device.
+        images: (count, channels, rows, columns).
+
+    Raises:
+        ValueError: The model fails on them.
+    """
+    # In training BatchNorm writes to buffers and dropout draws numbers: neither must be seen later.
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    device = images.device
+    try:
+        with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
+            forward(
+                lambda x: cast(Tensor, functional_call(model, buffers, (x,))),
+                images,
+                run.precision,
+                device,
+            )
+    except torch.OutOfMemoryError:
+        raise  # not the model's mistake
+    except (AssertionError, AttributeError, RuntimeError, TypeError, ValueError) as error:
+        shape = " x ".join(map(str, images.shape))
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise ValueError(
+            f"{run.model} does not take the images of {run.data} ({shape}): {reason}"
+        ) from error
 
 
 @dataclass

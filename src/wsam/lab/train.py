@@ -31,6 +31,7 @@ from wsam.lab.step import (
     learning_rate,
     make_optimizer,
     set_learning_rate,
+    try_out,
 )
 from wsam.lab.subject import fitted
 from wsam.lab.team import Team, joined
@@ -60,7 +61,7 @@ def train(
     Raises:
         BusyError: Another process works on this run.
         OSError: Data is missing, or a file cannot be written.
-        ValueError: Bad settings, or damaged data.
+        ValueError: Bad settings, damaged data, or a model that does not take it.
 
     Example:
         >>> import tempfile
@@ -157,6 +158,8 @@ class Session:
         self.feed = make_feed(run, means, self.device)
         team.check(self.feed.batch_size)
         self.model = make_model(run, self.feed, self.device)
+        shown = min(2, self.feed.batch_size // team.size)
+        try_out(run, self.model, torch.zeros(shown, *self.feed.shape, device=self.device))
         self.optimizer = make_optimizer(run, self.model)
         execution = {
             "device": self.device.type,
@@ -175,6 +178,11 @@ class Session:
         stepper = self._stepper()
         for watcher in self.watchers:
             watcher.start(run, feed.steps, len(self.curve), feed.batch_size)
+        if feed.batch_size < run.batch_size:
+            self._say(
+                f"a step takes {feed.batch_size} images, all there are to train on, instead of "
+                f"{run.batch_size}"
+            )
         if self.compiled:
             self._say("the first steps compile the model, which takes a minute or so")
         failure = None

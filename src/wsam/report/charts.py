@@ -59,7 +59,8 @@ def curves(experiment: Experiment, also: str = "") -> str:
     for name, (label, told) in CURVES.items():
         found = [made for line in shown if (made := series(line, name)) is not None]
         if found:
-            chart = svg.lines(f"{label}: {experiment.title}", found, "epoch", label, log=True)
+            title = f"{label}: {experiment.title}"
+            chart = svg.lines(title, found, "epoch", label, log=True, whole=True)
             charts.append(figure(chart, f"{told}{spread(shown)}"))
     if not charts:
         return ""

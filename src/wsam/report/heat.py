@@ -105,7 +105,7 @@ def _table(
 
     def text(place: tuple[float, float]) -> str:
         value = cells.get(place, "–")
-        told = value if isinstance(value, str) else _short(value)
+        told = value if isinstance(value, str) else _figure(value)
         return f"{told} (chosen)" if place == chosen else told
 
     heads = [f"{y_name} ↓ {x_name} →", *(f"{x_name} {short(x)}" for x in xs)]
@@ -128,12 +128,13 @@ def _cell(
     color = shade(share[value])
     fill = f"#{color[0]:02x}{color[1]:02x}{color[2]:02x}"
     ink = "#1d2430" if is_light(color) else "#ffffff"
-    number = f'<text {middle} class="mid value" style="fill:{ink}">{_short(value)}</text>'
+    number = f'<text {middle} class="mid value" style="fill:{ink}">{_figure(value)}</text>'
     return f'<rect {box} fill="{fill}"/>{number}{ring}'
 
 
-def _short(value: float) -> str:
-    return short(round(value, 1))
+def _figure(value: float) -> str:
+    """Return a number with one decimal: all in a map have as many, or they look of unequal weight."""
+    return f"{value:.1f}"
 
 
 def _words(text: str, x: float, y: float) -> str:

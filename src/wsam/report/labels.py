@@ -9,7 +9,7 @@ from pathlib import Path
 
 from wsam.lab.names import Value
 from wsam.lab.run import Run
-from wsam.looks import LOOKS, title
+from wsam.looks import LOOKS, TONES, title
 from wsam.numbers import mean_deviation
 from wsam.report.gather import Group, group_key
 from wsam.report.svg import Look
@@ -17,8 +17,10 @@ from wsam.report.svg import Look
 _DASHES = tuple(dict.fromkeys(look.dashes for look in LOOKS.values()))
 MOST_LINES = len(_DASHES)
 """More lines than this cannot be told apart without colours."""
-MOST_OF_ONE = 4
-"""As many lines of one method leave room for others to compare it with."""
+MOST_OF_ONE = TONES
+"""As many lines of one method have tones of their own, and leave room for others to compare."""
+_TONES_OF = {2: (1, 3), 3: (1, 2, 3), 4: (0, 1, 2, 3)}
+"""Which tones so many lines of a method have: the faintest, far from its colour, where need be."""
 GREEK = {"rho": "ρ", "gamma": "γ", "alpha": "α", "beta": "β", "eta": "η", "rho_min": "ρ min"}
 Setting = Callable[[Run], object]
 _VARYING: dict[str, Setting] = {
@@ -94,7 +96,7 @@ def _lines(groups: Sequence[Group], names: Mapping[str, str]) -> list[Line]:
         method = group.run.method
         name = names.get(group_key(group.run)) or label(group.run, varying)
         made.append(Line(group, name, Look(method if method in LOOKS else "ink")))
-    return dashed(made)
+    return toned(dashed(made))
 
 
 def best(lines: Sequence[Line], most: int) -> list[Line]:
@@ -131,6 +133,19 @@ def dashed(lines: Sequence[Line]) -> list[Line]:
         for line in drawn
     }
     return [replace(line, look=replace(line.look, dashes=given.get(id(line)))) for line in lines]
+
+
+def toned(lines: Sequence[Line]) -> list[Line]:
+    """Give lines of one method that are shown together tones of its colour, from faint to strong."""
+    by_method: dict[str, list[Line]] = {}
+    for line in best(lines, len(lines)):
+        by_method.setdefault(line.look.color, []).append(line)
+    tones: dict[int, int] = {}
+    for method, mine in by_method.items():
+        if len(mine) > 1 and method in LOOKS:
+            chosen = _TONES_OF[len(mine)]
+            tones |= {id(line): tone for line, tone in zip(mine, chosen, strict=True)}
+    return [replace(line, look=replace(line.look, tone=tones.get(id(line)))) for line in lines]
 
 
 def _varying(runs: Sequence[Run]) -> dict[str, Setting]:

@@ -8,12 +8,14 @@ from importlib.resources import files
 from pathlib import Path
 
 from wsam.lab.files import write_atomic
-from wsam.looks import LOOKS
+from wsam.looks import GROUNDS, LOOKS, TONES, tones
 from wsam.plots.style import with_colors
 from wsam.report import sections
 from wsam.report.gather import Folder, gather
 from wsam.report.html import Section, escape
 from wsam.report.labels import experiments, named
+
+_TONE_ENDS = tuple(f"_{number}" for number in range(TONES))
 
 
 def page(
@@ -81,11 +83,26 @@ def write(folder: Path, out: Path | None = None) -> tuple[Path, Folder]:
 
 
 def _style() -> str:
+    """Return the style sheet, with a rule for every colour and every tone of it."""
+    names = [f"{method}{end}" for method in LOOKS for end in ("", *_TONE_ENDS)]
     rules = (
-        f".c-{method} {{ stroke: var(--{method}); }} .f-{method} {{ fill: var(--{method}); }}"
-        for method in LOOKS
+        f".c-{name} {{ stroke: var(--{name}); }} .f-{name} {{ fill: var(--{name}); }}"
+        for name in names
     )
-    return with_colors(_asset("report.css").strip()).replace("/*METHODS*/", "\n".join(rules))
+    text = _asset("report.css").strip().replace("/*METHODS*/", "\n".join(rules))
+    for scheme in GROUNDS:
+        text = text.replace(f"/*{scheme.upper()} TONES*/", _tones(scheme))
+    return with_colors(text)
+
+
+def _tones(scheme: str) -> str:
+    """Return the declarations of all tones on a light or a dark page."""
+    colors = {method: getattr(look, scheme) for method, look in LOOKS.items()}
+    return " ".join(
+        f"--{method}{end}: {tone};"
+        for method, color in colors.items()
+        for end, tone in zip(_TONE_ENDS, tones(color, GROUNDS[scheme]), strict=True)
+    )
 
 
 def _asset(name: str) -> str:

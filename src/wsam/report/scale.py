@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 _WIDE = 10.0
@@ -37,9 +37,27 @@ class Scale:
     def _turn(self, value: float) -> float:
         return math.log10(max(value, self.low)) if self.log else value
 
-    def ticks(self, count: int = 5) -> list[float]:
-        """Return round numbers between the ends, about `count` of them."""
-        return _log_ticks(self.low, self.high) if self.log else _ticks(self.low, self.high, count)
+    def ticks(self, count: int = 5, whole: bool = False) -> list[float]:
+        """Return round numbers between the ends, about `count` of them.
+
+        Args:
+            count: About how many; of no effect on a logarithmic scale.
+            whole: Whole numbers alone; the same.
+        """
+        if self.log:
+            return _log_ticks(self.low, self.high)
+        return _ticks(self.low, self.high, count, whole)
+
+    def marks(self, count: int = 5, whole: bool = False) -> list[tuple[float, str]]:
+        """Return the ticks with what is written beside them.
+
+        Example:
+            >>> [text for _, text in Scale(0.0, 10.0, 0.0, 100.0).marks(4)]
+            ['0.0', '2.5', '5.0', '7.5', '10.0']
+        """
+        ticks = self.ticks(count, whole)
+        texts = list(map(short, ticks)) if self.log else alike(ticks)
+        return list(zip(ticks, texts, strict=True))
 
 
 def fit(
@@ -64,10 +82,13 @@ def fit(
     return Scale(low, high + (high - low) * 0.05, start, stop)
 
 
-def _ticks(low: float, high: float, count: int) -> list[float]:
+def _ticks(low: float, high: float, count: int, whole: bool = False) -> list[float]:
     rough = (high - low) / count
-    power = 10 ** math.floor(math.log10(rough))
-    step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= rough * (1 - 1e-9))
+    power = 10.0 ** math.floor(math.log10(rough))
+    if whole:
+        power = max(power, 1.0)
+    steps = [m * power for m in (1, 2, 2.5, 5, 10) if not whole or (m * power).is_integer()]
+    step = next(step for step in steps if step >= rough * (1 - 1e-9))
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [round(number * step, 12) for number in range(first, last + 1)]
 
@@ -92,3 +113,17 @@ def short(value: float) -> str:
     if abs(value) >= 1e4:
         return f"{value / 1000:g}k"
     return f"{value:.4g}"
+
+
+def alike(values: Sequence[float]) -> list[str]:
+    """Return numbers in few characters, all with as many decimals as the one that needs most.
+
+    Example:
+        >>> alike([0.0, 0.5, 1.0]), alike([0.0, 10000.0, 20000.0])
+        (['0.0', '0.5', '1.0'], ['0', '10k', '20k'])
+    """
+    texts = [short(value) for value in values]
+    if any("k" in text or "e" in text for text in texts):
+        return texts
+    decimals = max((len(text.partition(".")[2]) for text in texts), default=0)
+    return [f"{value:.{decimals}f}" for value in values]

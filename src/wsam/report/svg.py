@@ -24,16 +24,23 @@ class Look:
     Args:
         color: A method, or ``ink``.
         dashes: As SVG writes them, empty for a whole line; None where no line is drawn.
+        tone: Which of the colour's tones (`looks.tones`); None for the colour itself.
     """
 
     color: str = "ink"
     dashes: str | None = None
+    tone: int | None = None
+
+    @property
+    def paint(self) -> str:
+        """The colour and its tone, as the names of the style sheet end."""
+        return self.color if self.tone is None else f"{self.color}_{self.tone}"
 
     @property
     def style(self) -> str:
         """Attributes of a stroked element."""
         dashed = f' stroke-dasharray="{self.dashes}"' if self.dashes else ""
-        return f'class="c-{self.color}"{dashed}'
+        return f'class="c-{self.paint}"{dashed}'
 
 
 @dataclass(frozen=True)
@@ -65,13 +72,19 @@ class Bar:
 def swatch(look: Look) -> str:
     """Return a short piece of a line, for legends and tables; a dot where no line is drawn."""
     line = f'<path d="M1 5H41" {look.style}/>'
-    dot = f'<circle cx="21" cy="5" r="4" class="f-{look.color}"/>'
+    dot = f'<circle cx="21" cy="5" r="4" class="f-{look.paint}"/>'
     inside = dot if look.dashes is None else line
     return f'<svg class="swatch" viewBox="0 0 42 10" aria-hidden="true">{inside}</svg>'
 
 
 def lines(
-    title: str, series: Sequence[Series], x_label: str, y_label: str, *, log: bool = False
+    title: str,
+    series: Sequence[Series],
+    x_label: str,
+    y_label: str,
+    *,
+    log: bool = False,
+    whole: bool = False,
 ) -> str:
     """Return a chart of lines.
 
@@ -81,15 +94,16 @@ def lines(
         x_label: Below the horizontal axis.
         y_label: Above the vertical axis.
         log: Take a logarithmic scale where the values span much.
+        whole: Write whole numbers alone below the horizontal axis, which counts something.
     """
     known = [point for one in series for point in one.points if point[1] is not None]
     across = fit([p[0] for p in known], _LEFT, WIDTH - _RIGHT)
     across = Scale(across.low, max(p[0] for p in known), _LEFT, WIDTH - _RIGHT)
     middles = [p[1] for p in known if p[1] is not None]
     up = fit(middles, HEIGHT - _BOTTOM, _TOP + 16, zero=True, log=log)
-    parts = [_frame(across, up, x_label, y_label)]
-    for one in series:
-        parts += [_band(one, across, up), _line(one, across, up)]
+    parts = [_frame(across, up, (x_label, y_label), whole)]
+    parts += [_band(one, across, up) for one in series]
+    parts += [_line(one, across, up) for one in series]  # above all bands
     return _svg(title, "".join(parts))
 
 
@@ -113,7 +127,7 @@ def _line(series: Series, across: Scale, up: Scale) -> str:
             path += f"M{'L'.join(places)}"
         else:  # a line from a point to itself would not be seen
             x, y = places[0].split()
-            dots += f'<circle cx="{x}" cy="{y}" r="4" class="f-{series.look.color}">{name}</circle>'
+            dots += f'<circle cx="{x}" cy="{y}" r="4" class="f-{series.look.paint}">{name}</circle>'
     line = f'<path d="{path}" {series.look.style}>{name}</path>' if path else ""
     return line + dots
 
@@ -126,21 +140,23 @@ def _band(series: Series, across: Scale, up: Scale) -> str:
         above = [f"{across(x):.1f} {up(high):.1f}" for x, _, _, high in stretch]
         below = [f"{across(x):.1f} {up(low):.1f}" for x, _, low, _ in reversed(stretch)]
         points = " ".join([*above, *below])
-        bands.append(f'<polygon points="{points}" class="band f-{series.look.color}"/>')
+        paint = series.look.paint
+        bands.append(f'<polygon points="{points}" class="band f-{paint} c-{paint}"/>')
     return "".join(bands)
 
 
-def _frame(across: Scale, up: Scale, x_label: str, y_label: str) -> str:
+def _frame(across: Scale, up: Scale, labels: tuple[str, str], whole: bool) -> str:
     bottom = HEIGHT - _BOTTOM
+    x_label, y_label = labels
     parts = []
-    for tick in up.ticks():
+    for tick, text in up.marks():
         y = f"{up(tick):.1f}"
         parts.append(f'<path d="M{_LEFT} {y}H{WIDTH - _RIGHT}" class="grid"/>')
-        parts.append(f'<text x="{_LEFT - 7}" y="{y}" dy=".35em" class="end">{short(tick)}</text>')
-    for tick in across.ticks(6):
+        parts.append(f'<text x="{_LEFT - 7}" y="{y}" dy=".35em" class="end">{text}</text>')
+    for tick, text in across.marks(6, whole):
         x = f"{across(tick):.1f}"
         parts.append(f'<path d="M{x} {bottom}v4" class="axis"/>')
-        parts.append(f'<text x="{x}" y="{bottom + 18}" class="mid">{short(tick)}</text>')
+        parts.append(f'<text x="{x}" y="{bottom + 18}" class="mid">{text}</text>')
     parts.append(f'<path d="M{_LEFT} {bottom}H{WIDTH - _RIGHT}" class="axis"/>')
     middle = (_LEFT + WIDTH - _RIGHT) / 2
     parts.append(f'<text x="{middle}" y="{HEIGHT - 6}" class="mid">{escape(x_label)}</text>')
@@ -167,10 +183,10 @@ def bars(title: str, rows: Sequence[Bar], label: str, *, log: bool = False) -> s
         room = 0.12 * (across.high - across.low)
         across = Scale(max(0.0, across.low - room), across.high + room, low, right)
     parts = []
-    for tick in across.ticks(5):
+    for tick, text in across.marks(5):
         x = f"{across(tick):.1f}"
         parts.append(f'<path d="M{x} 4V{height - bottom}" class="grid"/>')
-        parts.append(f'<text x="{x}" y="{height - bottom + 16}" class="mid">{short(tick)}</text>')
+        parts.append(f'<text x="{x}" y="{height - bottom + 16}" class="mid">{text}</text>')
     for number, row in enumerate(rows):
         parts.append(_bar(row, across, step * number + 32))
     parts.append(f'<text x="{WIDTH / 2}" y="{height - 6}" class="mid">{escape(label)}</text>')
@@ -178,7 +194,7 @@ def bars(title: str, rows: Sequence[Bar], label: str, *, log: bool = False) -> s
 
 
 def _bar(row: Bar, across: Scale, y: float) -> str:
-    x, color = across(row.mean), row.look.color
+    x, color = across(row.mean), row.look.paint
     parts = [f'<text x="8" y="{y - 14}" class="name">{escape(row.name)}</text>']
     parts += [
         f'<circle cx="{across(value):.1f}" cy="{y}" r="3" class="dot f-{color}"/>'

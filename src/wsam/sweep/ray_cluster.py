@@ -56,6 +56,10 @@ class RayCluster:
         except ConnectionError as error:
             reason = str(error).partition("\n")[0]
             raise ValueError(f"no Ray cluster at {self.address!r}: {reason}") from error
+        except ValueError as error:  # Ray does not know which option its address came from
+            raise ValueError(
+                f"--ray {self.address}: {error}; it takes local, auto, HOST:PORT or ray://HOST:PORT"
+            ) from error
 
     def _carry_out(self, ray: Any, jobs: Iterator[Job]) -> Iterator[Outcome]:
         task = ray.remote(perform).options(
