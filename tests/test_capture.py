@@ -1,5 +1,6 @@
 """The captured step: equal to the eager one, and refused where it cannot be."""
 
+import contextlib
 import copy
 
 import pytest
@@ -157,7 +158,7 @@ class TestOnCuda:
         step = wsam.capture(opt, loss_of(opt, model), *data[0])
         for size in range(3, 6):
             step(*(x[:size] for x in data[0]))
-        with pytest.warns(wsam.WsamWarning, match="the oldest are dropped"):
+        with pytest.warns(wsam.WsamWarning, match="not used for longest are dropped"):
             step(*data[0])
         assert len(step._recordings) == 3
 
@@ -278,3 +279,44 @@ def test_other_groups_than_at_capture():
     opt.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
     with pytest.raises(RuntimeError, match="capture again"):
         scalars.write()
+
+
+def without_a_device(opt):
+    """A captured step whose recordings are kept, though none is ever made."""
+    step = graph.CapturedStep.__new__(graph.CapturedStep)
+    step.opt, step.sharp, step._device, step._fuse = opt, None, torch.device("cpu"), False
+    step._recordings, step._is_full, step._pool = {}, False, "pool"
+    step._scalars = standins.Scalars(opt, step._device)
+    return step
+
+
+def test_the_recording_in_use_is_kept(monkeypatch):
+    monkeypatch.setattr(graph, "RECORDINGS", 4)
+    step = without_a_device(torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1, momentum=0.9))
+    usual = step._recording((torch.empty(100),), chosen=True)
+    usual.graph, usual.contains = "graph", step._scalars.of_base()
+    for size in range(9):
+        expected = pytest.warns(wsam.WsamWarning, match="not used for longest are dropped")
+        with expected if size == 3 else contextlib.nullcontext():
+            step._recording((torch.empty(size),), chosen=True)
+        assert step._recording((torch.empty(100),), chosen=True) is usual
+    assert (len(step._recordings), step._pool) == (4, "pool")
+    for size in range(4):
+        step._recording((torch.empty(50 + size),), chosen=True)
+    assert step._pool is None, "the last graph has gone"
+
+
+def test_a_recording_that_contains_numbers_is_not_used_for_others():
+    opt = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1, momentum=0.9)
+    step, batch = without_a_device(opt), (torch.empty(3),)
+    first = step._recording(batch, chosen=True)
+    opt.param_groups[0]["momentum"] = 0.8
+    assert step._recording(batch, chosen=True) is first, "not recorded yet"
+    first.graph, first.contains = "graph", step._scalars.of_base()
+    assert step._recording(batch, chosen=True) is first
+    opt.param_groups[0]["momentum"] = 0.7
+    other = step._recording(batch, chosen=True)
+    assert other is not first
+    first.contains = None  # our kernels have stepped the base
+    assert step._recording(batch, chosen=True) is first
+    assert step._recording(batch, chosen=False) is not first

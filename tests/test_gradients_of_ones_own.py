@@ -10,49 +10,133 @@ from helpers import MEMBERS, member
 from torch import Tensor, nn
 
 import wsam
+from wsam.schedule import Every
 
-OPTIONS: list[dict[str, Any]] = [{}, {"max_norm": 0.001}, {"nonfinite": "skip"}]
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"max_norm": 0.001},
+    {"nonfinite": "skip"},
+    {"when": Every(2), "max_norm": 0.001},
+]
 CASES = [(name, options) for name in MEMBERS for options in OPTIONS]
 CASES += [("wsam", {"lean": True}), ("sam", {"geometry": wsam.Adaptive()})]
 
 
-def trained(
-    name: str, options: dict[str, Any], own: Callable[[Tensor], Tensor], micro: bool = False
-) -> list[Tensor]:
-    """Train A, B and c, of which A and B get one gradient and c an expanded one."""
-    torch.manual_seed(0)
-    a, b = (nn.Parameter(torch.randn(3, 4, dtype=torch.float64)) for _ in range(2))
-    c = nn.Parameter(torch.randn(3, dtype=torch.float64))
-    x = torch.randn(5, 4, dtype=torch.float64)
-    groups = [{"params": [a, c]}, {"params": [b]}]
-    opt = member(name, torch.optim.SGD(groups, lr=0.1, momentum=0.9), rho=0.5, **options)
+class Sharing:
+    """A, B and c: A and B, in two groups, get one gradient, c an expanded one."""
 
-    def closure() -> Tensor:
-        losses = torch.tanh(x @ (a + b).T).square().mean(1)
-        loss = opt.select(losses) + c.sum()
-        gradients = torch.autograd.grad(loss, [a, b, c])
+    def __init__(self, name: str, share: bool, kernels: bool, **options: Any) -> None:
+        torch.manual_seed(0)
+        self.a, self.b = (nn.Parameter(torch.randn(3, 4)) for _ in range(2))
+        self.c, self.x = nn.Parameter(torch.randn(3)), torch.randn(5, 3, 4)
+        self.own: Callable[[Tensor], Tensor] = (lambda g: g) if share else Tensor.clone
+        groups = [{"params": [self.a]}, {"params": [self.b, self.c]}]
+        base = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
+        self.opt = member(name, base, rho=0.5, **options)
+        if kernels:
+            emulated.attach(self.opt)
+
+    def weights(self) -> list[Tensor]:
+        return [self.a, self.b, self.c]
+
+    def closure(self) -> Tensor:
+        both = (self.a + self.b) * 1.0  # whose backward makes a tensor, no view
+        losses = (both * self.x).tanh().square().mean((1, 2))
+        loss = self.opt.select(losses) + self.c.sum()
+        gradients = torch.autograd.grad(loss, self.weights())
         assert gradients[0].data_ptr() == gradients[1].data_ptr()
         assert gradients[2].stride() == (0,)
-        for p, g in zip((a, b, c), gradients, strict=True):
-            p.grad = own(g)
+        assert not gradients[0]._is_view(), "else it would be copied anyway"
+        for p, g in zip(self.weights(), gradients, strict=True):
+            p.grad = self.own(g)
         return loss
 
-    for _ in range(3):
-        opt.step([closure, closure] if micro else closure)
-    return [p.detach() for p in (a, b, c)]
+
+def both(name: str, kernels: bool, **options: Any) -> list[Sharing]:
+    return [Sharing(name, share, kernels, **options) for share in (True, False)]
 
 
+def assert_same(one: Sharing, other: Sharing) -> None:
+    torch.testing.assert_close(one.weights(), other.weights(), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("kernels", [False, True])
 @pytest.mark.parametrize(("name", "options"), CASES)
-def test_gradients_that_share_memory(name: str, options: dict[str, Any]) -> None:
-    shared = trained(name, options, own=lambda g: g)
-    torch.testing.assert_close(shared, trained(name, options, own=Tensor.clone), rtol=0, atol=1e-15)
+def test_gradients_that_share_memory(
+    name: str, options: dict[str, Any], kernels: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    emulated.install(monkeypatch)
+    pair = both(name, kernels, **options)
+    for one in pair:
+        for _ in range(3):
+            one.opt.step(one.closure)
+    assert_same(*pair)
 
 
-@pytest.mark.parametrize("name", [name for name in MEMBERS if name not in ("gsam", "esam")])
-def test_of_micro_batches(name: str) -> None:
-    shared = trained(name, {}, own=lambda g: g, micro=True)
-    wanted = trained(name, {}, own=Tensor.clone, micro=True)
-    torch.testing.assert_close(shared, wanted, rtol=0, atol=1e-15)
+@pytest.mark.parametrize("kernels", [False, True])
+@pytest.mark.parametrize("name", MEMBERS)
+def test_of_micro_batches(name: str, kernels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    emulated.install(monkeypatch)
+    pair = both(name, kernels)
+    for one in pair:
+        for _ in range(3):
+            one.opt.step([one.closure, one.closure, one.closure])
+    assert_same(*pair)
+
+
+def test_of_a_step_left_to_the_base_by_hand() -> None:
+    """There the base is fed the second pass's gradients, which are clipped."""
+    pair = both("sam", kernels=False, when=Every(2), max_norm=0.001)
+    for one in pair:
+        for _ in range(4):
+            one.opt.begin()
+            one.closure()
+            one.opt.ascend(1.0)
+            one.closure()
+            one.opt.descend()
+            one.opt.step()
+    assert_same(*pair)
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_where_one_is_missing_in_the_second_pass(share: bool) -> None:
+    """g1 counts as g0 there, and the others are not mixed up."""
+    found = []
+    for own in (share, False):
+        one, calls = Sharing("wsam", own, kernels=False), 0
+
+        def closure(one: Sharing = one) -> Tensor:
+            nonlocal calls
+            loss = one.closure()
+            calls += 1
+            if calls % 2 == 0:
+                one.c.grad = None
+            return loss
+
+        for _ in range(3):
+            one.opt.step(closure)
+        found.append(one)
+    assert_same(*found)
+
+
+@pytest.mark.parametrize("name", ["wsam", "gsam", "sam"])
+def test_an_empty_weight_keeps_nobody_from_kernels(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device, own = emulated.install(monkeypatch), emulated.memory
+    monkeypatch.setattr(emulated, "memory", lambda at, n: own(at, n) if n else torch.empty(0))
+    weights = [nn.Parameter(torch.ones(8)), nn.Parameter(torch.empty(0))]
+    opt = member(name, torch.optim.SGD(weights, lr=0.1, momentum=0.9))
+    emulated.attach(opt)
+
+    def closure() -> Tensor:
+        loss = opt.select(sum((p**2).sum() for p in weights).expand(3))  # type: ignore[union-attr]
+        loss.backward()
+        return loss
+
+    for _ in range(5):
+        opt.step(closure)
+    assert device.finish.launches == 4, "all but the first, which makes the momentum"
 
 
 @pytest.mark.parametrize("fused", [False, True])

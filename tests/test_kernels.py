@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 import wsam
 from wsam import kernels, launch
 from wsam.bases import branches_of, can_finish, numbers_of
-from wsam.plan import Plan
+from wsam.plan import Plan, are_apart
 from wsam.schedule import Scalar
 from wsam.update import Flight
 
@@ -310,3 +310,9 @@ def test_shards_are_left_to_the_foreach_path() -> None:
     assert not fused.finish(Flight([block]))
     block.weights = lambda: block.params  # type: ignore[method-assign]
     assert not fused.save_and_add(block, gradients, torch.ones(()))
+
+
+def test_memory_that_is_shared_is_found_behind_a_smaller_piece() -> None:
+    assert not are_apart([0, 8, 90], [100, 0, 8])
+    assert are_apart([100, 0, 50], [8, 50, 50])
+    assert not are_apart([0, 0], [4, 4])

@@ -244,12 +244,14 @@ class Engine(Wrapper):
         if self._finish_by_kernel(flight):
             return
         self._return_to_weights()
+        update.separate(flight)
         align_gradients(self._layout())
         flight.refuse_one_pass()
         if not flight.skip and not flight.plain and self.nonfinite != "propagate":
             flight.skip = self._overflowed(update.gather(self._layout()))
         if flight.keeps_second:
-            flight.blocks = update.gather(self._layout())
+            flight.blocks, flight.separate = update.gather(self._layout()), False
+            update.separate(flight)
         elif self.local and not flight.skip and (flight.plain or self.rule.keeps_first):
             self._average_first(flight)
         if flight.skip:
@@ -262,8 +264,6 @@ class Engine(Wrapper):
         elif flight.stepped:
             flight.beside = lean_plan.finish(self._layout(), flight.blocks, self._mix)
         else:
-            if self.rule.keeps_first:
-                update.separate(flight)
             layout, blocks = self._layout(), flight.blocks
             flight.beside = update.combine(layout, blocks, self.rule, self._values, self.max_norm)
             if flight.beside and flight.by_hand:

@@ -157,14 +157,15 @@ class CapturedStep:
 
     def _known(self, key: tuple[Any, ...], batch: tuple[Tensor, ...]) -> Recording:
         state = self.opt.state
-        known = self._recordings.get(key)
+        known = self._recordings.pop(key, None)
         if known is None or known.state is not state:  # loading a state replaces its tensors
             self._make_room()
             inputs = [torch.empty_like(x, device=self._device) for x in batch]
-            known = self._recordings[key] = Recording(inputs, state)
+            known = Recording(inputs, state)
             if self._fuse and self.sharp is not None and self._scalars.are_plain():
                 boost = self.sharp.geometry.boost
                 known.fused = Kernels(self._device, self.sharp.base, self.sharp.rule, boost)
+        self._recordings[key] = known  # the last is what was used last
         return known
 
     def _make_room(self) -> None:
@@ -173,12 +174,14 @@ class CapturedStep:
         if not self._is_full:
             warn(
                 f"a captured step was given {RECORDINGS} combinations of shapes and settings, and each "
-                "is recorded by itself: from now on the oldest are dropped. If a scheduler moves "
-                "momentum, weight decay or betas, leave max_norm and hooks of the base out, or use "
-                "cycle_momentum=False"
+                "is recorded by itself: from now on those not used for longest are dropped. If a "
+                "scheduler moves momentum, weight decay or betas, leave max_norm and hooks of the base "
+                "out, or use cycle_momentum=False"
             )
         self._is_full = True
         del self._recordings[next(iter(self._recordings))]
+        if all(recording.graph is None for recording in self._recordings.values()):
+            self._pool = None  # it has gone with its last graph
 
     def _advance(self, recording: Recording, chosen: bool) -> Tensor:
         recording.calls += 1

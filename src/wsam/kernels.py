@@ -255,7 +255,7 @@ class Kernels:
             return []
         at = places(block.first)
         row = at if at == begun.at else begun.plan.gradients(block.first)
-        return None if row is None or not {*row}.isdisjoint(second) else [row]
+        return None if row is None or {*row}.intersection(second) - {0} else [row]
 
     def _mix_by_products(self, blocks: Sequence[Block], rows: Sequence[Rows]) -> None:
         """Write the weights of both gradients where they depend on inner products, on the device."""

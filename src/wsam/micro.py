@@ -28,9 +28,10 @@ class Sums:
         flight.refuse_one_pass()
         self._plain = self._plain and flight.plain
         self._skip = self._skip or flight.skip
+        seen: tuple[set[int], set[int]] = set(), set()  # groups may share a gradient
         for block in flight.blocks:
             firsts = zip(block.params, block.first or [], strict=False)
-            _accumulate(self._first, firsts)
+            _accumulate(self._first, firsts, seen[0])
             if flight.plain:
                 continue
             kept: Sequence[Tensor | None] = block.first or [None] * len(block.params)
@@ -40,12 +41,13 @@ class Sums:
                     (p, f.clone() if p.grad is None and f is not None else p.grad)
                     for p, f in zip(block.params, kept, strict=True)
                 ),
+                seen[1],
             )
             for p in block.params:
                 p.grad = None
         if not flight.plain:  # what had its first gradient in the second pass
             for block in latecomers(layout, flight.blocks):
-                _accumulate(self._second, ((p, p.grad) for p in block.params))
+                _accumulate(self._second, ((p, p.grad) for p in block.params), seen[1])
                 for p in block.params:
                     p.grad = None
 
@@ -62,8 +64,8 @@ class Sums:
         return Flight(blocks, plain=self._plain, skip=self._skip)
 
 
-def _accumulate(sums: dict[Tensor, Tensor], pairs: object) -> None:
-    known, fresh, seen = [], [], set[int]()
+def _accumulate(sums: dict[Tensor, Tensor], pairs: object, seen: set[int]) -> None:
+    known, fresh = [], []
     for p, g in pairs:  # type: ignore[attr-defined]
         if g is None:
             continue

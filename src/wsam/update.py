@@ -67,7 +67,7 @@ class Flight:
     skip: bool = False
     """A gradient was not finite: nothing is to change."""
     separate: bool = False
-    """No two of g0 share memory."""
+    """g0 have been looked at: see `separate`."""
     random: tuple[Any, ...] | None = None
     """Generator states after the first pass."""
     memory: Any = None
@@ -127,13 +127,13 @@ def separate(flight: Flight) -> None:
         return
     seen = set[int]()
     for block in flight.blocks:
-        if not block.sharded:
-            block.first = apart(block.first or [], seen)
+        if not block.sharded and block.first is not None:
+            block.first = apart(block.first, seen)
     flight.separate = True
 
 
 def apart(gradients: list[Tensor], seen: set[int]) -> list[Tensor]:
-    """Return gradients that can be written to one by one: copies of those that share elements.
+    """Return gradients that can be written to one by one: copies of those that begin where others do.
 
     `loss.backward()` makes none such, but whoever sets `p.grad` himself may: of A + B
     `torch.autograd.grad` returns one tensor for both, and of a sum an expanded one.
@@ -225,7 +225,6 @@ def second_gradients(block: Block, keeps_first: bool, seen: set[int]) -> list[Te
     grads = [p.grad for p in block.params]
     present = [g for g in grads if g is not None]
     if not block.sharded:
-        refuse_overwritten(block.first or [], present)
         present = apart(present, seen)
     if len(present) == len(grads):
         return present
@@ -240,8 +239,10 @@ def second_gradients(block: Block, keeps_first: bool, seen: set[int]) -> list[Te
     return present
 
 
-def refuse_overwritten(first: Sequence[Tensor], second: Sequence[Tensor]) -> None:
+def refuse_overwritten(blocks: Sequence[Block]) -> None:
     """Raise if the second pass has left its gradients where those of the first are kept."""
+    first = [g for block in blocks for g in block.first or ()]
+    second = [p.grad for block in blocks for p in block.params if p.grad is not None]
     if torch.compiler.is_compiling() or not PLAIN.issuperset(map(type, (*first, *second))):
         return
     if set(places(first)).intersection(places(second)) - {0}:  # empty tensors lie nowhere
@@ -279,6 +280,7 @@ def combine(
     """Put what the base is fed into `p.grad`, and return what is to be applied beside it."""
     late = latecomers(layout, blocks)
     blocks = [*blocks, *late]
+    refuse_overwritten([block for block in blocks if not block.sharded])
     seen = set[int]()
     seconds = [second_gradients(block, rule.keeps_first, seen) for block in blocks]
     settings = [hyper(block.group) for block in blocks]
