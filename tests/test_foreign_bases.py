@@ -155,6 +155,24 @@ def test_loading_does_not_tie_such_a_base_to_the_source(kind: type[torch.optim.S
     assert same(state, kept)
 
 
+class Split(torch.optim.SGD):
+    """Saves its groups as one."""
+
+    def state_dict(self) -> State:
+        state = super().state_dict()
+        held = [index for group in state["param_groups"] for index in group["params"]]
+        return {
+            "state": state["state"],
+            "param_groups": [{**state["param_groups"][0], "params": held}],
+        }
+
+
+def test_a_base_that_saves_another_number_of_groups_has_our_values_beside() -> None:
+    opt = wsam.SAM(momentum(Split)(parameters(MLP.weights())), rho=0.1)
+    values = opt.state_dict()["sharpness"]["values"]
+    assert [group["sam_rho"] for group in values] == [0.2, 0.1]
+
+
 @pytest.mark.parametrize("kind", [Nested, Momenta])
 def test_the_state_of_another_model_is_refused(kind: type[torch.optim.SGD]) -> None:
     """Though the base's own format does not tell, and before anything is changed."""

@@ -1,6 +1,7 @@
 """Promises about saved schedules and intervals: the state says what there is, and what there is not."""
 
 import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -22,6 +23,10 @@ class Own(Interval):
 
     def chosen(self, step: int, norm: Any) -> bool:
         return step == 1
+
+
+def through_pickle(opt: Any) -> Any:
+    return pickle.loads(pickle.dumps(opt))
 
 
 def built(**options: Any) -> wsam.SharpnessAware:
@@ -236,3 +241,148 @@ def test_a_group_that_is_refused_changes_nothing() -> None:
     opt.base.param_groups.pop()
     step_on(opt)
     assert [group["sam_rho"] for group in opt.param_groups] == [0.3, 0.05, 0.2]
+
+
+# --- groups whose base is wrapped or loaded ----------------------------------------------------
+
+
+def three() -> torch.optim.SGD:
+    """A base of groups "a" and "c", which say a radius, and "b", which does not."""
+    said = {"a": {"rho": 0.3}, "b": {}, "c": {"rho": 0.7}}
+    groups = [{"params": [nn.Parameter(torch.ones(2))], "name": k, **v} for k, v in said.items()]
+    return torch.optim.SGD(groups, lr=0.01, momentum=0.9)
+
+
+def radii(opt: wsam.SharpnessAware) -> dict[str, Any]:
+    return {group["name"]: group["sam_rho"] for group in opt.param_groups}
+
+
+@pytest.mark.parametrize("order", ["abc", "bc", "ac", "c", "bac", "cb", "dcab"])
+@pytest.mark.parametrize("loaded", [None, "state", "plain"])
+def test_another_wrapper_hears_each_group(order: str, loaded: str | None) -> None:
+    """Where it stands now, without those that were removed, and also after the base has loaded."""
+    base, plain = three(), three().state_dict()
+    for group in plain["param_groups"]:
+        group.pop("rho", None)
+    opt = wsam.SAM(base, rho=0.05)
+    opt.param_groups[2]["sam_rho"] = 0.8
+    if loaded is not None:
+        base.load_state_dict(plain if loaded == "plain" else base.state_dict())
+    base.param_groups[:] = [group for group in base.param_groups if group["name"] in order]
+    if "d" in order:
+        base.add_param_group({"params": [nn.Parameter(torch.ones(2))], "name": "d"})
+    reorder(opt, order)
+    again = wsam.SAM(base, rho=0.1)
+    wanted = {"a": 0.3, "b": 0.1, "c": 0.8, "d": 0.1}
+    assert radii(again) == {name: wanted[name] for name in order}
+    step_on(again)
+
+
+def test_another_wrapper_after_a_state_of_another_rule() -> None:
+    params = parameters(MLP.weights())
+    base = torch.optim.SGD([{"params": params, "gamma": 0.5}], lr=0.1)
+    opt = wsam.WSAM(base)
+    base.load_state_dict(wsam.SAM(torch_base("sgd", parameters(MLP.weights()))).state_dict())
+    train(opt, params, MLP, range(1))
+    assert opt.param_groups[0]["sam_gamma"] == 0.5
+    base.load_state_dict(wsam.SAM(torch_base("sgd", parameters(MLP.weights()))).state_dict())
+    assert wsam.WSAM(base).param_groups[0]["sam_gamma"] == 0.5
+
+
+def test_groups_that_came_in_the_place_of_others_have_said_nothing() -> None:
+    base = three()
+    opt = wsam.SAM(base)
+    base.param_groups.clear()
+    for name in "abc":
+        base.add_param_group({"params": [nn.Parameter(torch.ones(2))], "name": name})
+    with pytest.raises(RuntimeError, match="removed from the base"):
+        step_on(opt)
+    assert radii(wsam.SAM(base, rho=0.1)) == dict.fromkeys("abc", 0.1)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, copy.copy, through_pickle])
+def test_another_wrapper_of_a_copy_hears_what_groups_said(copied: Any) -> None:
+    twin = copied(wsam.SAM(three(), rho=0.05))
+    assert radii(wsam.SAM(twin.base, rho=0.1)) == {"a": 0.3, "b": 0.1, "c": 0.7}
+
+
+@pytest.mark.parametrize("order", ["ab", "ba", "bca"])
+def test_a_base_that_loads_a_state_of_its_own_goes_on(order: str) -> None:
+    """Values, also those set by hand, and the number of steps stay what they were."""
+    (_, opt), (_, twin) = moved("ab"), moved("ab")
+    plain = opt.base.state_dict()
+    for group in plain["param_groups"]:
+        for key in [key for key in group if key.startswith("sam_")]:
+            del group[key]
+    for one in (opt, twin):
+        step_on(one)
+        one.param_groups[1]["sam_rho"] = 0.4
+    plain["state"] = copy.deepcopy(opt.base.state_dict()["state"])
+    opt.base.load_state_dict(plain)
+    assert "sam_rho" not in opt.param_groups[0]
+    assert repr(opt).partition("base=")[0] == repr(twin).partition("base=")[0]
+    for one in (opt, twin):
+        if "c" in order:
+            one.base.add_param_group({"params": [nn.Parameter(torch.ones(2))], "name": "c"})
+        reorder(one, order)
+    assert same(opt.state_dict()["param_groups"], twin.state_dict()["param_groups"])
+    for _ in range(2):
+        step_on(opt)
+        step_on(twin)
+    assert same(snapshot(opt), snapshot(twin))
+
+
+def with_others(group: dict[str, Any]) -> dict[str, Any]:
+    return {**group, "params": [nn.Parameter(torch.ones(2))]}
+
+
+@pytest.mark.parametrize("loaded", [True, False])
+def test_a_group_that_was_made_anew_with_other_parameters(loaded: bool) -> None:
+    """Its number of steps tells that it is an old one."""
+    _, opt = moved("ab")
+    if loaded:
+        opt.base.load_state_dict(opt.base.state_dict())
+    opt.base.param_groups[1] = with_others(opt.param_groups[1])
+    step_on(opt)
+    assert opt._schedules == [{"rho": Warmup(0.5, 10)}, {"gamma": Warmup(0.6, 10)}]
+
+
+def test_groups_of_which_nothing_tells_which_they_are_have_said_nothing() -> None:
+    base = three()
+    wsam.SAM(base)
+    base.param_groups[:] = map(with_others, base.param_groups[1:])
+    assert radii(wsam.SAM(base, rho=0.1)) == {"b": 0.1, "c": 0.1}
+
+
+@pytest.mark.parametrize("loads", ["before", "after", "both"])
+def test_a_wrapper_whose_base_has_another_is_refused_when_the_base_loads(loads: str) -> None:
+    params = parameters(MLP.weights())
+    base = torch_base("sgd", params)
+    plain = copy.deepcopy(base.state_dict())
+    old = wsam.WSAM(base)
+    if loads != "after":
+        base.load_state_dict(plain)
+    new = wsam.SAM(base)
+    if loads != "before":
+        base.load_state_dict(plain)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="wrapped again"):
+            train(old, params, MLP, range(1))
+        train(new, params, MLP, range(1))
+    assert "sam_gamma" not in base.param_groups[0]
+
+
+@pytest.mark.parametrize("to_base", [True, False])
+def test_a_copied_group_is_scheduled_as_its_original(to_base: bool) -> None:
+    """But for what the copy says itself."""
+    _, opt = moved("ab")
+    step_on(opt)
+    first, second = opt.param_groups
+    add = (opt.base if to_base else opt).add_param_group
+    add(with_others(first))
+    add({**with_others(second), "gamma": 0.3})
+    assert opt.state_dict()["param_groups"][2]["sam_rho"] == 0.1
+    step_on(opt)
+    assert [group["sam_rho"] for group in opt.param_groups] == [0.1, 0.2, 0.1, 0.2]
+    gammas = [group["sam_gamma"] for group in opt.param_groups]
+    assert gammas == pytest.approx([0.9, 0.12, 0.9, 0.3])

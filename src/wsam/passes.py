@@ -111,32 +111,54 @@ def _by_launch(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
     return list(lists.values())
 
 
+def _spectral_norms(module: nn.Module) -> list[Any]:
+    """Return a module's spectral norms: hooks of the old kind, or itself one of the new."""
+    if isinstance(module, _SpectralNorm):
+        return [module] if module._buffers else []  # a vector's has none
+    return [h for h in module._forward_pre_hooks.values() if isinstance(h, SpectralNorm)]
+
+
+class _Stopped(int):
+    """No iterations, in the place of a number of them, which a copy or a pickle of it is again."""
+
+    iterations: int
+    holders: set[int]
+
+    def __new__(cls, iterations: int) -> "_Stopped":
+        none = super().__new__(cls, 0)
+        none.iterations, none.holders = iterations, set()
+        return none
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return int, (self.iterations,)
+
+
 class _PowerIterations:
     """Stops the iterations by which torch's two spectral norms follow their weight.
 
-    With vectors u and v that stand still both passes divide by the same function <u, W v> of W.
+    With vectors u and v that stand still both passes divide by the same function <u, W v> of W. A
+    norm that two optimizers have stopped goes on when both let it.
     """
 
     def __init__(self) -> None:
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._stopped: list[tuple[Any, int]] = []
+        self._stopped: dict[Any, _Stopped] = {}
         # An optimizer that is given up in the middle of a step leaves no norm stopped.
         weakref.finalize(self, _resume, self._stopped).atexit = False
 
     def look_at(self, modules: Iterable[nn.Module]) -> None:
-        """Find the spectral norms of modules: hooks of the old kind, parametrizations of the new."""
+        """Find the spectral norms of modules."""
         for module in modules:
-            hooks = module._forward_pre_hooks.values()
-            self._known.update(hook for hook in hooks if isinstance(hook, SpectralNorm))
-            if isinstance(module, _SpectralNorm) and module._buffers:  # a vector's has none
-                self._known.add(module)
+            self._known.update(_spectral_norms(module))
 
     def stop(self) -> None:
         """Let no iteration happen; may be called again where others have been found."""
         for norm in list(self._known) if self._known else ():
-            if norm.n_power_iterations:
-                self._stopped.append((norm, norm.n_power_iterations))
-                norm.n_power_iterations = 0
+            found = norm.n_power_iterations
+            none = found if isinstance(found, _Stopped) else _Stopped(found)
+            self._stopped[norm] = none
+            none.holders.add(id(self._stopped))
+            norm.n_power_iterations = none
 
     def resume(self) -> None:
         """Let them happen as before."""
@@ -144,10 +166,17 @@ class _PowerIterations:
             _resume(self._stopped)
 
 
-def _resume(stopped: list[tuple[Any, int]]) -> None:
-    for norm, iterations in stopped:
-        norm.n_power_iterations = iterations
+def _resume(stopped: dict[Any, _Stopped]) -> None:
+    for norm, none in stopped.items():
+        none.holders.discard(id(stopped))
+        if not none.holders and norm.n_power_iterations is none:  # else somebody has set another
+            norm.n_power_iterations = none.iterations
     stopped.clear()
+
+
+def _extent(modules: Iterable[nn.Module]) -> int:
+    """Return a number that grows where modules get parts or hooks, of which a spectral norm is one."""
+    return sum(1 + len(m._modules) + len(m._forward_pre_hooks) for m in modules)
 
 
 class RunningStatistics:
@@ -155,9 +184,10 @@ class RunningStatistics:
 
     Given the model, its layers are known, and no others are held: the model has to contain all that
     runs in the passes. Without it layers are noticed as they run, by a hook on all modules that is
-    live between the passes only; a layer noticed once is remembered weakly. Threads other than the
-    one that holds are not looked at, for they may train models of their own. What DataParallel runs
-    in threads is noticed all the same: it is itself called in ours, and all its parts are taken.
+    live between the passes only; a layer noticed once is remembered weakly. What runs in threads
+    other than the one that holds is left alone, for they may train models of their own; a warning
+    says so where nothing has run in ours. What DataParallel runs in threads is noticed all the same:
+    it is itself called in ours, and all its parts are taken.
     """
 
     def __init__(self, model: nn.Module | None) -> None:
@@ -166,6 +196,7 @@ class RunningStatistics:
         self._graphs: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
         self._iterations = _PowerIterations()
         self._given = model is not None
+        self._model, self._extent = model, 0
         self.look_at(model)
         self._held: list[_Kept] = []
         self._spare = _Kept(())
@@ -177,7 +208,7 @@ class RunningStatistics:
         self._hooks: list[Any] = []
         self._watch: Any = _hook(self._notice)
         self._untraced = _COMPILER in sys.modules
-        self._noticed = self._warned = False
+        self._noticed = self._elsewhere = self._warned = False
         self._compiled = _compilations()
         self._thread = threading.get_ident()
 
@@ -186,9 +217,16 @@ class RunningStatistics:
         if model is not None:
             self._modules.update(m for m in model.modules() if _can_have_statistics(m))
             self._iterations.look_at(model.modules())
+            self._seen.update(model.modules())
+            self._model, self._extent = model, _extent(self._seen)
 
     def hold(self) -> None:
         """Keep copies of what is there now; call before the second pass."""
+        extent = _extent(self._seen)
+        if extent != self._extent:  # a spectral norm may have been put on a known module
+            self._extent = extent
+            self._iterations.look_at(self._seen)
+            self.look_at(self._model)
         modules = list(self._modules)
         buffers = [b for m in modules for b in m._buffers.values()]
         mark = [m.training for m in modules], list(map(id, buffers)), list(map(type, buffers))
@@ -201,7 +239,7 @@ class RunningStatistics:
         if not self._given:
             self._late_ids.clear()
             self._thread = threading.get_ident()
-            self._noticed = False
+            self._noticed = self._elsewhere = False
             if _COMPILER in sys.modules and not self._untraced:
                 self._watch = _hook(self._notice)
                 self._untraced = True
@@ -210,23 +248,27 @@ class RunningStatistics:
 
     def release(self) -> None:
         """Put everything back and stop looking; may be called twice."""
-        if self._hooks:
+        looked = bool(self._hooks)
+        if looked:
             for remove in self._hooks:
                 remove()
             self._hooks.clear()
             self._late_callers.clear()
             self._running.clear()
-            self._warn_of_unseen()
         self._iterations.resume()
         with torch.no_grad():
             for kept in reversed(self._held):  # of a tensor that was copied twice the older
                 kept.put_back()
         if self._held:
             _fill(self._spare.slots)
-        self._held = []  # last: whoever is interrupted comes here again
+        self._held = []  # whoever is interrupted before comes here again
+        if looked:
+            self._warn_of_unseen()
 
     def _notice(self, module: nn.Module, args: Any) -> None:
         if threading.get_ident() != self._thread:
+            if module.training and (_can_have_statistics(module) or _spectral_norms(module)):
+                self._elsewhere = True
             return
         if isinstance(module, torch.fx.GraphModule) and not self._owns_statistics(module):
             return  # what a compiler has made of modules
@@ -288,12 +330,21 @@ class RunningStatistics:
         return True
 
     def _warn_of_unseen(self) -> None:
-        """Say once that compiled code may have moved statistics of modules that called no hook."""
-        if _compilations() > self._compiled and not self._noticed and not self._warned:
+        """Say once that statistics may have moved that are not held: no module was seen."""
+        if self._noticed or self._warned:
+            return
+        if _compilations() > self._compiled:
             self._warned = True
             warn(
                 "compiled code ran between the passes and no module was seen there: if it has "
                 "normalisation layers, their running statistics move twice a step; pass model="
+            )
+        elif self._elsewhere:
+            self._warned = True
+            warn(
+                "modules ran in another thread between the passes, and none in that of the "
+                "optimizer: their running statistics and spectral norms move twice a step; pass "
+                "model="
             )
 
 

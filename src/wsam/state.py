@@ -2,7 +2,7 @@
 
 import contextlib
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -47,8 +47,15 @@ class Adopted(NamedTuple):
     """What the group said itself, where it did not take what the optimizer was given."""
 
 
-SAID: "WeakKeyDictionary[Optimizer, list[dict[str, Value]]]" = WeakKeyDictionary()
-"""What the groups of a wrapped base had said, for another wrapper of the same base to hear."""
+class Heard(NamedTuple):
+    """What groups said, each beside the dict that it was then."""
+
+    groups: list[dict[str, Any]]
+    said: list[dict[str, Value]]
+
+
+SAID: "WeakKeyDictionary[Optimizer, Heard]" = WeakKeyDictionary()
+"""What the groups of a wrapped base had said to its newest wrapper, for another one to hear."""
 
 
 def adopt(
@@ -76,7 +83,7 @@ def adopt(
             said[name] = value
         if isinstance(value, Schedule):
             schedules[name] = value = value.heed(group)
-            value = value.value(0, group.get("lr", 0.0))
+            value = value.value(group.get(STEP, 0), group.get("lr", 0.0))
         group[PREFIX + name] = value
     group.setdefault(STEP, 0)
     return Adopted(schedules, said)
@@ -95,29 +102,47 @@ def unchanged_on_error(groups: list[dict[str, Any]]) -> Iterator[None]:
         raise
 
 
-def forget(group: dict[str, Any], said: dict[str, Value]) -> None:
-    """Drop what an earlier wrapper of the same base left in its group, but what the group had said."""
-    if STEP not in group:
-        return
-    left = {key: group.pop(key) for key in [key for key in group if key.startswith(PREFIX)]}
-    for name, value in said.items():
-        group[PREFIX + name] = value if isinstance(value, Schedule) else left[PREFIX + name]
+def forget(base: Optimizer, names: Iterable[str]) -> None:
+    """Drop what an earlier wrapper of the base left in its groups, but what the groups had said."""
+    groups = base.param_groups
+    heard = SAID.get(base) or Heard([], [])
+    for group, place in zip(groups, _known_as(groups, heard.groups), strict=True):
+        before = {} if place is None else heard.groups[place]
+        left = {**before, **group}  # a state that the base has loaded may lack some
+        for key in values_of([group])[0] if STEP in group else ():
+            del group[key]
+        for name, value in () if place is None else heard.said[place].items():
+            if name in names:
+                kept = value if isinstance(value, Schedule) else left.get(PREFIX + name, value)
+                group.setdefault(PREFIX + name, kept)
+
+
+def _known_as(groups: list[dict[str, Any]], known: list[dict[str, Any]]) -> list[int | None]:
+    """Return which of the known groups each is, as far as that can be told.
+
+    Loading makes another dict of every group, with the parameters of the old one. Where these are
+    others, too, order tells which is which of the dicts that have our values.
+    """
+    index_of = {id(group): index for index, group in enumerate(known)}
+    found = [index_of.get(id(group)) for group in groups]
+    left = {i: [*map(id, g["params"])] for i, g in enumerate(known) if i not in found}
+    others = [at for at, place in enumerate(found) if place is None]
+    for at in others:
+        held = [*map(id, groups[at]["params"])]
+        found[at] = next((i for i, params in left.items() if params == held), None)
+        left = {i: params for i, params in left.items() if i != found[at]}
+    remade = [at for at in others if found[at] is None and STEP in groups[at]]
+    if len(left) <= len(remade):
+        for at, place in zip(remade, left, strict=False):
+            found[at] = place
+    return found
 
 
 def places(groups: list[dict[str, Any]], known: list[dict[str, Any]]) -> list[int | None]:
     """Return which of the known groups each group is, wherever it stands now; None for a new one."""
-    index_of = {id(group): index for index, group in enumerate(known)}
-    found = [index_of.get(id(group)) for group in groups]
-    others = [at for at, place in enumerate(found) if place is None]
-    # Loading makes another dict of every group: of those only the order tells which is which.
-    remade = [at for at in others if STEP in groups[at]]
-    if len(others) == len(groups) and not remade:  # the base has loaded a state of its own
-        remade = others
-    left = sorted(set(range(len(known))) - set(found))
-    if len(left) > len(remade):
+    found = _known_as(groups, known)
+    if not set(range(len(known))) <= set(found):
         raise RuntimeError("a parameter group was removed from the base: wrap it again")
-    for at, place in zip(remade, left, strict=False):
-        found[at] = place
     return found
 
 

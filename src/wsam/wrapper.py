@@ -118,6 +118,23 @@ def warn_of_low_precision(groups: list[dict[str, Any]]) -> None:
         )
 
 
+def hear_original(
+    group: dict[str, Any], known: list[dict[str, Any]], schedules: list[dict[str, Schedule]]
+) -> None:
+    """Give a new group that is a copy of a known one the schedules its values came from.
+
+    A value is a copy if it is the same object: one that was written there is another.
+    """
+    if saving.STEP not in group:
+        return
+    for key in [key for key in group if key.startswith(saving.PREFIX)]:
+        name = key.removeprefix(saving.PREFIX)
+        pairs = zip(known, schedules, strict=True)
+        found = [own[name] for one, own in pairs if name in own and one.get(key) is group[key]]
+        if found and all(schedule == found[0] for schedule in found):
+            group[key] = found[0]
+
+
 class Wrapper(Optimizer):
     """Shares groups and state with `base`, so that schedulers, hooks and checkpoints see one truth.
 
@@ -152,11 +169,8 @@ class Wrapper(Optimizer):
         for name, value in hyper.items():
             saving.check_value(name, value, self.rule)
         groups = base.param_groups
-        said = iter(saving.SAID.get(base, []))
         with saving.unchanged_on_error(groups):
-            for group in groups:
-                own = next(said, {}) if saving.STEP in group else {}
-                saving.forget(group, {k: v for k, v in own.items() if k in hyper})
+            saving.forget(base, hyper)
             super().__init__(groups, {})
             self._hyper = hyper
             self._schedules: list[dict[str, Schedule]] = []
@@ -168,7 +182,7 @@ class Wrapper(Optimizer):
             self._prepare()
             self._adopt_groups()
             self._layout()
-        saving.SAID[base] = self._said
+        saving.SAID[base] = saving.Heard(self._groups, self._said)
 
     def _prepare(self) -> None:
         """Make the scratch that no state holds."""
@@ -214,13 +228,18 @@ class Wrapper(Optimizer):
         groups = self.param_groups
         if len(groups) == len(self._groups) and all(map(operator.is_, groups, self._groups)):
             return
+        newest = saving.SAID.get(self.base)
+        adopted = []
         with saving.unchanged_on_error(groups):
-            adopted = [
-                saving.adopt(group, self._hyper, self.defaults, self.rule)
-                if place is None
-                else saving.Adopted(self._schedules[place], self._said[place])
-                for group, place in zip(groups, saving.places(groups, self._groups), strict=True)
-            ]
+            for group, place in zip(groups, saving.places(groups, self._groups), strict=True):
+                if place is None:
+                    hear_original(group, self._groups, self._schedules)
+                    one = saving.adopt(group, self._hyper, self.defaults, self.rule)
+                else:
+                    one = saving.Adopted(self._schedules[place], self._said[place])
+                    if newest is not None and newest.said is self._said:
+                        group.update({**saving.values_of(self._groups)[place], **group})
+                adopted.append(one)
         self._schedules[:] = [one.schedules for one in adopted]
         self._said[:] = [one.said for one in adopted]
         self._groups[:] = groups
@@ -303,11 +322,11 @@ class Wrapper(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         super().__setstate__({})
-        saving.SAID[self.base] = self._said
+        saving.SAID[self.base] = saving.Heard(self._groups, self._said)
         self._prepare()
 
     def __repr__(self) -> str:
-        group, named = self.param_groups[0], self._schedules[0]
+        group, named = {**self._groups[0], **self.param_groups[0]}, self._schedules[0]
         shown = [
             f"{name}={named[name]!r}"
             if name in named
