@@ -555,29 +555,6 @@ def test_a_copy_of_a_spectral_norm_that_is_stopped_iterates(kind: str) -> None:
     assert all(type(c.n_power_iterations) is int for c in copies)
 
 
-@GIVEN
-@SPECTRAL
-def test_a_spectral_norm_that_is_put_on_later(kind: str, given: bool) -> None:
-    model = nn.Sequential(nn.Linear(4, 4))
-    opt = wsam.SAM(torch.optim.SGD(model.parameters(), lr=0.1), model=model if given else None)
-    square = square_of(model)
-    opt.step(square)
-    NORMS[kind](model[0])
-    vectors: list[list[Tensor]] = []
-
-    def closure() -> Tensor:
-        loss = square()
-        vectors.append([b.clone() for b in model.buffers()])
-        return loss
-
-    opt.step(closure)
-    assert len(vectors[0]) == 2
-    assert all(map(torch.equal, *vectors))
-    opt.step(closure)
-    assert all(map(torch.equal, *vectors[2:]))
-    assert not all(map(torch.equal, vectors[0], vectors[2]))
-
-
 def test_a_compiled_spectral_norm_is_the_same_in_both_passes() -> None:
     layer, vectors = square_layer("parametrization"), []
     opt = wsam.SAM(torch.optim.SGD(layer.parameters(), lr=0.1), model=layer)

@@ -174,11 +174,6 @@ def _resume(stopped: dict[Any, _Stopped]) -> None:
     stopped.clear()
 
 
-def _extent(modules: Iterable[nn.Module]) -> int:
-    """Return a number that grows where modules get parts or hooks, of which a spectral norm is one."""
-    return sum(1 + len(m._modules) + len(m._forward_pre_hooks) for m in modules)
-
-
 class RunningStatistics:
     """Holds the running statistics of all normalisation layers still during the second pass.
 
@@ -196,7 +191,6 @@ class RunningStatistics:
         self._graphs: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
         self._iterations = _PowerIterations()
         self._given = model is not None
-        self._model, self._extent = model, 0
         self.look_at(model)
         self._held: list[_Kept] = []
         self._spare = _Kept(())
@@ -218,15 +212,9 @@ class RunningStatistics:
             self._modules.update(m for m in model.modules() if _can_have_statistics(m))
             self._iterations.look_at(model.modules())
             self._seen.update(model.modules())
-            self._model, self._extent = model, _extent(self._seen)
 
     def hold(self) -> None:
         """Keep copies of what is there now; call before the second pass."""
-        extent = _extent(self._seen)
-        if extent != self._extent:  # a spectral norm may have been put on a known module
-            self._extent = extent
-            self._iterations.look_at(self._seen)
-            self.look_at(self._model)
         modules = list(self._modules)
         buffers = [b for m in modules for b in m._buffers.values()]
         mark = [m.training for m in modules], list(map(id, buffers)), list(map(type, buffers))

@@ -6,6 +6,7 @@ applied follows from the rule's weights alone.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -66,8 +67,8 @@ class Flight:
     """Nothing will be updated: the user only looks at w + d."""
     skip: bool = False
     """A gradient was not finite: nothing is to change."""
-    separate: bool = False
-    """g0 have been looked at: see `separate`."""
+    places: set[int] | None = None
+    """Where g0 begin, once they have been looked at: see `separate`."""
     random: tuple[Any, ...] | None = None
     """Generator states after the first pass."""
     memory: Any = None
@@ -123,13 +124,12 @@ def gather(layout: Sequence[Block]) -> list[Block]:
 
 def separate(flight: Flight) -> None:
     """Let g0 be written to: see `apart`. Kernels only read it, and need not wait for this."""
-    if flight.separate:
+    if flight.places is not None:
         return
-    seen = set[int]()
+    flight.places = set()
     for block in flight.blocks:
         if not block.sharded and block.first is not None:
-            block.first = apart(block.first, seen)
-    flight.separate = True
+            block.first = apart(block.first, flight.places)
 
 
 def apart(gradients: list[Tensor], seen: set[int]) -> list[Tensor]:
@@ -146,7 +146,7 @@ def apart(gradients: list[Tensor], seen: set[int]) -> list[Tensor]:
         return gradients
     begins = places(gradients)
     distinct = len(set(begins)) == len(begins) and seen.isdisjoint(begins)
-    if distinct and not any(0 in strides for strides in map(Tensor.stride, gradients)):
+    if distinct and 0 not in chain.from_iterable(map(Tensor.stride, gradients)):
         seen.update(begins)
         return gradients  # as almost always
     result = []
@@ -239,19 +239,6 @@ def second_gradients(block: Block, keeps_first: bool, seen: set[int]) -> list[Te
     return present
 
 
-def refuse_overwritten(blocks: Sequence[Block]) -> None:
-    """Raise if the second pass has left its gradients where those of the first are kept."""
-    first = [g for block in blocks for g in block.first or ()]
-    second = [p.grad for block in blocks for p in block.params if p.grad is not None]
-    if torch.compiler.is_compiling() or not PLAIN.issuperset(map(type, (*first, *second))):
-        return
-    if set(places(first)).intersection(places(second)) - {0}:  # empty tensors lie nowhere
-        raise RuntimeError(
-            "the second pass wrote its gradients into the tensors that hold the first's: give p.grad "
-            "new tensors in each pass"
-        )
-
-
 def latecomers(layout: Sequence[Block], blocks: Sequence[Block]) -> list[Block]:
     """Return blocks of parameters whose gradient appeared in the second pass only; their g0 is 0."""
     if sum(len(block.params) for block in blocks) == sum(len(block.params) for block in layout):
@@ -276,13 +263,21 @@ def combine(
     rule: Rule,
     hyper: Callable[[dict[str, Any]], dict[str, Scalar]],
     max_norm: float | None,
+    kept: set[int],
 ) -> list[Beside]:
-    """Put what the base is fed into `p.grad`, and return what is to be applied beside it."""
+    """Put what the base is fed into `p.grad`, and return what is to be applied beside it.
+
+    `kept` is where g0 begin, of the rules that keep them.
+    """
     late = latecomers(layout, blocks)
     blocks = [*blocks, *late]
-    refuse_overwritten([block for block in blocks if not block.sharded])
     seen = set[int]()
     seconds = [second_gradients(block, rule.keeps_first, seen) for block in blocks]
+    if rule.keeps_first and kept & seen - {0}:  # empty tensors lie nowhere
+        raise RuntimeError(
+            "the second pass wrote its gradients into the tensors that hold the first's: give p.grad "
+            "new tensors in each pass"
+        )
     settings = [hyper(block.group) for block in blocks]
     products = None
     needy = [rule.needs_products(setting) for setting in settings]
