@@ -250,7 +250,7 @@ class Engine(Wrapper):
         if not flight.skip and not flight.plain and self.nonfinite != "propagate":
             flight.skip = self._overflowed(update.gather(self._layout()))
         if flight.keeps_second:
-            flight.blocks, flight.places = update.gather(self._layout()), None
+            flight.blocks, flight.separate = update.gather(self._layout()), False
             update.separate(flight)
         elif self.local and not flight.skip and (flight.plain or self.rule.keeps_first):
             self._average_first(flight)
@@ -264,8 +264,8 @@ class Engine(Wrapper):
         elif flight.stepped:
             flight.beside = lean_plan.finish(self._layout(), flight.blocks, self._mix)
         else:
-            given = (self._layout(), flight.blocks, self.rule, self._values, self.max_norm)
-            flight.beside = update.combine(*given, kept=flight.places or set())
+            layout, blocks = self._layout(), flight.blocks
+            flight.beside = update.combine(layout, blocks, self.rule, self._values, self.max_norm)
             if flight.beside and flight.by_hand:
                 flight.versions = [(g, g._version) for g in self._gradients()]
         flight.ready = True

@@ -67,8 +67,8 @@ class Flight:
     """Nothing will be updated: the user only looks at w + d."""
     skip: bool = False
     """A gradient was not finite: nothing is to change."""
-    places: set[int] | None = None
-    """Where g0 begin, once they have been looked at: see `separate`."""
+    separate: bool = False
+    """g0 have been looked at: see `separate`."""
     random: tuple[Any, ...] | None = None
     """Generator states after the first pass."""
     memory: Any = None
@@ -124,12 +124,13 @@ def gather(layout: Sequence[Block]) -> list[Block]:
 
 def separate(flight: Flight) -> None:
     """Let g0 be written to: see `apart`. Kernels only read it, and need not wait for this."""
-    if flight.places is not None:
+    if flight.separate:
         return
-    flight.places = set()
+    seen = set[int]()
     for block in flight.blocks:
         if not block.sharded and block.first is not None:
-            block.first = apart(block.first, flight.places)
+            block.first = apart(block.first, seen)
+    flight.separate = True
 
 
 def apart(gradients: list[Tensor], seen: set[int]) -> list[Tensor]:
@@ -239,6 +240,19 @@ def second_gradients(block: Block, keeps_first: bool, seen: set[int]) -> list[Te
     return present
 
 
+def refuse_overwritten(blocks: Sequence[Block], seen: set[int]) -> None:
+    """Raise if the second pass has left its gradients, which were `seen`, where g0 are kept."""
+    for block in blocks if seen else ():
+        first = block.first or []
+        if block.sharded or not PLAIN.issuperset(map(type, first)):
+            continue
+        if seen.intersection(places(first)) - {0}:  # empty tensors lie nowhere
+            raise RuntimeError(
+                "the second pass wrote its gradients into the tensors that hold the first's: give "
+                "p.grad new tensors in each pass"
+            )
+
+
 def latecomers(layout: Sequence[Block], blocks: Sequence[Block]) -> list[Block]:
     """Return blocks of parameters whose gradient appeared in the second pass only; their g0 is 0."""
     if sum(len(block.params) for block in blocks) == sum(len(block.params) for block in layout):
@@ -263,21 +277,13 @@ def combine(
     rule: Rule,
     hyper: Callable[[dict[str, Any]], dict[str, Scalar]],
     max_norm: float | None,
-    kept: set[int],
 ) -> list[Beside]:
-    """Put what the base is fed into `p.grad`, and return what is to be applied beside it.
-
-    `kept` is where g0 begin, of the rules that keep them.
-    """
+    """Put what the base is fed into `p.grad`, and return what is to be applied beside it."""
     late = latecomers(layout, blocks)
     blocks = [*blocks, *late]
     seen = set[int]()
     seconds = [second_gradients(block, rule.keeps_first, seen) for block in blocks]
-    if rule.keeps_first and kept & seen - {0}:  # empty tensors lie nowhere
-        raise RuntimeError(
-            "the second pass wrote its gradients into the tensors that hold the first's: give p.grad "
-            "new tensors in each pass"
-        )
+    refuse_overwritten(blocks, seen)
     settings = [hyper(block.group) for block in blocks]
     products = None
     needy = [rule.needs_products(setting) for setting in settings]
