@@ -55,6 +55,15 @@ def tensors(table: Tensor, sizes: Tensor, n: int) -> list[tuple[Tensor, ...]]:
     ]
 
 
+def tiles(
+    table: Tensor, where: Tensor, offset: Tensor, sizes: Tensor, n: int, block: int
+) -> list[tuple[Tensor, ...]]:
+    """Return for each program its part of the tensors of one parameter."""
+    every = tensors(table, sizes, n)
+    parts = zip(where.tolist(), offset.tolist(), strict=True)
+    return [tuple(x[start : start + block] for x in every[index]) for index, start in parts]
+
+
 def squares(
     table: Tensor,
     where: Tensor,
@@ -65,10 +74,9 @@ def squares(
     n: int,
     **more: Any,
 ) -> None:
-    every = tensors(table, sizes, n)
-    tiles = zip(where.tolist(), offset.tolist(), strict=True)
-    for program, (index, start) in enumerate(tiles):
-        partial[first + program] = every[index][1][start : start + more["BLOCK"]].square().sum()
+    parts = tiles(table, where, offset, sizes, n, more["BLOCK"])
+    for place, (_, z, *_) in enumerate(parts, first):
+        partial[place] = z.square().sum()
 
 
 def products(
@@ -83,12 +91,10 @@ def products(
     **more: Any,
 ) -> None:
     assert partial.shape == (3, count)
-    every = tensors(table, sizes, n)
-    tiles = zip(where.tolist(), offset.tolist(), strict=True)
-    for program, (index, start) in enumerate(tiles):
-        g1, g0 = (x[start : start + more["BLOCK"]] for x in every[index])
+    parts = tiles(table, where, offset, sizes, n, more["BLOCK"])
+    for place, (g1, g0) in enumerate(parts, first):
         for row, x in zip(partial, (g0, g1, g1 - g0), strict=True):
-            row[first + program] = x.square().sum()
+            row[place] = x.square().sum()
 
 
 def scales(

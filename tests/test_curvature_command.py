@@ -1,9 +1,6 @@
 """`wsam curvature` and `wsam landscape` on runs of the lab and on plain state dicts."""
 
-import io
 import json
-import math
-import sys
 import tempfile
 from pathlib import Path
 
@@ -12,8 +9,7 @@ import torch
 from command import COMMANDS, wsam_command
 from torch.nn import functional as F
 
-from wsam.cli._measuring import progress
-from wsam.curvature import Progress, hessian, top_eigenvalues
+from wsam.curvature import hessian, top_eigenvalues
 from wsam.lab import data, models, records
 from wsam.lab.batches import noisy
 from wsam.lab.means import Means
@@ -368,24 +364,6 @@ def test_wrong_options_get_one_clear_line(record, words, message):
 )
 def test_what_would_measure_nothing_is_refused(record, words, message):
     assert message in refused("curvature", record, *words)
-
-
-def test_a_terminal_sees_a_bar_and_json_is_quiet(monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
-    with progress(quiet=True) as follow:
-        assert follow("trace") is None
-    assert terminal.getvalue() == ""
-    with progress(quiet=False) as follow:
-        report = follow("trace")
-        report(Progress(1, 10, math.nan))
-        report(Progress(2, 10, 0.5))
-    assert "trace" in terminal.getvalue()
-    assert "2/10" in terminal.getvalue()
-    assert "error 5.0e-01" in terminal.getvalue()
 
 
 def test_pictures_that_cannot_be_drawn_are_refused_before_anything_is_measured(

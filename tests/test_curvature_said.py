@@ -1,12 +1,17 @@
 """What `wsam curvature` and `wsam landscape` say of what they measured, and of files of others."""
 
+import io
 import json
+import math
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from command import wsam_command
 
+from wsam.cli._measuring import progress
+from wsam.curvature import Progress
 from wsam.lab import records
 from wsam.lab.means import Means
 from wsam.lab.run import Run
@@ -101,3 +106,21 @@ def test_operators_and_error_bounds_are_called_by_their_names(record):
     assert "  true to within " in shown
     shown = wsam_command("curvature", *words, "--operator", "gauss_newton").stdout
     assert "\nGauss-Newton matrix of " in shown
+
+
+def test_a_terminal_sees_a_bar_and_json_is_quiet(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    with progress(quiet=True) as follow:
+        assert follow("trace") is None
+    assert terminal.getvalue() == ""
+    with progress(quiet=False) as follow:
+        report = follow("trace")
+        report(Progress(1, 10, math.nan))
+        report(Progress(2, 10, 0.5))
+    assert "trace" in terminal.getvalue()
+    assert "2/10" in terminal.getvalue()
+    assert "error 5.0e-01" in terminal.getvalue()

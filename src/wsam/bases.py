@@ -24,8 +24,8 @@ COLUMNS = 16
 """Of the numbers of a group; twelve are used, sixteen keep a row aligned."""
 MIX = (1, 2, 3, 4)
 """Where of these the weights of both gradients are."""
-NUMBERS = ("lr", "weight_decay", "momentum", "dampening", "eps")
-"""Of a base, which the host must know: a tensor's value it could only ask the device for."""
+OF_BASE = ("weight_decay", "momentum", "dampening", "betas", "eps")
+"""Numbers of a base that kernels read beside the learning rate: OneCycleLR moves momentum and betas."""
 KEPT, DECAY, MOMENTUM, NESTEROV, ADAM, DECOUPLED = (1 << bit for bit in range(6))
 """Branches of a kernel: g0 is there; the base decays weights, has momentum, looks ahead with it, is
 Adam, decays as AdamW does."""
@@ -52,7 +52,7 @@ def may_use_kernels(base: Optimizer, rule: Rule) -> bool:
     """
     if type(base) not in BASES or "step" in base.__dict__:
         return False
-    names = (*NUMBERS, *(PREFIX + name for name in ("rho", *rule.hyper())))
+    names = ("lr", *OF_BASE, *(PREFIX + name for name in ("rho", *rule.hyper())))
     groups = base.param_groups
     tensors = any(isinstance(group.get(name), Tensor) for group in groups for name in names)
     return not tensors and all(map(_is_open, groups))

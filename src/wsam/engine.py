@@ -63,7 +63,7 @@ class Engine(Wrapper):
         self._statistics.look_at(self.model)
 
     def _count(self) -> int:
-        return int(self.param_groups[0][saving.PREFIX + "step"])
+        return int(self.param_groups[0][saving.STEP])
 
     def _clear_gradients(self) -> None:
         """`zero_grad`, without its bookkeeping for the profiler."""
@@ -79,7 +79,7 @@ class Engine(Wrapper):
         self._adopt_groups()
         for group, named in zip(self.param_groups, self._schedules, strict=True):
             for name, schedule in named.items():
-                value = schedule.value(group[saving.PREFIX + "step"], group["lr"])
+                value = schedule.value(group[saving.STEP], group["lr"])
                 group[saving.PREFIX + name] = value
             for name in self._hyper:
                 own = saving.PREFIX + name
@@ -354,7 +354,7 @@ class Engine(Wrapper):
 
     def _count_up(self) -> None:
         for group in self.param_groups:
-            group[saving.PREFIX + "step"] += 1
+            group[saving.STEP] += 1
 
     def _leave_out(self) -> None:
         """Let the step in flight be none: it is counted as skipped."""

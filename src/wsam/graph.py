@@ -200,12 +200,12 @@ class CapturedStep:
         recording.graph.replay()
         if self.sharp is not None:
             for group in self.opt.param_groups:
-                group[saving.PREFIX + "step"] += 1
+                group[saving.STEP] += 1
         return recording.out.clone()
 
     def _record(self, recording: Recording, chosen: bool) -> None:
         graph = torch.cuda.CUDAGraph()
-        counts = [group.get(saving.PREFIX + "step") for group in self.opt.param_groups]
+        counts = [group.get(saving.STEP) for group in self.opt.param_groups]
         self._random.register(graph)
         context = torch.cuda.graph(graph, pool=self._pool, stream=self._stream)
         try:
@@ -220,7 +220,7 @@ class CapturedStep:
             raise
         for group, count in zip(self.opt.param_groups, counts, strict=True):
             if count is not None:  # recording is not a step
-                group[saving.PREFIX + "step"] = count
+                group[saving.STEP] = count
         if recording.fused is not None:
             recording.fused.recorded()
         by_kernels = recording.fused is not None and recording.fused.stepped_base

@@ -13,7 +13,7 @@ from wsam.geometry import Adaptive, Fisher, Masked
 from wsam.optimizer import SharpnessAware
 from wsam.rule import Coupled, Perturbed, SurrogateGap, Weighted
 from wsam.schedule import FollowLR, Schedule
-from wsam.wrapper import check_base, elsewhere
+from wsam.wrapper import check_base, elsewhere, share_kept
 
 _ADAPTIVE = "set optimizer.geometry = Adaptive(eta, weights_only)"
 _SCHEDULED = "it is part of the schedule of rho; wrap optimizer.base again to change it"
@@ -180,11 +180,7 @@ class ESAM(SharpnessAware):
     fixes = ("geometry", "keep")
     beta = elsewhere("beta", "geometry.beta", "set optimizer.geometry = Masked(beta, seed)")
     seed = elsewhere("seed", "geometry.seed", "set optimizer.geometry = Masked(beta, seed)")
-    gamma = elsewhere(
-        "gamma",
-        "_selection.keep",
-        "the share of samples is fixed; wrap optimizer.base again to change it",
-    )
+    gamma = share_kept("gamma")
 
     def __init__(
         self,

@@ -14,12 +14,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from wsam import state as saving
+from wsam.bases import OF_BASE
 from wsam.block import Block
 from wsam.geometry import Geometry, Masked
 from wsam.optimizer import SharpnessAware
-
-OF_BASE = ("weight_decay", "momentum", "dampening", "betas", "eps")
-"""Numbers of a base that change while it trains: OneCycleLR moves momentum and betas."""
 
 
 class Scalars:
@@ -34,7 +32,7 @@ class Scalars:
 
     @staticmethod
     def _moves(key: str, value: Any) -> bool:
-        ours = key.startswith(saving.PREFIX) and key != saving.PREFIX + "step"
+        ours = key.startswith(saving.PREFIX) and key != saving.STEP
         return (key == "lr" or ours) and not isinstance(value, Tensor)
 
     def are_plain(self) -> bool:
@@ -58,7 +56,7 @@ class Scalars:
         """
         kept = []
         for group, keys in zip(self._opt.param_groups, self._keys, strict=True):
-            left_out = {"params", "param_names", saving.PREFIX + "step", "initial_lr", *keys}
+            left_out = {"params", "param_names", saving.STEP, "initial_lr", *keys}
             values = ((k, v) for k, v in group.items() if k not in left_out)
             kept.append(tuple((k, bool(v) if k in OF_BASE else repr(v)) for k, v in values))
         return tuple(kept)

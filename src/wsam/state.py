@@ -138,7 +138,7 @@ def _known_as(groups: list[dict[str, Any]], known: list[dict[str, Any]]) -> list
     return found
 
 
-def places(groups: list[dict[str, Any]], known: list[dict[str, Any]]) -> list[int | None]:
+def found_again(groups: list[dict[str, Any]], known: list[dict[str, Any]]) -> list[int | None]:
     """Return which of the known groups each group is, wherever it stands now; None for a new one."""
     found = _known_as(groups, known)
     if not set(range(len(known))) <= set(found):

@@ -118,6 +118,12 @@ def warn_of_low_precision(groups: list[dict[str, Any]]) -> None:
         )
 
 
+def share_kept(name: str) -> Any:
+    """Return a property for the share of samples that the second pass keeps, by whatever name."""
+    how = "the share of samples is fixed; wrap optimizer.base again to change it"
+    return elsewhere(name, "_selection.keep", how)
+
+
 def hear_original(
     group: dict[str, Any], known: list[dict[str, Any]], schedules: list[dict[str, Schedule]]
 ) -> None:
@@ -148,11 +154,7 @@ class Wrapper(Optimizer):
     rho = of_groups("rho")
     gamma = of_groups("gamma")
     alpha = of_groups("alpha")
-    keep = elsewhere(
-        "keep",
-        "_selection.keep",
-        "the share of samples is fixed; wrap optimizer.base again to change it",
-    )
+    keep = share_kept("keep")
 
     base: Optimizer
     rule: Rule
@@ -231,7 +233,7 @@ class Wrapper(Optimizer):
         newest = saving.SAID.get(self.base)
         adopted = []
         with saving.unchanged_on_error(groups):
-            for group, place in zip(groups, saving.places(groups, self._groups), strict=True):
+            for group, place in zip(groups, saving.found_again(groups, self._groups), strict=True):
                 if place is None:
                     hear_original(group, self._groups, self._schedules)
                     one = saving.adopt(group, self._hyper, self.defaults, self.rule)

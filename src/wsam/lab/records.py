@@ -1,6 +1,6 @@
 """Records: what came of a run, as JSON named by the run's key.
 
-``OUT/KEY.json`` is the record. The folder ``OUT/work/KEY`` holds what a run needs on its way
+``OUT/KEY.json`` is the record. A folder of the same key, see `work`, holds what a run needs on its way
 (checkpoints, lock, TensorBoard events) and weights that were asked for, see `work_folder`.
 Numbers that are not finite are written as null, so that every reader of JSON can read a record.
 """
