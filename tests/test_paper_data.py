@@ -5,7 +5,7 @@ import pytest
 from wsam.lab.run import Run
 from wsam.paper import GRIDS, TABLES, Kind, Measure, Profile, find, find_grid, names
 from wsam.paper.cifar import scratch_run
-from wsam.paper.table import number, plus_minus
+from wsam.paper.table import number, with_deviation
 from wsam.sweep import with_value
 
 # The paper's tables once more, in the order in which it prints them: mean, deviation.
@@ -364,5 +364,5 @@ def test_settings_are_found_wherever_they_live():
     ],
 )
 def test_numbers_as_the_paper_prints_them(mean, deviation, decimals, text):
-    assert plus_minus(mean, deviation, decimals) == text
+    assert with_deviation(mean, deviation, decimals) == text
     assert number(0.00031, 2) == "0.0003"

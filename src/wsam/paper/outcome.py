@@ -13,7 +13,7 @@ from wsam.lab.records import Record
 from wsam.lab.run import Run
 from wsam.numbers import mean_deviation
 from wsam.paper import minimum
-from wsam.paper.table import Cell, Measure, Table, number, plus_minus
+from wsam.paper.table import Cell, Measure, Table, number, with_deviation
 
 NOT_RUN = "not run"
 
@@ -56,7 +56,7 @@ class Ours:
             said = ", ".join(f"{count} {what}" for count, what in reasons if count)
             return said or NOT_RUN
         failed = f", {self.failed} failed" if self.failed else ""
-        return f"{plus_minus(self.mean, self.deviation, decimals)} (n = {self.n}{failed})"
+        return f"{with_deviation(self.mean, self.deviation, decimals)} (n = {self.n}{failed})"
 
 
 class Yardstick(StrEnum):
@@ -86,7 +86,7 @@ class Entry:
         paper = self.cell.paper
         if paper is None:
             return ""
-        return plus_minus(paper.mean, paper.deviation, self.cell.measure.decimals)
+        return with_deviation(paper.mean, paper.deviation, self.cell.measure.decimals)
 
     @property
     def yardstick(self) -> Yardstick | None:

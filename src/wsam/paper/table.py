@@ -177,7 +177,7 @@ def number(value: float, decimals: int) -> str:
     return f"{value:.{decimals}f}"
 
 
-def plus_minus(mean: float, deviation: float | None, decimals: int) -> str:
+def with_deviation(mean: float, deviation: float | None, decimals: int) -> str:
     """Return ``3.62 ± 0.10``, or the mean alone."""
     if deviation is None:
         return number(mean, decimals)
