@@ -3,6 +3,7 @@
 import weakref
 from array import array
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
 import emulated
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 import wsam
 from wsam import kernels, tables
+from wsam.bases import may_use_kernels
 from wsam.block import Piece
 from wsam.plan import Plan
 
@@ -336,6 +338,44 @@ def test_a_lean_step_that_kernels_decline_makes_its_direction_once(
     for _ in range(2):
         watched.opt.step(watched.closure)
     assert watched.device.squares.launches == 0
+
+
+@pytest.mark.parametrize("lean", [False, True])
+def test_a_scheduler_over_the_base_is_told_of_the_step(
+    lean: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Watched(monkeypatch, lean=lean)
+    base = watched.opt.base
+    scheduler = torch.optim.lr_scheduler.StepLR(base, 1)  # now `base.step` is its own
+    assert may_use_kernels(base, watched.opt.rule)
+    watched.opt.step(watched.closure)  # there is no momentum yet: the base itself
+    base._opt_called = False  # type: ignore[attr-defined]
+    fused = emulated.attach(watched.opt)
+    watched.opt.step(watched.closure)
+    assert fused.stepped_base
+    scheduler.step()  # would warn
+    assert base.param_groups[0]["lr"] == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_a_step_that_was_replaced_is_the_one_that_is_made(
+    scheduled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched, called = Watched(monkeypatch), []
+    base, own = watched.opt.base, torch.optim.SGD.step
+
+    def step(self: torch.optim.SGD) -> None:
+        called.append(own(self))
+
+    base.step = MethodType(step, base)  # type: ignore[method-assign]
+    if scheduled:
+        torch.optim.lr_scheduler.StepLR(base, 1)
+    assert not may_use_kernels(base, watched.opt.rule)
+    fused = emulated.attach(watched.opt)  # as in a recording
+    for _ in range(3):
+        watched.opt.step(watched.closure)
+    assert len(called) == 3
+    assert not fused.stepped_base
 
 
 @pytest.mark.parametrize(

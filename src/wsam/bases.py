@@ -32,17 +32,26 @@ Adam, decays as AdamW does."""
 
 
 def can_finish(base: Optimizer) -> bool:
-    """Whether the base's step is one the kernels know, and no hook must run with it."""
-    if type(base) not in BASES or _has_hooks(base):
+    """Whether the base's step is one the kernels know, and nobody else has a hand in it."""
+    if type(base) not in BASES or _is_hooked_or_patched(base):
         return False
     groups = base.param_groups
     plain = all(isinstance(beta, float | int) for g in groups for beta in g.get("betas", ()))
     return plain and not any(g.get("amsgrad") or g.get("maximize") for g in groups)
 
 
-def _has_hooks(base: Optimizer) -> bool:
+def _is_hooked_or_patched(base: Optimizer) -> bool:
+    """Whether others have a hand in the base's step: what was looked at before need not hold in it."""
     hooks = (base._optimizer_step_pre_hooks, base._optimizer_step_post_hooks)
-    return any(hooks) or any((_global_optimizer_pre_hooks, _global_optimizer_post_hooks))
+    everywhere = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
+    return any(hooks) or any(everywhere) or _is_patched(base)
+
+
+def _is_patched(base: Optimizer) -> bool:
+    """Whether `base.step` was replaced; a scheduler made over the base only notes that it is called."""
+    own: Any = base.__dict__.get("step")
+    notes = hasattr(own, "_wrapped_by_lr_sched") and own.__wrapped__ is type(base).step
+    return own is not None and not notes
 
 
 def may_use_kernels(base: Optimizer, rule: Rule) -> bool:
@@ -50,7 +59,7 @@ def may_use_kernels(base: Optimizer, rule: Rule) -> bool:
 
     Nor may a number be a tensor, whose value the host does not know.
     """
-    if type(base) not in BASES or "step" in base.__dict__:
+    if type(base) not in BASES or _is_patched(base):
         return False
     names = ("lr", *OF_BASE, *(PREFIX + name for name in ("rho", *rule.hyper())))
     groups = base.param_groups
@@ -158,13 +167,6 @@ def _can_be_fused(base: Optimizer, group: dict[str, Any]) -> bool:
         return False
     trained = [p for p in group["params"] if p.grad is not None]
     return all(_lies_alike(p, base.state.get(p) or {}, group) for p in trained)
-
-
-def _is_hooked_or_patched(base: Optimizer) -> bool:
-    """Whether others have a hand in the base's step: what was looked at before need not hold in it."""
-    own = base.__dict__.get("step")
-    patched = own is not None and not hasattr(own, "_wrapped_by_lr_sched")
-    return patched or _has_hooks(base)
 
 
 def _lies_alike(p: Tensor, state: dict[str, Any], group: dict[str, Any]) -> bool:
