@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+import wsam
 from wsam import __version__
 
 ROOT = Path(__file__).parents[1]
@@ -150,6 +151,13 @@ def test_first_steps_need_torch_alone(bare: Path, tmp_path: Path, page: str) -> 
     done = run(bare, "python", "first.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert re.search(r"\d\.\d", done.stdout), "it prints what it found"
+
+
+def test_rooms_are_entered_without_another_import(bare: Path, tmp_path: Path) -> None:
+    look = "import wsam; print(*(getattr(wsam, name).__name__ for name in wsam._OPEN))"
+    done = run(bare, "python", "-c", look, cwd=tmp_path)
+    assert done.stdout.split() == [f"wsam.{name}" for name in wsam._OPEN], done.stderr
+    assert set(wsam._OPEN) <= set(dir(wsam))
 
 
 def test_the_command_says_what_it_needs(bare: Path, tmp_path: Path) -> None:

@@ -96,6 +96,21 @@ def test_sharpness_readout(name: str, lean: bool) -> None:
         assert float(opt.sharpness) > 0
 
 
+def test_sharpness_of_a_step_by_hand_is_not_that_of_an_older_one() -> None:
+    model = small_model()
+    opt = member("wsam", torch.optim.SGD(model.parameters(), lr=0.1))
+    assert opt.sharpness is None
+    run = closure(opt, model)
+    opt.step(run)
+    assert isinstance(opt.sharpness, Tensor)
+    run()
+    opt.ascend()
+    run()
+    opt.descend()
+    opt.step()
+    assert opt.sharpness is None
+
+
 # --- hooks and schedulers ------------------------------------------------------------------------
 
 

@@ -9,6 +9,13 @@ from typing import TYPE_CHECKING, Any
 from wsam._version import __version__
 
 if TYPE_CHECKING:
+    from wsam import curvature as curvature
+    from wsam import geometry as geometry
+    from wsam import integrations as integrations
+    from wsam import rule as rule
+    from wsam import schedule as schedule
+    from wsam import theory as theory
+    from wsam import toy as toy
     from wsam.checks import WsamWarning
     from wsam.geometry import Adaptive, Euclidean, Fisher, Geometry, Masked
     from wsam.graph import CapturedStep, capture
@@ -35,6 +42,8 @@ _ROOMS = {
     ),
     "optimizer": ("SharpnessAware",),
 }
+_OPEN = ("curvature", "geometry", "integrations", "rule", "schedule", "theory", "toy")
+"""Rooms that are entered as `wsam.schedule.Warmup`, without another import."""
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
 
 __all__ = [
@@ -61,6 +70,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in _OPEN:
+        return import_module(f"wsam.{name}")
     if name not in _ROOM_OF:
         raise AttributeError(f"module 'wsam' has no attribute {name!r}")
     value = getattr(import_module(f"wsam.{_ROOM_OF[name]}"), name)
@@ -69,4 +80,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_OPEN})

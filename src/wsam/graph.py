@@ -44,7 +44,7 @@ def capture(
         opt: any member of the family over a base that torch can capture, or a plain optimizer.
         loss_fn: a plain function of a batch that returns the loss; it must not call backward.
         *example_batch: tensors like those the step will be given; another shape makes another
-            recording, the first ones stay.
+            recording, and the 32 used last are kept.
         fuse: perturb and finish by fused Triton kernels where these can (see `wsam.kernels`); by
             default if Triton is installed, which it is with torch for CUDA on Linux.
 

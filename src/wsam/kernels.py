@@ -244,7 +244,7 @@ class Kernels:
         begun = self._begun.get(id(block))
         if begun is None or not isinstance(block.saved, Piece):
             return None  # the weights are back already, or a mask has left some out
-        if not begun.plan.follow(block.weights()):  # a pass may have replaced them
+        if not begun.plan.still_serves(block.weights()):  # a pass may have replaced them
             return None
         second = begun.plan.gradients([p.grad for p in block.params])
         return None if second is None else [block.saved.addresses(), begun.plan.weights, second]

@@ -48,7 +48,7 @@ class SharpnessAware(Engine):
             hooks, which is faster and the way for compiled models; `local` needs it, too. It must hold
             all that closures run in training mode, `nn.ModuleList([generator, discriminator])` say:
             the statistics of others are not held still.
-        lean: let the base step between the passes, which saves a buffer (see `wsam.lean`).
+        lean: let the base step between the passes, which saves WSAM a buffer (see `wsam.lean`).
         max_norm: clip by the norm of the combined gradient; scales fed and beside alike.
         nonfinite: what to do about a NaN or inf in either gradient: "propagate" (as torch does),
             "skip" the step and count it, or "raise"; the last two wait for the device each step.
@@ -160,10 +160,11 @@ class SharpnessAware(Engine):
 
     @property
     def sharpness(self) -> Tensor | None:
-        """L(w + d) - L(w) of the last `step(closure)`, on the device; NaN where not measured.
+        """L(w + d) - L(w) of the last step, on the device; NaN where not measured.
 
-        Where `select` keeps only a share of the samples, the closure's loss is taken to be the mean
-        of what it returned, and whatever is added to that.
+        After a step by hand it is None, for nobody has told the losses. Where `select` keeps only a
+        share of the samples, the closure's loss is taken to be the mean of what it returned, and
+        whatever is added to that.
         """
         return self._sharpness
 
@@ -307,6 +308,7 @@ class SharpnessAware(Engine):
             Whether the weights have moved. If not (see `when`), the second pass may be left out,
             unless a GradScaler is to look at its gradients.
         """
+        self._sharpness = None  # the losses of these passes are not known here
         return self._take_off(grad_scale, by_hand=True)
 
     @torch.no_grad()

@@ -55,6 +55,10 @@ class Plan:
         same = (weights[0].dtype, weights[0].device) == self._kind
         return same and self._are_laid_out(weights) and self._are_as_large(weights)
 
+    def still_serves(self, weights: Sequence[Tensor]) -> bool:
+        """`follow` in the same step, where weights have hardly ever got other memory."""
+        return places(weights) == self.weights or self.follow(weights)
+
     def piece(self) -> Piece:
         """Return room for a copy of all weights."""
         return Piece(self._shapes, self._starts, self._room, self._kind[1])

@@ -231,8 +231,9 @@ def gauss_newton(
 ) -> Operator:
     """Generalised Gauss-Newton matrix, `G = mean_i J_i' (d2l_i/dz_i2) J_i`, z the output.
 
-    Never negative where the loss is convex in the output, and for cross-entropy or squared error
-    it is the Fisher information. Terms of the loss that bypass the output are left out.
+    Never negative where the loss is convex in the output. For cross-entropy it is the Fisher
+    information, for `mse_loss` 2/outputs times that of unit noise. Terms of the loss that bypass
+    the output are left out.
 
     Args:
         model: any module whose output is one tensor.
