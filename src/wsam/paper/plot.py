@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 _PANELS = 4
 _WIDE = 20.0
 """Numbers that span more than this are drawn on a logarithmic scale."""
+_LONG = 36
+"""Letters of a label that fill the width of a panel."""
 _SUFFIXES = (".png", ".svg", ".pdf")
 
 
@@ -69,7 +71,8 @@ def draw(table: Table, entries: Sequence[Entry], seen: Seen = None) -> Figure:
         mine = [entry for entry in entries if entry.cell.column == column]
         (_lines if numeric else _dots)(panel, table, mine)
         panel.set_title(column, loc="left")
-        panel.set_xlabel(table.heads[0] if numeric else str(mine[0].cell.measure))
+        label = table.heads[0] if numeric else str(mine[0].cell.measure)
+        panel.set_xlabel(label, fontsize=8 if len(label) > _LONG else None)
     for panel in panels.flat[len(columns) :]:
         panel.remove()
     if numeric:
@@ -129,6 +132,7 @@ def _dots(panel: Axes, table: Table, entries: Sequence[Entry]) -> None:
             _papers(panel, paper.mean, at + 0.13, {"xerr": paper.deviation})
     panel.set_yticks(list(places.values()), [_label(table, row) for row in places])
     panel.set_ylim(len(places) - 0.5, -0.5)
+    panel.locator_params(axis="x", nbins=5)  # or long numbers would touch
     panel.grid(axis="y", color="#eceef1", zorder=0)
     panel.tick_params(axis="y", length=0)
     for row, number in places.items():
