@@ -265,7 +265,7 @@ class TestOnCuda:
     ],
 )
 def test_whose_step_is_left_to_kernels(make: Any, options: dict[str, bool], left: bool) -> None:
-    opt = wsam.WSAM(make([nn.Parameter(torch.zeros(2))], lr=0.1, **options))
+    opt = wsam.CoupledWSAM(make([nn.Parameter(torch.zeros(2))], lr=0.1, **options))
     assert may_use_kernels(opt.base, opt.rule) is left
 
 

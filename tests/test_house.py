@@ -40,6 +40,7 @@ FLOORS = {
     "kernels": 0,
     "_triton": 0,
     "state": 0,
+    "loading": 0,
     "wrapper": 1,
     "engine": 1,
     "optimizer": 1,

@@ -23,7 +23,7 @@ from wsam.rule import Mix, is_number
 from wsam.schedule import Scalar
 from wsam.select import Selection
 from wsam.update import Flight
-from wsam.wrapper import Wrapper
+from wsam.wrapper import Wrapper, option
 
 STEPPED = (
     "lean=True: the base had stepped already, so the step could not be undone; "
@@ -34,10 +34,10 @@ STEPPED = (
 class Engine(Wrapper):
     """What happens between the passes, without the public face."""
 
-    lean: bool
-    local: bool
-    max_norm: float | None
-    nonfinite: str
+    lean: bool = option("lean")
+    local: bool = option("local")
+    max_norm: float | None = option("max_norm")
+    nonfinite: str = option("nonfinite")
     _selection: Selection
 
     _scratch: ClassVar[tuple[str, ...]] = (
@@ -200,7 +200,7 @@ class Engine(Wrapper):
                 spoils = lean_plan.begin(
                     flight, mask, self.geometry, self._mix, self.base.step, not safe, fused
                 )
-            self.lean, self._lean_is_safe = not spoils, True
+            self.__dict__["lean"], self._lean_is_safe = not spoils, True
             for block in flight.blocks:
                 for p in block.params:
                     p.grad = None
@@ -337,6 +337,7 @@ class Engine(Wrapper):
         if flight.skip:
             self._recall(flight)
             self.skipped += 1
+            self.base.__dict__["_opt_called"] = True  # a scheduler over it need not complain
             return
         if flight.plain:
             self.base.step()

@@ -1,4 +1,4 @@
-"""What comes from elsewhere: closures of frameworks, arguments as other SAM code takes them.
+"""What comes from elsewhere: closures, arguments of other SAM code, other optimizers in a loop.
 
 What they would do silently wrong is refused, what Python would refuse is explained. A closure tells
 by its module whose it is, so nothing is imported here, and nothing is looked at in closures of one's
@@ -6,6 +6,8 @@ own.
 """
 
 import functools
+import threading
+import weakref
 from collections.abc import Callable
 from inspect import signature
 from typing import Any
@@ -99,3 +101,30 @@ CHECKS: dict[str, Callable[[Any], None]] = {
     **dict.fromkeys(LIGHTNING, _lightning),
     "skorch": _skorch,
 }
+
+
+class _Loop(threading.local):
+    """The optimizers whose phases this thread calls by hand."""
+
+    def __init__(self) -> None:
+        self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+_LOOP = _Loop()
+
+
+def refuse_shared(optimizer: Any) -> None:
+    """Refuse weights that another optimizer in the same loop by hand holds at its w + d.
+
+    It has taken their gradients for its g0. Ours would find none, and take all of g1 for new.
+    """
+    away = [o for o in _LOOP.optimizers if o is not optimizer and o._flight and o._flight.moved]
+    own = {id(p) for block in optimizer._layout() for p in block.params} if away else set()
+    for other in away:
+        moved = {id(p) for block in other._flight.moved for p in block.params}
+        if own & moved and (optimizer.rule.keeps_first or other.rule.keeps_first):
+            raise RuntimeError(
+                "another sharpness-aware optimizer in this loop has moved a parameter of this one: "
+                "give each parameter to one of them, or step them by closures, one after the other"
+            )
+    _LOOP.optimizers.add(optimizer)

@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wsam.block import Block, add_scaled, chunks, copies, on_device
+from wsam.block import Block, add_scaled, chunks, copies, is_dense, on_device, places
 from wsam.geometry import Geometry
 from wsam.kernels import Kernels
 from wsam.perturb import chosen_blocks, perturbations
+from wsam.plan import are_apart
 from wsam.rule import Mix, is_number
 from wsam.schedule import Scalar
 from wsam.update import Beside, Flight
@@ -50,6 +51,7 @@ def begin(
     blocks = flight.blocks
     if fused is not None and mask is None and _begin_by_kernel(flight, geometry, fused):
         return False
+    _refuse_shared_memory(blocks)
     # Kept apart until the base has stepped: whoever is interrupted puts back what is in `saved`.
     moved = _moved(blocks, mask, geometry)
     firsts = [block.shards(block.first or []) for block in blocks]
@@ -70,6 +72,16 @@ def begin(
         exchange(block, tensors)
         block.first = None
     return spoiled
+
+
+def _refuse_shared_memory(blocks: Sequence[Block]) -> None:
+    """Refuse weights that share memory: in A each would have its own half of the step."""
+    if torch.compiler.is_compiling():
+        return
+    weights = [w for block in blocks for w in block.weights()]
+    sizes = [w.numel() * w.element_size() if is_dense(w) else w.element_size() for w in weights]
+    if not are_apart(places(weights), sizes):
+        raise RuntimeError("two parameters share memory, which lean=True cannot step: lean=False")
 
 
 def _begin_by_kernel(flight: Flight, geometry: Geometry, fused: Kernels) -> bool:

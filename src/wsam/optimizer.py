@@ -18,7 +18,7 @@ from wsam import update
 from wsam.block import refuse_flat_shards
 from wsam.checks import flag, number
 from wsam.engine import Engine
-from wsam.foreign import check_closure
+from wsam.foreign import check_closure, refuse_shared
 from wsam.geometry import Euclidean, Geometry
 from wsam.micro import Sums, detached, rise, total
 from wsam.perturb import perturb
@@ -97,12 +97,12 @@ class SharpnessAware(Engine):
         self.rule = rule
         self.geometry = geometry if geometry is not None else Euclidean()
         self.model = model
-        self.lean = flag("lean", lean)
+        self.lean = lean
         self.max_norm = None if max_norm is None else number("max_norm", max_norm, low_open=True)
         self.nonfinite = nonfinite
-        self.repeat_randomness = flag("repeat_randomness", repeat_randomness)
+        self.repeat_randomness = repeat_randomness
         self.when = when
-        self.local = flag("local", local)
+        self.local = local
         self.skipped = 0
         self._selection = Selection(keep)
         self._check_options()
@@ -110,6 +110,10 @@ class SharpnessAware(Engine):
         warn_of_low_precision(self.param_groups)
 
     def _check_options(self) -> None:
+        for name in ("lean", "local", "repeat_randomness"):
+            flag(name, getattr(self, name))
+        if self.max_norm is not None:
+            number("max_norm", self.max_norm, low_open=True)
         if not isinstance(self.geometry, Geometry):
             raise TypeError(f"geometry must be a geometry of wsam, got {self.geometry!r}")
         if self.model is not None and not isinstance(self.model, nn.Module):
@@ -208,6 +212,11 @@ class SharpnessAware(Engine):
             raise ValueError("an interval that reads the gradient norm decides by one closure")
         for each in closures:
             check_closure(each)
+        if self._flight is not None and self._flight.by_hand and self._flight.ready:
+            raise RuntimeError(
+                "descend() has prepared a step, which step() without a closure finishes, and "
+                "abandon() gives up; a framework that calls step for you may have given it one"
+            )
         self._refuse_in_flight("begin a step")
         try:
             self._in_closures = True
@@ -308,6 +317,7 @@ class SharpnessAware(Engine):
             Whether the weights have moved. If not (see `when`), the second pass may be left out,
             unless a GradScaler is to look at its gradients.
         """
+        refuse_shared(self)
         self._sharpness = None  # the losses of these passes are not known here
         return self._take_off(grad_scale, by_hand=True)
 

@@ -10,6 +10,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterable
+from itertools import chain
 from typing import Any
 
 import torch
@@ -51,6 +52,12 @@ def _unwrapped(tensor: Tensor) -> Tensor:
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor
+
+
+def _parts(modules: list[nn.Module]) -> tuple[list[Any], list[int]]:
+    """Return what modules are made of: other modules, and so many hooks before a pass."""
+    parts = chain.from_iterable([m._modules.values() for m in modules])
+    return list(parts), [len(m._forward_pre_hooks) for m in modules]
 
 
 def _slots(modules: Iterable[nn.Module]) -> list[Slot]:
@@ -190,7 +197,9 @@ class RunningStatistics:
         self._seen: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._graphs: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
         self._iterations = _PowerIterations()
-        self._given = model is not None
+        self._model, self._given = model, model is not None
+        self._tree: list[nn.Module] = []
+        self._parts = _parts([])
         self.look_at(model)
         self._held: list[_Kept] = []
         self._spare = _Kept(())
@@ -208,18 +217,25 @@ class RunningStatistics:
 
     def look_at(self, model: nn.Module | None) -> None:
         """Find the layers of a model; again where it may have got others."""
-        if model is not None:
-            self._modules.update(m for m in model.modules() if _can_have_statistics(m))
-            self._iterations.look_at(model.modules())
-            self._seen.update(model.modules())
+        if model is None:
+            return
+        self._tree = list(model.modules())
+        self._parts = _parts(self._tree)
+        self._modules.update(filter(_can_have_statistics, self._tree))
+        self._iterations.look_at(self._tree)
+        self._seen.update(self._tree)
 
     def hold(self) -> None:
         """Keep copies of what is there now; call before the second pass."""
+        if self._model is not None and _parts(self._tree) != self._parts:
+            self.look_at(self._model)
         modules = list(self._modules)
         buffers = [b for m in modules for b in m._buffers.values()]
-        mark = [m.training for m in modules], list(map(id, buffers)), list(map(type, buffers))
+        mark = list(map(id, buffers)), list(map(type, buffers))
         if mark != self._mark or not self._spare.serves_again():  # else the copies' memory does
-            self._spare = _Kept(m for m in modules if m.training)
+            self._spare = _Kept(
+                modules
+            )  # those in eval mode, too: a closure may call train() itself
             self._mark = mark
         self._spare.take()
         self._held = [self._spare]

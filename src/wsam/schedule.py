@@ -9,6 +9,7 @@ all but `NormAbove`, which keeps running statistics, are frozen.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
+from numbers import Real
 from typing import Any
 
 from torch import Tensor
@@ -346,6 +347,8 @@ def pack(part: Schedule | Interval) -> dict[str, Any] | None:
     packed: dict[str, Any] = {"kind": type(part).__name__}
     for item in fields(part):  # type: ignore[arg-type]
         value = getattr(part, item.name)
+        if isinstance(value, Real) and hasattr(value, "item"):
+            value = value.item()  # numpy's numbers are no plain ones to torch.load
         packed[item.name] = pack(value) if isinstance(value, Interval) else value
         if isinstance(value, Interval) and packed[item.name] is None:
             return None

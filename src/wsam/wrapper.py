@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from wsam import loading
 from wsam import state as saving
 from wsam.block import Block, blocks_of
 from wsam.checks import warn
@@ -84,6 +85,27 @@ def elsewhere(name: str, at: str | None, how: str) -> Any:
     return property(get, put)
 
 
+def option(name: str) -> Any:
+    """Return a property for an option that is checked, together with the others, when it is set."""
+
+    def get(self: "Wrapper") -> Any:
+        if name not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return self.__dict__[name]
+
+    def put(self: "Wrapper", value: Any) -> None:
+        own = self.__dict__
+        before, own[name] = own.get(name), value
+        try:
+            if "base" in own:
+                self._check_options()
+        except Exception:
+            own[name] = before
+            raise
+
+    return property(get, put)
+
+
 def check_base(base: Any, rule: Any) -> None:
     """Refuse what cannot be a base optimizer, and say what to write instead."""
     if isinstance(base, type) or not isinstance(base, Optimizer):
@@ -101,10 +123,21 @@ def check_base(base: Any, rule: Any) -> None:
     if isinstance(base, torch.optim.SparseAdam):
         raise TypeError("SparseAdam takes sparse gradients, sharpness-aware steps need dense ones")
     for group in base.param_groups:
-        if "lr" not in group:
-            raise TypeError(f"{name} has no 'lr' in its groups, which the update needs")
-        if any(p.is_complex() for p in group["params"]):
-            raise TypeError("complex parameters are not supported: view them as real pairs")
+        check_group(group, base, rule)
+
+
+def check_group(group: dict[str, Any], base: Optimizer, rule: Rule) -> None:
+    """Refuse a group of parameters that no step can be right for."""
+    if "lr" not in group:
+        name = type(base).__name__
+        raise TypeError(f"{name} has no 'lr' in its groups, which the update needs")
+    if any(p.is_complex() for p in group["params"]):
+        raise TypeError("complex parameters are not supported: view them as real pairs")
+    if group.get("differentiable") and not rule.feeds_second:
+        raise ValueError(
+            f"the base is differentiable, but what {type(rule).__name__} applies beside it is no part "
+            "of its graph: take CoupledWSAM"
+        )
 
 
 def warn_of_low_precision(groups: list[dict[str, Any]]) -> None:
@@ -155,12 +188,12 @@ class Wrapper(Optimizer):
     gamma = of_groups("gamma")
     alpha = of_groups("alpha")
     keep = share_kept("keep")
+    geometry: Geometry = option("geometry")
+    when: Interval | None = option("when")
 
     base: Optimizer
     rule: Rule
-    geometry: Geometry
     model: nn.Module | None
-    when: Interval | None
     skipped: int
 
     # What `_prepare` makes anew and no copy takes along; "step" is what a scheduler patches over the
@@ -235,6 +268,7 @@ class Wrapper(Optimizer):
         with saving.unchanged_on_error(groups):
             for group, place in zip(groups, saving.found_again(groups, self._groups), strict=True):
                 if place is None:
+                    check_group(group, self.base, self.rule)
                     hear_original(group, self._groups, self._schedules)
                     one = saving.adopt(group, self._hyper, self.defaults, self.rule)
                 else:
@@ -288,8 +322,8 @@ class Wrapper(Optimizer):
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = hook(self, state_dict) or state_dict
         self._adopt_groups()
-        saving.check_loadable(state_dict, self.base)
-        values = saving.saved_values(state_dict, self.param_groups)
+        loading.check_loadable(state_dict, self.base)
+        values = loading.saved_values(state_dict, self.param_groups)
         for saved_group in values:
             for name in self._hyper:
                 if saving.PREFIX + name in saved_group:
@@ -301,10 +335,10 @@ class Wrapper(Optimizer):
                 f"the state is of an optimizer whose rule was {saved['rule']}, here it is {rule}: "
                 "what the groups say of its hyperparameters may mean something else"
             )
-        schedules = saving.load_schedules(saved, self._schedules)
-        interval = saving.load_interval(saved, self.when)
+        schedules = loading.load_schedules(saved, self._schedules)
+        interval = loading.load_interval(saved, self.when)
         own = saving.values_of(self.param_groups)
-        saving.load_base(self.base, state_dict)
+        loading.load_base(self.base, state_dict)
         for group, before, said in zip(self.param_groups, own, values, strict=True):
             group.update({**before, **group, **said})
         self._schedules, self.when = schedules, interval
@@ -337,6 +371,9 @@ class Wrapper(Optimizer):
         ]
         shown += [f"{name}={value!r}" for name, value in self._options().items()]
         return f"{type(self).__name__}({', '.join(shown)}, base={self.base!r})"
+
+    def _check_options(self) -> None:
+        """Refuse options that are wrong, or wrong together."""
 
     def _options(self) -> dict[str, Any]:
         """Return what differs from the defaults and is no value of a group, for `repr`."""

@@ -1,0 +1,254 @@
+"""Loops that are unusual and right, or wrong and refused: what people write besides the recipes."""
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import StepLR
+
+import wsam
+from wsam.schedule import Every, NormAbove, Warmup
+
+X = torch.linspace(-1, 1, 48).view(8, 6)
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+
+
+def closure_of(model: nn.Module) -> Callable[[], Tensor]:
+    def closure() -> Tensor:
+        loss: Tensor = model(X).square().mean()
+        loss.backward()
+        return loss
+
+    return closure
+
+
+def sgd(model: nn.Module, **options: Any) -> torch.optim.SGD:
+    return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, **options)
+
+
+# --- models that change --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_a_closure_may_call_train_and_eval_itself(given: bool) -> None:
+    model = net().eval()
+    opt = wsam.SAM(sgd(model), rho=0.5, model=model if given else None)
+
+    def closure() -> Tensor:
+        model.train()
+        loss = closure_of(model)()
+        model.eval()
+        return loss
+
+    for _ in range(5):
+        opt.step(closure)
+    assert model[1].num_batches_tracked == 5
+
+
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("kind", ["the same tensors", "others"])
+def test_a_layer_may_be_replaced(kind: str, given: bool) -> None:
+    model = net()
+    opt = wsam.SAM(sgd(model), rho=0.5, model=model if given else None)
+    new = nn.BatchNorm1d(8, affine=False)
+    if kind == "the same tensors":  # as SyncBatchNorm.convert_sync_batchnorm does
+        new = nn.BatchNorm1d(8)
+        new.weight, new.bias = model[1].weight, model[1].bias
+        for name, buffer in model[1].named_buffers():
+            setattr(new, name, buffer)
+    model[1] = new
+    for _ in range(5):
+        opt.step(closure_of(model))
+    assert new.num_batches_tracked == 5
+
+
+@pytest.mark.parametrize(
+    "put_on", [nn.utils.spectral_norm, nn.utils.parametrizations.spectral_norm]
+)
+def test_a_spectral_norm_may_be_put_on_later(put_on: Callable[..., Any]) -> None:
+    model, seen = net(), []
+    opt = wsam.SAM(sgd(model), rho=0.5, model=model)
+    put_on(model[0])
+
+    def closure() -> Tensor:
+        loss = closure_of(model)()
+        seen.append([b.clone() for b in model[0].buffers()])
+        return loss
+
+    opt.step(closure)
+    first, second = seen
+    assert first
+    assert all(map(torch.equal, first, second)), "it iterates in the first pass only"
+
+
+# --- two optimizers -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["wsam", "coupled_wsam", "gsam"])
+def test_a_parameter_of_two_optimizers_in_one_loop_is_refused(name: str) -> None:
+    trunk, heads = nn.Linear(6, 4), [nn.Linear(4, 1), nn.Linear(4, 1)]
+    both = [wsam.create(name, sgd(nn.ModuleList([trunk, head]))) for head in heads]
+
+    def passes() -> None:
+        sum(head(trunk(X)).square().mean() for head in heads).backward()  # type: ignore[union-attr]
+
+    for opt in both:
+        opt.begin()
+    passes()
+    both[0].ascend()
+    with pytest.raises(RuntimeError, match="another sharpness-aware optimizer"):
+        both[1].ascend()
+    both[0].abandon()
+    before = trunk.weight.clone()
+    for opt in both:  # by closures it is two steps
+        opt.step(lambda: sum(head(trunk(X)).square().mean() for head in heads).backward())  # type: ignore[union-attr]
+    assert not torch.equal(trunk.weight, before)
+
+
+def test_optimizers_of_their_own_parameters_share_a_loop() -> None:
+    models = [net(), net()]
+    both = [wsam.WSAM(sgd(model)) for model in models]
+    for opt in both:
+        opt.begin()
+    for opt, model in zip(both, models, strict=True):
+        closure_of(model)()
+        opt.ascend()
+    for opt, model in zip(both, models, strict=True):
+        closure_of(model)()
+        opt.descend()
+        opt.step()
+    assert torch.equal(models[0][0].weight, models[1][0].weight)
+
+
+# --- states ---------------------------------------------------------------------------------------
+
+
+def test_a_state_that_is_refused_leaves_everything_as_it_was() -> None:
+    model, others = net(), net()
+    opt = wsam.WSAM(torch.optim.AdamW(model.parameters(), lr=0.03), rho=0.1)
+    other = wsam.WSAM(sgd(others))
+    opt.step(closure_of(model))
+    other.step(closure_of(others))
+    before, groups = opt.state_dict(), opt.param_groups
+    with pytest.raises(ValueError, match="AdamW finds no 'step'"):
+        opt.load_state_dict(other.state_dict())
+    assert opt.param_groups is groups
+    after = opt.state_dict()
+    assert after["param_groups"] == before["param_groups"]
+    for key, values in before["state"].items():
+        assert all(torch.equal(values[name], after["state"][key][name]) for name in values)
+    opt.step(closure_of(model))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"when": Every(numpy.int64(3))},
+        {"gamma": Warmup(numpy.float64(0.9), steps=numpy.int32(5))},
+        {"when": Every(2) & NormAbove(numpy.float32(1.0))},
+    ],
+)
+def test_numbers_of_numpy_are_saved_as_plain_ones(options: dict[str, Any]) -> None:
+    model = net()
+    opt = wsam.WSAM(sgd(model), **options)
+    opt.step(closure_of(model))
+    file = io.BytesIO()
+    torch.save(opt.state_dict(), file)
+    file.seek(0)
+    again = wsam.WSAM(sgd(model))
+    again.load_state_dict(torch.load(file, weights_only=True))
+    assert again.when == opt.when
+    assert again._schedules == opt._schedules
+
+
+# --- refused ---------------------------------------------------------------------------------------
+
+
+def test_lean_steps_refuse_weights_that_share_memory() -> None:
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
+    model[1].weight.data = model[0].weight.data
+    opt = wsam.WSAM(sgd(model), lean=True)
+    before = [p.clone() for p in model.parameters()]
+    with pytest.raises(RuntimeError, match="share memory"):
+        opt.step(closure_of(model))
+    assert all(map(torch.equal, before, model.parameters()))
+
+
+def test_a_term_beside_a_differentiable_base_is_refused() -> None:
+    weights = [nn.Parameter(torch.ones(2))]
+    base = torch.optim.SGD(weights, lr=0.1, differentiable=True)
+    with pytest.raises(ValueError, match="take CoupledWSAM"):
+        wsam.WSAM(base)
+    wsam.SAM(base)
+
+
+def test_a_closure_is_refused_while_a_step_by_hand_waits() -> None:
+    model = net()
+    opt = wsam.WSAM(sgd(model))
+    opt.begin()
+    closure_of(model)()
+    opt.ascend()
+    closure_of(model)()
+    opt.descend()
+    with pytest.raises(RuntimeError, match="without a closure finishes"):
+        opt.step(closure_of(model))
+    opt.step()
+    assert opt.param_groups[0]["sam_step"] == 1
+    assert opt.skipped == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("lean", True, "lean=True lets the base step"),
+        ("lean", 1, "lean must be True or False"),
+        ("max_norm", -1.0, "max_norm must be in"),
+        ("nonfinite", "ignore", "nonfinite must be one of"),
+        ("when", 5, "when must be"),
+        ("geometry", "ball", "geometry must be"),
+        ("local", True, "local=True"),
+    ],
+)
+def test_options_are_checked_whenever_they_are_set(name: str, value: Any, said: str) -> None:
+    model = net()
+    opt = wsam.SAM(sgd(model))
+    before = getattr(opt, name)
+    with pytest.raises((TypeError, ValueError), match=said):
+        setattr(opt, name, value)
+    assert getattr(opt, name) == before
+    opt.step(closure_of(model))
+
+
+def test_complex_weights_are_refused_in_groups_that_come_later() -> None:
+    opt = wsam.SAM(sgd(net()))
+    late = {"params": [nn.Parameter(torch.ones(2, dtype=torch.complex64))]}
+    with pytest.raises(TypeError, match="complex"):
+        opt.add_param_group(late)
+    assert len(opt.param_groups) == 1
+
+
+# --- schedulers ------------------------------------------------------------------------------------
+
+
+def test_a_scheduler_over_the_base_hears_of_a_step_that_was_skipped() -> None:
+    model = net()
+    base = sgd(model)
+    scheduler = StepLR(base, 1)
+    opt = wsam.SAM(base, nonfinite="skip")
+
+    def closure() -> Tensor:
+        loss: Tensor = model(X).mean() * torch.inf
+        loss.backward()
+        return loss
+
+    opt.step(closure)
+    assert opt.skipped == 1
+    scheduler.step()  # would warn
