@@ -346,6 +346,8 @@ def test_interrupted_runs_tell_of_what_is_kept(
         ("rich", ["toy"], "lab"),
         ("matplotlib", ["directions", "--out", "pictures"], "plots"),
         ("sklearn", ["train", "--device", "cpu", "--no-tensorboard"], "lab"),
+        ("sklearn", ["paper", "run", "gamma", "--smoke", "--device", "cpu"], "lab"),
+        ("tensorboard", ["train", "--device", "cpu", "--tensorboard"], "lab"),
     ],
 )
 def test_a_missing_library_is_one_line(
@@ -365,3 +367,4 @@ def test_a_missing_library_is_one_line(
     assert done.stderr.count("\n") == 1, done.stderr
     assert f"needs {library}: pip install 'wsam[{extra}]'" in done.stderr
     assert not list(tmp_path.rglob("*.png"))
+    assert not list(tmp_path.rglob("lock")), "what is refused claims no run"

@@ -241,7 +241,7 @@ def test_landscapes_of_all_kinds(out, record, tmp_path):
         wsam_command("landscape", record, "--dimensions", 2, "--along", "eigen", *common).stdout
     )
     assert len(plane["losses"]) == len(plane["losses"][0]) == 5
-    assert plane["labels"][0].startswith("eigenvector 1 (eigenvalue")
+    assert plane["axes"][0].startswith("eigenvector 1 (eigenvalue")
     other = records.record_path(out, RUN.replace(seed=1))
     path = json.loads(
         wsam_command("landscape", record, "--to", other, "--radius", 0.5, *common).stdout

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from command import wsam_command
+from command import error_of, wsam_command
 
 from wsam.cli._measuring import progress
 from wsam.curvature import Progress
@@ -55,14 +55,14 @@ def test_a_line_is_named_by_its_two_ends(record, tmp_path):
     other = doubled_variances(record, tmp_path / "other.pt")
     common = ("--radius", 0, "--points", 2, "--json", "--out", tmp_path / "seen", *FEW)
     line = json.loads(wsam_command("landscape", record, "--to", other, *common).stdout)
-    assert line["labels"] == [f"the line from {record.name} (0) to other.pt (1)"]
+    assert line["axes"] == [f"the line from {record.name} (0) to other.pt (1)"]
     page = (tmp_path / "seen" / "landscape.html").read_text()
     title = f"<title>Loss along the line from {record.name} (0) to other.pt (1)</title>"
     assert title in page
     # Weights all have one name: there only the whole path tells them apart.
     weights = records.weights_path(record.parent, RUN)
     same = json.loads(wsam_command("landscape", weights, "--to", weights, *common).stdout)
-    assert same["labels"] == [f"the line from {weights} (0) to {weights} (1)"]
+    assert same["axes"] == [f"the line from {weights} (0) to {weights} (1)"]
 
 
 @pytest.mark.parametrize(
@@ -124,3 +124,17 @@ def test_a_terminal_sees_a_bar_and_json_is_quiet(monkeypatch):
     assert "trace" in terminal.getvalue()
     assert "2/10" in terminal.getvalue()
     assert "error 5.0e-01" in terminal.getvalue()
+
+
+def test_a_landscape_says_which_labels_it_was_measured_on(record, tmp_path):
+    words = ("--points", 2, "--json", "--out", tmp_path / "seen", *FEW)
+    line = json.loads(wsam_command("landscape", record, *words).stdout)
+    assert line["labels"].startswith("with the run's noise, ")
+    assert line["axes"] == ["filter-normalised direction 1"]
+    saved = json.loads((tmp_path / "seen" / "landscape.json").read_text())
+    assert (saved["labels"], saved["axes"]) == (line["labels"], line["axes"])
+
+
+def test_a_line_to_a_checkpoint_takes_no_other_direction(record, tmp_path):
+    words = ("--to", record, "--along", "random", "--out", tmp_path / "seen", *FEW)
+    assert error_of("landscape", record, *words).startswith("wsam: --along changes nothing with")

@@ -12,6 +12,7 @@ from wsam.cli import app
 from wsam.cli._options import pairs
 from wsam.lab import records, watch
 from wsam.lab.run import Run
+from wsam.report import gather
 
 QUICK = "--epochs 1 --train-limit 200 --test-limit 50 --batch-size 50 --device cpu --no-tensorboard"
 
@@ -109,6 +110,42 @@ def test_a_run_that_failed_before_is_skipped_until_a_retry(tmp_path):
     assert "failed before: the" in told.stdout
     assert "--retry" in told.stdout
     assert "failed before" not in wsam(fails, "--retry", out=tmp_path).stdout
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"final": None},
+        {"final": "x"},
+        {"title": None},
+        {"seconds": None},
+        {"settings": None},
+        {"format": 99},
+        {"curve": [{"epoch": 1, "train_loss": 1.0, "test_error": float("nan")}]},
+        {"hardware": {"cores": float("inf")}},
+    ],
+    ids=str,
+)
+def test_a_record_that_is_damaged_is_named_as_a_report_names_it(tmp_path, damage):
+    first = json.loads(wsam("--json", out=tmp_path).stdout)
+    (path,) = tmp_path.glob("*.json")
+    path.write_text(json.dumps({**record_of(tmp_path), **damage}))
+    for how in ("", "--json"):
+        done = wsam(how, out=tmp_path)
+        assert isinstance(done.exception, ValueError)
+        assert str(done.exception).startswith(f"{first['record']} ")
+    (trouble,) = gather(tmp_path).troubles
+    assert (trouble.what, trouble.kind) == (path.name, "damaged")
+    assert trouble.why == str(done.exception)
+
+
+def test_a_failed_run_may_lack_its_reason(tmp_path):
+    wsam(out=tmp_path)
+    (path,) = tmp_path.glob("*.json")
+    failed = {**record_of(tmp_path), "status": "failed"}
+    del failed["failure"]
+    path.write_text(json.dumps(failed))
+    assert "failed before: no reason was recorded; " in wsam(out=tmp_path).stdout
 
 
 @pytest.mark.parametrize(

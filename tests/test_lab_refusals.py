@@ -112,3 +112,11 @@ def test_a_batch_larger_than_the_data_is_told_of(tmp_path: Path) -> None:
     quiet = StopAfter()
     train(SHORT.replace(epochs=1, batch_size=300), tmp_path, CPU, [quiet])
     assert quiet.said == []
+
+
+@pytest.mark.parametrize("device", ["meta", "cpu:5"])
+def test_devices_that_torch_takes_and_nothing_trains_on(tmp_path: Path, device: str) -> None:
+    line = error_of("train", "--device", device, "--out", tmp_path / "runs")
+    known = "it must be auto, cpu, cuda or cuda:N"
+    assert line == f"wsam: device {device!r} cannot be used: {known}\n"
+    assert not (tmp_path / "runs").exists()

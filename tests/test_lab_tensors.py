@@ -127,3 +127,40 @@ def test_memory_that_runs_out_says_nothing_of_the_file(tmp_path, monkeypatch):
     monkeypatch.setattr(torch, "load", scarce)
     with pytest.raises(MemoryError):
         tensors.load(path)
+
+
+def test_an_archive_cut_in_the_middle_is_damaged(tmp_path):
+    """Where it is large, torch calls it an invalid argument of the system."""
+    path = tmp_path / "cut.pt"
+    whole = saved({f"w{number}": torch.ones(500) for number in range(20)})
+    for share in (0.1, 0.3, 0.5, 0.9):
+        path.write_bytes(whole[: int(share * len(whole))])
+        line = error_of("curvature", path, "--device", "cpu")
+        why = "it is damaged, or was not written by torch.save"
+        assert line == f"wsam: {path} is not a file of tensors: {why}\n"
+
+
+def test_a_file_that_cannot_be_read_is_not_called_damaged(tmp_path, monkeypatch):
+    path = kept(tmp_path, {"w": torch.ones(1)})
+
+    def gone(*given, **more):
+        path.unlink()
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(torch, "load", gone)
+    with pytest.raises(FileNotFoundError):
+        tensors.load(path)
+
+
+UNUSUAL = {
+    "sparse": torch.eye(3).to_sparse(),
+    "meta": torch.ones(3, device="meta"),
+    "complex": torch.ones(3, dtype=torch.complex64),
+}
+
+
+@pytest.mark.parametrize("kind", UNUSUAL)
+def test_tensors_that_are_no_arrays_of_numbers_are_refused(tmp_path, kind):
+    path = kept(tmp_path, {"v": torch.ones(1), "w": UNUSUAL[kind]})
+    line = error_of("curvature", path, "--model", "mlp", "--data", "digits", "--device", "cpu")
+    assert line == f"wsam: {path} cannot be measured: its 'w' is a {kind} tensor\n"

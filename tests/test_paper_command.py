@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from command import error_of, wsam_command
-from recorded import recorded
+from recorded import as_recorded, recorded
 
 from wsam.lab import records
 from wsam.paper import Profile, find, minimum, names
@@ -156,6 +156,23 @@ def test_what_to_do_with_a_damaged_record_is_told(tmp_path, verb, text):
     assert said.endswith("; remove it to run again")
 
 
+@pytest.mark.parametrize("damage", ["{", '{"format": NaN}', None])
+def test_a_damaged_record_is_listed_as_not_finished(tmp_path, damage):
+    whole, spoilt = find("cifar").cell(("ResNet18", "WSAM"), "CIFAR-10").runs[:2]
+    row = {"epoch": 200, "train_loss": 0.5, "test_error": 4.0}
+    records.write(tmp_path, whole, as_recorded(whole, row))
+    path = records.record_path(tmp_path, spoilt)
+    if damage is None:
+        path.mkdir()
+    else:
+        path.write_text(damage)
+    answer = wsam_command("paper", "list", "--results", tmp_path, "--json")
+    cifar = next(entry for entry in json.loads(answer.stdout) if entry["name"] == "cifar")
+    assert cifar["finished"] == 1
+    (said,) = answer.stderr.splitlines()
+    assert said.startswith(f"damaged: {path} ")
+
+
 def test_formats(tmp_path):
     words = ("paper", "table", "cifar", "--results", tmp_path)
     assert "not run" in wsam_command(*words).stdout
@@ -211,6 +228,7 @@ def test_a_plot_is_told_of_where_no_program_reads(tmp_path, how):
         (("table", "cifar", "--precision", "fp64"), "unknown precision 'fp64'"),
         (("table", "missing.toml"), "missing.toml"),
         (("table", "cifar", "--plot", "x.gif"), "a plot is written as .png, .svg, .pdf"),
+        (("table", "cifar", "--plot", "."), "a plot is a file, .png, .svg, .pdf, and not a folder"),
         (("run", "cifar", "--no-download", "--data-dir", "/nonexistent"), "cifar-10-binary.tar.gz"),
     ],
 )

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from recorded import recorded
+from recorded import as_recorded, recorded
 
 from wsam.lab import records
 from wsam.paper import Cell, Measure, Quoted, Table, find, gather, minimum, render
@@ -23,8 +23,7 @@ DOCUMENT = Path(__file__).parents[1] / "docs" / "paper.md"
 def fake_record(out, run, error, loss=0.01, status="finished"):
     """Write what a run would have left, without running it."""
     row = {"epoch": run.epochs, "train_loss": loss, "test_error": error}
-    record = {"key": run.key, "status": status, "settings": run.to_dict(), "curve": [row]}
-    records.write(out, run, record)
+    records.write(out, run, as_recorded(run, row, status=status))
 
 
 def entry_of(entries, row, column):
@@ -187,10 +186,36 @@ def test_figures_may_come_from_elsewhere_than_a_folder():
     assert texts == ["0.5000 ± 0.0000 (n = 2)", "0.9500 ± 0.0000 (n = 2)", "3.00 (n = 1)"]
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"key": "0", "top_eigenvalue": 1.0}', "{}"])
+def test_the_best_epoch_is_one_that_was_tested(tmp_path):
+    table = find("noise-best")
+    run = table.runs[0]
+    rows = [
+        {"epoch": number, "train_loss": 0.5, "test_error": error}
+        for number, error in enumerate((30.0, None, 12.0, 20.0), 1)
+    ]
+    records.write(tmp_path, run, as_recorded(run, *rows))
+    assert "88.00 (n = 1)" in [entry.text for entry in gather(table, tmp_path)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        '{"key": "0", "top_eigenvalue": 1.0}',
+        "{}",
+        "[" * 100_000,
+        '{"key": "KEY", "top_eigenvalue": NaN}',
+        '{"key": "KEY", "top_eigenvalue": 1e400}',
+        '{"key": "KEY", "top_eigenvalue": 1.0, "seconds": Infinity}',
+        '{"key": "KEY", "top_eigenvalue": 1.0, "on_test": {"top_eigenvalue": "nan"}}',
+        '{"key": "KEY", "top_eigenvalue": 1.0, "format": 99}',
+    ],
+    ids=lambda text: text[:60],
+)
 def test_a_damaged_measurement_is_named(tmp_path, text):
     run = find("minima").runs[0]
-    minimum.path_of(tmp_path, run).write_text(text)
+    minimum.path_of(tmp_path, run).write_text(text.replace("KEY", run.key))
     with pytest.raises(ValueError, match=r"minimum\.json .*remove it to measure again"):
         minimum.read(tmp_path, run)
 

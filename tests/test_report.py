@@ -84,6 +84,37 @@ def test_an_epoch_that_is_damaged_is_told_of(tmp_path):
         assert path.name in page(gather(tmp_path))
 
 
+def test_an_epoch_that_was_not_tested_stops_no_report(tmp_path):
+    """Not even where the paper's table tells the best epoch."""
+    path = tmp_path / "035028161f34.json"
+    record = json.loads((RESULTS / path.name).read_text())
+    record["curve"][3]["test_error"] = None
+    path.write_text(json.dumps(record))
+    found = gather(tmp_path)
+    assert not found.troubles
+    assert "best epoch" in page(found)
+
+
+@pytest.mark.parametrize("figure", ["9" * 400, "NaN", "[" * 100_000])
+def test_what_is_no_figure_stops_no_report(results, figure):
+    path = results / "baa03fb27915.json"
+    record = json.loads(path.read_text())
+    record["curve"][3]["test_error"] = "spoilt"
+    path.write_text(json.dumps(record).replace('"spoilt"', figure))
+    shown = wsam_command("report", results).stdout
+    assert "2 finished runs in 2 groups" in shown
+    assert f"damaged: {path.name}: {path} " in shown
+    troubles = json.loads(wsam_command("report", results, "--json").stdout)["troubles"]
+    assert [trouble["what"] for trouble in troubles] == [path.name]
+
+
+def test_a_checkpoint_without_its_curve_stops_no_report(results):
+    work = results / "work" / "ab0123456789" / "checkpoints"
+    save_state(work / "000001.pt", {"run": small().canonical})
+    shown = wsam_command("report", results).stdout
+    assert "damaged: ab0123456789: its checkpoint cannot be read" in shown
+
+
 def test_one_run_alone_has_no_deviation(tmp_path):
     record = train(small(), tmp_path, Means(device="cpu"))
     made = page(gather(tmp_path))

@@ -5,6 +5,7 @@ import math
 import re
 
 import pytest
+from recorded import as_recorded
 
 from wsam.lab import records
 from wsam.lab.run import Run
@@ -19,13 +20,8 @@ from wsam.report.slices import mean_slice
 def put(out, run, error=5.0):
     """Write what a run would have left, without running it; no error for one that failed."""
     row = {"epoch": 1, "train_loss": 0.5, "test_error": error, "sharpness": 0.1}
-    record = {
-        "key": run.key,
-        "status": "failed" if error is None else "finished",
-        "settings": run.to_dict(),
-        "curve": [row],
-    }
-    records.write(out, run, record)
+    status = "failed" if error is None else "finished"
+    records.write(out, run, as_recorded(run, row, status=status))
     return run
 
 

@@ -7,6 +7,7 @@ from command import wsam_command
 from recorded import recorded
 
 from wsam.lab import records
+from wsam.sweep import read_grid
 
 GRID = """
 title = "the radius"
@@ -71,3 +72,17 @@ def test_mistakes_are_one_line(tmp_path, words, message):
 def test_help_has_an_example():
     shown = wsam_command("sweep", "--help").stdout
     assert "wsam sweep rho-gamma --optuna --trials 20" in " ".join(shown.split())
+
+
+@pytest.mark.slow
+def test_a_search_leaves_out_a_point_that_cannot_be_had(tmp_path, grid):
+    """Of the points of the grid one has a damaged record: no other is trained in its place."""
+    out, own = tmp_path / "out", read_grid(grid)
+    (column,) = own.bases
+    names = [f"{own.run(column, point).key}.json" for point in own.points()]
+    out.mkdir()
+    (out / names[0]).write_text("{")
+    words = ("sweep", grid, "--optuna", "--workers", "1", "--device", "cpu", "--out", out)
+    said = wsam_command(*words, status=1).stderr
+    assert [line.split()[0] for line in said.splitlines()] == ["error", "finished"]
+    assert sorted(path.name for path in out.glob("*.json")) == sorted(names)

@@ -125,6 +125,37 @@ def test_diverged_and_lost_runs(tmp_path):
     assert [job.run.hyper["rho"] for job in again.jobs()] == [0.1, 0.2], "tried anew the next time"
 
 
+class Failing:
+    """Loses every job, or ends it in an error."""
+
+    def __init__(self):
+        self.runs = []
+
+    def carry_out(self, jobs):
+        for job in jobs:
+            self.runs.append(job.run)
+            assert len(self.runs) < 50, "it does not end"
+            yield Outcome(job, (Status.LOST, Status.ERROR)[len(self.runs) % 2])
+
+
+def test_a_search_whose_runs_keep_failing_ends(tmp_path):
+    search, failing = make(tmp_path), Failing()
+    other = make(tmp_path)  # at the same time
+    go_on(search, failing, trials=3)
+    tried = [(run.hyper["rho"], run.hyper["gamma"]) for run in failing.runs]
+    assert Counter(tried[:6]) == ALL
+    assert len(tried) == 9
+    idle = Pretend()
+    go_on(other, idle)
+    assert not idle.runs, "no point of the grid that failed is replaced by another"
+    search.close()
+    other.close()
+    again, pretend = make(tmp_path), Pretend()
+    go_on(again, pretend, trials=3)
+    assert points_of(again) & ALL == ALL, "tried anew the next time"
+    assert len(pretend.runs) == 9
+
+
 def test_searches_that_start_together_share_the_points(tmp_path):
     done: list[Pretend] = []
     broken: list[BaseException] = []

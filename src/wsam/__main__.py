@@ -1,11 +1,14 @@
 """`python -m wsam` and the `wsam` command."""
 
 import io
+import os
 import sys
 
 
 def main() -> None:
     """Run the command line, or say what to install where its libraries are missing."""
+    if sys.stderr is None:
+        _open_stderr()
     for stream in (sys.stdout, sys.stderr):
         _forgive(stream)
     try:
@@ -19,6 +22,16 @@ def main() -> None:
     except KeyboardInterrupt:  # while modules are imported; `run` handles it afterwards
         print("wsam: interrupted", file=sys.stderr)
         sys.exit(130)
+
+
+def _open_stderr() -> None:
+    """Let a stderr that was closed lead nowhere: else `print` takes stdout, or the next file opened."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    if nowhere != 2:
+        os.dup2(nowhere, 2)
+        os.close(nowhere)
+    os.set_inheritable(2, True)  # for workers
+    sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False)
 
 
 def _forgive(stream: object) -> None:

@@ -53,6 +53,12 @@ def one_of(option: str, value: str, *allowed: str) -> None:
         raise ValueError(f"{option} must be {known}, not {value}")
 
 
+def is_given(context: typer.Context, name: str) -> bool:
+    """Tell whether the user wrote an option, be it with the value it has without."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
 def above_zero(option: str, value: float | None) -> None:
     """Refuse what is given and no positive number."""
     if value is not None and not 0 < value < math.inf:

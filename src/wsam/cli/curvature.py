@@ -170,9 +170,7 @@ def _check_numbers(positive: dict[str, float | None], tol: float) -> None:
 def _check_nothing_is_idle(context: typer.Context, measures: dict[str, bool]) -> None:
     """Refuse an option whose measure is not asked for, and a command that measures nothing."""
     for name, owners in _ABOUT.items():
-        source = context.get_parameter_source(name)
-        given = source is not None and source.name == "COMMANDLINE"
-        if given and not any(measures[owner] for owner in owners):
+        if shared.is_given(context, name) and not any(measures[owner] for owner in owners):
             option = f"--{name.replace('_', '-')}"
             raise ValueError(f"{option} needs {' or '.join(owners)}: alone it changes nothing")
     if not any(measures.values()):

@@ -23,6 +23,7 @@ _EXAMPLE = "Example: wsam landscape runs/KEY.json --dimensions 2 --radius 1 --ou
 
 @app.command(cls=WithArguments, epilog=_EXAMPLE)
 def landscape(
+    context: typer.Context,
     checkpoint: shared.Checkpoint,
     to: Annotated[
         Path | None, typer.Option(help="Another checkpoint: the line from the first to it.")
@@ -71,6 +72,8 @@ def landscape(
     if not allowed or (points is not None and points < 2):
         raise ValueError("--radius must be above 0 and --points at least 2")
     shared.one_of("--along", along, "random", "eigen")
+    if to is not None:
+        _check_line(dimensions, shared.is_given(context, "along"))
     settings = shared.loss_options(mode, precision)
     shared.require_pictures()
     means = options.make_means(data_dir, download, device=device)
@@ -89,7 +92,9 @@ def landscape(
             origin=origin, labels=labels, report=follow("landscape"), **settings,
         )  # fmt: skip
     files = [out / f"landscape.{kind}" for kind in ("png", "html", "json")]
-    record = {**shared.about(subject, seed, begin), **found.as_dict()}
+    numbers = found.as_dict()
+    axes = numbers.pop("labels")  # a name that the labels of the images have, here and elsewhere
+    record = {**shared.about(subject, seed, begin), "axes": axes, **numbers}
     with together(out) as unfinished:
         for file in files[:-1]:
             found.save(unfinished / file.name, log=log)
@@ -103,6 +108,14 @@ def landscape(
     if found.note:
         print(found.note)
     print(*files, sep="\n")
+
+
+def _check_line(dimensions: int, along: bool) -> None:
+    """Refuse, before anything is loaded, what the line to another checkpoint leaves no choice of."""
+    if dimensions != 1:
+        raise ValueError("between two checkpoints lies a line: leave --dimensions at 1")
+    if along:
+        raise ValueError("--along changes nothing with --to: the line goes to that checkpoint")
 
 
 def _directions(
@@ -120,8 +133,6 @@ def _directions(
 
     first, to = ends
     if to is not None:
-        if dimensions != 1:
-            raise ValueError("between two checkpoints lies a line: leave --dimensions at 1")
         second, _ = read_checkpoint(to)
         origin, line = measure.between(_on_cpu(subject), second)
         return [line], [_line_label(first, to)], origin

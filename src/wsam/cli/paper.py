@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +18,7 @@ from wsam.cli._errors import pausing
 from wsam.cli._files import together
 
 if TYPE_CHECKING:
+    from wsam.lab.run import Run
     from wsam.paper import Table
 
 paper = typer.Typer(
@@ -35,23 +37,42 @@ def list_(results: shared.Results = None, as_json: options.Json = False) -> None
 
     Beside each stands how many of its runs are finished.
     """
-    from wsam.lab import records
     from wsam.paper import find, names
 
     out = shared.folder(results, smoke=False)
+    tables = {name: find(name) for name in names()}
+    finished, damaged = _finished({run for table in tables.values() for run in table.runs}, out)
     rows = []
-    for name in names():
-        table = find(name)
-        done = sum(records.is_finished(records.read(out, run)) for run in table.runs)
+    for name, table in tables.items():
+        done = len(finished.intersection(table.runs))
         rows.append((name, str(table.kind), len(table.cells), len(table.runs), done, table.title))
     heads = ("name", "kind", "cells", "runs", "finished", "title")
     shared.tell_if_missing(out)
+    for why in damaged:
+        print(f"damaged: {why}", file=sys.stderr)
     if as_json:
         print(json.dumps([dict(zip(heads, row, strict=True)) for row in rows]))
         return
     widths = [max(len(str(row[i])) for row in (heads, *rows)) for i in range(len(heads))]
     for row in (heads, *rows):
         print("  ".join(str(v).ljust(w) for v, w in zip(row, widths, strict=True)).rstrip())
+
+
+def _finished(runs: Iterable[Run], out: Path) -> tuple[set[Run], list[str]]:
+    """Return the runs that are finished, and what is wrong with records that cannot be read."""
+    from wsam.lab import records
+    from wsam.lab.files import sentence
+
+    finished, damaged = set(), []
+    for run in runs:
+        try:
+            if records.is_finished(records.read(out, run)):
+                finished.add(run)
+        except OSError as error:
+            damaged.append(sentence(error))
+        except ValueError as error:
+            damaged.append(str(error))
+    return finished, sorted(damaged)
 
 
 @paper.command(

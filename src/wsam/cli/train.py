@@ -149,14 +149,16 @@ def _train(run: Run, out: Path, means: Means, tensorboard: bool | None, as_json:
 
 
 def _summary(record: Record, done: bool) -> str:
-    if record["status"] == "failed":
-        advice = "turn down rho, gamma or the learning rate"
+    from wsam.lab import records
+
+    if not records.is_finished(record):
+        failure, advice = records.failure_of(record), "turn down rho, gamma or the learning rate"
         if done:
-            return f"failed before: {record['failure']}; {advice}, or try it again with --retry"
-        return f"failed: {record['failure']}; {advice}"
-    final = record["final"]
+            return f"failed before: {failure}; {advice}, or try it again with --retry"
+        return f"failed: {failure}; {advice}"
+    last = record["curve"][-1]
     return (
         f"{'already finished: ' if done else ''}{record['title']}: test error "
-        f"{final['test_error']:.2f}% after {counted(final['epoch'], 'epoch')} "
+        f"{last['test_error']:.2f}% after {counted(last['epoch'], 'epoch')} "
         f"in {record['seconds']:.0f} s"
     )

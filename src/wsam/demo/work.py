@@ -62,7 +62,7 @@ def read_sharpness(out: Path, run: Run) -> dict[str, Any]:
     if not path.exists():
         raise ValueError(f"there is no {path}")
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = records.read_json(path)
         right = found["key"] == run.key and isinstance(found["value"], float)
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is damaged; remove it to measure again") from error

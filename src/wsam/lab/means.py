@@ -50,12 +50,13 @@ class Means:
         """
         if self.device == "auto":
             return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        unknown = f"device {self.device!r} cannot be used: it must be auto, cpu, cuda or cuda:N"
         try:
             device = torch.device(self.device)
         except RuntimeError as error:  # torch's own words list twenty kinds
-            raise ValueError(
-                f"device {self.device!r} cannot be used: it must be auto, cpu, cuda or cuda:N"
-            ) from error
+            raise ValueError(unknown) from error
+        if device.type == "meta" or (device.type == "cpu" and device.index):
+            raise ValueError(unknown)  # torch takes both; neither is a place to train
         try:
             torch.zeros(1, device=device)
         except (RuntimeError, AssertionError, NotImplementedError) as error:

@@ -262,6 +262,9 @@ def _tensors(loaded: Mapping[str, Any], path: Path) -> State:
     named = all(isinstance(n, str) and isinstance(v, Tensor) for n, v in loaded.items())
     if not loaded or not named:
         raise ValueError(f"{path} does not hold a state dict: names with their tensors")
+    for name, tensor in loaded.items():
+        if (kind := tensors.unusual(tensor)) is not None:
+            raise ValueError(f"{path} cannot be measured: its {name!r} is a {kind} tensor")
     while prefix := next((w for w in _WRAPPERS if all(n.startswith(w) for n in loaded)), None):
         loaded = {name.removeprefix(prefix): value for name, value in loaded.items()}
     return dict(loaded)

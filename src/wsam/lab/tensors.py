@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
+from torch import Tensor
 
 _ARCHIVE, _PICKLE = b"PK", b"\x80"
+_CHUNK = 1 << 20
 _CODE = re.compile(r"Unsupported (?:global: GLOBAL|class) (\S+)")
 
 
@@ -28,11 +30,40 @@ def load(source: Path | IO[bytes]) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch has advice beside what is raised
             return torch.load(source, map_location="cpu", weights_only=True)
-    except (OSError, MemoryError):  # which say nothing of what the file holds
+    except MemoryError:  # which says nothing of what the file holds
         raise
-    # Whatever bytes may make of an unpickler: IndexError, KeyError, struct.error and others.
+    # Whatever bytes may make of an unpickler: IndexError, KeyError, struct.error and others. An
+    # OSError too: in an archive that was cut, torch looks for bytes where there are none.
     except Exception as error:
+        if isinstance(error, OSError):
+            _read_through(source)
         raise NotTensorsError(_why(error, _start(source))) from error
+
+
+def unusual(tensor: Tensor) -> str | None:
+    """Say in a word why a tensor is no array of real numbers; None where it is one.
+
+    Example:
+        >>> unusual(torch.eye(2).to_sparse()), unusual(torch.eye(2))
+        ('sparse', None)
+    """
+    if tensor.is_meta:
+        return "meta"
+    if tensor.is_quantized:
+        return "quantized"
+    if tensor.is_nested:
+        return "nested"
+    if tensor.layout is not torch.strided:
+        return "sparse"
+    return "complex" if tensor.is_complex() else None
+
+
+def _read_through(source: Path | IO[bytes]) -> None:
+    """Raise the error of a file that cannot be read: one that can is to blame for what it holds."""
+    if isinstance(source, Path):
+        with source.open("rb") as file:
+            while file.read(_CHUNK):
+                pass
 
 
 def _start(source: Path | IO[bytes]) -> bytes:

@@ -38,7 +38,6 @@ from wsam.lab.team import Team, joined
 from wsam.lab.watch import Row, Watcher
 from wsam.numbers import plain
 
-FORMAT = 1
 _LIVE_SECONDS = 0.5
 _FINAL = ("train_loss", "train_error", "test_loss", "test_error", "sharpness")
 
@@ -310,7 +309,7 @@ class Session:
         later = sorted(row["seconds"] for row in self.curve[1:] or self.curve)
         seconds = later[len(later) // 2]
         return {
-            "format": FORMAT,
+            "format": records.FORMAT,
             "key": run.key,
             "title": run.title,
             "status": records.FINISHED if failure is None else records.FAILED,

@@ -7,9 +7,13 @@ another tracker is usually `epoch` alone.
 from __future__ import annotations
 
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from wsam.lab.files import make_folder
 from wsam.lab.run import Run
 from wsam.numbers import counted
 
@@ -137,17 +141,24 @@ class TensorBoard(Watcher):
 
     Args:
         folder: Where the events go.
+
+    Raises:
+        ModuleNotFoundError: It is not installed.
     """
 
     def __init__(self, folder: Path) -> None:
+        if not has_tensorboard():  # now, and not once a run is claimed
+            raise ModuleNotFoundError("No module named 'tensorboard'", name="tensorboard")
         self.folder = folder
         self.writer: Any = None
+        self._opened = ExitStack()
 
     def start(self, run: Run, steps: int, done: int, images: int) -> None:
         """Open the file; events after the checkpoint a run resumes from are taken back."""
         from torch.utils.tensorboard import SummaryWriter
 
-        self.writer = SummaryWriter(str(self.folder), purge_step=done + 1)
+        folder = self._opened.enter_context(_spelt(self.folder))
+        self.writer = SummaryWriter(folder, purge_step=done + 1)
         self.writer.add_text("settings", f"    {run.canonical}", 0)
 
     def epoch(self, row: Row) -> None:
@@ -160,6 +171,22 @@ class TensorBoard(Watcher):
         """Close the file."""
         if self.writer is not None:
             self.writer.close()
+        self._opened.close()
+
+
+@contextmanager
+def _spelt(folder: Path) -> Iterator[str]:
+    """Yield a name of a folder that is UTF-8, as TensorBoard wants it: if need be, of a link."""
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError:
+        make_folder(folder)
+        with tempfile.TemporaryDirectory(prefix="wsam-") as scratch:
+            link = Path(scratch) / "events"
+            link.symlink_to(folder.absolute(), target_is_directory=True)
+            yield str(link)
+    else:
+        yield str(folder)
 
 
 def has_tensorboard() -> bool:

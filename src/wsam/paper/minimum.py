@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 from wsam.lab import environment, records
 from wsam.lab.files import write_atomic
 from wsam.lab.means import Means
+from wsam.lab.names import is_number
 from wsam.lab.run import Run
 from wsam.lab.subject import FixedBatches
 from wsam.lab.train import restore
@@ -47,8 +48,10 @@ def read(out: Path, run: Run) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = records.read_json(path)
         key, value = found["key"], found["top_eigenvalue"]
+        if found.get("format", FORMAT) != FORMAT:
+            raise ValueError("of another format")
         for part in (around.SLICE, around.PLANE):
             around.read(found, part)
         for reading in (BY_BATCHES, ON_TEST):
@@ -64,7 +67,10 @@ def value_of(found: Mapping[str, Any], reading: str | None = None) -> float | No
     """Return the top eigenvalue, of another reading if one is named; None if it was not measured."""
     if reading is not None and reading not in found:
         return None
-    return float((found if reading is None else found[reading])["top_eigenvalue"])
+    value = (found if reading is None else found[reading])["top_eigenvalue"]
+    if not is_number(value):
+        raise TypeError("an eigenvalue must be a number")
+    return float(value)
 
 
 def measure(

@@ -135,8 +135,10 @@ def _percent(record: Record) -> float | None:
     return None if error is None else 100 - error
 
 
-def _best_percent(record: Record) -> float:
-    return 100 - float(min(epoch["test_error"] for epoch in record["curve"]))
+def _best_percent(record: Record) -> float | None:
+    found = [epoch["test_error"] for epoch in record["curve"]]
+    errors = [error for error in found if error is not None]  # null: this epoch was not tested
+    return 100 - float(min(errors)) if errors else None
 
 
 _READ: dict[Measure, Callable[[Record], float | None]] = {

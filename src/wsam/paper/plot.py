@@ -38,6 +38,8 @@ def save(table: Table, entries: Sequence[Entry], path: Path, seen: Seen = None) 
     Raises:
         ValueError: Another kind of file, or matplotlib is not installed.
     """
+    if path.is_dir():  # its name may be one that its user never gave
+        raise ValueError(f"a plot is a file, {', '.join(_SUFFIXES)}, and not a folder")
     if path.suffix.lower() not in _SUFFIXES:
         raise ValueError(f"a plot is written as {', '.join(_SUFFIXES)}, not as {path.name!r}")
     try:

@@ -134,7 +134,7 @@ def gather(folder: Path) -> Folder:
                 continue
             by_group.setdefault(group_key(result.run), []).append(result)
             if not result.finished:
-                why = str(result.record.get("failure") or "no reason was recorded")
+                why = records.failure_of(result.record)
                 found.troubles.append(Trouble(result.run.title, FAILED, why))
     for results in by_group.values():
         ordered = sorted(results, key=lambda result: result.run.seed)
@@ -171,13 +171,8 @@ def read_result(path: Path, troubles: list[Trouble]) -> Result:
     Raises:
         ValueError: Damaged, or of a run that this version cannot make.
     """
-    record = records.read_file(path)
-    try:
-        run = Run.from_dict(record["settings"])
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{path}: {error}") from error
-    if run.key != path.stem:
-        raise ValueError(f"{path}: its settings are those of {run.key}")
+    record = records.read_named(path)
+    run = Run.from_dict(record["settings"])
     try:
         measured = minimum.read(path.parent, run)
     except ValueError as error:
@@ -197,13 +192,13 @@ def unfinished(folder: Path) -> list[Trouble]:
         what, why = work.name, "begun; no checkpoint yet"
         try:
             state = Checkpoints(records.checkpoints_folder(work)).load()
-            run = None if state is None else Run.from_dict(json.loads(state["run"]))
+            if state is not None:
+                run, done = Run.from_dict(json.loads(state["run"])), len(state["curve"])
+                what = run.title
+                why = f"{done} of {run.epochs} epochs done; train it again to go on"
         except (OSError, ValueError, KeyError, TypeError) as error:
             found.append(Trouble(what, DAMAGED, f"its checkpoint cannot be read: {error}"))
             continue
-        if state is not None and run is not None:
-            done = len(state["curve"])
-            what, why = run.title, f"{done} of {run.epochs} epochs done; train it again to go on"
         found.append(Trouble(what, UNFINISHED, why))
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.resources import files
@@ -15,6 +16,8 @@ from wsam.report.gather import Folder, gather
 from wsam.report.html import Section, escape
 from wsam.report.labels import experiments, named
 
+_NO_BYTES = re.compile("[\ud800-\udc7f\udd00-\udfff]")
+"""Surrogates that stand for no byte: a damaged record may hold them."""
 _TONE_ENDS = tuple(f"_{number}" for number in range(TONES))
 
 
@@ -56,7 +59,7 @@ def page(
         ("<!--BODY-->", body),  # last: nothing in it is taken for a mark
     ):
         text = text.replace(mark, value)
-    return text
+    return _as_unicode(text)
 
 
 def write(folder: Path, out: Path | None = None) -> tuple[Path, Folder]:
@@ -80,6 +83,16 @@ def write(folder: Path, out: Path | None = None) -> tuple[Path, Folder]:
     path = out or found.path / "report.html"
     write_atomic(path, page(found).encode())
     return path, found
+
+
+def _as_unicode(text: str) -> str:
+    """Return a text that can be written; what is no text, as in names of some folders, becomes �.
+
+    Python keeps the bytes of a name that it cannot decode as single surrogates: where it cannot
+    only because of the locale, these bytes are UTF-8 all the same.
+    """
+    kept = _NO_BYTES.sub("\ufffd", text).encode("utf-8", "surrogateescape")
+    return kept.decode("utf-8", "replace")
 
 
 def _style() -> str:

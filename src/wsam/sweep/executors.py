@@ -47,6 +47,7 @@ def sweep(jobs: Iterable[Job], executor: Executor, poll: float = 2.0) -> Iterato
 
     Raises:
         ValueError: A job was refused: its user must do something first.
+        ModuleNotFoundError: The same: a library must be installed first.
     """
     pending: Iterable[Job] = jobs
     while True:
@@ -55,13 +56,20 @@ def sweep(jobs: Iterable[Job], executor: Executor, poll: float = 2.0) -> Iterato
             if outcome.status is Status.BUSY:
                 busy.append(outcome.job)
             elif outcome.status is Status.REFUSED:
-                raise ValueError(outcome.detail)
+                raise _refusal(outcome)
             else:
                 yield outcome
         if not busy:
             return
         pending = busy
         time.sleep(poll)
+
+
+def _refusal(outcome: Outcome) -> Exception:
+    """Return what says it here as it would have been said where the job was refused."""
+    if outcome.lacks is None:
+        return ValueError(outcome.detail)
+    return ModuleNotFoundError(outcome.detail, name=outcome.lacks)
 
 
 class Here:

@@ -65,6 +65,7 @@ class Search:
         self.grid, self.column, self.seeds = grid, column, tuple(seeds)
         self.make_job, self.out = make_job, out
         self.open: list[_Open] = []
+        self.failed: set[int] = set()  # trials of this search: a later one may try them again
         optuna = _optuna()
         # Another base run, or other seeds, are another question: they never share a study.
         repeats = ",".join(map(str, self.seeds))
@@ -132,21 +133,32 @@ class Search:
         except BusyError:
             return True
 
-    def _ask(self, wanted: int) -> Any:
-        """Take a trial and sign it, with nobody looking on in between; None if there are enough."""
+    def _ask(self, beyond: int) -> Any:
+        """Take a trial and sign it, with nobody looking on in between; None if there are enough.
+
+        Args:
+            beyond: How many are wanted beside the points of the grid, all of which are enqueued.
+        """
         with _alone(self._lock):
             trials = self.study.get_trials(deepcopy=False)
             waiting = any(trial.state == _state("WAITING") for trial in trials)
-            if not waiting and sum(t.state != _state("FAIL") for t in trials) >= wanted:
+            if not waiting and sum(map(self._is_beyond, trials)) >= beyond:
                 return None
             trial = self.study.ask()
             trial.set_user_attr("owner", self.owner)
             return trial
 
+    def _is_beyond(self, trial: Any) -> bool:
+        """Tell whether a trial counts as one beside the grid's points.
+
+        One that failed here does: another in its place may fail as well, and so on without end.
+        """
+        counts = trial.state != _state("FAIL") or trial.number in self.failed
+        return counts and "point" not in trial.user_attrs
+
     def jobs(self, trials: int = 0) -> Iterator[Job]:
         """Yield jobs: those of the grid's points, then those of `trials` more points."""
-        wanted = len(list(self.grid.points())) + trials
-        while (trial := self._ask(wanted)) is not None:
+        while (trial := self._ask(trials)) is not None:
             point = {name: self._suggest(trial, name) for name in self.grid.axes}
             runs = repeated(self.grid.run(self.column, point), self.seeds)
             self.open.append(_Open(trial, {run.key for run in runs}))
@@ -176,6 +188,7 @@ class Search:
         for entry in [entry for entry in self.open if key in entry.keys]:
             if outcome.status in (Status.ERROR, Status.LOST):
                 self.study.tell(entry.trial, state=_state("FAIL"), skip_if_finished=True)
+                self.failed.add(entry.trial.number)
                 self.open.remove(entry)
                 continue
             entry.errors[key] = DIVERGED if outcome.error is None else outcome.error

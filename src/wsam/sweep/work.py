@@ -60,13 +60,23 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a job: its status, the final test error, or what went wrong."""
+    """What became of a job.
+
+    Args:
+        job: The job.
+        status: How it ended.
+        detail: What went wrong, in a line.
+        error: The final test error.
+        seconds: How long it took.
+        lacks: The module that is not installed, if it was refused for that.
+    """
 
     job: Job
     status: Status
     detail: str = ""
     error: float | None = None
     seconds: float = 0.0
+    lacks: str | None = None
 
     @property
     def settled(self) -> bool:
@@ -103,7 +113,8 @@ def perform(job: Job, watchers: Sequence[Watcher] = ()) -> Outcome:
         what = sentence(error) if isinstance(error, OSError) else str(error)
         if _is_its_own(error, job.run):
             return Outcome(job, Status.ERROR, what)
-        return Outcome(job, Status.REFUSED, f"{job.run.title}: {what}")
+        lacks = error.name if isinstance(error, ModuleNotFoundError) else None
+        return Outcome(job, Status.REFUSED, f"{job.run.title}: {what}", lacks=lacks)
     except Exception as error:
         import traceback
 
