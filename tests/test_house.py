@@ -25,6 +25,7 @@ FLOORS = {
     "geometry": 0,
     "rule": 0,
     "passes": 0,
+    "spectral": 0,
     "schedule": 0,
     "theory": 0,
     "select": 0,

@@ -1,5 +1,6 @@
 """What may happen to weights, gradients and memory while steps go by kernels."""
 
+import warnings
 import weakref
 from array import array
 from collections.abc import Callable
@@ -353,8 +354,23 @@ def test_a_scheduler_over_the_base_is_told_of_the_step(
     fused = emulated.attach(watched.opt)
     watched.opt.step(watched.closure)
     assert fused.stepped_base
-    scheduler.step()  # would warn
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scheduler.step()
     assert base.param_groups[0]["lr"] == pytest.approx(0.01)
+
+
+def test_a_step_may_be_marked_as_a_schedulers() -> None:
+    """What silences the scheduler's warning is no scheduler's own."""
+    base = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
+    own = base.step
+
+    def step(*given: Any) -> Any:
+        return own(*given)
+
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    base.step = step  # type: ignore[method-assign]
+    assert not may_use_kernels(base, wsam.rule.Weighted())
 
 
 @pytest.mark.parametrize("scheduled", [False, True])

@@ -1,6 +1,9 @@
 """Loops that are unusual and right, or wrong and refused: what people write besides the recipes."""
 
+import copy
 import io
+import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -51,6 +54,38 @@ def test_a_closure_may_call_train_and_eval_itself(given: bool) -> None:
     for _ in range(5):
         opt.step(closure)
     assert model[1].num_batches_tracked == 5
+
+
+def test_buffers_that_cannot_be_written_are_left_alone() -> None:
+    with torch.inference_mode():
+        features = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6)).eval().requires_grad_(False)
+    head = nn.Linear(6, 1)
+    opt = wsam.SAM(sgd(head), model=nn.Sequential(features, head))
+
+    def closure() -> Tensor:
+        with torch.no_grad():
+            seen = features(X)
+        loss: Tensor = head(seen).square().mean()
+        loss.backward()
+        return loss
+
+    for _ in range(2):
+        opt.step(closure)
+
+
+def test_what_is_written_into_a_frozen_layer_between_the_passes_stays() -> None:
+    model = net()
+    model[1].eval()
+    opt = wsam.SAM(sgd(model), model=model)
+    for number in range(3):
+        opt.begin()
+        closure_of(model)()
+        opt.ascend()
+        model[1].running_mean.fill_(number)
+        closure_of(model)()
+        opt.descend()
+        opt.step()
+        assert float(model[1].running_mean[0]) == number
 
 
 @pytest.mark.parametrize("given", [False, True])
@@ -113,6 +148,54 @@ def test_a_parameter_of_two_optimizers_in_one_loop_is_refused(name: str) -> None
     assert not torch.equal(trunk.weight, before)
 
 
+def trunk_in_two(name: str, other: str) -> tuple[list[wsam.SharpnessAware], Callable[[], None]]:
+    trunk, heads = nn.Linear(6, 4), [nn.Linear(4, 1), nn.Linear(4, 1)]
+    modules = [nn.ModuleList([trunk, head]) for head in heads]
+    both = [wsam.create(n, sgd(m)) for n, m in zip((name, other), modules, strict=True)]
+
+    def run() -> None:
+        sum(head(trunk(X)).square().mean() for head in heads).backward()  # type: ignore[union-attr]
+
+    return both, run
+
+
+def test_two_sams_may_share_a_trunk() -> None:
+    both, run = trunk_in_two("sam", "sam")
+    for phase in ("begin", "ascend", "descend", "step"):
+        for opt in both:
+            getattr(opt, phase)()
+        if phase in ("begin", "ascend"):
+            run()
+
+
+@pytest.mark.parametrize("names", [("sam", "wsam"), ("wsam", "sam")])
+def test_one_that_keeps_its_gradient_is_enough_to_refuse(names: tuple[str, str]) -> None:
+    (first, second), run = trunk_in_two(*names)
+    run()
+    first.ascend()
+    with pytest.raises(RuntimeError, match="its abandon"):
+        second.ascend()
+    done: list[bool] = []
+    another = threading.Thread(target=lambda: done.append(second.ascend()))
+    another.start()
+    another.join()
+    assert done == [True], "another thread has a loop of its own"
+    second.abandon()
+    first.abandon()
+
+
+def test_looking_is_no_step_of_another() -> None:
+    (first, second), run = trunk_in_two("wsam", "wsam")
+    run()
+    first.ascend()
+    first.abandon()
+    run()
+    with first.perturbed():
+        run()
+        second.ascend()
+        second.abandon()
+
+
 def test_optimizers_of_their_own_parameters_share_a_loop() -> None:
     models = [net(), net()]
     both = [wsam.WSAM(sgd(model)) for model in models]
@@ -146,6 +229,36 @@ def test_a_state_that_is_refused_leaves_everything_as_it_was() -> None:
     for key, values in before["state"].items():
         assert all(torch.equal(values[name], after["state"][key][name]) for name in values)
     opt.step(closure_of(model))
+
+
+class Interrupted(torch.optim.SGD):
+    """Is interrupted when it has taken over half of a state."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.__dict__["half"] = True
+        self.__dict__["param_groups"] = []
+        raise KeyboardInterrupt
+
+
+def test_an_interrupted_load_leaves_everything_as_it_was() -> None:
+    model = net()
+    opt = wsam.WSAM(Interrupted(model.parameters(), lr=0.1))
+    groups = opt.param_groups
+    with pytest.raises(KeyboardInterrupt):
+        opt.load_state_dict(opt.state_dict())
+    assert opt.param_groups is groups
+    assert not hasattr(opt.base, "half")
+
+
+def test_options_are_not_looked_at_when_half_of_a_state_is_loaded() -> None:
+    model = net()
+    opt = wsam.WSAM(sgd(model), rho=0.1)
+    opt.step(closure_of(model))
+    state = copy.deepcopy(opt.state_dict())
+    opt.step(closure_of(model))
+    opt.__dict__["repeat_randomness"] = 0  # as a copy from elsewhere may have it
+    opt.load_state_dict(state)
+    assert opt.param_groups[0]["sam_step"] == 1
 
 
 @pytest.mark.parametrize(
@@ -182,6 +295,37 @@ def test_lean_steps_refuse_weights_that_share_memory() -> None:
     assert all(map(torch.equal, before, model.parameters()))
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_lean_steps_look_where_weights_end(shared: bool) -> None:
+    rows = torch.linspace(-1, 1, 18).view(3, 6)
+    parts = (rows[:2], rows[1:]) if shared else (rows[:, :3], rows[:, 3:])
+    weights = [nn.Parameter(part) for part in parts]
+    opt = wsam.WSAM(torch.optim.SGD(weights, lr=0.1), lean=True)
+
+    def closure() -> Tensor:
+        loss: Tensor = sum(w.square().sum() for w in weights)  # type: ignore[assignment]
+        loss.backward()
+        return loss
+
+    if shared:
+        with pytest.raises(RuntimeError, match="share memory"):
+            opt.step(closure)
+    else:
+        opt.step(closure)
+
+
+def test_lean_steps_are_made_where_nothing_has_an_address() -> None:
+    model = net().to("meta")
+    opt = wsam.WSAM(sgd(model), lean=True)
+
+    def closure() -> Tensor:
+        loss: Tensor = model(X.to("meta")).mean()
+        loss.backward()
+        return loss
+
+    opt.step(closure)
+
+
 def test_a_term_beside_a_differentiable_base_is_refused() -> None:
     weights = [nn.Parameter(torch.ones(2))]
     base = torch.optim.SGD(weights, lr=0.1, differentiable=True)
@@ -215,6 +359,7 @@ def test_a_closure_is_refused_while_a_step_by_hand_waits() -> None:
         ("when", 5, "when must be"),
         ("geometry", "ball", "geometry must be"),
         ("local", True, "local=True"),
+        ("repeat_randomness", 0, "repeat_randomness must be"),
     ],
 )
 def test_options_are_checked_whenever_they_are_set(name: str, value: Any, said: str) -> None:
@@ -251,4 +396,6 @@ def test_a_scheduler_over_the_base_hears_of_a_step_that_was_skipped() -> None:
 
     opt.step(closure)
     assert opt.skipped == 1
-    scheduler.step()  # would warn
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scheduler.step()

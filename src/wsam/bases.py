@@ -50,8 +50,8 @@ def _is_hooked_or_patched(base: Optimizer) -> bool:
 def _is_patched(base: Optimizer) -> bool:
     """Whether `base.step` was replaced; a scheduler made over the base only notes that it is called."""
     own: Any = base.__dict__.get("step")
-    notes = hasattr(own, "_wrapped_by_lr_sched") and own.__wrapped__ is type(base).step
-    return own is not None and not notes
+    inside = getattr(own, "__wrapped__", None) if hasattr(own, "_wrapped_by_lr_sched") else None
+    return own is not None and inside is not type(base).step
 
 
 def may_use_kernels(base: Optimizer, rule: Rule) -> bool:

@@ -38,6 +38,7 @@ class Engine(Wrapper):
     local: bool = option("local")
     max_norm: float | None = option("max_norm")
     nonfinite: str = option("nonfinite")
+    repeat_randomness: bool = option("repeat_randomness")
     _selection: Selection
 
     _scratch: ClassVar[tuple[str, ...]] = (

@@ -118,13 +118,15 @@ def refuse_shared(optimizer: Any) -> None:
 
     It has taken their gradients for its g0. Ours would find none, and take all of g1 for new.
     """
-    away = [o for o in _LOOP.optimizers if o is not optimizer and o._flight and o._flight.moved]
-    own = {id(p) for block in optimizer._layout() for p in block.params} if away else set()
-    for other in away:
-        moved = {id(p) for block in other._flight.moved for p in block.params}
+    others = [o for o in _LOOP.optimizers if o is not optimizer and o._flight is not None]
+    own = {id(p) for block in optimizer._layout() for p in block.params} if others else set()
+    for other in others:
+        flight = other._flight
+        moved = {id(p) for block in flight.moved for p in block.params if not flight.looking}
         if own & moved and (optimizer.rule.keeps_first or other.rule.keeps_first):
             raise RuntimeError(
                 "another sharpness-aware optimizer in this loop has moved a parameter of this one: "
-                "give each parameter to one of them, or step them by closures, one after the other"
+                "give each parameter to one of them, or step them by closures, one after the other; "
+                "where its step was interrupted, call its abandon()"
             )
     _LOOP.optimizers.add(optimizer)

@@ -227,6 +227,8 @@ class CapturedStep:
         recording.contains = None if by_kernels else self._scalars.of_base()
         recording.graph = graph
         recording.kept = [p.grad for group in self.opt.param_groups for p in group["params"]]
+        if self.sharp is not None:
+            recording.kept.append(self.sharp._statistics.spare)
         self._pool = self._pool or graph.pool()
 
     def _step(self, recording: Recording, chosen: bool) -> Tensor:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wsam.block import Block, add_scaled, chunks, copies, is_dense, on_device, places
+from wsam.block import PLAIN, Block, add_scaled, chunks, copies, is_dense, on_device, places
 from wsam.geometry import Geometry
 from wsam.kernels import Kernels
 from wsam.perturb import chosen_blocks, perturbations
@@ -27,6 +27,10 @@ from wsam.update import Beside, Flight
 
 EXCHANGE_BYTES = 1 << 22
 """What an exchange may cost in temporary memory: the lean plan is there to save it."""
+
+
+_ADDRESSED = ("cpu", "cuda")
+"""Devices on which tensors say where they begin in memory."""
 
 
 class SpoiledGradientError(RuntimeError):
@@ -78,9 +82,14 @@ def _refuse_shared_memory(blocks: Sequence[Block]) -> None:
     """Refuse weights that share memory: in A each would have its own half of the step."""
     if torch.compiler.is_compiling():
         return
-    weights = [w for block in blocks for w in block.weights()]
-    sizes = [w.numel() * w.element_size() if is_dense(w) else w.element_size() for w in weights]
-    if not are_apart(places(weights), sizes):
+    weights = [w for block in blocks if block.device.type in _ADDRESSED for w in block.weights()]
+    if not PLAIN.issuperset(map(type, weights)):
+        return  # wherever their elements are, it is not where they say
+    begins = places(weights)
+    if are_apart(begins, [w.nbytes for w in weights]):
+        return
+    # Columns of one matrix, say, begin one after the other and share nothing.
+    if not are_apart(begins, [w.nbytes if is_dense(w) else w.element_size() for w in weights]):
         raise RuntimeError("two parameters share memory, which lean=True cannot step: lean=False")
 
 

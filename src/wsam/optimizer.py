@@ -98,7 +98,7 @@ class SharpnessAware(Engine):
         self.geometry = geometry if geometry is not None else Euclidean()
         self.model = model
         self.lean = lean
-        self.max_norm = None if max_norm is None else number("max_norm", max_norm, low_open=True)
+        self.max_norm = max_norm
         self.nonfinite = nonfinite
         self.repeat_randomness = repeat_randomness
         self.when = when
@@ -113,7 +113,7 @@ class SharpnessAware(Engine):
         for name in ("lean", "local", "repeat_randomness"):
             flag(name, getattr(self, name))
         if self.max_norm is not None:
-            number("max_norm", self.max_norm, low_open=True)
+            self.__dict__["max_norm"] = number("max_norm", self.max_norm, low_open=True)
         if not isinstance(self.geometry, Geometry):
             raise TypeError(f"geometry must be a geometry of wsam, got {self.geometry!r}")
         if self.model is not None and not isinstance(self.model, nn.Module):
@@ -317,6 +317,7 @@ class SharpnessAware(Engine):
             Whether the weights have moved. If not (see `when`), the second pass may be left out,
             unless a GradScaler is to look at its gradients.
         """
+        self._refuse_wrapper()
         refuse_shared(self)
         self._sharpness = None  # the losses of these passes are not known here
         return self._take_off(grad_scale, by_hand=True)

@@ -17,11 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.nn.parameter import is_lazy
-from torch.nn.utils.parametrizations import _SpectralNorm
-from torch.nn.utils.spectral_norm import SpectralNorm
 
 from wsam.block import places
 from wsam.checks import warn
+from wsam.spectral import PowerIterations, spectral_norms
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 Slot = tuple[Any, str, Tensor]
@@ -52,6 +51,12 @@ def _unwrapped(tensor: Tensor) -> Tensor:
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor
+
+
+def _versions(module: nn.Module) -> list[int]:
+    """Return how often statistics were written to; those made in inference mode cannot be."""
+    found = _statistics(module).values()
+    return [-1 if buffer.is_inference() else buffer._version for buffer in found]
 
 
 def _parts(modules: list[nn.Module]) -> tuple[list[Any], list[int]]:
@@ -118,69 +123,6 @@ def _by_launch(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
     return list(lists.values())
 
 
-def _spectral_norms(module: nn.Module) -> list[Any]:
-    """Return a module's spectral norms: hooks of the old kind, or itself one of the new."""
-    if isinstance(module, _SpectralNorm):
-        return [module] if module._buffers else []  # a vector's has none
-    return [h for h in module._forward_pre_hooks.values() if isinstance(h, SpectralNorm)]
-
-
-class _Stopped(int):
-    """No iterations, in the place of a number of them, which a copy or a pickle of it is again."""
-
-    iterations: int
-    holders: set[int]
-
-    def __new__(cls, iterations: int) -> "_Stopped":
-        none = super().__new__(cls, 0)
-        none.iterations, none.holders = iterations, set()
-        return none
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return int, (self.iterations,)
-
-
-class _PowerIterations:
-    """Stops the iterations by which torch's two spectral norms follow their weight.
-
-    With vectors u and v that stand still both passes divide by the same function <u, W v> of W. A
-    norm that two optimizers have stopped goes on when both let it.
-    """
-
-    def __init__(self) -> None:
-        self._known: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._stopped: dict[Any, _Stopped] = {}
-        # An optimizer that is given up in the middle of a step leaves no norm stopped.
-        weakref.finalize(self, _resume, self._stopped).atexit = False
-
-    def look_at(self, modules: Iterable[nn.Module]) -> None:
-        """Find the spectral norms of modules."""
-        for module in modules:
-            self._known.update(_spectral_norms(module))
-
-    def stop(self) -> None:
-        """Let no iteration happen; may be called again where others have been found."""
-        for norm in list(self._known) if self._known else ():
-            found = norm.n_power_iterations
-            none = found if isinstance(found, _Stopped) else _Stopped(found)
-            self._stopped[norm] = none
-            none.holders.add(id(self._stopped))
-            norm.n_power_iterations = none
-
-    def resume(self) -> None:
-        """Let them happen as before."""
-        if self._stopped:
-            _resume(self._stopped)
-
-
-def _resume(stopped: dict[Any, _Stopped]) -> None:
-    for norm, none in stopped.items():
-        none.holders.discard(id(stopped))
-        if not none.holders and norm.n_power_iterations is none:  # else somebody has set another
-            norm.n_power_iterations = none.iterations
-    stopped.clear()
-
-
 class RunningStatistics:
     """Holds the running statistics of all normalisation layers still during the second pass.
 
@@ -196,13 +138,18 @@ class RunningStatistics:
         self._modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._seen: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._graphs: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
-        self._iterations = _PowerIterations()
+        self._iterations = PowerIterations()
+        # Layers in eval mode: how often each was written to, those of this step, those that move.
+        self._versions: weakref.WeakKeyDictionary[nn.Module, list[int]]
+        self._versions = weakref.WeakKeyDictionary()
+        self._still: list[nn.Module] = []
+        self._restless: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._model, self._given = model, model is not None
         self._tree: list[nn.Module] = []
         self._parts = _parts([])
         self.look_at(model)
         self._held: list[_Kept] = []
-        self._spare = _Kept(())
+        self.spare = _Kept(())  # whose memory a CUDA graph goes on using
         self._mark: tuple[list[Any], ...] = ()
         # What was found after `hold`: tensors, by their ids, and the parts of callers they were in.
         self._late_ids: set[int] = set()
@@ -224,21 +171,24 @@ class RunningStatistics:
         self._modules.update(filter(_can_have_statistics, self._tree))
         self._iterations.look_at(self._tree)
         self._seen.update(self._tree)
+        for module in self._modules:
+            self._versions.setdefault(module, _versions(module))
 
     def hold(self) -> None:
         """Keep copies of what is there now; call before the second pass."""
+        self._still = []
         if self._model is not None and _parts(self._tree) != self._parts:
             self.look_at(self._model)
-        modules = list(self._modules)
+        modules = [m for m in self._modules if m.training or self._moves(m)]
         buffers = [b for m in modules for b in m._buffers.values()]
         mark = list(map(id, buffers)), list(map(type, buffers))
-        if mark != self._mark or not self._spare.serves_again():  # else the copies' memory does
-            self._spare = _Kept(
+        if mark != self._mark or not self.spare.serves_again():  # else the copies' memory does
+            self.spare = _Kept(
                 modules
             )  # those in eval mode, too: a closure may call train() itself
             self._mark = mark
-        self._spare.take()
-        self._held = [self._spare]
+        self.spare.take()
+        self._held = [self.spare]
         self._iterations.stop()
         if not self._given:
             self._late_ids.clear()
@@ -249,6 +199,19 @@ class RunningStatistics:
                 self._untraced = True
             begin = register_module_forward_pre_hook(self._watch)
             self._hooks.append(weakref.finalize(self, begin.remove))
+
+    def _moves(self, module: nn.Module) -> bool:
+        """Whether a layer in eval mode has moved since we last looked: its closure calls train().
+
+        Others in that mode stand still by themselves, or are moved by somebody who means it.
+        """
+        if module not in self._restless:
+            now = _versions(module)
+            if self._versions.setdefault(module, now) == now:
+                self._still.append(module)
+                return False
+            self._restless.add(module)
+        return True
 
     def release(self) -> None:
         """Put everything back and stop looking; may be called twice."""
@@ -264,14 +227,16 @@ class RunningStatistics:
             for kept in reversed(self._held):  # of a tensor that was copied twice the older
                 kept.put_back()
         if self._held:
-            _fill(self._spare.slots)
+            _fill(self.spare.slots)
+        for module in self._still:
+            self._versions[module] = _versions(module)
         self._held = []  # whoever is interrupted before comes here again
         if looked:
             self._warn_of_unseen()
 
     def _notice(self, module: nn.Module, args: Any) -> None:
         if threading.get_ident() != self._thread:
-            if module.training and (_can_have_statistics(module) or _spectral_norms(module)):
+            if module.training and (_can_have_statistics(module) or spectral_norms(module)):
                 self._elsewhere = True
             return
         if isinstance(module, torch.fx.GraphModule) and not self._owns_statistics(module):
@@ -329,7 +294,7 @@ class RunningStatistics:
 
     def _holds(self, module: nn.Module) -> bool:
         for found in _statistics(module).values():
-            if id(found) not in self._spare.ids and id(_unwrapped(found)) not in self._late_ids:
+            if id(found) not in self.spare.ids and id(_unwrapped(found)) not in self._late_ids:
                 return False
         return True
 

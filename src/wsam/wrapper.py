@@ -341,7 +341,7 @@ class Wrapper(Optimizer):
         loading.load_base(self.base, state_dict)
         for group, before, said in zip(self.param_groups, own, values, strict=True):
             group.update({**before, **group, **said})
-        self._schedules, self.when = schedules, interval
+        self._schedules, self.__dict__["when"] = schedules, interval
         self._groups[:] = self.param_groups
         self._flight = None
         if saved is not None:
