@@ -372,6 +372,21 @@ def test_options_are_checked_whenever_they_are_set(name: str, value: Any, said: 
     opt.step(closure_of(model))
 
 
+@pytest.mark.parametrize("name", ["rho", "gamma"])
+def test_a_schedule_is_no_value_of_a_step(name: str) -> None:
+    model = net()
+    opt = wsam.WSAM(sgd(model))
+    opt.param_groups[0][f"sam_{name}"] = Warmup(0.1, steps=10)
+    with pytest.raises(TypeError, match="give a schedule to the constructor"):
+        opt.step(closure_of(model))
+
+
+@pytest.mark.parametrize("name", ["rho", "gamma"])
+def test_a_function_is_told_how_to_be_a_schedule(name: str) -> None:
+    with pytest.raises(TypeError, match=r"wsam\.schedule\.Function"):
+        wsam.WSAM(sgd(net()), **{name: lambda step: 0.1})
+
+
 def test_complex_weights_are_refused_in_groups_that_come_later() -> None:
     opt = wsam.SAM(sgd(net()))
     late = {"params": [nn.Parameter(torch.ones(2, dtype=torch.complex64))]}

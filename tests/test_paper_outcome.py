@@ -258,7 +258,10 @@ def test_columns_without_any_figure_are_left_out(tmp_path):
     assert text.splitlines()[2].endswith("top eigenvalue, ours | top eigenvalue, paper |")
     row = "| SGDM | 0.0100 (n = 1) ‡ | 0.0026 | 0.9575 (n = 1) | 0.9575 | 1 not measured |"
     assert row in text
-    assert "\n- Left out, for no run has a figure there yet: by batches, test images.\n" in text
+    assert (
+        "\n- Left out, for neither we nor the paper have a figure there: by batches, test images.\n"
+        in text
+    )
     assert "by batches" in {cell["column"] for cell in render.data(table, entries)}
     assert "test images" in render.comma_separated(table, entries)
     reading = {"top_eigenvalue": 2.0}

@@ -91,7 +91,7 @@ class Engine(Wrapper):
                         f"a parameter group was given {name!r} after construction, where it is "
                         f"not read: set group[{own!r}] and remove {name!r}"
                     )
-                group[own] = saving.check_value(name, group[own], self.rule)
+                group[own] = saving.check_present(name, group[own], self.rule)
 
     def _values(self, group: dict[str, Any]) -> dict[str, Scalar]:
         return {name: group[saving.PREFIX + name] for name in self._hyper}

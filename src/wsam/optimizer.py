@@ -121,13 +121,15 @@ class SharpnessAware(Engine):
         if self.nonfinite not in POLICIES:
             raise ValueError(f"nonfinite must be one of {POLICIES}, got {self.nonfinite!r}")
         if self.when is not None and not isinstance(self.when, Interval):
-            raise TypeError(f"when must be a wsam.schedule.Interval, got {self.when!r}")
+            raise TypeError(
+                f"when must be an interval such as wsam.schedule.Every(5), got {self.when!r}"
+            )
         self._check_local()
         if not self.lean:
             return
         undo = self.nonfinite != "propagate"
         reasons = {
-            f"{type(self.rule).__name__} feeds it the second gradient": self.rule.feeds_second,
+            "this method, unlike WSAM, feeds it the second gradient": self.rule.feeds_second,
             "max_norm needs both gradients first": self.max_norm is not None,
             f"nonfinite={self.nonfinite!r} must be able to undo the step": undo,
             "local=True averages the first gradient after the second pass": self.local,

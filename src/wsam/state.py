@@ -27,6 +27,11 @@ def check_value(name: str, value: Any, rule: Rule) -> Any:
         for extreme in value.extremes():
             check_value(name, extreme, rule)
         return value
+    if callable(value):
+        raise TypeError(
+            f"{name} must be a number or a schedule; of a function f of the step "
+            "wsam.schedule.Function(f) makes one"
+        )
     if isinstance(value, Tensor):
         if value.numel() != 1:
             shape = tuple(value.shape)
@@ -35,6 +40,16 @@ def check_value(name: str, value: Any, rule: Rule) -> Any:
             check_value(name, value.item(), rule)
         return value if value.dim() == 0 else value.reshape(())
     return number(name, value) if name == "rho" else rule.check(name, value)
+
+
+def check_present(name: str, value: Any, rule: Rule) -> Any:
+    """Return the value that a group has at a step, or raise: it may have been set by hand."""
+    if isinstance(value, Schedule):
+        raise TypeError(
+            f"{PREFIX + name!r} of a group is a number, the one of the present step: give a schedule "
+            f"to the constructor, or to a group as {name!r} before"
+        )
+    return check_value(name, value, rule)
 
 
 class Adopted(NamedTuple):

@@ -231,7 +231,9 @@ def _from_record(path: Path) -> tuple[State, Run]:
     run = _run_of_record(path)
     weights = records.weights_path(path.parent, run)
     if not weights.exists():
-        raise ValueError(f"{path} kept no weights: train with --keep-checkpoint")
+        raise ValueError(
+            f"{path} kept no weights: remove it and train again with --keep-checkpoint"
+        )
     return _tensors(load_state(weights), weights), run
 
 

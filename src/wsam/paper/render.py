@@ -35,7 +35,11 @@ def remarks(table: Table, entries: Sequence[Entry]) -> list[Remark]:
     shown = columns(table, entries)
     missing = [column for column in table.columns if column not in shown]
     if missing:
-        said.append(Remark(f"Left out, for no run has a figure there yet: {', '.join(missing)}."))
+        said.append(
+            Remark(
+                f"Left out, for neither we nor the paper have a figure there: {', '.join(missing)}."
+            )
+        )
     return said
 
 
