@@ -269,6 +269,19 @@ def test_whose_step_is_left_to_kernels(make: Any, options: dict[str, bool], left
     assert may_use_kernels(opt.base, opt.rule) is left
 
 
+def test_a_step_may_be_marked_as_a_schedulers() -> None:
+    """What silences the scheduler's warning is no scheduler's own."""
+    base = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
+    own = base.step
+
+    def step(*given: Any) -> Any:
+        return own(*given)
+
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    base.step = step  # type: ignore[method-assign]
+    assert not may_use_kernels(base, wsam.rule.Weighted())
+
+
 def test_where_kernels_do_not_serve() -> None:
     weights = [nn.Parameter(torch.zeros(2))]
     rule = wsam.rule.Weighted()

@@ -199,19 +199,6 @@ def test_plans_are_made_once(groups: int, monkeypatch: pytest.MonkeyPatch) -> No
     assert len(made) == groups
 
 
-class Elsewhere(Tensor):
-    """A tensor of a class of its own, which may keep its numbers elsewhere."""
-
-
-def test_weights_of_a_class_of_their_own_are_left_alone() -> None:
-    plan = Plan([torch.ones(4).as_subclass(Elsewhere)], CPU)
-    assert plan.gradients([torch.ones(4)]) is None
-    plan = Plan([torch.ones(4)], CPU)
-    assert plan.gradients([torch.ones(4)]) is not None
-    plan.follow([torch.ones(4).as_subclass(Elsewhere)])
-    assert plan.gradients([torch.ones(4)]) is None
-
-
 def test_numbers_that_were_interrupted_are_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched(monkeypatch)
     group, own = watched.opt.param_groups[0], tables.upload
@@ -360,19 +347,6 @@ def test_a_scheduler_over_the_base_is_told_of_the_step(
     assert base.param_groups[0]["lr"] == pytest.approx(0.01)
 
 
-def test_a_step_may_be_marked_as_a_schedulers() -> None:
-    """What silences the scheduler's warning is no scheduler's own."""
-    base = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
-    own = base.step
-
-    def step(*given: Any) -> Any:
-        return own(*given)
-
-    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
-    base.step = step  # type: ignore[method-assign]
-    assert not may_use_kernels(base, wsam.rule.Weighted())
-
-
 @pytest.mark.parametrize("scheduled", [False, True])
 def test_a_step_that_was_replaced_is_the_one_that_is_made(
     scheduled: bool, monkeypatch: pytest.MonkeyPatch
@@ -411,13 +385,6 @@ def test_what_is_the_base_alone_is_left_to_it(
     assert sum(end.launches for end in ends) == (2 if options else 1)
 
 
-def test_another_tensor_in_the_same_place_is_looked_at() -> None:
-    weight = torch.ones(4)
-    plan = Plan([weight], CPU)
-    assert plan.follow([weight])
-    assert not plan.follow([weight.view(2, 2)])
-
-
 def test_one_norm_over_all_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     emulated.install(monkeypatch)
     params = [nn.Parameter(torch.zeros(3000)), nn.Parameter(torch.zeros(50))]
@@ -431,48 +398,3 @@ def test_one_norm_over_all_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     norm = (3000 * 4.0 + 50 * 9.0) ** 0.5
     assert found is not None
     assert [float(scale) for scale in found] == pytest.approx([0.3 / norm, 0.7 / norm])
-
-
-# --- where the base's state lies -------------------------------------------------------------------
-
-
-def planned() -> tuple[Plan, list[Tensor]]:
-    weights = [torch.zeros(4, 4), torch.zeros(16)]
-    state = [torch.ones(4, 4), torch.ones(16)]
-    plan = Plan(weights, CPU)
-    assert plan.addresses(state) == [t.data_ptr() for t in state]
-    return plan, state
-
-
-def test_state_that_was_found_right_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan, state = planned()
-    other = [torch.ones(4, 4), torch.ones(16)]
-    plan.addresses(other)  # Adam has two lists
-
-    def look(tensors: object) -> None:
-        raise AssertionError
-
-    monkeypatch.setattr(plan, "gradients", look)
-    for tensors in (state, other, state):
-        assert plan.addresses(tensors) == [t.data_ptr() for t in tensors]
-
-
-def test_state_that_is_gone_moved_or_replaced_is_looked_at() -> None:
-    plan, state = planned()
-    state[0].data = torch.ones(4, 4).t()[:]  # elsewhere, and otherwise laid out
-    assert plan.addresses(state) is None
-    plan, state = planned()
-    assert plan.addresses([state[0], state[1].double()]) is None
-    plan, state = planned()
-    state.clear()
-    assert plan.addresses([None, None]) is None
-    fresh = [torch.ones(4, 4), torch.ones(16)]
-    assert plan.addresses(fresh) == [t.data_ptr() for t in fresh]
-
-
-def test_a_plan_holds_no_state() -> None:
-    plan, state = planned()
-    seen = [weakref.ref(t) for t in state]
-    state.clear()
-    assert plan.addresses([None, None]) is None
-    assert [ref() for ref in seen] == [None, None]

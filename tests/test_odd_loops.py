@@ -2,7 +2,6 @@
 
 import copy
 import io
-import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -10,27 +9,21 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from squares import GIVEN, X, squared
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import StepLR
 
 import wsam
 from wsam.schedule import Every, NormAbove, Warmup
 
-X = torch.linspace(-1, 1, 48).view(8, 6)
-
 
 def net() -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
 
 
 def closure_of(model: nn.Module) -> Callable[[], Tensor]:
-    def closure() -> Tensor:
-        loss: Tensor = model(X).square().mean()
-        loss.backward()
-        return loss
-
-    return closure
+    return squared(lambda: model(X))
 
 
 def sgd(model: nn.Module, **options: Any) -> torch.optim.SGD:
@@ -40,7 +33,7 @@ def sgd(model: nn.Module, **options: Any) -> torch.optim.SGD:
 # --- models that change --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("given", [False, True])
+@GIVEN
 def test_a_closure_may_call_train_and_eval_itself(given: bool) -> None:
     model = net().eval()
     opt = wsam.SAM(sgd(model), rho=0.5, model=model if given else None)
@@ -58,7 +51,7 @@ def test_a_closure_may_call_train_and_eval_itself(given: bool) -> None:
 
 def test_buffers_that_cannot_be_written_are_left_alone() -> None:
     with torch.inference_mode():
-        features = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6)).eval().requires_grad_(False)
+        features = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6)).eval().requires_grad_(False)
     head = nn.Linear(6, 1)
     opt = wsam.SAM(sgd(head), model=nn.Sequential(features, head))
 
@@ -88,7 +81,7 @@ def test_what_is_written_into_a_frozen_layer_between_the_passes_stays() -> None:
         assert float(model[1].running_mean[0]) == number
 
 
-@pytest.mark.parametrize("given", [False, True])
+@GIVEN
 @pytest.mark.parametrize("kind", ["the same tensors", "others"])
 def test_a_layer_may_be_replaced(kind: str, given: bool) -> None:
     model = net()
@@ -122,93 +115,6 @@ def test_a_spectral_norm_may_be_put_on_later(put_on: Callable[..., Any]) -> None
     first, second = seen
     assert first
     assert all(map(torch.equal, first, second)), "it iterates in the first pass only"
-
-
-# --- two optimizers -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["wsam", "coupled_wsam", "gsam"])
-def test_a_parameter_of_two_optimizers_in_one_loop_is_refused(name: str) -> None:
-    trunk, heads = nn.Linear(6, 4), [nn.Linear(4, 1), nn.Linear(4, 1)]
-    both = [wsam.create(name, sgd(nn.ModuleList([trunk, head]))) for head in heads]
-
-    def passes() -> None:
-        sum(head(trunk(X)).square().mean() for head in heads).backward()  # type: ignore[union-attr]
-
-    for opt in both:
-        opt.begin()
-    passes()
-    both[0].ascend()
-    with pytest.raises(RuntimeError, match="another sharpness-aware optimizer"):
-        both[1].ascend()
-    both[0].abandon()
-    before = trunk.weight.clone()
-    for opt in both:  # by closures it is two steps
-        opt.step(lambda: sum(head(trunk(X)).square().mean() for head in heads).backward())  # type: ignore[union-attr]
-    assert not torch.equal(trunk.weight, before)
-
-
-def trunk_in_two(name: str, other: str) -> tuple[list[wsam.SharpnessAware], Callable[[], None]]:
-    trunk, heads = nn.Linear(6, 4), [nn.Linear(4, 1), nn.Linear(4, 1)]
-    modules = [nn.ModuleList([trunk, head]) for head in heads]
-    both = [wsam.create(n, sgd(m)) for n, m in zip((name, other), modules, strict=True)]
-
-    def run() -> None:
-        sum(head(trunk(X)).square().mean() for head in heads).backward()  # type: ignore[union-attr]
-
-    return both, run
-
-
-def test_two_sams_may_share_a_trunk() -> None:
-    both, run = trunk_in_two("sam", "sam")
-    for phase in ("begin", "ascend", "descend", "step"):
-        for opt in both:
-            getattr(opt, phase)()
-        if phase in ("begin", "ascend"):
-            run()
-
-
-@pytest.mark.parametrize("names", [("sam", "wsam"), ("wsam", "sam")])
-def test_one_that_keeps_its_gradient_is_enough_to_refuse(names: tuple[str, str]) -> None:
-    (first, second), run = trunk_in_two(*names)
-    run()
-    first.ascend()
-    with pytest.raises(RuntimeError, match="its abandon"):
-        second.ascend()
-    done: list[bool] = []
-    another = threading.Thread(target=lambda: done.append(second.ascend()))
-    another.start()
-    another.join()
-    assert done == [True], "another thread has a loop of its own"
-    second.abandon()
-    first.abandon()
-
-
-def test_looking_is_no_step_of_another() -> None:
-    (first, second), run = trunk_in_two("wsam", "wsam")
-    run()
-    first.ascend()
-    first.abandon()
-    run()
-    with first.perturbed():
-        run()
-        second.ascend()
-        second.abandon()
-
-
-def test_optimizers_of_their_own_parameters_share_a_loop() -> None:
-    models = [net(), net()]
-    both = [wsam.WSAM(sgd(model)) for model in models]
-    for opt in both:
-        opt.begin()
-    for opt, model in zip(both, models, strict=True):
-        closure_of(model)()
-        opt.ascend()
-    for opt, model in zip(both, models, strict=True):
-        closure_of(model)()
-        opt.descend()
-        opt.step()
-    assert torch.equal(models[0][0].weight, models[1][0].weight)
 
 
 # --- states ---------------------------------------------------------------------------------------
@@ -286,7 +192,7 @@ def test_numbers_of_numpy_are_saved_as_plain_ones(options: dict[str, Any]) -> No
 
 
 def test_lean_steps_refuse_weights_that_share_memory() -> None:
-    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     model[1].weight.data = model[0].weight.data
     opt = wsam.WSAM(sgd(model), lean=True)
     before = [p.clone() for p in model.parameters()]

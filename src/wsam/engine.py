@@ -335,10 +335,10 @@ class Engine(Wrapper):
             raise RuntimeError("step() while the weights are at w + d: call descend() before it")
         self._refuse_changed_gradients(flight)
         self._land()
+        self.base.__dict__["_opt_called"] = True  # for a scheduler over it, where it is not called
         if flight.skip:
             self._recall(flight)
             self.skipped += 1
-            self.base.__dict__["_opt_called"] = True  # a scheduler over it need not complain
             return
         if flight.plain:
             self.base.step()

@@ -236,7 +236,7 @@ class Kernels:
         for block, lists, history in work:
             self._finish_block(block, lists, history)
             block.saved = []  # a block is either as it was or as it will be, its history included
-        self.stepped_base = self._base.__dict__["_opt_called"] = True  # a scheduler may ask it
+        self.stepped_base = True
         return True
 
     def _after_passes(self, block: Block) -> Rows | None:
@@ -309,7 +309,7 @@ class Kernels:
                 self._begin_lean(block, lists, scale, history)
             finally:
                 flight.stepped = flight.stepped or isinstance(block.saved, Piece)
-        self.stepped_base = self._base.__dict__["_opt_called"] = True  # a scheduler may ask it
+        self.stepped_base = True
         return True
 
     def _begin_lean(self, block: Block, lists: Rows, scale: Tensor, history: Rows) -> None:

@@ -144,7 +144,7 @@ class RunningStatistics:
         self._versions = weakref.WeakKeyDictionary()
         self._still: list[nn.Module] = []
         self._restless: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        self._model, self._given = model, model is not None
+        self._model = model
         self._tree: list[nn.Module] = []
         self._parts = _parts([])
         self.look_at(model)
@@ -190,7 +190,7 @@ class RunningStatistics:
         self.spare.take()
         self._held = [self.spare]
         self._iterations.stop()
-        if not self._given:
+        if self._model is None:
             self._late_ids.clear()
             self._thread = threading.get_ident()
             self._noticed = self._elsewhere = False

@@ -35,6 +35,13 @@ def of_base(name: str) -> Any:
     return property(get, put)
 
 
+def own(wrapper: "Wrapper", name: str) -> Any:
+    """Return what a property keeps under its own name, as Python does where there is none."""
+    if name not in wrapper.__dict__:
+        raise AttributeError(f"{type(wrapper).__name__} has no attribute {name!r}")
+    return wrapper.__dict__[name]
+
+
 def of_groups(name: str) -> Any:
     """Return a property for a hyperparameter, which is each group's and not the optimizer's."""
 
@@ -47,9 +54,7 @@ def of_groups(name: str) -> Any:
 
     def get(self: "Wrapper") -> Any:
         refuse(self)
-        if name not in self.__dict__:
-            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        return self.__dict__[name]
+        return own(self, name)
 
     def put(self: "Wrapper", value: Any) -> None:
         refuse(self)
@@ -89,18 +94,16 @@ def option(name: str) -> Any:
     """Return a property for an option that is checked, together with the others, when it is set."""
 
     def get(self: "Wrapper") -> Any:
-        if name not in self.__dict__:
-            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        return self.__dict__[name]
+        return own(self, name)
 
     def put(self: "Wrapper", value: Any) -> None:
-        own = self.__dict__
-        before, own[name] = own.get(name), value
+        options = self.__dict__
+        before, options[name] = options.get(name), value
         try:
-            if "base" in own:
+            if "base" in options:
                 self._check_options()
         except Exception:
-            own[name] = before
+            options[name] = before
             raise
 
     return property(get, put)

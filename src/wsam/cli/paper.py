@@ -68,10 +68,8 @@ def _finished(runs: Iterable[Run], out: Path) -> tuple[set[Run], list[str]]:
         try:
             if records.is_finished(records.read(out, run)):
                 finished.add(run)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             damaged.append(sentence(error))
-        except ValueError as error:
-            damaged.append(str(error))
     return finished, sorted(damaged)
 
 

@@ -33,13 +33,15 @@ def why(error: OSError) -> str:
     return (error.strerror or str(error)).lower()
 
 
-def sentence(error: OSError) -> str:
-    """Say what is wrong with a file in words, without the number of the error.
+def sentence(error: Exception) -> str:
+    """Say in words what an error says, of a file without the number of the error.
 
     Example:
         >>> sentence(FileNotFoundError(2, "No such file or directory", "runs.json"))
         'there is no runs.json'
     """
+    if not isinstance(error, OSError):
+        return str(error)
     if error.filename is None:
         return error.strerror or str(error)
     name = str(error.filename)

@@ -110,7 +110,7 @@ def perform(job: Job, watchers: Sequence[Watcher] = ()) -> Outcome:
     except BusyError as error:
         return Outcome(job, Status.BUSY, str(error))
     except (OSError, ValueError, ModuleNotFoundError) as error:
-        what = sentence(error) if isinstance(error, OSError) else str(error)
+        what = sentence(error)
         if _is_its_own(error, job.run):
             return Outcome(job, Status.ERROR, what)
         lacks = error.name if isinstance(error, ModuleNotFoundError) else None
