@@ -26,6 +26,7 @@ FLOORS = {
     "rule": 0,
     "passes": 0,
     "spectral": 0,
+    "switches": 0,
     "schedule": 0,
     "theory": 0,
     "select": 0,

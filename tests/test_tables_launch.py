@@ -77,7 +77,7 @@ class Made:
         self.takes, self.launched, self.attempts = takes, [], 0
 
     def __getitem__(self, grid: tuple[int, int, int]) -> Any:
-        def run(*given: Any) -> None:
+        def run(*given: Any, stream: Any) -> None:
             self.attempts += 1
             if len(given) != self.takes:
                 raise TypeError(f"function takes exactly {self.takes} arguments")
@@ -98,7 +98,7 @@ def test_a_kernel_that_was_made_is_launched_directly(
         return made
 
     monkeypatch.setattr(found, "finish", {(7,): search})
-    run = launch.Launcher()
+    run = launch.Launcher(torch.device("cpu"))
     for _ in range(3):
         run("finish", 7, "table", "numbers", 62, BRANCHES=3, BLOCK=16)
     constants = {"BRANCHES": 3, "BLOCK": 16, "num_warps": launch.WARPS}
@@ -116,7 +116,7 @@ def test_another_variant_of_a_kernel_is_made(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(
         found, "squares", {(1,): lambda **constants: searched.append(constants) or Made(1)}
     )
-    run = launch.Launcher()
+    run = launch.Launcher(torch.device("cpu"))
     for block in (16, 32, 16):
         run("squares", 1, BLOCK=block)
     assert [constants["BLOCK"] for constants in searched] == [16, 32]

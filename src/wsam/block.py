@@ -5,6 +5,7 @@ dtype and, where they are sharded, one mesh. Element-wise work is done on local 
 with `local=True` g0, are summed across ranks, by `sum_over_ranks` alone.
 """
 
+import operator
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,10 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
 from wsam.schedule import Scalar
+
+DTYPE, DEVICE = operator.attrgetter("dtype"), operator.attrgetter("device")
+BYTES, GRADIENT = operator.attrgetter("nbytes"), operator.attrgetter("grad")
+LAYOUT = operator.attrgetter("layout")
 
 
 def is_sharded(tensor: Tensor) -> bool:

@@ -83,7 +83,7 @@ class Kernels:
         self._looked: tuple[list[int], list[int]] = ([], [])
         self._apart = True
         self._begun: dict[int, Begun] = {}
-        self._launch = Launcher()
+        self._launch = Launcher(device)
         self._tables = Tables(device)
         shape = (len(base.param_groups), COLUMNS)
         self._numbers = torch.zeros(shape, dtype=torch.float64, device=device)

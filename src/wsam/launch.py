@@ -28,7 +28,8 @@ class Launcher:
     addresses that are multiples of 16, and kernels do not depend on the values of other arguments.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device if device.type == "cuda" else None
         self._made: dict[tuple[Any, ...], Any] = {}
         self._directly = True
 
@@ -38,9 +39,9 @@ class Launcher:
         made = self._made.get(key)
         if made is not None:
             try:
-                made[programs, 1, 1](*given, *constants.values())
+                made[programs, 1, 1](*given, *constants.values(), stream=self._stream())
                 return
-            except TypeError:  # older ones are not given the constants again
+            except TypeError:  # older ones are given neither the constants again nor a stream
                 self._made, self._directly = {}, False
         from wsam import _triton
 
@@ -48,6 +49,11 @@ class Launcher:
         made = run(*given, **constants, num_warps=WARPS)
         if made is not None and self._directly:
             self._made[key] = made
+
+    def _stream(self) -> int | None:
+        """Return where to launch: Triton would look for device and stream by longer ways."""
+        found: Any = torch.cuda.current_stream(self._device) if self._device is not None else None
+        return None if found is None else found.cuda_stream
 
 
 @functools.cache
@@ -59,7 +65,7 @@ def kernels_work_on(device: torch.device) -> bool:
     numbers = torch.full((COLUMNS,), -0.5, dtype=torch.float64, device=device)  # whatever they are
     plan = Plan([rows[0]], device)
     table = torch.tensor(places(rows.unbind()), device=device)
-    shape, launch = (plan.where, plan.offset, plan.sizes), Launcher()
+    shape, launch = (plan.where, plan.offset, plan.sizes), Launcher(device)
     try:
         for first in range(2):  # made, and launched again
             launch("squares", 1, table, *shape, partial, first, 1, BLOCK=TILE)

@@ -21,6 +21,7 @@ from torch.nn.parameter import is_lazy
 from wsam.block import places
 from wsam.checks import warn
 from wsam.spectral import PowerIterations, spectral_norms
+from wsam.switches import Switches, compilations
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 Slot = tuple[Any, str, Tensor]
@@ -40,12 +41,6 @@ def _can_have_statistics(module: nn.Module) -> bool:
     return isinstance(module, nn.modules.batchnorm._NormBase) or bool(_statistics(module))
 
 
-def _compilations() -> int:
-    """How many graphs have been compiled so far."""
-    compiler = sys.modules.get("torch._dynamo.utils")
-    return int(compiler.counters["stats"]["unique_graphs"]) if compiler is not None else 0
-
-
 def _unwrapped(tensor: Tensor) -> Tensor:
     """Return the tensor that a transform of torch.func has wrapped: the wrapper ends with it."""
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
@@ -59,10 +54,21 @@ def _versions(module: nn.Module) -> list[int]:
     return [-1 if buffer.is_inference() else buffer._version for buffer in found]
 
 
-def _parts(modules: list[nn.Module]) -> tuple[list[Any], list[int]]:
-    """Return what modules are made of: other modules, and so many hooks before a pass."""
-    parts = chain.from_iterable([m._modules.values() for m in modules])
-    return list(parts), [len(m._forward_pre_hooks) for m in modules]
+class _Parts:
+    """What modules are made of: other modules, and so many hooks before a pass."""
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        own = [(m._modules, m._forward_pre_hooks) for m in modules]
+        self._children, self._hooks = [c for c, _ in own], [h for _, h in own]
+        self._found = self._look()
+
+    def _look(self) -> tuple[list[Any], list[int]]:
+        parts = chain.from_iterable([children.values() for children in self._children])
+        return list(parts), list(map(len, self._hooks))
+
+    def changed(self) -> bool:
+        """Whether they are made of others now."""
+        return self._look() != self._found
 
 
 def _slots(modules: Iterable[nn.Module]) -> list[Slot]:
@@ -91,6 +97,11 @@ class _Kept:
         self._counts = [b for b in tensors if _is_count(b)]
         self._places = places(self._counts)
         self._pairs = [(t, [torch.empty_like(b) for b in t]) for t in _by_launch(tensors)]
+
+    def unchanged(self) -> bool:
+        """Whether the statistics are what they were at `take`; waits for the device."""
+        pairs = [pair for tensors, kept in self._pairs for pair in zip(tensors, kept, strict=True)]
+        return all(torch.equal(tensor, kept) for tensor, kept in pairs)
 
     def serves_again(self) -> bool:
         """Whether the views of the counts are still views of them."""
@@ -145,11 +156,11 @@ class RunningStatistics:
         self._still: list[nn.Module] = []
         self._restless: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._model = model
-        self._tree: list[nn.Module] = []
-        self._parts = _parts([])
+        self._parts = _Parts(())
         self.look_at(model)
         self._held: list[_Kept] = []
         self.spare = _Kept(())  # whose memory a CUDA graph goes on using
+        self._switches = Switches(())
         self._mark: tuple[list[Any], ...] = ()
         # What was found after `hold`: tensors, by their ids, and the parts of callers they were in.
         self._late_ids: set[int] = set()
@@ -159,36 +170,36 @@ class RunningStatistics:
         self._watch: Any = _hook(self._notice)
         self._untraced = _COMPILER in sys.modules
         self._noticed = self._elsewhere = self._warned = False
-        self._compiled = _compilations()
+        self._compiled = compilations()
         self._thread = threading.get_ident()
 
     def look_at(self, model: nn.Module | None) -> None:
         """Find the layers of a model; again where it may have got others."""
         if model is None:
             return
-        self._tree = list(model.modules())
-        self._parts = _parts(self._tree)
-        self._modules.update(filter(_can_have_statistics, self._tree))
-        self._iterations.look_at(self._tree)
-        self._seen.update(self._tree)
+        tree = list(model.modules())
+        self._parts = _Parts(tree)
+        self._modules.update(filter(_can_have_statistics, tree))
+        self._iterations.look_at(tree)
+        self._seen.update(tree)
         for module in self._modules:
             self._versions.setdefault(module, _versions(module))
 
     def hold(self) -> None:
         """Keep copies of what is there now; call before the second pass."""
         self._still = []
-        if self._model is not None and _parts(self._tree) != self._parts:
+        if self._model is not None and self._parts.changed():
             self.look_at(self._model)
         modules = [m for m in self._modules if m.training or self._moves(m)]
         buffers = [b for m in modules for b in m._buffers.values()]
-        mark = list(map(id, buffers)), list(map(type, buffers))
+        mark = list(map(id, modules)), list(map(id, buffers)), list(map(type, buffers))
         if mark != self._mark or not self.spare.serves_again():  # else the copies' memory does
-            self.spare = _Kept(
-                modules
-            )  # those in eval mode, too: a closure may call train() itself
+            # Of those in eval mode, too: a closure may call train() itself.
+            self.spare, self._switches = _Kept(modules), Switches(modules)
             self._mark = mark
-        self.spare.take()
-        self._held = [self.spare]
+        if not self._switches.throw():
+            self.spare.take()
+            self._held = [self.spare]
         self._iterations.stop()
         if self._model is None:
             self._late_ids.clear()
@@ -223,6 +234,7 @@ class RunningStatistics:
             self._late_callers.clear()
             self._running.clear()
         self._iterations.resume()
+        self._switches.back(self.spare.unchanged)
         with torch.no_grad():
             for kept in reversed(self._held):  # of a tensor that was copied twice the older
                 kept.put_back()
@@ -230,6 +242,7 @@ class RunningStatistics:
             _fill(self.spare.slots)
         for module in self._still:
             self._versions[module] = _versions(module)
+        self._switches.look()
         self._held = []  # whoever is interrupted before comes here again
         if looked:
             self._warn_of_unseen()
@@ -302,7 +315,7 @@ class RunningStatistics:
         """Say once that statistics may have moved that are not held: no module was seen."""
         if self._noticed or self._warned:
             return
-        if _compilations() > self._compiled:
+        if compilations() > self._compiled:
             self._warned = True
             warn(
                 "compiled code ran between the passes and no module was seen there: if it has "
@@ -338,9 +351,8 @@ class RandomStates:
         self._devices = sorted({d for d in devices if d.type == "cuda"}, key=str)
 
     def _generators(self) -> list[torch.Generator]:
-        every = torch.cuda.default_generators
-        current = torch.cuda.current_device() if self._devices else 0
-        return [every[current if d.index is None else d.index] for d in self._devices]
+        every, current = torch.cuda.default_generators, torch.cuda.current_device
+        return [every[current() if d.index is None else d.index] for d in self._devices]
 
     def read(self) -> tuple[Any, ...]:
         """Return the states of the CPU's and the devices' default generators."""

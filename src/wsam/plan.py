@@ -9,14 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wsam.block import PLAIN, Piece, is_dense, places
+from wsam.block import DEVICE, DTYPE, PLAIN, Piece, is_dense, places
 
 TILE = 2048
 ALIGNED = 64
 """Copies in one piece begin at multiples of so many elements."""
 LISTS = 2
 """How many a base's state has at most: Adam's."""
-DTYPE, DEVICE = operator.attrgetter("dtype"), operator.attrgetter("device")
 
 
 class Plan:

@@ -13,6 +13,9 @@ import torch
 from torch import Tensor
 
 from wsam.block import (
+    BYTES,
+    GRADIENT,
+    LAYOUT,
     PLAIN,
     Aside,
     Block,
@@ -107,12 +110,12 @@ def gather(layout: Sequence[Block]) -> list[Block]:
     align_gradients(layout)
     found = []
     for block in layout:
-        grads = [p.grad for p in block.params]
+        grads = list(map(GRADIENT, block.params))
         present = [g for g in grads if g is not None]
         part = block.subset([g is not None for g in grads])
         if part is None:
             continue
-        if {g.layout for g in present} != {torch.strided}:
+        if set(map(LAYOUT, present)) != {torch.strided}:
             raise TypeError(
                 "sharpness-aware steps need dense gradients and a parameter has a sparse one: "
                 "use sparse=False in nn.Embedding"
@@ -175,7 +178,10 @@ def detach_gradients(blocks: Sequence[Block], outlive: bool = True) -> None:
 def own_gradients(gradients: Sequence[Tensor], sharded: bool) -> list[Tensor]:
     """Return the gradients, copies of those that are views: whoever owns the whole may write there."""
     shards = local(gradients) if sharded else gradients
-    # Not `Tensor.nbytes`: a compiler cannot trace it.
+    if not torch.compiler.is_compiling():  # which cannot trace `nbytes`
+        wholes = map(torch.UntypedStorage.nbytes, map(Tensor.untyped_storage, shards))
+        if list(wholes) == list(map(BYTES, shards)) and not any(map(Tensor._is_view, shards)):
+            return list(gradients)  # as almost always
     views = [
         s._is_view() or s.untyped_storage().nbytes() > s.numel() * s.element_size() for s in shards
     ]

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from wsam import loading
 from wsam import state as saving
-from wsam.block import Block, blocks_of
+from wsam.block import DEVICE, DTYPE, Block, blocks_of
 from wsam.checks import warn
 from wsam.geometry import Geometry
 from wsam.rule import Rule
@@ -238,9 +238,8 @@ class Wrapper(Optimizer):
         if self._known_layout is not None and not anew:
             return self._known_layout[1]
         mark = [
-            (id(g), [id(p) for p in params], [p.dtype for p in params], [p.device for p in params])
+            (id(g), *(list(map(look, g["params"])) for look in (id, DTYPE, DEVICE)))
             for g in self.param_groups
-            for params in (g["params"],)
         ]
         if self._known_layout is None or self._known_layout[0] != mark:
             named = self.model.named_parameters() if self.model is not None else ()
