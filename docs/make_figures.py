@@ -1,7 +1,7 @@
 """Draw the figures of the documentation into docs/_static, from runs of the optimizers themselves.
 
 python docs/make_figures.py            # all of them, about five minutes on one core
-python docs/make_figures.py weight     # one of: toy, directions, weight, stability, minima
+python docs/make_figures.py weight     # one of: toy, directions, weight, stability, minima, sensitivity
 """
 
 import math
@@ -15,6 +15,7 @@ from matplotlib import rc_context
 from torch import Tensor, nn
 
 from wsam import SAM, WSAM, CoupledWSAM, SharpnessAware
+from wsam.lab.records import record_path
 from wsam.looks import title
 from wsam.paper import catalog, outcome, plot, plot_around
 from wsam.plots.directions import directions
@@ -194,6 +195,15 @@ def draw_minima():
     save(drawn, "minima.svg", " ".join(sorted(p.name for p in RESULTS.glob("*.minimum.json"))))
 
 
+def draw_sensitivity():
+    """WSAM's error by gamma, of the model and data that were run; names its records, too."""
+    table = catalog.find("sensitivity").select("*/ResNet18 CIFAR-10")
+    with rc_context(SETTINGS):
+        drawn = plot.draw(table, outcome.gather(table, RESULTS))
+    made_of = [path.name for run in table.runs if (path := record_path(RESULTS, run)).exists()]
+    save(drawn, "sensitivity.svg", " ".join(sorted(made_of)))
+
+
 def just_the_base(base, **_):
     return base
 
@@ -202,6 +212,7 @@ if __name__ == "__main__":
     STATIC.mkdir(exist_ok=True)
     drawings = {"toy": draw_toy, "directions": draw_directions}
     drawings |= {"weight": draw_weight, "stability": draw_stability, "minima": draw_minima}
+    drawings |= {"sensitivity": draw_sensitivity}
     for wanted in sys.argv[1:] or drawings:
         if wanted not in drawings:
             sys.exit(f"there is no figure {wanted!r}: choose from {', '.join(drawings)}")

@@ -17,6 +17,8 @@ from command import wsam_command
 import wsam
 from wsam import methods
 from wsam.lab import pages
+from wsam.lab.records import record_path
+from wsam.paper import find
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -106,6 +108,14 @@ def test_the_picture_of_minima_is_made_of_all_records() -> None:
     picture = (DOCS / "_static" / "minima.svg").read_text()
     records = {path.name for path in (ROOT / "results").glob("*.minimum.json")}
     assert set(re.findall(r"\w+\.minimum\.json", picture)) == records
+
+
+def test_the_picture_of_gammas_is_made_of_all_records() -> None:
+    """`python docs/make_figures.py sensitivity` draws it anew."""
+    picture = (DOCS / "_static" / "sensitivity.svg").read_text()
+    runs = find("sensitivity").select("*/ResNet18 CIFAR-10").runs
+    records = {path.name for run in runs if (path := record_path(ROOT / "results", run)).exists()}
+    assert set(re.findall(r"\w+\.json", picture)) == records
 
 
 @pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: page.name)

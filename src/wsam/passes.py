@@ -2,8 +2,9 @@
 
 Statistics that the second pass pollutes with activations at w + d ruin a network silently; masks
 that differ between the passes make g1 - g0 measure noise. Both are put back by copy, which is right
-for every kind of module and momentum, NaN activations included. The power iteration of a spectral
-norm is stopped instead: g0 and g1 are then gradients of the same function.
+for every kind of module and momentum, NaN activations included; torch's own batch norms are told to
+keep none instead, see `wsam.switches`. The power iteration of a spectral norm is stopped: g0 and g1
+are then gradients of the same function.
 """
 
 import sys
@@ -197,7 +198,7 @@ class RunningStatistics:
             # Of those in eval mode, too: a closure may call train() itself.
             self.spare, self._switches = _Kept(modules), Switches(modules)
             self._mark = mark
-        if not self._switches.throw():
+        if not self._switches.throw(modules):
             self.spare.take()
             self._held = [self.spare]
         self._iterations.stop()

@@ -35,36 +35,39 @@ class Switches:
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         self.serve = False
-        self._layers = layers if all(map(_has_switch, layers)) else ()
-        self._trials = TRIALS if self._layers else 0
-        self._counts: list[Any] = [layer._buffers[COUNT] for layer in self._layers]
-        self._end: Any = None
-        self._hooks: list[Any] = []
+        has = bool(layers) and all(map(_has_switch, layers))
+        self._trials = TRIALS if has else 0
+        self._own = [vars(layer) for layer in layers if has]  # and not the layers, which may go
+        self._counts: list[Any] = [own["_buffers"][COUNT] for own in self._own]
         self._ran: set[int] = set()
+        self._end: Any = None
         self.look()
 
     def look(self) -> None:
         """Look how many batches were counted; call when a step ends."""
         self._looked = [count._version for count in self._counts]
 
-    def throw(self) -> bool:
-        """Switch statistics off, if that may serve; return whether they need no copies."""
+    def throw(self, layers: Sequence[nn.Module]) -> bool:
+        """Switch statistics off, if that may serve; return whether none need be copied."""
         if not (self.serve or self._trials) or compilations():
             return False
         now = [count._version for count in self._counts]
-        own = list(map(vars, self._layers))
         # Another optimizer in the same loop may have thrown them, and throws them back when it likes.
-        if not all(map(operator.gt, now, self._looked)) or not all(each[SWITCH] for each in own):
+        if not all(own[SWITCH] for own in self._own) or not all(
+            map(operator.gt, now, self._looked)
+        ):
             return False
+        hooks = []
         if not self.serve:
             if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
                 return False  # whoever tries has to wait for the device
-            self._ran = set()
-            self._hooks = [layer.register_forward_hook(self._note) for layer in self._layers]
-        self._end = weakref.finalize(
-            self, _set, own, True
-        )  # be it given up in the middle of a step
-        _set(own, False)
+            self._trials -= 1
+            ran = self._ran = set()
+            hooks = [each.register_forward_hook(lambda m, *_: ran.add(id(m))) for each in layers]
+        # Also if the optimizer is given up in the middle of a step.
+        self._end = weakref.finalize(self, _back, self._own, hooks)
+        for own in self._own:
+            own[SWITCH] = False
         return self.serve
 
     def back(self, unchanged: Callable[[], bool]) -> None:
@@ -73,18 +76,12 @@ class Switches:
         Args:
             unchanged: says whether they are as they were. It is asked where that was tried only.
         """
-        if self._end is not None:
-            self._end()
-            self._end = None
-        if self._hooks:
-            for hook in self._hooks:
-                hook.remove()
-            self._hooks = []
-            self._trials -= 1
-            self.serve = len(self._ran) == len(self._layers) and unchanged()
-
-    def _note(self, layer: nn.Module, args: Any, output: Any) -> None:
-        self._ran.add(id(layer))
+        if self._end is None:
+            return
+        self._end()
+        self._end = None
+        if not self.serve:
+            self.serve = len(self._ran) == len(self._own) and unchanged()
 
 
 def _has_switch(layer: nn.Module) -> bool:
@@ -95,7 +92,8 @@ def _has_switch(layer: nn.Module) -> bool:
     return type(count) is Tensor and not count.is_inference() and bool(vars(layer)[SWITCH])
 
 
-def _set(layers: Sequence[dict[str, Any]], value: bool) -> None:
-    """Throw switches, without the bookkeeping of a module for its parts."""
+def _back(layers: Sequence[dict[str, Any]], hooks: Sequence[Any]) -> None:
     for own in layers:
-        own[SWITCH] = value
+        own[SWITCH] = True
+    for hook in hooks:
+        hook.remove()
