@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import wsam
 from wsam.schedule import Every
+from wsam.update import own_gradients
 
 OPTIONS: list[dict[str, Any]] = [
     {},
@@ -206,3 +207,14 @@ def test_two_optimizers_in_one_loop_draw_new_masks(backwards: bool) -> None:
     firsts, seconds = masks[::2], masks[1::2]
     assert all(map(torch.equal, firsts, seconds)), "both passes of a step draw the same"
     assert not any(torch.equal(firsts[0], later) for later in firsts[1:])
+
+
+@pytest.mark.parametrize(
+    "view", [torch.zeros(4).view(2, 2), torch.zeros(8)[:4].detach()], ids=["of all", "of a part"]
+)
+def test_gradients_that_are_views_are_copied(view: Tensor) -> None:
+    """Whoever owns the whole writes there again, as DistributedDataParallel does into its buckets."""
+    whole = torch.zeros(3)
+    kept = own_gradients([whole, view], sharded=False)
+    assert kept[0] is whole
+    assert kept[1].data_ptr() != view.data_ptr()

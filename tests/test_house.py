@@ -27,6 +27,7 @@ FLOORS = {
     "passes": 0,
     "spectral": 0,
     "switches": 0,
+    "generators": 0,
     "schedule": 0,
     "theory": 0,
     "select": 0,

@@ -1,6 +1,7 @@
 """Tables of addresses, and how kernels are launched that were made once."""
 
 from array import array
+from types import SimpleNamespace
 from typing import Any
 
 import emulated
@@ -78,7 +79,7 @@ class Made:
 
     def __getitem__(self, grid: tuple[int, int, int]) -> Any:
         def run(*given: Any, stream: Any) -> None:
-            self.attempts += 1
+            self.attempts, self.stream = self.attempts + 1, stream
             if len(given) != self.takes:
                 raise TypeError(f"function takes exactly {self.takes} arguments")
             self.launched.append((grid, given))
@@ -109,6 +110,17 @@ def test_a_kernel_that_was_made_is_launched_directly(
     else:  # an older Triton: never again
         assert searched == wanted * 3
         assert (made.attempts, made.launched) == (1, [])
+
+
+def test_a_kernel_is_launched_where_torch_works_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, found = Made(0), emulated.install(monkeypatch)
+    monkeypatch.setattr(found, "finish", {(7,): lambda **constants: made})
+    streams = {torch.device("cuda", 1): SimpleNamespace(cuda_stream=42)}
+    monkeypatch.setattr(torch.cuda, "current_stream", streams.__getitem__)
+    run = launch.Launcher(torch.device("cuda", 1))
+    for _ in range(2):
+        run("finish", 7)
+    assert made.stream == 42
 
 
 def test_another_variant_of_a_kernel_is_made(monkeypatch: pytest.MonkeyPatch) -> None:

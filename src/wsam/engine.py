@@ -16,8 +16,9 @@ from wsam import update
 from wsam.bases import stepping_fast
 from wsam.block import Block, align_gradients, average_over_ranks, sum_over_ranks
 from wsam.checks import warn
+from wsam.generators import RandomStates
 from wsam.kernels import Kernels, for_eager_steps
-from wsam.passes import RandomStates, RunningStatistics
+from wsam.passes import RunningStatistics
 from wsam.perturb import perturb
 from wsam.rule import Mix, is_number
 from wsam.schedule import Scalar
@@ -134,9 +135,7 @@ class Engine(Wrapper):
 
     def _overflowed(self, blocks: list[Block], differ: bool = False) -> bool:
         """Whether to skip for a gradient that is not finite; asks the device only if it must."""
-        if self.nonfinite == "propagate":
-            return False
-        if bool(torch.isfinite(self._squares(blocks, differ))):
+        if self.nonfinite == "propagate" or bool(torch.isfinite(self._squares(blocks, differ))):
             return False
         if self.nonfinite == "raise":
             raise FloatingPointError("a gradient is NaN or infinite; no weight was changed")
@@ -179,11 +178,11 @@ class Engine(Wrapper):
             raise
 
     def _kernels_of_base(self) -> Kernels | None:
-        places = {block.device for block in self._layout()}
-        if len(places) > 1:
+        device, *others = {block.device for block in self._layout()}
+        if others:
             return None
         boost, known = self.geometry.boost, self._own_kernels
-        found = for_eager_steps(self.base, self.rule, boost, places.pop(), known)
+        found = for_eager_steps(self.base, self.rule, boost, device, known)
         self._own_kernels = found or known
         return found
 
@@ -217,7 +216,7 @@ class Engine(Wrapper):
 
     def _hold_still(self, flight: Flight) -> None:
         """Keep statistics, and let the second pass draw what the first drew."""
-        self._statistics.hold()
+        self._statistics.hold(switch=not flight.by_hand)
         # Another optimizer in the same loop may have rewound generators; it winds them on again, too.
         if self._random_before is not None and not (flight.by_hand and self._is_rewound()):
             flight.random = self._random.read()

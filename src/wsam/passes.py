@@ -1,12 +1,12 @@
-"""What must not move between the two passes: running statistics, spectral norms, random masks.
+"""What must not move between the two passes: running statistics and spectral norms.
 
-Statistics that the second pass pollutes with activations at w + d ruin a network silently; masks
-that differ between the passes make g1 - g0 measure noise. Both are put back by copy, which is right
-for every kind of module and momentum, NaN activations included; torch's own batch norms are told to
-keep none instead, see `wsam.switches`. The power iteration of a spectral norm is stopped: g0 and g1
-are then gradients of the same function.
+Statistics that the second pass pollutes with activations at w + d ruin a network silently. They are
+put back by copy, which is right for every kind of module and momentum, NaN activations included; where
+torch's own batch norms are seen to have kept none (see `wsam.switches`), nothing has to be put back.
+The power iteration of a spectral norm is stopped: g0 and g1 are then gradients of the same function.
 """
 
+import operator
 import sys
 import threading
 import weakref
@@ -97,12 +97,19 @@ class _Kept:
         self.ids = set(map(id, tensors))
         self._counts = [b for b in tensors if _is_count(b)]
         self._places = places(self._counts)
+        self._versioned = [b for b in tensors if not b.is_inference()]
         self._pairs = [(t, [torch.empty_like(b) for b in t]) for t in _by_launch(tensors)]
 
-    def unchanged(self) -> bool:
-        """Whether the statistics are what they were at `take`; waits for the device."""
-        pairs = [pair for tensors, kept in self._pairs for pair in zip(tensors, kept, strict=True)]
-        return all(torch.equal(tensor, kept) for tensor, kept in pairs)
+    def versions(self) -> list[int]:
+        """Return how often statistics were written to, but for what torch does not count.
+
+        That is what batch norms do to means and variances, and all in inference mode.
+        """
+        return [tensor._version for tensor in self._versioned]
+
+    def counted(self) -> list[int]:
+        """Return how often layers have counted their batches."""
+        return [tensor._version for tensor in self._counts if not tensor.is_inference()]
 
     def serves_again(self) -> bool:
         """Whether the views of the counts are still views of them."""
@@ -161,7 +168,9 @@ class RunningStatistics:
         self.look_at(model)
         self._held: list[_Kept] = []
         self.spare = _Kept(())  # whose memory a CUDA graph goes on using
-        self._switches = Switches(())
+        self._switches = Switches()
+        self._looked: list[int] = []  # how often batches had been counted, see `look`
+        self._thrown: list[int] | None = None  # how often was written when switches were thrown
         self._mark: tuple[list[Any], ...] = ()
         # What was found after `hold`: tensors, by their ids, and the parts of callers they were in.
         self._late_ids: set[int] = set()
@@ -186,21 +195,31 @@ class RunningStatistics:
         for module in self._modules:
             self._versions.setdefault(module, _versions(module))
 
-    def hold(self) -> None:
-        """Keep copies of what is there now; call before the second pass."""
+    def look(self) -> None:
+        """Look at the statistics before the first pass, to know afterwards which layers have run."""
+        self._looked = self.spare.counted()
+
+    def hold(self, switch: bool = False) -> None:
+        """Keep copies of what is there now; call before the second pass.
+
+        With `switch` batch norms are told to keep no statistics, if each has counted the first pass's
+        batch: then it ran as a module, and not in a CUDA graph. Whoever looks at the model in the
+        second pass sees switches that are off.
+        """
         self._still = []
         if self._model is not None and self._parts.changed():
             self.look_at(self._model)
         modules = [m for m in self._modules if m.training or self._moves(m)]
         buffers = [b for m in modules for b in m._buffers.values()]
-        mark = list(map(id, modules)), list(map(id, buffers)), list(map(type, buffers))
+        mark = list(map(id, buffers)), list(map(type, buffers))
         if mark != self._mark or not self.spare.serves_again():  # else the copies' memory does
-            # Of those in eval mode, too: a closure may call train() itself.
-            self.spare, self._switches = _Kept(modules), Switches(modules)
+            # Of some in eval mode, too: a closure may call train() itself.
+            self.spare, self._looked = _Kept(modules), []
             self._mark = mark
-        if not self._switches.throw(modules):
-            self.spare.take()
-            self._held = [self.spare]
+        self.spare.take()
+        self._held = [self.spare]
+        if switch and self._have_counted(len(modules)) and self._switches.throw(modules):
+            self._thrown = self.spare.versions()
         self._iterations.stop()
         if self._model is None:
             self._late_ids.clear()
@@ -225,6 +244,11 @@ class RunningStatistics:
             self._restless.add(module)
         return True
 
+    def _have_counted(self, layers: int) -> bool:
+        """Whether so many layers, that is all, have counted a batch since `look`."""
+        now = self.spare.counted()
+        return layers == len(now) == len(self._looked) and all(map(operator.gt, now, self._looked))
+
     def release(self) -> None:
         """Put everything back and stop looking; may be called twice."""
         looked = bool(self._hooks)
@@ -235,15 +259,17 @@ class RunningStatistics:
             self._late_callers.clear()
             self._running.clear()
         self._iterations.resume()
-        self._switches.back(self.spare.unchanged)
+        self._switches.back()
+        thrown, self._thrown = self._thrown, None
+        obeyed = thrown is not None and thrown == self.spare.versions()
         with torch.no_grad():
             for kept in reversed(self._held):  # of a tensor that was copied twice the older
-                kept.put_back()
+                if kept is not self.spare or not obeyed:
+                    kept.put_back()
         if self._held:
             _fill(self.spare.slots)
         for module in self._still:
             self._versions[module] = _versions(module)
-        self._switches.look()
         self._held = []  # whoever is interrupted before comes here again
         if looked:
             self._warn_of_unseen()
@@ -343,31 +369,3 @@ def _hook(method: Any) -> Any:
     if _COMPILER in sys.modules:  # else nothing is compiled, and importing it would be slow
         return torch.compiler.disable(watch)  # type: ignore[no-untyped-call]
     return watch
-
-
-class RandomStates:
-    """Lets the second pass draw the same random numbers as the first, and advances them once."""
-
-    def __init__(self, devices: Iterable[torch.device]) -> None:
-        self._devices = sorted({d for d in devices if d.type == "cuda"}, key=str)
-
-    def _generators(self) -> list[torch.Generator]:
-        every, current = torch.cuda.default_generators, torch.cuda.current_device
-        return [every[current() if d.index is None else d.index] for d in self._devices]
-
-    def read(self) -> tuple[Any, ...]:
-        """Return the states of the CPU's and the devices' default generators."""
-        # A device's state is a seed and a count; torch.cuda.get_rng_state makes a tensor of them.
-        states = [(g.initial_seed(), g.get_offset()) for g in self._generators()]
-        return (torch.get_rng_state(), *states)
-
-    def write(self, states: tuple[Any, ...]) -> None:
-        """Set the generators to states that `read` returned."""
-        torch.set_rng_state(states[0])
-        for generator, (seed, offset) in zip(self._generators(), states[1:], strict=True):
-            if generator.initial_seed() != seed:
-                generator.manual_seed(seed)
-            generator.set_offset(offset)
-
-
-__all__ = ["RandomStates", "RunningStatistics"]
