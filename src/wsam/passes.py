@@ -97,19 +97,21 @@ class _Kept:
         self.ids = set(map(id, tensors))
         self._counts = [b for b in tensors if _is_count(b)]
         self._places = places(self._counts)
-        self._versioned = [b for b in tensors if not b.is_inference()]
+        self._counting = [b for b in self._counts if not b.is_inference()]
+        others = (b for b in tensors if not _is_count(b) and not b.is_inference())
+        self._versioned = [*self._counting, *others]
         self._pairs = [(t, [torch.empty_like(b) for b in t]) for t in _by_launch(tensors)]
 
     def versions(self) -> list[int]:
-        """Return how often statistics were written to, but for what torch does not count.
+        """Return how often statistics were written to, those first that `counted` returns.
 
-        That is what batch norms do to means and variances, and all in inference mode.
+        Torch does not count what batch norms do to means and variances, nor inference mode.
         """
         return [tensor._version for tensor in self._versioned]
 
     def counted(self) -> list[int]:
         """Return how often layers have counted their batches."""
-        return [tensor._version for tensor in self._counts if not tensor.is_inference()]
+        return [tensor._version for tensor in self._counting]
 
     def serves_again(self) -> bool:
         """Whether the views of the counts are still views of them."""
@@ -218,8 +220,10 @@ class RunningStatistics:
             self._mark = mark
         self.spare.take()
         self._held = [self.spare]
-        if switch and self._have_counted(len(modules)) and self._switches.throw(modules):
-            self._thrown = self.spare.versions()
+        if switch:
+            written = self.spare.versions()
+            if self._have_counted(len(modules), written) and self._switches.throw(modules):
+                self._thrown = written
         self._iterations.stop()
         if self._model is None:
             self._late_ids.clear()
@@ -244,10 +248,9 @@ class RunningStatistics:
             self._restless.add(module)
         return True
 
-    def _have_counted(self, layers: int) -> bool:
+    def _have_counted(self, layers: int, now: list[int]) -> bool:
         """Whether so many layers, that is all, have counted a batch since `look`."""
-        now = self.spare.counted()
-        return layers == len(now) == len(self._looked) and all(map(operator.gt, now, self._looked))
+        return layers == len(self._looked) and all(map(operator.gt, now, self._looked))
 
     def release(self) -> None:
         """Put everything back and stop looking; may be called twice."""

@@ -31,9 +31,10 @@ class Switches:
 
         Compiled code would have to be compiled once more for layers that are switched off.
         """
-        if compilations() or not all(map(_has_switch, layers)):
+        own_names = list(map(vars, layers))
+        if compilations() or not _have_switches(layers, own_names):
             return False
-        self._off = list(map(vars, layers))
+        self._off = own_names
         for own in self._off:
             own[SWITCH] = False
         return True
@@ -45,7 +46,8 @@ class Switches:
         self._off = []  # last: whoever is interrupted before comes here again
 
 
-def _has_switch(layer: nn.Module) -> bool:
-    """Whether a layer is a batch norm as torch makes it, whose statistics are on."""
-    own = vars(layer)
-    return type(layer) in KINDS and own[SWITCH] and "forward" not in own
+def _have_switches(layers: Sequence[nn.Module], own_names: Sequence[dict[str, Any]]) -> bool:
+    """Whether layers are batch norms as torch makes them, whose statistics are on."""
+    if not set(KINDS).issuperset(map(type, layers)):
+        return False
+    return all(own[SWITCH] and "forward" not in own for own in own_names)
