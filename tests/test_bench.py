@@ -14,7 +14,8 @@ import wsam
 from wsam.bench import cases, peers, report
 from wsam.bench.cases import Case
 from wsam.bench.problem import CIFAR, Problem, bag_problem, image_problem, mlp10m
-from wsam.bench.run import Settings, every_case, measure
+from wsam.bench.run import Settings, every_case, measure, origin_of
+from wsam.bench.timing import Visits
 
 CPU = torch.device("cpu")
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
@@ -236,6 +237,27 @@ def test_useless_peers_are_refused(text: str, message: str, tmp_path: Path) -> N
     path.write_text(text)
     with pytest.raises(ValueError, match=message):
         peers.by_path([f"x={path}"], ["eager"])
+
+
+def test_a_record_says_which_files_peers_are_of(tmp_path: Path) -> None:
+    path = tmp_path / "peer.py"
+    path.write_text("class SAM: ...")
+    (before,) = peers.digests([f"x={path}"]).items()
+    path.write_text("class SAM: pass")
+    (after,) = peers.digests([f"x={path}"]).items()
+    assert before[0] == after[0] == "x"
+    assert before[1] != after[1]
+    assert origin_of(smoke(peers=(f"x={path}",)), Visits(1, 0.0))["peers"] == dict([after])
+
+
+def test_a_record_says_how_images_lie() -> None:
+    problem = image_problem("cnn", 4, torch.device("cpu"))
+    assert problem.facts()["layout"] == "contiguous"
+    images = problem.batch[0].to(memory_format=torch.channels_last)
+    assert (
+        dataclasses.replace(problem, batch=(images, *problem.batch[1:])).facts()["layout"]
+        == "channels_last"
+    )
 
 
 def test_cpu_clock_needs_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from torch import nn
 
 from wsam.bench.cases import PEER, Case, Step, backward_of
 from wsam.bench.problem import BASE, GAMMA, RHO, Problem
+from wsam.lab.files import file_sha256
 
 _Norm = nn.modules.batchnorm._BatchNorm
 
@@ -121,13 +122,28 @@ def by_path(named: Iterable[str], forms: Iterable[str]) -> list[Case]:
         OSError: No such file.
     """
     cases = []
-    for item in named:
-        name, equals, path = item.partition("=")
-        if not equals or not name or not path:
-            raise ValueError(f"--peer takes NAME=PATH, got {item!r}")
-        kind = load_class(Path(path))
+    for name, path in map(name_and_path, named):
+        kind = load_class(path)
         cases += [Case(name, form, PEER, of_file(kind)) for form in forms]
     return cases
+
+
+def name_and_path(given: str) -> tuple[str, Path]:
+    """Split ``NAME=PATH``.
+
+    Raises:
+        ValueError: Not of that form.
+    """
+    name, equals, path = given.partition("=")
+    if not equals or not name or not path:
+        raise ValueError(f"--peer takes NAME=PATH, got {given!r}")
+    return name, Path(path)
+
+
+def digests(named: Iterable[str]) -> dict[str, str]:
+    """Return which versions of the files are compared: what their SHA-256 begins with."""
+    found = map(name_and_path, named)
+    return {name: file_sha256(path)[:12] for name, path in found if path.is_file()}
 
 
 def load_class(path: Path) -> type:

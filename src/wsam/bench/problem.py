@@ -68,6 +68,7 @@ class Problem:
             "batch": len(self.batch[0]),
             "pixels": self.pixels,
             "precision": self.precision,
+            "layout": "contiguous" if self.batch[0].is_contiguous() else "channels_last",
             "base": "SGD",
             "base_args": BASE,
             "rho": RHO,

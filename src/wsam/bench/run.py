@@ -199,6 +199,7 @@ def origin_of(settings: Settings, visits: Visits) -> dict[str, Any]:
         "rounds": visits.rounds,
         "smoke": settings.smoke,
         "only": list(settings.only),
+        "peers": peers.digests(settings.peers),
         "load_before": load_average(),
     }
 
