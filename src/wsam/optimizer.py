@@ -306,7 +306,6 @@ class SharpnessAware(Engine):
         self._drop_unfinished()
         self._clear_gradients()
         self._selection.reset()
-        self._statistics.look()
         self._random_before = self._random.read() if self.repeat_randomness else None
 
     @torch.no_grad()

@@ -1,12 +1,11 @@
 """What must not move between the two passes: running statistics and spectral norms.
 
 Statistics that the second pass pollutes with activations at w + d ruin a network silently. They are
-put back by copy, which is right for every kind of module and momentum, NaN activations included; where
-torch's own batch norms are seen to have kept none (see `wsam.switches`), nothing has to be put back.
-The power iteration of a spectral norm is stopped: g0 and g1 are then gradients of the same function.
+put back by copy, which is right for every kind of module and momentum, NaN activations included;
+torch's own batch norms are told to keep none besides, which is faster (see `wsam.switches`). The power
+iteration of a spectral norm is stopped: g0 and g1 are then gradients of the same function.
 """
 
-import operator
 import sys
 import threading
 import weakref
@@ -97,21 +96,7 @@ class _Kept:
         self.ids = set(map(id, tensors))
         self._counts = [b for b in tensors if _is_count(b)]
         self._places = places(self._counts)
-        self._counting = [b for b in self._counts if not b.is_inference()]
-        others = (b for b in tensors if not _is_count(b) and not b.is_inference())
-        self._versioned = [*self._counting, *others]
         self._pairs = [(t, [torch.empty_like(b) for b in t]) for t in _by_launch(tensors)]
-
-    def versions(self) -> list[int]:
-        """Return how often statistics were written to, those first that `counted` returns.
-
-        Torch does not count what batch norms do to means and variances, nor inference mode.
-        """
-        return [tensor._version for tensor in self._versioned]
-
-    def counted(self) -> list[int]:
-        """Return how often layers have counted their batches."""
-        return [tensor._version for tensor in self._counting]
 
     def serves_again(self) -> bool:
         """Whether the views of the counts are still views of them."""
@@ -171,8 +156,6 @@ class RunningStatistics:
         self._held: list[_Kept] = []
         self.spare = _Kept(())  # whose memory a CUDA graph goes on using
         self._switches = Switches()
-        self._looked: list[int] = []  # how often batches had been counted, see `look`
-        self._thrown: list[int] | None = None  # how often was written when switches were thrown
         self._mark: tuple[list[Any], ...] = ()
         # What was found after `hold`: tensors, by their ids, and the parts of callers they were in.
         self._late_ids: set[int] = set()
@@ -197,15 +180,10 @@ class RunningStatistics:
         for module in self._modules:
             self._versions.setdefault(module, _versions(module))
 
-    def look(self) -> None:
-        """Look at the statistics before the first pass, to know afterwards which layers have run."""
-        self._looked = self.spare.counted()
-
     def hold(self, switch: bool = False) -> None:
         """Keep copies of what is there now; call before the second pass.
 
-        With `switch` batch norms are told to keep no statistics, if each has counted the first pass's
-        batch: then it ran as a module, and not in a CUDA graph. Whoever looks at the model in the
+        With `switch` batch norms are told to keep no statistics. Whoever looks at the model in the
         second pass sees switches that are off.
         """
         self._still = []
@@ -216,14 +194,12 @@ class RunningStatistics:
         mark = list(map(id, buffers)), list(map(type, buffers))
         if mark != self._mark or not self.spare.serves_again():  # else the copies' memory does
             # Of some in eval mode, too: a closure may call train() itself.
-            self.spare, self._looked = _Kept(modules), []
+            self.spare = _Kept(modules)
             self._mark = mark
         self.spare.take()
         self._held = [self.spare]
         if switch:
-            written = self.spare.versions()
-            if self._have_counted(len(modules), written) and self._switches.throw(modules):
-                self._thrown = written
+            self._switches.throw(modules)
         self._iterations.stop()
         if self._model is None:
             self._late_ids.clear()
@@ -248,10 +224,6 @@ class RunningStatistics:
             self._restless.add(module)
         return True
 
-    def _have_counted(self, layers: int, now: list[int]) -> bool:
-        """Whether so many layers, that is all, have counted a batch since `look`."""
-        return layers == len(self._looked) and all(map(operator.gt, now, self._looked))
-
     def release(self) -> None:
         """Put everything back and stop looking; may be called twice."""
         looked = bool(self._hooks)
@@ -263,12 +235,9 @@ class RunningStatistics:
             self._running.clear()
         self._iterations.resume()
         self._switches.back()
-        thrown, self._thrown = self._thrown, None
-        obeyed = thrown is not None and thrown == self.spare.versions()
         with torch.no_grad():
             for kept in reversed(self._held):  # of a tensor that was copied twice the older
-                if kept is not self.spare or not obeyed:
-                    kept.put_back()
+                kept.put_back()
         if self._held:
             _fill(self.spare.slots)
         for module in self._still:

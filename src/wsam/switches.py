@@ -1,11 +1,12 @@
-"""Batch norms told to keep no statistics during the second pass: it has less to do, and nothing moves.
+"""Batch norms told to keep no statistics during the second pass: it has less to do.
 
-The switch is `track_running_stats`, without which torch's batch norms compute the same. Whoever throws
-it may not rely on being obeyed: scripted, exported and compiled code may know nothing of it.
+The switch is `track_running_stats`, without which torch's batch norms compute the same. It saves time
+and nothing else: scripted, exported and compiled code knows nothing of it, and others than the layers
+write into their statistics, so these are copied and put back all the same.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
@@ -26,28 +27,19 @@ class Switches:
     def __init__(self) -> None:
         self._off: list[dict[str, Any]] = []
 
-    def throw(self, layers: Sequence[nn.Module]) -> bool:
-        """Switch the statistics of layers off, if all have a switch; return whether it was done.
+    def throw(self, layers: Iterable[nn.Module]) -> None:
+        """Switch the statistics of those layers off that have a switch.
 
-        Compiled code would have to be compiled once more for layers that are switched off.
+        Not where code was compiled: it would have to be compiled once more for layers that are off.
         """
-        own_names = list(map(vars, layers))
-        if compilations() or not _have_switches(layers, own_names):
-            return False
-        self._off = own_names
-        for own in self._off:
-            own[SWITCH] = False
-        return True
+        if not compilations():
+            own_names = [vars(layer) for layer in layers if type(layer) in KINDS]
+            self._off = [own for own in own_names if own[SWITCH] and "forward" not in own]
+            for own in self._off:
+                own[SWITCH] = False
 
     def back(self) -> None:
         """Switch them on again; may be called twice."""
         for own in self._off:
             own[SWITCH] = True
         self._off = []  # last: whoever is interrupted before comes here again
-
-
-def _have_switches(layers: Sequence[nn.Module], own_names: Sequence[dict[str, Any]]) -> bool:
-    """Whether layers are batch norms as torch makes them, whose statistics are on."""
-    if not set(KINDS).issuperset(map(type, layers)):
-        return False
-    return all(own[SWITCH] and "forward" not in own for own in own_names)
