@@ -1,4 +1,4 @@
-"""Batch norms are told to keep no statistics in the second pass, and the numbers are right in any case."""
+"""Batch norms are told to keep no statistics in the second pass; in any case the numbers are right."""
 
 import copy
 import gc
