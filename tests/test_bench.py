@@ -14,8 +14,7 @@ import wsam
 from wsam.bench import cases, peers, report
 from wsam.bench.cases import Case
 from wsam.bench.problem import CIFAR, Problem, bag_problem, image_problem, mlp10m
-from wsam.bench.run import Settings, every_case, measure, origin_of
-from wsam.bench.timing import Visits
+from wsam.bench.run import Settings, every_case, measure
 
 CPU = torch.device("cpu")
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
@@ -228,28 +227,6 @@ def test_refusals_are_one_line(words: list[str], message: str) -> None:
     assert answer.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [("x = 1", "no class SAM"), ("import nowhere_at_all", "import"), ("def", "does not import")],
-)
-def test_useless_peers_are_refused(text: str, message: str, tmp_path: Path) -> None:
-    path = tmp_path / "peer.py"
-    path.write_text(text)
-    with pytest.raises(ValueError, match=message):
-        peers.by_path([f"x={path}"], ["eager"])
-
-
-def test_a_record_says_which_files_peers_are_of(tmp_path: Path) -> None:
-    path = tmp_path / "peer.py"
-    path.write_text("class SAM: ...")
-    (before,) = peers.digests([f"x={path}"]).items()
-    path.write_text("class SAM: pass")
-    (after,) = peers.digests([f"x={path}"]).items()
-    assert before[0] == after[0] == "x"
-    assert before[1] != after[1]
-    assert origin_of(smoke(peers=(f"x={path}",)), Visits(1, 0.0))["peers"] == dict([after])
-
-
 def test_a_record_says_how_images_lie() -> None:
     problem = image_problem("cnn", 4, torch.device("cpu"))
     assert problem.facts()["layout"] == "contiguous"
@@ -334,16 +311,6 @@ def test_peers_compute_what_we_compute(tmp_path: Path) -> None:
         wanted = weights(named(ours, found), problem)
         assert torch.allclose(weights(named(theirs, found), problem), wanted, atol=2e-5), theirs
         assert not torch.allclose(start, wanted, atol=2e-4), "the members differ from the base"
-
-
-def test_statistics_pause_and_go_on() -> None:
-    norm = nn.BatchNorm1d(3, momentum=0.3)
-    peers.resume_statistics(norm)
-    for _ in range(2):  # pausing twice must not forget the momentum
-        peers.pause_statistics(norm)
-        assert norm.momentum == 0
-    peers.resume_statistics(norm)
-    assert norm.momentum == 0.3
 
 
 def test_floor_makes_two_passes_and_no_step() -> None:

@@ -6,17 +6,13 @@ from typing import Any
 import pytest
 import torch
 from squares import GIVEN, X, in_a_thread, squared, told, train, train_by
+from switching import normed
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state
 
 import wsam
 
 SCRIPTED = pytest.mark.filterwarnings("ignore:.*torch.jit", "ignore::torch.jit.TracerWarning")
-
-
-def normed() -> nn.Sequential:
-    torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
 
 
 def counts(model: nn.Module) -> list[int]:

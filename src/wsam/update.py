@@ -178,7 +178,7 @@ def detach_gradients(blocks: Sequence[Block], outlive: bool = True) -> None:
 def own_gradients(gradients: Sequence[Tensor], sharded: bool) -> list[Tensor]:
     """Return the gradients, copies of those that are views: whoever owns the whole may write there."""
     shards = local(gradients) if sharded else gradients
-    if not torch.compiler.is_compiling():  # which cannot trace `nbytes`
+    if not torch.compiler.is_compiling():  # a compiler cannot trace `nbytes`
         wholes = map(torch.UntypedStorage.nbytes, map(Tensor.untyped_storage, shards))
         if list(wholes) == list(map(BYTES, shards)) and not any(map(Tensor._is_view, shards)):
             return list(gradients)  # as almost always
