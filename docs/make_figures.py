@@ -196,12 +196,21 @@ def draw_minima():
 
 
 def draw_sensitivity():
-    """WSAM's error by gamma, of the model and data that were run; names its records, too."""
+    """WSAM's error by gamma beside those of SGDM and SAM; names its records, too."""
     table = catalog.find("sensitivity").select("*/ResNet18 CIFAR-10")
+    others = catalog.find("cifar").select("ResNet18/S*/CIFAR-10")
     with rc_context(SETTINGS):
         drawn = plot.draw(table, outcome.gather(table, RESULTS))
-    made_of = [path.name for run in table.runs if (path := record_path(RESULTS, run)).exists()]
-    save(drawn, "sensitivity.svg", " ".join(sorted(made_of)))
+        panel = drawn.axes[0]
+        for entry in outcome.gather(others, RESULTS):
+            ours, label = entry.ours, f"{entry.cell.row[1]} (n = {entry.ours.n})"
+            color = COLORS.get(entry.cell.runs[0].method, COLORS["sgd"])
+            panel.axhline(ours.mean, color=color, linewidth=0.9, linestyle="--", zorder=1)
+            panel.annotate(
+                label, (0.48, ours.mean), (0, 3), textcoords="offset points", color=color
+            )
+    shown = {record_path(RESULTS, run) for run in (*table.runs, *others.runs)}
+    save(drawn, "sensitivity.svg", " ".join(sorted(p.name for p in shown if p.exists())))
 
 
 def just_the_base(base, **_):

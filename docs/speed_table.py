@@ -8,8 +8,10 @@ these files that is in benchmarks/results is shown, the contenders in short. Thr
 name one file: `speed details: FILE FORM`, `speed intervals: FILE` and `speed scaling: FILE`.
 """
 
+import argparse
 import json
 import sys
+from argparse import RawTextHelpFormatter
 from pathlib import Path
 from typing import Any
 
@@ -119,9 +121,11 @@ def scaling(record: dict[str, Any]) -> str:
     """Return the optimizer's own part at each point, in milliseconds."""
     axis, points = record["axis"], record["points"]
     head = " | ".join(f"{point[axis]:,}" for point in points)
-    lines = [f"{measured(record)}; milliseconds:", "", f"| {axis} | {head} |"]
+    found_forms = {row["form"] for row in points[0]["cases"]}
+    several = len(found_forms) > 1
+    unit = "milliseconds" if several else f"milliseconds, {found_forms.pop()}"
+    lines = [f"{measured(record)}; {unit}:", "", f"| {axis} | {head} |"]
     lines.append("|---" * (len(points) + 1) + "|")
-    several = len({row["form"] for row in points[0]["cases"]}) > 1
     for row in points[0]["cases"]:
         found = [next((r for r in p["cases"] if named(r) == named(row)), None) for p in points]
         values = [f"{r['own_us']['median'] / 1e3:.3g}" if r else "did not fit" for r in found]
@@ -175,12 +179,18 @@ def read(name: str) -> dict[str, Any]:
     return record
 
 
-def main(words: list[str]) -> None:
-    check, pages = "--check" in words, [Path(word) for word in words if word != "--check"]
-    old = [page for page in pages if renew(page, MARK, made, check)]
-    if check and old:
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=RawTextHelpFormatter)
+    parser.add_argument("pages", nargs="+", type=Path)
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    given = parser.parse_args()
+    try:
+        old = [page for page in given.pages if renew(page, MARK, made, given.check)]
+    except (OSError, ValueError) as error:
+        sys.exit(str(error))
+    if given.check and old:
         sys.exit(f"out of date: {', '.join(map(str, old))}; run python docs/speed_table.py")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

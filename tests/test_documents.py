@@ -113,8 +113,10 @@ def test_the_picture_of_minima_is_made_of_all_records() -> None:
 def test_the_picture_of_gammas_is_made_of_all_records() -> None:
     """`python docs/make_figures.py sensitivity` draws it anew."""
     picture = (DOCS / "_static" / "sensitivity.svg").read_text()
-    runs = find("sensitivity").select("*/ResNet18 CIFAR-10").runs
+    gammas = find("sensitivity").select("*/ResNet18 CIFAR-10").runs
+    runs = (*gammas, *find("cifar").select("ResNet18/S*/CIFAR-10").runs)
     records = {path.name for run in runs if (path := record_path(ROOT / "results", run)).exists()}
+    assert len(records) > 6
     assert set(re.findall(r"\w+\.json", picture)) == records
 
 
@@ -192,7 +194,7 @@ def test_table_of_weights_is_what_the_formula_says() -> None:
         (DOCS / "choosing.md").read_text(),
         re.MULTILINE,
     )
-    assert len(rows) == 5
+    assert len(rows) == 6
     for gamma, k, weight in ([float(cell) for cell in row] for row in rows):
         assert k == pytest.approx(effective_weight(gamma, 0.0), abs=0.02)
         assert weight == pytest.approx(effective_weight(gamma, 0.9), abs=0.005)

@@ -1,4 +1,4 @@
-"""`wsam demo`: two minutes that show what sharpness-aware training does."""
+"""`wsam demo`: a few minutes that show what sharpness-aware training does."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def demo(
     ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """See in two minutes what WSAM does to wrong labels.
+    """See in a few minutes what WSAM does to wrong labels.
 
     SGD, SAM and WSAM are trained on digits with wrong labels, and what came of it is shown.
-    Under two minutes on two cores, on data that is there. Finished runs are not run again.
+    One to three minutes on two cores, on data that is there. Finished runs are not run again.
     """
     import matplotlib  # noqa: F401 (missing ones are told of before anything runs)
     import sklearn  # noqa: F401

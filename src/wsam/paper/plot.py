@@ -117,9 +117,9 @@ def _ours(panel: Axes, x: Any, y: Any, spread: dict[str, Any], color: str) -> No
     panel.errorbar(x, y, fmt="o", color=color, ms=6, capsize=3, lw=1.4, zorder=3, **spread)
 
 
-def _papers(panel: Axes, x: Any, y: Any, spread: dict[str, Any]) -> None:
-    style: dict[str, Any] = {"mfc": "white", "mec": SOFT, "ecolor": "#b6bcc6", "ms": 6, "lw": 1.2}
-    panel.errorbar(x, y, fmt="D", capsize=3, zorder=2, **style, **spread)
+def _papers(panel: Axes, x: Any, y: Any, spread: dict[str, Any], size: float = 6) -> None:
+    style: dict[str, Any] = {"mfc": "white", "mec": SOFT, "ecolor": "#b6bcc6", "lw": 1.2}
+    panel.errorbar(x, y, fmt="D", ms=size, capsize=3, zorder=2, **style, **spread)
 
 
 def _dots(panel: Axes, table: Table, entries: Sequence[Entry]) -> None:
@@ -156,7 +156,7 @@ def _lines(panel: Axes, table: Table, entries: Sequence[Entry]) -> None:
         if ours.mean is not None:
             _ours(panel, at, ours.mean, {"yerr": ours.deviation}, _color(entry))
         if paper is not None:
-            _papers(panel, at, paper.mean, {"yerr": paper.deviation})
+            _papers(panel, at, paper.mean, {"yerr": paper.deviation}, size=10)  # ours may cover it
     numbers = [float(row[0]) for row in table.rows]
     low, high = min(numbers), max(numbers)
     if low > 0 and high / low >= _WIDE:
@@ -174,7 +174,8 @@ def _legend(entries: Sequence[Entry]) -> tuple[list[Any], list[str]]:
 
     counts = sorted({entry.ours.n for entry in entries if entry.ours.n})
     times = f" (n = {'–'.join(map(str, (counts[0], counts[-1])[: len(counts)]))})" if counts else ""
-    ours = Line2D([], [], marker="o", ls="", color=INK, ms=6)
+    colors = {_color(entry) for entry in entries}
+    ours = Line2D([], [], marker="o", ls="", color=colors.pop() if len(colors) == 1 else INK, ms=6)
     paper = Line2D([], [], marker="D", ls="", mfc="white", mec=SOFT, ms=6)
     label = f"ours{times}" if counts else "ours: not run"
     if all(entry.cell.paper is None for entry in entries):

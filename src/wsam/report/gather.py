@@ -110,7 +110,7 @@ def group_key(run: Run) -> str:
 
 
 def gather(folder: Path) -> Folder:
-    """Read a results folder; what cannot be read is told of, not passed over.
+    """Read a results folder; a record that cannot be read is told of, not passed over.
 
     Args:
         folder: Where `wsam train`, `wsam paper run`, `wsam sweep` or `wsam demo` put records; those
