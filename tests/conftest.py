@@ -11,6 +11,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)
+ONEDNN = torch.backends.mkldnn.enabled
 settings.register_profile(
     "house",
     deadline=None,
@@ -50,6 +51,8 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> None:
 @pytest.fixture(autouse=True)
 def _fresh_start() -> None:
     _seed()
+    # Where a CPU lacks bfloat16, torch gives oneDNN up in this process at the first such product.
+    torch.backends.mkldnn.enabled = ONEDNN
     compiler = sys.modules.get("torch._dynamo.utils")
     if compiler is not None:  # what an earlier test has compiled is no business of this one
         compiler.counters.clear()
