@@ -47,7 +47,7 @@ def demo(
     """See in a few minutes what WSAM does to wrong labels.
 
     SGD, SAM and WSAM are trained on digits with wrong labels, and what came of it is shown.
-    One to three minutes on two cores, on data that is there. Finished runs are not run again.
+    One to four minutes on two cores, on data that is there. Finished runs are not run again.
     """
     import matplotlib  # noqa: F401 (missing ones are told of before anything runs)
     import sklearn  # noqa: F401
