@@ -38,6 +38,12 @@ def save(drawn, name, made_of=None):
     print(f"wrote {path} ({path.stat().st_size / 1024:.0f} KB)")
 
 
+def draw_level(panel, height, at, text, color):
+    """A dashed line across a panel, for what the rest is compared with."""
+    panel.axhline(height, color=color, linestyle="--", linewidth=1)
+    panel.annotate(text, (at, height), (0, 5), textcoords="offset points", color=SOFT)
+
+
 def draw_toy():
     runs = [trace(rule="sam"), trace(rule="gsam")]
     runs += [trace(rule=r, gamma=g) for g in (0.6, 0.95) for r in ("wsam", "coupled_wsam")]
@@ -176,8 +182,7 @@ def draw_stability():
                 style = {"marker": marker, "markersize": 5, "alpha": 0.85}
                 panel.plot(products, errors, color=color, label=label, linewidth=1.3, **style)
         plain = (test_error(just_the_base, 0) + test_error(just_the_base, 1)) / 2
-        panel.axhline(plain, color=COLORS["sgd"], linestyle="--", linewidth=1)
-        panel.annotate(title("sgd"), (0.28, plain), (0, 5), textcoords="offset points", color=SOFT)
+        draw_level(panel, plain, 0.28, title("sgd"), COLORS["sgd"])
         panel.set(xscale="log", xlabel="k ρ", ylabel="test error (%)", ylim=(0, 95))
         panel.set_xticks(products, [f"{p:g}" for p in products])
         panel.minorticks_off()
@@ -203,12 +208,9 @@ def draw_sensitivity():
         drawn = plot.draw(table, outcome.gather(table, RESULTS))
         panel = drawn.axes[0]
         for entry in outcome.gather(others, RESULTS):
-            ours, label = entry.ours, f"{entry.cell.row[1]} (n = {entry.ours.n})"
+            label = f"{entry.cell.row[1]} (n = {entry.ours.n})"
             color = COLORS.get(entry.cell.runs[0].method, COLORS["sgd"])
-            panel.axhline(ours.mean, color=color, linewidth=0.9, linestyle="--", zorder=1)
-            panel.annotate(
-                label, (0.48, ours.mean), (0, 3), textcoords="offset points", color=color
-            )
+            draw_level(panel, entry.ours.mean, 0.48, label, color)
     shown = {record_path(RESULTS, run) for run in (*table.runs, *others.runs)}
     save(drawn, "sensitivity.svg", " ".join(sorted(p.name for p in shown if p.exists())))
 

@@ -11,7 +11,6 @@ name one file: `speed details: FILE FORM`, `speed intervals: FILE` and `speed sc
 import argparse
 import json
 import sys
-from argparse import RawTextHelpFormatter
 from pathlib import Path
 from typing import Any
 
@@ -121,9 +120,9 @@ def scaling(record: dict[str, Any]) -> str:
     """Return the optimizer's own part at each point, in milliseconds."""
     axis, points = record["axis"], record["points"]
     head = " | ".join(f"{point[axis]:,}" for point in points)
-    found_forms = {row["form"] for row in points[0]["cases"]}
-    several = len(found_forms) > 1
-    unit = "milliseconds" if several else f"milliseconds, {found_forms.pop()}"
+    measured_forms = forms(points[0])
+    several = len(measured_forms) > 1
+    unit = "milliseconds" if several else f"milliseconds, {''.join(measured_forms)}"
     lines = [f"{measured(record)}; {unit}:", "", f"| {axis} | {head} |"]
     lines.append("|---" * (len(points) + 1) + "|")
     for row in points[0]["cases"]:
@@ -140,7 +139,7 @@ def named(row: dict[str, Any]) -> tuple[str, str]:
 
 
 def forms(record: dict[str, Any]) -> set[str]:
-    """Return the forms that were measured."""
+    """Return the forms that were measured, in a record or at one of its points."""
     return {case["form"] for case in record["cases"]}
 
 
@@ -180,7 +179,7 @@ def read(name: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("pages", nargs="+", type=Path)
     parser.add_argument("--check", action="store_true", help="write nothing")
     given = parser.parse_args()
