@@ -143,7 +143,7 @@ def forget_accelerators() -> None:
 def run_script(name: str, *arguments: str, timeout: float = 240.0) -> str:
     """Run a program of this folder, as a user would run one, and return what it printed."""
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).parent / name), *arguments],
+        [sys.executable, str(Path(__file__).parent / "frameworks" / name), *arguments],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
         capture_output=True,
         text=True,

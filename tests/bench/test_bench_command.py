@@ -17,7 +17,7 @@ from wsam.bench.problem import CIFAR, Problem, bag_problem, image_problem, mlp10
 from wsam.bench.run import Settings, every_case, measure
 
 CPU = torch.device("cpu")
-RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 TWO_STEP_SAM = """
 import torch

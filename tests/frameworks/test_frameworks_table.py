@@ -16,14 +16,14 @@ import pytest
 from framework_helpers import forget_accelerators
 
 TESTS = Path(__file__).parent
-PAGES = TESTS.parent / "docs" / "frameworks"
+PAGES = TESTS.parents[1] / "docs" / "frameworks"
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 TABLE = re.compile(r"(?<=test_frameworks_table.py -->\n).*?(?=<!-- end -->)", re.DOTALL)
 ROW = re.compile(r"^\| .* \| (works|refused) \| `(test_\w+)` \|$", re.MULTILINE)
 
 # page -> (title, files of the tests, what their names have before "works" or "refuses")
 FRAMEWORKS = {
-    "lightning": ("Lightning", ("test_lightning.py", "test_lightning_refusals.py"), ""),
+    "lightning": ("Lightning", ("test_lightning.py", "test_lightning_errors.py"), ""),
     "transformers": ("HF Trainer", ("test_transformers.py",), ""),
     "accelerate": ("Accelerate", ("test_accelerate.py",), ""),
     "fabric": ("Fabric", ("test_fabric_skorch.py",), "fabric_"),
@@ -75,7 +75,9 @@ def table() -> str:
 def test_index_is_made_of_the_tests() -> None:
     found = TABLE.search((PAGES / "index.md").read_text())
     assert found is not None
-    assert found[0] == table(), "run: python tests/test_frameworks_table.py"
+    assert found[0] == table(), (
+        "run: PYTHONPATH=tests python tests/frameworks/test_frameworks_table.py"
+    )
 
 
 @pytest.mark.parametrize("feature", FEATURES)

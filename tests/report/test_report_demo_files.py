@@ -3,7 +3,7 @@
 import shutil
 
 import pytest
-from test_demo import tiny_runs
+from test_report_demo import tiny_runs
 
 from wsam.demo import carry_out, choice, contenders, summarise, work
 from wsam.demo.page import page

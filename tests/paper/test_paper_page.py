@@ -24,7 +24,7 @@ between
 <!-- end -->
 after
 """
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture

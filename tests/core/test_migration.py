@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 
 import wsam
 
-PAGE = (Path(__file__).parents[1] / "docs" / "migration.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "migration.md").read_text()
 SGD = {"lr": 0.1, "momentum": 0.9}
 Closure = Callable[[], Tensor]
 
@@ -200,7 +200,7 @@ def test_clipping() -> None:
 
 
 def test_page_names_tests_that_exist() -> None:
-    table = PAGE.split("<!-- claims: tests/test_migration.py -->")[1].split("<!-- end -->")[0]
+    table = PAGE.split("<!-- claims: tests/core/test_migration.py -->")[1].split("<!-- end -->")[0]
     claims = table.strip().splitlines()[2:]
     named = [re.findall(r"`(test_\w+)` \|$", line) for line in claims]
     assert all(len(names) == 1 for names in named)

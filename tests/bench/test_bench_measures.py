@@ -28,7 +28,7 @@ from wsam.rule import Weighted
 
 CPU = torch.device("cpu")
 Fused = Callable[[torch.nn.Module], torch.optim.Optimizer]
-SPEED = Path(__file__).parents[1] / "docs" / "speed.md"
+SPEED = Path(__file__).parents[2] / "docs" / "speed.md"
 
 
 # --- timing --------------------------------------------------------------------------------------

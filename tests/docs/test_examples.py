@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 TEAMS = {"torchrun_ddp.py", "fsdp2.py"}
 HERE = {path.name for path in EXAMPLES.glob("*.py")} - TEAMS
 

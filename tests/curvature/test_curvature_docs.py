@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-PAGE = Path(__file__).parents[1] / "docs" / "curvature.md"
+PAGE = Path(__file__).parents[2] / "docs" / "curvature.md"
 
 
 def test_examples_run(capsys):

@@ -125,7 +125,7 @@ def test_kernels_that_cannot_be_made_are_left_out(
 
 @pytest.mark.skipif(not launch.available(), reason="Triton is not installed")
 def test_kernels_equal_the_foreach_path() -> None:
-    code = "import sys; sys.path.insert(0, 'tests'); import test_kernels; test_kernels.check_all()"
+    code = "import sys; sys.path[:0] = ['tests', 'tests/accel']; import test_kernels; test_kernels.check_all()"
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=280)
 

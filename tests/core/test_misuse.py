@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 import wsam
 from wsam.schedule import NormAbove
 
-RECIPES = (Path(__file__).parents[1] / "docs" / "recipes.md").read_text()
+RECIPES = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text()
 
 
 def network() -> nn.Module:

@@ -273,7 +273,7 @@ def test_bad_grid_files_are_named(tmp_path, text, message):
 
 
 def test_the_grid_of_the_page_is_the_one_it_describes(tmp_path):
-    page = (Path(__file__).parents[1] / "docs" / "sweep.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "sweep.md").read_text()
     (text,) = re.findall(r"^```toml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     path = tmp_path / "digits.toml"
     path.write_text(text)

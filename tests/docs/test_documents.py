@@ -20,7 +20,7 @@ from wsam.lab import pages
 from wsam.lab.records import record_path
 from wsam.paper import find
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
 ALL_PAGES = [*PAGES, *sorted((DOCS / "frameworks").glob("*.md"))]

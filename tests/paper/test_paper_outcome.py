@@ -17,7 +17,7 @@ from wsam.paper import Cell, Measure, Quoted, Table, find, gather, minimum, rend
 from wsam.paper.outcome import Entry, Ours
 
 RESNET = ("ResNet18", "WSAM")
-DOCUMENT = Path(__file__).parents[1] / "docs" / "paper.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "paper.md"
 
 
 def fake_record(out, run, error, loss=0.01, status="finished"):

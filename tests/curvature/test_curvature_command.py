@@ -90,7 +90,7 @@ def test_what_has_not_converged_names_the_options_that_help(record):
     unsure = "1 probe of 60 steps, not converged: raise --density-probes or --density-steps"
     assert shown.count(unsure) == 2
     assert "standard error" in shown
-    page = (Path(__file__).parents[1] / "docs" / "curvature.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "curvature.md").read_text()
     for option in (
         "--trace-tol 0.02",
         "--trace-products 300",

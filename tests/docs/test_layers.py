@@ -11,7 +11,7 @@ import pytest
 import wsam
 from wsam.looks import LOOKS
 
-SOURCE = Path(__file__).parents[1] / "src" / "wsam"
+SOURCE = Path(__file__).parents[2] / "src" / "wsam"
 FILES = sorted(SOURCE.rglob("*.py"))
 NAMES = [str(path.relative_to(SOURCE)) for path in FILES]
 

@@ -41,7 +41,7 @@ def check(outcomes, out, tmp_path):
 @pytest.fixture
 def like_here(monkeypatch):
     """Let workers import the functions of tests, and compute on as many threads as this process."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     before = torch.get_num_threads()
     torch.set_num_threads(1)

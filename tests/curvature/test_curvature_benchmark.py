@@ -13,7 +13,7 @@ import torch
 
 from wsam.lab import pages
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def loaded(name: str) -> ModuleType:

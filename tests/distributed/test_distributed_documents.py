@@ -9,7 +9,7 @@ import pytest
 from workers import traffic
 from workers.pair import team
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "distributed.md").read_text()
 
 

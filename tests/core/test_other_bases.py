@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from helpers import PROBLEMS, make_step, parameters, same, snapshot, torch_base, train
-from test_promises_state_dict import through_a_file
+from test_state_dict import through_a_file
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from workers.pair import team

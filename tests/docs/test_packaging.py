@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 import wsam
 from wsam import __version__
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 ABSENT = {"numpy", "typer", "rich", "matplotlib", "scipy", "sklearn"}  # not needed, so not there
 
@@ -55,7 +55,7 @@ def test_sdist_can_be_tested(built: Path) -> None:
         names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
     assert {f"src/{name}" for name in sources()} <= names
     wanted = {"README.md", "LICENSE", "CHANGELOG.md", "Makefile", "constraints.txt"}
-    assert wanted | {"tests/test_packaging.py", "docs/quickstart.md"} <= names
+    assert wanted | {"tests/docs/test_packaging.py", "docs/quickstart.md"} <= names
     tops = {name.split("/")[0] for name in names}
     folders = {"src", "tests", "docs", "examples", "benchmarks", "results", ".github"}
     assert tops - folders <= {path.name for path in ROOT.iterdir() if path.is_file()} | {"PKG-INFO"}

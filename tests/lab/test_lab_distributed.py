@@ -59,7 +59,7 @@ def test_a_batch_that_cannot_be_shared(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_an_interrupted_team_ends_in_the_same_record(tmp_path: Path) -> None:
     """Every process goes on with its own generator: dropout masks would tell."""
-    worker = str(Path(__file__).parent / "workers" / "lab_team.py")
+    worker = str(Path(__file__).parents[1] / "workers" / "lab_team.py")
     for words in (("whole",), ("broken", "stop"), ("broken",)):
         assert not list((tmp_path / words[0]).glob("*.json"))
         done = started(worker, str(tmp_path / words[0]), *words[1:], processes=2)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import PROBLEMS, make_step, parameters, same, snapshot, torch_base, train
-from test_promises_state_dict import through_a_file
+from test_state_dict import through_a_file
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
