@@ -16,10 +16,9 @@ from torch import Tensor, nn
 
 from wsam import SAM, WSAM, CoupledWSAM, SharpnessAware
 from wsam.lab.records import record_path
-from wsam.looks import title
 from wsam.paper import catalog, outcome, plot, plot_around
+from wsam.plot_style import COLORS, MUTED_COLOR, RC_PARAMS, method_title, new_figure
 from wsam.plots.directions import directions
-from wsam.plots.style import COLORS, SETTINGS, SOFT, figure
 from wsam.plots.toy import trajectories
 from wsam.theory import effective_weight, parity_gamma
 from wsam.toy import trace, updates
@@ -30,7 +29,7 @@ RESULTS = Path(__file__).parents[1] / "results"
 
 def save(drawn, name, made_of=None):
     path = STATIC / name
-    with rc_context(SETTINGS):
+    with rc_context(RC_PARAMS):
         # The name of the drawing library is of no use to a reader, and dates make files differ.
         metadata = {"Date": None} if name.endswith("svg") else {"Software": None}
         metadata |= {"Description": made_of} if made_of else {}
@@ -41,7 +40,7 @@ def save(drawn, name, made_of=None):
 def draw_level(panel, height, at, text, color):
     """A dashed line across a panel, for what the rest is compared with."""
     panel.axhline(height, color=color, linestyle="--", linewidth=1)
-    panel.annotate(text, (at, height), (0, 5), textcoords="offset points", color=SOFT)
+    panel.annotate(text, (at, height), (0, 5), textcoords="offset points", color=MUTED_COLOR)
 
 
 def draw_toy():
@@ -89,8 +88,8 @@ def measured_weight(gamma: float, momentum: float) -> float:
 
 
 def draw_weight():
-    with rc_context(SETTINGS):
-        drawn = figure(6.4, 3.9)
+    with rc_context(RC_PARAMS):
+        drawn = new_figure(6.4, 3.9)
         panel = drawn.subplots()
         gammas = [i / 200 for i in range(197)]
         shades = {0.0: COLORS["sgd"], 0.9: COLORS["wsam"]}
@@ -110,8 +109,10 @@ def draw_weight():
                 ha="left",
                 fontsize=9,
             )
-        panel.axhline(1, color=SOFT, linewidth=0.8, linestyle="--")
-        panel.annotate("SAM's weight", (0.02, 1), (0, -12), textcoords="offset points", color=SOFT)
+        panel.axhline(1, color=MUTED_COLOR, linewidth=0.8, linestyle="--")
+        panel.annotate(
+            "SAM's weight", (0.02, 1), (0, -12), textcoords="offset points", color=MUTED_COLOR
+        )
         panel.set(xlabel="γ", ylabel="weight of sharpness", yscale="log")
         panel.set(xlim=(0, 1), ylim=(0.02, 60))
         panel.set_title("Decoupled WSAM over SGD: formula (lines), optimizer (dots)", loc="left")
@@ -162,12 +163,12 @@ def test_error(make: Callable[..., torch.optim.Optimizer], seed: int) -> float:
 
 def draw_stability():
     products = [0.1 * 2**i for i in range(9)]
-    with rc_context(SETTINGS):
-        drawn = figure(7.2, 4.2)
+    with rc_context(RC_PARAMS):
+        drawn = new_figure(7.2, 4.2)
         panel = drawn.subplots()
         for rule, name, color in (
-            (CoupledWSAM, title("coupled_wsam"), COLORS["coupled_wsam"]),
-            (WSAM, f"{title('wsam')} (decoupled)", COLORS["wsam"]),
+            (CoupledWSAM, method_title("coupled_wsam"), COLORS["coupled_wsam"]),
+            (WSAM, f"{method_title('wsam')} (decoupled)", COLORS["wsam"]),
         ):
             for gamma, marker in ((0.8, "o"), (0.88, "s"), (0.94, "^")):
                 errors = []
@@ -182,7 +183,7 @@ def draw_stability():
                 style = {"marker": marker, "markersize": 5, "alpha": 0.85}
                 panel.plot(products, errors, color=color, label=label, linewidth=1.3, **style)
         plain = (test_error(just_the_base, 0) + test_error(just_the_base, 1)) / 2
-        draw_level(panel, plain, 0.28, title("sgd"), COLORS["sgd"])
+        draw_level(panel, plain, 0.28, method_title("sgd"), COLORS["sgd"])
         panel.set(xscale="log", xlabel="k ρ", ylabel="test error (%)", ylim=(0, 95))
         panel.set_xticks(products, [f"{p:g}" for p in products])
         panel.minorticks_off()
@@ -195,7 +196,7 @@ def draw_minima():
     """The records' minima; the picture names its records, so that one that is missing is noticed."""
     table = catalog.find("minima")
     entries, seen = outcome.gather(table, RESULTS), plot_around.gather(table, RESULTS)
-    with rc_context(SETTINGS):
+    with rc_context(RC_PARAMS):
         drawn = plot.draw(table, entries, seen)
     save(drawn, "minima.svg", " ".join(sorted(p.name for p in RESULTS.glob("*.minimum.json"))))
 
@@ -204,7 +205,7 @@ def draw_sensitivity():
     """WSAM's error by gamma beside those of SGDM and SAM; names its records, too."""
     table = catalog.find("sensitivity").select("*/ResNet18 CIFAR-10")
     others = catalog.find("cifar").select("ResNet18/S*/CIFAR-10")
-    with rc_context(SETTINGS):
+    with rc_context(RC_PARAMS):
         drawn = plot.draw(table, outcome.gather(table, RESULTS))
         panel = drawn.axes[0]
         for entry in outcome.gather(others, RESULTS):

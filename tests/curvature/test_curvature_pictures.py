@@ -19,7 +19,7 @@ from wsam.curvature import (
     save_density,
     save_landscape,
 )
-from wsam.looks import SOFT
+from wsam.plot_style import MUTED_COLOR
 
 LINE = Landscape([[-1.0, 0.0, 1.0]], [2.0, 1.0, 2.0], ["north"])
 GAP = Landscape([[-1.0, 0.0, 1.0]], [math.nan, 1.0, 2.0], ["north"], note="1 point is lost")
@@ -43,7 +43,7 @@ def test_a_line_has_the_houses_look_a_title_and_a_legend(tmp_path):
     shown = words(LINE.save(tmp_path / "line.svg"))
     assert {"Loss along north", "north", "loss", "origin"} <= set(shown)
     assert "no finite loss" not in shown
-    assert SOFT in (tmp_path / "line.svg").read_text()  # of labels, not matplotlib's black
+    assert MUTED_COLOR in (tmp_path / "line.svg").read_text()  # of labels, not matplotlib's black
     gap = words(GAP.save(tmp_path / "gap.svg"))
     assert {"no finite loss", "1 point is lost"} <= set(gap)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import wsam
-from wsam.looks import LOOKS
+from wsam.plot_style import METHOD_STYLES
 
 SOURCE = Path(__file__).parents[2] / "src" / "wsam"
 FILES = sorted(SOURCE.rglob("*.py"))
@@ -18,8 +18,8 @@ NAMES = [str(path.relative_to(SOURCE)) for path in FILES]
 FLOORS = {
     "_version": 0,
     "checks": 0,
-    "numbers": 0,
-    "looks": 0,
+    "_format": 0,
+    "plot_style": 0,
     "foreign": 0,
     "block": 0,
     "geometry": 0,
@@ -152,12 +152,12 @@ def test_optional_libraries_are_imported_lazily(name: str) -> None:
 
 def test_a_method_looks_the_same_everywhere() -> None:
     """Its name and colours are written once; every member has them, and dashes of its own."""
-    assert set(wsam.METHODS) <= set(LOOKS)
-    looks = set(LOOKS.values())
-    assert len({look.dashes for look in looks}) == len(looks)
-    colors = {c for look in looks for c in (look.light, look.dark, look.printed) if c}
+    assert set(wsam.METHODS) <= set(METHOD_STYLES)
+    styles = set(METHOD_STYLES.values())
+    assert len({style.dashes for style in styles}) == len(styles)
+    colors = {c for s in styles for c in (s.light, s.dark, s.printed) if c}
     for path in SOURCE.rglob("*"):
-        if path.suffix in {".py", ".css", ".js", ".html"} and path.name != "looks.py":
+        if path.suffix in {".py", ".css", ".js", ".html"} and path.name != "plot_style.py":
             again = [color for color in colors if color in path.read_text().lower()]
             assert not again, f"{path} says {again} again"
 
@@ -165,9 +165,9 @@ def test_a_method_looks_the_same_everywhere() -> None:
 @pytest.mark.parametrize(
     ("code", "allowed"),
     [
-        ("fmean", {"numbers.py"}),
-        ("stdev", {"numbers.py"}),
-        (r"isfinite\(.*\) else None", {"numbers.py"}),
+        ("fmean", {"_format.py"}),
+        ("stdev", {"_format.py"}),
+        (r"isfinite\(.*\) else None", {"_format.py"}),
     ],
 )
 def test_numbers_are_treated_in_one_place(code: str, allowed: set[str]) -> None:

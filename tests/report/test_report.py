@@ -15,8 +15,8 @@ from wsam.lab.checkpoint import save_state
 from wsam.lab.means import Means
 from wsam.lab.run import Run
 from wsam.lab.train import train
-from wsam.looks import LOOKS
 from wsam.paper import minimum
+from wsam.plot_style import METHOD_STYLES
 from wsam.report import gather, page, write
 from wsam.report.charts import curves, errors, some
 from wsam.report.commands import command, commands
@@ -324,12 +324,13 @@ def test_no_more_lines_than_can_be_told_apart(folder):
     assert [line.look.color for line in drawn] == ["wsam"] * 4 + ["sam"] * 2
     assert "6 of 11 groups" in some(lines, drawn)
     assert some(drawn, drawn) == ""
-    many = Experiment("t", tuple(lines_of(folder, *[*LOOKS][1:] * 2))).drawn
+    many = Experiment("t", tuple(lines_of(folder, *[*METHOD_STYLES][1:] * 2))).drawn
     assert len(many) == MOST_LINES
 
 
 @pytest.mark.parametrize(
-    "methods", [["vanilla", "sam", "wsam"], [*LOOKS][1:], ["sam", "sam", "vanilla", "wsam", "wsam"]]
+    "methods",
+    [["vanilla", "sam", "wsam"], [*METHOD_STYLES][1:], ["sam", "sam", "vanilla", "wsam", "wsam"]],
 )
 def test_lines_are_told_apart_without_colours(folder, methods):
     """By dashes: a method's own for its first line, and none twice, in charts and legend alike."""
@@ -337,11 +338,11 @@ def test_lines_are_told_apart_without_colours(folder, methods):
     dashes = [line.look.dashes for line in lines]
     assert len(set(dashes)) == len(lines)
     for method in set(methods):
-        assert dashes[methods.index(method)] == LOOKS[method].dashes
+        assert dashes[methods.index(method)] == METHOD_STYLES[method].dashes
     html = curves(Experiment("t", tuple(lines)))
     for shown in (html.partition("</ul>")[0], *re.findall("<figure>.*?</figure>", html)):
         found = re.findall(r'class="c-\w+"(?: stroke-dasharray="([\d ]+)")?', shown)
-        assert sorted(found) == sorted(dashes)
+        assert sorted(found) == sorted(" ".join(map(str, one)) for one in dashes)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 9])
@@ -351,8 +352,8 @@ def test_lines_of_one_method_have_tones_of_their_own(folder, count):
     paints = [line.look.paint for line in drawn]
     assert len(set(paints)) == len(paints) == min(count, MOST_OF_ONE) + 1
     assert paints[-1] == "sam", "one alone has the method's own colour"
-    tones = [line.look.tone for line in drawn[:-1]]
-    assert tones == [None] if count == 1 else tones == sorted(tones)
+    shades = [line.look.tone for line in drawn[:-1]]
+    assert shades == [None] if count == 1 else shades == sorted(shades)
     for html in (curves(Experiment("t", tuple(lines))), errors(Experiment("t", tuple(lines)))):
         painted = {name for name in re.findall(r"[cf]-(\w+)", html) if name in paints}
         assert painted == set(paints)

@@ -7,9 +7,9 @@ import re
 import pytest
 from recorded import as_recorded
 
+from wsam._format import mean_and_std
 from wsam.lab import records
 from wsam.lab.run import Run
-from wsam.numbers import mean_deviation
 from wsam.paper import Profile, around, find, minimum
 from wsam.report import gather, page
 from wsam.report.charts import maps
@@ -42,7 +42,7 @@ def wsam(seed=0, **hyper):
 
 @pytest.mark.parametrize("values", [[math.inf, 1.0], [math.inf, -math.inf], [math.nan, 1.0]])
 def test_what_is_not_finite_has_no_deviation(values):
-    mean, deviation = mean_deviation(values)
+    mean, deviation = mean_and_std(values)
     assert not math.isfinite(mean)
     assert deviation is None
 

@@ -1,4 +1,4 @@
-"""Colours of methods and their tones: seen on their ground, told apart, of the method's hue."""
+"""Colours of methods and their shades: seen on their ground, told apart, of the method's hue."""
 
 import colorsys
 import re
@@ -7,10 +7,10 @@ from itertools import pairwise
 
 import pytest
 
-from wsam import looks
-from wsam.looks import GROUNDS, LOOKS, tones
+from wsam import plot_style
+from wsam.plot_style import BACKGROUNDS, METHOD_STYLES, shades
 
-CASES = [(method, scheme) for method in LOOKS for scheme in GROUNDS]
+CASES = [(method, scheme) for method in METHOD_STYLES for scheme in BACKGROUNDS]
 
 
 def luminance(color):
@@ -31,9 +31,9 @@ def hue(color):
 
 @pytest.mark.parametrize(("method", "scheme"), CASES)
 def test_tones_are_seen_and_told_apart(method, scheme):
-    found = tones(getattr(LOOKS[method], scheme), GROUNDS[scheme])
-    ratios = [contrast(tone, GROUNDS[scheme]) for tone in found]
-    assert len(found) == looks.TONES
+    found = shades(getattr(METHOD_STYLES[method], scheme), BACKGROUNDS[scheme])
+    ratios = [contrast(tone, BACKGROUNDS[scheme]) for tone in found]
+    assert len(found) == plot_style.SHADE_COUNT
     assert ratios[0] >= 3, "WCAG asks this of lines"
     assert all(contrast(one, other) > 1.4 for one, other in pairwise(found))
     assert ratios == sorted(ratios)
@@ -41,18 +41,21 @@ def test_tones_are_seen_and_told_apart(method, scheme):
 
 @pytest.mark.parametrize(("method", "scheme"), CASES)
 def test_tones_keep_the_hue(method, scheme):
-    color = getattr(LOOKS[method], scheme)
-    for tone in tones(color, GROUNDS[scheme]):
+    color = getattr(METHOD_STYLES[method], scheme)
+    for tone in shades(color, BACKGROUNDS[scheme]):
         away = abs(hue(tone) - hue(color))
         assert min(away, 1 - away) < 0.035
 
 
-@pytest.mark.parametrize("scheme", GROUNDS)
+@pytest.mark.parametrize("scheme", BACKGROUNDS)
 def test_a_method_alone_is_seen_too(scheme):
-    for look in LOOKS.values():
-        assert contrast(getattr(look, scheme), GROUNDS[scheme]) >= 3
+    for look in METHOD_STYLES.values():
+        assert contrast(getattr(look, scheme), BACKGROUNDS[scheme]) >= 3
 
 
 def test_the_grounds_are_those_of_the_page():
     style = files("wsam.report").joinpath("assets", "report.css").read_text(encoding="utf-8")
-    assert re.findall(r"--card: (#[0-9a-f]{6})", style) == [GROUNDS["light"], GROUNDS["dark"]]
+    assert re.findall(r"--card: (#[0-9a-f]{6})", style) == [
+        BACKGROUNDS["light"],
+        BACKGROUNDS["dark"],
+    ]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wsam.plots.style import COLORS, INK, SETTINGS, figure
+from wsam.plot_style import COLORS, RC_PARAMS, TEXT_COLOR, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SHADES = {"floor": INK, "base": COLORS["sgd"], "ours": COLORS["wsam"], "peer": COLORS["sam"]}
+SHADES = {"floor": TEXT_COLOR, "base": COLORS["sgd"], "ours": COLORS["wsam"], "peer": COLORS["sam"]}
 NAMES = {"floor": "two passes", "base": "plain SGD", "ours": "wsam", "peer": "others"}
 DASHES = {"eager": "--", "captured": "-"}
 
@@ -20,7 +20,7 @@ def draw(record: dict[str, Any], path: Path) -> Path:
     """Draw a record into a picture file and return its path."""
     from matplotlib import rc_context
 
-    with rc_context(SETTINGS):
+    with rc_context(RC_PARAMS):
         drawn = lines(record) if record["kind"] == "scaling" else bars(record)
         path.parent.mkdir(parents=True, exist_ok=True)
         drawn.savefig(path, dpi=140)
@@ -31,20 +31,20 @@ def bars(record: dict[str, Any]) -> Figure:
     """Draw each case's ratio to the best floor, quartiles as whiskers."""
     rows = record["cases"][::-1]
     several = len({row["form"] for row in rows}) > 1
-    drawn = figure(8.5, 1.3 + 0.27 * len(rows))
+    drawn = new_figure(8.5, 1.3 + 0.27 * len(rows))
     panel: Axes = drawn.subplots()
     middles = [row["of_best_floor"]["median"] for row in rows]
     below = [row["of_best_floor"]["median"] - row["of_best_floor"]["low"] for row in rows]
     above = [row["of_best_floor"]["high"] - row["of_best_floor"]["median"] for row in rows]
     colors = [SHADES[row["kind"]] for row in rows]
-    whiskers = {"ecolor": INK, "elinewidth": 0.8}
+    whiskers = {"ecolor": TEXT_COLOR, "elinewidth": 0.8}
     panel.barh(range(len(rows)), middles, xerr=[below, above], color=colors, error_kw=whiskers)
     for place, (middle, more) in enumerate(zip(middles, above, strict=True)):
         text = f" {middle:.3f}"
-        panel.text(middle + more, place, text, va="center", fontsize=8, color=INK)
+        panel.text(middle + more, place, text, va="center", fontsize=8, color=TEXT_COLOR)
     names = [f"{row['name']}, {row['form']}" if several else row["name"] for row in rows]
     panel.set_yticks(range(len(rows)), names, fontsize=8)
-    panel.axvline(1.0, color=INK, linewidth=0.8, linestyle=":")
+    panel.axvline(1.0, color=TEXT_COLOR, linewidth=0.8, linestyle=":")
     panel.set_xlabel(
         "time of a step, relative to two forward-backward passes in their fastest form"
     )
@@ -62,7 +62,7 @@ def bars(record: dict[str, Any]) -> Figure:
 def lines(record: dict[str, Any]) -> Figure:
     """Draw each case's own part against tensors or weights."""
     axis = record["axis"]
-    drawn = figure(8.5, 5.0)
+    drawn = new_figure(8.5, 5.0)
     panel: Axes = drawn.subplots()
     series: dict[tuple[str, str, str], list[tuple[float, float]]] = {}
     for point in record["points"]:

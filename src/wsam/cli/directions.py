@@ -41,11 +41,11 @@ def directions(
         )
     files: list[Path] = []
     if out:
+        from wsam.plot_style import save_figure
         from wsam.plots.directions import directions as draw
-        from wsam.plots.style import save
 
         with together(out) as unfinished:
-            files = [out / path.name for path in save(draw(fan), unfinished, "directions")]
+            files = [out / path.name for path in save_figure(draw(fan), unfinished, "directions")]
     if json:
         from json import dumps
 

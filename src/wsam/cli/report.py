@@ -36,7 +36,7 @@ def report(
     It shows figures beside the paper's, curves, sharpness, and how to make each again. The
     page is one file, needs no network, and is readable in light and dark and on a phone.
     """
-    from wsam.numbers import counted
+    from wsam._format import pluralize
     from wsam.report import write
 
     if out is not None and out.is_dir():
@@ -48,7 +48,7 @@ def report(
     if found.path != folder:
         print(f"{folder} holds no records itself; those in {found.path}:")
     finished = sum(result.finished for result in found.results)
-    print(f"{counted(finished, 'finished run')} in {counted(len(found.groups), 'group')}")
+    print(f"{pluralize(finished, 'finished run')} in {pluralize(len(found.groups), 'group')}")
     for trouble in found.troubles:
         print(f"{trouble.kind}: {trouble.what}: {trouble.why}")
     print(f"wrote {path}")
@@ -69,10 +69,10 @@ def _plain(found: Folder) -> dict[str, Any]:
 
 
 def _group(line: Line) -> dict[str, Any]:
-    from wsam.numbers import mean_deviation
+    from wsam._format import mean_and_std
     from wsam.report.commands import commands
 
-    mean, deviation = mean_deviation(line.group.values("test_error"))
+    mean, deviation = mean_and_std(line.group.values("test_error"))
     return {
         "name": line.name,
         "finished": len(line.group.finished),

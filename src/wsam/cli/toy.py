@@ -45,12 +45,12 @@ def toy(
 
 
 def _write(runs: list[Any], out: Path) -> list[Path]:
-    from wsam.plots.style import save
+    from wsam.plot_style import save_figure
     from wsam.plots.toy import trajectories
     from wsam.plots.toy_page import toy_page
 
     with together(out) as unfinished:
-        written = save(trajectories(runs), unfinished, "toy")
+        written = save_figure(trajectories(runs), unfinished, "toy")
         page = unfinished / "toy.html"
         page.write_text(toy_page(), encoding="utf-8")
     return [out / path.name for path in (*written, page)]
@@ -73,7 +73,7 @@ def _print_json(runs: list[Any], files: list[Path]) -> None:
     import json
     from dataclasses import asdict
 
-    from wsam.numbers import plain
+    from wsam._format import json_safe
     from wsam.toy import Setting, places
 
     common = asdict(Setting())
@@ -85,7 +85,7 @@ def _print_json(runs: list[Any], files: list[Path]) -> None:
         "runs": [_record(run) for run in runs],
         "files": [str(path) for path in files],
     }
-    print(json.dumps(plain(record), indent=2, allow_nan=False))
+    print(json.dumps(json_safe(record), indent=2, allow_nan=False))
 
 
 def _print_table(runs: list[Any], files: list[Path]) -> None:

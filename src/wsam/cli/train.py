@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from wsam._format import pluralize
 from wsam.cli import _options as options
 from wsam.cli._app import app
 from wsam.cli._errors import pausing
-from wsam.numbers import counted
 
 if TYPE_CHECKING:
     from wsam.lab.means import Means
@@ -159,6 +159,6 @@ def _summary(record: Record, done: bool) -> str:
     last = record["curve"][-1]
     return (
         f"{'already finished: ' if done else ''}{record['title']}: test error "
-        f"{last['test_error']:.2f}% after {counted(last['epoch'], 'epoch')} "
+        f"{last['test_error']:.2f}% after {pluralize(last['epoch'], 'epoch')} "
         f"in {record['seconds']:.0f} s"
     )

@@ -15,10 +15,10 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
+from wsam._format import json_safe
 from wsam.curvature.batch import split_batch
 from wsam.curvature.objective import LossFunction, Objective, ObjectiveOptions
 from wsam.curvature.progress import Progress, Report
-from wsam.numbers import plain
 
 __all__ = ["Sharpness", "average_sharpness", "sharpness"]
 
@@ -49,7 +49,7 @@ class Sharpness:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the result, fit for JSON: a number that is not finite becomes None."""
-        found: dict[str, Any] = plain(asdict(self))
+        found: dict[str, Any] = json_safe(asdict(self))
         return found
 
 

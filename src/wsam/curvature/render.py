@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wsam.curvature.operator import TITLES
-from wsam.looks import INK, SETTINGS, SOFT
+from wsam.plot_style import MUTED_COLOR, RC_PARAMS, TEXT_COLOR
 
 if TYPE_CHECKING:
     from wsam.curvature.quadrature import Density
@@ -157,13 +157,13 @@ def _picture(path: Path, title: str, note: str) -> Iterator[tuple[Any, Any]]:
         raise ValueError(
             "pictures need matplotlib: pip install 'wsam[plots]', or write .html"
         ) from error
-    with rc_context(SETTINGS):
+    with rc_context(RC_PARAMS):
         figure = Figure(figsize=(7.2, 4.8), layout="constrained")
         axes = figure.subplots()
         yield figure, axes
         heading = textwrap.fill(title, 78)
-        figure.suptitle(heading, x=0.01, ha="left", fontsize=11, color=INK)
-        axes.set_title(note, loc="left", fontsize=9, color=SOFT)
+        figure.suptitle(heading, x=0.01, ha="left", fontsize=11, color=TEXT_COLOR)
+        axes.set_title(note, loc="left", fontsize=9, color=MUTED_COLOR)
         figure.legend(loc="outside lower left", ncols=2, fontsize=9)
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=150, metadata=_UNDATED.get(path.suffix.lower()))
@@ -177,7 +177,12 @@ def _draw_line(axes: Any, found: Landscape, logarithmic: bool) -> None:
     if gaps:
         along_the_foot = axes.get_xaxis_transform()
         axes.plot(
-            gaps, [0.02] * len(gaps), "x", color=SOFT, transform=along_the_foot, label=_NO_LOSS
+            gaps,
+            [0.02] * len(gaps),
+            "x",
+            color=MUTED_COLOR,
+            transform=along_the_foot,
+            label=_NO_LOSS,
         )
     axes.set(xlabel=found.labels[0], ylabel="loss")
     if logarithmic:
@@ -220,7 +225,7 @@ def _draw_surface(
     norm = LogNorm(low, high) if logarithmic else Normalize(low, high)
     filled = axes.contourf(*found.coordinates, turned, levels=edges, norm=norm)
     axes.contour(*found.coordinates, turned, levels=edges[::2], colors="white", linewidths=0.4)
-    axes.plot(0, 0, "P", mfc="white", mec=INK, ms=8, label="origin")
+    axes.plot(0, 0, "P", mfc="white", mec=TEXT_COLOR, ms=8, label="origin")
     if _has_gaps(found):
         axes.set_facecolor(_GAP)
         axes.plot([], [], "s", color=_GAP, ms=9, label=_NO_LOSS)

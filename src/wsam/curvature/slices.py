@@ -17,9 +17,9 @@ from typing import Any, Literal, Unpack
 import torch
 from torch import Tensor, nn
 
+from wsam._format import json_safe
 from wsam.curvature.objective import LossFunction, Objective, ObjectiveOptions
 from wsam.curvature.progress import Progress, Report
-from wsam.numbers import plain
 
 __all__ = ["Landscape", "between", "landscape", "normalised", "random_direction"]
 
@@ -52,7 +52,7 @@ class Landscape:
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything, fit for JSON: a loss that is not finite becomes None."""
-        found: dict[str, Any] = plain(asdict(self))
+        found: dict[str, Any] = json_safe(asdict(self))
         return found
 
     def save(self, path: str | Path, *, log: bool | None = None) -> Path:

@@ -13,11 +13,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from wsam._format import mean_and_std
 from wsam.demo.setting import LOOK_SEEDS, looks
 from wsam.lab import records
 from wsam.lab.files import write_atomic
 from wsam.lab.run import Run
-from wsam.numbers import mean_deviation
 from wsam.report.gather import failed_of
 from wsam.sweep.grid import Point, repeated
 
@@ -39,7 +39,7 @@ class Place:
     def mean(self) -> float | None:
         """The mean error; None where a run failed."""
         known = [error for error in self.errors if error is not None]
-        return mean_deviation(known)[0] if len(known) == len(self.errors) else None
+        return mean_and_std(known)[0] if len(known) == len(self.errors) else None
 
     @property
     def failures(self) -> str:

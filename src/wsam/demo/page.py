@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
+from wsam._format import format_mean_std
 from wsam.demo.choice import TIE, Choice
 from wsam.demo.setting import BASE, EPOCHS, LR, NOISE, SAM, TUNED, WSAM, contenders
 from wsam.demo.summary import ONE_SEED, Summary, error_text, names
 from wsam.demo.work import RADIUS
 from wsam.lab.environment import short_commit
-from wsam.numbers import plus_minus
 from wsam.report import page as report_page
 from wsam.report.charts import told
 from wsam.report.heat import heat
@@ -38,7 +38,7 @@ def table_rows(summary: Summary, narrow: bool = False) -> list[list[str]]:
     rows = []
     for name, row in summary.rows.items():
         texts = [
-            plus_minus(*row.figures[figure_name], form.format)
+            format_mean_std(*row.figures[figure_name], form.format)
             for figure_name, form in forms.items()
         ]
         first = 1 if narrow else len(texts) - 1

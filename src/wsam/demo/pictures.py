@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wsam._format import format_mean_std, mean_and_std
 from wsam.demo.choice import Choice
 from wsam.demo.setting import SAM, TUNED, WSAM, contenders
 from wsam.demo.summary import Row, Summary
-from wsam.numbers import mean_deviation, plus_minus
-from wsam.plots.style import COLORS, INK, SETTINGS, SOFT, figure, save
+from wsam.plot_style import COLORS, MUTED_COLOR, RC_PARAMS, TEXT_COLOR, new_figure, save_figure
 from wsam.report.heat import is_light, shade, shares
 from wsam.report.slices import mean_slice
 
@@ -40,8 +40,8 @@ def write_all(summary: Summary, choice: Choice, out: Path) -> list[Path]:
     }
     written = []
     for name, draw in drawings.items():
-        with rc_context(SETTINGS):
-            written += save(draw(), out, name)
+        with rc_context(RC_PARAMS):
+            written += save_figure(draw(), out, name)
     return written
 
 
@@ -58,7 +58,7 @@ def _with_radius(row: Row) -> str:
 
 def _band(panel: Axes, row: Row, x: Sequence[float], rows: Sequence[Sequence[float]]) -> None:
     """Draw a mean with a deviation around it."""
-    pairs = [mean_deviation(list(values)) for values in rows]
+    pairs = [mean_and_std(list(values)) for values in rows]
     means = [mean or 0.0 for mean, _ in pairs]
     spreads = [deviation or 0.0 for _, deviation in pairs]
     low = [m - s for m, s in zip(means, spreads, strict=True)]
@@ -70,7 +70,7 @@ def _band(panel: Axes, row: Row, x: Sequence[float], rows: Sequence[Sequence[flo
 
 def curves(summary: Summary) -> Figure:
     """Draw test error, training loss and sharpness over the epochs."""
-    drawn = figure(12.0, 3.9)
+    drawn = new_figure(12.0, 3.9)
     panels = drawn.subplots(1, len(_CURVES))
     for panel, (name, label) in zip(panels, _CURVES.items(), strict=True):
         for row in summary.rows.values():
@@ -90,7 +90,7 @@ def curves(summary: Summary) -> Figure:
 
 def errors(summary: Summary) -> Figure:
     """Draw the final test errors and the top eigenvalues, with deviations and single runs."""
-    drawn = figure(9.6, 3.2)
+    drawn = new_figure(9.6, 3.2)
     panels = drawn.subplots(1, 2, sharey=True)
     names = list(summary.rows)
     columns = (("test error (%)", "test_error"), ("top eigenvalue of the Hessian", "eigenvalues"))
@@ -98,15 +98,15 @@ def errors(summary: Summary) -> Figure:
         for at, row in enumerate(summary.rows.values()):
             group, color = row.group, _stroke(row)["color"]
             values = group.values(what) if what == "test_error" else group.eigenvalues
-            mean, deviation = mean_deviation(values)
+            mean, deviation = mean_and_std(values)
             assert mean is not None
             panel.plot(values, [at] * len(values), "o", color=color, alpha=0.35, markersize=4)
             style: dict[str, Any] = {"fmt": "o", "capsize": 4, "markersize": 8, "color": color}
             panel.errorbar(mean, at, xerr=deviation, **style)
-            text = plus_minus(mean, deviation, "{:.1f}".format)
+            text = format_mean_std(mean, deviation, "{:.1f}".format)
             end = (mean + (deviation or 0.0), at)
             offset: dict[str, Any] = {"xytext": (9, 0), "textcoords": "offset points"}
-            panel.annotate(text, end, va="center", fontsize=9, color=INK, **offset)
+            panel.annotate(text, end, va="center", fontsize=9, color=TEXT_COLOR, **offset)
         panel.set_xlabel(label)
         panel.set(xlim=(0, panel.get_xlim()[1] * 1.28), ylim=(len(names) - 0.5, -0.7))
         panel.grid(axis="x", color="#eceef1")
@@ -122,7 +122,7 @@ def errors(summary: Summary) -> Figure:
 
 def landscape(summary: Summary) -> Figure:
     """Draw the training loss along a random direction through each minimum."""
-    drawn = figure(7.2, 4.2)
+    drawn = new_figure(7.2, 4.2)
     panel = drawn.subplots()
     for row in summary.rows.values():
         points = mean_slice(row.group)
@@ -140,7 +140,7 @@ def landscape(summary: Summary) -> Figure:
 
 def gamma_rho(choice: Choice) -> Figure:
     """Draw the map of WSAM's test error over gamma and rho, and the looks at SAM and SGD."""
-    drawn = figure(9.6, 4.6)
+    drawn = new_figure(9.6, 4.6)
     grid, side = drawn.subplots(1, 2, width_ratios=(1.7, 1))
     _heat(grid, choice)
     for name, axis, color in ((SAM, "rho", "sam"), (TUNED, "lr", "sgd")):
@@ -178,7 +178,7 @@ def _heat(panel: Axes, choice: Choice) -> None:
         tone = _GONE if place.mean is None else shade(share[place.mean])
         mine = all(chosen[name] == value for name, value in place.point.items())
         edge: dict[str, Any] = {
-            "edgecolor": INK if mine else "white",
+            "edgecolor": TEXT_COLOR if mine else "white",
             "linewidth": 2.5 if mine else 1,
         }
         panel.add_patch(
@@ -187,7 +187,7 @@ def _heat(panel: Axes, choice: Choice) -> None:
             )
         )
         text = place.failures.replace(" ", "\n") if place.mean is None else f"{place.mean:.1f}"
-        ink = INK if is_light(tone) else "white"
+        ink = TEXT_COLOR if is_light(tone) else "white"
         panel.text(x, y, text, ha="center", va="center", color=ink, fontsize=10, zorder=4)
     panel.set_xticks(range(len(radii)), [f"{value:g}" for value in radii])
     panel.set_yticks(range(len(gammas)), [f"{value:g}" for value in gammas])
@@ -197,8 +197,8 @@ def _heat(panel: Axes, choice: Choice) -> None:
     for spine in panel.spines.values():
         spine.set_visible(False)
     seeds = ", ".join(map(str, choice.facts["seeds"]))
-    panel.set_title(f"WSAM's test error (%), mean of seeds {seeds}", loc="left", color=INK)
-    panel.yaxis.label.set_color(SOFT)
+    panel.set_title(f"WSAM's test error (%), mean of seeds {seeds}", loc="left", color=TEXT_COLOR)
+    panel.yaxis.label.set_color(MUTED_COLOR)
 
 
 def _rgb(color: tuple[int, int, int]) -> tuple[float, float, float]:

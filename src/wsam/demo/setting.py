@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from wsam.lab.run import Run
-from wsam.looks import LOOKS
+from wsam.plot_style import METHOD_STYLES
 from wsam.sweep.grid import Grid, repeated
 
 SEEDS = (0, 1, 2)
@@ -57,7 +57,7 @@ class Contender:
         return repeated(self.run, seeds)
 
 
-BASE, SAM, WSAM = (LOOKS[method].title for method in ("sgd", "sam", "wsam"))
+BASE, SAM, WSAM = (METHOD_STYLES[method].title for method in ("sgd", "sam", "wsam"))
 TUNED = f"{BASE}, own lr"
 
 

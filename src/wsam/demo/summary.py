@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from wsam._format import format_mean_std, mean_and_std
 from wsam.demo.setting import WSAM, Contender, contenders
 from wsam.demo.work import check_measured, read_sharpness
 from wsam.lab import records
 from wsam.lab.run import Run
-from wsam.numbers import mean_deviation, plus_minus
 from wsam.report.gather import Folder, Group, Result, gather, group_key
 
 Figure = tuple[float, float | None]
@@ -39,7 +39,7 @@ class Row:
         }
         made: dict[str, Figure] = {}
         for name, numbers in values.items():
-            mean, deviation = mean_deviation(numbers)
+            mean, deviation = mean_and_std(numbers)
             assert mean is not None
             made[name] = (mean, deviation)
         return made
@@ -96,7 +96,7 @@ class Summary:
 
 def error_text(row: Row) -> str:
     """Return a row's test error for a sentence: ``4.3 ± 0.2``."""
-    return plus_minus(*row.figures["test_error"], "{:.1f}".format)
+    return format_mean_std(*row.figures["test_error"], "{:.1f}".format)
 
 
 def summarise(out: Path, seeds: Sequence[int]) -> Summary:

@@ -14,10 +14,10 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from wsam._format import json_safe
 from wsam.lab import files
 from wsam.lab.names import is_number, mapping
 from wsam.lab.run import Run
-from wsam.numbers import plain
 
 Record = dict[str, Any]
 FORMAT = 1
@@ -83,7 +83,7 @@ def _lock(out: Path, run: Run) -> Path:
 def write(out: Path, run: Run, record: Record) -> Path:
     """Write a record: atomically, and valid for any reader of JSON."""
     path = record_path(out, run)
-    files.write_atomic(path, _text(plain(record)).encode())
+    files.write_atomic(path, _text(json_safe(record)).encode())
     return path
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from wsam._format import json_safe
 from wsam.lab import environment, generators, models, records
 from wsam.lab.batches import MemoryFeed
 from wsam.lab.checkpoint import Checkpoints, load_state, save_state
@@ -36,7 +37,6 @@ from wsam.lab.step import (
 from wsam.lab.subject import fitted
 from wsam.lab.team import Team, joined
 from wsam.lab.watch import Row, Watcher
-from wsam.numbers import plain
 
 _LIVE_SECONDS = 0.5
 _FINAL = ("train_loss", "train_error", "test_loss", "test_error", "sharpness")
@@ -302,7 +302,7 @@ class Session:
         record = self._record(failure)
         records.write(self.out, self.run, record)
         self.checkpoints.clear()
-        return plain(record)  # type: ignore[no-any-return]
+        return json_safe(record)  # type: ignore[no-any-return]
 
     def _record(self, failure: str | None) -> Record:
         run, feed, last = self.run, self.feed, self.curve[-1]

@@ -13,9 +13,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from wsam._format import pluralize
 from wsam.lab.files import make_folder
 from wsam.lab.run import Run
-from wsam.numbers import counted
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -60,7 +60,7 @@ class Lines(Watcher):
     def start(self, run: Run, steps: int, done: int, images: int) -> None:
         """Remember what the lines need."""
         self.epochs, self.images = run.epochs, images * steps
-        self.say(f"{run.title}: {counted(run.epochs, 'epoch')}, {done} done, key {run.key}")
+        self.say(f"{run.title}: {pluralize(run.epochs, 'epoch')}, {done} done, key {run.key}")
 
     def epoch(self, row: Row) -> None:
         """Print a line."""

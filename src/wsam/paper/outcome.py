@@ -8,10 +8,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
+from wsam._format import mean_and_std
 from wsam.lab import records
 from wsam.lab.records import Record
 from wsam.lab.run import Run
-from wsam.numbers import mean_deviation
 from wsam.paper import minimum
 from wsam.paper.table import Cell, Measure, Table, number, with_deviation
 
@@ -42,12 +42,12 @@ class Ours:
     @property
     def mean(self) -> float | None:
         """Their mean."""
-        return mean_deviation(self.values)[0]
+        return mean_and_std(self.values)[0]
 
     @property
     def deviation(self) -> float | None:
         """Their sample deviation, from two on."""
-        return mean_deviation(self.values)[1]
+        return mean_and_std(self.values)[1]
 
     def text(self, decimals: int) -> str:
         """Return ``3.61 ± 0.05 (n = 3)``, or why there is nothing."""

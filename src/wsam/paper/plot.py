@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from wsam.paper import plot_around
 from wsam.paper.outcome import Entry
 from wsam.paper.table import Table
-from wsam.plots.style import COLORS, INK, SETTINGS, SOFT, figure
+from wsam.plot_style import COLORS, MUTED_COLOR, RC_PARAMS, TEXT_COLOR, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,7 +48,7 @@ def save(table: Table, entries: Sequence[Entry], path: Path, seen: Seen = None) 
         raise ValueError("a plot needs matplotlib: pip install 'wsam[plots]'") from error
     path.parent.mkdir(parents=True, exist_ok=True)
     dated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
-    with rc_context(SETTINGS):
+    with rc_context(RC_PARAMS):
         draw(table, entries, seen).savefig(path, dpi=160, metadata=dated.get(path.suffix.lower()))
 
 
@@ -63,7 +63,7 @@ def draw(table: Table, entries: Sequence[Entry], seen: Seen = None) -> Figure:
     if seen is not None:
         height = max(height, 2.6)  # a curve needs room that three dots do not
     wide = 3.1 * (across + (seen is not None)) + (0.4 if numeric else 1.4)
-    drawn = figure(wide, height + (2.9 if planes else 0) + 0.7)
+    drawn = new_figure(wide, height + (2.9 if planes else 0) + 0.7)
     places = drawn.add_gridspec(
         2 if planes else 1, 1, height_ratios=[height, 2.9][: 1 + bool(planes)]
     )
@@ -84,7 +84,7 @@ def draw(table: Table, entries: Sequence[Entry], seen: Seen = None) -> Figure:
     if planes:
         lower = places[1].subgridspec(1, len(planes)).subplots(squeeze=False)
         plot_around.draw_planes(list(lower[0]), planes)
-    drawn.suptitle(table.title, x=0.01, ha="left", fontsize=12, color=INK)
+    drawn.suptitle(table.title, x=0.01, ha="left", fontsize=12, color=TEXT_COLOR)
     handles, labels = _legend(entries)
     drawn.legend(handles, labels, loc="outside lower left", ncols=2, fontsize=9)
     return drawn
@@ -110,7 +110,7 @@ def _label(table: Table, row: Sequence[str]) -> str:
 
 
 def _color(entry: Entry) -> str:
-    return COLORS.get(entry.cell.runs[0].method, SOFT)
+    return COLORS.get(entry.cell.runs[0].method, MUTED_COLOR)
 
 
 def _ours(panel: Axes, x: Any, y: Any, spread: dict[str, Any], color: str) -> None:
@@ -118,7 +118,7 @@ def _ours(panel: Axes, x: Any, y: Any, spread: dict[str, Any], color: str) -> No
 
 
 def _papers(panel: Axes, x: Any, y: Any, spread: dict[str, Any], size: float = 6) -> None:
-    style: dict[str, Any] = {"mfc": "white", "mec": SOFT, "ecolor": "#b6bcc6", "lw": 1.2}
+    style: dict[str, Any] = {"mfc": "white", "mec": MUTED_COLOR, "ecolor": "#b6bcc6", "lw": 1.2}
     panel.errorbar(x, y, fmt="D", ms=size, capsize=3, zorder=2, **style, **spread)
 
 
@@ -175,8 +175,10 @@ def _legend(entries: Sequence[Entry]) -> tuple[list[Any], list[str]]:
     counts = sorted({entry.ours.n for entry in entries if entry.ours.n})
     times = f" (n = {'–'.join(map(str, (counts[0], counts[-1])[: len(counts)]))})" if counts else ""
     colors = {_color(entry) for entry in entries}
-    ours = Line2D([], [], marker="o", ls="", color=colors.pop() if len(colors) == 1 else INK, ms=6)
-    paper = Line2D([], [], marker="D", ls="", mfc="white", mec=SOFT, ms=6)
+    ours = Line2D(
+        [], [], marker="o", ls="", color=colors.pop() if len(colors) == 1 else TEXT_COLOR, ms=6
+    )
+    paper = Line2D([], [], marker="D", ls="", mfc="white", mec=MUTED_COLOR, ms=6)
     label = f"ours{times}" if counts else "ours: not run"
     if all(entry.cell.paper is None for entry in entries):
         return [ours], [label]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from wsam.paper import around, minimum
 from wsam.paper.table import Measure, Table
-from wsam.plots.style import COLORS, SOFT
+from wsam.plot_style import COLORS, MUTED_COLOR
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -66,12 +66,14 @@ def draw_lines(panel: Axes, seen: Sequence[Seen]) -> None:
         losses = [loss if math.isfinite(loss) else math.nan for loss in one.line.losses]
         label = None if one.label in named else one.label
         named.add(one.label)
-        color = COLORS.get(one.method, SOFT)
+        color = COLORS.get(one.method, MUTED_COLOR)
         panel.plot(one.line.coordinates[0], losses, color=color, lw=1.3, alpha=0.8, label=label)
     panel.set_title("loss around the minimum", loc="left")
     panel.set_xlabel("filter-normalised direction")
     if not named:
-        panel.text(0.5, 0.5, NOT_MEASURED, transform=panel.transAxes, ha="center", color=SOFT)
+        panel.text(
+            0.5, 0.5, NOT_MEASURED, transform=panel.transAxes, ha="center", color=MUTED_COLOR
+        )
         panel.set(xticks=[], yticks=[])
         return
     panel.set_yscale("log")

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from wsam._format import pluralize
 from wsam.lab.run import Run
-from wsam.numbers import counted
 from wsam.paper.table import Kind, Table
 from wsam.sweep.grid import Grid
 
@@ -77,7 +77,7 @@ class Profile:
             return "smoke test: a small CNN on digits, not to be compared with the paper"
         parts = []
         if self.epochs is not None and self._shortens(reference):
-            parts.append(f"{counted(self.epochs, 'epoch')} instead of {reference}")
+            parts.append(f"{pluralize(self.epochs, 'epoch')} instead of {reference}")
         if self.precision is not None:
             parts.append(self.precision)
         return ", ".join(parts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from wsam.plots.style import COLORS, INK, SETTINGS, SOFT, figure
+from wsam.plot_style import COLORS, MUTED_COLOR, RC_PARAMS, TEXT_COLOR, new_figure
 from wsam.toy import FLAT, RULES, SADDLE, SHARP, Trajectory, loss, places
 from wsam.toy.trajectory import WEIGHTED
 
@@ -47,8 +47,8 @@ def trajectories(runs: Sequence[Trajectory]) -> Figure:
         raise ValueError("there is no run to draw")
     weighted = {run.setting.gamma for run in runs if run.setting.rule in WEIGHTED}
     gammas: list[float | None] = [*sorted(weighted)] or [None]
-    with rc_context(SETTINGS):
-        drawn = figure(5.4 * len(gammas) + 0.4, 4.3)
+    with rc_context(RC_PARAMS):
+        drawn = new_figure(5.4 * len(gammas) + 0.4, 4.3)
         panels = drawn.subplots(1, len(gammas), sharey=True, squeeze=False)[0]
         for panel, gamma in zip(panels, gammas, strict=True):
             mine = [r for r in runs if r.setting.rule not in WEIGHTED or r.setting.gamma == gamma]
@@ -121,7 +121,9 @@ def _landmarks(panel: Axes, start: tuple[float, float]) -> None:
     offsets = {SHARP: (-6, -30), FLAT: (0, 13), SADDLE: (0, -18)}
     for place in places():
         marker = "x" if place.name == SADDLE else "+"
-        panel.plot(*place.point, marker, color=INK, markersize=10, markeredgewidth=1.8, zorder=5)
+        panel.plot(
+            *place.point, marker, color=TEXT_COLOR, markersize=10, markeredgewidth=1.8, zorder=5
+        )
         name = place.name if place.name == SADDLE else f"{place.name} minimum"
         panel.annotate(
             f"{name} {place.loss:.3f}",
@@ -132,7 +134,7 @@ def _landmarks(panel: Axes, start: tuple[float, float]) -> None:
             fontsize=9,
             path_effects=halo,
         )
-    panel.plot(*start, "o", color="white", markersize=7, markeredgecolor=INK, zorder=5)
+    panel.plot(*start, "o", color="white", markersize=7, markeredgecolor=TEXT_COLOR, zorder=5)
     panel.annotate(
         "start",
         start,
@@ -140,6 +142,6 @@ def _landmarks(panel: Axes, start: tuple[float, float]) -> None:
         textcoords="offset points",
         ha="center",
         fontsize=9,
-        color=SOFT,
+        color=MUTED_COLOR,
         path_effects=halo,
     )

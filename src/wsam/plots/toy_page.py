@@ -5,7 +5,7 @@ from dataclasses import asdict
 from importlib.resources import files
 
 from wsam.geometry import Adaptive, Fisher
-from wsam.plots.style import with_colors
+from wsam.plot_style import with_colors
 from wsam.plots.toy import LEVELS, REGION
 from wsam.toy import RULES, Setting, places
 from wsam.toy.landscape import REACH, WELLS

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from wsam.looks import title as method_title
-from wsam.numbers import mean_deviation, plus_minus
+from wsam._format import format_mean_std, mean_and_std
+from wsam.plot_style import method_title
 from wsam.report import svg
 from wsam.report.gather import Group
 from wsam.report.heat import heat
@@ -38,7 +38,7 @@ def series(line: Line, figure_name: str) -> svg.Series | None:
     points: list[tuple[float, float | None, float, float]] = []
     for rows in zip(*curves, strict=False):
         values = [float(row[figure_name]) for row in rows if row.get(figure_name) is not None]
-        mean, deviation = mean_deviation(values)
+        mean, deviation = mean_and_std(values)
         spread = deviation or 0.0
         middle = mean or 0.0
         points.append((rows[0]["epoch"], mean, middle - spread, middle + spread))
@@ -120,7 +120,7 @@ def _eigenvalues(group: Group) -> list[float]:
 
 
 def _bar(line: Line, values: list[float]) -> svg.Bar:
-    mean, deviation = mean_deviation(values)
+    mean, deviation = mean_and_std(values)
     assert mean is not None
     return svg.Bar(line.told, line.look, values, mean, deviation)
 
@@ -149,7 +149,7 @@ def _place(group: Group) -> float | str:
 
     The mean of the survivors has no colour there: it would pass for the best where most failed.
     """
-    mean = mean_deviation(group.values("test_error"))[0]
+    mean = mean_and_std(group.values("test_error"))[0]
     return group.failures or (NO_FIGURE if mean is None else mean)
 
 
@@ -174,7 +174,7 @@ def _values(groups: Sequence[Group], name: str) -> list[float]:
 
 def told(values: list[float], form: str) -> str:
     """Return ``4.3 ± 0.2``, the mean alone, or a dash; `form` is a number's, as ``.1f``."""
-    mean, deviation = mean_deviation(values)
+    mean, deviation = mean_and_std(values)
     if mean is None:
         return NO_FIGURE
-    return plus_minus(mean, deviation, f"{{:{form}}}".format)
+    return format_mean_std(mean, deviation, f"{{:{form}}}".format)

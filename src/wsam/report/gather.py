@@ -13,8 +13,8 @@ from wsam.lab.checkpoint import Checkpoints
 from wsam.lab.names import is_number
 from wsam.lab.records import Record
 from wsam.lab.run import Run
-from wsam.looks import LOOKS
 from wsam.paper import minimum
+from wsam.plot_style import METHOD_STYLES
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ def unfinished(folder: Path) -> list[Trouble]:
 def _order(group: Group) -> tuple[Any, ...]:
     """Sort groups by experiment, then by method, the base first, then by their numbers."""
     run = group.run
-    known = list(LOOKS)
+    known = list(METHOD_STYLES)
     place = known.index(run.method) if run.method in known else len(known)
     hyper = tuple(float(value) if is_number(value) else 0.0 for value in run.hyper.values())
     rate = run.base_args.get("lr")

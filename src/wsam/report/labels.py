@@ -7,20 +7,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from wsam._format import mean_and_std
 from wsam.lab.names import Value
 from wsam.lab.run import Run
-from wsam.looks import LOOKS, TONES, title
-from wsam.numbers import mean_deviation
+from wsam.plot_style import METHOD_STYLES, SHADE_COUNT, method_title
 from wsam.report.gather import Group, group_key
 from wsam.report.svg import Look
 
-_DASHES = tuple(dict.fromkeys(look.dashes for look in LOOKS.values()))
+_DASHES = tuple(dict.fromkeys(look.dashes for look in METHOD_STYLES.values()))
 MOST_LINES = len(_DASHES)
 """More lines than this cannot be told apart without colours."""
-MOST_OF_ONE = TONES
-"""As many lines of one method have tones of their own, and leave room for others to compare."""
+MOST_OF_ONE = SHADE_COUNT
+"""As many lines of one method have shades of their own, and leave room for others to compare."""
 _TONES_OF = {2: (1, 3), 3: (1, 2, 3), 4: (0, 1, 2, 3)}
-"""Which tones so many lines of a method have: the faintest, far from its colour, where need be."""
+"""Which shades so many lines of a method have: the faintest, far from its colour, where need be."""
 GREEK = {"rho": "ρ", "gamma": "γ", "alpha": "α", "beta": "β", "eta": "η", "rho_min": "ρ min"}
 Setting = Callable[[Run], object]
 _VARYING: dict[str, Setting] = {
@@ -95,7 +95,7 @@ def _lines(groups: Sequence[Group], names: Mapping[str, str]) -> list[Line]:
     for group in groups:
         method = group.run.method
         name = names.get(group_key(group.run)) or label(group.run, varying)
-        made.append(Line(group, name, Look(method if method in LOOKS else "ink")))
+        made.append(Line(group, name, Look(method if method in METHOD_STYLES else "ink")))
     return toned(dashed(made))
 
 
@@ -108,7 +108,7 @@ def best(lines: Sequence[Line], most: int) -> list[Line]:
         lines: All there are.
         most: How many; of one method at most `MOST_OF_ONE`.
     """
-    errors = {id(line): mean_deviation(line.group.values("test_error"))[0] for line in lines}
+    errors = {id(line): mean_and_std(line.group.values("test_error"))[0] for line in lines}
     known = [line for line in lines if errors[id(line)] is not None]
     kept: list[Line] = []
     for line in sorted(known, key=lambda line: (bool(line.group.failures), errors[id(line)])):
@@ -125,27 +125,29 @@ def dashed(lines: Sequence[Line]) -> list[Line]:
     The first of a method has the method's own, further ones what is left over.
     """
     drawn = best(lines, MOST_LINES)
-    own = {line.look.color: line for line in reversed(drawn) if line.look.color in LOOKS}
-    taken = {LOOKS[method].dashes for method in own}
+    own = {line.look.color: line for line in reversed(drawn) if line.look.color in METHOD_STYLES}
+    taken = {METHOD_STYLES[method].dashes for method in own}
     free = (dashes for dashes in _DASHES if dashes not in taken)
     given = {
-        id(line): LOOKS[line.look.color].dashes if own.get(line.look.color) is line else next(free)
+        id(line): METHOD_STYLES[line.look.color].dashes
+        if own.get(line.look.color) is line
+        else next(free)
         for line in drawn
     }
     return [replace(line, look=replace(line.look, dashes=given.get(id(line)))) for line in lines]
 
 
 def toned(lines: Sequence[Line]) -> list[Line]:
-    """Give lines of one method that are shown together tones of its colour, from faint to strong."""
+    """Give lines of one method that are shown together shades of its colour, from faint to strong."""
     by_method: dict[str, list[Line]] = {}
     for line in best(lines, len(lines)):
         by_method.setdefault(line.look.color, []).append(line)
-    tones: dict[int, int] = {}
+    shades: dict[int, int] = {}
     for method, mine in by_method.items():
-        if len(mine) > 1 and method in LOOKS:
+        if len(mine) > 1 and method in METHOD_STYLES:
             chosen = _TONES_OF[len(mine)]
-            tones |= {id(line): tone for line, tone in zip(mine, chosen, strict=True)}
-    return [replace(line, look=replace(line.look, tone=tones.get(id(line)))) for line in lines]
+            shades |= {id(line): tone for line, tone in zip(mine, chosen, strict=True)}
+    return [replace(line, look=replace(line.look, tone=shades.get(id(line)))) for line in lines]
 
 
 def _varying(runs: Sequence[Run]) -> dict[str, Setting]:
@@ -192,7 +194,7 @@ def label(run: Run, varying: Mapping[str, Setting] | None = None) -> str:
         run: Any run of the group.
         varying: Further settings to name, each by a function of a run.
     """
-    name = run.base.upper() if run.method == "vanilla" else title(run.method)
+    name = run.base.upper() if run.method == "vanilla" else method_title(run.method)
     parts = [f"{GREEK.get(k, k)} {_text(v)}" for k, v in run.hyper.items() if v is not None]
     if run.geometry is not None:
         parts.insert(0, str(run.geometry["name"]))

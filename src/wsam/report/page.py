@@ -9,8 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from wsam.lab.files import write_atomic
-from wsam.looks import GROUNDS, LOOKS, TONES, tones
-from wsam.plots.style import with_colors
+from wsam.plot_style import BACKGROUNDS, METHOD_STYLES, SHADE_COUNT, shades, with_colors
 from wsam.report import sections
 from wsam.report.gather import Folder, gather
 from wsam.report.html import Section, escape
@@ -18,7 +17,7 @@ from wsam.report.labels import experiments, named
 
 _NO_BYTES = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 """Surrogates that stand for no byte: a damaged record may hold them."""
-_TONE_ENDS = tuple(f"_{number}" for number in range(TONES))
+_TONE_ENDS = tuple(f"_{number}" for number in range(SHADE_COUNT))
 
 
 def page(
@@ -97,24 +96,24 @@ def _as_unicode(text: str) -> str:
 
 def _style() -> str:
     """Return the style sheet, with a rule for every colour and every tone of it."""
-    names = [f"{method}{end}" for method in LOOKS for end in ("", *_TONE_ENDS)]
+    names = [f"{method}{end}" for method in METHOD_STYLES for end in ("", *_TONE_ENDS)]
     rules = (
         f".c-{name} {{ stroke: var(--{name}); }} .f-{name} {{ fill: var(--{name}); }}"
         for name in names
     )
     text = _asset("report.css").strip().replace("/*METHODS*/", "\n".join(rules))
-    for scheme in GROUNDS:
+    for scheme in BACKGROUNDS:
         text = text.replace(f"/*{scheme.upper()} TONES*/", _tones(scheme))
     return with_colors(text)
 
 
 def _tones(scheme: str) -> str:
-    """Return the declarations of all tones on a light or a dark page."""
-    colors = {method: getattr(look, scheme) for method, look in LOOKS.items()}
+    """Return the declarations of all shades on a light or a dark page."""
+    colors = {method: getattr(look, scheme) for method, look in METHOD_STYLES.items()}
     return " ".join(
         f"--{method}{end}: {tone};"
         for method, color in colors.items()
-        for end, tone in zip(_TONE_ENDS, tones(color, GROUNDS[scheme]), strict=True)
+        for end, tone in zip(_TONE_ENDS, shades(color, BACKGROUNDS[scheme]), strict=True)
     )
 
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from wsam._format import mean_and_std, pluralize
 from wsam.lab.environment import short_commit
 from wsam.lab.records import Record
 from wsam.lab.run import Run
-from wsam.numbers import counted, mean_deviation
 from wsam.paper import TABLES, Profile, find, gather, render
 from wsam.paper.outcome import Entry
 from wsam.paper.table import Table
@@ -58,7 +58,7 @@ def _told(line: Line, name: str, form: str) -> str:
 
 
 def _seconds(line: Line) -> str:
-    mean, _ = mean_deviation(line.group.seconds)
+    mean, _ = mean_and_std(line.group.seconds)
     return charts.NO_FIGURE if mean is None else f"{mean:.1f}"
 
 
@@ -246,11 +246,11 @@ def _group_commands(line: Line) -> str:
 def overview(folder: Folder) -> str:
     """Return a line of counts below the title."""
     finished = sum(result.finished for result in folder.results)
-    counts = [counted(finished, "finished run")]
+    counts = [pluralize(finished, "finished run")]
     counts += [
         f"{n} {kind}" for kind in ("failed", "unfinished", "damaged") if (n := folder.count(kind))
     ]
-    return paragraph(" · ".join([*counts, counted(len(folder.groups), "group")]), "lead")
+    return paragraph(" · ".join([*counts, pluralize(len(folder.groups), "group")]), "lead")
 
 
 __all__ = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wsam.numbers import mean_deviation
+from wsam._format import mean_and_std
 from wsam.paper import around
 from wsam.report import svg
 from wsam.report.charts import spread
@@ -46,7 +46,7 @@ def mean_slice(group: Group) -> list[tuple[float, float | None, float, float]]:
     found = slices_of(group)
     points: list[tuple[float, float | None, float, float]] = []
     for place, losses in zip(found[0][0], zip(*(f[1] for f in found), strict=True), strict=True):
-        mean, deviation = mean_deviation(list(losses))
+        mean, deviation = mean_and_std(list(losses))
         middle, spread = mean or 0.0, deviation or 0.0
         points.append((place, mean, middle - spread, middle + spread))
     return points

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from wsam.numbers import plus_minus
+from wsam._format import format_mean_std
 from wsam.report.scale import Scale, fit, short
 
 WIDTH, HEIGHT = 400, 280
@@ -23,12 +23,12 @@ class Look:
 
     Args:
         color: A method, or ``ink``.
-        dashes: As SVG writes them, empty for a whole line; None where no line is drawn.
-        tone: Which of the colour's tones (`looks.tones`); None for the colour itself.
+        dashes: On and off lengths, empty for a whole line; None where no line is drawn.
+        tone: Which of the colour's tones (`plot_style.shades`); None for the colour itself.
     """
 
     color: str = "ink"
-    dashes: str | None = None
+    dashes: tuple[float, ...] | None = None
     tone: int | None = None
 
     @property
@@ -39,7 +39,8 @@ class Look:
     @property
     def style(self) -> str:
         """Attributes of a stroked element."""
-        dashed = f' stroke-dasharray="{self.dashes}"' if self.dashes else ""
+        lengths = " ".join(map(str, self.dashes or ()))
+        dashed = f' stroke-dasharray="{lengths}"' if lengths else ""
         return f'class="c-{self.paint}"{dashed}'
 
 
@@ -200,7 +201,7 @@ def _bar(row: Bar, across: Scale, y: float) -> str:
         f'<circle cx="{across(value):.1f}" cy="{y}" r="3" class="dot f-{color}"/>'
         for value in row.values
     ]
-    told = plus_minus(row.mean, row.deviation, short)
+    told = format_mean_std(row.mean, row.deviation, short)
     if row.deviation is not None:
         left, right = across(row.mean - row.deviation), across(row.mean + row.deviation)
         whisker = f"M{left:.1f} {y}H{right:.1f}M{left:.1f} {y - 5}v10M{right:.1f} {y - 5}v10"

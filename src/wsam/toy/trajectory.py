@@ -11,11 +11,11 @@ from torch.optim import SGD, Optimizer
 
 from wsam.checks import count, number
 from wsam.geometry import Adaptive, Euclidean, Fisher, Geometry
-from wsam.looks import LOOKS
 from wsam.methods import GSAM, SAM, WSAM, CoupledWSAM
+from wsam.plot_style import METHOD_STYLES
 from wsam.toy.landscape import eigenvalues, loss, minimum_near
 
-RULES = {rule: LOOKS[rule].title for rule in ("sgd", "sam", "gsam", "wsam", "coupled_wsam")}
+RULES = {rule: METHOD_STYLES[rule].title for rule in ("sgd", "sam", "gsam", "wsam", "coupled_wsam")}
 GEOMETRIES: dict[str, Callable[[], Geometry]] = {
     "euclidean": Euclidean,
     "adaptive": Adaptive,

@@ -1,0 +1,66 @@
+"""Means with standard deviations, formatted numbers, and values that JSON can hold."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+
+def mean_and_std(values: Sequence[float]) -> tuple[float | None, float | None]:
+    """Return the mean and the sample standard deviation.
+
+    The mean of no values and the deviation of fewer than two are None. If a value is not finite,
+    the mean is not finite and the deviation is None.
+
+    Example:
+        >>> mean_and_std([1.0, 2.0, 3.0]), mean_and_std([5.0]), mean_and_std([])
+        ((2.0, 1.0), (5.0, None), (None, None))
+    """
+    if not values:
+        return None, None
+    if not all(map(math.isfinite, values)):
+        return sum(values) / len(values), None
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
+
+
+def format_mean_std(mean: float, std: float | None, number: Callable[[float], str]) -> str:
+    """Return ``mean ± std``, or the mean alone if there is no deviation.
+
+    Args:
+        mean: The mean.
+        std: The standard deviation, or None.
+        number: Formats one number.
+
+    Example:
+        >>> format_mean_std(4.31, 0.2, "{:.1f}".format), format_mean_std(4.31, None, "{:.1f}".format)
+        ('4.3 ± 0.2', '4.3')
+    """
+    return number(mean) if std is None else f"{number(mean)} ± {number(std)}"
+
+
+def pluralize(count: int, noun: str) -> str:
+    """Return a count with its noun: ``1 run``, ``2 runs``.
+
+    Example:
+        >>> pluralize(1, "run"), pluralize(0, "group")
+        ('1 run', '0 groups')
+    """
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def json_safe(value: Any) -> Any:
+    """Return the same data with None in place of NaN and infinity, which JSON cannot represent.
+
+    Example:
+        >>> json_safe({"losses": [1.0, float("inf")], "epoch": 3})
+        {'losses': [1.0, None], 'epoch': 3}
+    """
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(name): json_safe(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_safe(item) for item in value]
+    return value

@@ -1,0 +1,179 @@
+"""Titles, colors and dashes of the methods, and the style of all figures.
+
+A leaf module: every package may import it. matplotlib is imported only when a figure is made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+TEXT_COLOR = "#1d2430"
+MUTED_COLOR = "#5b6472"
+RC_PARAMS: Any = {  # Any: matplotlib's stubs list every key as a literal
+    "font.family": "DejaVu Sans",
+    "font.size": 10,
+    "text.color": TEXT_COLOR,
+    "axes.edgecolor": "#9aa1ab",
+    "axes.labelcolor": MUTED_COLOR,
+    "axes.titlecolor": TEXT_COLOR,
+    "axes.titlesize": 11,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.color": MUTED_COLOR,
+    "ytick.color": MUTED_COLOR,
+    "legend.frameon": False,
+    "figure.facecolor": "white",
+    "savefig.facecolor": "white",
+    # Reproducible files: no random identifiers, and text is written as text.
+    "svg.hashsalt": "wsam",
+    "svg.fonttype": "none",
+}
+"""matplotlib's rcParams for every figure of the project."""
+
+
+@dataclass(frozen=True)
+class MethodStyle:
+    """Title, colors and dashes of a method.
+
+    Args:
+        title: The displayed name.
+        light: Its color on a light background.
+        dark: Its color on a dark background.
+        dashes: On and off lengths of its lines; empty for a solid line. Unique per method, so that
+            lines are distinguishable without color.
+        printed: Its color in figure files, if it is not `light`.
+    """
+
+    title: str
+    light: str
+    dark: str
+    dashes: tuple[float, ...]
+    printed: str | None = None
+
+
+_BASE = MethodStyle("SGD", "#6b7280", "#aab2bf", (2, 4))
+METHOD_STYLES = {
+    "sgd": _BASE,  # the base optimizer in the toy example
+    "vanilla": _BASE,  # the base optimizer in runs
+    # In the toy example GSAM's path covers SAM's, so figures draw SAM light and GSAM dark.
+    "sam": MethodStyle("SAM", "#0b77bd", "#5db4f0", (7, 5), printed="#59aee6"),
+    "asam": MethodStyle("ASAM", "#2f6f8f", "#83c5de", (14, 4, 6, 4)),
+    "fisher_sam": MethodStyle("Fisher SAM", "#7a5230", "#d3a57c", (3, 2, 3, 8)),
+    "esam": MethodStyle("ESAM", "#96740a", "#d9b64a", (9, 3, 2, 3, 2, 3)),
+    "gsam": MethodStyle("GSAM", "#00805c", "#3ccfa0", (10, 4, 2, 4), printed="#005c42"),
+    "coupled_wsam": MethodStyle("Coupled-WSAM", "#93318e", "#e08bdc", (16, 4)),
+    "wsam": MethodStyle("WSAM", "#c94f00", "#ff914d", ()),
+}
+"""Styles by the names of `wsam.METHODS`, in the order in which reports list the methods."""
+COLORS = {method: style.printed or style.light for method, style in METHOD_STYLES.items()}
+"""Colors of the methods in figure files."""
+
+
+def method_title(method: str) -> str:
+    """Return the displayed name of a method; an unknown method keeps its own name."""
+    return METHOD_STYLES[method].title if method in METHOD_STYLES else method
+
+
+# ---- shades of a color ----
+
+BACKGROUNDS = {"light": "#ffffff", "dark": "#1a202a"}
+"""Background of the report's charts in each color scheme."""
+_CONTRASTS = (3.1, 4.65, 7.0, 10.5)
+"""Contrast ratios of the shades with the background, in equal ratios. 3 is the minimum for lines."""
+SHADE_COUNT = len(_CONTRASTS)
+LinearRGB = tuple[float, float, float]
+
+
+def shades(color: str, background: str) -> list[str]:
+    """Return a color in several lightnesses, from the lowest contrast to the highest.
+
+    Args:
+        color: ``#rrggbb``. The hue is kept.
+        background: The background, ``#rrggbb``.
+
+    Example:
+        >>> shades("#c94f00", "#ffffff")
+        ['#f86300', '#c74e00', '#9a3b00', '#702900']
+
+    Reference:
+        WCAG 2.2, contrast of graphical objects.
+    """
+    behind = luminance(_to_linear(background)) + 0.05
+    on_light = behind > 0.5
+    wanted = [behind / ratio if on_light else behind * ratio for ratio in _CONTRASTS]
+    return [_to_hex(_with_luminance(_to_linear(color), total - 0.05)) for total in wanted]
+
+
+def luminance(rgb: LinearRGB) -> float:
+    """Return the relative luminance of a linear RGB color, from 0 to 1."""
+    red, green, blue = rgb
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def _with_luminance(rgb: LinearRGB, wanted: float) -> LinearRGB:
+    """Scale a color to a luminance. White is added where scaling alone would clip a channel."""
+    factor = min(wanted / luminance(rgb), 1 / max(rgb))
+    red, green, blue = (factor * part for part in rgb)
+    now = luminance((red, green, blue))
+    white = (wanted - now) / (1 - now)
+    return red + white * (1 - red), green + white * (1 - green), blue + white * (1 - blue)
+
+
+def _to_linear(color: str) -> LinearRGB:
+    red, green, blue = (int(color[at : at + 2], 16) / 255 for at in (1, 3, 5))
+    return _srgb_to_linear(red), _srgb_to_linear(green), _srgb_to_linear(blue)
+
+
+def _srgb_to_linear(part: float) -> float:
+    return part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4
+
+
+def _to_hex(rgb: LinearRGB) -> str:
+    parts = (12.92 * p if p <= 0.0031308 else 1.055 * p ** (1 / 2.4) - 0.055 for p in rgb)
+    return "#" + "".join(f"{round(255 * part):02x}" for part in parts)
+
+
+# ---- figures ----
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """Return an empty figure that uses neither pyplot's global state nor a display.
+
+    Args:
+        width: In inches.
+        height: In inches.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def save_figure(figure: Figure, folder: Path, name: str) -> list[Path]:
+    """Write a figure as PNG and SVG into a folder, which is created; return both paths."""
+    from matplotlib import rc_context
+
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{name}.png", folder / f"{name}.svg"]
+    with rc_context(RC_PARAMS):
+        figure.savefig(paths[0], dpi=160)
+        figure.savefig(paths[1], dpi=110, metadata={"Date": None})
+    return paths
+
+
+def with_colors(style: str) -> str:
+    """Return a style sheet with the methods' colors as CSS variables: ``--wsam`` and so on.
+
+    Args:
+        style: A style sheet with the marks ``/*LIGHT*/`` and ``/*DARK*/``.
+    """
+    light = " ".join(f"--{m}: {s.light};" for m, s in METHOD_STYLES.items())
+    dark = " ".join(f"--{m}: {s.dark};" for m, s in METHOD_STYLES.items())
+    return style.replace("/*LIGHT*/", light).replace("/*DARK*/", dark)
