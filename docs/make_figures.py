@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from wsam import SAM, WSAM, CoupledWSAM, SharpnessAware
 from wsam.lab.records import record_path
-from wsam.paper import catalog, outcome, plot, plot_around
+from wsam.paper import comparison, plot, plot_slices, registry
 from wsam.plot_style import COLORS, MUTED_COLOR, RC_PARAMS, method_title, new_figure
 from wsam.plots.directions import directions
 from wsam.plots.toy import trajectories
@@ -194,21 +194,21 @@ def draw_stability():
 
 def draw_minima():
     """The records' minima; the picture names its records, so that one that is missing is noticed."""
-    table = catalog.find("minima")
-    entries, seen = outcome.gather(table, RESULTS), plot_around.gather(table, RESULTS)
+    table = registry.find("minima")
+    entries, slices = comparison.gather(table, RESULTS), plot_slices.read_slices(table, RESULTS)
     with rc_context(RC_PARAMS):
-        drawn = plot.draw(table, entries, seen)
+        drawn = plot.draw(table, entries, slices)
     save(drawn, "minima.svg", " ".join(sorted(p.name for p in RESULTS.glob("*.minimum.json"))))
 
 
 def draw_sensitivity():
     """WSAM's error by gamma beside those of SGDM and SAM; names its records, too."""
-    table = catalog.find("sensitivity").select("*/ResNet18 CIFAR-10")
-    others = catalog.find("cifar").select("ResNet18/S*/CIFAR-10")
+    table = registry.find("sensitivity").select("*/ResNet18 CIFAR-10")
+    others = registry.find("cifar").select("ResNet18/S*/CIFAR-10")
     with rc_context(RC_PARAMS):
-        drawn = plot.draw(table, outcome.gather(table, RESULTS))
+        drawn = plot.draw(table, comparison.gather(table, RESULTS))
         panel = drawn.axes[0]
-        for entry in outcome.gather(others, RESULTS):
+        for entry in comparison.gather(others, RESULTS):
             label = f"{entry.cell.row[1]} (n = {entry.ours.n})"
             color = COLORS.get(entry.cell.runs[0].method, COLORS["sgd"])
             draw_level(panel, entry.ours.mean, 0.48, label, color)

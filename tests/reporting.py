@@ -10,7 +10,7 @@ from wsam.lab.means import Means
 from wsam.lab.run import Run
 from wsam.lab.train import train
 from wsam.lab.watch import Watcher
-from wsam.paper import minimum
+from wsam.paper import minima
 
 CPU = Means(device="cpu", keep_weights=True)
 SMALL = {"model": "mlp", "train_limit": 128, "test_limit": 64, "batch_size": 32, "epochs": 3}
@@ -37,7 +37,7 @@ def make_folder(root):
     for method in METHODS:
         for seed in (0, 1):
             train(small(method, seed=seed), out, CPU)
-    minimum.measure(small("wsam"), out, CPU)
+    minima.measure(small("wsam"), out, CPU)
     broken = train(small(base_args={"lr": 1e12}), out, CPU)
     assert broken["status"] == "failed"
     often = Means(device="cpu", checkpoint_seconds=0.0)

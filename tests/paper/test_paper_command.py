@@ -10,7 +10,7 @@ from command import error_of, wsam_command
 from recorded import as_recorded, recorded
 
 from wsam.lab import records
-from wsam.paper import Profile, find, minimum, names
+from wsam.paper import Profile, find, minima, names
 
 HOW = ("--device", "cpu", "--smoke", "--seeds", "0")
 
@@ -77,11 +77,11 @@ def test_minima_are_measured(tmp_path):
     shown = wsam_command(*words, "--json").stdout
     cells = {cell["column"]: cell for cell in json.loads(shown)["cells"]}
     (run,) = Profile(smoke=True, seeds=(0,), only="WSAM").table(find("minima")).runs
-    found = minimum.read(tmp_path, run)
+    found = minima.read_measurement(tmp_path, run)
     assert cells["top eigenvalue"]["mean"] == found["top_eigenvalue"] > 0
     assert found["converged"]
     assert found["images"] == 512
-    for column, name in (("by batches", minimum.BY_BATCHES), ("test images", minimum.ON_TEST)):
+    for column, name in (("by batches", minima.TRAIN_MODE), ("test images", minima.TEST_IMAGES)):
         reading = found[name]
         assert cells[column]["mean"] == reading["top_eigenvalue"] > 0
         assert cells[column]["paper_mean"] is None

@@ -15,7 +15,7 @@ from wsam.lab.checkpoint import save_state
 from wsam.lab.means import Means
 from wsam.lab.run import Run
 from wsam.lab.train import train
-from wsam.paper import minimum
+from wsam.paper import minima
 from wsam.plot_style import METHOD_STYLES
 from wsam.report import gather, page, write
 from wsam.report.charts import curves, errors, some
@@ -55,7 +55,7 @@ def test_figures_are_those_of_the_records(folder, text):
         errors = [record["curve"][-1]["test_error"] for record in found]
         mean, deviation = statistics.fmean(errors), statistics.stdev(errors)
         assert f"{mean:.2f} ± {deviation:.2f}" in text
-    top = minimum.read(folder, small("wsam"))["top_eigenvalue"]
+    top = minima.read_measurement(folder, small("wsam"))["top_eigenvalue"]
     assert f">{top:.1f}<" in text
 
 

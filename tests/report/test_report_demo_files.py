@@ -10,13 +10,13 @@ from wsam.demo.page import page
 from wsam.demo.pictures import curves, gamma_rho
 from wsam.lab import records
 from wsam.lab.files import quiet
-from wsam.paper import minimum
+from wsam.paper import minima
 from wsam.sweep import Here
 
 SEEDS = (0, 1)
 PATHS = {
     "record": records.record_path,
-    "minimum": minimum.path_of,
+    "minimum": minima.measurement_path,
     "sharpness": work.sharpness_path,
 }
 

@@ -10,7 +10,7 @@ from recorded import as_recorded
 from wsam._format import mean_and_std
 from wsam.lab import records
 from wsam.lab.run import Run
-from wsam.paper import Profile, around, find, minimum
+from wsam.paper import Profile, find, minima
 from wsam.report import gather, page
 from wsam.report.charts import maps
 from wsam.report.labels import best, experiments
@@ -29,8 +29,8 @@ def put_slice(out, run, losses):
     """Write a measurement with a slice."""
     places = [-1.0 + 2 * number / (len(losses) - 1) for number in range(len(losses))]
     part = {"coordinates": [places], "losses": losses, "labels": ["d"], "info": {}}
-    found = {"key": run.key, "top_eigenvalue": 2.0, around.SLICE: part}
-    minimum.path_of(out, run).write_text(json.dumps(found))
+    found = {"key": run.key, "top_eigenvalue": 2.0, minima.SLICE: part}
+    minima.measurement_path(out, run).write_text(json.dumps(found))
 
 
 def wsam(seed=0, **hyper):

@@ -168,16 +168,16 @@ def summary(outcomes: Iterable[Outcome]) -> str:
 def report(table: Table, out: Path, done: list[Outcome], as_json: bool) -> None:
     """Print what became of all jobs, and the table; exit with 1 if any did not finish."""
     from wsam.paper import gather, render
-    from wsam.paper.outcome import FromFolder
+    from wsam.paper.comparison import RecordFolder
 
     lost = frozenset(outcome.job.run.key for outcome in done if not outcome.settled)
-    entries = gather(table, FromFolder(out, without=lost))
+    entries = gather(table, RecordFolder(out, without=lost))
     if as_json:
-        cells = render.data(table, entries)
+        cells = render.cell_dicts(table, entries)
         print(json.dumps({"runs": [_plain(o) for o in done], "cells": cells}, allow_nan=False))
     else:
         print(f"{summary(done)}; records in {out}")
-        render.show(table, entries)
+        render.print_table(table, entries)
     if not all(outcome.settled for outcome in done):
         raise typer.Exit(1)
 

@@ -103,7 +103,7 @@ def run(
     machines, see `wsam sweep`.
     """
     from wsam.paper import find
-    from wsam.paper.catalog import Jobs
+    from wsam.paper.registry import JobFactory
     from wsam.sweep import Here, sweep
 
     if plane and name != "minima":
@@ -115,7 +115,7 @@ def run(
     means = options.make_means(
         data_dir, download, device=device, compile=compile, capture=capture, retry=retry
     )
-    jobs = Jobs(results, means, profile, measure=name == "minima", plane=plane)
+    jobs = JobFactory(results, means, profile, measure=name == "minima", plane=plane)
     here = Here(lambda: options.make_watchers(quiet=as_json or smoke))
     with pausing(lambda: shared.any_begun(table.runs, results)):
         done = shared.follow(sweep(map(jobs, table.runs), here), len(table.runs))
@@ -124,6 +124,10 @@ def run(
 
 Format = Annotated[str, typer.Option("--format", help="rich, markdown or csv.")]
 Plot = Annotated[Path | None, typer.Option(help="Also draw it: a .png, .svg or .pdf file.")]
+Welch = Annotated[
+    bool,
+    typer.Option("--welch", help="Instead show Welch's t-test for each pair of methods."),
+]
 
 
 @paper.command(
@@ -141,14 +145,15 @@ def table(
     results: shared.Results = None,
     format_: Format = "rich",
     plot: Plot = None,
+    welch: Welch = False,
     as_json: options.Json = False,
 ) -> None:
-    """Show our figures beside the paper's.
+    """Show our results next to the paper's.
 
-    Ours are mean ± deviation and the number of runs; "not run" stands where there is none.
+    Ours are mean ± standard deviation and the number of runs; "not run" means that there is none.
     """
     from wsam.lab.names import chosen
-    from wsam.paper import gather, plot_around, render
+    from wsam.paper import gather, plot_slices, render, significance
     from wsam.paper.plot import save
 
     chosen("format", format_, render.FORMATS)
@@ -157,14 +162,16 @@ def table(
     entries = gather(made, out)
     if plot is not None:
         with together(plot.parent) as unfinished:
-            save(made, entries, unfinished / plot.name, plot_around.gather(made, out))
+            save(made, entries, unfinished / plot.name, plot_slices.read_slices(made, out))
     if as_json:
-        cells = render.data(made, entries)
+        cells = significance.as_dicts(entries) if welch else render.cell_dicts(made, entries)
         print(json.dumps(cells, allow_nan=False))
+    elif welch:
+        print(significance.markdown(made, entries), end="")
     elif format_ == "rich":
-        render.show(made, entries)
+        render.print_table(made, entries)
     else:
-        to_text = render.markdown if format_ == "markdown" else render.comma_separated
+        to_text = render.markdown if format_ == "markdown" else render.csv_text
         print(to_text(made, entries), end="")
     if plot is not None:
         # What other programs read stays alone on stdout.
@@ -220,10 +227,12 @@ def page(
 
 def _markdown(words: list[str], out: Path) -> str:
     """Return the Markdown of a table, given words that `wsam paper table` takes."""
-    from wsam.paper import gather, render
+    from wsam.paper import gather, render, significance
 
-    made = _made(**_parsed(words), smoke=False)
-    return render.markdown(made, gather(made, out))
+    given = _parsed(words)
+    to_text = significance.markdown if given.pop("welch") else render.page_markdown
+    made = _made(**given, smoke=False)
+    return to_text(made, gather(made, out))
 
 
 def _parsed(words: list[str]) -> dict[str, Any]:
@@ -232,6 +241,7 @@ def _parsed(words: list[str]) -> dict[str, Any]:
     parser = ArgumentParser(exit_on_error=False, add_help=False, allow_abbrev=False)
     parser.add_argument("name")
     parser.add_argument("--epochs", type=int)
+    parser.add_argument("--welch", action="store_true")
     for option in ("--only", "--seeds", "--precision", "--pretrained"):
         parser.add_argument(option)
     try:

@@ -19,7 +19,7 @@ from wsam.cli._errors import pausing
 if TYPE_CHECKING:
     from wsam.lab.run import Run
     from wsam.paper import Profile
-    from wsam.paper.catalog import Jobs
+    from wsam.paper.registry import JobFactory
     from wsam.sweep import Executor
     from wsam.sweep.grid import Grid
 
@@ -91,7 +91,7 @@ def sweep(
     Any number of sweeps may work on one folder, from any number of machines: none does a run that
     another is at, and what a killed one left is taken up from its last checkpoint.
     """
-    from wsam.paper.catalog import Jobs
+    from wsam.paper.registry import JobFactory
 
     for option, number in (("--retries", retries), ("--trials", trials), ("--gpus", gpus)):
         if not number >= 0:
@@ -109,7 +109,7 @@ def sweep(
     )
     where = {"device": device, "workers": workers, "retries": retries}
     executor = _executor(results, ray, gpus, submitit, submitit_arg or [], where)
-    jobs = Jobs(results, means, profile, measure=name == "minima")
+    jobs = JobFactory(results, means, profile, measure=name == "minima")
     if optuna:
         _search(name, profile, jobs, executor, results, trials, storage, as_json)
     elif trials or storage:
@@ -151,7 +151,7 @@ def _executor(
 
 
 def _run_all(
-    name: str, profile: Profile, jobs: Jobs, executor: Executor, out: Path, as_json: bool
+    name: str, profile: Profile, jobs: JobFactory, executor: Executor, out: Path, as_json: bool
 ) -> None:
     from wsam.paper import find
     from wsam.sweep import sweep as sweep_jobs
@@ -166,7 +166,7 @@ def _run_all(
 def _search(
     name: str,
     profile: Profile,
-    jobs: Jobs,
+    jobs: JobFactory,
     executor: Executor,
     out: Path,
     trials: int,

@@ -17,7 +17,7 @@ from wsam.lab.means import Means
 from wsam.lab.run import Run
 from wsam.lab.subject import FixedBatches
 from wsam.lab.train import restore
-from wsam.paper import around, minimum
+from wsam.paper import minima
 from wsam.sweep import Job, Outcome, Processes, sweep
 
 RADIUS = 0.2
@@ -31,7 +31,7 @@ def measure(run: Run, out: Path, means: Means) -> dict[str, Any]:
 
     What was measured before is not measured again.
     """
-    minimum.measure(run, out, means, readings=False)
+    minima.measure(run, out, means, more_eigenvalues=False)
     path = sharpness_path(out, run)
     if path.exists():
         return read_sharpness(out, run)
@@ -40,7 +40,7 @@ def measure(run: Run, out: Path, means: Means) -> dict[str, Any]:
     from wsam.curvature import sharpness
 
     model, feed = restore(run, out, means)
-    images = FixedBatches(feed, "train", None, minimum.BATCH)
+    images = FixedBatches(feed, "train", None, minima.BATCH_SIZE)
     found = sharpness(model, cross_entropy, images, RADIUS)
     text = json.dumps({"key": run.key, **found.as_dict()}, allow_nan=False)
     write_atomic(path, f"{text}\n".encode())
@@ -148,8 +148,8 @@ def forget_damaged(job: Job) -> None:
     out, run = job.out, job.run
     if not _readable(records.read, job):
         _forget_all(job)
-    if not _readable(minimum.read, job):
-        minimum.path_of(out, run).unlink()
+    if not _readable(minima.read_measurement, job):
+        minima.measurement_path(out, run).unlink()
     if sharpness_path(out, run).exists() and not _readable(read_sharpness, job):
         sharpness_path(out, run).unlink()
 
@@ -159,7 +159,7 @@ def _forget_all(job: Job) -> None:
     out, run = job.out, job.run
     for path in (
         records.record_path(out, run),
-        minimum.path_of(out, run),
+        minima.measurement_path(out, run),
         sharpness_path(out, run),
     ):
         path.unlink(missing_ok=True)
@@ -191,7 +191,7 @@ def check_measured(out: Path, run: Run) -> None:
     Raises:
         ValueError: A file is missing, or damaged; the message names it.
     """
-    found = minimum.read(out, run)
-    if found is None or around.read(found, around.SLICE) is None:
-        raise ValueError(f"{minimum.path_of(out, run)} lacks what is measured at a minimum")
+    found = minima.read_measurement(out, run)
+    if found is None or minima.read_slice(found, minima.SLICE) is None:
+        raise ValueError(f"{minima.measurement_path(out, run)} lacks what is measured at a minimum")
     read_sharpness(out, run)

@@ -1,4 +1,4 @@
-"""Every table and figure of the paper as data: cells with their runs and the paper's figures.
+"""The paper's tables and figures as data: each cell holds its runs and the published figure.
 
     >>> from wsam.paper import find
     >>> table = find("cifar")
@@ -11,9 +11,9 @@ Reference:
     KDD 2023.
 """
 
-from wsam.paper.catalog import GRIDS, TABLES, find, find_grid, names
-from wsam.paper.outcome import Entry, Ours, gather
+from wsam.paper.comparison import Entry, Ours, gather
 from wsam.paper.profile import Profile
+from wsam.paper.registry import GRIDS, TABLES, find, find_grid, names
 from wsam.paper.table import Cell, Kind, Measure, Quoted, Table
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""DeiT-base continued on ImageNet."""
+"""DeiT-base, trained further on ImageNet."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEIT = "facebook/deit-base-patch16-224"
 
 
 def deit_run(method: str = "SGDM", **changes: Any) -> Run:
-    """Return a run that continues DeiT-base on ImageNet as the paper does."""
+    """Return a run that continues training DeiT-base on ImageNet with the paper's settings."""
     settings: dict[str, Any] = {
         "data": "imagenet",
         "model": "deit-base",
@@ -29,11 +29,11 @@ def deit_run(method: str = "SGDM", **changes: Any) -> Run:
 
 
 def imagenet() -> Table:
-    """DeiT-base, continued for three epochs."""
-    # One step with a learning rate of 0 moves nothing: what is tested is the model as it came.
-    still = {"lr": 0.0, "momentum": 0.9, "weight_decay": 0.0}
+    """Top-1 error of DeiT-base after three more epochs."""
+    # One step with a learning rate of 0 changes nothing: the run tests the initial model.
+    no_update = {"lr": 0.0, "momentum": 0.9, "weight_decay": 0.0}
     rows = {
-        "Initial": (deit_run(base_args=still, epochs=1, train_limit=256), Quoted(18.2)),
+        "Initial": (deit_run(base_args=no_update, epochs=1, train_limit=256), Quoted(18.2)),
         "SGDM": (deit_run(), Quoted(18.17, 0.005)),
         "SAM": (deit_run("SAM", hyper={"rho": 5.5}), Quoted(18.01, 0.007)),
         "GSAM": (deit_run("GSAM", hyper={"rho": 5.5, "alpha": 0.02}), Quoted(18.01, 0.005)),
@@ -46,7 +46,7 @@ def imagenet() -> Table:
         for name, (run, figure) in rows.items()
     )
     notes = (
-        "The paper names no schedule: the learning rate is constant here.",
+        "The paper does not state a learning rate schedule; here the rate is constant.",
         "The initial model is tested by a run of one step with a learning rate of 0.",
     )
     title = "Top-1 error (%) of DeiT-base on ImageNet after three more epochs"

@@ -1,4 +1,4 @@
-"""Robustness to noisy labels."""
+"""CIFAR-10 with noisy training labels."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from wsam.paper.table import SEEDS, Cell, Measure, Quoted, Table
 from wsam.sweep.grid import repeated
 
 LEVELS = (20, 40, 60, 80)
-# The paper's table of hyperparameters, level by level; rho is the one of SAM in every method.
+# The paper's hyperparameters for each noise level; all methods use SAM's rho.
 HYPER: dict[str, tuple[dict[str, float], ...]] = {
     "SGDM": ({}, {}, {}, {}),
     "SAM": ({"rho": 0.2}, {"rho": 0.2}, {"rho": 0.1}, {"rho": 0.05}),
@@ -31,7 +31,7 @@ HYPER: dict[str, tuple[dict[str, float], ...]] = {
         {"rho": 0.05, "gamma": 0.92},
     ),
 }
-_NOISE_ACCURACY = {
+_ACCURACY = {
     "SGDM": ((88.06, 0.48), (84.11, 0.39), (79.15, 0.43), (69.07, 0.95)),
     "SAM": ((94.99, 0.09), (93.28, 0.16), (88.32, 0.28), (77.57, 0.51)),
     "ESAM": ((94.93, 0.18), (92.69, 0.48), (86.42, 0.30), (32.29, 4.67)),
@@ -41,7 +41,7 @@ _NOISE_ACCURACY = {
 
 
 def noise_run(method: str, level: int, hyper: dict[str, float]) -> Run:
-    """Return a run on labels of which `level` percent are drawn anew."""
+    """Return a run with `level` percent of the training labels drawn at random."""
     run = base_run("ResNet18", "CIFAR-10", method, hyper=hyper, noise=level / 100)
     return run.replace(epochs=200)
 
@@ -52,7 +52,7 @@ def _cells(measure: Measure) -> tuple[Cell, ...]:
             (method,),
             f"{level}%",
             repeated(noise_run(method, level, HYPER[method][number]), SEEDS),
-            Quoted(*_NOISE_ACCURACY[method][number]),
+            Quoted(*_ACCURACY[method][number]),
             measure,
         )
         for method in HYPER
@@ -66,17 +66,17 @@ _TITLE = "Test accuracy (%) of ResNet18 on CIFAR-10 by share of noisy labels"
 def noise() -> Table:
     """Test accuracy of ResNet18 on CIFAR-10 with noisy training labels."""
     notes = (
-        "SGDM trains for as many epochs as the others: for this table the paper names one number.",
-        "Each repeat draws its noisy labels anew, by the run's own seed.",
+        "SGDM trains for as many epochs as the others: for this table the paper states one number.",
+        "Each seed draws its own noisy labels.",
     )
     return Table("noise", _TITLE, ("method",), _cells(Measure.TEST_ACCURACY), notes=notes)
 
 
 def noise_best() -> Table:
-    """The same runs at their best epoch, which is how the paper's figures seem to be read."""
+    """The same runs at their best epoch; the paper's figures seem to be of this kind."""
     notes = (
-        "The best epoch is chosen by the test images: it says how high a curve rises, not what a "
-        "training ends with.",
+        "The best epoch is chosen on the test images, so this is an optimistic estimate; a training "
+        "run ends with the last epoch.",
     )
     title = f"{_TITLE}, at each run's best epoch"
     return Table("noise-best", title, ("method",), _cells(Measure.BEST_ACCURACY), notes=notes)

@@ -1,61 +1,61 @@
-"""A table with our figures beside the paper's: as Markdown, CSV, JSON, or on a terminal."""
+"""A table with our results next to the paper's: as Markdown, CSV, JSON, or on a terminal."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from wsam.paper.cifar import METHODS
-from wsam.paper.outcome import Entry, Yardstick
+from wsam.paper.comparison import Entry, Yardstick
 from wsam.paper.table import Table
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
-MARK, UNJUDGED = "†", "‡"
-IGNORES_N = f"{MARK} ignores n: with few seeds it appears by chance rather often."
+DIFFERS, CANNOT_JUDGE = "†", "‡"
+IGNORES_N = f"{DIFFERS} ignores n: with few seeds it often appears by chance."
 FORMATS = ("markdown", "csv", "rich")
+_NO_BREAK_SPACE = "\u00a0"
 
 
 @dataclass(frozen=True)
-class Remark:
-    """Something that is said below a table, and what it is made of where it is a list."""
+class Footnote:
+    """A line below a table, and its sub-items if it is a list."""
 
     text: str
-    parts: tuple[str, ...] = ()
+    items: tuple[str, ...] = ()
 
 
-def remarks(table: Table, entries: Sequence[Entry]) -> list[Remark]:
-    """Return what is to be said below a table: where ours differs, and the table's notes."""
-    said = _differences(entries) if table.comparable else []
-    said += [Remark(note) for note in table.notes if _concerns(note, table)]
-    shown = columns(table, entries)
-    missing = [column for column in table.columns if column not in shown]
+def footnotes(table: Table, entries: Sequence[Entry]) -> list[Footnote]:
+    """Return the lines below a table: differences from the paper, then the table's notes."""
+    lines = _differences(entries) if table.comparable else []
+    lines += [Footnote(note) for note in table.notes if _applies(note, table)]
+    visible = visible_columns(table, entries)
+    missing = [column for column in table.columns if column not in visible]
     if missing:
-        said.append(
-            Remark(
-                f"Left out, for neither we nor the paper have a figure there: {', '.join(missing)}."
-            )
+        lines.append(
+            Footnote(f"Columns without any figure, ours or the paper's: {', '.join(missing)}.")
         )
-    return said
+    return lines
 
 
-def _differences(entries: Sequence[Entry]) -> list[Remark]:
-    """Say where ours differs and by more than what, and where nothing can be said of it."""
-    said = []
+def _differences(entries: Sequence[Entry]) -> list[Footnote]:
+    """List the results that differ from the paper's, and those that cannot be judged."""
+    everything = [*entries, *(entry.best for entry in entries if entry.best is not None)]
+    lines = []
     for yardstick in (Yardstick.BOTH, Yardstick.OURS, Yardstick.PAPER):
-        found = [e for e in entries if e.differs and e.yardstick is yardstick]
-        if found:
-            head = f"{MARK} Ours differs from the paper's by more than {yardstick}:"
-            said.append(Remark(head, _sentences(found)))
-    said += [Remark(IGNORES_N)] if said else []
-    unjudged = [e for e in entries if _is_unjudged(e)]
+        differing = [e for e in everything if e.differs and e.yardstick is yardstick]
+        if differing:
+            head = f"{DIFFERS} Ours differs from the paper's by more than {yardstick}:"
+            lines.append(Footnote(head, _sentences(differing)))
+    lines += [Footnote(IGNORES_N)] if lines else []
+    unjudged = [entry for entry in everything if _is_unjudged(entry)]
     if unjudged:
-        said.append(Remark(f"{UNJUDGED} {Yardstick.NONE}:", _sentences(unjudged)))
-    return said
+        lines.append(Footnote(f"{CANNOT_JUDGE} {Yardstick.NONE}:", _sentences(unjudged)))
+    return lines
 
 
 def _sentences(entries: Sequence[Entry]) -> tuple[str, ...]:
@@ -63,84 +63,157 @@ def _sentences(entries: Sequence[Entry]) -> tuple[str, ...]:
 
 
 def _mark(entry: Entry) -> str:
-    """Return what stands behind our figure: whether it differs, or that this cannot be said."""
+    """Return the mark after our result: it differs from the paper's, or cannot be judged."""
     if entry.differs:
-        return f" {MARK}"
-    return f" {UNJUDGED}" if _is_unjudged(entry) else ""
+        return f" {DIFFERS}"
+    return f" {CANNOT_JUDGE}" if _is_unjudged(entry) else ""
 
 
 def _is_unjudged(entry: Entry) -> bool:
     return entry.differs is None and entry.yardstick is Yardstick.NONE
 
 
-def _concerns(note: str, table: Table) -> bool:
-    """Tell whether a note is about this table: one that begins with a method needs its row."""
+def _applies(note: str, table: Table) -> bool:
+    """Return whether a note concerns this table: one that begins with a method needs its row."""
     subject = note.partition(" ")[0].removesuffix("'s")
     return subject not in METHODS or any(subject in row for row in table.rows)
 
 
-def columns(table: Table, entries: Sequence[Entry]) -> list[str]:
-    """Return the columns worth showing: all but those where neither we nor the paper have anything.
+def _was_run(entry: Entry) -> bool:
+    return bool(entry.ours.n or entry.ours.failed or entry.ours.unmeasured)
 
-    A failed run is something. Where no column has anything, all are shown.
-    """
-    told = {
+
+def visible_columns(table: Table, entries: Sequence[Entry]) -> list[str]:
+    """Return the columns with a result, a failed run or a figure of the paper; all if none has."""
+    filled = {
         entry.cell.column
         for entry in entries
         if entry.ours.n or entry.ours.failed or entry.cell.paper is not None
     }
-    return [column for column in table.columns if column in told or not told]
+    return [column for column in table.columns if column in filled or not filled]
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A column as printed: its header, the table's column, and the text of an entry."""
+
+    header: str
+    column: str
+    text: Callable[[Entry], str]
+
+
+def _printed_columns(table: Table, entries: Sequence[Entry]) -> list[_Column]:
+    """Return for each column: ours, the best epoch if any, and the paper's figures if any."""
+
+    def ours(entry: Entry) -> str:
+        return entry.text + (_mark(entry) if table.comparable else "")
+
+    def best(entry: Entry) -> str:
+        return ours(entry.best) if entry.best else ""
+
+    def paper(entry: Entry) -> str:
+        return entry.paper_text
+
+    quoted = {entry.cell.column for entry in entries if entry.cell.paper is not None}
+    with_best = {entry.cell.column for entry in entries if entry.best and entry.best.ours.n}
+    printed = []
+    for column in visible_columns(table, entries):
+        if column in with_best:
+            printed.append(_Column(f"{column}, last epoch", column, ours))
+            printed.append(_Column(f"{column}, best epoch", column, best))
+        else:
+            header = f"{column}, ours" if column in quoted else column
+            printed.append(_Column(header, column, ours))
+        if column in quoted:
+            printed.append(_Column(f"{column}, paper", column, paper))
+    return printed
 
 
 def header(table: Table, entries: Sequence[Entry]) -> list[str]:
-    """Return the heads of the columns: ours and, where the paper prints any figure, the paper's."""
-    quoted = _quoted_columns(entries)
-    heads = [*table.heads]
-    for column in columns(table, entries):
-        heads += [f"{column}, ours", f"{column}, paper"] if column in quoted else [column]
-    return heads
+    """Return the headers of all printed columns."""
+    return [*table.heads, *(column.header for column in _printed_columns(table, entries))]
 
 
-def lines(table: Table, entries: Sequence[Entry]) -> list[list[str]]:
+def body(table: Table, entries: Sequence[Entry]) -> list[list[str]]:
     """Return the texts of all rows."""
     by_place = {(entry.cell.row, entry.cell.column): entry for entry in entries}
-    quoted = _quoted_columns(entries)
-    shown = columns(table, entries)
-    texts = []
+    columns = _printed_columns(table, entries)
+    rows = []
     for row in table.rows:
-        line = [*row]
-        for column in shown:
-            entry = by_place.get((row, column))
-            mark = _mark(entry) if entry and table.comparable else ""
-            line.append(f"{entry.text}{mark}" if entry else "")
-            if column in quoted:
-                line.append(entry.paper_text if entry else "")
-        texts.append(line)
-    return texts
-
-
-def _quoted_columns(entries: Sequence[Entry]) -> set[str]:
-    return {entry.cell.column for entry in entries if entry.cell.paper is not None}
+        found = [by_place.get((row, column.column)) for column in columns]
+        texts = [c.text(e) if e else "" for c, e in zip(columns, found, strict=True)]
+        rows.append([*row, *texts])
+    return rows
 
 
 def markdown(table: Table, entries: Sequence[Entry]) -> str:
-    """Return the table in Markdown, with remarks below it."""
+    """Return the whole table in Markdown, with its footnotes."""
+    lines = [f"{table.title}:", "", *markdown_table(header(table, entries), body(table, entries))]
+    return "\n".join([*lines, *_markdown_footnotes(table, entries)]) + "\n"
+
+
+def page_markdown(table: Table, entries: Sequence[Entry]) -> str:
+    """Return a table in Markdown for a page: cells that were not run are folded away.
+
+    Rows and columns without any run of ours are in a ``<details>`` block with the paper's figures.
+    Numbers do not break across lines.
+    """
+    run = [entry for entry in entries if _was_run(entry)]
+    rows, columns = {e.cell.row for e in run}, {e.cell.column for e in run}
+    main, rest = [], []
+    for entry in entries:
+        shown = entry.cell.row in rows and entry.cell.column in columns
+        (main if shown else rest).append(entry)
+    lines = [f"{table.title}{':' if run else '. Not run.'}"]
+    if run:
+        table_run = replace(table, cells=tuple(entry.cell for entry in main))
+        labels = len(table.heads)
+        texts = [[*row[:labels], *map(no_break, row[labels:])] for row in body(table_run, main)]
+        lines += ["", *markdown_table(header(table_run, main), texts)]
+        lines += _markdown_footnotes(table_run, main)
+    else:
+        lines += _markdown_footnotes(table, entries)
+    return "\n".join([*lines, *_folded(table, rest, len(entries) - len(run))]) + "\n"
+
+
+def _folded(table: Table, entries: Sequence[Entry], not_run: int) -> list[str]:
+    """Return the paper's figures for cells that were not run, as a block that can be unfolded."""
+    quoted = [entry for entry in entries if entry.cell.paper is not None]
+    if not quoted:
+        return []
+    figures = {(e.cell.row, e.cell.column): no_break(e.paper_text) for e in quoted}
+    rows = dict.fromkeys(row for row, _ in figures)
+    columns = [c for c in table.columns if any(c == column for _, column in figures)]
+    texts = [[*row, *(figures.get((row, column), "") for column in columns)] for row in rows]
+    summary = f"Not run: {not_run} of {len(table.cells)} cells; the paper's figures"
+    heads = [*table.heads, *(f"{column}, paper" for column in columns)]
+    lines = ["", f"<details><summary>{summary}</summary>", "", *markdown_table(heads, texts)]
+    return [*lines, "", "</details>"]
+
+
+def no_break(text: str) -> str:
+    """Use no-break spaces within a figure; a line may still end before its ``(n = 3)``."""
+    return text.replace(" ", _NO_BREAK_SPACE).replace(f"{_NO_BREAK_SPACE}(", " (")
+
+
+def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a Markdown table."""
 
     def line(texts: Sequence[str]) -> str:
         return "| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |"
 
-    heads = header(table, entries)
-    text = [f"{table.title}:", "", line(heads), line(["---"] * len(heads))]
-    text += map(line, lines(table, entries))
-    said = remarks(table, entries)
-    text += [""] if said else []
-    for remark in said:
-        text += [f"- {remark.text}", *(f"  - {part}" for part in remark.parts)]
-    return "\n".join(text) + "\n"
+    return [line(heads), line(["---"] * len(heads)), *map(line, rows)]
 
 
-def data(table: Table, entries: Sequence[Entry]) -> list[dict[str, Any]]:
-    """Return one plain record per cell, for JSON and CSV."""
+def _markdown_footnotes(table: Table, entries: Sequence[Entry]) -> list[str]:
+    lines = []
+    for note in footnotes(table, entries):
+        lines += [f"- {note.text}", *(f"  - {item}" for item in note.items)]
+    return ["", *lines] if lines else []
+
+
+def cell_dicts(table: Table, entries: Sequence[Entry]) -> list[dict[str, Any]]:
+    """Return one dictionary per cell, for JSON and CSV."""
     return [
         {
             "table": table.name,
@@ -152,6 +225,8 @@ def data(table: Table, entries: Sequence[Entry]) -> list[dict[str, Any]]:
             "n": entry.ours.n,
             "failed": entry.ours.failed,
             "planned": entry.ours.planned,
+            **({"best_mean": entry.best.ours.mean} if entry.best else {}),
+            **({"best_deviation": entry.best.ours.deviation} if entry.best else {}),
             "paper_mean": entry.cell.paper.mean if entry.cell.paper else None,
             "paper_deviation": entry.cell.paper.deviation if entry.cell.paper else None,
             "differs": entry.differs if table.comparable else None,
@@ -161,9 +236,9 @@ def data(table: Table, entries: Sequence[Entry]) -> list[dict[str, Any]]:
     ]
 
 
-def comma_separated(table: Table, entries: Sequence[Entry]) -> str:
-    """Return one line per cell, for spreadsheets and data frames."""
-    rows = data(table, entries)
+def csv_text(table: Table, entries: Sequence[Entry]) -> str:
+    """Return CSV with one line per cell."""
+    rows = cell_dicts(table, entries)
     text = io.StringIO()
     writer = csv.DictWriter(text, [name for name in rows[0] if name != "keys"], lineterminator="\n")
     writer.writeheader()
@@ -174,35 +249,35 @@ def comma_separated(table: Table, entries: Sequence[Entry]) -> str:
 
 
 def rich_table(table: Table, entries: Sequence[Entry]) -> RichTable:
-    """Return the table for a terminal, as narrow as can be; n stands in brackets."""
+    """Return the table for a terminal; to save width, n is in brackets without its name."""
     from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    shown = RichTable(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), show_edge=False)
+    result = RichTable(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), show_edge=False)
     for number, head in enumerate(header(table, entries)):
         ours = f"{head.removesuffix(', ours')} (n)" if number >= len(table.heads) else head
-        shown.add_column(Text("paper" if head.endswith(", paper") else ours))
-    rows = lines(table, entries)
+        result.add_column(Text("paper" if head.endswith(", paper") else ours))
+    rows = body(table, entries)
     grouped = len(table.heads) > 1
     for number, row in enumerate(rows):
-        again = grouped and number > 0 and rows[number - 1][0] == row[0]
+        repeated = grouped and number > 0 and rows[number - 1][0] == row[0]
         ends = grouped and number + 1 < len(rows) and rows[number + 1][0] != row[0]
-        texts = [text.replace("(n = ", "(") for text in ["" if again else row[0], *row[1:]]]
-        shown.add_row(*map(Text, texts), end_section=ends)
-    return shown
+        texts = [text.replace("(n = ", "(") for text in ["" if repeated else row[0], *row[1:]]]
+        result.add_row(*map(Text, texts), end_section=ends)
+    return result
 
 
-def show(table: Table, entries: Sequence[Entry]) -> None:
-    """Print the table on the terminal, with remarks below it."""
+def print_table(table: Table, entries: Sequence[Entry]) -> None:
+    """Print the table on the terminal, with its footnotes."""
     import sys
 
     from rich.console import Console
 
-    # A file or a pipe has no width: rich would take it for a narrow terminal.
+    # Without a terminal rich assumes 80 columns, which would truncate the table.
     console = Console(width=None if sys.stdout.isatty() else 160)
     console.print(table.title, markup=False, highlight=False, style="bold", soft_wrap=True)
     console.print(rich_table(table, entries))
-    for remark in remarks(table, entries):
-        for line in (remark.text, *(f"  {part}" for part in remark.parts)):
+    for note in footnotes(table, entries):
+        for line in (note.text, *(f"  {item}" for item in note.items)):
             console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""A table or figure of the paper as data: rows, columns, cells; a cell holds runs and a quotation."""
+"""Data classes for a table of the paper: rows, columns, and cells with runs and published figures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SEEDS = (0, 1, 2, 3, 4)
 
 
 class Kind(StrEnum):
-    """What a table is in the paper."""
+    """Whether the paper shows it as a table, a figure, or a hyperparameter search."""
 
     TABLE = "table"
     FIGURE = "figure"
@@ -24,9 +24,10 @@ class Kind(StrEnum):
 
 
 class Measure(StrEnum):
-    """What a cell tells of its runs."""
+    """The quantity that a cell reports for its runs."""
 
     TEST_ERROR = "test error (%)"
+    BEST_ERROR = "test error (%), best epoch"
     TEST_ACCURACY = "test accuracy (%)"
     BEST_ACCURACY = "test accuracy (%), best epoch"
     TRAIN_LOSS = "train loss"
@@ -37,13 +38,13 @@ class Measure(StrEnum):
 
     @property
     def decimals(self) -> int:
-        """Digits behind the point, as the paper prints it."""
+        """Number of decimals, as the paper prints it."""
         return 4 if self in (Measure.TRAIN_LOSS, Measure.ACCURACY) else 2
 
 
 @dataclass(frozen=True)
 class Quoted:
-    """A figure as the paper prints it: a mean and, where it has one, a deviation."""
+    """A figure as printed in the paper: a mean and, if given, a standard deviation."""
 
     mean: float
     deviation: float | None = None
@@ -51,14 +52,14 @@ class Quoted:
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell: the runs that make it, one per seed, and what the paper says.
+    """One cell: its runs, one per seed, and the paper's figure.
 
     Args:
-        row: The row's labels, from the outermost.
-        column: The column's label.
-        runs: Same settings, different seeds.
-        paper: The paper's figure; None where it prints none.
-        measure: What is told of the runs.
+        row: Labels of the row, outermost first.
+        column: Label of the column.
+        runs: Runs with equal settings and different seeds.
+        paper: The paper's figure; None if it prints none.
+        measure: The quantity reported for the runs.
     """
 
     row: tuple[str, ...]
@@ -69,11 +70,11 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Its address: ``ResNet18/WSAM/CIFAR-10``."""
+        """The cell's address, such as ``ResNet18/WSAM/CIFAR-10``."""
         return "/".join((*self.row, self.column))
 
     def matches(self, pattern: str) -> bool:
-        """Tell whether a pattern names the cell, by its address or by one part of it."""
+        """Return whether a pattern matches the cell's address or one of its labels."""
         pattern = pattern.lower()
         if "/" in pattern:
             return fnmatchcase(self.name.lower(), pattern)
@@ -85,14 +86,15 @@ class Table:
     """A table or figure of the paper.
 
     Args:
-        name: What the command line calls it.
-        title: A line for people.
-        heads: What the labels of a row are: ``("model", "method")``.
+        name: Name on the command line.
+        title: Title for readers.
+        heads: Headers of the row labels, such as ``("model", "method")``.
         cells: All cells, row by row.
         kind: Table, figure or search.
-        epochs: Those of a run that is not vanilla.
-        notes: Where the paper leaves something open: what was chosen here.
-        comparable: Whether figures of its runs may be compared with the paper's; see `Profile`.
+        epochs: Epochs of a run, except for runs of the base optimizer alone.
+        notes: Footnotes: choices made here where the paper leaves something open.
+        comparable: Whether results may be compared with the paper's; see `Profile`.
+        best_epoch: Show the best epoch next to the last one.
     """
 
     name: str
@@ -103,53 +105,54 @@ class Table:
     epochs: int = 200
     notes: tuple[str, ...] = ()
     comparable: bool = True
+    best_epoch: bool = False
 
     @property
     def rows(self) -> tuple[tuple[str, ...], ...]:
-        """The rows' labels, in order."""
+        """Labels of all rows, in order."""
         return tuple(dict.fromkeys(cell.row for cell in self.cells))
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns' labels, in order."""
+        """Labels of all columns, in order."""
         return tuple(dict.fromkeys(cell.column for cell in self.cells))
 
     @property
     def runs(self) -> tuple[Run, ...]:
-        """Every run once: all cells of the first seed, then all of the next."""
-        deepest = max((len(cell.runs) for cell in self.cells), default=0)
+        """Every run once: all cells for the first seed, then for the second, and so on."""
+        most = max((len(cell.runs) for cell in self.cells), default=0)
         by_seed = (
             cell.runs[number]
-            for number in range(deepest)
+            for number in range(most)
             for cell in self.cells
             if number < len(cell.runs)
         )
         return tuple({run.key: run for run in by_seed}.values())
 
     def cell(self, row: Sequence[str], column: str) -> Cell | None:
-        """Return a cell, or None where the table has a gap."""
-        found = (c for c in self.cells if c.row == tuple(row) and c.column == column)
-        return next(found, None)
+        """Return a cell, or None if the table has no such cell."""
+        matches = (c for c in self.cells if c.row == tuple(row) and c.column == column)
+        return next(matches, None)
 
     def select(self, pattern: str) -> Table:
-        """Return the cells that a pattern names.
+        """Return the table with only the cells that match a pattern.
 
         Args:
-            pattern: Of an address, ``ResNet18/*/CIFAR-10``, or of one label, ``WSAM``; case does
-                not matter.
+            pattern: Wildcards for an address, ``ResNet18/*/CIFAR-10``, or for one label, ``WSAM``;
+                case is ignored.
 
         Raises:
-            ValueError: It names none; the message shows what there is.
+            ValueError: No cell matches.
         """
-        chosen = tuple(cell for cell in self.cells if cell.matches(pattern))
-        if not chosen:
+        selected = tuple(cell for cell in self.cells if cell.matches(pattern))
+        if not selected:
             raise ValueError(
                 f"no cell of {self.name} is named by {pattern!r}; its first is {self.cells[0].name}"
             )
-        return replace(self, cells=chosen)
+        return replace(self, cells=selected)
 
     def map(self, change: Callable[[Run], Run]) -> Table:
-        """Return the same table of other runs."""
+        """Return the table with `change` applied to every run."""
         return replace(
             self,
             cells=tuple(
@@ -158,18 +161,18 @@ class Table:
         )
 
     def seeded(self, seeds: Sequence[int]) -> Table:
-        """Return the same table for other seeds; the seed of label noise goes with them."""
+        """Return the table for other seeds; label noise uses the same seeds."""
         return replace(
             self,
             cells=tuple(replace(cell, runs=repeated(cell.runs[0], seeds)) for cell in self.cells),
         )
 
 
-def number(value: float, decimals: int) -> str:
-    """Return a number as text; a small one keeps one significant digit.
+def format_number(value: float, decimals: int) -> str:
+    """Format a number; one that would round to zero keeps one significant digit.
 
     Example:
-        >>> number(3.616, 2), number(0.003, 2), number(0.0, 2)
+        >>> format_number(3.616, 2), format_number(0.003, 2), format_number(0.0, 2)
         ('3.62', '0.003', '0.00')
     """
     if 0 < abs(value) < 0.5 * 10**-decimals:
@@ -177,11 +180,11 @@ def number(value: float, decimals: int) -> str:
     return f"{value:.{decimals}f}"
 
 
-def with_deviation(mean: float, deviation: float | None, decimals: int) -> str:
-    """Return ``3.62 ± 0.10``, or the mean alone."""
+def format_mean(mean: float, deviation: float | None, decimals: int) -> str:
+    """Format ``3.62 ± 0.10``, or the mean alone if there is no deviation."""
     if deviation is None:
-        return number(mean, decimals)
+        return format_number(mean, decimals)
     digits = decimals
     if 0 < deviation < 10**-decimals:
         digits = math.ceil(-math.log10(deviation))
-    return f"{number(mean, decimals)} ± {deviation:.{digits}f}"
+    return f"{format_number(mean, decimals)} ± {deviation:.{digits}f}"

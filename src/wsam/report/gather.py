@@ -13,7 +13,7 @@ from wsam.lab.checkpoint import Checkpoints
 from wsam.lab.names import is_number
 from wsam.lab.records import Record
 from wsam.lab.run import Run
-from wsam.paper import minimum
+from wsam.paper import minima
 from wsam.plot_style import METHOD_STYLES
 
 
@@ -174,7 +174,7 @@ def read_result(path: Path, troubles: list[Trouble]) -> Result:
     record = records.read_named(path)
     run = Run.from_dict(record["settings"])
     try:
-        measured = minimum.read(path.parent, run)
+        measured = minima.read_measurement(path.parent, run)
     except ValueError as error:
         troubles.append(Trouble(f"{run.key}.minimum.json", DAMAGED, str(error)))
         measured = None

@@ -11,7 +11,7 @@ from wsam.lab.environment import short_commit
 from wsam.lab.records import Record
 from wsam.lab.run import Run
 from wsam.paper import TABLES, Profile, find, gather, render
-from wsam.paper.outcome import Entry
+from wsam.paper.comparison import Entry
 from wsam.paper.table import Table
 from wsam.report import charts, svg
 from wsam.report.commands import AGAIN, commands
@@ -130,10 +130,10 @@ def _filled(whole: Table, folder: Folder) -> tuple[Table, list[Entry]] | None:
 
 def _paper_table(made: Table, entries: list[Entry]) -> str:
     heads = render.header(made, entries)
-    rows = [[text or "–" for text in row] for row in render.lines(made, entries)]
+    rows = [[text or "–" for text in row] for row in render.body(made, entries)]
     words = len(made.heads)
     cells = [[*row[:words], *map(_figure, row[words:])] for row in rows]
-    remarks = "".join(map(_remark, render.remarks(made, entries)))
+    remarks = "".join(map(_footnote, render.footnotes(made, entries)))
     listed = f'<ul class="note">{remarks}</ul>' if remarks else ""
     return f"<h3>{escape(made.title)}</h3>{table(heads, cells, words)}{listed}"
 
@@ -146,9 +146,9 @@ def _figure(text: str) -> Cell:
     return Cell(f'<span class="parts"><i>{escape(first)}</i> <i>({escape(rest)}</i></span>')
 
 
-def _remark(remark: render.Remark) -> str:
-    parts = "".join(f"<li>{escape(part)}</li>" for part in remark.parts)
-    return f"<li>{escape(remark.text)}{f'<ul>{parts}</ul>' if parts else ''}</li>"
+def _footnote(note: render.Footnote) -> str:
+    parts = "".join(f"<li>{escape(part)}</li>" for part in note.items)
+    return f"<li>{escape(note.text)}{f'<ul>{parts}</ul>' if parts else ''}</li>"
 
 
 # What went wrong, where it ran, how to do it again ---------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from wsam._format import mean_and_std
-from wsam.paper import around
+from wsam.paper import minima
 from wsam.report import svg
 from wsam.report.charts import spread
 from wsam.report.gather import Group
@@ -35,7 +35,7 @@ def slices_of(group: Group) -> list[tuple[list[float], list[float]]]:
     """Return distances and losses of every slice that was taken at a group's minima."""
     found = []
     for result in group.finished:
-        line = around.read(dict(result.minimum or {}), around.SLICE)
+        line = minima.read_slice(dict(result.minimum or {}), minima.SLICE)
         if line is not None:
             found.append((line.coordinates[0], list(line.losses)))
     return found

@@ -1,14 +1,19 @@
-"""The tables as data: the paper's figures and hyperparameters, and runs shared between tables."""
+"""Tables as data: the paper's figures and hyperparameters, and runs shared between tables."""
+
+from functools import cache
 
 import pytest
 
+import wsam.paper
 from wsam.lab.run import Run
-from wsam.paper import GRIDS, TABLES, Kind, Measure, Profile, find, find_grid, names
+from wsam.paper import GRIDS, TABLES, Kind, Measure, Profile, find_grid
 from wsam.paper.cifar import scratch_run
-from wsam.paper.table import number, with_deviation
+from wsam.paper.table import format_mean, format_number
 from wsam.sweep import with_value
 
-# The paper's tables once more, in the order in which it prints them: mean, deviation.
+find = cache(wsam.paper.find)  # building a table checks each of its runs
+
+# The paper's tables, typed independently: mean and deviation per column.
 CIFAR = {
     "ResNet18": """
         SGDM 4.32 0.07 20.51 0.20
@@ -42,7 +47,7 @@ def rows_of(text):
         yield name, words
 
 
-def quoted(table, row, columns, numbers):
+def check_quoted(table, row, columns, numbers):
     pairs = zip(numbers[::2], numbers[1::2], strict=True)
     for column, (mean, deviation) in zip(columns, pairs, strict=True):
         paper = table.cell(row, column).paper
@@ -53,7 +58,7 @@ def test_cifar_quotes_the_paper():
     table = find("cifar")
     for model, text in CIFAR.items():
         for method, numbers in rows_of(text):
-            quoted(table, (model, method), ("CIFAR-10", "CIFAR-100"), numbers)
+            check_quoted(table, (model, method), ("CIFAR-10", "CIFAR-100"), numbers)
     assert len(table.cells) == 20
 
 
@@ -95,7 +100,7 @@ def test_noise_quotes_the_paper():
     table = find("noise")
     columns = ("20%", "40%", "60%", "80%")
     for method, numbers in rows_of(NOISE):
-        quoted(table, (method,), columns, numbers)
+        check_quoted(table, (method,), columns, numbers)
     for method, words in rows_of(NOISE_HYPER):
         for column, word in zip(columns, words, strict=True):
             cell = table.cell((method,), column)
@@ -116,8 +121,8 @@ def test_noise_quotes_the_paper():
 
 def test_geometry_imagenet_and_minima():
     geometry = find("geometry")
-    quoted(geometry, ("SAM",), geometry.columns, (2.94, 0.08, 2.84, 0.04, 3.00, 0.13))
-    quoted(geometry, ("WSAM",), geometry.columns, (2.74, 0.07, 2.90, 0.08, 3.45, 0.35))
+    check_quoted(geometry, ("SAM",), geometry.columns, (2.94, 0.08, 2.84, 0.04, 3.00, 0.13))
+    check_quoted(geometry, ("WSAM",), geometry.columns, (2.74, 0.07, 2.90, 0.08, 3.45, 0.35))
     for column, name in (("+Adaptive", "adaptive"), ("+Fisher", "fisher")):
         run = geometry.cell(("WSAM",), column).runs[0]
         assert (run.geometry["name"], run.model) == (name, "wrn-28-10")
@@ -127,7 +132,7 @@ def test_geometry_imagenet_and_minima():
     for method, words in rows_of(
         "SGDM 18.17 .005\nSAM 18.01 .007\nGSAM 18.01 .005\nWSAM 18.01 .003"
     ):
-        quoted(imagenet, (method,), ("top-1 error",), words)
+        check_quoted(imagenet, (method,), ("top-1 error",), words)
         run = imagenet.cell((method,), "top-1 error").runs[0]
         assert (run.epochs, run.batch_size, run.model, run.data) == (
             3,
@@ -143,10 +148,10 @@ def test_geometry_imagenet_and_minima():
     ):
         cells = [minima.cell((row,), column) for column in minima.columns]
         assert [cell.paper.mean for cell in cells[:3]] == [float(word) for word in words]
-        assert [cell.paper for cell in cells[3:]] == [None, None]  # readings of our own
+        assert [cell.paper for cell in cells[3:]] == [None, None]  # not in the paper
 
 
-def test_the_same_run_has_one_key_everywhere():
+def test_tables_share_runs():
     cifar = {run.key for run in find("cifar").runs}
     assert {run.key for run in find("minima").runs} <= cifar
     ball = find("geometry").select("Vanilla")
@@ -157,13 +162,13 @@ def test_the_same_run_has_one_key_everywhere():
     assert {run.key for run in ablation.runs} - cifar == coupled | equal
     assert not coupled & equal
     assert {run.key for run in find("gamma").runs} <= {run.key for run in find("sensitivity").runs}
-    for name in names():
+    for name in ("ablation", "sensitivity"):
         keys = [run.key for run in find(name).runs]
         assert len(keys) == len(set(keys))
 
 
-def test_the_coupled_form_at_equal_weight():
-    """Where it weighs sharpness as WSAM does, whose momentum does not gather it."""
+def test_coupled_wsam_at_equal_weight():
+    """Its k is WSAM's k (1 - momentum): momentum accumulates only the coupled term."""
     for cell in find("ablation").select("Coupled-WSAM, equal weight").cells:
         assert cell.paper is None
         (gamma,) = {run.hyper["gamma"] for run in cell.runs}
@@ -172,8 +177,8 @@ def test_the_coupled_form_at_equal_weight():
         assert gamma / (1 - gamma) == pytest.approx(0.1 * k, rel=5e-3)
 
 
-def test_the_searches_end_in_what_the_paper_uses():
-    """Each search holds the point that the paper's table of hyperparameters names, and quotes it."""
+def test_cifar_searches_contain_the_selected_point():
+    """Each search contains the hyperparameters of the paper's table, with its figure."""
     expected = {
         "lr-wd": {("0.05", "0.001"): "ResNet18", ("0.1", "0.001"): "WRN-28-10"},
         "rho": {("0.2",): ""},
@@ -208,17 +213,17 @@ def test_the_searches_end_in_what_the_paper_uses():
         ("imagenet-gamma", "imagenet", "WSAM/*"),
     ],
 )
-def test_the_other_searches_end_in_what_the_paper_uses(name, table, rows):
-    """Each holds, in every column, the very run of the table that it was made for."""
-    search, ended = find(name), find(table).select(rows).seeded((0,))
-    assert len(search.columns) == len(ended.cells)
-    for cell, column in zip(ended.cells, search.columns, strict=True):
+def test_other_searches_contain_the_selected_runs(name, table, rows):
+    """In every column, each contains the run of the table it belongs to."""
+    search, selected = find(name), find(table).select(rows).seeded((0,))
+    assert len(search.columns) == len(selected.cells)
+    for cell, column in zip(selected.cells, search.columns, strict=True):
         runs = {c.runs[0].key for c in search.cells if c.column == column}
         assert cell.runs[0].key in runs, column
 
 
-def test_with_noise_each_method_searches_its_own_in_the_radius_of_sam():
-    """The paper names no values there: those of CIFAR from scratch, and where WSAM's search ended."""
+def test_noise_searches_use_the_rho_of_sam():
+    """Values are those of CIFAR from scratch and, for WSAM, the values that the paper selected."""
     more_gammas = {0.91, 0.93}
     for name, plain, more in (
         ("noise-alpha", "alpha", set()),
@@ -239,7 +244,7 @@ def test_with_noise_each_method_searches_its_own_in_the_radius_of_sam():
     assert not more_gammas & set(find_grid("gamma").axes["gamma"])
 
 
-def test_sizes_of_the_searches():
+def test_search_sizes():
     sizes = {name: len(list(find_grid(name).points())) for name in GRIDS}
     assert sizes == {
         "lr-wd": 6,
@@ -261,13 +266,13 @@ def test_sizes_of_the_searches():
     assert all(find(name).kind is Kind.SEARCH for name in GRIDS)
 
 
-def test_runs_come_seed_by_seed():
+def test_runs_are_ordered_by_seed():
     runs = find("cifar").seeded((2, 0)).runs
     assert [run.seed for run in runs] == [2] * 20 + [0] * 20
 
 
-@pytest.mark.parametrize("name", names())
-def test_smoke_makes_every_run_small(name):
+@pytest.mark.parametrize("name", ["cifar", "imagenet", "noise", "geometry", "lr-wd"])
+def test_smoke_profile_makes_runs_small(name):
     small = Profile(smoke=True).table(find(name))
     assert len(small.cells) == len(find(name).cells)
     for cell, full in zip(small.cells, find(name).cells, strict=True):
@@ -281,7 +286,7 @@ def test_smoke_makes_every_run_small(name):
     assert "smoke test" in small.title
 
 
-def test_fewer_epochs_keep_the_proportion_and_are_named():
+def test_fewer_epochs_scale_all_runs():
     table = Profile(epochs=50).table(find("cifar"))
     epochs = {cell.row[1]: cell.runs[0].epochs for cell in table.cells}
     assert epochs == {"SGDM": 100, "SAM": 50, "ESAM": 50, "GSAM": 50, "WSAM": 50}
@@ -293,8 +298,7 @@ def test_fewer_epochs_keep_the_proportion_and_are_named():
     )
 
 
-def test_the_papers_own_number_of_epochs_changes_nothing():
-    """Which number that is depends on the table."""
+def test_epochs_of_the_paper_change_nothing():
     assert Profile(epochs=200).table(find("cifar")) == find("cifar")
     assert Profile(epochs=3).table(find("imagenet")) == find("imagenet")
     assert not Profile(epochs=3).table(find("cifar")).comparable
@@ -302,7 +306,7 @@ def test_the_papers_own_number_of_epochs_changes_nothing():
     assert not Profile(smoke=True, epochs=200).table(find("cifar")).comparable
 
 
-def test_another_precision_is_compared_like_the_default():
+def test_other_precision_stays_comparable():
     table = Profile(precision="fp32").table(find("cifar"))
     assert table.comparable
     assert table.title.endswith("(fp32)")
@@ -327,24 +331,24 @@ def test_precision_and_pretrained():
         ("WRN-28-10/GSAM/CIFAR-100", 1),
     ],
 )
-def test_patterns(pattern, count):
+def test_select(pattern, count):
     assert len(find("cifar").select(pattern).cells) == count
 
 
-def test_a_pattern_that_names_nothing():
+def test_select_without_match():
     with pytest.raises(ValueError, match=r"'ADAM'; its first is ResNet18/SGDM/CIFAR-10"):
         find("cifar").select("ADAM")
 
 
-def test_unknown_names_list_the_known():
+def test_unknown_name():
     with pytest.raises(ValueError, match=r"'cifer'; known: cifar, ablation, .*FILE.toml"):
         find("cifer")
-    with pytest.raises(ValueError, match=r"noise is no grid .* lr-wd, rho"):
+    with pytest.raises(ValueError, match=r"noise is not a grid .* lr-wd, rho"):
         find_grid("noise")
     assert set(TABLES).isdisjoint(GRIDS)
 
 
-def test_settings_are_found_wherever_they_live():
+def test_with_value_finds_nested_settings():
     run = Run(method="wsam")
     assert with_value(run, "rho", 1).hyper["rho"] == 1.0
     assert with_value(run, "lr", 1).base_args["lr"] == 1.0
@@ -363,6 +367,6 @@ def test_settings_are_found_wherever_they_live():
         (5.0, 0.0, 2, "5.00 ± 0.00"),
     ],
 )
-def test_numbers_as_the_paper_prints_them(mean, deviation, decimals, text):
-    assert with_deviation(mean, deviation, decimals) == text
-    assert number(0.00031, 2) == "0.0003"
+def test_format_mean(mean, deviation, decimals, text):
+    assert format_mean(mean, deviation, decimals) == text
+    assert format_number(0.00031, 2) == "0.0003"

@@ -1,4 +1,4 @@
-"""All tables, figures and searches by name, and the jobs that make them."""
+"""All tables, figures and searches by name, and the jobs that compute them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from wsam.lab.means import Means
 from wsam.lab.names import chosen
 from wsam.lab.run import Run
-from wsam.paper import cifar, imagenet, minimum, noise, searches
+from wsam.paper import cifar, grids, imagenet, minima, noise
 from wsam.paper.profile import Profile
 from wsam.paper.table import Table
 from wsam.sweep.grid import Grid, read_grid
@@ -24,9 +24,9 @@ TABLES: dict[str, Callable[[], Table]] = {
     "noise-best": noise.noise_best,
     "geometry": cifar.geometry,
     "minima": cifar.minima,
-    "sensitivity": searches.sensitivity,
+    "sensitivity": grids.sensitivity,
 }
-GRIDS = searches.GRIDS
+GRIDS = grids.GRIDS
 
 
 def names() -> tuple[str, ...]:
@@ -35,50 +35,50 @@ def names() -> tuple[str, ...]:
 
 
 def find(name: str) -> Table:
-    """Return a table, figure or search by its name, or a grid of one's own from a ``.toml`` file.
+    """Return a table, figure or search by name, or a grid read from a ``.toml`` file.
 
     Raises:
-        ValueError: No such name; the message lists those there are.
+        ValueError: Unknown name; the message lists the known ones.
     """
     if name in TABLES:
         return TABLES[name]()
-    return searches.grid_table(find_grid(name))
+    return grids.grid_table(find_grid(name))
 
 
 def find_grid(name: str) -> Grid:
-    """Return a grid by its name, or one of one's own from a ``.toml`` file.
+    """Return a grid by name, or read one from a ``.toml`` file.
 
     Raises:
-        ValueError: No such grid; the message lists those there are.
+        ValueError: Unknown name, or a table that is not a grid; the message lists the grids.
     """
     if name.endswith(".toml"):
         return read_grid(Path(name))
     if name == "sensitivity":
-        return searches.gamma_grid()
+        return grids.gamma_grid()
     if name in TABLES:
-        raise ValueError(f"{name} is no grid that can be searched; those are: {', '.join(GRIDS)}")
+        raise ValueError(f"{name} is not a grid that can be searched; grids: {', '.join(GRIDS)}")
     chosen("table, figure or search", name, (*names(), "FILE.toml"))
     return GRIDS[name]()
 
 
-class Jobs:
-    """Makes the job of a run: weights that the minima table needs are kept, and their minima measured.
+class JobFactory:
+    """Creates the job of a run. Jobs of the minima table keep their weights.
 
     Args:
-        out: The folder of the results.
-        means: How runs are carried out.
-        profile: The profile that the runs were made by.
-        measure: Measure the minima of those runs, too.
-        plane: Measure the loss in a plane through each minimum, too.
+        out: Folder of the results.
+        means: How runs are executed.
+        profile: The profile with which the runs were made.
+        measure: Also measure the minima of the runs in the minima table.
+        plane: Also measure the loss in a plane through each minimum.
     """
 
     def __init__(
         self, out: Path, means: Means, profile: Profile, measure: bool, plane: bool = False
     ) -> None:
         self.out, self.means = out.resolve(), means
-        self.after = partial(minimum.measure, plane=plane) if measure else None
-        every = replace(profile, only=None)
-        self.kept = {run.key for run in every.table(cifar.minima()).runs}
+        self.after = partial(minima.measure, plane=plane) if measure else None
+        whole_table = replace(profile, only=None)
+        self.kept = {run.key for run in whole_table.table(cifar.minima()).runs}
 
     def __call__(self, run: Run) -> Job:
         """Return the job of a run."""

@@ -1,4 +1,4 @@
-"""What is measured at a minimum: the eigenvalue, the slice, the plane; and how they are drawn."""
+"""Measurements at a minimum: eigenvalues, slice and plane; and their plots."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from wsam.lab import records
 from wsam.lab.means import Means
 from wsam.lab.run import Run
 from wsam.lab.train import restore, train
-from wsam.paper import around, find, gather, minimum, plot_around
+from wsam.paper import find, gather, minima, plot_slices
 from wsam.paper.plot import draw
 
 RUN = Run(data="digits", model="mlp", method="sam", epochs=1, train_limit=200)
@@ -24,23 +24,23 @@ MEANS = Means(device="cpu", keep_weights=True)
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("results")
     train(RUN, folder, MEANS)
-    minimum.measure(RUN, folder, MEANS, plane=True)
+    minima.measure(RUN, folder, MEANS, plane=True)
     return folder
 
 
 def measured(out: Path) -> dict:
-    return json.loads(minimum.path_of(out, RUN).read_text())
+    return json.loads(minima.measurement_path(out, RUN).read_text())
 
 
 def rewrite(out: Path, **changes: object) -> Path:
-    """Write the measurement anew with some of its parts changed, or left out where None."""
+    """Rewrite the measurement with some parts changed, or removed where None."""
     found = {**measured(out), **changes}
     kept = {name: part for name, part in found.items() if part is not None}
-    minimum.path_of(out, RUN).write_text(json.dumps(kept))
+    minima.measurement_path(out, RUN).write_text(json.dumps(kept))
     return out
 
 
-def test_a_measurement_says_what_it_was_made_with(out):
+def test_measurement_records_its_environment(out):
     found = measured(out)
     record = records.read(out, RUN)
     for part in (found, found["slice"], found["plane"]):
@@ -52,12 +52,12 @@ def test_a_measurement_says_what_it_was_made_with(out):
     assert found["slice"]["info"]["mode"] == "eval"
 
 
-def test_slices_hold_the_losses_of_moved_weights(out):
+def test_slices_are_losses_along_directions(out):
     from wsam.curvature import random_direction
 
     found = measured(out)
     model, feed = restore(RUN, out, MEANS)
-    line, plane = (around.read(found, part) for part in (around.SLICE, around.PLANE))
+    line, plane = (minima.read_slice(found, part) for part in (minima.SLICE, minima.PLANE))
     assert line.coordinates[0] == pytest.approx([number / 10 - 1 for number in range(21)])
     assert line.losses[10] == pytest.approx(found["loss"], rel=1e-5)
     assert [len(row) for row in plane.losses] == [11] * 11
@@ -72,44 +72,46 @@ def test_slices_hold_the_losses_of_moved_weights(out):
     assert plane.losses[7][4] == pytest.approx(moved, rel=1e-4)
 
 
-def test_what_was_measured_is_not_measured_again(out, monkeypatch):
-    before = minimum.path_of(out, RUN).read_bytes()
-    monkeypatch.setattr(minimum, "restore", lambda *_: pytest.fail("measured again"))
-    minimum.measure(RUN, out, MEANS)
-    minimum.measure(RUN, out, MEANS, plane=True)
-    assert minimum.path_of(out, RUN).read_bytes() == before
+def test_complete_measurement_is_kept(out, monkeypatch):
+    before = minima.measurement_path(out, RUN).read_bytes()
+    monkeypatch.setattr(minima, "restore", lambda *_: pytest.fail("measured again"))
+    minima.measure(RUN, out, MEANS)
+    minima.measure(RUN, out, MEANS, plane=True)
+    assert minima.measurement_path(out, RUN).read_bytes() == before
 
 
-def test_older_measurements_get_their_slice_and_keep_their_eigenvalue(out):
+def test_incomplete_measurement_is_completed(out):
     whole = measured(out)
     try:
         rewrite(out, slice=None, plane=None, top_eigenvalue=62.5, commit="older")
-        found = minimum.measure(RUN, out, MEANS)
+        found = minima.measure(RUN, out, MEANS)
         assert (found["top_eigenvalue"], found["commit"]) == (62.5, "older")
         assert found["slice"]["commit"] != "older"
         assert "plane" not in found
-        assert minimum.read(out, RUN) == found
-        assert "plane" in minimum.measure(RUN, out, MEANS, plane=True)
+        assert minima.read_measurement(out, RUN) == found
+        assert "plane" in minima.measure(RUN, out, MEANS, plane=True)
     finally:
-        rewrite(out, **whole)  # other tests look at it, whichever comes first
+        rewrite(out, **whole)  # shared with other tests
 
 
-def test_older_measurements_without_weights_stay_as_they_are(tmp_path):
+def test_measurement_without_weights_is_kept(tmp_path):
     train(RUN, tmp_path, Means(device="cpu"))
-    path = minimum.path_of(tmp_path, RUN)
+    path = minima.measurement_path(tmp_path, RUN)
     path.write_text(json.dumps({"key": RUN.key, "top_eigenvalue": 62.5}))
     before = path.read_bytes()
-    found = minimum.measure(RUN, tmp_path, MEANS)
+    found = minima.measure(RUN, tmp_path, MEANS)
     assert path.read_bytes() == before
-    assert around.read(found, around.SLICE) is None
+    assert minima.read_slice(found, minima.SLICE) is None
     path.unlink()
     with pytest.raises(FileNotFoundError, match="its weights were not kept; remove"):
-        minimum.measure(RUN, tmp_path, MEANS)
+        minima.measure(RUN, tmp_path, MEANS)
 
 
-def test_losses_that_are_not_finite_are_read_back(out):
+def test_infinite_losses_are_read_back(out):
     part = measured(out)["slice"]
-    line = around.read({"slice": {**part, "losses": [None, *part["losses"][1:]]}}, around.SLICE)
+    line = minima.read_slice(
+        {"slice": {**part, "losses": [None, *part["losses"][1:]]}}, minima.SLICE
+    )
     assert line.losses[0] == math.inf
     assert line.as_dict()["losses"][0] is None
 
@@ -125,34 +127,34 @@ def test_losses_that_are_not_finite_are_read_back(out):
         {"losses": ["x"] * 21},
     ],
 )
-def test_a_damaged_slice_is_named(out, damage):
+def test_damaged_slice(out, damage):
     part = measured(out)["slice"]
     rewrite(out, slice={**part, **damage})
     try:
         with pytest.raises(ValueError, match=r"minimum\.json is damaged; remove it"):
-            minimum.read(out, RUN)
+            minima.read_measurement(out, RUN)
     finally:
         rewrite(out, slice=part)
 
 
 def minima_of(out: Path, folder: Path, **parts: bool) -> tuple:
-    """A minima table whose first run has been measured as `RUN` was."""
+    """Return a minima table whose first run has the measurement of `RUN`."""
     table = find("minima")
     run = table.runs[0]
     kept = {**measured(out), "key": run.key}
     for name, wanted in parts.items():
         kept = kept if wanted else {k: v for k, v in kept.items() if k != name}
-    minimum.path_of(folder, run).write_text(json.dumps(kept))
-    return table, gather(table, folder), plot_around.gather(table, folder)
+    minima.measurement_path(folder, run).write_text(json.dumps(kept))
+    return table, gather(table, folder), plot_slices.read_slices(table, folder)
 
 
 def titles(drawn) -> list[str]:
     return [axes.get_title(loc="left") for axes in drawn.axes]
 
 
-def test_slices_are_drawn_beside_the_table(out, tmp_path):
-    table, entries, seen = minima_of(out, tmp_path)
-    drawn = draw(table, entries, seen)
+def test_slices_are_drawn(out, tmp_path):
+    table, entries, slices = minima_of(out, tmp_path)
+    drawn = draw(table, entries, slices)
     columns = [*table.columns, "loss around the minimum"]
     assert titles(drawn)[: len(columns) + 1] == [*columns, "SGDM: loss in a plane"]
     (curve,) = drawn.axes[len(table.columns)].lines
@@ -163,10 +165,11 @@ def test_slices_are_drawn_beside_the_table(out, tmp_path):
     drawn = draw(*minima_of(out, tmp_path, plane=False, slice=False))
     assert titles(drawn) == columns
     assert [text.get_text() for text in drawn.axes[len(table.columns)].texts] == ["not measured"]
-    assert plot_around.gather(find("cifar"), tmp_path) is None
+    assert plot_slices.read_slices(find("cifar"), tmp_path) is None
 
 
-def test_the_command_measures_and_draws(tmp_path):
+@pytest.mark.slow
+def test_command_measures_and_draws(tmp_path):
     how = ("--smoke", "--seeds", "0", "--only", "SAM")
     where = ("--out", tmp_path / "r", "--device", "cpu")
     wsam_command("paper", "run", "minima", *how, *where, "--plane")

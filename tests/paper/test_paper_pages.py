@@ -1,15 +1,17 @@
-"""Pages whose tables come from records, and plots."""
+"""Pages with tables generated from records, and plots of tables."""
 
+import re
 from pathlib import Path
 
 import pytest
 from command import wsam_command
-from test_paper_outcome import fake_record
+from test_paper_comparison import fake_record
 
 from wsam.lab.run import Run
 from wsam.paper import find, gather
+from wsam.paper.grids import grid_table
 from wsam.paper.plot import draw, save
-from wsam.paper.searches import grid_table
+from wsam.paper.significance import welch_tests
 from wsam.sweep.grid import Grid
 
 PAGE = """# Results
@@ -27,6 +29,11 @@ after
 ROOT = Path(__file__).parents[2]
 
 
+def text_of(page):
+    """Return a page with ordinary spaces for no-break spaces."""
+    return page.read_text().replace("\u00a0", " ")
+
+
 @pytest.fixture
 def page(tmp_path):
     path = tmp_path / "page.md"
@@ -34,16 +41,17 @@ def page(tmp_path):
     return path
 
 
-def test_tables_are_made_from_records(tmp_path, page):
+def test_page_tables_come_from_records(tmp_path, page):
     results = tmp_path / "results"
     results.mkdir()
     words = ("paper", "page", page, "--results", results)
     assert "page.md is out of date" in wsam_command(*words, "--check", status=1).stdout
     assert page.read_text() == PAGE
     assert "has new tables" in wsam_command(*words).stdout
-    text = page.read_text()
-    assert "| ResNet18 | WSAM | not run | 3.62 ± 0.10 |" in text
-    assert "| SAM | not run | 0.0339 |" in text
+    text = text_of(page)
+    assert "trained from scratch. Not run." in text
+    assert "| ResNet18 | WSAM | 3.62 ± 0.10 |" in text
+    assert "| SAM | 0.0339 |" in text
     assert "stale" not in text
     assert "WRN" not in text
     for kept in ("# Results", "\nbetween\n", "\nafter\n"):
@@ -52,10 +60,25 @@ def test_tables_are_made_from_records(tmp_path, page):
     fake_record(results, find("cifar").cell(("ResNet18", "WSAM"), "CIFAR-10").runs[0], 3.61)
     wsam_command(*words, "--check", status=1)
     wsam_command(*words)
-    assert "| ResNet18 | WSAM | 3.61 (n = 1) | 3.62 ± 0.10 |" in page.read_text()
+    assert "| ResNet18 | WSAM | 3.61 (n = 1) | 3.61 (n = 1) | 3.62 ± 0.10 |" in text_of(page)
 
 
-def test_mistakes_in_a_page_are_named(tmp_path, page):
+def test_page_with_welch_tests(tmp_path):
+    cells = find("cifar").select("ResNet18/*/CIFAR-10")
+    for method in ("SAM", "WSAM"):
+        for run in cells.cell(("ResNet18", method), "CIFAR-10").runs[:3]:
+            fake_record(tmp_path, run, 3.5 + 0.1 * run.seed)
+    page = tmp_path / "page.md"
+    words = 'cifar --only "ResNet18/*/CIFAR-10" --welch'
+    page.write_text(f"<!-- wsam paper table {words} -->\n<!-- end -->\n")
+    wsam_command("paper", "page", page, "--results", tmp_path)
+    assert "| ResNet18, CIFAR-10 | SAM and WSAM | 3 | 1 | 1 |" in text_of(page)
+    table = ("paper", "table", "cifar", "--results", tmp_path, "--welch")
+    assert "| SAM and WSAM | 3 | 1 | 1 |" in wsam_command(*table).stdout
+    assert '"methods": ["SAM", "WSAM"]' in wsam_command(*table, "--json").stdout
+
+
+def test_invalid_pages(tmp_path, page):
     page.write_text("no table")
     assert "has no line" in wsam_command("paper", "page", page, status=2).stderr
     page.write_text("<!-- wsam paper table cifar --nope -->\n<!-- end -->\n")
@@ -64,8 +87,8 @@ def test_mistakes_in_a_page_are_named(tmp_path, page):
     assert "invalid int value: 'x'" in wsam_command("paper", "page", page, status=2).stderr
 
 
-def test_the_projects_own_pages_are_up_to_date(monkeypatch):
-    """No figure in the documentation is typed by hand."""
+def test_documentation_is_up_to_date(monkeypatch):
+    """`wsam paper page docs/paper.md README.md` updates it."""
     monkeypatch.chdir(ROOT)
     pages = [
         path
@@ -76,11 +99,24 @@ def test_the_projects_own_pages_are_up_to_date(monkeypatch):
     wsam_command("paper", "page", *pages, "--check")
 
 
-def test_every_table_can_be_drawn(tmp_path):
+@pytest.mark.parametrize("page", ["README.md", "docs/paper.md"])
+def test_documentation_states_the_test_of_wsam_and_sam(page):
+    """In words, with the p-value of the records; and that the best epochs agree with the paper."""
+    table = find("cifar").select("ResNet18/*/CIFAR-10")
+    entries = gather(table, ROOT / "results")
+    (test,) = [t for t in welch_tests(entries) if t.methods == ("SAM", "WSAM")]
+    assert test.n == (3, 3)
+    text = " ".join((ROOT / page).read_text(encoding="utf-8").split())
+    assert re.search(r"three seeds.{0,60}apart|apart.{0,60}three seeds", text)
+    assert f"p = {test.p_last:.2g}" in text
+    assert not any(entry.best.differs for entry in entries)
+
+
+def test_plots(tmp_path):
     cifar = find("cifar")
     for run in cifar.cell(("ResNet18", "WSAM"), "CIFAR-10").runs[:3]:
         fake_record(tmp_path, run, 3.5 + 0.1 * run.seed)
-    for name in ("cifar", "noise", "minima", "sensitivity", "lr-wd"):
+    for name in ("minima", "sensitivity", "lr-wd"):
         table = find(name)
         drawn = draw(table, gather(table, tmp_path))
         panels = [panel for panel in drawn.axes if panel.get_visible()]
@@ -88,12 +124,12 @@ def test_every_table_can_be_drawn(tmp_path):
     entries = gather(cifar, tmp_path)
     panel = draw(cifar, entries).axes[0]
     centres = {round(float(x), 3) for line in panel.lines for x in line.get_xdata(orig=False)}
-    assert {3.6, 4.32, 2.74} <= centres, "our mean and the paper's"
+    assert {3.6, 4.32, 2.74} <= centres, "our mean and the paper's means"
     for suffix in (".png", ".svg"):
         save(cifar, entries, tmp_path / "plots" / f"cifar{suffix}")
     drawn = (tmp_path / "plots" / "cifar.svg").read_bytes()
     save(cifar, entries, tmp_path / "again.svg")
-    assert (tmp_path / "again.svg").read_bytes() == drawn, "the same figure is the same file"
+    assert (tmp_path / "again.svg").read_bytes() == drawn, "files are reproducible"
     assert b"WRN-28-10 WSAM" in drawn
 
 
@@ -102,7 +138,7 @@ def legend_of(drawn):
     return [text.get_text() for text in legend.get_texts()]
 
 
-def test_a_grid_of_ones_own_is_joined_from_left_to_right(tmp_path):
+def test_points_of_a_grid_are_connected_in_order(tmp_path):
     radii = (0.2, 0.01, 0.1, 0.05)
     table = grid_table(Grid("mine", "rho", {"digits": Run(method="sam")}, {"rho": radii}))
     for cell in table.cells:
@@ -111,6 +147,6 @@ def test_a_grid_of_ones_own_is_joined_from_left_to_right(tmp_path):
     joined = max(drawn.axes[0].lines, key=lambda line: len(line.get_xdata()))
     assert list(joined.get_xdata()) == sorted(radii)
     assert list(joined.get_ydata()) == pytest.approx([100 * rho for rho in sorted(radii)])
-    assert legend_of(drawn) == ["ours (n = 1)"], "the paper says nothing of it"
+    assert legend_of(drawn) == ["ours (n = 1)"], "not in the paper"
     cifar = find("cifar")
     assert legend_of(draw(cifar, gather(cifar, tmp_path))) == ["ours: not run", "the paper's"]

@@ -1,27 +1,27 @@
-"""Our figures beside the paper's: what is read from records, what is said of it, how it is printed."""
+"""Our results next to the paper's: reading records, comparing, testing and printing them."""
 
 import csv
 import io
 import json
-import random
 import re
 import statistics
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from recorded import as_recorded, recorded
 
 from wsam.lab import records
-from wsam.paper import Cell, Measure, Quoted, Table, find, gather, minimum, render
-from wsam.paper.outcome import Entry, Ours
+from wsam.paper import Cell, Measure, Quoted, Table, find, gather, minima, render, significance
+from wsam.paper.comparison import Entry, Ours
 
 RESNET = ("ResNet18", "WSAM")
 DOCUMENT = Path(__file__).parents[2] / "docs" / "paper.md"
 
 
 def fake_record(out, run, error, loss=0.01, status="finished"):
-    """Write what a run would have left, without running it."""
+    """Write the record of a run without training it."""
     row = {"epoch": run.epochs, "train_loss": loss, "test_error": error}
     records.write(out, run, as_recorded(run, row, status=status))
 
@@ -50,7 +50,7 @@ def test_mean_deviation_and_n(results):
     assert entry.differs is False
 
 
-def test_one_run_has_no_deviation_and_may_still_differ(results):
+def test_single_run_has_no_deviation(results):
     entry = entry_of(gather(find("cifar"), results), ("ResNet18", "SGDM"), "CIFAR-10")
     assert entry.text == "4.59 (n = 1)"
     assert entry.differs is True
@@ -59,13 +59,13 @@ def test_one_run_has_no_deviation_and_may_still_differ(results):
     )
 
 
-def test_nothing_run(tmp_path):
+def test_missing_records(tmp_path):
     for entry in gather(find("noise"), tmp_path / "missing"):
         assert entry.text == "not run"
         assert entry.differs is None
 
 
-def test_records_of_one_table_count_in_another(results):
+def test_tables_share_records(results):
     entry = entry_of(gather(find("ablation"), results), RESNET, "CIFAR-10")
     assert entry.ours.n == 3
     sensitivity = gather(find("sensitivity"), results)
@@ -76,37 +76,37 @@ def test_records_of_one_table_count_in_another(results):
 @pytest.mark.parametrize(
     ("ours", "paper", "differs"),
     [
-        ((3.72,), Quoted(3.62, 0.10), False),  # exactly a deviation
+        ((3.72,), Quoted(3.62, 0.10), False),  # equal to the deviation
         ((3.73,), Quoted(3.62, 0.10), True),
-        ((3.2, 4.4), Quoted(3.62, 0.10), False),  # within ours, which is wider
+        ((3.2, 4.4), Quoted(3.62, 0.10), False),  # within our larger deviation
         ((3.80, 3.81), Quoted(3.62, 0.10), True),
-        ((3.51,), Quoted(3.62, 0.10), True),  # better than the paper's differs too
+        ((3.51,), Quoted(3.62, 0.10), True),  # lower than the paper's
         ((1.0,), Quoted(3.62), None),  # neither has a deviation
         ((1.0, 1.1), Quoted(3.62), True),
         ((), Quoted(3.62, 0.1), None),
         ((1.0,), None, None),
     ],
 )
-def test_differs_is_more_than_both_deviations(ours, paper, differs):
+def test_differs(ours, paper, differs):
     cell = Cell(("r",), "c", (), paper)
     assert Entry(cell, Ours(ours)).differs is differs
 
 
 @pytest.mark.parametrize(
-    ("ours", "paper", "mark", "said"),
+    ("ours", "paper", "mark", "footnote"),
     [
         ((3.9, 3.91), Quoted(3.62, 0.1), "†", "by more than both deviations:"),
         ((32.0, 33.0), Quoted(22.67), "†", "by more than our deviation; the paper prints none:"),
         ((4.0,), Quoted(3.62, 0.1), "†", "by more than the paper's deviation; ours, n = 1, has"),
-        ((6.94,), Quoted(62.58), "‡", "n = 1, and the paper prints no deviation: there is none"),
+        ((6.94,), Quoted(62.58), "‡", "n = 1, and the paper prints no deviation: the difference"),
     ],
 )
-def test_a_mark_names_the_deviations_there_are(ours, paper, mark, said):
+def test_marks_and_their_footnotes(ours, paper, mark, footnote):
     cell = Cell(("r",), "c", (), paper)
     table, entries = Table("t", "t", ("a",), (cell,)), [Entry(cell, Ours(ours))]
     text = render.markdown(table, entries)
     assert f") {mark} |" in text
-    assert said in text
+    assert footnote in text
     assert ("both deviations" in text) == (len(ours) > 1 and paper.deviation is not None)
     assert ("ignores n" in text) == (mark == "†")
     assert not set("†‡") & set(render.markdown(replace(table, comparable=False), entries))
@@ -115,13 +115,13 @@ def test_a_mark_names_the_deviations_there_are(ours, paper, mark, said):
 @pytest.mark.parametrize(
     ("ours", "paper"),
     [
-        ((0.00256,), Quoted(0.0026)),  # below the paper's, were its digits all there are
+        ((0.00256,), Quoted(0.0026)),
         ((0.0026,), Quoted(0.0026)),
-        ((0.00256, 0.00257), Quoted(0.0026)),  # by more than our deviation
+        ((0.00256, 0.00257), Quoted(0.0026)),  # more than our deviation
     ],
 )
-def test_figures_that_read_alike_get_no_mark(ours, paper):
-    """The paper's is rounded: that ours is above or below it would not be known, and not be seen."""
+def test_equal_after_rounding_is_no_difference(ours, paper):
+    """The paper's figure is rounded to the decimals that are printed."""
     cell = Cell(("r",), "c", (), paper, Measure.TRAIN_LOSS)
     entry = Entry(cell, Ours(ours))
     text = render.markdown(Table("t", "t", ("a",), (cell,)), [entry])
@@ -132,21 +132,22 @@ def test_figures_that_read_alike_get_no_mark(ours, paper):
 
 
 def test_how_often_the_mark_appears_by_chance():
-    """What the documentation says of it: both drawn from one normal, the paper's five times."""
-    told = re.findall(r"(\d+)%(?: of\s+figures)?\s+with\s+n\s=\s(\d)", DOCUMENT.read_text())
-    assert [int(n) for _, n in told] == [1, 2, 3, 5]
-    draw = random.Random(0)
-
-    def marked(n):
-        paper = [draw.gauss() for _ in range(5)]
-        quoted = Quoted(statistics.fmean(paper), statistics.stdev(paper))
-        return Entry(
-            Cell(("r",), "c", (), quoted), Ours(tuple(draw.gauss() for _ in range(n)))
-        ).differs
-
-    for percent, n in told:
-        found = statistics.fmean(marked(int(n)) for _ in range(4000))
-        assert 100 * found == pytest.approx(int(percent), abs=2.5)
+    """As docs/paper.md states: both sides drawn from one normal distribution, the paper's n = 5."""
+    stated = re.findall(r"(\d+)%(?: of\s+results)?\s+with\s+n\s=\s(\d)", DOCUMENT.read_text())
+    assert [int(n) for _, n in stated] == [1, 2, 3, 5]
+    draw = np.random.default_rng(0)
+    for percent, n in ((int(percent), int(n)) for percent, n in stated):
+        paper, ours = draw.normal(size=(20_000, 5)), draw.normal(size=(20_000, n))
+        deviations = paper.std(1, ddof=1)
+        if n > 1:
+            deviations = np.maximum(deviations, ours.std(1, ddof=1))
+        differs = abs(paper.mean(1) - ours.mean(1)) > deviations
+        assert 100 * differs.mean() == pytest.approx(percent, abs=1)
+        for theirs, mine, expected in zip(paper[:50], ours[:50], differs[:50], strict=True):
+            quoted = Quoted(float(theirs.mean()), float(theirs.std(ddof=1)))
+            cell = Cell(("r",), "c", (), quoted)
+            entry = Entry(cell, Ours(tuple(map(float, mine))))
+            assert entry.differs in (expected, False)  # False: equal after rounding
 
 
 def test_every_measure(tmp_path):
@@ -162,7 +163,7 @@ def test_every_measure(tmp_path):
         "test images": "1 not measured",
     }
     found = {"key": run.key, "top_eigenvalue": 62.5}
-    minimum.path_of(tmp_path, run).write_text(json.dumps(found))
+    minima.measurement_path(tmp_path, run).write_text(json.dumps(found))
     entries = gather(table, tmp_path)
     assert entry_of(entries, ("SGDM",), "top eigenvalue").text == "62.50 (n = 1)"
     noise = find("noise")
@@ -171,29 +172,25 @@ def test_every_measure(tmp_path):
     assert len(recorded(tmp_path)) == 2, "a measurement is no record"
 
 
-def test_figures_may_come_from_elsewhere_than_a_folder():
+def test_gather_from_another_source():
     table = find("minima")
     row = {"train_loss": 0.5, "test_error": 5.0}
 
-    class Known:
+    class Source:
         def record(self, run):
             return {"status": "finished", "curve": [row]} if run.seed < 2 else None
 
         def minimum(self, run):
             return {"top_eigenvalue": 3.0} if run.seed == 0 else None
 
-    texts = [entry.text for entry in gather(table, Known())][:3]
+    texts = [entry.text for entry in gather(table, Source())][:3]
     assert texts == ["0.5000 ± 0.0000 (n = 2)", "0.9500 ± 0.0000 (n = 2)", "3.00 (n = 1)"]
 
 
-def test_the_best_epoch_is_one_that_was_tested(tmp_path):
+def test_best_epoch_skips_untested_epochs(tmp_path):
     table = find("noise-best")
     run = table.runs[0]
-    rows = [
-        {"epoch": number, "train_loss": 0.5, "test_error": error}
-        for number, error in enumerate((30.0, None, 12.0, 20.0), 1)
-    ]
-    records.write(tmp_path, run, as_recorded(run, *rows))
+    write_curve(tmp_path, run, (30.0, None, 12.0, 20.0))
     assert "88.00 (n = 1)" in [entry.text for entry in gather(table, tmp_path)]
 
 
@@ -213,14 +210,14 @@ def test_the_best_epoch_is_one_that_was_tested(tmp_path):
     ],
     ids=lambda text: text[:60],
 )
-def test_a_damaged_measurement_is_named(tmp_path, text):
+def test_damaged_measurement(tmp_path, text):
     run = find("minima").runs[0]
-    minimum.path_of(tmp_path, run).write_text(text.replace("KEY", run.key))
+    minima.measurement_path(tmp_path, run).write_text(text.replace("KEY", run.key))
     with pytest.raises(ValueError, match=r"minimum\.json .*remove it to measure again"):
-        minimum.read(tmp_path, run)
+        minima.read_measurement(tmp_path, run)
 
 
-def test_all_failed(tmp_path):
+def test_only_failed_runs(tmp_path):
     run = find("cifar").runs[0]
     fake_record(tmp_path, run, None, status="failed")
     assert gather(find("cifar"), tmp_path)[0].text == "1 failed"
@@ -230,10 +227,10 @@ def test_markdown(results):
     table = find("cifar").select("*/CIFAR-10").select("ResNet18")
     text = render.markdown(table, gather(table, results))
     assert text.splitlines()[2:6] == [
-        "| model | method | CIFAR-10, ours | CIFAR-10, paper |",
-        "| --- | --- | --- | --- |",
-        "| ResNet18 | SGDM | 4.59 (n = 1) † | 4.32 ± 0.07 |",
-        "| ResNet18 | SAM | not run | 3.68 ± 0.06 |",
+        "| model | method | CIFAR-10, last epoch | CIFAR-10, best epoch | CIFAR-10, paper |",
+        "| --- | --- | --- | --- | --- |",
+        "| ResNet18 | SGDM | 4.59 (n = 1) † | 4.59 (n = 1) † | 4.32 ± 0.07 |",
+        "| ResNet18 | SAM | not run | not run | 3.68 ± 0.06 |",
     ]
     assert (
         "- † Ours differs from the paper's by more than the paper's deviation; "
@@ -241,15 +238,98 @@ def test_markdown(results):
         "  - ResNet18/SGDM/CIFAR-10: ours, 4.59 (n = 1), is above"
     ) in text
     assert "\n- † ignores n: with few seeds" in text
-    assert "\n- GSAM's radius is constant" in text
+    assert "\n- GSAM's rho is constant" in text
     alone = find("cifar").select("ResNet18/WSAM/*")
-    assert "GSAM" not in render.markdown(alone, gather(alone, results)), "a note without its row"
+    assert "GSAM" not in render.markdown(alone, gather(alone, results)), (
+        "a note about a missing row"
+    )
     coupled = find("ablation").select("Coupled-WSAM")
     assert "\n- Coupled-WSAM uses" in render.markdown(coupled, gather(coupled, results))
 
 
-def test_columns_without_any_figure_are_left_out(tmp_path):
-    """For people: neither measured by us nor printed by the paper. Data keeps them."""
+def write_curve(out, run, errors):
+    rows = [
+        {"epoch": number, "train_loss": 0.5, "test_error": error}
+        for number, error in enumerate(errors, 1)
+    ]
+    records.write(out, run, as_recorded(run, *rows))
+
+
+def test_best_epoch_next_to_last_epoch(tmp_path):
+    table = find("cifar").select("ResNet18/WSAM/CIFAR-10")
+    for run, errors in zip(table.runs, ([9.0, 3.5, 3.7], [3.3, 3.4, 3.9]), strict=False):
+        write_curve(tmp_path, run, errors)
+    (entry,) = gather(table, tmp_path)
+    assert entry.ours.values == (3.7, 3.9)
+    assert entry.best.ours.values == (3.5, 3.3)
+    (row,) = render.body(table, [entry])
+    assert row[2:] == ["3.80 ± 0.14 (n = 2) †", "3.40 ± 0.14 (n = 2) †", "3.62 ± 0.10"]
+    assert "WSAM/CIFAR-10, best epoch: ours, 3.40" in render.markdown(table, [entry])
+    (cell,) = render.cell_dicts(table, [entry])
+    assert (cell["mean"], cell["best_mean"]) == pytest.approx((3.8, 3.4))
+
+
+def test_welch_tests_each_pair_of_methods(tmp_path):
+    table = find("cifar").select("ResNet18/*/CIFAR-10*")
+    samples = {
+        ("SGDM", "CIFAR-10"): [(5.0, 4.29), (5.0, 4.58), (4.2, 4.28)],
+        ("SAM", "CIFAR-10"): [(5.0, 3.73), (3.7, 3.86), (5.0, 3.67)],
+        ("WSAM", "CIFAR-10"): [(5.0, 3.62), (5.0, 3.65), (5.0, 3.61)],
+        ("GSAM", "CIFAR-10"): [(5.0, 3.87)],
+        ("WSAM", "CIFAR-100"): [(30.0, 19.0), (30.0, 20.0)],
+    }
+    for (method, data), curves in samples.items():
+        runs = table.cell(("ResNet18", method), data).runs
+        for run, errors in zip(runs, curves, strict=False):
+            write_curve(tmp_path, run, errors)
+    entries = gather(table, tmp_path)
+    tests = {test.methods: test for test in significance.welch_tests(entries)}
+    assert set(tests) == {("SGDM", "SAM"), ("SGDM", "WSAM"), ("SAM", "WSAM")}
+    test = tests["SAM", "WSAM"]
+    # t = 2.229 with 2.19 degrees of freedom, computed by hand.
+    assert (test.setting, test.n) == ("ResNet18, CIFAR-10", (3, 3))
+    assert test.p_last == pytest.approx(0.1471, abs=1e-4)
+    assert test.p_best == pytest.approx(0.1471, abs=0.2)
+    text = significance.markdown(table, entries)
+    assert "| ResNet18, CIFAR-10 | SAM and WSAM | 3 | 0.15 | " in text
+    assert "No test, because n = 1: ResNet18/GSAM/CIFAR-10." in text
+    assert significance.as_dicts(entries)[0]["methods"] == ("SGDM", "SAM")
+
+
+@pytest.mark.parametrize("samples", [([1.0], [2.0, 3.0]), ([1.0, 1.0], [2.0, 2.0])])
+def test_welch_without_variance_is_undefined(samples):
+    assert significance.welch_p(*samples) is None
+
+
+def test_page_folds_away_what_was_not_run(results):
+    table = find("cifar")
+    text = render.page_markdown(table, gather(table, results)).replace("\u00a0", " ")
+    main, _, folded = text.partition("<details><summary>")
+    assert "| ResNet18 | SGDM | 4.59 (n = 1) † | 4.59 (n = 1) † | 4.32 ± 0.07 |" in main
+    for absent in ("not run", "CIFAR-100", "WRN-28-10", "GSAM"):
+        assert absent not in main
+    assert folded.startswith("Not run: 18 of 20 cells; the paper's figures</summary>")
+    assert "| WRN-28-10 | WSAM | 2.74 ± 0.07 | 16.33 ± 0.26 |" in folded
+    assert "| ResNet18 | WSAM |  | 19.42 ± 0.12 |" in folded
+    assert folded.endswith("</details>\n")
+
+
+def test_page_numbers_do_not_break(results):
+    table = find("cifar")
+    text = render.page_markdown(table, gather(table, results))
+    assert "3.61\u00a0±\u00a00.09 (n\u00a0=\u00a03,\u00a01\u00a0failed)" in text
+
+
+def test_page_of_a_table_without_runs(tmp_path):
+    table = find("geometry")
+    text = render.page_markdown(table, gather(table, tmp_path)).replace("\u00a0", " ")
+    assert "of the neighbourhood. Not run." in text
+    assert "\n- The paper does not state eta." in text
+    assert "| WSAM | 2.74 ± 0.07 | 2.90 ± 0.08 | 3.45 ± 0.35 |" in text.partition("<details>")[2]
+
+
+def test_empty_columns_are_left_out(tmp_path):
+    """Of the printed table; JSON and CSV keep them."""
     table = find("minima")
     first = table.cell(("SGDM",), "loss").runs[0]
     fake_record(tmp_path, first, 4.25)
@@ -258,32 +338,28 @@ def test_columns_without_any_figure_are_left_out(tmp_path):
     assert text.splitlines()[2].endswith("top eigenvalue, ours | top eigenvalue, paper |")
     row = "| SGDM | 0.0100 (n = 1) ‡ | 0.0026 | 0.9575 (n = 1) | 0.9575 | 1 not measured |"
     assert row in text
-    assert (
-        "\n- Left out, for neither we nor the paper have a figure there: by batches, test images.\n"
-        in text
-    )
-    assert "by batches" in {cell["column"] for cell in render.data(table, entries)}
-    assert "test images" in render.comma_separated(table, entries)
-    reading = {"top_eigenvalue": 2.0}
-    found = {"key": first.key, "top_eigenvalue": 62.5, "on_test": reading}
-    minimum.path_of(tmp_path, first).write_text(json.dumps(found))
+    assert "\n- Columns without any figure, ours or the paper's: by batches, test images.\n" in text
+    assert "by batches" in {cell["column"] for cell in render.cell_dicts(table, entries)}
+    assert "test images" in render.csv_text(table, entries)
+    found = {"key": first.key, "top_eigenvalue": 62.5, "on_test": {"top_eigenvalue": 2.0}}
+    minima.measurement_path(tmp_path, first).write_text(json.dumps(found))
     assert render.header(table, gather(table, tmp_path))[-1] == "test images"
     noise = find("noise-rho")
     fake_record(tmp_path, noise.cells[1].runs[0], None, status="failed")
-    kept = render.columns(noise, gather(noise, tmp_path))
-    assert kept == [noise.cells[1].column], "a failure is worth telling"
+    visible = render.visible_columns(noise, gather(noise, tmp_path))
+    assert visible == [noise.cells[1].column], "a failed run is shown"
 
 
-def test_a_table_that_must_not_be_compared_is_not(results):
+def test_table_that_is_not_comparable(results):
     table = replace(find("cifar"), comparable=False)
     text = render.markdown(table, gather(table, results))
     assert "†" not in text
-    assert all(cell["differs"] is None for cell in render.data(table, gather(table, results)))
+    assert all(cell["differs"] is None for cell in render.cell_dicts(table, gather(table, results)))
 
 
-def test_csv_reads_back(results):
+def test_csv(results):
     table = find("cifar")
-    rows = list(csv.DictReader(io.StringIO(render.comma_separated(table, gather(table, results)))))
+    rows = list(csv.DictReader(io.StringIO(render.csv_text(table, gather(table, results)))))
     assert len(rows) == 20
     row = next(r for r in rows if (r["model"], r["method"], r["column"]) == (*RESNET, "CIFAR-10"))
     assert float(row["mean"]) == pytest.approx(3.61)
@@ -293,23 +369,23 @@ def test_csv_reads_back(results):
     assert (empty["mean"], empty["n"], empty["differs"]) == ("", "0", "")
 
 
-def test_columns_that_the_paper_leaves_empty_have_no_place_for_it(tmp_path):
+def test_columns_without_paper_figures(tmp_path):
     table = find("noise-rho")
     heads = render.header(table, gather(table, tmp_path))
     assert heads == ["rho", "20%", "40%", "60%", "80%"]
     gap = Table("t", "t", ("a",), (*table.cells[:1], Cell(("x",), "20%", table.cells[0].runs)))
-    assert render.lines(gap, gather(gap, tmp_path)) == [["0.01", "not run"], ["x", "not run"]]
+    assert render.body(gap, gather(gap, tmp_path)) == [["0.01", "not run"], ["x", "not run"]]
 
 
-def test_the_terminal_gets_everything(results, capsys):
+def test_terminal_output(results, capsys):
     table = find("cifar")
-    render.show(table, gather(table, results))
-    shown = capsys.readouterr().out
+    render.print_table(table, gather(table, results))
+    printed = capsys.readouterr().out
     for words in ("3.61 ± 0.09 (3, 1 failed)", "4.59 (1) †", "not run", "19.42 ± 0.12", "above"):
-        assert words in shown
+        assert words in printed
 
 
-def test_labels_with_bars_stay_in_their_cell(tmp_path):
+def test_markdown_escapes_bars(tmp_path):
     run = find("cifar").runs[0]
     table = Table("t", "t", ("a",), (Cell(("x|y",), "c", (run,)),))
     assert "| x\\|y | not run |" in render.markdown(table, gather(table, tmp_path))

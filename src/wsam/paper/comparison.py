@@ -1,0 +1,247 @@
+"""Our results next to the paper's: values read from records, and whether they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Protocol
+
+from wsam._format import mean_and_std
+from wsam.lab import records
+from wsam.lab.records import Record
+from wsam.lab.run import Run
+from wsam.paper import minima
+from wsam.paper.table import Cell, Measure, Table, format_mean, format_number
+
+NOT_RUN = "not run"
+
+
+@dataclass(frozen=True)
+class Ours:
+    """Our values for a cell, one per finished run.
+
+    Attributes:
+        values: Of the finished runs.
+        failed: Number of runs that stopped because the loss was not finite.
+        unmeasured: Number of finished runs without the cell's quantity.
+        planned: Number of runs of the cell.
+    """
+
+    values: tuple[float, ...]
+    failed: int = 0
+    unmeasured: int = 0
+    planned: int = 0
+
+    @property
+    def n(self) -> int:
+        """Number of values."""
+        return len(self.values)
+
+    @property
+    def mean(self) -> float | None:
+        """Mean of the values; None without values."""
+        return mean_and_std(self.values)[0]
+
+    @property
+    def deviation(self) -> float | None:
+        """Sample standard deviation; None for fewer than two values."""
+        return mean_and_std(self.values)[1]
+
+    def text(self, decimals: int) -> str:
+        """Return ``3.61 ± 0.05 (n = 3)``, or the reason why there is no value."""
+        if self.mean is None:
+            reasons = [(self.failed, "failed"), (self.unmeasured, "not measured")]
+            return ", ".join(f"{count} {what}" for count, what in reasons if count) or NOT_RUN
+        failed = f", {self.failed} failed" if self.failed else ""
+        return f"{format_mean(self.mean, self.deviation, decimals)} (n = {self.n}{failed})"
+
+
+class Yardstick(StrEnum):
+    """The standard deviations that are known for a comparison with the paper."""
+
+    BOTH = "both deviations"
+    OURS = "our deviation; the paper prints none"
+    PAPER = "the paper's deviation; ours, n = 1, has none"
+    NONE = "n = 1, and the paper prints no deviation: the difference cannot be judged"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A cell and our result for it.
+
+    Args:
+        cell: The cell.
+        ours: Our values.
+        best: The same cell at each run's best epoch, if the table shows it.
+    """
+
+    cell: Cell
+    ours: Ours
+    best: Entry | None = None
+
+    @property
+    def text(self) -> str:
+        """Our result as text."""
+        return self.ours.text(self.cell.measure.decimals)
+
+    @property
+    def paper_text(self) -> str:
+        """The paper's figure as text; empty if it prints none."""
+        paper = self.cell.paper
+        if paper is None:
+            return ""
+        return format_mean(paper.mean, paper.deviation, self.cell.measure.decimals)
+
+    @property
+    def yardstick(self) -> Yardstick | None:
+        """The deviations known for a comparison; None if there is nothing to compare."""
+        paper = self.cell.paper
+        if paper is None or self.ours.mean is None:
+            return None
+        if paper.deviation is None:
+            return Yardstick.NONE if self.ours.deviation is None else Yardstick.OURS
+        return Yardstick.PAPER if self.ours.deviation is None else Yardstick.BOTH
+
+    @property
+    def differs(self) -> bool | None:
+        """Whether our mean differs from the paper's by more than every known deviation.
+
+        Means that are equal after rounding to the paper's decimals do not differ. None if a figure
+        is missing, or if neither side has a deviation.
+        """
+        paper, mean, decimals = self.cell.paper, self.ours.mean, self.cell.measure.decimals
+        if paper is None or mean is None:
+            return None
+        if format_number(mean, decimals) == format_number(paper.mean, decimals):
+            return False
+        deviations = [d for d in (paper.deviation, self.ours.deviation) if d is not None]
+        if not deviations:
+            return None
+        return abs(mean - paper.mean) > max(deviations) + 1e-9  # equality does not count
+
+    @property
+    def difference(self) -> str:
+        """A sentence that compares our result with the paper's."""
+        paper, mean = self.cell.paper, self.ours.mean
+        assert paper is not None
+        assert mean is not None
+        word = "above" if mean > paper.mean else "below"
+        return f"{self.cell.name}: ours, {self.text}, is {word} the paper's, {self.paper_text}"
+
+
+def _accuracy(record: Record) -> float | None:
+    error = records.final_error(record)
+    return None if error is None else 1 - error / 100
+
+
+def _accuracy_percent(record: Record) -> float | None:
+    error = records.final_error(record)
+    return None if error is None else 100 - error
+
+
+def _best_error(record: Record) -> float | None:
+    errors = [epoch["test_error"] for epoch in record["curve"]]
+    return min((float(error) for error in errors if error is not None), default=None)
+
+
+def _best_accuracy_percent(record: Record) -> float | None:
+    error = _best_error(record)
+    return None if error is None else 100 - error
+
+
+_FROM_RECORD: dict[Measure, Callable[[Record], float | None]] = {
+    Measure.TEST_ERROR: records.final_error,
+    Measure.BEST_ERROR: _best_error,
+    Measure.TEST_ACCURACY: _accuracy_percent,
+    Measure.BEST_ACCURACY: _best_accuracy_percent,
+    Measure.ACCURACY: _accuracy,
+    Measure.TRAIN_LOSS: lambda record: record["curve"][-1]["train_loss"],
+}
+_FROM_MEASUREMENT = {
+    Measure.TOP_EIGENVALUE: None,
+    Measure.EIGENVALUE_BY_BATCHES: minima.TRAIN_MODE,
+    Measure.EIGENVALUE_ON_TEST: minima.TEST_IMAGES,
+}
+
+
+class RecordSource(Protocol):
+    """Provides records of runs and the measurements at their minima."""
+
+    def record(self, run: Run) -> Record | None:
+        """Return the record of a run; None if there is none."""
+
+    def minimum(self, run: Run) -> Mapping[str, Any] | None:
+        """Return the measurement at a run's minimum; None if there is none."""
+
+
+@dataclass(frozen=True)
+class RecordFolder:
+    """Records in a folder. Damaged files raise ValueError.
+
+    Args:
+        path: The folder.
+        without: Keys of runs to skip, because their files are known to be damaged.
+    """
+
+    path: Path
+    without: frozenset[str] = frozenset()
+
+    def record(self, run: Run) -> Record | None:
+        """Read the record of a run."""
+        return None if run.key in self.without else records.read(self.path, run)
+
+    def minimum(self, run: Run) -> Mapping[str, Any] | None:
+        """Read the measurement at a run's minimum."""
+        return minima.read_measurement(self.path, run)
+
+
+def read_value(measure: Measure, run: Run, record: Record, source: RecordSource) -> float | None:
+    """Return a quantity of a finished run; None if it was not measured."""
+    if measure in _FROM_MEASUREMENT:
+        measurement = source.minimum(run)
+        if measurement is None:
+            return None
+        return minima.read_eigenvalue(measurement, _FROM_MEASUREMENT[measure])
+    return _FROM_RECORD[measure](record)
+
+
+def gather(table: Table, results: Path | RecordSource) -> list[Entry]:
+    """Read our results for a table, one entry per cell.
+
+    Args:
+        table: The table.
+        results: Folder of the records, which may be empty or missing; or another source of
+            records.
+
+    Raises:
+        ValueError: A file in the folder is damaged.
+    """
+    source = RecordFolder(results) if isinstance(results, Path) else results
+    read = {run.key: source.record(run) for run in table.runs}
+    entries = []
+    for cell in table.cells:
+        entry = Entry(cell, _read_cell(cell, read, source))
+        if table.best_epoch and cell.measure is Measure.TEST_ERROR:
+            best = replace(cell, column=f"{cell.column}, best epoch", measure=Measure.BEST_ERROR)
+            entry = replace(entry, best=Entry(best, _read_cell(best, read, source)))
+        entries.append(entry)
+    return entries
+
+
+def _read_cell(cell: Cell, read: Mapping[str, Record | None], source: RecordSource) -> Ours:
+    values, failed, unmeasured = [], 0, 0
+    for run in cell.runs:
+        record = read[run.key]
+        if record is None:
+            continue
+        if not records.is_finished(record):
+            failed += 1
+            continue
+        value = read_value(cell.measure, run, record, source)
+        if value is None:
+            unmeasured += 1
+        else:
+            values.append(value)
+    return Ours(tuple(values), failed, unmeasured, len(cell.runs))

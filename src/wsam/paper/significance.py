@@ -1,0 +1,109 @@
+"""Welch's t-test between the methods of a table.
+
+Reference:
+    Welch, The generalization of "Student's" problem when several different population variances are
+    involved, Biometrika 1947.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from typing import Any
+
+from wsam.paper.comparison import Entry
+from wsam.paper.render import markdown_table
+from wsam.paper.table import Table
+
+
+@dataclass(frozen=True)
+class WelchTest:
+    """Two-sided test whether two methods have the same mean, without assuming equal variances.
+
+    Attributes:
+        setting: What both have in common, such as ``ResNet18, CIFAR-10``.
+        methods: Labels of both methods.
+        n: Number of runs of each.
+        p_last: p-value at the last epoch.
+        p_best: p-value at the best epoch; None if the table does not show it.
+    """
+
+    setting: str
+    methods: tuple[str, str]
+    n: tuple[int, int]
+    p_last: float | None
+    p_best: float | None = None
+
+
+def welch_p(first: Sequence[float], second: Sequence[float]) -> float | None:
+    """Return the p-value; None if a sample has fewer than two values or both have no variance.
+
+    Example:
+        >>> round(welch_p([3.73, 3.86, 3.67], [3.62, 3.65, 3.61]), 2), welch_p([1.0], [2.0, 3.0])
+        (0.15, None)
+    """
+    from scipy.stats import ttest_ind
+
+    if min(len(first), len(second)) < 2 or len({*first}) == len({*second}) == 1:
+        return None
+    p = float(ttest_ind(first, second, equal_var=False).pvalue)
+    return p if math.isfinite(p) else None
+
+
+def welch_tests(entries: Sequence[Entry]) -> list[WelchTest]:
+    """Test every pair of methods in the same setting; n = 1 has no test."""
+    tests = []
+    for first, second in combinations(entries, 2):
+        if _setting(first) != _setting(second) or min(first.ours.n, second.ours.n) < 2:
+            continue
+        p_best = None
+        if first.best and second.best:
+            p_best = welch_p(first.best.ours.values, second.best.ours.values)
+        tests.append(
+            WelchTest(
+                _setting(first),
+                (first.cell.row[-1], second.cell.row[-1]),
+                (first.ours.n, second.ours.n),
+                welch_p(first.ours.values, second.ours.values),
+                p_best,
+            )
+        )
+    return tests
+
+
+def _setting(entry: Entry) -> str:
+    return ", ".join((*entry.cell.row[:-1], entry.cell.column))
+
+
+def as_dicts(entries: Sequence[Entry]) -> list[dict[str, Any]]:
+    """Return one dictionary per test, for JSON."""
+    return [asdict(test) for test in welch_tests(entries)]
+
+
+def markdown(table: Table, entries: Sequence[Entry]) -> str:
+    """Return the p-values of all pairs as a Markdown table."""
+    tests = welch_tests(entries)
+    lines = [f"Welch's t-test between methods. {table.title}:", ""]
+    if tests:
+        with_best = any(test.p_best is not None for test in tests)
+        heads = ["setting", "methods", "n", "p, last epoch"] + ["p, best epoch"] * with_best
+        rows = []
+        for test in tests:
+            p_values = [test.p_last, test.p_best][: 1 + with_best]
+            texts = ["" if p is None else f"{p:.2g}" for p in p_values]
+            rows.append([test.setting, " and ".join(test.methods), _sizes(test.n), *texts])
+        lines += [*markdown_table(heads, rows), ""]
+        lines += ["- Two-sided p-values, not corrected for the number of pairs."]
+    single = [entry for entry in entries if entry.ours.n == 1]
+    if single:
+        names = ", ".join(entry.cell.name for entry in single)
+        lines.append(f"- No test, because n = 1: {names}.")
+    if not tests and not single:
+        lines.append("- No two methods have been run.")
+    return "\n".join(lines) + "\n"
+
+
+def _sizes(n: tuple[int, int]) -> str:
+    return str(n[0]) if n[0] == n[1] else f"{n[0]} and {n[1]}"
