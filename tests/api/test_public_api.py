@@ -300,10 +300,9 @@ def lab_run():
 
 def resume(out):
     """Finish the run of the saved checkpoint; return its record and the measured minimum."""
-    from wsam.paper.minimum import measure
-
     from wsam.lab.means import Means
     from wsam.lab.train import train
+    from wsam.paper.minima import measure
 
     shutil.copytree(V0_1 / "interrupted", out, dirs_exist_ok=True)
     run, means = lab_run(), Means(device="cpu", keep_weights=True)

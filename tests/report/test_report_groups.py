@@ -174,4 +174,4 @@ def test_a_tables_own_epochs_are_not_those_of_another(tmp_path):
     assert "trained from scratch (3 epochs instead of 200)</h3>" in text
     assert text.count("trained from scratch</h3>") == 1
     assert "instead of 3" not in text
-    assert text.count("9.00</i> <i>(n = 1) †") == 3, "of 200 epochs, in three tables"
+    assert text.count("9.00</i> <i>(n = 1) †") == 4, "three tables and one best epoch"

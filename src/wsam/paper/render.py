@@ -160,7 +160,8 @@ def page_markdown(table: Table, entries: Sequence[Entry]) -> str:
     """
     run = [entry for entry in entries if _was_run(entry)]
     rows, columns = {e.cell.row for e in run}, {e.cell.column for e in run}
-    main, rest = [], []
+    main: list[Entry] = []
+    rest: list[Entry] = []
     for entry in entries:
         shown = entry.cell.row in rows and entry.cell.column in columns
         (main if shown else rest).append(entry)
