@@ -14,9 +14,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from wsam.bench.problem import PIXELS
-from wsam.bench.report import between, heading
-from wsam.bench.timing import ratios
+from wsam.bench.report import heading, quartile_range
+from wsam.bench.timing import paired_ratios
+from wsam.bench.workload import PIXELS
 from wsam.lab.pages import renew
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
@@ -42,7 +42,7 @@ def table(record: dict[str, Any]) -> str:
         name = case["name"]
         told = f"**wsam {name}**" if case["kind"] == "ours" else PEERS.get(name, name)
         ms = case["ms"]
-        cells = [told, case["form"], f"{ms['median']:.1f} ({between(ms, '.1f')})"]
+        cells = [told, case["form"], f"{ms['median']:.1f} ({quartile_range(ms, '.1f')})"]
         cells += [spelled(case["of_floor"], exact=case["kind"] == "floor")]
         cells += [spelled(round_by_round(case, ours), exact=case is ours)]
         lines.append(f"| {' | '.join(cells)} |")
@@ -51,12 +51,12 @@ def table(record: dict[str, Any]) -> str:
 
 def round_by_round(case: dict[str, Any], other: dict[str, Any]) -> dict[str, float]:
     """Return the spread of how many times as long a case took as another in the same round."""
-    return ratios(case["rounds_ms"], other["rounds_ms"]).as_dict()
+    return paired_ratios(case["rounds_ms"], other["rounds_ms"]).as_dict()
 
 
 def spelled(ratio: dict[str, float], exact: bool) -> str:
     """Return a ratio with its quartiles; where it is 1 by definition, without."""
-    return f"{ratio['median']:.2f}" + ("" if exact else f" ({between(ratio, '.2f')})")
+    return f"{ratio['median']:.2f}" + ("" if exact else f" ({quartile_range(ratio, '.2f')})")
 
 
 def shown(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -89,7 +89,10 @@ def details(record: dict[str, Any], form: str) -> str:
         share = case["share_of_copy_bandwidth"] if is_clear(case) else None
         copies = memory.get((case["name"], form), {}).get("copies_beyond_base")
         cells = [case["name"], f"{case['ms']['median']:.4g}", f"{ratio['median']:.3f}"]
-        cells += [between(ratio, ".3f"), *(f"{case[k]:g}" if k in case else "" for k in MOVES)]
+        cells += [
+            quartile_range(ratio, ".3f"),
+            *(f"{case[k]:g}" if k in case else "" for k in MOVES),
+        ]
         cells += ["" if share is None else f"{100 * share:.0f}%"]
         cells += ["" if copies is None else f"{copies:.2f}"]
         lines.append(f"| {' | '.join(cells)} |")
@@ -109,9 +112,7 @@ def intervals(record: dict[str, Any]) -> str:
     for case in record["cases"]:
         if case["form"] == best and (case["name"] in ("SGD", "WSAM") or "every" in case["name"]):
             ratio = case["of_base"]
-            figures = (
-                f"{case['ms']['median']:.4g} | {ratio['median']:.2f} | {between(ratio, '.2f')}"
-            )
+            figures = f"{case['ms']['median']:.4g} | {ratio['median']:.2f} | {quartile_range(ratio, '.2f')}"
             lines.append(f"| {case['name']} | {figures} |")
     return "\n".join(lines)
 

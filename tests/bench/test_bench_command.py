@@ -11,10 +11,10 @@ from command import wsam_command
 from torch import nn
 
 import wsam
-from wsam.bench import cases, peers, report
+from wsam.bench import cases, report, third_party
 from wsam.bench.cases import Case
-from wsam.bench.problem import CIFAR, Problem, bag_problem, image_problem, mlp10m
-from wsam.bench.run import Settings, every_case, measure
+from wsam.bench.run import Settings, all_cases, measure
+from wsam.bench.workload import CIFAR, Workload, image_workload, mlp10m, synthetic_workload
 
 CPU = torch.device("cpu")
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
@@ -141,7 +141,7 @@ def test_record_without_matplotlib(
 
 
 def test_missing_peer_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(third_party.importlib.util, "find_spec", lambda name: None)
     found = measure(smoke(only=("SAM",)))
     assert "not installed" in found["notes"][0]
     assert {row["name"] for row in found["cases"]} == {"two passes", "SGD", "SAM"}
@@ -170,7 +170,7 @@ def test_scaling(axis: str, tmp_path: Path) -> None:
 )
 def test_kept_records_render(path: Path) -> None:
     kept = json.loads(path.read_text())
-    assert report.name_of(kept) == path.stem
+    assert report.record_name(kept) == path.stem
     assert kept["commit"]
     assert "interleaved rounds" in report.table(kept)
 
@@ -195,9 +195,9 @@ def test_what_is_no_whole_measurement_has_a_name_of_its_own(record: dict[str, An
     for name, given in names.items():
         problem = {"model": given.get("model", "mlp10m"), "batch": given.get("batch", 32)}
         whole = {"kind": "step", "hardware": {"cpu": "x"}, "cases": [{"form": "eager"}]}
-        assert report.name_of({**whole, "smoke": False, **given, "problem": problem}) == name
+        assert report.record_name({**whole, "smoke": False, **given, "problem": problem}) == name
     scaling = {"kind": "scaling", "axis": "tensors", "hardware": {"cpu": "x"}}
-    many = [report.name_of({**scaling, "only": ["WSAM" * 100, last]}) for last in ("a", "b")]
+    many = [report.record_name({**scaling, "only": ["WSAM" * 100, last]}) for last in ("a", "b")]
     assert len({*many}) == 2
     assert max(map(len, many)) < 100, "a file's name may not be longer than 255"
 
@@ -228,11 +228,11 @@ def test_refusals_are_one_line(words: list[str], message: str) -> None:
 
 
 def test_a_record_says_how_images_lie() -> None:
-    problem = image_problem("cnn", 4, torch.device("cpu"))
-    assert problem.facts()["layout"] == "contiguous"
-    images = problem.batch[0].to(memory_format=torch.channels_last)
+    workload = image_workload("cnn", 4, torch.device("cpu"))
+    assert workload.describe()["layout"] == "contiguous"
+    images = workload.batch[0].to(memory_format=torch.channels_last)
     assert (
-        dataclasses.replace(problem, batch=(images, *problem.batch[1:])).facts()["layout"]
+        dataclasses.replace(workload, batch=(images, *workload.batch[1:])).describe()["layout"]
         == "channels_last"
     )
 
@@ -258,8 +258,10 @@ def test_smoke_uses_one_thread_and_puts_the_others_back(words: tuple[str, ...]) 
 
 
 def test_only_keeps_the_floor_of_its_forms() -> None:
-    everything = cases.floors(["eager", "captured"]) + cases.ours(["eager", "captured"], "captured")
-    left = cases.chosen(everything, ["wsam (cap", "GSAM"])
+    everything = cases.baseline_cases(["eager", "captured"]) + cases.method_cases(
+        ["eager", "captured"], "captured"
+    )
+    left = cases.select_cases(everything, ["wsam (cap", "GSAM"])
     assert [case.label for case in left] == [
         "two passes (captured)", "SGD (captured)", "WSAM (captured)", "GSAM (captured)",
     ]  # fmt: skip
@@ -268,22 +270,22 @@ def test_only_keeps_the_floor_of_its_forms() -> None:
 # --- what the cases compute ----------------------------------------------------------------------
 
 
-def trained(case: Case, problem: Problem, steps: int = 3) -> list[nn.Module]:
+def trained(case: Case, workload: Workload, steps: int = 3) -> list[nn.Module]:
     """Make some steps of a case and return the model it has built."""
     built: list[nn.Module] = []
 
     def build() -> nn.Module:
-        built.append(problem.build())
+        built.append(workload.build_model())
         return built[-1]
 
-    step = case.build(dataclasses.replace(problem, build=build))
+    step = case.build(dataclasses.replace(workload, build_model=build))
     for _ in range(steps):
         step()
     return built
 
 
-def weights(case: Case, problem: Problem) -> torch.Tensor:
-    (model,) = trained(case, problem)
+def weights(case: Case, workload: Workload) -> torch.Tensor:
+    (model,) = trained(case, workload)
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
@@ -296,10 +298,10 @@ def test_peers_compute_what_we_compute(tmp_path: Path) -> None:
     (tmp_path / "sam.py").write_text(TWO_STEP_SAM)
     (tmp_path / "wsam.py").write_text(TWO_STEP_WSAM)
     paths = (f"one={tmp_path / 'sam.py'}", f"two={tmp_path / 'wsam.py'}")
-    found, notes = every_case(smoke(peers=paths))
+    found, notes = all_cases(smoke(peers=paths))
     assert not notes
-    problem = image_problem("cnn", 4, CPU)
-    start = weights(named("SGD", found), problem)
+    workload = image_workload("cnn", 4, CPU)
+    start = weights(named("SGD", found), workload)
     for theirs, ours in {
         "pytorch_optimizer SAM": "SAM",
         "pytorch_optimizer WSAM": "WSAM",
@@ -308,15 +310,15 @@ def test_peers_compute_what_we_compute(tmp_path: Path) -> None:
         "two": "WSAM",
         "WSAM lean": "WSAM",
     }.items():
-        wanted = weights(named(ours, found), problem)
-        assert torch.allclose(weights(named(theirs, found), problem), wanted, atol=2e-5), theirs
+        wanted = weights(named(ours, found), workload)
+        assert torch.allclose(weights(named(theirs, found), workload), wanted, atol=2e-5), theirs
         assert not torch.allclose(start, wanted, atol=2e-4), "the members differ from the base"
 
 
 def test_floor_makes_two_passes_and_no_step() -> None:
-    problem = image_problem("cnn", 4, CPU)
-    (model,) = trained(named("two passes", cases.floors(["eager"])), problem, steps=2)
-    for p, q in zip(model.parameters(), problem.build().parameters(), strict=True):
+    workload = image_workload("cnn", 4, CPU)
+    (model,) = trained(named("two passes", cases.baseline_cases(["eager"])), workload, steps=2)
+    for p, q in zip(model.parameters(), workload.build_model().parameters(), strict=True):
         assert torch.equal(p, q)
         assert p.grad is not None
     assert int(model[1].num_batches_tracked) == 4
@@ -325,43 +327,43 @@ def test_floor_makes_two_passes_and_no_step() -> None:
 def test_problems_are_what_they_say() -> None:
     count = sum(p.numel() for p in mlp10m(CIFAR).parameters())
     assert 9.9e6 < count < 10.1e6
-    bag = bag_problem(7, 700, CPU)
-    model = bag.build()
-    losses = model(*bag.batch)
+    synthetic = synthetic_workload(7, 700, CPU)
+    model = synthetic.build_model()
+    losses = model(*synthetic.batch)
     losses.mean().backward()
     assert [p.numel() for p in model.parameters()] == [100] * 7
-    for p, source in zip(model.parameters(), model.sources, strict=True):
+    for p, source in zip(model.parameters(), model.gradients, strict=True):
         assert torch.equal(p.grad, source)
         assert p.grad.data_ptr() != source.data_ptr()
 
 
 def test_small_images_leave_the_weights_as_they_are() -> None:
     """A residual network pools what is left of the image: only the passes get cheaper."""
-    large, small = (image_problem("resnet18", 2, CPU, pixels) for pixels in (None, 8))
-    assert large.facts() == {**small.facts(), "pixels": 32}
+    large, small = (image_workload("resnet18", 2, CPU, pixels) for pixels in (None, 8))
+    assert large.describe() == {**small.describe(), "pixels": 32}
     assert small.batch[0].shape == (2, 3, 8, 8)
     with pytest.raises(ValueError, match="--pixels must be at least 8"):
-        image_problem("resnet18", 2, CPU, 4)
-    record = {"kind": "step", "hardware": {"cpu": "x"}, "problem": small.facts()}
-    assert report.name_of(record) == "bench-resnet18-8px-batch2-cpu"
+        image_workload("resnet18", 2, CPU, 4)
+    record = {"kind": "step", "hardware": {"cpu": "x"}, "problem": small.describe()}
+    assert report.record_name(record) == "bench-resnet18-8px-batch2-cpu"
 
 
 def test_interval_case_makes_its_share_of_passes() -> None:
     """`every 5`: one step in five runs the model twice."""
-    problem = image_problem("cnn", 4, CPU)
-    (model,) = trained(cases.interval(5, "eager"), problem, steps=10)
+    workload = image_workload("cnn", 4, CPU)
+    (model,) = trained(cases.interval_case(5, "eager"), workload, steps=10)
     assert int(model[1].num_batches_tracked) == 10
     calls: list[int] = []
 
     def build() -> nn.Module:
-        made = problem.build()
+        made = workload.build_model()
         made.register_forward_hook(lambda *_: calls.append(1))
         return made
 
-    step = cases.interval(5, "eager").build(dataclasses.replace(problem, build=build))
+    step = cases.interval_case(5, "eager").build(dataclasses.replace(workload, build_model=build))
     for _ in range(10):
         step()
-    assert len(calls) == 10 * cases.interval(5, "eager").passes
+    assert len(calls) == 10 * cases.interval_case(5, "eager").passes
 
 
 @pytest.mark.cuda

@@ -1,5 +1,5 @@
-"""What a step costs on this machine: time, memory and traffic, beside the floor and beside peers.
+"""Benchmarks of an optimizer step: time, peak memory and memory traffic.
 
-A two-pass step cannot cost less than two forward-backward passes; these are the floor, and every
-case is told as a ratio to it, measured in one interleaved run.
+A two-pass step cannot be faster than two forward-backward passes. Every case is reported as a ratio to
+these two passes, the floor, and all cases are timed in one interleaved run.
 """

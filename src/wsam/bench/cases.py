@@ -1,6 +1,6 @@
-"""What is compared: the floor, the plain base, our members and intervals, in each form.
+"""The cases of a benchmark: the floor, the plain base optimizer and our methods, in each form.
 
-A case builds a model and an optimizer of its own and returns a function that makes one step.
+A case builds its own model and optimizer and returns a function that makes one step.
 """
 
 from __future__ import annotations
@@ -13,33 +13,35 @@ import torch
 from torch import Tensor
 
 from wsam import launch
-from wsam.bench.problem import GAMMA, RHO, Problem
+from wsam.bench.workload import GAMMA, RHO, Workload
 from wsam.graph import capture
 from wsam.methods import METHODS, create
 from wsam.schedule import Every
 
 Step = Callable[[], object]
+StepFactory = Callable[[Workload, str], Step]
 FLOOR, BASE, OURS, PEER = "floor", "base", "ours", "peer"
 INTERVALS = (2, 5, 10)
 
 
 @dataclass(frozen=True)
 class Case:
-    """One row of the table.
+    """One row of the benchmark's table.
 
     Args:
-        name: What it is.
+        name: Name of the method or library.
         form: ``eager``, ``compiled`` (the model only) or ``captured`` (the whole step).
         kind: ``floor``, ``base``, ``ours`` or ``peer``.
-        make: Builds it for a problem and a form.
-        period: A visit makes a multiple of so many steps: an interval's steps differ in cost.
-        passes: Forward-backward passes per step, on average.
+        make: Builds the step for a workload and a form.
+        period: The number of timed steps is a multiple of this, because the steps of an interval
+            differ in cost.
+        passes: Average number of forward-backward passes per step.
     """
 
     name: str
     form: str
     kind: str
-    make: Callable[[Problem, str], Step] = field(repr=False, compare=False)
+    make: StepFactory = field(repr=False, compare=False)
     period: int = 1
     passes: float = 2.0
 
@@ -48,28 +50,28 @@ class Case:
         """Name and form."""
         return f"{self.name} ({self.form})"
 
-    def build(self, problem: Problem) -> Step:
+    def build(self, workload: Workload) -> Step:
         """Return a function that makes one step."""
-        return self.make(problem, self.form)
+        return self.make(workload, self.form)
 
 
-def backward_of(problem: Problem, forward: Callable[..., Tensor], select: Any) -> Step:
-    """Return one forward-backward pass on the problem's batch."""
-    loss_fn = problem.loss(forward, select)
+def forward_backward(workload: Workload, forward: Callable[..., Tensor], select: Any) -> Step:
+    """Return one forward-backward pass on the workload's batch."""
+    loss_fn = workload.make_loss(forward, select)
 
     def closure() -> Tensor:
-        loss = loss_fn(*problem.batch)
+        loss = loss_fn(*workload.batch)
         loss.backward()  # type: ignore[no-untyped-call]
         return loss
 
     return closure
 
 
-def two_passes(problem: Problem, form: str) -> Step:
-    """The floor: two forward-backward passes and nothing else."""
-    model = problem.build()
+def two_passes(workload: Workload, form: str) -> Step:
+    """The floor: two forward-backward passes without an optimizer."""
+    model = workload.build_model()
     params = list(model.parameters())
-    closure = backward_of(problem, problem.forward(model, form), torch.mean)
+    closure = forward_backward(workload, workload.forward(model, form), torch.mean)
 
     def passes() -> None:
         for _ in range(2):
@@ -77,11 +79,11 @@ def two_passes(problem: Problem, form: str) -> Step:
                 p.grad = None
             closure()
 
-    return recorded(passes) if form == "captured" else passes
+    return capture_graph(passes) if form == "captured" else passes
 
 
-def recorded(run: Callable[[], None]) -> Step:
-    """Record what `run` launches into a CUDA graph and return its replay."""
+def capture_graph(run: Callable[[], None]) -> Step:
+    """Capture the kernels of `run` in a CUDA graph and return its replay."""
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -91,72 +93,65 @@ def recorded(run: Callable[[], None]) -> Step:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         run()
-    return Replay(graph, run)
+    return GraphReplay(graph, run)
 
 
 @dataclass(frozen=True)
-class Replay:
-    """A recorded graph, and what must stay alive as long as it does."""
+class GraphReplay:
+    """Replays a CUDA graph; holds references to everything that the graph uses."""
 
     graph: torch.cuda.CUDAGraph
-    kept: object
+    references: object
 
     def __call__(self) -> None:
-        """Run what was recorded."""
+        """Replay the graph."""
         self.graph.replay()
 
 
-def base_step(problem: Problem, form: str) -> Step:
+def base_step(workload: Workload, form: str) -> Step:
     """The plain base optimizer: one pass and its update."""
-    model = problem.build()
-    base = problem.base(model)
-    forward = problem.forward(model, form)
+    model = workload.build_model()
+    base = workload.base(model)
+    forward = workload.forward(model, form)
     if form == "captured":
-        step = capture(base, problem.loss(forward, torch.mean), *problem.batch)
-        return lambda: step(*problem.batch)
-    closure = backward_of(problem, forward, torch.mean)
+        step = capture(base, workload.make_loss(forward, torch.mean), *workload.batch)
+        return lambda: step(*workload.batch)
+    closure = forward_backward(workload, forward, torch.mean)
 
-    def plain() -> None:
+    def eager_step() -> None:
         base.zero_grad()
         closure()
         base.step()
 
-    return plain
+    return eager_step
 
 
-def member(
-    method: str, *, fuse: bool | None = None, **options: Any
-) -> Callable[[Problem, str], Step]:
-    """Return what builds a member of the family with its options; `fuse` is of a captured step."""
+def method_step(method: str, *, fuse: bool | None = None, **options: Any) -> StepFactory:
+    """Return a factory for steps of one of our methods; `fuse` applies to captured steps."""
 
-    def make(problem: Problem, form: str) -> Step:
-        model = problem.build()
-        optimizer = create(method, problem.base(model), model=model, **options)
+    def make(workload: Workload, form: str) -> Step:
+        model = workload.build_model()
+        optimizer = create(method, workload.base(model), model=model, **options)
         select = optimizer.select if method == "esam" else torch.mean
-        forward = problem.forward(model, form)
+        forward = workload.forward(model, form)
         if form == "captured":
-            loss_fn = problem.loss(forward, select)
-            step = capture(optimizer, loss_fn, *problem.batch, fuse=fuse)
-            return lambda: step(*problem.batch)
-        closure = backward_of(problem, forward, select)
+            loss_fn = workload.make_loss(forward, select)
+            step = capture(optimizer, loss_fn, *workload.batch, fuse=fuse)
+            return lambda: step(*workload.batch)
+        closure = forward_backward(workload, forward, select)
         return lambda: optimizer.step(closure)
 
     return make
 
 
-def options_of(method: str) -> dict[str, Any]:
-    """Return the radius and weight that all cases share, where the method has them."""
+def default_options(method: str) -> dict[str, Any]:
+    """Return the benchmark's rho and gamma for a method that has them."""
     options: dict[str, Any] = {} if method == "asam" else {"rho": RHO}
     return {**options, "gamma": GAMMA} if method in ("wsam", "coupled_wsam") else options
 
 
-def title(method: str) -> str:
-    """Return a member's class name."""
-    return METHODS[method].__name__
-
-
-def floors(forms: Iterable[str]) -> list[Case]:
-    """Return the floor and the plain base in each form."""
+def baseline_cases(forms: Iterable[str]) -> list[Case]:
+    """Return the floor and the plain base optimizer in each form."""
     cases = []
     for form in forms:
         cases.append(Case("two passes", form, FLOOR, two_passes))
@@ -164,44 +159,46 @@ def floors(forms: Iterable[str]) -> list[Case]:
     return cases
 
 
-def ours(forms: Iterable[str], best: str) -> list[Case]:
-    """Return our cases: the chief ones in each form, the whole family and intervals in the best."""
+def method_cases(forms: Iterable[str], best: str) -> list[Case]:
+    """Return our cases: WSAM and SAM in each form; the other methods and intervals in form `best`."""
     cases = []
     for form in forms:
-        cases.append(Case("WSAM", form, OURS, member("wsam", **options_of("wsam"))))
+        cases.append(Case("WSAM", form, OURS, method_step("wsam", **default_options("wsam"))))
         if form != "compiled":
-            lean = member("wsam", lean=True, **options_of("wsam"))
+            lean = method_step("wsam", lean=True, **default_options("wsam"))
             cases.append(Case("WSAM lean", form, OURS, lean))
-            cases.append(Case("SAM", form, OURS, member("sam", **options_of("sam"))))
+            cases.append(Case("SAM", form, OURS, method_step("sam", **default_options("sam"))))
         if form == "captured" and launch.available():
             for method in ("wsam", "sam"):
-                foreach = member(method, fuse=False, **options_of(method))
-                cases.append(Case(f"{title(method)} not fused", form, OURS, foreach))
-    for method in METHODS:
+                foreach = method_step(method, fuse=False, **default_options(method))
+                name = f"{METHODS[method].__name__} not fused"
+                cases.append(Case(name, form, OURS, foreach))
+    for method, optimizer_class in METHODS.items():
         if method not in ("wsam", "sam"):
-            cases.append(Case(title(method), best, OURS, member(method, **options_of(method))))
-    return cases + [interval(n, best) for n in INTERVALS]
+            make = method_step(method, **default_options(method))
+            cases.append(Case(optimizer_class.__name__, best, OURS, make))
+    return cases + [interval_case(n, best) for n in INTERVALS]
 
 
-def interval(n: int, form: str) -> Case:
-    """Return WSAM on every n-th step; the others are the base's."""
-    make = member("wsam", when=Every(n), **options_of("wsam"))
+def interval_case(n: int, form: str) -> Case:
+    """Return WSAM at every n-th step; the steps between are those of the base optimizer."""
+    make = method_step("wsam", when=Every(n), **default_options("wsam"))
     return Case(f"WSAM every {n}", form, OURS, make, period=n, passes=1 + 1 / n)
 
 
-def chosen(cases: list[Case], only: Iterable[str]) -> list[Case]:
-    """Return the cases whose label begins with one of the given words, and their forms' floors.
+def select_cases(cases: list[Case], only: Iterable[str]) -> list[Case]:
+    """Return the cases whose label begins with one of the given prefixes, and their baselines.
 
     Raises:
-        ValueError: A word that fits no case.
+        ValueError: A prefix matches no case.
     """
-    wanted = [word.lower() for word in only]
-    if not wanted:
+    prefixes = [prefix.lower() for prefix in only]
+    if not prefixes:
         return cases
-    for word in wanted:
-        if not any(case.label.lower().startswith(word) for case in cases):
+    for prefix in prefixes:
+        if not any(case.label.lower().startswith(prefix) for case in cases):
             names = ", ".join(dict.fromkeys(case.name for case in cases))
-            raise ValueError(f"--only {word} fits no case; there are {names}")
-    left = [c for c in cases if any(c.label.lower().startswith(word) for word in wanted)]
-    forms = {case.form for case in left}
-    return [c for c in cases if c in left or (c.kind in (FLOOR, BASE) and c.form in forms)]
+            raise ValueError(f"--only {prefix} fits no case; there are {names}")
+    selected = [c for c in cases if c.label.lower().startswith(tuple(prefixes))]
+    forms = {case.form for case in selected}
+    return [c for c in cases if c in selected or (c.kind in (FLOOR, BASE) and c.form in forms)]

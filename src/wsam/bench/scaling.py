@@ -1,7 +1,8 @@
-"""How the optimizer's own part of a step grows: with the number of tensors, with that of weights.
+"""How the optimizer's time grows with the number of tensors and with the number of weights.
 
-There is no network: gradients are copied from given tensors, and what the copies cost is taken off
-round by round. What is left is the launches (flat in the weights) and the memory traffic (linear).
+There is no network: a pass only copies given gradients, and the time of these copies is subtracted
+round by round. The rest is the cost of kernel launches (constant in the number of weights) and of
+memory traffic (linear).
 """
 
 from __future__ import annotations
@@ -11,12 +12,11 @@ from typing import Any
 
 import torch
 
-from wsam.bench import cases as listing
-from wsam.bench import peers
-from wsam.bench.cases import FLOOR, Case
-from wsam.bench.problem import bag_problem
-from wsam.bench.run import Report, Settings, load_average, on, origin_of, timed
-from wsam.bench.timing import Spread, Visitor, Visits, clock_of, differences
+from wsam.bench import third_party
+from wsam.bench.cases import FLOOR, Case, baseline_cases, method_cases, select_cases
+from wsam.bench.run import Report, Settings, load_average, on_device, provenance, time_cases
+from wsam.bench.timing import Quartiles, Timer, TimingPlan, make_clock, paired_differences
+from wsam.bench.workload import synthetic_workload
 from wsam.lab.files import quiet
 
 AXES = ("tensors", "weights")
@@ -26,15 +26,15 @@ WEIGHTS = {
     "cpu": tuple(int(x) for x in (1e5, 3e5, 1e6, 3e6, 1e7, 3e7)),
 }
 FIXED_WEIGHTS = {"cuda": 10_000_000, "cpu": 1_000_000}
-CHIEF = ("WSAM", "WSAM lean", "WSAM not fused", "SAM")
-FIXED_TENSORS = 60  # about ResNet18's
+FIXED_TENSORS = 60  # about as many as ResNet18 has
+METHODS = ("WSAM", "WSAM lean", "WSAM not fused", "SAM")
 
 
-def sizes(axis: str, device: torch.device, smoke: bool) -> list[tuple[int, int]]:
-    """Return the points of an axis, each tensors and weights.
+def scaling_points(axis: str, device: torch.device, smoke: bool) -> list[tuple[int, int]]:
+    """Return the points of an axis as pairs of (tensors, weights).
 
     Raises:
-        ValueError: No such axis.
+        ValueError: Unknown axis.
     """
     if axis not in AXES:
         raise ValueError(f"--scaling must be one of {', '.join(AXES)}, not {axis}")
@@ -48,33 +48,33 @@ def sizes(axis: str, device: torch.device, smoke: bool) -> list[tuple[int, int]]
 
 
 def scaling_cases(settings: Settings) -> tuple[list[Case], list[str]]:
-    """Return floor, base, chief members and peers; captured ones first, they are the ones to keep."""
+    """Return baselines, `METHODS` and other libraries; captured cases come first."""
     forms = [form for form in reversed(settings.forms()) if form != "compiled"]
-    cases = listing.floors(forms)
-    cases += [case for case in listing.ours(forms, best=forms[0]) if case.name in CHIEF]
-    installed, notes = peers.installed(["eager"])
-    cases += [*installed, *peers.by_path(settings.peers, ["eager"])]
-    return listing.chosen(cases, settings.only), notes
+    cases = baseline_cases(forms)
+    cases += [case for case in method_cases(forms, best=forms[0]) if case.name in METHODS]
+    installed, notes = third_party.installed_cases(["eager"])
+    cases += [*installed, *third_party.file_cases(settings.peers, ["eager"])]
+    return select_cases(cases, settings.only), notes
 
 
 def measure_scaling(axis: str, settings: Settings, report: Report = quiet) -> dict[str, Any]:
-    """Measure the optimizer's own part along an axis and return the record.
+    """Measure the optimizer's time along an axis and return the record.
 
     Args:
         axis: ``tensors`` (10 to 10,000 with a fixed number of weights) or ``weights`` (1e5 to 1e9 on
-            CUDA, to 3e7 elsewhere, in 60 tensors).
-        settings: Where and how often; model and batch are not used.
-        report: Told what is going on.
+            CUDA, to 3e7 on a CPU, in 60 tensors).
+        settings: Device and rounds; model and batch are not used.
+        report: Called with progress messages.
     """
-    visitor = Visitor(settings.device, clock_of(settings.clock, settings.device))
-    visits = settings.visits()
+    timer = Timer(settings.device, make_clock(settings.clock, settings.device))
+    plan = settings.timing_plan()
     cases, notes = scaling_cases(settings)
-    origin, points = origin_of(settings, visits), []
-    for tensors, weights in sizes(axis, settings.device, settings.smoke):
+    origin, points = provenance(settings, plan), []
+    for tensors, weights in scaling_points(axis, settings.device, settings.smoke):
         report(f"{tensors} tensors, {weights:,} weights")
-        with on(settings.device):
-            rows, left_out = point(cases, tensors, weights, visits, visitor)
-        notes += [f"{name} did not fit at {weights:,} weights" for name in left_out]
+        with on_device(settings.device):
+            rows, out_of_memory = measure_point(cases, tensors, weights, plan, timer)
+        notes += [f"{name} did not fit at {weights:,} weights" for name in out_of_memory]
         points.append({"tensors": tensors, "weights": weights, "cases": rows})
     return {
         "kind": "scaling",
@@ -86,43 +86,46 @@ def measure_scaling(axis: str, settings: Settings, report: Report = quiet) -> di
     }
 
 
-def point(
-    cases: list[Case], tensors: int, weights: int, visits: Visits, visitor: Visitor
+def measure_point(
+    cases: list[Case], tensors: int, weights: int, plan: TimingPlan, timer: Timer
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return each case's own part at one point, and the names of those that did not fit."""
+    """Return the optimizer's time for each case, and the labels of cases that did not fit.
+
+    If the memory does not suffice for all cases, only the captured ones are measured.
+    """
     try:
-        return own_parts(cases, tensors, weights, visits, visitor), []
+        return optimizer_times(cases, tensors, weights, plan, timer), []
     except torch.OutOfMemoryError:
-        left = [case for case in cases if case.form == "captured"]
+        captured = [case for case in cases if case.form == "captured"]
     gc.collect()
     torch.cuda.empty_cache()
-    out = [case.label for case in cases if case not in left]
+    others = [case.label for case in cases if case not in captured]
     try:
-        return own_parts(left, tensors, weights, visits, visitor), out
+        return optimizer_times(captured, tensors, weights, plan, timer), others
     except torch.OutOfMemoryError:
         torch.cuda.empty_cache()
         return [], [case.label for case in cases]
 
 
-def own_parts(
-    cases: list[Case], tensors: int, weights: int, visits: Visits, visitor: Visitor
+def optimizer_times(
+    cases: list[Case], tensors: int, weights: int, plan: TimingPlan, timer: Timer
 ) -> list[dict[str, Any]]:
-    """Return what each case's step costs beyond the copies of its passes, in microseconds."""
-    problem = bag_problem(tensors, weights, visitor.device)
-    times = timed(problem, cases, visits, visitor, quiet)
+    """Return the time of each case's step less that of its passes, in microseconds."""
+    workload = synthetic_workload(tensors, weights, timer.device)
+    times = time_cases(workload, cases, plan, timer, quiet)
     rows = []
     for case in cases:
         if case.kind == FLOOR:
             continue
         floor = next(c for c in cases if c.kind == FLOOR and c.form == case.form)
-        beyond = differences(times[case.label], times[floor.label], case.passes / 2)
+        optimizer = paired_differences(times[case.label], times[floor.label], case.passes / 2)
         rows.append(
             {
                 "name": case.name,
                 "form": case.form,
                 "kind": case.kind,
-                "own_us": {key: 1e6 * value for key, value in beyond.as_dict().items()},
-                "step_us": Spread.of([1e6 * t for t in times[case.label]]).as_dict(),
+                "own_us": {key: 1e6 * value for key, value in optimizer.as_dict().items()},
+                "step_us": Quartiles.of([1e6 * t for t in times[case.label]]).as_dict(),
             }
         )
     return rows

@@ -1,6 +1,6 @@
-"""Interleaved timing: every round visits every case, so that whatever slows the machine slows all.
+"""Interleaved timing: every round times every case, so that a slow phase of the machine affects all.
 
-A ratio is made round by round, of two visits that lie close together, and told by its median and
+Ratios are computed round by round, from two timings that are close in time, and reported as median and
 quartiles.
 """
 
@@ -23,20 +23,20 @@ Clock = Callable[[], float]
 
 
 @dataclass(frozen=True)
-class Spread:
-    """Median and quartiles of some numbers."""
+class Quartiles:
+    """Median, lower and upper quartile of a sample."""
 
     median: float
     low: float
     high: float
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        """Return the spread of values.
+    def of(cls, values: Sequence[float]) -> Quartiles:
+        """Return the quartiles of values.
 
         Example:
-            >>> Spread.of([1.0, 2.0, 3.0, 4.0, 5.0])
-            Spread(median=3.0, low=2.0, high=4.0)
+            >>> Quartiles.of([1.0, 2.0, 3.0, 4.0, 5.0])
+            Quartiles(median=3.0, low=2.0, high=4.0)
         """
         if len(values) == 1:
             return cls(values[0], values[0], values[0])
@@ -49,23 +49,27 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Visits:
-    """How often and how long each case is visited."""
+class TimingPlan:
+    """How often and how long each case is timed.
+
+    Args:
+        rounds: Number of timings of each case.
+        seconds: Minimum duration of a timing; it has at least one period of steps.
+        warmup: Periods before the first timing. A captured step is captured at its third call.
+    """
 
     rounds: int
     seconds: float
-    """What a visit should last, at least; it makes one period of steps in any case."""
     warmup: int = 4
-    """Steps before the first measured one: a captured step is recorded at its third."""
 
 
-def clock_of(name: str, device: torch.device) -> Clock:
-    """Return the clock: ``wall``, or ``cpu``, the seconds this process was computing.
+def make_clock(name: str, device: torch.device) -> Clock:
+    """Return a clock: ``wall``, or ``cpu`` for the CPU time of this process.
 
-    The second is fair on a machine that others use too, with one thread and on the CPU alone.
+    CPU time is fair on a shared machine, but only for one thread on the CPU.
 
     Raises:
-        ValueError: No such clock, or one that would not tell the truth here.
+        ValueError: Unknown clock, or the CPU clock with a GPU or several threads.
     """
     if name == "wall":
         return time.perf_counter
@@ -76,71 +80,67 @@ def clock_of(name: str, device: torch.device) -> Clock:
     return time.process_time
 
 
-class Visitor:
-    """Times visits to steps on one device."""
+class Timer:
+    """Times steps on one device."""
 
     def __init__(self, device: torch.device, clock: Clock) -> None:
         self.device, self._clock = device, clock
 
-    def visit(self, step: Callable[[], object], count: int) -> float:
-        """Return the seconds a step takes, over `count` of them."""
-        self._wait()
+    def time(self, step: Callable[[], object], count: int) -> float:
+        """Return the mean seconds of a step over `count` steps."""
+        self._synchronize()
         start = self._clock()
         for _ in range(count):
             step()
-        self._wait()
+        self._synchronize()
         return (self._clock() - start) / count
 
-    def _wait(self) -> None:
+    def _synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
 
-def interleave(
+def time_interleaved(
     steps: Mapping[str, Callable[[], object]],
     periods: Mapping[str, int],
-    visits: Visits,
-    visitor: Visitor,
+    plan: TimingPlan,
+    timer: Timer,
     report: Callable[[str], None] = quiet,
 ) -> dict[str, list[float]]:
-    """Time all steps, round robin in an order drawn anew each round.
+    """Time all steps in rounds, each in a random order.
 
     Args:
-        steps: Each makes one step.
-        periods: A visit makes a multiple of so many steps.
-        visits: How many rounds, how long a visit.
-        visitor: Has the clock.
-        report: Told the round and the case before each visit.
+        steps: Functions that make one step, by name.
+        periods: The number of steps in a timing is a multiple of this.
+        plan: Number of rounds and duration of a timing.
+        timer: Has the device and the clock.
+        report: Called with the round and the name before each timing.
 
     Returns:
-        Seconds per step, one number per round, for each case.
+        Seconds per step for each name, one number per round.
     """
     counts = {}
     for name, step in steps.items():
         report(f"warm-up: {name}")
-        visitor.visit(step, visits.warmup * periods[name])
-        once = visitor.visit(step, periods[name])
-        wanted = math.ceil(visits.seconds / max(once, 1e-9) / periods[name])
+        timer.time(step, plan.warmup * periods[name])
+        seconds = timer.time(step, periods[name])
+        wanted = math.ceil(plan.seconds / max(seconds, 1e-9) / periods[name])
         counts[name] = max(1, wanted) * periods[name]
-    found: dict[str, list[float]] = {name: [] for name in steps}
-    with no_collections():
-        for number in range(visits.rounds):
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    with gc_paused():
+        for number in range(plan.rounds):
             gc.collect()
             order = list(steps)
             random.Random(number).shuffle(order)
             for name in order:
-                report(f"round {number + 1} of {visits.rounds}: {name}")
-                found[name].append(visitor.visit(steps[name], counts[name]))
-    return found
+                report(f"round {number + 1} of {plan.rounds}: {name}")
+                times[name].append(timer.time(steps[name], counts[name]))
+    return times
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute with one thread meanwhile.
-
-    A model that is tiny takes several threads longer than one: on a busy machine they spend their
-    time waiting for each other.
-    """
+    """Use one thread: for a tiny model several threads are slower, above all on a busy machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -150,12 +150,12 @@ def one_thread() -> Iterator[None]:
 
 
 @contextmanager
-def no_collections() -> Iterator[None]:
-    """Keep the garbage collector from hitting one case and sparing the others.
+def gc_paused() -> Iterator[None]:
+    """Disable automatic garbage collection, which would slow some cases at random.
 
-    What is alive now is set aside, so that `gc.collect` looks at newer objects only and is quick.
+    Existing objects are frozen, so that explicit calls of `gc.collect` are fast.
     """
-    was = gc.isenabled()
+    was_enabled = gc.isenabled()
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -163,15 +163,15 @@ def no_collections() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
-        if was:
+        if was_enabled:
             gc.enable()
 
 
-def ratios(times: Sequence[float], others: Sequence[float]) -> Spread:
-    """Return the spread of the ratio of two cases, made round by round."""
-    return Spread.of([one / other for one, other in zip(times, others, strict=True)])
+def paired_ratios(times: Sequence[float], others: Sequence[float]) -> Quartiles:
+    """Return the quartiles of ``times / others``, computed round by round."""
+    return Quartiles.of([a / b for a, b in zip(times, others, strict=True)])
 
 
-def differences(times: Sequence[float], others: Sequence[float], share: float) -> Spread:
-    """Return the spread of `times - share * others`, made round by round."""
-    return Spread.of([a - share * b for a, b in zip(times, others, strict=True)])
+def paired_differences(times: Sequence[float], others: Sequence[float], factor: float) -> Quartiles:
+    """Return the quartiles of ``times - factor * others``, computed round by round."""
+    return Quartiles.of([a - factor * b for a, b in zip(times, others, strict=True)])

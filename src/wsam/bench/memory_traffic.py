@@ -1,6 +1,6 @@
-"""How many parameter-sized tensors a step reads and writes, counted operation by operation.
+"""Memory traffic: how many parameter-sized tensors a step reads and writes.
 
-The count is of the optimizer's own part: what a step of a `Bag` moves beyond its passes.
+Only the optimizer is counted: the traffic of a step of a `SyntheticModel`, less that of its passes.
 """
 
 from __future__ import annotations
@@ -17,40 +17,40 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from wsam.bench.cases import Case, two_passes
-from wsam.bench.problem import bag_problem
-from wsam.bench.timing import Visitor
+from wsam.bench.timing import Timer
+from wsam.bench.workload import synthetic_workload
 from wsam.block import Block
 from wsam.kernels import Kernels
 
-ODD = 7919  # no other tensor has so many elements
+NUMEL = 7919  # elements of a counted tensor; no other tensor has as many
 TENSORS = 3
-WRITES_ONLY = ("copy_", "_foreach_copy_", "zero_", "_foreach_zero_", "fill_")
-MAKES_NOTHING = ("empty", "new_empty")
+WRITE_ONLY_OPS = ("copy_", "_foreach_copy_", "zero_", "_foreach_zero_", "fill_")
+ALLOCATION_OPS = ("empty", "new_empty")
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Parameter-sized tensors that are read and written, for each parameter."""
+    """Number of parameter-sized tensors read and written, per parameter."""
 
     reads: float
     writes: float
 
     def __sub__(self, other: Traffic) -> Traffic:
-        """Return what is left."""
+        """Return the difference."""
         return Traffic(self.reads - other.reads, self.writes - other.writes)
 
     def __mul__(self, factor: float) -> Traffic:
-        """Return several times as much."""
+        """Return a multiple."""
         return Traffic(factor * self.reads, factor * self.writes)
 
     @property
     def total(self) -> float:
-        """Reads and writes."""
+        """Sum of reads and writes."""
         return self.reads + self.writes
 
 
-class Moved(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts tensors of the odd size that operations read and write."""
+class TrafficCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the tensors with `NUMEL` elements that operations read and write."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -64,53 +64,54 @@ class Moved(TorchDispatchMode):  # type: ignore[no-untyped-call]
         name = schema.name.removeprefix("aten::")
         for position, argument in enumerate(schema.arguments):
             value = args[position] if position < len(args) else kwargs.get(argument.name)
-            count = _odd(value)
-            # A fused base is allowed to scale gradients in place; it does so for a GradScaler only.
-            scales = name.startswith("_fused_") and argument.name == "grads"
+            count = _count_tensors(value)
+            # By its schema a fused base writes gradients; it does so only with a GradScaler.
+            only_scaler = name.startswith("_fused_") and argument.name == "grads"
             written = argument.alias_info is not None and argument.alias_info.is_write
-            self.writes += count * (written and not scales)
-            only_written = written and (name in WRITES_ONLY or argument.is_out)
+            self.writes += count * (written and not only_scaler)
+            only_written = written and (name in WRITE_ONLY_OPS or argument.is_out)
             self.reads += count * (not only_written) * _is_read(func)
         made = [r for r in schema.returns if r.alias_info is None]
-        if made and not name.startswith(MAKES_NOTHING):
-            self.writes += _odd(result)
+        if made and not name.startswith(ALLOCATION_OPS):
+            self.writes += _count_tensors(result)
         return result
 
 
-def _odd(value: object) -> int:
-    return sum(isinstance(x, Tensor) and x.numel() == ODD for x in tree_leaves(value))
+def _count_tensors(value: object) -> int:
+    return sum(isinstance(x, Tensor) and x.numel() == NUMEL for x in tree_leaves(value))
 
 
 def _is_read(func: Any) -> bool:
-    """Whether an operation looks at its arguments' elements: a view and an empty copy do not."""
+    """Return whether an operation reads its arguments' elements; views and allocations do not."""
     name = func._schema.name.removeprefix("aten::")
     views = any(
         r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns
     )
-    return not views and not name.startswith(MAKES_NOTHING)
+    return not views and not name.startswith(ALLOCATION_OPS)
 
 
-def count(case: Case, device: torch.device) -> Traffic:
-    """Return what the optimizer's own part of a case's step reads and writes.
+def optimizer_traffic(case: Case, device: torch.device) -> Traffic:
+    """Return the traffic of the optimizer in a case's step.
 
-    It is the second step: the first makes the base's state, and a captured step is recorded later.
+    The second step is counted: the first one creates the optimizer's state, and a captured step is
+    captured later.
     """
-    problem = bag_problem(TENSORS, TENSORS * ODD, device)
-    floor = _moved(two_passes(problem, "eager")) * (case.passes / 2)
-    return _moved(case.build(problem)) - floor
+    workload = synthetic_workload(TENSORS, TENSORS * NUMEL, device)
+    floor = _step_traffic(two_passes(workload, "eager")) * (case.passes / 2)
+    return _step_traffic(case.build(workload)) - floor
 
 
-def _moved(step: Any) -> Traffic:
+def _step_traffic(step: Any) -> Traffic:
     step()
-    counter = Moved()
-    with counter, fused_kernels(counter):
+    counter = TrafficCounter()
+    with counter, count_fused_kernels(counter):
         step()
     return Traffic(counter.reads / TENSORS, counter.writes / TENSORS)
 
 
 @contextmanager
-def fused_kernels(counter: Moved) -> Iterator[None]:
-    """Count what our own fused kernels move: torch's dispatcher does not see them."""
+def count_fused_kernels(counter: TrafficCounter) -> Iterator[None]:
+    """Count the traffic of our fused kernels, which bypass torch's dispatcher."""
     norm, add, finish = Kernels.scales, Kernels.save_and_add, Kernels._finish_block
     begin_lean, end_lean = Kernels._begin_lean, Kernels._end_lean
     inner = Kernels._products
@@ -161,29 +162,29 @@ def fused_kernels(counter: Moved) -> Iterator[None]:
         yield
 
 
-def copy_bandwidth(visitor: Visitor, nbytes: int | None = None) -> float:
-    """Return the bytes per second that a large copy reads and writes here, at best of some tries."""
-    on_gpu = visitor.device.type == "cuda"
+def copy_bandwidth(timer: Timer, nbytes: int | None = None) -> float:
+    """Return the bytes per second that a large copy reads and writes, the best of eight trials."""
+    on_gpu = timer.device.type == "cuda"
     size = nbytes or (1 << 30 if on_gpu else 1 << 27)
-    source = torch.ones(size // 4, device=visitor.device)
+    source = torch.ones(size // 4, device=timer.device)
     target = torch.empty_like(source)
-    best = min(visitor.visit(lambda: target.copy_(source), 1) for _ in range(8))
+    best = min(timer.time(lambda: target.copy_(source), 1) for _ in range(8))
     return 2 * size / best
 
 
-def share_of_bandwidth(
+def bandwidth_share(
     traffic: Traffic, weights: int, seconds: float, bandwidth: float
 ) -> float | None:
-    """Return the share of the copy bandwidth that the optimizer's own part reaches.
+    """Return the optimizer's memory bandwidth as a share of the bandwidth of a copy.
 
     Args:
         traffic: Of the case.
-        weights: How many, of four bytes each.
-        seconds: Of the optimizer's own part.
-        bandwidth: Of a copy.
+        weights: Number of weights, of four bytes each.
+        seconds: Time of the optimizer alone.
+        bandwidth: Bytes per second of a copy.
 
     Returns:
-        The share; None where the part was too short to be measured.
+        The share; None if the time was too short to be measured.
     """
     if seconds <= 0:
         return None

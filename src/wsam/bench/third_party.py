@@ -1,0 +1,197 @@
+"""SAM implementations of other libraries, used as their documentation shows.
+
+pytorch_optimizer is measured if it is installed. Others are loaded from a file, whose code is executed:
+it must define a class `SAM(params, base_class, ...)` or `WeightedSAM(model, base, ...)`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from wsam.bench.cases import PEER, Case, Step, StepFactory, forward_backward
+from wsam.bench.workload import BASE_ARGS, GAMMA, RHO, Workload
+from wsam.lab.files import file_sha256
+
+_BatchNorm = nn.modules.batchnorm._BatchNorm
+
+
+def disable_running_stats(model: nn.Module) -> None:
+    """Freeze BatchNorm statistics by setting the momentum to zero, as SAM's README recommends."""
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            module.__dict__.setdefault("backup_momentum", module.momentum)
+            module.momentum = 0.0
+
+
+def enable_running_stats(model: nn.Module) -> None:
+    """Undo `disable_running_stats`."""
+    for module in model.modules():
+        if isinstance(module, _BatchNorm) and "backup_momentum" in module.__dict__:
+            module.momentum = module.__dict__.pop("backup_momentum")
+
+
+def first_second_step(workload: Workload, form: str, model: nn.Module, optimizer: Any) -> Step:
+    """Return a step with `first_step` and `second_step`, BatchNorm frozen in the second pass."""
+    closure = forward_backward(workload, workload.forward(model, form), torch.mean)
+
+    def step() -> None:
+        enable_running_stats(model)
+        closure()
+        optimizer.first_step(zero_grad=True)
+        disable_running_stats(model)
+        closure()
+        optimizer.second_step(zero_grad=True)
+
+    return step
+
+
+def closure_step(
+    workload: Workload, form: str, model: nn.Module, optimizer: Any, first_pass: bool
+) -> Step:
+    """Return ``step(closure)``; with `first_pass` the closure is called once before."""
+    backward = forward_backward(workload, workload.forward(model, form), torch.mean)
+
+    def closure() -> object:
+        optimizer.zero_grad()
+        return backward()
+
+    def step() -> None:
+        if first_pass:
+            closure()
+        optimizer.step(closure)
+
+    return step
+
+
+def pytorch_optimizer_step(name: str, foreach: bool | None) -> StepFactory:
+    """Return a factory for steps of pytorch_optimizer's SAM or WSAM."""
+
+    def make(workload: Workload, form: str) -> Step:
+        import pytorch_optimizer as package
+
+        model = workload.build_model()
+        options = {"base_optimizer": torch.optim.SGD, "rho": RHO, "foreach": foreach, **BASE_ARGS}
+        if name == "SAM":
+            optimizer = package.SAM(model.parameters(), **options)
+        else:
+            optimizer = package.WSAM(model, model.parameters(), gamma=GAMMA, **options)
+        # Its SAM expects gradients to be there when step(closure) is called.
+        return closure_step(workload, form, model, optimizer, first_pass=name == "SAM")
+
+    return make
+
+
+def file_step(optimizer_class: type) -> StepFactory:
+    """Return a factory for steps of a class that was loaded from a file."""
+
+    def make(workload: Workload, form: str) -> Step:
+        model = workload.build_model()
+        if optimizer_class.__name__ == "SAM":
+            params = model.parameters()
+            optimizer = optimizer_class(params, torch.optim.SGD, rho=RHO, **BASE_ARGS)
+        else:
+            base = workload.base(model)
+            optimizer = optimizer_class(model, base, rho=RHO, gamma=GAMMA, max_norm=None)
+        return first_second_step(workload, form, model, optimizer)
+
+    return make
+
+
+def installed_cases(forms: Iterable[str]) -> tuple[list[Case], list[str]]:
+    """Return the cases of installed packages, and notes about missing ones."""
+    if importlib.util.find_spec("pytorch_optimizer") is None:
+        return [], ["pytorch_optimizer is not installed: its SAM and WSAM were left out"]
+    cases = []
+    for form in forms:
+        for name in ("SAM", "WSAM"):
+            step = pytorch_optimizer_step(name, None)
+            cases.append(Case(f"pytorch_optimizer {name}", form, PEER, step))
+        foreach = pytorch_optimizer_step("WSAM", True)
+        cases.append(Case("pytorch_optimizer WSAM foreach", form, PEER, foreach))
+    return cases, []
+
+
+def file_cases(peers: Iterable[str], forms: Iterable[str]) -> list[Case]:
+    """Return the cases of files given as ``NAME=PATH``.
+
+    Raises:
+        ValueError: Not of that form, or the file has no suitable class.
+        OSError: No such file.
+    """
+    cases = []
+    for name, path in map(parse_peer, peers):
+        optimizer_class = load_class(path)
+        cases += [Case(name, form, PEER, file_step(optimizer_class)) for form in forms]
+    return cases
+
+
+def parse_peer(text: str) -> tuple[str, Path]:
+    """Parse ``NAME=PATH``.
+
+    Raises:
+        ValueError: Not of that form.
+    """
+    name, equals, path = text.partition("=")
+    if not equals or not name or not path:
+        raise ValueError(f"--peer takes NAME=PATH, got {text!r}")
+    return name, Path(path)
+
+
+def file_digests(peers: Iterable[str]) -> dict[str, str]:
+    """Return the first 12 digits of each file's SHA-256, to identify its version."""
+    files = map(parse_peer, peers)
+    return {name: file_sha256(path)[:12] for name, path in files if path.is_file()}
+
+
+def load_class(path: Path) -> type:
+    """Execute a file and return its class `WeightedSAM` or `SAM`.
+
+    Raises:
+        ValueError: The file cannot be imported, or has no such class.
+        FileNotFoundError: No such file.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"no such file: {path}")
+    spec = importlib.util.spec_from_file_location(f"wsam_peer_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    with atorch_stub():
+        try:
+            spec.loader.exec_module(module)
+        except (ImportError, SyntaxError) as error:
+            raise ValueError(f"{path} does not import: {error}") from error
+    for name in ("WeightedSAM", "SAM"):
+        found = getattr(module, name, None)
+        if isinstance(found, type):
+            return found
+    raise ValueError(f"{path} has no class SAM or WeightedSAM")
+
+
+@contextmanager
+def atorch_stub() -> Iterator[None]:
+    """Provide the two functions that the authors' WSAM file imports from atorch."""
+    utils: Any = ModuleType("atorch.optimizers.utils")
+    utils.enable_running_stats = enable_running_stats
+    utils.disable_running_stats = disable_running_stats
+    modules = {
+        "atorch": ModuleType("atorch"),
+        "atorch.optimizers": ModuleType("atorch.optimizers"),
+        "atorch.optimizers.utils": utils,
+    }
+    added = [name for name in modules if name not in sys.modules]
+    sys.modules.update({name: modules[name] for name in added})
+    try:
+        yield
+    finally:
+        for name in added:
+            del sys.modules[name]

@@ -1,0 +1,44 @@
+"""Optimizers of other libraries in `wsam bench`: loading files, and their digests in a record."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from wsam.bench import third_party
+from wsam.bench.run import Settings, provenance
+from wsam.bench.timing import TimingPlan
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("x = 1", "no class SAM"), ("import nowhere_at_all", "import"), ("def", "does not import")],
+)
+def test_unsuitable_files_are_refused(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "peer.py"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        third_party.file_cases([f"x={path}"], ["eager"])
+
+
+def test_record_has_digests_of_files(tmp_path: Path) -> None:
+    path = tmp_path / "peer.py"
+    path.write_text("class SAM: ...")
+    (before,) = third_party.file_digests([f"x={path}"]).items()
+    path.write_text("class SAM: pass")
+    (after,) = third_party.file_digests([f"x={path}"]).items()
+    assert before[0] == after[0] == "x"
+    assert before[1] != after[1]
+    settings = Settings(device=torch.device("cpu"), peers=(f"x={path}",))
+    assert provenance(settings, TimingPlan(1, 0.0))["peers"] == dict([after])
+
+
+def test_running_stats_are_disabled_and_enabled() -> None:
+    norm = nn.BatchNorm1d(3, momentum=0.3)
+    third_party.enable_running_stats(norm)
+    for _ in range(2):  # the second call must keep the saved momentum
+        third_party.disable_running_stats(norm)
+        assert norm.momentum == 0
+    third_party.enable_running_stats(norm)
+    assert norm.momentum == 0.3

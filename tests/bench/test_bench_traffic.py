@@ -1,0 +1,238 @@
+"""Memory traffic: counted operation by operation, and as documented in docs/speed.md."""
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import emulated
+import pytest
+import torch
+
+import wsam
+from wsam import aside
+from wsam.bench import cases, memory_traffic, third_party
+from wsam.bench.cases import Case
+from wsam.bench.memory_traffic import NUMEL, Traffic, TrafficCounter
+from wsam.bench.timing import Timer, make_clock
+from wsam.bench.workload import BASE_ARGS, Workload
+from wsam.block import Block
+from wsam.kernels import Begun, Kernels
+from wsam.plan import Plan
+from wsam.rule import Weighted
+
+CPU = torch.device("cpu")
+Fused = Callable[[torch.nn.Module], torch.optim.Optimizer]
+SPEED = Path(__file__).parents[2] / "docs" / "speed.md"
+
+
+A, B = torch.zeros(NUMEL), torch.zeros(NUMEL)
+OPERATIONS: dict[str, tuple[Callable[[], object], int, int]] = {
+    "add_": (lambda: A.add_(B), 2, 1),
+    "add": (lambda: A + B, 2, 1),
+    "copy_": (lambda: A.copy_(B), 1, 1),
+    "add out": (lambda: torch.add(A, A, out=B), 2, 1),
+    "zero_": (A.zero_, 0, 1),
+    "clone": (A.clone, 1, 1),
+    "empty_like": (lambda: torch.empty_like(A), 0, 0),
+    "view": (lambda: A.view(1, NUMEL), 0, 0),
+    "norm": (A.norm, 1, 0),
+    "small": (lambda: torch.ones(3) + 1, 0, 0),
+    "foreach_add_": (lambda: torch._foreach_add_([A, B], [B, A], alpha=0.1), 4, 2),
+    "foreach_mul": (lambda: torch._foreach_mul([A, B], 2.0), 2, 2),
+    "foreach_copy_": (lambda: torch._foreach_copy_([A], [B]), 1, 1),
+    "foreach_norm": (lambda: torch._foreach_norm([A, B]), 2, 0),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_traffic_of_operations(name: str) -> None:
+    operation, reads, writes = OPERATIONS[name]
+    counter = TrafficCounter()
+    with counter:
+        operation()
+    assert (counter.reads, counter.writes) == (reads, writes)
+
+
+def test_traffic_of_a_fused_base() -> None:
+    """By its schema `_fused_sgd_` writes gradients; without a GradScaler it does not."""
+    p = torch.nn.Parameter(torch.zeros(NUMEL))
+    base = torch.optim.SGD([p], lr=0.1, momentum=0.9, fused=True)
+    counter = TrafficCounter()
+    for _ in range(2):
+        p.grad = torch.ones(NUMEL)
+        counter = TrafficCounter()
+        with counter:
+            base.step()
+    assert (counter.reads, counter.writes) == (3, 2)
+
+
+def test_traffic_of_fused_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They bypass torch's dispatcher and are counted by their arguments."""
+    block = Block({"lr": 0.1}, [A, B], [0, 1])
+    monkeypatch.setattr(Kernels, "scales", lambda self, *given: [torch.ones(())])
+    monkeypatch.setattr(Kernels, "save_and_add", lambda self, block, direction, scale: True)
+    monkeypatch.setattr(Kernels, "_finish_block", lambda self, *given: None)
+    counter, kernels = TrafficCounter(), object.__new__(Kernels)
+    with memory_traffic.count_fused_kernels(counter):
+        kernels.scales([block], [[A, B]])
+        assert (counter.reads, counter.writes) == (2, 0)
+        assert kernels.save_and_add(block, [A, B], torch.ones(()))
+        assert (counter.reads, counter.writes) == (6, 4)
+        saved, weights, second, first = [A, B], [A, B], [A, B], [A, B]
+        kernels._finish_block(block, [saved, weights, second, first], [[A, B]], [])
+    # Reads w, g1, g0 and the momentum of each parameter; writes w and the momentum.
+    assert (counter.reads, counter.writes) == (6 + 2 * 4, 4 + 2 * 2)
+    assert kernels.save_and_add(block, [A, B], torch.ones(()))
+    assert counter.reads == 14, "the methods are restored"
+
+
+def test_traffic_of_lean_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six reads and four writes with SGD and momentum, as documented."""
+    block = Block({"lr": 0.1}, [A], [0])
+    monkeypatch.setattr(Kernels, "scales", lambda self, *given: [torch.ones(())])
+    monkeypatch.setattr(Kernels, "_step", lambda self, *given, **flags: None)
+    base = torch.optim.SGD([torch.nn.Parameter(A)], lr=0.1)
+    counter, kernels = TrafficCounter(), Kernels(CPU, base, Weighted(), 1.0)
+    first, plan = [B], Plan(block.params, CPU)
+    kernels._begun[id(block)] = Begun(plan, first, [0], plan.piece(), torch.zeros(3))
+    with memory_traffic.count_fused_kernels(counter):
+        kernels.scales([block], [first])
+        kernels._begin_lean(block, [[A], first, first], torch.ones(()), [[A]])
+        kernels._end_lean(block, [block.saved, [A], [B]])
+    assert (counter.reads, counter.writes) == (6, 4)
+
+
+def test_unfused_tensors_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Kernels, "save_and_add", lambda self, block, direction, scale: False)
+    counter = TrafficCounter()
+    with memory_traffic.count_fused_kernels(counter):
+        object.__new__(Kernels).save_and_add(Block({}, [A], [0]), [A], torch.ones(()))
+    assert counter.reads == 0
+
+
+def documented(table: str, skip: int = 0) -> dict[str, tuple[float, float]]:
+    """Return reads and writes by name from a table in docs/speed.md, after `skip` columns."""
+    text = SPEED.read_text().partition(f"\n| {table} |")[2].partition("\n\n")[0]
+    cells = r" \d+ \|" * skip
+    rows = re.findall(rf"^\| ([\w ]+?) \|{cells} (\d+) \| (\d+) \|", text, re.MULTILINE)
+    return {name: (float(reads), float(writes)) for name, reads, writes in rows}
+
+
+DOCUMENTED = {"SGD", "WSAM", "WSAM lean", "SAM", "CoupledWSAM", "GSAM", "ASAM", "FisherSAM"}
+
+
+def test_documented_traffic_of_eager_steps() -> None:
+    ours = [*cases.baseline_cases(["eager"]), *cases.method_cases(["eager"], "eager")]
+    named = {case.name: case for case in [*ours, *third_party.installed_cases(["eager"])[0]]}
+    table = documented("eager, on a CPU")
+    assert set(table) >= DOCUMENTED
+    for name, (reads, writes) in table.items():
+        counted = memory_traffic.optimizer_traffic(named[name], CPU)
+        assert (counted.reads, counted.writes) == pytest.approx((reads, writes)), name
+
+
+def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), fused=True, **BASE_ARGS)
+
+
+def adamw(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+
+
+FUSED = {sgd: 0, adamw: 1}  # additional reads and writes compared with the documented tables
+WITH_BASE = pytest.mark.parametrize("fused", FUSED, ids=lambda fused: fused.__name__)
+
+
+def like_captured(method: str | None, lean: bool, fused: Fused) -> Case:
+    """Return an eager case like a captured step: a fused base and tensors as hyperparameters."""
+
+    def make(workload: Workload, form: str) -> Callable[[], object]:
+        model = workload.build_model()
+        base = fused(model)
+        closure = cases.forward_backward(workload, model, torch.mean)
+        options = (
+            {}
+            if method is None
+            else cases.default_options(method) | ({"lean": True} if lean else {})
+        )
+        opt = wsam.create(method, base, model=model, **options) if method else None
+        for key in ("lr", "sam_rho", "sam_gamma", "sam_alpha"):
+            if key in base.param_groups[0]:
+                base.param_groups[0][key] = torch.tensor(float(base.param_groups[0][key]))
+        if opt is not None:
+            return lambda: opt.step(closure)
+        return lambda: (base.zero_grad(), closure(), base.step())
+
+    return Case("", "eager", "ours", make, passes=2.0 if method else 1.0)
+
+
+@WITH_BASE
+def test_documented_traffic_of_captured_steps(
+    fused: Fused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aside, "ALONE", None)  # as on CUDA, where the weights are copied
+    methods = {kind.__name__: name for name, kind in wsam.METHODS.items()}
+    table = documented("captured")
+    assert set(table) == DOCUMENTED
+    for name, (reads, writes) in table.items():
+        method, more = methods.get(name.removesuffix(" lean")), FUSED[fused]
+        counted = memory_traffic.optimizer_traffic(
+            like_captured(method, name.endswith(" lean"), fused), CPU
+        )
+        assert (counted.reads, counted.writes) == pytest.approx((reads + more, writes + more)), name
+
+
+@pytest.mark.parametrize(
+    ("name", "fused"),
+    [
+        *((name, sgd) for name in sorted(DOCUMENTED - {"SGD"})),
+        *((name, adamw) for name in ("WSAM", "WSAM lean", "FisherSAM")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_documented_traffic_of_fused_steps(
+    name: str, fused: Fused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    emulated.install(monkeypatch)
+    monkeypatch.setattr(aside, "ALONE", None)
+    kind = name.removesuffix(" lean")
+    (method,) = (method for method, found in wsam.METHODS.items() if found.__name__ == kind)
+
+    def make(workload: Workload, form: str) -> Callable[[], object]:
+        model = workload.build_model()
+        base = fused(model)
+        options = cases.default_options(method) | ({"lean": True} if name != kind else {})
+        opt = wsam.create(method, base, model=model, **options)
+        emulated.attach(opt)
+        closure = cases.forward_backward(workload, model, torch.mean)
+        return lambda: opt.step(closure)
+
+    with monkeypatch.context() as hidden_kernels:
+        for kernel in vars(sys.modules["wsam._triton"]).values():
+            hidden_kernels.setattr(kernel, "run", without_dispatch_modes(kernel.run))
+        counted = memory_traffic.optimizer_traffic(Case("", "eager", "ours", make), CPU)
+    reads, writes = documented("captured", skip=2)[name]
+    more = FUSED[fused]
+    assert (counted.reads, counted.writes) == pytest.approx((reads + more, writes + more))
+
+
+def without_dispatch_modes(run: Callable[..., None]) -> Callable[..., None]:
+    """Hide the torch operations of an emulated kernel from the counter."""
+
+    def hidden(*given: object, **flags: object) -> None:
+        with torch.utils._python_dispatch._disable_current_modes():
+            run(*given, **flags)
+
+    return hidden
+
+
+def test_bandwidth_share() -> None:
+    traffic = Traffic(reads=3, writes=2)
+    assert memory_traffic.bandwidth_share(traffic, 10**6, 0.01, 4e9) == pytest.approx(0.5)
+    assert memory_traffic.bandwidth_share(traffic, 10**6, -0.01, 4e9) is None
+
+
+def test_copy_bandwidth_is_plausible() -> None:
+    found = memory_traffic.copy_bandwidth(Timer(CPU, make_clock("wall", CPU)), 1 << 22)
+    assert 1e8 < found < 1e13
