@@ -112,8 +112,8 @@ def intervals(record: dict[str, Any]) -> str:
     for case in record["cases"]:
         if case["form"] == best and (case["name"] in ("SGD", "WSAM") or "every" in case["name"]):
             ratio = case["of_base"]
-            figures = f"{case['ms']['median']:.4g} | {ratio['median']:.2f} | {quartile_range(ratio, '.2f')}"
-            lines.append(f"| {case['name']} | {figures} |")
+            cells = [case["name"], f"{case['ms']['median']:.4g}", f"{ratio['median']:.2f}"]
+            lines.append(f"| {' | '.join([*cells, quartile_range(ratio, '.2f')])} |")
     return "\n".join(lines)
 
 
