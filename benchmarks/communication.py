@@ -1,12 +1,11 @@
-"""What a step sends: collective calls and bytes, counted on two CPU processes.
+"""Count the collective calls and bytes of a step, on two CPU processes.
 
     python benchmarks/communication.py
 
-Every collective that reaches torch.distributed is counted in a settled step, whoever makes it:
-DistributedDataParallel's buckets, FSDP2's shards and the optimizer's own. Bytes are those of the
-whole tensor a collective works on, for each rank; what goes over the wire depends on its algorithm (a
-ring all-reduce sends 2(n-1)/n of it). The network is small enough for one bucket, so that a call is
-a reduction of all gradients. The record goes to benchmarks/results/communication.json.
+All collectives of a step are counted: those of DistributedDataParallel, of FSDP2 and of the optimizer.
+Bytes are the size of the whole tensor, for each rank; the bytes on the wire depend on the algorithm (a
+ring all-reduce sends 2(n-1)/n of them). The network fits into one bucket, so that one call reduces all
+gradients. The record is written to benchmarks/results/communication.json.
 """
 
 from __future__ import annotations
@@ -34,19 +33,24 @@ WEIGHTS = "weights"
 NUMBERS = "numbers"
 LEAN = {"lean": True}
 LOCAL = {"local": True}
+LOCAL_SKIP = {**LOCAL, "nonfinite": "skip"}
 
-# What is run, the members of whom it holds (none: the base alone), their options.
+# Name, methods with the same communication (none: the base alone), and their options.
 Case = tuple[str, tuple[str, ...], dict[str, Any]]
-FEEDING = ("sam", "esam", "asam", "fisher_sam")
-KEEPING = ("wsam", "coupled_wsam", "gsam")
+ONE_GRADIENT = ("sam", "esam", "asam", "fisher_sam")
+TWO_GRADIENTS = ("wsam", "coupled_wsam", "gsam")
 DDP_CASES: list[Case] = [
     ("plain base", (), {}),
-    ("SAM, ESAM, ASAM, Fisher SAM", FEEDING, {}),
-    ("SAM, ESAM, ASAM, Fisher SAM, local", FEEDING, LOCAL),
-    ("WSAM, Coupled-WSAM, GSAM", KEEPING, {}),
+    ("SAM, ESAM, ASAM, Fisher SAM", ONE_GRADIENT, {}),
+    ("SAM, ESAM, ASAM, Fisher SAM, local", ONE_GRADIENT, LOCAL),
+    ("WSAM, Coupled-WSAM, GSAM", TWO_GRADIENTS, {}),
     ("WSAM, lean", ("wsam",), LEAN),
-    ("WSAM, Coupled-WSAM, GSAM, local", KEEPING, LOCAL),
-    ('WSAM, Coupled-WSAM, GSAM, local, nonfinite="skip"', KEEPING, {**LOCAL, "nonfinite": "skip"}),
+    ("WSAM, Coupled-WSAM, GSAM, local", TWO_GRADIENTS, LOCAL),
+    (
+        'WSAM, Coupled-WSAM, GSAM, local, nonfinite="skip"',
+        TWO_GRADIENTS,
+        {**LOCAL, "nonfinite": "skip"},
+    ),
 ]
 FSDP2_CASES: list[Case] = [
     ("plain base", (), {}),
@@ -60,7 +64,7 @@ FSDP2_CASES: list[Case] = [
 
 
 class Collectives(TorchDispatchMode):
-    """Counts calls of collectives, and the bytes of the larger of what goes in and what comes out."""
+    """Counts collective calls and their bytes: the larger of input and output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,13 +79,13 @@ class Collectives(TorchDispatchMode):
             ]
             name = func._schema.name.split("::")[1]
             if max(sizes, default=0) > 0:
-                self.calls[kind_of(name, max(sizes))] += 1
-                self.bytes[kind_of(name, max(sizes))] += max(sizes)
+                self.calls[payload_kind(name, max(sizes))] += 1
+                self.bytes[payload_kind(name, max(sizes))] += max(sizes)
         return func(*args, **(kwargs or {}))
 
 
-def kind_of(name: str, size: int) -> str:
-    """What travels: weights are gathered, gradients summed; a few bytes are a norm or a flag."""
+def payload_kind(name: str, size: int) -> str:
+    """Return what is communicated: weights are gathered, gradients reduced; numbers are small."""
     if size <= 64:
         return NUMBERS
     return WEIGHTS if "gather" in name else GRADIENTS
@@ -93,7 +97,7 @@ def network() -> nn.Sequential:
 
 
 def count(style: str, name: str | None, options: dict[str, Any]) -> dict[str, Any]:
-    """Return what one settled step of this rank sends."""
+    """Return the calls and bytes of one step on this rank, after two warm-up steps."""
     model: Any = network()
     model = DistributedDataParallel(model) if style == "ddp" else fully_shard(model)
     base = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
@@ -107,7 +111,7 @@ def count(style: str, name: str | None, options: dict[str, Any]) -> dict[str, An
         loss.backward()
         return loss
 
-    for _ in range(2):  # DistributedDataParallel sorts its buckets anew after the first step
+    for _ in range(2):  # DistributedDataParallel rebuilds its buckets after the first step
         optimizer.step(closure)
     with Collectives() as counted:
         optimizer.step(closure)
@@ -118,7 +122,7 @@ def count(style: str, name: str | None, options: dict[str, Any]) -> dict[str, An
 
 
 def measure() -> dict[str, Any]:
-    """Count all cases on this rank of a process group that is there already."""
+    """Count all cases on this rank; the process group must be initialised."""
     record: dict[str, Any] = {
         "ranks": dist.get_world_size(),
         "gradient_bytes": sum(p.nbytes for p in network().parameters()),
@@ -127,13 +131,13 @@ def measure() -> dict[str, Any]:
         record[style] = []
         for case, names, options in cases:
             counts = [count(style, name, options) for name in names or [None]]
-            assert all(each == counts[0] for each in counts), f"not all the same: {case}"
+            assert all(each == counts[0] for each in counts), f"methods differ: {case}"
             record[style].append({"case": case, **counts[0]})
     return record
 
 
 def table(record: dict[str, Any], style: str) -> list[str]:
-    """Return the record as a table in Markdown, in bytes and in gradients' sizes."""
+    """Return the record as a Markdown table, in bytes and in multiples of the gradients' size."""
     kinds = [GRADIENTS, NUMBERS] if style == "ddp" else [GRADIENTS, WEIGHTS, NUMBERS]
     heads = [f"{kind}: calls | {kind}: bytes" for kind in kinds]
     lines = [f"| a step of | {' | '.join(heads)} |", "|---|" + "---:|" * 2 * len(kinds)]
@@ -147,13 +151,13 @@ def table(record: dict[str, Any], style: str) -> list[str]:
     return lines
 
 
-def work(rank: int, store: str) -> None:
+def run_rank(rank: int, store: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{store}", rank=rank, world_size=RANKS)
     record = measure()
-    everyone: list[Any] = [None] * RANKS
-    dist.all_gather_object(everyone, record)
-    assert all(other == record for other in everyone), "ranks count differently"
+    gathered: list[Any] = [None] * RANKS
+    dist.all_gather_object(gathered, record)
+    assert all(other == record for other in gathered), "ranks have different counts"
     if rank == 0:
         for style in ("ddp", "fsdp2"):
             print(*table(record, style), "", sep="\n")
@@ -164,4 +168,4 @@ def work(rank: int, store: str) -> None:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(work, (f"{folder}/store",), nprocs=RANKS)
+        torch.multiprocessing.spawn(run_rank, (f"{folder}/store",), nprocs=RANKS)

@@ -1,11 +1,17 @@
-"""Make the tables of a step's cost in pages anew from records of `wsam bench`.
+"""Generate the speed tables of the documentation from records of `wsam bench`.
 
 python docs/speed_table.py README.md docs/speed.md            # write them
-python docs/speed_table.py README.md docs/speed.md --check    # status 1 if one is out of date
+python docs/speed_table.py README.md docs/speed.md --check    # exit with 1 if one is out of date
 
-A page marks the place: `<!-- speed table: FIRST.json, SECOND.json -->` and `<!-- end -->`. The first of
-these files that is in benchmarks/results is shown, the contenders in short. Three more kinds of table
-name one file: `speed details: FILE FORM`, `speed intervals: FILE` and `speed scaling: FILE`.
+A page marks the place of a table by `<!-- speed KIND: FILES -->` and `<!-- end -->`. Files are in
+benchmarks/results. The kinds of tables:
+
+    summary: FILE, FILE, ...    WSAM compared with SGD, two passes and other libraries, one row per
+                                record and form
+    table: FILE, FILE, ...      all libraries, one table per form, from the first file that exists
+    details: FILE FORM          all cases of a form with memory and memory traffic
+    intervals: FILE             WSAM at every n-th step
+    scaling: FILE               the optimizer's time over the number of tensors or weights
 """
 
 import argparse
@@ -15,167 +21,190 @@ from pathlib import Path
 from typing import Any
 
 from wsam.bench.report import heading, quartile_range
-from wsam.bench.timing import paired_ratios
 from wsam.bench.workload import PIXELS
 from wsam.lab.pages import renew
+from wsam.paper.render import markdown_table, no_break
+
+Record = dict[str, Any]
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 MARK = "speed"
-OURS = ("SAM", "WSAM")
-YARDSTICK = "WSAM"
-MOVES = ("reads", "writes")
-PEERS = {"davda54": "davda54/sam SAM", "authors": "the paper's authors' WSAM"}
+NOT_MEASURED = "Not measured yet."
+METHODS = ("SAM", "WSAM")
+LIBRARIES = {"davda54": "davda54/sam SAM", "authors": "the paper's authors' WSAM"}
+FORMS = {"eager": "eager", "captured": "captured in a CUDA graph"}
 
 
-def table(record: dict[str, Any]) -> str:
-    """Return the floor, the base, SAM and WSAM of ours, and all peers, in Markdown."""
-    cases = shown(record["cases"])
-    ours = next(case for case in cases if case["name"] == YARDSTICK)
-    lines = [
-        about(record),
-        "",
-        "| a step of | form | ms (quartiles) | of two bare passes in that form | times "
-        f"wsam's {YARDSTICK}, {ours['form']} |",
-        "|---|---|---|---|---|",
-    ]
-    for case in cases:
-        name = case["name"]
-        told = f"**wsam {name}**" if case["kind"] == "ours" else PEERS.get(name, name)
-        ms = case["ms"]
-        cells = [told, case["form"], f"{ms['median']:.1f} ({quartile_range(ms, '.1f')})"]
-        cells += [spelled(case["of_floor"], exact=case["kind"] == "floor")]
-        cells += [spelled(round_by_round(case, ours), exact=case is ours)]
-        lines.append(f"| {' | '.join(cells)} |")
+def summary(records: list[Record]) -> str:
+    """Return one row per record and form: WSAM compared with SGD, two passes and others."""
+    heads = ["model", "device", "form", "SGD, ms", "WSAM, ms", "WSAM, ratio to SGD"]
+    heads += ["WSAM, ratio to two passes", "fastest other WSAM, ratio to two passes"]
+    rows = []
+    for record in records:
+        for form in FORMS:
+            cases = {case["name"]: case for case in record["cases"] if case["form"] == form}
+            if "WSAM" not in cases:
+                continue
+            others = [c for c in cases.values() if c["kind"] == "peer" and is_wsam(c)]
+            fastest = min((c["of_floor"]["median"] for c in others), default=None)
+            ours = cases["WSAM"]
+            row = [workload(record), device(record), form]
+            row += [milliseconds(cases[name]) for name in ("SGD", "WSAM")]
+            row += [f"{ours[key]['median']:.2f}" for key in ("of_base", "of_floor")]
+            rows.append([*row, "" if fastest is None else f"{fastest:.2f}"])
+    return "\n".join(markdown_table(heads, rows))
+
+
+def milliseconds(case: Record) -> str:
+    """Return the median time of a step with four significant digits."""
+    median = case["ms"]["median"]
+    return f"{median:,.0f}" if median >= 1000 else f"{median:.4g}"
+
+
+def is_wsam(case: Record) -> bool:
+    return "WSAM" in library_name(case)
+
+
+def workload(record: Record) -> str:
+    problem = record["problem"]
+    pixels = problem.get("pixels", PIXELS)
+    size = "" if pixels == PIXELS else f", {pixels} x {pixels} pixels"
+    return f"{problem['model']}, batch {problem['batch']}{size}"
+
+
+def device(record: Record) -> str:
+    hardware = record["hardware"]
+    return hardware.get("gpu") or f"{hardware['cpu']}, {hardware['threads']} cores"
+
+
+def library_name(case: Record) -> str:
+    name = case["name"]
+    return f"**wsam {name}**" if case["kind"] == "ours" else LIBRARIES.get(name, name)
+
+
+def comparison(record: Record) -> str:
+    """Return a table for each form: two passes, SGD, our SAM and WSAM, and other libraries."""
+    lines = [about(record)]
+    for form, title in FORMS.items():
+        cases = [c for c in record["cases"] if c["form"] == form and is_compared(c)]
+        rows = [
+            [library_name(c), with_quartiles(c["ms"], ".1f"), ratio(c, "floor"), ratio(c, "base")]
+            for c in sorted(cases, key=lambda c: float(c["ms"]["median"]))
+        ]
+        heads = [title, "ms per step", "ratio to two passes", "ratio to SGD"]
+        lines += ["", *markdown_table(heads, rows)] if rows else []
     return "\n".join(lines)
 
 
-def round_by_round(case: dict[str, Any], other: dict[str, Any]) -> dict[str, float]:
-    """Return the spread of how many times as long a case took as another in the same round."""
-    return paired_ratios(case["rounds_ms"], other["rounds_ms"]).as_dict()
+def is_compared(case: Record) -> bool:
+    return case["kind"] != "ours" or case["name"] in METHODS
 
 
-def spelled(ratio: dict[str, float], exact: bool) -> str:
-    """Return a ratio with its quartiles; where it is 1 by definition, without."""
-    return f"{ratio['median']:.2f}" + ("" if exact else f" ({quartile_range(ratio, '.2f')})")
+def ratio(case: Record, kind: str) -> str:
+    """Return the ratio to the floor or to the base; without quartiles if it is 1 by definition."""
+    exact = case["kind"] == kind
+    return "1.00" if exact else with_quartiles(case[f"of_{kind}"], ".2f")
 
 
-def shown(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return each contender in its own fastest form, and captured ones beside; fastest first."""
-    best: dict[tuple[str, bool], dict[str, Any]] = {}
-    for case in cases:
-        if case["kind"] == "ours" and case["name"] not in OURS:
-            continue
-        key = (case["name"], case["form"] == "captured")
-        if key not in best or case["ms"]["median"] < best[key]["ms"]["median"]:
-            best[key] = case
-    return sorted(best.values(), key=lambda case: float(case["ms"]["median"]))
+def with_quartiles(values: Record, spec: str) -> str:
+    return no_break(f"{values['median']:{spec}} ({quartile_range(values, spec)})")
 
 
-def details(record: dict[str, Any], form: str) -> str:
-    """Return every case of a form with its spread, its memory and its traffic."""
-    # Eager passes on a GPU peak by chance, by more than a copy of the weights.
-    by_chance = form == "eager" and "gpu" in record["hardware"]
-    memory = {(row["name"], row["form"]): row for row in record["memory"] if not by_chance}
-    lines = [
-        about(record),
-        "",
-        "| | ms | of floor | quartiles | reads | writes | share of bandwidth | copies beyond SGD |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+def details(record: Record, form: str) -> str:
+    """Return all cases of a form with memory traffic and memory."""
+    # The peak of eager passes on a GPU varies by more than a copy of the weights.
+    memory_varies = form == "eager" and "gpu" in record["hardware"]
+    memory = {(row["name"], row["form"]): row for row in record["memory"] if not memory_varies}
+    heads = [f"{form} step", "ms", "ratio to two passes"]
+    heads += ["reads", "writes", "bandwidth", "extra copies"]
+    rows = []
     for case in record["cases"]:
         if case["form"] != form or case["name"].startswith("WSAM every"):
             continue
-        ratio = case["of_floor"]
-        share = case["share_of_copy_bandwidth"] if is_clear(case) else None
+        share = case["share_of_copy_bandwidth"] if is_significant(case) else None
         copies = memory.get((case["name"], form), {}).get("copies_beyond_base")
-        cells = [case["name"], f"{case['ms']['median']:.4g}", f"{ratio['median']:.3f}"]
-        cells += [
-            quartile_range(ratio, ".3f"),
-            *(f"{case[k]:g}" if k in case else "" for k in MOVES),
-        ]
+        cells = [LIBRARIES.get(case["name"], case["name"]), milliseconds(case)]
+        exact = case["kind"] == "floor"
+        cells += ["1.000" if exact else with_quartiles(case["of_floor"], ".3f")]
+        cells += [f"{case[key]:g}" if key in case else "" for key in ("reads", "writes")]
         cells += ["" if share is None else f"{100 * share:.0f}%"]
-        cells += ["" if copies is None else f"{copies:.2f}"]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append([*cells, "" if copies is None else f"{copies:.2f}"])
+    return "\n".join([about(record), "", *markdown_table(heads, rows)])
 
 
-def is_clear(case: dict[str, Any]) -> bool:
-    """Whether the optimizer's own part, step less floor, stands out of its spread."""
+def is_significant(case: Record) -> bool:
+    """Return whether the optimizer's time (step less floor) exceeds its interquartile range."""
     own = case.get("own_ms")
     return "reads" in case and own is not None and own["high"] - own["low"] < own["median"]
 
 
-def intervals(record: dict[str, Any]) -> str:
-    """Return what a step costs on average where only every n-th is sharpness-aware."""
-    best = record["cases"][-1]["form"] if "captured" not in forms(record) else "captured"
-    lines = [about(record), "", f"| {best} | ms | of plain SGD | quartiles |", "|---|---|---|---|"]
+def intervals(record: Record) -> str:
+    """Return the mean cost of a step if only every n-th step is sharpness-aware."""
+    form = "captured" if "captured" in forms(record) else "eager"
+    rows = []
     for case in record["cases"]:
-        if case["form"] == best and (case["name"] in ("SGD", "WSAM") or "every" in case["name"]):
-            ratio = case["of_base"]
-            cells = [case["name"], f"{case['ms']['median']:.4g}", f"{ratio['median']:.2f}"]
-            lines.append(f"| {' | '.join([*cells, quartile_range(ratio, '.2f')])} |")
-    return "\n".join(lines)
+        if case["form"] == form and (case["name"] in ("SGD", "WSAM") or "every" in case["name"]):
+            rows.append([case["name"], milliseconds(case), ratio(case, "base")])
+    heads = [f"{form} step", "ms", "ratio to SGD"]
+    return "\n".join([about(record), "", *markdown_table(heads, rows)])
 
 
-def scaling(record: dict[str, Any]) -> str:
-    """Return the optimizer's own part at each point, in milliseconds."""
+def scaling(record: Record) -> str:
+    """Return the optimizer's time at each point, in milliseconds."""
     axis, points = record["axis"], record["points"]
-    head = " | ".join(f"{point[axis]:,}" for point in points)
-    measured_forms = forms(points[0])
-    several = len(measured_forms) > 1
-    unit = "milliseconds" if several else f"milliseconds, {''.join(measured_forms)}"
-    lines = [f"{measured(record)}; {unit}:", "", f"| {axis} | {head} |"]
-    lines.append("|---" * (len(points) + 1) + "|")
+    several_forms = len(forms(points[0])) > 1
+    unit = "milliseconds" if several_forms else f"milliseconds, {''.join(forms(points[0]))}"
+    rows = []
     for row in points[0]["cases"]:
-        found = [next((r for r in p["cases"] if named(r) == named(row)), None) for p in points]
-        values = [f"{r['own_us']['median'] / 1e3:.3g}" if r else "did not fit" for r in found]
-        name = f"{row['name']}, {row['form']}" if several else row["name"]
-        lines.append(f"| {name} | {' | '.join(values)} |")
-    return "\n".join(lines)
+        key = (row["name"], row["form"])
+        found = [
+            next((case for case in point["cases"] if (case["name"], case["form"]) == key), None)
+            for point in points
+        ]
+        values = [f"{c['own_us']['median'] / 1e3:.3g}" if c else "did not fit" for c in found]
+        name = LIBRARIES.get(row["name"], row["name"])
+        rows.append([f"{name}, {row['form']}" if several_forms else name, *values])
+    heads = [axis, *(f"{point[axis]:,}" for point in points)]
+    return "\n".join([f"{measured(record)}; {unit}:", "", *markdown_table(heads, rows)])
 
 
-def named(row: dict[str, Any]) -> tuple[str, str]:
-    """Return what tells a case from the others."""
-    return row["name"], row["form"]
-
-
-def forms(record: dict[str, Any]) -> set[str]:
+def forms(record: Record) -> set[str]:
     """Return the forms that were measured, in a record or at one of its points."""
     return {case["form"] for case in record["cases"]}
 
 
-def about(record: dict[str, Any]) -> str:
-    """Return what was trained, where and how it was measured."""
+def about(record: Record) -> str:
+    """Return the workload, the hardware and the conditions of a measurement."""
     problem = record["problem"]
-    pixels = problem.get("pixels", PIXELS)
-    size = "" if pixels == PIXELS else f" of {pixels} x {pixels} pixels"
     return (
-        f"{problem['model']}, {problem['weights']:,} weights, batch {problem['batch']}{size}, "
-        f"{problem['precision']}; {measured(record)}:"
+        f"{workload(record)}, {problem['weights']:,} weights, {problem['precision']}; "
+        f"{measured(record)}:"
     )
 
 
-def measured(record: dict[str, Any]) -> str:
-    """Return hardware, versions and how it was measured, and at which commit."""
+def measured(record: Record) -> str:
+    """Return hardware, versions, rounds, load and commit."""
     commit = record.get("commit")
     return heading(record) + (f", commit {commit[:7]}" if commit else "")
 
 
-def made(words: str) -> str:
-    """Return the Markdown of a marked place."""
+def generate(words: str) -> str:
+    """Return the Markdown for a mark, given the words after `speed`."""
     kind, _, words = words.partition(": ")
-    if kind == "table":
-        found = [name for name in words.split(", ") if (RESULTS / name).exists()]
-        return table(read(found[0])) if found else "Not measured yet."
+    if kind in ("summary", "table"):
+        records = [read(name) for name in words.split(", ") if (RESULTS / name).exists()]
+        if not records:
+            return NOT_MEASURED
+        return summary(records) if kind == "summary" else comparison(records[0])
     file, *more = words.split()
     if not (RESULTS / file).exists():
-        return "Not measured yet."
+        return NOT_MEASURED
     return {"details": details, "intervals": intervals, "scaling": scaling}[kind](read(file), *more)
 
 
-def read(name: str) -> dict[str, Any]:
-    """Return a record of benchmarks/results."""
-    record: dict[str, Any] = json.loads((RESULTS / name).read_text(encoding="utf-8"))
+def read(name: str) -> Record:
+    """Read a record of benchmarks/results."""
+    record: Record = json.loads((RESULTS / name).read_text(encoding="utf-8"))
     return record
 
 
@@ -185,7 +214,7 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="write nothing")
     given = parser.parse_args()
     try:
-        old = [page for page in given.pages if renew(page, MARK, made, given.check)]
+        old = [page for page in given.pages if renew(page, MARK, generate, given.check)]
     except (OSError, ValueError) as error:
         sys.exit(str(error))
     if given.check and old:

@@ -100,7 +100,7 @@ def test_pages_state_the_records_of_speed(page: Path) -> None:
     """Their tables are those of the records; `python docs/speed_table.py PAGE` makes them anew."""
     program = runpy.run_path(str(DOCS / "speed_table.py"))
     assert any(words.startswith("table: ") for words in pages.places(page.read_text(), "speed"))
-    assert not pages.renew(page, program["MARK"], program["made"], check=True)
+    assert not pages.renew(page, program["MARK"], program["generate"], check=True)
 
 
 def test_the_picture_of_minima_is_made_of_all_records() -> None:
