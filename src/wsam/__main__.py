@@ -6,11 +6,13 @@ import sys
 
 
 def main() -> None:
-    """Run the command line, or say what to install where its libraries are missing."""
-    if sys.stderr is None:
-        _open_stderr()
-    for stream in (sys.stdout, sys.stderr):
-        _forgive(stream)
+    """Run the command line, or print what to install if typer or rich is missing."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed, as by `2>&-`
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
+        elif isinstance(stream, io.TextIOWrapper):  # print ? for what the encoding lacks
+            stream.reconfigure(errors="replace")
     try:
         from wsam.cli import run
 
@@ -19,25 +21,9 @@ def main() -> None:
         if error.name not in {"typer", "rich"}:
             raise
         sys.exit(f"wsam: the command line needs {error.name}: pip install 'wsam[lab,plots]'")
-    except KeyboardInterrupt:  # while modules are imported; `run` handles it afterwards
+    except KeyboardInterrupt:  # during imports; later, `run` handles it
         print("wsam: interrupted", file=sys.stderr)
         sys.exit(130)
-
-
-def _open_stderr() -> None:
-    """Let a stderr that was closed lead nowhere: else `print` takes stdout, or the next file opened."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    if nowhere != 2:
-        os.dup2(nowhere, 2)
-        os.close(nowhere)
-    os.set_inheritable(2, True)  # for workers
-    sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False)
-
-
-def _forgive(stream: object) -> None:
-    """Print '?' for characters the stream's encoding lacks, as gamma in cp1252, and go on."""
-    if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
-        stream.reconfigure(errors="replace")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,6 @@
-"""The command line: one small file per verb; torch is imported only when a verb runs.
+"""The command line: one module per verb. torch is imported only when a verb runs."""
 
-A verb raises `ValueError`, `TypeError` or `OSError` for a user's mistake; `run` prints it as one
-line and exits with status 2. Anything else is a defect of ours and keeps its traceback.
-"""
-
-from wsam.cli import (  # noqa: F401 (each registers its verb)
+from wsam.cli import (  # noqa: F401 (each module registers its verb)
     bench,
     bounds,
     curvature,
@@ -17,12 +13,6 @@ from wsam.cli import (  # noqa: F401 (each registers its verb)
     toy,
     train,
 )
-from wsam.cli._app import app
-from wsam.cli._errors import carry_out
+from wsam.cli._app import app, run
 
 __all__ = ["app", "run"]
-
-
-def run() -> None:
-    """Run the command line; a user's mistake becomes one clear line."""
-    carry_out(app)

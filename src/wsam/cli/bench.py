@@ -1,4 +1,4 @@
-"""`wsam bench`: what a step costs on this machine, beside the floor and beside others."""
+"""`wsam bench`: time a training step on this machine, compared with other libraries."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import json
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from wsam.cli import _options as options
 from wsam.cli._app import app
-from wsam.cli._files import as_folder, together
+from wsam.cli._files import check_output_folder, staged
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,32 +33,32 @@ BatchSize = Annotated[
 ]
 Pixels = Annotated[
     int | None,
-    typer.Option(help="Side of an image; small ones let the optimizer show. [default: 32]"),
+    typer.Option(help="Image size; small images make the optimizer's share larger. [default: 32]"),
 ]
 Peer = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME=PATH",
-        help="A file with a class SAM or WeightedSAM to compare with; its code is run.",
+        help="File with a class SAM or WeightedSAM to compare with. Its code is executed.",
     ),
 ]
 Only = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME",
-        help="Measure only cases whose name begins so, and their floor. Repeatable.",
+        help="Measure cases whose name starts with NAME, and their baseline. Repeatable.",
     ),
 ]
 Scaling = Annotated[
-    str | None,
-    typer.Option(help="Measure the optimizer alone against the number of tensors or weights."),
+    Literal["tensors", "weights"] | None,
+    typer.Option(help="Time the optimizer alone over the number of tensors or weights."),
 ]
 Rounds = Annotated[
-    int | None, typer.Option(help="Visits to each case. [default: 15 on CUDA, 11 elsewhere]")
+    int | None, typer.Option(help="Measurements of each case. [default: 15 on CUDA, 11 elsewhere]")
 ]
 ClockName = Annotated[
-    str,
-    typer.Option(help="wall, or cpu: seconds of computing, for one thread on a busy machine."),
+    Literal["wall", "cpu"],
+    typer.Option(help="cpu counts CPU seconds of one thread, for a busy machine."),
 ]
 
 
@@ -75,19 +75,22 @@ def bench(
     clock: ClockName = "wall",
     smoke: Annotated[
         bool,
-        typer.Option("--smoke", help="Seconds: a tiny model and one thread, to see that all runs."),
+        typer.Option(
+            "--smoke", help="A few seconds: a tiny model on one thread, to test that all cases run."
+        ),
     ] = False,
     out: Annotated[
         Path | None,
         typer.Option(
-            callback=as_folder, help="Folder for the record (JSON) and its picture (PNG)."
+            callback=check_output_folder, help="Folder for the record (JSON) and a plot (PNG)."
         ),
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Time a step of every member on this machine.
+    """Time a step of every method on this machine.
 
-    Beside it stand two bare passes, the plain base and other libraries.
+    Each is compared with two plain forward and backward passes, the base optimizer, and other
+    libraries.
     """
     from wsam.bench import report
     from wsam.bench.run import Settings, measure
@@ -106,17 +109,17 @@ def bench(
         clock=clock,
         smoke=smoke,
     )
-    follow = _follow(quiet=as_json)
+    progress = _progress(quiet=as_json)
     with one_thread() if smoke else nullcontext():
         if scaling is None:
-            record = measure(settings, follow)
+            record = measure(settings, progress)
         else:
-            record = measure_scaling(scaling, settings, follow)
-    follow("")
+            record = measure_scaling(scaling, settings, progress)
+    progress("")
     files: list[Path] = []
     if out:
-        with together(out) as unfinished:
-            files = [out / path.name for path in report.save(record, unfinished)]
+        with staged(out) as staging:
+            files = [out / path.name for path in report.save(record, staging)]
     if as_json:
         print(json.dumps({**record, "files": [str(f) for f in files]}, allow_nan=False))
         return
@@ -125,10 +128,8 @@ def bench(
         print(f"wrote {file}")
 
 
-def _follow(quiet: bool) -> Callable[[str], None]:
-    """Return what shows where the measurement stands: one line of a terminal, else nothing."""
+def _progress(quiet: bool) -> Callable[[str], None]:
+    """Return a progress callback: one line that is overwritten on a terminal, else a no-op."""
     if quiet or not sys.stderr.isatty():
-        from wsam.lab.files import quiet as say_nothing
-
-        return say_nothing
+        return lambda _line: None
     return lambda line: print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)

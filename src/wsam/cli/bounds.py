@@ -1,9 +1,12 @@
-"""`wsam bounds`: the paper's bounds, as printed and as they hold."""
+"""`wsam bounds`: the paper's bounds, as printed and as corrected."""
 
-from typing import Annotated, Any
+import json
+from dataclasses import asdict
+from typing import Annotated, Any, Literal
 
 import typer
 
+from wsam.cli import _options as options
 from wsam.cli._app import app
 
 bounds = typer.Typer(
@@ -15,14 +18,15 @@ bounds = typer.Typer(
 )
 app.add_typer(bounds)
 
-Gamma = Annotated[float, typer.Option(help="Weight of sharpness, in [0, 1).")]
-Rho = Annotated[float, typer.Option(help="Radius (the largest), positive.")]
-LR = Annotated[float, typer.Option(help="Step size at t = 1, positive; it falls as 1/sqrt(t).")]
+Gamma = Annotated[float, typer.Option(help="Weight of the sharpness term, in [0, 1).")]
+Rho = Annotated[float, typer.Option(help="Largest radius, positive.")]
+LR = Annotated[float, typer.Option(help="Step size at t = 1, positive; it decays as 1/sqrt(t).")]
 Parameters = Annotated[int, typer.Option("--parameters", "-n", help="Number of weights.")]
 Gradient = Annotated[float, typer.Option(help="G, the largest entry of any gradient.")]
 Steps = Annotated[int, typer.Option("--steps", "-T", help="Number of steps, at least 2.")]
-Radius = Annotated[str, typer.Option(help="falling (rho/sqrt(t)) or constant.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON alone.")]
+Radius = Annotated[
+    Literal["falling", "constant"], typer.Option(help="falling: the radius is rho/sqrt(t).")
+]
 
 
 @bounds.command(epilog="Example: wsam bounds convex --gamma 0 --lr 5 --distance 2.5 -T 2")
@@ -37,7 +41,7 @@ def convex(
     distance: Annotated[float, typer.Option(help="D, the largest entry of any w_t - w*.")] = 1.0,
     steps: Steps = 1000,
     radius: Radius = "falling",
-    json: AsJson = False,
+    as_json: options.Json = False,
 ) -> None:
     """Bound the regret on convex losses."""
     from wsam.theory import Convex
@@ -51,7 +55,7 @@ def convex(
         gradient=gradient,
         distance=distance,
     )
-    _show(_convergence(bound, steps, radius, "regret over T steps"), json)
+    _show(_convergence(bound, steps, radius, "regret over T steps"), as_json)
 
 
 @bounds.command(epilog="Example: wsam bounds nonconvex --gamma 0.88 --lr 0.05 --rho 0.2 -T 100000")
@@ -66,14 +70,14 @@ def nonconvex(
     parameters: Parameters = 1,
     gradient: Gradient = 1.0,
     start_loss: Annotated[float, typer.Option(help="L at the start.")] = 1.0,
-    lowest_loss: Annotated[float, typer.Option(help="A number below every value of L.")] = 0.0,
+    lowest_loss: Annotated[float, typer.Option(help="A lower bound of L.")] = 0.0,
     steps: Steps = 1000,
     radius: Radius = "falling",
-    json: AsJson = False,
+    as_json: options.Json = False,
 ) -> None:
-    """Bound the gradient's norm on smooth losses.
+    """Bound the gradient norm on smooth losses.
 
-    It is the smallest expected squared norm over all steps.
+    The bound holds for the smallest expected squared norm over all steps.
     """
     from wsam.theory import NonConvex
 
@@ -87,7 +91,7 @@ def nonconvex(
         start_loss=start_loss,
         lowest_loss=lowest_loss,
     )
-    _show(_convergence(bound, steps, radius, "smallest E|grad L|^2 over T steps"), json)
+    _show(_convergence(bound, steps, radius, "smallest E|grad L|^2 over T steps"), as_json)
 
 
 @bounds.command(
@@ -102,11 +106,11 @@ def generalization(
     dimension: Annotated[int, typer.Option(help="VC dimension, at most the samples.")] = 100,
     delta: Annotated[float, typer.Option(help="Probability of failure, in (0, 1).")] = 0.05,
     norm: Annotated[float, typer.Option(help="Euclidean norm of the weights.")] = 1.0,
-    json: AsJson = False,
+    as_json: options.Json = False,
 ) -> None:
-    """Bound the true error by the loss in training.
+    """Bound the true error by the training loss.
 
-    The bound is of the true 0-1 error's excess over L_WSAM on the training set.
+    The bound holds for the difference of the true 0-1 error and L_WSAM on the training set.
     """
     from wsam.theory import Generalization
 
@@ -122,44 +126,39 @@ def generalization(
     _show(
         {
             **_head(bound, "excess of the true error over L_WSAM"),
-            "schedules": "rho is constant; the bound has no limit as it falls to zero",
+            "schedules": "rho is constant; the bound diverges as rho goes to zero",
             "bound": {form: bound.gap(form) for form in bound.forms},
             "vacuous": bound.gap() >= 1,
         },
-        json,
+        as_json,
     )
 
 
 def _head(bound: Any, what: str) -> dict[str, Any]:
-    from dataclasses import asdict
-
     constants = {form: bound.constants(form) for form in bound.forms}
     return {"what": what, "setting": asdict(bound), "constants": constants, "why": bound.why}
 
 
 def _convergence(bound: Any, steps: int, radius: str, what: str) -> dict[str, Any]:
-    ways = {"falling": bound.corollary, "constant": bound.constant_radius}
-    if radius not in ways:
-        raise ValueError(f"radius must be one of {', '.join(ways)}, got {radius!r}")
-    fall = "rho_t = rho/sqrt(t)" if radius == "falling" else "rho_t = rho"
+    falling = radius == "falling"
+    at_steps = bound.corollary if falling else bound.constant_radius
+    rho = "rho_t = rho/sqrt(t)" if falling else "rho_t = rho"
     return {
         **_head(bound, what),
         "T": steps,
-        "schedules": f"lr_t = lr/sqrt(t), {fall}",
-        "bound": {form: ways[radius](steps, form) for form in bound.forms},
-        "floor": bound.floor() if radius == "constant" else 0.0,
+        "schedules": f"lr_t = lr/sqrt(t), {rho}",
+        "bound": {form: at_steps(steps, form) for form in bound.forms},
+        "floor": 0.0 if falling else bound.floor(),
         "tight": bound.sharper,
     }
 
 
-def _show(record: dict[str, Any], json: bool) -> None:
-    from json import dumps
-
+def _show(record: dict[str, Any], as_json: bool) -> None:
     try:
-        text = dumps(record, indent=2, allow_nan=False)
+        text = json.dumps(record, indent=2, allow_nan=False)
     except ValueError as error:
         raise OverflowError("the bound is not finite") from error
-    if json:
+    if as_json:
         print(text)
         return
     from rich.console import Console
@@ -175,9 +174,9 @@ def _show(record: dict[str, Any], json: bool) -> None:
     Console().print(table)
     print(f"assumes: {record['schedules']}")
     if record.get("floor"):
-        print(f"a constant radius keeps a floor of {record['floor']:.6g} however long the run")
+        print(f"a constant radius leaves a floor of {record['floor']:.6g} for any number of steps")
     if record.get("vacuous"):
-        print("an excess of 1 or more says nothing about an error rate")
+        print("the bound is vacuous: an error rate is at most 1")
     print(f"corrected: {record['why']}")
     if "tight" in record:
         print(f"tight: {record['tight']}")

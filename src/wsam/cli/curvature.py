@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from wsam.cli import _measuring as shared
+from wsam.cli import _checkpoints as shared
 from wsam.cli import _options as options
-from wsam.cli._app import WithArguments, app
-from wsam.cli._files import as_folder, together
+from wsam.cli._app import app
+from wsam.cli._files import check_output_folder, staged
 
 if TYPE_CHECKING:
     from wsam.curvature import Operator
     from wsam.lab.subject import Subject
 
 _EXAMPLE = (
-    "Example: wsam curvature runs/KEY.json --data cifar10 --top 5 --trace --density --out seen"
+    "Example: wsam curvature runs/KEY.json --data cifar10 --top 5 --trace --density --out figures"
 )
-# What an option is about: without it, it would be ignored.
-_ABOUT = {
+# Options that have no effect without one of the listed measurements.
+_REQUIRES = {
     **dict.fromkeys(("which", "method", "tol", "block", "top_products"), ("--top above 0",)),
     **dict.fromkeys(("trace_tol", "trace_products"), ("--trace",)),
     **dict.fromkeys(("density_probes", "density_steps"), ("--density",)),
@@ -31,7 +32,13 @@ _ABOUT = {
 }
 
 
-@app.command(cls=WithArguments, epilog=_EXAMPLE)
+def _positive(value: float | None) -> float | None:
+    if value is not None and not 0 < value < math.inf:
+        raise typer.BadParameter(f"must be positive and finite, got {value}")
+    return value
+
+
+@app.command(epilog=_EXAMPLE)
 def curvature(
     context: typer.Context,
     checkpoint: shared.Checkpoint,
@@ -41,70 +48,81 @@ def curvature(
     samples: shared.Samples = 10_000,
     batch_size: shared.BatchSize = None,
     operator: Annotated[
-        str, typer.Option(help="hessian, gauss_newton or empirical_fisher.")
+        Literal["hessian", "gauss_newton", "empirical_fisher"],
+        typer.Option(help="Matrix to measure."),
     ] = "hessian",
     top: Annotated[
         int,
-        typer.Option(
-            min=0, metavar="<int>", help="How many eigenvalues at each wanted end; 0 for none."
-        ),
+        typer.Option(min=0, help="Number of eigenvalues at each end; 0 for none."),
     ] = 1,
-    which: Annotated[str, typer.Option(help="largest, smallest or both.")] = "largest",
-    method: Annotated[str, typer.Option(help="lanczos or power.")] = "lanczos",
-    tol: Annotated[float, typer.Option(help="Relative residual of the eigenvalues.")] = 1e-3,
+    which: Annotated[
+        Literal["largest", "smallest", "both"], typer.Option(help="End of the spectrum.")
+    ] = "largest",
+    method: Annotated[
+        Literal["lanczos", "power"], typer.Option(help="Eigenvalue algorithm.")
+    ] = "lanczos",
+    tol: Annotated[
+        float,
+        typer.Option(callback=_positive, help="Relative residual of the eigenvalues, below 1."),
+    ] = 1e-3,
     block: Annotated[
         int,
         typer.Option(
             min=1,
-            metavar="<int>",
-            help="Vectors Lanczos starts from: finds so many equal eigenvalues at once.",
+            help="Block size of Lanczos: the multiplicity of eigenvalues it can find.",
         ),
     ] = 1,
     top_products: Annotated[
         int | None,
         typer.Option(
-            min=1,
-            metavar="<int>",
-            help="Products after which --top gives up. [default: grows with --top]",
+            min=1, help="Maximum number of products for --top. [default: grows with --top]"
         ),
     ] = None,
     trace: Annotated[bool, typer.Option("--trace", help="Estimate the trace (Hutch++).")] = False,
     trace_tol: Annotated[
-        float, typer.Option(help="Relative standard error that --trace goes for.")
+        float, typer.Option(callback=_positive, help="Target relative standard error of --trace.")
     ] = 0.02,
     trace_products: Annotated[
-        int, typer.Option(min=2, metavar="<int>", help="Products after which --trace gives up.")
+        int, typer.Option(min=2, help="Maximum number of products for --trace.")
     ] = 300,
     density: Annotated[
-        bool, typer.Option("--density", help="Estimate the density of the eigenvalues.")
+        bool, typer.Option("--density", help="Estimate the spectral density.")
     ] = False,
     density_probes: Annotated[
         int,
-        typer.Option(min=1, metavar="<int>", help="Random vectors after which --density gives up."),
+        typer.Option(min=1, help="Maximum number of random vectors for --density."),
     ] = 10,
     density_steps: Annotated[
         int,
-        typer.Option(min=2, metavar="<int>", help="Products of --density for each random vector."),
+        typer.Option(min=2, help="Products per random vector for --density."),
     ] = 60,
     sharpness: Annotated[
-        float | None, typer.Option(metavar="RHO", help="SAM's sharpness at this radius.")
+        float | None,
+        typer.Option(metavar="RHO", callback=_positive, help="SAM's sharpness at this radius."),
     ] = None,
-    steps: Annotated[
-        int, typer.Option(min=1, metavar="<int>", help="Ascent steps of --sharpness.")
-    ] = 1,
+    steps: Annotated[int, typer.Option(min=1, help="Number of ascent steps for --sharpness.")] = 1,
     adaptive: Annotated[
-        bool, typer.Option("--adaptive", help="Scale both sharpness measures by the weights.")
+        bool,
+        typer.Option(
+            "--adaptive", help="Scale perturbations by the weights, for both sharpness measures."
+        ),
     ] = False,
     average: Annotated[
         float | None,
-        typer.Option(metavar="SIGMA", help="Average sharpness under Gaussian noise of this size."),
+        typer.Option(
+            metavar="SIGMA",
+            callback=_positive,
+            help="Average sharpness under Gaussian noise of this standard deviation.",
+        ),
     ] = None,
     mode: shared.Mode = "eval",
     precision: shared.Precision = "float32",
     seed: shared.Seed = 0,
     out: Annotated[
         Path | None,
-        typer.Option(callback=as_folder, help="Folder for curvature.json and the density's plots."),
+        typer.Option(
+            callback=check_output_folder, help="Folder for curvature.json and density plots."
+        ),
     ] = None,
     data_dir: options.DataDir = None,
     download: options.Download = True,
@@ -112,37 +130,42 @@ def curvature(
     as_json: options.Json = False,
 ) -> None:
     """Measure the curvature of a trained model's loss."""
-    _check_words(operator, which, method)
-    _check_numbers({"--sharpness": sharpness, "--average": average, "--trace-tol": trace_tol}, tol)
+    from wsam.lab.subject import open_subject
+
+    if tol >= 1:
+        raise ValueError(f"--tol must be below 1, got {tol}")
     measures = {
         "--top above 0": top > 0, "--trace": trace, "--density": density,
         "--sharpness": sharpness is not None, "--average": average is not None,
     }  # fmt: skip
-    _check_nothing_is_idle(context, measures)
+    _check_effects(context, measures)
     settings = shared.loss_options(mode, precision)
     if out is not None and density:
-        shared.require_pictures()
+        shared.require_matplotlib()
     means = options.make_means(data_dir, download, device=device)
-    begin = time.monotonic()
+    start = time.monotonic()
     with shared.progress(quiet=as_json) as follow:
-        subject = shared.open_checkpoint(checkpoint, means, data, model, split, samples, batch_size)
+        subject = open_subject(
+            checkpoint, means, data=data, model=model, split=split,
+            samples=samples, batch_size=batch_size,
+        )  # fmt: skip
         H = _operator(operator, subject, settings)
-        wanted: dict[str, dict[str, Any]] = {}
+        requested: dict[str, dict[str, Any]] = {}
         if top:
-            wanted["eigenvalues"] = {
+            requested["eigenvalues"] = {
                 "k": top, "which": which, "method": method, "tol": tol,
                 "block": block, "max_products": top_products,
             }  # fmt: skip
         if trace:
-            wanted["trace"] = {"tol": trace_tol, "max_products": trace_products}
+            requested["trace"] = {"tol": trace_tol, "max_products": trace_products}
         if density:
-            wanted["density"] = {"max_probes": density_probes, "steps": density_steps}
-        found = _spectrum(H, wanted, seed, follow)
+            requested["density"] = {"max_probes": density_probes, "steps": density_steps}
+        found = _spectrum(H, requested, seed, follow)
         found |= _sharpness(
             subject, settings, seed, follow, (sharpness, average), adaptive=adaptive, steps=steps
         )
     record = {
-        **shared.about(subject, seed, begin),
+        **shared.describe(subject, seed, start),
         "accuracy": subject.accuracy(),
         "info": H.info.as_dict(),
         **{name: result.as_dict() for name, result in found.items()},
@@ -154,46 +177,35 @@ def curvature(
         _print_table(record, files)
 
 
-def _check_words(operator: str, which: str, method: str) -> None:
-    shared.one_of("--operator", operator, "hessian", "gauss_newton", "empirical_fisher")
-    shared.one_of("--which", which, "largest", "smallest", "both")
-    shared.one_of("--method", method, "lanczos", "power")
-
-
-def _check_numbers(positive: dict[str, float | None], tol: float) -> None:
-    for option, value in positive.items():
-        shared.above_zero(option, value)
-    if not 0 < tol < 1:
-        raise ValueError(f"--tol must lie between 0 and 1, not {tol}")
-
-
-def _check_nothing_is_idle(context: typer.Context, measures: dict[str, bool]) -> None:
-    """Refuse an option whose measure is not asked for, and a command that measures nothing."""
-    for name, owners in _ABOUT.items():
-        if shared.is_given(context, name) and not any(measures[owner] for owner in owners):
+def _check_effects(context: typer.Context, measures: dict[str, bool]) -> None:
+    """Raise an error if an option has no effect, or if nothing is to be measured."""
+    for name, required in _REQUIRES.items():
+        if shared.is_given(context, name) and not any(measures[option] for option in required):
             option = f"--{name.replace('_', '-')}"
-            raise ValueError(f"{option} needs {' or '.join(owners)}: alone it changes nothing")
+            raise ValueError(f"{option} has no effect without {' or '.join(required)}")
     if not any(measures.values()):
         raise ValueError(f"nothing to measure: give one of {', '.join(measures)}")
 
 
 def _operator(name: str, subject: Subject, settings: Any) -> Operator:
+    from torch.nn.functional import cross_entropy
+
     from wsam.curvature import empirical_fisher, gauss_newton, hessian
 
     builders = {f.__name__: f for f in (hessian, gauss_newton, empirical_fisher)}
-    return builders[name](subject.model, shared.cross_entropy(), subject.batches, **settings)
+    return builders[name](subject.model, cross_entropy, subject.batches, **settings)
 
 
 def _spectrum(
-    H: Operator, wanted: dict[str, dict[str, Any]], seed: int, follow: Any
+    H: Operator, requested: dict[str, dict[str, Any]], seed: int, follow: Any
 ) -> dict[str, Any]:
-    """Measure what is wanted, each with its options."""
+    """Compute the requested measurements, given as {name: options}."""
     from wsam.curvature import density, top_eigenvalues, trace
 
-    ways: dict[str, Any] = {"eigenvalues": top_eigenvalues, "trace": trace, "density": density}
+    functions: dict[str, Any] = {"eigenvalues": top_eigenvalues, "trace": trace, "density": density}
     return {
-        name: ways[name](H, seed=seed, report=follow(name), **given)
-        for name, given in wanted.items()
+        name: functions[name](H, seed=seed, report=follow(name), **options)
+        for name, options in requested.items()
     }
 
 
@@ -207,18 +219,20 @@ def _sharpness(
     adaptive: bool,
     steps: int,
 ) -> dict[str, Any]:
+    from torch.nn.functional import cross_entropy
+
     from wsam.curvature import average_sharpness, sharpness
 
-    about = (subject.model, shared.cross_entropy(), subject.batches)
+    loss = (subject.model, cross_entropy, subject.batches)
     settings = {**settings, "adaptive": adaptive, "seed": seed}
     rho, sigma = radii
     found: dict[str, Any] = {}
     if rho is not None:
         report = follow("sharpness")
-        found["sharpness"] = sharpness(*about, rho, steps=steps, report=report, **settings)
+        found["sharpness"] = sharpness(*loss, rho, steps=steps, report=report, **settings)
     if sigma is not None:
         report = follow("average sharpness")
-        found["average_sharpness"] = average_sharpness(*about, sigma, report=report, **settings)
+        found["average_sharpness"] = average_sharpness(*loss, sigma, report=report, **settings)
     return found
 
 
@@ -226,14 +240,14 @@ def _write(out: Path, record: dict[str, Any], found: dict[str, Any]) -> list[Pat
     from wsam.curvature import save_density
 
     names = ["curvature.json"]
-    with together(out) as unfinished:
+    with staged(out) as staging:
         numbers = json.dumps(record, allow_nan=False)
-        (unfinished / names[0]).write_text(numbers, encoding="utf-8")
+        (staging / names[0]).write_text(numbers, encoding="utf-8")
         if "density" in found:
             marks = found["eigenvalues"].values.tolist() if "eigenvalues" in found else []
             names += ["density.png", "density.html"]
             for name in names[1:]:
-                save_density(found["density"], unfinished / name, marks)
+                save_density(found["density"], staging / name, marks)
     return [out / name for name in names]
 
 
@@ -252,29 +266,29 @@ def _print_table(record: dict[str, Any], files: list[Path]) -> None:
     if eigen := record.get("eigenvalues"):
         columns = (eigen["values"], eigen["residuals"], eigen["converged"])
         for number, (value, bound, good) in enumerate(zip(*columns, strict=True), 1):
-            note = f"true to within {bound:.1e}" + _unless(good, "--tol or --top-products")
+            note = f"error at most {bound:.1e}" + _not_converged(good, "--tol or --top-products")
             rows.append((f"eigenvalue {number}", f"{value:.6g}", note))
     if found := record.get("trace"):
         error = found["standard_error"]
         note = "standard error " + ("unknown" if error is None else f"{error:.2g}")
-        note += _unless(found["converged"], "--trace-products or --trace-tol")
+        note += _not_converged(found["converged"], "--trace-products or --trace-tol")
         rows.append(("trace", f"{found['value']:.6g}", note))
     if found := record.get("density"):
-        rows += _shares(found)
+        rows += _density_rows(found)
     for name in ("sharpness", "average_sharpness"):
         if found := record.get(name):
             note = f"{found['measure']}, radius {found['radius']:g}"
             value = "not finite" if found["value"] is None else f"{found['value']:.6g}"
             rows.append((name.replace("_", " "), value, note))
-    wide, broad = (max(len(row[column]) for row in rows) for column in (0, 1))
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     for name, value, note in rows:
-        print(f"  {name:<{wide}}  {value:>{broad}}  {note}".rstrip())
+        print(f"  {name:<{widths[0]}}  {value:>{widths[1]}}  {note}".rstrip())
     for file in files:
         print(file)
 
 
-def _shares(found: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """Return the rows of a density: shares of the eigenvalues, each between its bounds."""
+def _density_rows(found: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Return the rows of a spectral density: fractions of eigenvalues, with their bounds."""
     if found["semidefinite"]:
         return [("below zero", "0.0%", "of the eigenvalues: positive semi-definite by definition")]
     probes = f"{found['probes']} probe" + ("s" if found["probes"] > 1 else "")
@@ -286,11 +300,11 @@ def _shares(found: dict[str, Any]) -> list[tuple[str, str, str]]:
         low, high = (f"{100 * share[end]:.1f}%" for end in ("low", "high"))
         note = f"of the eigenvalues, standard error {100 * share['standard_error']:.1f}%"
         note += f", {probes} of {found['steps']} steps"
-        note += _unless(found["converged"], "--density-probes or --density-steps")
+        note += _not_converged(found["converged"], "--density-probes or --density-steps")
         rows.append((name, low if low == high else f"{low} to {high}", note))
     return rows
 
 
-def _unless(converged: bool, options: str) -> str:
-    """Say that a figure has not converged, and which options help."""
+def _not_converged(converged: bool, options: str) -> str:
+    """Return a note on the options to raise if a value has not converged."""
     return "" if converged else f", not converged: raise {options}"

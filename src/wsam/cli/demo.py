@@ -1,4 +1,4 @@
-"""`wsam demo`: a few minutes that show what sharpness-aware training does."""
+"""`wsam demo`: a short demonstration of sharpness-aware training."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from wsam.cli import _options as options
-from wsam.cli._app import app
-from wsam.cli._errors import pausing
-from wsam.cli._files import as_folder, together
-from wsam.cli._paper import parse_seeds
+from wsam.cli._app import app, resumable
+from wsam.cli._files import check_output_folder, staged
 
 if TYPE_CHECKING:
     from wsam.demo import Summary
@@ -27,48 +25,48 @@ _EXAMPLE = "Example: wsam demo --out demo"
 @app.command(epilog=_EXAMPLE)
 def demo(
     out: Annotated[
-        Path, typer.Option(callback=as_folder, help="Folder for records, pictures and the report.")
+        Path,
+        typer.Option(
+            callback=check_output_folder, help="Folder for records, plots and the report."
+        ),
     ] = Path("demo"),
     seeds: Annotated[str | None, typer.Option(help="Seeds to run. [default: 0,1,2]")] = None,
     workers: Annotated[
         int | None,
-        typer.Option(
-            min=1, metavar="<int>", help="Runs at a time, a thread each. [default: one per core]"
-        ),
+        typer.Option(min=1, help="Parallel runs, with one thread each. [default: one per core]"),
     ] = None,
     make_map: Annotated[
         bool,
         typer.Option(
-            "--map", help="First make the map of gamma and rho again: ten minutes on two cores."
+            "--map", help="Also compute the map of gamma and rho: ten minutes on two cores."
         ),
     ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """See in a few minutes what WSAM does to wrong labels.
+    """Compare SGD, SAM and WSAM on digits with label noise.
 
-    SGD, SAM and WSAM are trained on digits with wrong labels, and what came of it is shown.
-    One to four minutes on two cores, on data that is there. Finished runs are not run again.
+    Takes one to four minutes on two cores and downloads nothing. Finished runs are skipped.
     """
-    import matplotlib  # noqa: F401 (missing ones are told of before anything runs)
+    import matplotlib  # noqa: F401 (report a missing library before anything runs)
     import sklearn  # noqa: F401
 
     from wsam.demo import SEEDS, demo_jobs, map_jobs, summarise
     from wsam.demo.choice import NAME, read, write
     from wsam.lab.train import is_begun
 
-    begin = time.monotonic()
-    chosen = parse_seeds(seeds) or SEEDS
-    looks = map_jobs(out / "map") if make_map else []
+    start = time.monotonic()
+    chosen = options.parse_seeds(seeds) or SEEDS
+    grid = map_jobs(out / "map") if make_map else []
     jobs = demo_jobs(out / "runs", chosen)
-    with pausing(lambda: any(is_begun(job.run, job.out) for job in (*looks, *jobs))):
+    with resumable(lambda: any(is_begun(job.run, job.out) for job in (*grid, *jobs))):
         if make_map:
-            _run(looks, "The map of gamma and rho", workers, as_json)
+            _run(grid, "Map of gamma and rho", workers, as_json)
             write(out / "map")
         choice = read(out / NAME if (out / NAME).exists() else None)
-        _run(jobs, "Digits with wrong labels", workers, as_json)
+        _run(jobs, "Digits with label noise", workers, as_json)
         summary = summarise(out / "runs", chosen)
         written = _write(summary, choice, out)
-    _show(summary, written, time.monotonic() - begin, as_json)
+    _show(summary, written, time.monotonic() - start, as_json)
 
 
 def _run(jobs: Sequence[Job], title: str, workers: int | None, quiet: bool) -> None:
@@ -80,15 +78,15 @@ def _run(jobs: Sequence[Job], title: str, workers: int | None, quiet: bool) -> N
 
 
 def _write(summary: Summary, choice: Choice, out: Path) -> list[Path]:
-    """Write pictures, figures and the report; all of them or none."""
+    """Write plots, numbers and the report; all of them or none."""
     from wsam.demo.page import page
     from wsam.demo.pictures import write_all
 
-    with together(out) as unfinished:
-        paths = write_all(summary, choice, unfinished)
-        figures = json.dumps(summary.as_dict(), indent=1, allow_nan=False)
-        for name, text in (("demo.json", figures), ("report.html", page(summary, choice))):
-            paths.append(unfinished / name)
+    with staged(out) as staging:
+        paths = write_all(summary, choice, staging)
+        numbers = json.dumps(summary.as_dict(), indent=1, allow_nan=False)
+        for name, text in (("demo.json", numbers), ("report.html", page(summary, choice))):
+            paths.append(staging / name)
             paths[-1].write_text(text, encoding="utf-8")
     return [out / path.name for path in paths]
 
@@ -111,8 +109,8 @@ def _show(summary: Summary, written: list[Path], seconds: float, as_json: bool) 
         shown.add_row(*row)
     console = Console()
     console.print(shown)
-    for sentence in summary.claims:
-        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
-    pictures = ", ".join(path.name for path in written if path.suffix == ".png")
-    print(f"{seconds:.0f} s; pictures: {pictures}; all in {written[-1].parent}")
+    for claim in summary.claims:
+        console.print(claim, markup=False, highlight=False, soft_wrap=True)
+    plots = ", ".join(path.name for path in written if path.suffix == ".png")
+    print(f"{seconds:.0f} s; plots: {plots}; in {written[-1].parent}")
     print(f"open {written[-1]}")

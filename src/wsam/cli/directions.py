@@ -1,14 +1,16 @@
-"""`wsam directions`: how gamma turns the update."""
+"""`wsam directions`: how gamma changes the direction of the update."""
 
 import itertools
+import json
 import math
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from wsam.cli import _options as options
 from wsam.cli._app import app
-from wsam.cli._files import as_folder, together
+from wsam.cli._files import check_output_folder, staged
 
 EXAMPLE = "Example: wsam directions --gamma 0 --gamma 0.5 --gamma 0.8 --out figures"
 
@@ -18,43 +20,41 @@ def directions(
     gamma: Annotated[
         list[float] | None,
         typer.Option(
-            metavar="<float>",
-            help="Weight of sharpness, in [0, 1); repeatable. Default: five, 0 to 0.75.",
+            help="Weight of the sharpness term, in [0, 1). Repeatable. [default: five, 0 to 0.75]",
         ),
     ] = None,
     rho: Annotated[float, typer.Option(help="Radius, positive.")] = 4.0,
     out: Annotated[
-        Path | None, typer.Option(callback=as_folder, help="Folder for the figure (PNG, SVG).")
+        Path | None,
+        typer.Option(callback=check_output_folder, help="Folder for the figure (PNG, SVG)."),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: options.Json = False,
 ) -> None:
-    """Show how gamma turns the update.
+    """Show how gamma changes the update direction.
 
-    It is g0 at gamma 0, turns towards g1, is g1 at 1/2, and goes beyond it.
+    The update is g0 at gamma 0 and g1 at gamma 1/2; above that it turns beyond g1.
     """
     from wsam.toy import updates
 
     fan = updates(sorted(set(gamma)) if gamma else (0.0, 0.3, 0.5, 0.65, 0.75), rho=rho)
     if not all(map(math.isfinite, itertools.chain(fan.second, *fan.by_gamma.values()))):
         raise ValueError(
-            f"--rho {rho:g} leads to where the toy loss has no gradient: take a smaller one"
+            f"the gradient of the toy loss is not finite at --rho {rho:g}: use a smaller radius"
         )
     files: list[Path] = []
     if out:
         from wsam.plot_style import save_figure
         from wsam.plots.directions import directions as draw
 
-        with together(out) as unfinished:
-            files = [out / path.name for path in save_figure(draw(fan), unfinished, "directions")]
-    if json:
-        from json import dumps
-
+        with staged(out) as staging:
+            files = [out / path.name for path in save_figure(draw(fan), staging, "directions")]
+    if as_json:
         rows = [
             {"gamma": g, "update": update, "angle": fan.angle(g)}
             for g, update in fan.by_gamma.items()
         ]
         record = {"point": fan.point, "rho": fan.rho, "g0": fan.first, "g1": fan.second}
-        print(dumps({**record, "updates": rows, "files": [str(p) for p in files]}, indent=2))
+        print(json.dumps({**record, "updates": rows, "files": [str(p) for p in files]}, indent=2))
         return
     print(f"toy loss at {fan.point}, rho {fan.rho:g}")
     print(f"g0 = ({fan.first[0]:.5f}, {fan.first[1]:.5f})")

@@ -6,37 +6,43 @@ import json
 import math
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from wsam.cli import _measuring as shared
+from wsam.cli import _checkpoints as shared
 from wsam.cli import _options as options
-from wsam.cli._app import WithArguments, app
-from wsam.cli._files import as_folder, together
+from wsam.cli._app import app
+from wsam.cli._files import check_output_folder, staged
 
 if TYPE_CHECKING:
     from wsam.lab.subject import Subject
 
-_EXAMPLE = "Example: wsam landscape runs/KEY.json --dimensions 2 --radius 1 --out seen"
+_EXAMPLE = "Example: wsam landscape runs/KEY.json --dimensions 2 --radius 1 --out figures"
 
 
-@app.command(cls=WithArguments, epilog=_EXAMPLE)
+@app.command(epilog=_EXAMPLE)
 def landscape(
     context: typer.Context,
     checkpoint: shared.Checkpoint,
     to: Annotated[
-        Path | None, typer.Option(help="Another checkpoint: the line from the first to it.")
+        Path | None,
+        typer.Option(help="Another checkpoint; measures the line from the first to it."),
     ] = None,
     along: Annotated[
-        str, typer.Option(help="random (filter-normalised) or eigen (largest eigenvalues).")
+        Literal["random", "eigen"],
+        typer.Option(help="Filter-normalised random directions, or top eigenvectors."),
     ] = "random",
-    dimensions: Annotated[int, typer.Option(help="1 for a line, 2 for a surface.")] = 1,
+    dimensions: Annotated[
+        int, typer.Option(min=1, max=2, help="1 for a line, 2 for a surface.")
+    ] = 1,
     radius: Annotated[
-        float, typer.Option(help="From minus to plus this; with --to, as far beyond both ends.")
+        float,
+        typer.Option(help="Distance to each side; with --to, beyond both checkpoints."),
     ] = 1.0,
     points: Annotated[
-        int | None, typer.Option(help="Points per direction. [default: 41 for 1, 21 for 2]")
+        int | None,
+        typer.Option(min=2, help="Points per direction. [default: 41 for 1, 21 for 2]"),
     ] = None,
     log: Annotated[
         bool | None, typer.Option("--log/--linear", help="Scale of the loss in the plots.")
@@ -52,7 +58,8 @@ def landscape(
     out: Annotated[
         Path,
         typer.Option(
-            callback=as_folder, help="Folder for landscape.png, landscape.html and landscape.json."
+            callback=check_output_folder,
+            help="Folder for landscape.png, landscape.html and landscape.json.",
         ),
     ] = Path("landscape"),
     data_dir: options.DataDir = None,
@@ -60,27 +67,30 @@ def landscape(
     device: options.Device = "auto",
     as_json: options.Json = False,
 ) -> None:
-    """Draw the loss around a trained model.
+    """Plot the loss around a trained model.
 
     Along directions through its weights, or from one model to another.
     """
-    from wsam import curvature as measure
+    from torch.nn.functional import cross_entropy
 
-    if dimensions not in (1, 2):
-        raise ValueError(f"--dimensions must be 1 or 2, not {dimensions}")
-    allowed = 0 < radius < math.inf or (radius == 0 and to is not None)
-    if not allowed or (points is not None and points < 2):
-        raise ValueError("--radius must be above 0 and --points at least 2")
-    shared.one_of("--along", along, "random", "eigen")
-    if to is not None:
-        _check_line(dimensions, shared.is_given(context, "along"))
+    from wsam import curvature as measure
+    from wsam.lab.subject import open_subject
+
+    if not (0 < radius < math.inf or (radius == 0 and to is not None)):
+        raise ValueError(f"--radius must be positive and finite, got {radius}")
+    if to is not None and dimensions != 1:
+        raise ValueError("--to measures a line between two checkpoints: use --dimensions 1")
+    if to is not None and shared.is_given(context, "along"):
+        raise ValueError("--along has no effect with --to: remove one of them")
     settings = shared.loss_options(mode, precision)
-    shared.require_pictures()
+    shared.require_matplotlib()
     means = options.make_means(data_dir, download, device=device)
-    begin = time.monotonic()
+    start = time.monotonic()
     with shared.progress(quiet=as_json) as follow:
-        subject = shared.open_checkpoint(checkpoint, means, data, model, split, samples, batch_size)
-        loss = shared.cross_entropy()
+        subject = open_subject(
+            checkpoint, means, data=data, model=model, split=split,
+            samples=samples, batch_size=batch_size,
+        )  # fmt: skip
         lines, labels, origin = _directions(
             subject, (checkpoint, to), along, dimensions, seed, settings, follow
         )
@@ -88,17 +98,17 @@ def landscape(
         low, high = (-radius, 1 + radius) if to is not None else (-radius, radius)
         axis = [low + (high - low) * i / (count - 1) for i in range(count)]
         found = measure.landscape(
-            subject.model, loss, subject.batches, lines, [axis] * len(lines),
+            subject.model, cross_entropy, subject.batches, lines, [axis] * len(lines),
             origin=origin, labels=labels, report=follow("landscape"), **settings,
         )  # fmt: skip
     files = [out / f"landscape.{kind}" for kind in ("png", "html", "json")]
     numbers = found.as_dict()
-    axes = numbers.pop("labels")  # a name that the labels of the images have, here and elsewhere
-    record = {**shared.about(subject, seed, begin), "axes": axes, **numbers}
-    with together(out) as unfinished:
+    axes = numbers.pop("labels")  # "labels" describes the image labels
+    record = {**shared.describe(subject, seed, start), "axes": axes, **numbers}
+    with staged(out) as staging:
         for file in files[:-1]:
-            found.save(unfinished / file.name, log=log)
-        (unfinished / files[-1].name).write_text(json.dumps(record, allow_nan=False))
+            found.save(staging / file.name, log=log)
+        (staging / files[-1].name).write_text(json.dumps(record, allow_nan=False))
     if as_json:
         print(json.dumps({**record, "files": [str(f) for f in files]}, allow_nan=False))
         return
@@ -110,14 +120,6 @@ def landscape(
     print(*files, sep="\n")
 
 
-def _check_line(dimensions: int, along: bool) -> None:
-    """Refuse, before anything is loaded, what the line to another checkpoint leaves no choice of."""
-    if dimensions != 1:
-        raise ValueError("between two checkpoints lies a line: leave --dimensions at 1")
-    if along:
-        raise ValueError("--along changes nothing with --to: the line goes to that checkpoint")
-
-
 def _directions(
     subject: Subject,
     ends: tuple[Path, Path | None],
@@ -127,7 +129,9 @@ def _directions(
     settings: Any,
     follow: Any,
 ) -> tuple[list[Any], list[str], Any]:
-    """Return directions, their names, and where they start (None: at the model)."""
+    """Return directions, their labels, and their origin (None: the weights of the model)."""
+    from torch.nn.functional import cross_entropy
+
     from wsam import curvature as measure
     from wsam.lab.subject import read_checkpoint
 
@@ -139,7 +143,7 @@ def _directions(
     if along == "random":
         lines = [measure.random_direction(subject.model, seed=seed + i) for i in range(dimensions)]
         return lines, [f"filter-normalised direction {i + 1}" for i in range(dimensions)], None
-    H = measure.hessian(subject.model, shared.cross_entropy(), subject.batches, **settings)
+    H = measure.hessian(subject.model, cross_entropy, subject.batches, **settings)
     found = measure.top_eigenvalues(H, dimensions, seed=seed, report=follow("eigenvalues"))
     values = [float(value) for value in found.values]
     labels = [f"eigenvector {i + 1} (eigenvalue {value:.4g})" for i, value in enumerate(values)]
@@ -147,7 +151,7 @@ def _directions(
 
 
 def _line_label(first: Path, second: Path) -> str:
-    """Name a line by its ends; files of one name, as weights are, by their whole paths."""
+    """Label a line by the names of its end points, or by their paths if the names are equal."""
     ends = (first, second) if first.name == second.name else (first.name, second.name)
     return f"the line from {ends[0]} (0) to {ends[1]} (1)"
 

@@ -1,4 +1,4 @@
-"""`wsam paper`: the tables and figures of the paper, run and shown beside what it says."""
+"""`wsam paper`: run the paper's tables and figures and compare the results with it."""
 
 from __future__ import annotations
 
@@ -7,25 +7,23 @@ import shlex
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from wsam.cli import _options as options
-from wsam.cli import _paper as shared
-from wsam.cli._app import WithArguments, app
-from wsam.cli._errors import pausing
-from wsam.cli._files import together
+from wsam.cli import _tables as shared
+from wsam.cli._app import app, resumable
+from wsam.cli._files import staged
 
 if TYPE_CHECKING:
     from wsam.lab.run import Run
-    from wsam.paper import Table
 
 paper = typer.Typer(
     help="The paper's tables and figures: list, run, compare.",
     no_args_is_help=True,
     rich_markup_mode=None,
-    context_settings=shared.EITHER_NAME,
+    context_settings=shared.ALIASES,
     epilog="Example: wsam paper table cifar",
 )
 app.add_typer(paper, name="paper")
@@ -35,11 +33,11 @@ app.add_typer(paper, name="paper")
 def list_(results: shared.Results = None, as_json: options.Json = False) -> None:
     """List all tables, figures and searches.
 
-    Beside each stands how many of its runs are finished.
+    Shows for each how many of its runs are finished.
     """
     from wsam.paper import find, names
 
-    out = shared.folder(results, smoke=False)
+    out = shared.default_folder(results, smoke=False)
     tables = {name: find(name) for name in names()}
     finished, damaged = _finished({run for table in tables.values() for run in table.runs}, out)
     rows = []
@@ -47,9 +45,9 @@ def list_(results: shared.Results = None, as_json: options.Json = False) -> None
         done = len(finished.intersection(table.runs))
         rows.append((name, str(table.kind), len(table.cells), len(table.runs), done, table.title))
     heads = ("name", "kind", "cells", "runs", "finished", "title")
-    shared.tell_if_missing(out)
-    for why in damaged:
-        print(f"damaged: {why}", file=sys.stderr)
+    shared.warn_if_missing(out)
+    for message in damaged:
+        print(f"damaged: {message}", file=sys.stderr)
     if as_json:
         print(json.dumps([dict(zip(heads, row, strict=True)) for row in rows]))
         return
@@ -59,7 +57,7 @@ def list_(results: shared.Results = None, as_json: options.Json = False) -> None
 
 
 def _finished(runs: Iterable[Run], out: Path) -> tuple[set[Run], list[str]]:
-    """Return the runs that are finished, and what is wrong with records that cannot be read."""
+    """Return the finished runs, and an error message for each unreadable record."""
     from wsam.lab import records
     from wsam.lab.files import sentence
 
@@ -74,7 +72,6 @@ def _finished(runs: Iterable[Run], out: Path) -> tuple[set[Run], list[str]]:
 
 
 @paper.command(
-    cls=WithArguments,
     epilog='Example: wsam paper run cifar --only "ResNet18/*/CIFAR-10" --seeds 0,1,2',
 )
 def run(
@@ -93,47 +90,51 @@ def run(
     capture: options.Capture = None,
     retry: options.Retry = False,
     plane: Annotated[
-        bool, typer.Option("--plane", help="With minima: a surface around each, besides a line.")
+        bool, typer.Option("--plane", help="With minima: also measure a surface around each.")
     ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Run a table, one run after the other.
+    """Run a table, one run after another.
 
-    Finished runs are skipped, interrupted ones go on. To run it on several devices or
-    machines, see `wsam sweep`.
+    Finished runs are skipped; interrupted ones are resumed. `wsam sweep` uses several devices or
+    machines.
     """
     from wsam.paper import find
     from wsam.paper.registry import JobFactory
     from wsam.sweep import Here, sweep
 
     if plane and name != "minima":
-        raise ValueError(f"--plane looks around minima: it belongs to minima, not to {name}")
+        raise ValueError(f"--plane applies to minima only, not to {name}")
     profile = shared.make_profile(smoke, seeds, only, epochs, precision, pretrained)
     table = profile.table(find(name))
-    results = shared.folder_to_fill(out, smoke)
-    compile = shared.prepare(smoke, compile)
+    results = shared.output_folder(out, smoke)
     means = options.make_means(
-        data_dir, download, device=device, compile=compile, capture=capture, retry=retry
+        data_dir,
+        download,
+        device=device,
+        compile=shared.configure_smoke(smoke, compile),
+        capture=capture,
+        retry=retry,
     )
     jobs = JobFactory(results, means, profile, measure=name == "minima", plane=plane)
     here = Here(lambda: options.make_watchers(quiet=as_json or smoke))
-    with pausing(lambda: shared.any_begun(table.runs, results)):
-        done = shared.follow(sweep(map(jobs, table.runs), here), len(table.runs))
+    with resumable(lambda: shared.has_progress(table.runs, results)):
+        done = shared.print_outcomes(sweep(map(jobs, table.runs), here), len(table.runs))
     shared.report(table, results, done, as_json)
 
 
-Format = Annotated[str, typer.Option("--format", help="rich, markdown or csv.")]
-Plot = Annotated[Path | None, typer.Option(help="Also draw it: a .png, .svg or .pdf file.")]
+Format = Annotated[
+    Literal["rich", "markdown", "csv"], typer.Option("--format", help="Output format.")
+]
+Plot = Annotated[
+    Path | None, typer.Option(dir_okay=False, help="Also plot it to a .png, .svg or .pdf file.")
+]
 Welch = Annotated[
-    bool,
-    typer.Option("--welch", help="Instead show Welch's t-test for each pair of methods."),
+    bool, typer.Option("--welch", help="Show Welch's t-test for each pair of methods instead.")
 ]
 
 
-@paper.command(
-    cls=WithArguments,
-    epilog="Example: wsam paper table cifar --format markdown --plot cifar.png",
-)
+@paper.command(epilog="Example: wsam paper table cifar --format markdown --plot cifar.png")
 def table(
     name: shared.Name,
     only: shared.Only = None,
@@ -148,106 +149,74 @@ def table(
     welch: Welch = False,
     as_json: options.Json = False,
 ) -> None:
-    """Show our results next to the paper's.
+    """Compare our results with the paper's.
 
-    Ours are mean ± standard deviation and the number of runs; "not run" means that there is none.
+    Ours are mean ± standard deviation and the number of runs, or "not run".
     """
-    from wsam.lab.names import chosen
-    from wsam.paper import gather, plot_slices, render, significance
+    from wsam.paper import find, gather, plot_slices, render, significance
     from wsam.paper.plot import save
 
-    chosen("format", format_, render.FORMATS)
-    made = _made(name, only, seeds, smoke, epochs, precision, pretrained)
-    out = shared.folder(results, smoke)
-    entries = gather(made, out)
+    profile = shared.make_profile(smoke, seeds, only, epochs, precision, pretrained)
+    selected = profile.table(find(name))
+    out = shared.default_folder(results, smoke)
+    entries = gather(selected, out)
     if plot is not None:
-        with together(plot.parent) as unfinished:
-            save(made, entries, unfinished / plot.name, plot_slices.read_slices(made, out))
+        with staged(plot.parent) as staging:
+            save(selected, entries, staging / plot.name, plot_slices.read_slices(selected, out))
     if as_json:
-        cells = significance.as_dicts(entries) if welch else render.cell_dicts(made, entries)
+        cells = significance.as_dicts(entries) if welch else render.cell_dicts(selected, entries)
         print(json.dumps(cells, allow_nan=False))
     elif welch:
-        print(significance.markdown(made, entries), end="")
+        print(significance.markdown(selected, entries), end="")
     elif format_ == "rich":
-        render.print_table(made, entries)
+        render.print_table(selected, entries)
     else:
         to_text = render.markdown if format_ == "markdown" else render.csv_text
-        print(to_text(made, entries), end="")
+        print(to_text(selected, entries), end="")
     if plot is not None:
-        # What other programs read stays alone on stdout.
+        # stdout holds nothing but the table if another program may read it.
         print(f"wrote {plot}", file=sys.stderr if as_json or format_ != "rich" else sys.stdout)
-    shared.tell_if_missing(out)
+    shared.warn_if_missing(out)
 
 
-def _made(
-    name: str,
-    only: str | None,
-    seeds: str | None,
-    smoke: bool,
-    epochs: int | None,
-    precision: str | None,
-    pretrained: str | None,
-) -> Table:
-    from wsam.paper import find
-
-    profile = shared.make_profile(smoke, seeds, only, epochs, precision, pretrained)
-    return profile.table(find(name))
-
-
-@paper.command(cls=WithArguments, epilog="Example: wsam paper page docs/paper.md README.md --check")
+@paper.command(epilog="Example: wsam paper page docs/paper.md README.md --check")
 def page(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Pages in Markdown.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Markdown files.")],
     results: shared.Results = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Write nothing; exit with 1 if a page is out of date.")
+        bool, typer.Option("--check", help="Write nothing; exit with 1 if a file is out of date.")
     ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Make the tables in pages anew from the records.
+    """Update the tables in Markdown files.
 
-    So no figure is typed by hand. A page holds lines '<!-- wsam paper table NAME -->' and
-    '<!-- end -->'.
+    A table is between the lines '<!-- wsam paper table NAME -->' and '<!-- end -->'.
     """
     from wsam.lab.pages import renew
 
-    out = shared.folder(results, smoke=False)
+    out = shared.default_folder(results, smoke=False)
 
-    def render(words: str) -> str:
-        return _markdown(shlex.split(words), out)
+    def render(arguments: str) -> str:
+        return _markdown(shlex.split(arguments), out)
 
     changed = [path for path in files if renew(path, "wsam paper table", render, check)]
     if as_json:
         print(json.dumps({"checked": check, "changed": [str(path) for path in changed]}))
     for path in [] if as_json else changed:
         print(f"{path} {'is out of date' if check else 'has new tables'}")
-    shared.tell_if_missing(out)
+    shared.warn_if_missing(out)
     if check and changed:
         raise typer.Exit(1)
 
 
-def _markdown(words: list[str], out: Path) -> str:
-    """Return the Markdown of a table, given words that `wsam paper table` takes."""
-    from wsam.paper import gather, render, significance
+def _markdown(arguments: list[str], out: Path) -> str:
+    """Return a table as Markdown, given arguments of `wsam paper table` that select its runs."""
+    from wsam.paper import find, gather, render, significance
 
-    given = _parsed(words)
-    to_text = significance.markdown if given.pop("welch") else render.page_markdown
-    made = _made(**given, smoke=False)
-    return to_text(made, gather(made, out))
-
-
-def _parsed(words: list[str]) -> dict[str, Any]:
-    from argparse import ArgumentError, ArgumentParser
-
-    parser = ArgumentParser(exit_on_error=False, add_help=False, allow_abbrev=False)
-    parser.add_argument("name")
-    parser.add_argument("--epochs", type=int)
-    parser.add_argument("--welch", action="store_true")
-    for option in ("--only", "--seeds", "--precision", "--pretrained"):
-        parser.add_argument(option)
-    try:
-        given, unknown = parser.parse_known_args(words)
-    except ArgumentError as error:
-        raise ValueError(f"wsam paper table {' '.join(words)}: {error}") from error
-    if unknown:
-        raise ValueError(f"a table in a page does not take {unknown[0]!r}")
-    return vars(given)
+    group: Any = typer.main.get_command(paper)
+    given = group.commands["table"].make_context("wsam paper table", arguments).params
+    settings = ("smoke", "seeds", "only", "epochs", "precision", "pretrained")
+    profile = shared.make_profile(**{name: given[name] for name in settings})
+    selected = profile.table(find(given["name"]))
+    to_text = significance.markdown if given["welch"] else render.page_markdown
+    return to_text(selected, gather(selected, out))

@@ -1,4 +1,4 @@
-"""`wsam report`: what a results folder holds, as one HTML file."""
+"""`wsam report`: a folder of results as one HTML file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from wsam.cli import _options as options
-from wsam.cli._app import WithArguments, app
+from wsam.cli._app import app
 
 if TYPE_CHECKING:
     from wsam.report import Folder
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _EXAMPLE = "Example: wsam report results --out results.html"
 
 
-@app.command(cls=WithArguments, epilog=_EXAMPLE)
+@app.command(epilog=_EXAMPLE)
 def report(
     folder: Annotated[
         Path,
@@ -27,26 +27,25 @@ def report(
         ),
     ],
     out: Annotated[
-        Path | None, typer.Option(help="The file. [default: report.html beside the records]")
+        Path | None,
+        typer.Option(dir_okay=False, help="HTML file to write. [default: report.html in FOLDER]"),
     ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Write a folder of results as one HTML page.
 
-    It shows figures beside the paper's, curves, sharpness, and how to make each again. The
-    page is one file, needs no network, and is readable in light and dark and on a phone.
+    The page compares results with the paper's, plots curves and sharpness, and lists the commands
+    that reproduce each run. It needs no network and supports dark mode and phones.
     """
     from wsam._format import pluralize
     from wsam.report import write
 
-    if out is not None and out.is_dir():
-        raise ValueError(f"{out} is a folder; name a file, such as {out / 'report.html'}")
     path, found = write(folder, out)
     if as_json:
         print(json.dumps({"file": str(path), **_plain(found)}, allow_nan=False))
         return
     if found.path != folder:
-        print(f"{folder} holds no records itself; those in {found.path}:")
+        print(f"no records in {folder} itself; using those in {found.path}")
     finished = sum(result.finished for result in found.results)
     print(f"{pluralize(finished, 'finished run')} in {pluralize(len(found.groups), 'group')}")
     for trouble in found.troubles:

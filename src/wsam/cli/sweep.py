@@ -1,4 +1,4 @@
-"""`wsam sweep`: many runs on many devices, or machines; or a search."""
+"""`wsam sweep`: run a table or grid in parallel, or search it with Optuna."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from wsam.cli import _options as options
-from wsam.cli import _paper as shared
-from wsam.cli._app import WithArguments, app
-from wsam.cli._errors import pausing
+from wsam.cli import _tables as shared
+from wsam.cli._app import app, resumable
 
 if TYPE_CHECKING:
     from wsam.lab.run import Run
@@ -24,39 +24,40 @@ if TYPE_CHECKING:
     from wsam.sweep.grid import Grid
 
 Device = Annotated[
-    str, typer.Option(help="auto (all GPUs, or else the CPU), cpu, or cuda:0,cuda:1.")
+    str, typer.Option(help="auto (all GPUs, otherwise the CPU), cpu, or cuda:0,cuda:1.")
 ]
 Workers = Annotated[
-    int | None, typer.Option(help="Runs at a time. [default: one per GPU, or one per core]")
+    int | None,
+    typer.Option(min=1, help="Parallel runs. [default: one per GPU, otherwise per core]"),
 ]
-Ray = Annotated[
-    str | None, typer.Option(help="Address of a Ray cluster, or 'local' to start one here.")
-]
-Gpus = Annotated[float, typer.Option(help="With --ray: GPUs of a run; may be a fraction.")]
+Ray = Annotated[str | None, typer.Option(help="Address of a Ray cluster, or 'local' to start one.")]
+Gpus = Annotated[float, typer.Option(min=0, help="With --ray: GPUs per run; may be a fraction.")]
 Submitit = Annotated[
-    str | None, typer.Option(help="slurm, or local: each run is a job that submitit submits.")
+    str | None, typer.Option(help="Submit each run as a job with submitit: slurm or local.")
 ]
 SubmititArg = Annotated[
     list[str] | None,
     typer.Option(
         metavar=options.PAIR,
-        help="With --submitit, as name=value: timeout_min=60, slurm_partition=gpu.",
+        help="With --submitit, such as timeout_min=60 or slurm_partition=gpu. Repeatable.",
     ),
 ]
-Retries = Annotated[int, typer.Option(help="How often a run whose worker died is taken up again.")]
+Retries = Annotated[int, typer.Option(min=0, help="Retries of a run whose worker died.")]
 Optuna = Annotated[
     bool,
-    typer.Option("--optuna", help="Search: the grid's points first, then --trials between them."),
+    typer.Option(
+        "--optuna", help="Search with Optuna: first the grid points, then --trials others."
+    ),
 ]
-Trials = Annotated[int, typer.Option(help="With --optuna: points beside those of the grid.")]
+Trials = Annotated[int, typer.Option(min=0, help="With --optuna: trials besides the grid points.")]
 Storage = Annotated[
-    str | None, typer.Option(help="With --optuna: a URL. [default: SQLite in the folder]")
+    str | None,
+    typer.Option(help="With --optuna: URL of a storage. [default: SQLite in the folder]"),
 ]
 
 
 @app.command(
-    cls=WithArguments,
-    context_settings=shared.EITHER_NAME,
+    context_settings=shared.ALIASES,
     epilog="Examples: wsam sweep cifar --workers 4; wsam sweep rho-gamma --optuna --trials 20",
 )
 def sweep(
@@ -86,29 +87,25 @@ def sweep(
     retry: options.Retry = False,
     as_json: options.Json = False,
 ) -> None:
-    """Run all runs of a table or grid, several at a time.
+    """Run a table or grid in parallel.
 
-    Any number of sweeps may work on one folder, from any number of machines: none does a run that
-    another is at, and what a killed one left is taken up from its last checkpoint.
+    Any number of sweeps, on any number of machines, can share a folder. Each run is executed once,
+    and a run whose worker was killed is resumed from its last checkpoint.
     """
     from wsam.paper.registry import JobFactory
 
-    for option, number in (("--retries", retries), ("--trials", trials), ("--gpus", gpus)):
-        if not number >= 0:
-            raise ValueError(f"{option} must be at least 0, got {number}")
     profile = shared.make_profile(smoke, seeds, only, epochs, precision, pretrained)
-    results = shared.folder_to_fill(out, smoke)
+    results = shared.output_folder(out, smoke)
     means = options.make_means(
         data_dir,
         download,
         device="auto" if "," in device else device,
-        compile=shared.prepare(smoke, compile),
+        compile=shared.configure_smoke(smoke, compile),
         capture=capture,
         checkpoint_seconds=checkpoint_seconds,
         retry=retry,
     )
-    where = {"device": device, "workers": workers, "retries": retries}
-    executor = _executor(results, ray, gpus, submitit, submitit_arg or [], where)
+    executor = _executor(results, device, workers, retries, ray, gpus, submitit, submitit_arg or [])
     jobs = JobFactory(results, means, profile, measure=name == "minima")
     if optuna:
         _search(name, profile, jobs, executor, results, trials, storage, as_json)
@@ -120,11 +117,13 @@ def sweep(
 
 def _executor(
     out: Path,
+    device: str,
+    workers: int | None,
+    retries: int,
     ray: str | None,
     gpus: float,
     submitit: str | None,
     submitit_arg: list[str],
-    where: dict[str, Any],
 ) -> Executor:
     from wsam.sweep import Processes, local_devices
 
@@ -133,9 +132,8 @@ def _executor(
     if submitit_arg and submitit is None:
         raise ValueError("--submitit-arg needs --submitit")
     if gpus and ray is None:
-        raise ValueError("--gpus needs --ray; submitit takes --submitit-arg gpus_per_node=1")
-    workers, retries = where["workers"], where["retries"]
-    devices = local_devices(where["device"], workers)
+        raise ValueError("--gpus needs --ray; with submitit, use --submitit-arg gpus_per_node=1")
+    devices = local_devices(device, workers)
     if ray is not None:
         from wsam.sweep.ray_cluster import RayCluster
 
@@ -144,9 +142,9 @@ def _executor(
         from wsam.lab import records
         from wsam.sweep.slurm import Submitit
 
-        many = workers or (64 if submitit == "slurm" else len(devices))
+        parallel = workers or (64 if submitit == "slurm" else len(devices))
         folder = records.work(out) / "submitit"
-        return Submitit(folder, submitit, many, options.pairs(submitit_arg), retries)
+        return Submitit(folder, submitit, parallel, options.parse_pairs(submitit_arg), retries)
     return Processes(devices, retries)
 
 
@@ -158,8 +156,8 @@ def _run_all(
 
     table = profile.table(find(name))
     outcomes = sweep_jobs(map(jobs, table.runs), executor)
-    with pausing(lambda: shared.any_begun(table.runs, out)):
-        done = shared.follow(outcomes, len(table.runs))
+    with resumable(lambda: shared.has_progress(table.runs, out)):
+        done = shared.print_outcomes(outcomes, len(table.runs))
     shared.report(table, out, done, as_json)
 
 
@@ -179,17 +177,17 @@ def _search(
 
     grid = profile.grid(find_grid(name))
     pattern = profile.only or "*"
-    columns = [column for column in grid.bases if _matches(column, pattern)]
+    columns = [c for c in grid.bases if fnmatchcase(c.lower(), pattern.lower())]
     if not columns:
-        raise ValueError(f"--only names none of the columns: {', '.join(grid.bases)}")
+        raise ValueError(f"--only matches none of the columns {', '.join(grid.bases)}")
     seeds = profile.seeds or (0,)
     bests: list[dict[str, Any]] = []
     settled = True
-    with pausing(lambda: shared.any_begun(_first_runs(grid, columns, seeds), out)):
+    with resumable(lambda: shared.has_progress(_grid_runs(grid, columns, seeds), out)):
         for column in columns:
             with closing(Search(grid, column, seeds, jobs, out, storage)) as search:
                 for outcome in sweep_jobs(search.jobs(trials), executor):
-                    print(shared.line(outcome), file=sys.stderr, flush=True)
+                    print(shared.format_outcome(outcome), file=sys.stderr, flush=True)
                     search.tell(outcome)
                     settled = settled and outcome.status.value not in ("error", "lost")
                 best = search.best()
@@ -204,16 +202,10 @@ def _search(
         raise typer.Exit(1)
 
 
-def _first_runs(grid: Grid, columns: Sequence[str], seeds: Sequence[int]) -> Iterator[Run]:
-    """Yield the runs that a search begins with: those of the grid's points."""
+def _grid_runs(grid: Grid, columns: Sequence[str], seeds: Sequence[int]) -> Iterator[Run]:
+    """Yield the runs of the grid points, with which a search begins."""
     from wsam.sweep.grid import repeated
 
     for column in columns:
         for point in grid.points():
             yield from repeated(grid.run(column, point), seeds)
-
-
-def _matches(column: str, pattern: str) -> bool:
-    from fnmatch import fnmatchcase
-
-    return fnmatchcase(column.lower(), pattern.lower())

@@ -1,12 +1,15 @@
 """`wsam toy`: the paper's two-dimensional example."""
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from wsam.cli import _options as options
 from wsam.cli._app import app
-from wsam.cli._files import as_folder, together
+from wsam.cli._files import check_output_folder, staged
 
 EXAMPLE = "Example: wsam toy --gamma 0.6 --gamma 0.95 --out toy"
 
@@ -16,21 +19,21 @@ def toy(
     gamma: Annotated[
         list[float] | None,
         typer.Option(
-            metavar="<float>",
-            help="Weight of sharpness, in [0, 1); repeatable. Default: 0.6 and 0.95.",
+            help="Weight of the sharpness term, in [0, 1). Repeatable. [default: 0.6 and 0.95]",
         ),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            callback=as_folder, help="Folder for the figure (PNG, SVG) and the page (HTML)."
+            callback=check_output_folder,
+            help="Folder for the figure (PNG, SVG) and the page (HTML).",
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: options.Json = False,
 ) -> None:
-    """See which minimum of a toy loss each method finds.
+    """Show which minimum of a toy loss each method finds.
 
-    SAM, GSAM, WSAM and Coupled-WSAM run on a loss with a sharp and a flat minimum.
+    Runs SAM, GSAM, WSAM and Coupled-WSAM on a loss with a sharp and a flat minimum.
     """
     from wsam.toy import trace
 
@@ -38,7 +41,7 @@ def toy(
     runs = [trace(rule="sam"), trace(rule="gsam")]
     runs += [trace(rule=rule, gamma=g) for g in gammas for rule in ("wsam", "coupled_wsam")]
     files = _write(runs, out) if out else []
-    if json:
+    if as_json:
         _print_json(runs, files)
     else:
         _print_table(runs, files)
@@ -49,9 +52,9 @@ def _write(runs: list[Any], out: Path) -> list[Path]:
     from wsam.plots.toy import trajectories
     from wsam.plots.toy_page import toy_page
 
-    with together(out) as unfinished:
-        written = save_figure(trajectories(runs), unfinished, "toy")
-        page = unfinished / "toy.html"
+    with staged(out) as staging:
+        written = save_figure(trajectories(runs), staging, "toy")
+        page = staging / "toy.html"
         page.write_text(toy_page(), encoding="utf-8")
     return [out / path.name for path in (*written, page)]
 
@@ -70,9 +73,6 @@ def _record(run: Any) -> dict[str, Any]:
 
 
 def _print_json(runs: list[Any], files: list[Path]) -> None:
-    import json
-    from dataclasses import asdict
-
     from wsam._format import json_safe
     from wsam.toy import Setting, places
 
@@ -125,12 +125,12 @@ def _print_table(runs: list[Any], files: list[Path]) -> None:
 def _print_remarks(runs: list[Any], files: list[Path]) -> None:
     from wsam.plots.toy import verdict
 
-    print("Hessian: its eigenvalues there, small where the loss is flat.")
+    print("Hessian: eigenvalues at the end point; small where the loss is flat.")
     for gamma in sorted({run.setting.gamma for run in runs if "wsam" in run.setting.rule}):
         mine = [r for r in runs if "wsam" in r.setting.rule and r.setting.gamma == gamma]
         print(f"gamma {gamma:g}: {verdict(mine)}.")
     if any(run.chaotic for run in runs):
-        print("± : the run rattles chaotically; moving the start by 1e-12 moves the end that far.")
-        print("Of its loss and eigenvalues, too, only the digits that this leaves are shown.")
+        print("±: the run is chaotic; a change of the start by 1e-12 moves the end point that far.")
+        print("Loss and eigenvalues are shown to the digits that do not change.")
     for path in files:
         print(f"wrote {path}")

@@ -1,19 +1,19 @@
-"""`wsam train`: one run from data to record."""
+"""`wsam train`: train one model and write its record."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from wsam._format import pluralize
 from wsam.cli import _options as options
-from wsam.cli._app import app
-from wsam.cli._errors import pausing
+from wsam.cli._app import app, resumable
 
 if TYPE_CHECKING:
     from wsam.lab.means import Means
@@ -26,53 +26,139 @@ _EXAMPLE = (
 )
 
 
+# Settings of a run. They are part of its key.
+Data = Annotated[
+    str, typer.Option(help="digits, cifar10, cifar100, fashion, imagenet or folder:NAME.")
+]
+Model = Annotated[str, typer.Option(help="cnn, mlp, resnet18, wrn-28-10, deit-base or timm:NAME.")]
+Method = Annotated[
+    str, typer.Option(help="vanilla, sam, wsam, coupled_wsam, gsam, esam, asam or fisher_sam.")
+]
+Rho = Annotated[float | None, typer.Option(help="Radius of the perturbation.")]
+Gamma = Annotated[
+    float | None,
+    typer.Option(help="Weight of the sharpness term (WSAM); fraction of samples kept (ESAM)."),
+]
+Alpha = Annotated[float | None, typer.Option(help="Weight of the orthogonal component (GSAM).")]
+Beta = Annotated[float | None, typer.Option(help="Fraction of tensors perturbed (ESAM).")]
+Eta = Annotated[float | None, typer.Option(help="Stabilising constant (ASAM, Fisher SAM).")]
+Hyper = Annotated[
+    list[str] | None,
+    typer.Option(metavar=options.PAIR, help="Another hyperparameter of the method. Repeatable."),
+]
+Geometry = Annotated[
+    str | None, typer.Option(help="Neighbourhood other than a ball: adaptive, fisher or masked.")
+]
+GeometryArg = Annotated[
+    list[str] | None,
+    typer.Option(metavar=options.PAIR, help="An argument of the geometry. Repeatable."),
+]
+Lean = Annotated[
+    bool,
+    typer.Option(
+        "--lean", help="Save one buffer: the base optimizer steps between the two passes."
+    ),
+]
+MaxNorm = Annotated[float | None, typer.Option(help="Clip gradients to this norm.")]
+Base = Annotated[
+    str,
+    typer.Option(
+        help="Base optimizer: sgd, adam, adamw, nadam, radam, adamax, rmsprop, adagrad, adadelta."
+    ),
+]
+LearningRate = Annotated[float | None, typer.Option("--lr", help="Peak learning rate.")]
+Momentum = Annotated[float | None, typer.Option(help="Momentum of the base optimizer.")]
+WeightDecay = Annotated[float | None, typer.Option(help="Weight decay of the base optimizer.")]
+Nesterov = Annotated[
+    bool | None, typer.Option("--nesterov/--no-nesterov", help="Nesterov momentum.")
+]
+BaseArg = Annotated[
+    list[str] | None,
+    typer.Option(metavar=options.PAIR, help="Another argument of the base optimizer. Repeatable."),
+]
+Epochs = Annotated[int, typer.Option(help="Passes over the training data.")]
+BatchSize = Annotated[int, typer.Option(help="Images per step.")]
+Seed = Annotated[int, typer.Option(help="Seed of initial weights, data order and augmentation.")]
+Noise = Annotated[
+    float, typer.Option(help="Fraction of training labels replaced by uniformly random ones.")
+]
+NoiseSeed = Annotated[int, typer.Option(help="Seed of the label noise.")]
+Schedule = Annotated[
+    Literal["cosine", "constant"],
+    typer.Option(help="Learning rate schedule; cosine decays to zero, every step."),
+]
+Precision = Annotated[
+    Literal["bf16", "fp32"] | None,
+    typer.Option(help="Training precision. [default: bf16 on CUDA, fp32 elsewhere]"),
+]
+Augment = Annotated[
+    bool, typer.Option("--augment/--no-augment", help="Random crops and horizontal flips.")
+]
+Pretrained = Annotated[
+    str | None,
+    typer.Option(help="Initial weights (deit-base, timm:): a folder or a name on the hub."),
+]
+TrainLimit = Annotated[int | None, typer.Option(help="Train on this many images only.")]
+TestLimit = Annotated[int | None, typer.Option(help="Test on this many images only.")]
+
+# How the run is executed. Not part of its key.
+KeepCheckpoint = Annotated[bool, typer.Option("--keep-checkpoint", help="Keep the final weights.")]
+TensorBoard = Annotated[
+    bool | None,
+    typer.Option(
+        "--tensorboard/--no-tensorboard",
+        help="Write TensorBoard events. [default: if installed]",
+    ),
+]
+
+
 @app.command(epilog=_EXAMPLE)
 def train(
-    data: options.Data = "digits",
-    model: options.Model = "cnn",
-    method: options.Method = "wsam",
-    rho: options.Rho = None,
-    gamma: options.Gamma = None,
-    alpha: options.Alpha = None,
-    beta: options.Beta = None,
-    eta: options.Eta = None,
-    hyper: options.Hyper = None,
-    geometry: options.Geometry = None,
-    geometry_arg: options.GeometryArg = None,
-    lean: options.Lean = False,
-    max_norm: options.MaxNorm = None,
-    base: options.Base = "sgd",
-    lr: options.LearningRate = None,
-    momentum: options.Momentum = None,
-    weight_decay: options.WeightDecay = None,
-    nesterov: options.Nesterov = None,
-    base_arg: options.BaseArg = None,
-    epochs: options.Epochs = 200,
-    batch_size: options.BatchSize = 128,
-    seed: options.Seed = 0,
-    noise: options.Noise = 0.0,
-    noise_seed: options.NoiseSeed = 0,
-    schedule: options.Schedule = "cosine",
-    precision: options.Precision = None,
-    augment: options.Augment = True,
-    pretrained: options.Pretrained = None,
-    train_limit: options.TrainLimit = None,
-    test_limit: options.TestLimit = None,
+    data: Data = "digits",
+    model: Model = "cnn",
+    method: Method = "wsam",
+    rho: Rho = None,
+    gamma: Gamma = None,
+    alpha: Alpha = None,
+    beta: Beta = None,
+    eta: Eta = None,
+    hyper: Hyper = None,
+    geometry: Geometry = None,
+    geometry_arg: GeometryArg = None,
+    lean: Lean = False,
+    max_norm: MaxNorm = None,
+    base: Base = "sgd",
+    lr: LearningRate = None,
+    momentum: Momentum = None,
+    weight_decay: WeightDecay = None,
+    nesterov: Nesterov = None,
+    base_arg: BaseArg = None,
+    epochs: Epochs = 200,
+    batch_size: BatchSize = 128,
+    seed: Seed = 0,
+    noise: Noise = 0.0,
+    noise_seed: NoiseSeed = 0,
+    schedule: Schedule = "cosine",
+    precision: Precision = None,
+    augment: Augment = True,
+    pretrained: Pretrained = None,
+    train_limit: TrainLimit = None,
+    test_limit: TestLimit = None,
     out: options.Out = Path("runs"),
     data_dir: options.DataDir = None,
     download: options.Download = True,
     device: options.Device = "auto",
     compile: options.Compile = None,
     capture: options.Capture = None,
-    keep_checkpoint: options.KeepCheckpoint = False,
+    keep_checkpoint: KeepCheckpoint = False,
     checkpoint_seconds: options.CheckpointSeconds = 60.0,
-    tensorboard: options.TensorBoard = None,
+    tensorboard: TensorBoard = None,
     retry: options.Retry = False,
     as_json: options.Json = False,
 ) -> None:
     """Train a model and write its record.
 
-    A finished run is skipped, an interrupted one goes on.
+    A finished run is skipped; an interrupted one is resumed.
     """
     from wsam.lab.run import Run
 
@@ -86,17 +172,19 @@ def train(
         checkpoint_seconds=checkpoint_seconds,
         retry=retry,
     )
-    named = options.given(rho=rho, gamma=gamma, alpha=alpha, beta=beta, eta=eta)
-    of_base = options.given(lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov)
+    named = {"rho": rho, "gamma": gamma, "alpha": alpha, "beta": beta, "eta": eta}
+    base_named = {
+        "lr": lr, "momentum": momentum, "weight_decay": weight_decay, "nesterov": nesterov,
+    }  # fmt: skip
     run = Run(
         data=data,
         model=model,
         method=method,
-        hyper=options.merged(named, "--hyper", hyper or ()),
+        hyper=merge_pairs(named, "--hyper", hyper or ()),
         geometry=_geometry(geometry, geometry_arg or []),
         base=base,
-        base_args=options.merged(of_base, "--base-arg", base_arg or ()),
-        options=options.given(lean=lean or None, max_norm=max_norm),
+        base_args=merge_pairs(base_named, "--base-arg", base_arg or ()),
+        options=_drop_none({"lean": lean or None, "max_norm": max_norm}),
         epochs=epochs,
         batch_size=batch_size,
         seed=seed,
@@ -112,14 +200,42 @@ def train(
     _train(run, out, means, tensorboard, as_json)
 
 
+def merge_pairs(named: dict[str, Any], option: str, items: Iterable[str]) -> dict[str, Any]:
+    """Merge the values of named options with the pairs of a general option.
+
+    Args:
+        named: Values of the named options; None means not given.
+        option: The general option, such as ``--hyper``.
+        items: Its ``name=value`` pairs.
+
+    Raises:
+        ValueError: A name is given by both.
+
+    Example:
+        >>> merge_pairs({"rho": 0.2, "gamma": None}, "--hyper", ["rho_min=0.01"])
+        {'rho': 0.2, 'rho_min': 0.01}
+    """
+    values = _drop_none(named)
+    pairs = options.parse_pairs(items)
+    for name in values.keys() & pairs.keys():
+        flag = f"--{name.replace('_', '-')}"
+        raise ValueError(f"{name} is given twice, by {flag} and by {option}: remove one")
+    return values | pairs
+
+
+def _drop_none(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
 def _geometry(name: str | None, arguments: list[str]) -> dict[str, Any] | None:
     if name is None:
         if arguments:
             raise ValueError("--geometry-arg needs --geometry")
         return None
-    if "name" in (own := options.pairs(arguments)):
+    pairs = options.parse_pairs(arguments)
+    if "name" in pairs:
         raise ValueError("the name of the geometry is given by --geometry, not by --geometry-arg")
-    return {"name": name, **own}
+    return {"name": name, **pairs}
 
 
 def _train(run: Run, out: Path, means: Means, tensorboard: bool | None, as_json: bool) -> None:
@@ -127,38 +243,39 @@ def _train(run: Run, out: Path, means: Means, tensorboard: bool | None, as_json:
     from wsam.lab.train import is_begun, settled
     from wsam.lab.train import train as train_run
 
-    done = settled(run, out, means) is not None
-    follows = os.environ.get("RANK", "0") != "0"  # another process of a team speaks
-    watchers = options.make_watchers(quiet=as_json or follows)
-    if not follows and (watch.has_tensorboard() if tensorboard is None else tensorboard):
+    skipped = settled(run, out, means) is not None
+    main_process = os.environ.get("RANK", "0") == "0"  # only rank 0 prints
+    watchers = options.make_watchers(quiet=as_json or not main_process)
+    if main_process and (watch.has_tensorboard() if tensorboard is None else tensorboard):
         watchers.append(watch.TensorBoard(records.work_folder(out, run) / "events"))
-    with pausing(lambda: is_begun(run, out)):
+    with resumable(lambda: is_begun(run, out)):
         record = train_run(run, out, means, watchers)
-    path = records.record_path(out, run)
-    if follows:
+    if not main_process:
         return
+    path = records.record_path(out, run)
     if as_json:
-        print(json.dumps({"record": str(path), "skipped": done, **record}, allow_nan=False))
+        print(json.dumps({"record": str(path), "skipped": skipped, **record}, allow_nan=False))
     else:
-        print(_summary(record, done), f"{'record:' if done else 'wrote'} {path}", sep="\n")
+        print(_summary(record, skipped))
+        print(f"{'record:' if skipped else 'wrote'} {path}")
     if not records.is_finished(record):
         raise typer.Exit(1)
     if means.keep_weights and not records.weights_path(out, run).exists():
-        note = f"its weights were not kept then; remove {path} to train it again"
+        note = f"the weights of this run were not kept; remove {path} to train it again"
         print(note, file=sys.stderr)
 
 
-def _summary(record: Record, done: bool) -> str:
+def _summary(record: Record, skipped: bool) -> str:
     from wsam.lab import records
 
     if not records.is_finished(record):
-        failure, advice = records.failure_of(record), "turn down rho, gamma or the learning rate"
-        if done:
-            return f"failed before: {failure}; {advice}, or try it again with --retry"
+        failure, advice = records.failure_of(record), "reduce rho, gamma or the learning rate"
+        if skipped:
+            return f"failed before: {failure}; {advice}, or use --retry"
         return f"failed: {failure}; {advice}"
     last = record["curve"][-1]
     return (
-        f"{'already finished: ' if done else ''}{record['title']}: test error "
+        f"{'already finished: ' if skipped else ''}{record['title']}: test error "
         f"{last['test_error']:.2f}% after {pluralize(last['epoch'], 'epoch')} "
         f"in {record['seconds']:.0f} s"
     )
