@@ -1,4 +1,4 @@
-"""The `wsam` command in this process: what it prints and how it ends."""
+"""Run the `wsam` command in this process and check how it exits."""
 
 import contextlib
 import io
@@ -12,41 +12,39 @@ import typer.main
 
 from wsam.cli import app, run
 
-WRITES_ONE_FILE = {"report"}  # its --out is no folder
-
 
 @dataclass(frozen=True)
-class Answer:
+class Output:
     stdout: str
     stderr: str
 
 
-def wsam_command(*words: object, status: int = 0) -> Answer:
-    """Run `wsam WORDS`, require its exit status, and return what it printed."""
+def wsam_command(*words: object, status: int = 0) -> Output:
+    """Run `wsam WORDS`, assert its exit status, and return its output."""
     out, err = io.StringIO(), io.StringIO()
     argv = mock.patch.object(sys, "argv", ["wsam", *map(str, words)])
     with argv, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             run()
-            ended = 0
-        except SystemExit as stop:
-            ended = int(stop.code or 0)
-    assert ended == status, f"status {ended}: {out.getvalue()}{err.getvalue()}"
-    return Answer(out.getvalue(), err.getvalue())
+            code = 0
+        except SystemExit as error:
+            code = int(error.code or 0)
+    assert code == status, f"status {code}: {out.getvalue()}{err.getvalue()}"
+    return Output(out.getvalue(), err.getvalue())
 
 
 def error_of(*words: object) -> str:
-    """Run a command that the user got wrong; return its one line."""
-    answer = wsam_command(*words, status=2)
-    assert answer.stdout == ""
-    assert answer.stderr.startswith("wsam: ")
-    assert answer.stderr.count("\n") == 1, answer.stderr
-    assert "Errno" not in answer.stderr
-    return answer.stderr
+    """Run a wrong command, assert that it prints one line, and return that line."""
+    output = wsam_command(*words, status=2)
+    assert output.stdout == ""
+    assert output.stderr.startswith("wsam: ")
+    assert output.stderr.count("\n") == 1, output.stderr
+    assert "Errno" not in output.stderr
+    return output.stderr
 
 
 def walk(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Yield every command that can be called, and its words."""
+    """Yield the name and object of every command that is not a group."""
     inner = getattr(command, "commands", None)
     if inner is None:
         yield " ".join(path), command
@@ -57,3 +55,4 @@ def walk(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
 
 ROOT = typer.main.get_command(app)
 COMMANDS = dict(walk(ROOT))
+GROUPS = ("", "paper", "bounds")

@@ -1,4 +1,4 @@
-"""`wsam bench`: the command's smoke form, what it records, and its refusals."""
+"""The `wsam bench` command: smoke runs, records, and errors."""
 
 import dataclasses
 import json
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from command import wsam_command
+from command import error_of, wsam_command
 from torch import nn
 
 import wsam
@@ -83,7 +83,7 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
-def test_smoke_measures_everything(record: dict[str, Any]) -> None:
+def test_smoke_measures_every_case(record: dict[str, Any]) -> None:
     names = [row["name"] for row in record["cases"]]
     ours = {kind.__name__ for kind in wsam.METHODS.values()}
     assert {"two passes", "SGD", "WSAM lean", "WSAM every 5", *ours} <= set(names)
@@ -97,29 +97,29 @@ def test_smoke_measures_everything(record: dict[str, Any]) -> None:
     assert record["cases"][0]["of_floor"]["median"] == 1
 
 
-def test_record_says_where_it_comes_from(record: dict[str, Any]) -> None:
-    assert record["hardware"]["threads"] == 1, "a smoke test's tiny model is quickest with one"
+def test_record_names_hardware_and_versions(record: dict[str, Any]) -> None:
+    assert record["hardware"]["threads"] == 1, "one thread is fastest for a tiny model"
     assert record["versions"]["torch"] == torch.__version__
     assert record["versions"]["pytorch_optimizer"]
     assert {"commit", "clock", "load_before", "load_after"} <= set(record)
     assert record["problem"]["weights"] == 24_346
 
 
-def test_files_are_the_record_and_its_picture(record: dict[str, Any]) -> None:
-    numbers, picture = map(Path, record["files"])
+def test_files_are_the_record_and_a_plot(record: dict[str, Any]) -> None:
+    numbers, plot = map(Path, record["files"])
     saved = json.loads(numbers.read_text())
     assert saved == {key: value for key, value in record.items() if key != "files"}
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert plot.read_bytes().startswith(b"\x89PNG")
 
 
-def test_table_has_a_line_a_case(record: dict[str, Any]) -> None:
+def test_table_has_a_line_per_case(record: dict[str, Any]) -> None:
     lines = report.table(record).splitlines()
     for row in record["cases"]:
         assert any(line.startswith(row["name"]) and "eager" in line for line in lines)
 
 
-def test_an_own_part_below_zero_is_not_shown(record: dict[str, Any]) -> None:
-    """It is step less floor: what is left of a part too short is noise."""
+def test_a_negative_optimizer_time_is_not_shown(record: dict[str, Any]) -> None:
+    """It is the step minus the baseline, so a negative value is noise."""
     row = next(row for row in record["cases"] if row["name"] == "WSAM")
     for own, shown in ((-0.28, ["eager"]), (0.25, ["eager", "0.25"])):
         changed = {**row, "own_ms": {"median": own}, "share_of_copy_bandwidth": None}
@@ -151,31 +151,31 @@ def test_missing_peer_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("axis", ["tensors", "weights"])
 def test_scaling(axis: str, tmp_path: Path) -> None:
     words = ("bench", "--smoke", "--scaling", axis, "--device", "cpu", "--rounds", 1)
-    answer = wsam_command(*words, "--only", "wsam", "--out", tmp_path)
+    output = wsam_command(*words, "--only", "wsam", "--out", tmp_path)
     name = f"scaling-{axis}-only-wsam-smoke-cpu"
     saved = json.loads((tmp_path / f"{name}.json").read_text())
     assert (saved["only"], saved["smoke"]) == (["wsam"], True)
     assert [point[axis] for point in saved["points"]] == sorted(p[axis] for p in saved["points"])
     for point in saved["points"]:
         assert [row["name"] for row in point["cases"]] == ["SGD", "WSAM", "WSAM lean"]
-    assert "WSAM lean (eager)" in answer.stdout
-    assert answer.stdout.endswith(
+    assert "WSAM lean (eager)" in output.stdout
+    assert output.stdout.endswith(
         "".join(f"wrote {tmp_path / name}.{k}\n" for k in ("json", "png"))
     )
     assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize(
-    "path", [*RESULTS.glob("bench-*.json"), *RESULTS.glob("scaling-*.json")], ids=lambda p: p.stem
-)
-def test_kept_records_render(path: Path) -> None:
-    kept = json.loads(path.read_text())
-    assert report.record_name(kept) == path.stem
-    assert kept["commit"]
-    assert "interleaved rounds" in report.table(kept)
+def test_published_records_render() -> None:
+    paths = [*RESULTS.glob("bench-*.json"), *RESULTS.glob("scaling-*.json")]
+    assert paths
+    for path in paths:
+        published = json.loads(path.read_text())
+        assert report.record_name(published) == path.stem
+        assert published["commit"]
+        assert "interleaved rounds" in report.table(published), path
 
 
-def test_what_is_no_whole_measurement_has_a_name_of_its_own(record: dict[str, Any]) -> None:
+def test_file_names_tell_partial_measurements(record: dict[str, Any]) -> None:
     assert Path(record["files"][0]).stem == "bench-cnn-smoke-cpu"
     cuda = {"hardware": {"gpu": "x"}, "cases": [{"form": "eager"}, {"form": "captured"}]}
     eager = {**cuda, "cases": [{"form": "eager"}], "only": ["SAM (eager"]}
@@ -199,10 +199,10 @@ def test_what_is_no_whole_measurement_has_a_name_of_its_own(record: dict[str, An
     scaling = {"kind": "scaling", "axis": "tensors", "hardware": {"cpu": "x"}}
     many = [report.record_name({**scaling, "only": ["WSAM" * 100, last]}) for last in ("a", "b")]
     assert len({*many}) == 2
-    assert max(map(len, many)) < 100, "a file's name may not be longer than 255"
+    assert max(map(len, many)) < 100, "file names are limited to 255 bytes"
 
 
-# --- refusals ------------------------------------------------------------------------------------
+# --- errors ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -212,22 +212,20 @@ def test_what_is_no_whole_measurement_has_a_name_of_its_own(record: dict[str, An
         (["--batch-size", 1], "--batch-size must be at least 2"),
         (["--batch-size", 0], "--batch-size must be at least 2"),
         (["--rounds", 0], "--rounds must be at least 1"),
-        (["--clock", "sun"], "--clock must be wall or cpu"),
-        (["--scaling", "time"], "--scaling must be one of tensors, weights"),
+        (["--clock", "sun"], "invalid value for '--clock': 'sun' is not one of 'wall', 'cpu'"),
+        (["--scaling", "time"], "invalid value for '--scaling': 'time' is not one of 'tensors'"),
         (["--only", "adam"], "--only adam fits no case"),
         (["--peer", "sam.py"], "--peer takes NAME=PATH"),
         (["--peer", "x=nowhere.py"], "no such file: nowhere.py"),
         (["--device", "moon"], "device 'moon' cannot be used"),
     ],
 )
-def test_refusals_are_one_line(words: list[str], message: str) -> None:
+def test_wrong_options(words: list[str], message: str) -> None:
     device = [] if "--device" in words else ["--device", "cpu"]
-    answer = wsam_command("bench", "--smoke", *device, *words, status=2)
-    assert answer.stderr.startswith(f"wsam: {message}")
-    assert answer.stderr.count("\n") == 1
+    assert error_of("bench", "--smoke", *device, *words).startswith(f"wsam: {message}")
 
 
-def test_a_record_says_how_images_lie() -> None:
+def test_a_record_names_the_memory_format() -> None:
     workload = image_workload("cnn", 4, torch.device("cpu"))
     assert workload.describe()["layout"] == "contiguous"
     images = workload.batch[0].to(memory_format=torch.channels_last)
@@ -244,20 +242,20 @@ def test_cpu_clock_needs_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("words", [(), ("--scaling", "tensors"), ("--model", "vgg")])
-def test_smoke_uses_one_thread_and_puts_the_others_back(words: tuple[str, ...]) -> None:
+def test_smoke_uses_one_thread_and_restores_their_number(words: tuple[str, ...]) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     given = ("--smoke", "--device", "cpu", "--rounds", 1, "--only", "SGD", "--json", *words)
     try:
-        answer = wsam_command("bench", *given, status=2 if "vgg" in words else 0)
+        output = wsam_command("bench", *given, status=2 if "vgg" in words else 0)
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
     if "vgg" not in words:
-        assert json.loads(answer.stdout)["hardware"]["threads"] == 1
+        assert json.loads(output.stdout)["hardware"]["threads"] == 1
 
 
-def test_only_keeps_the_floor_of_its_forms() -> None:
+def test_only_keeps_the_baselines_of_its_forms() -> None:
     everything = cases.baseline_cases(["eager", "captured"]) + cases.method_cases(
         ["eager", "captured"], "captured"
     )
@@ -271,7 +269,7 @@ def test_only_keeps_the_floor_of_its_forms() -> None:
 
 
 def trained(case: Case, workload: Workload, steps: int = 3) -> list[nn.Module]:
-    """Make some steps of a case and return the model it has built."""
+    """Run some steps of a case and return the models it built."""
     built: list[nn.Module] = []
 
     def build() -> nn.Module:
@@ -293,8 +291,8 @@ def named(name: str, found: list[Case]) -> Case:
     return next(case for case in found if case.name == name)
 
 
-def test_peers_compute_what_we_compute(tmp_path: Path) -> None:
-    """An adapter that used a peer wrongly would time something else."""
+def test_peers_compute_the_same_weights(tmp_path: Path) -> None:
+    """Otherwise the benchmark would time something else."""
     (tmp_path / "sam.py").write_text(TWO_STEP_SAM)
     (tmp_path / "wsam.py").write_text(TWO_STEP_WSAM)
     paths = (f"one={tmp_path / 'sam.py'}", f"two={tmp_path / 'wsam.py'}")
@@ -312,10 +310,12 @@ def test_peers_compute_what_we_compute(tmp_path: Path) -> None:
     }.items():
         wanted = weights(named(ours, found), workload)
         assert torch.allclose(weights(named(theirs, found), workload), wanted, atol=2e-5), theirs
-        assert not torch.allclose(start, wanted, atol=2e-4), "the members differ from the base"
+        assert not torch.allclose(start, wanted, atol=2e-4), (
+            "the methods differ from the base optimizer"
+        )
 
 
-def test_floor_makes_two_passes_and_no_step() -> None:
+def test_the_baseline_makes_two_passes_and_no_step() -> None:
     workload = image_workload("cnn", 4, CPU)
     (model,) = trained(named("two passes", cases.baseline_cases(["eager"])), workload, steps=2)
     for p, q in zip(model.parameters(), workload.build_model().parameters(), strict=True):
@@ -324,7 +324,7 @@ def test_floor_makes_two_passes_and_no_step() -> None:
     assert int(model[1].num_batches_tracked) == 4
 
 
-def test_problems_are_what_they_say() -> None:
+def test_sizes_of_problems() -> None:
     count = sum(p.numel() for p in mlp10m(CIFAR).parameters())
     assert 9.9e6 < count < 10.1e6
     synthetic = synthetic_workload(7, 700, CPU)
@@ -337,8 +337,8 @@ def test_problems_are_what_they_say() -> None:
         assert p.grad.data_ptr() != source.data_ptr()
 
 
-def test_small_images_leave_the_weights_as_they_are() -> None:
-    """A residual network pools what is left of the image: only the passes get cheaper."""
+def test_small_images_keep_the_number_of_weights() -> None:
+    """A residual network pools over the whole image."""
     large, small = (image_workload("resnet18", 2, CPU, pixels) for pixels in (None, 8))
     assert large.describe() == {**small.describe(), "pixels": 32}
     assert small.batch[0].shape == (2, 3, 8, 8)
@@ -348,8 +348,8 @@ def test_small_images_leave_the_weights_as_they_are() -> None:
     assert report.record_name(record) == "bench-resnet18-8px-batch2-cpu"
 
 
-def test_interval_case_makes_its_share_of_passes() -> None:
-    """`every 5`: one step in five runs the model twice."""
+def test_interval_case_counts_its_passes() -> None:
+    """With an interval of 5, one step in five runs the model twice."""
     workload = image_workload("cnn", 4, CPU)
     (model,) = trained(cases.interval_case(5, "eager"), workload, steps=10)
     assert int(model[1].num_batches_tracked) == 10
@@ -370,10 +370,10 @@ def test_interval_case_makes_its_share_of_passes() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("words", [["--model", "cnn"], ["--scaling", "tensors"]])
 def test_smoke_on_cuda(words: list[str], tmp_path: Path) -> None:
-    answer = wsam_command(
+    output = wsam_command(
         "bench", "--smoke", "--device", "cuda", "--json", "--out", tmp_path, *words
     )
-    found = json.loads(answer.stdout)
+    found = json.loads(output.stdout)
     rows = found["cases"] if "cases" in found else found["points"][0]["cases"]
     assert {"eager", "captured"} <= {row["form"] for row in rows}
     moved = {row["name"]: (row["reads"], row["writes"]) for row in rows if "reads" in row}

@@ -10,7 +10,7 @@ import pytest
 import torch
 from command import error_of, wsam_command
 
-from wsam.cli._measuring import progress
+from wsam.cli._checkpoints import progress
 from wsam.curvature import Progress
 from wsam.lab import records
 from wsam.lab.means import Means
@@ -103,7 +103,7 @@ def test_operators_and_error_bounds_are_called_by_their_names(record):
     words = (record, "--top-products", 2, *FEW)
     shown = wsam_command("curvature", *words).stdout
     assert "\nHessian of " in shown
-    assert "  true to within " in shown
+    assert "  error at most " in shown
     shown = wsam_command("curvature", *words, "--operator", "gauss_newton").stdout
     assert "\nGauss-Newton matrix of " in shown
 
@@ -137,4 +137,4 @@ def test_a_landscape_says_which_labels_it_was_measured_on(record, tmp_path):
 
 def test_a_line_to_a_checkpoint_takes_no_other_direction(record, tmp_path):
     words = ("--to", record, "--along", "random", "--out", tmp_path / "seen", *FEW)
-    assert error_of("landscape", record, *words).startswith("wsam: --along changes nothing with")
+    assert error_of("landscape", record, *words).startswith("wsam: --along has no effect with")

@@ -1,4 +1,4 @@
-"""`wsam paper` as a user types it: end to end on the embedded data, by the code path of real runs."""
+"""The `wsam paper` commands, end to end on the digits data, with the code path of real runs."""
 
 import json
 import resource
@@ -12,38 +12,39 @@ from recorded import as_recorded, recorded
 from wsam.lab import records
 from wsam.paper import Profile, find, minima, names
 
-HOW = ("--device", "cpu", "--smoke", "--seeds", "0")
+SMOKE = ("--device", "cpu", "--smoke", "--seeds", "0")
 
 
 def test_list_names_everything(tmp_path):
-    shown = wsam_command("paper", "list", "--results", tmp_path).stdout
-    for name in ("cifar", "ablation", "imagenet", "noise", "geometry", "minima", "sensitivity"):
-        assert f"\n{name} " in shown
-    for name in ("noise-rho", "noise-alpha", "noise-beta-gamma", "noise-gamma"):
-        assert f"\n{name} " in shown
-    listed = json.loads(wsam_command("paper", "list", "--results", tmp_path, "--json").stdout)
-    cifar = next(entry for entry in listed if entry["name"] == "cifar")
-    assert (cifar["cells"], cifar["runs"], cifar["finished"]) == (20, 100, 0)
+    lines = wsam_command("paper", "list", "--results", tmp_path).stdout.splitlines()
+    listed = {line.split()[0]: line.split()[1:] for line in lines}
+    assert set(names()) < set(listed)
+    assert listed["cifar"][1:4] == ["20", "100", "0"]
 
 
 @pytest.mark.parametrize(
     ("name", "only", "runs"),
     [
         ("cifar", "ResNet18/*/CIFAR-10", 5),
-        ("ablation", "Coupled-WSAM", 4),
-        ("imagenet", "*", 5),
-        ("noise", "80%", 5),
-        ("geometry", "WSAM", 3),
-        ("sensitivity", "0.9*/ResNet18 CIFAR-10", 4),
-        ("lr-wd", "*/ResNet18 CIFAR-10", 6),
-        ("noise-alpha", "0.3", 4),
         ("noise-beta-gamma", "0.5/0.6/40%", 1),
-        ("noise-gamma", "0.91", 4),
-        ("imagenet-alpha", "0.3", 1),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("ablation", "Coupled-WSAM", 4),
+                ("imagenet", "*", 5),
+                ("noise", "80%", 5),
+                ("geometry", "WSAM", 3),
+                ("sensitivity", "0.9*/ResNet18 CIFAR-10", 4),
+                ("lr-wd", "*/ResNet18 CIFAR-10", 6),
+                ("noise-alpha", "0.3", 4),
+                ("noise-gamma", "0.91", 4),
+                ("imagenet-alpha", "0.3", 1),
+            )
+        ),
     ],
 )
-def test_smoke_runs_the_whole_way(tmp_path, name, only, runs):
-    words = ("paper", "run", name, "--only", only, *HOW, "--out", tmp_path)
+def test_smoke_runs(tmp_path, name, only, runs):
+    words = ("paper", "run", name, "--only", only, *SMOKE, "--out", tmp_path)
     shown = wsam_command(*words)
     assert f"{runs} finished; records in" in shown.stdout
     assert shown.stderr.count("finished") == runs
@@ -57,7 +58,7 @@ def test_smoke_runs_the_whole_way(tmp_path, name, only, runs):
 
 @pytest.mark.slow
 def test_the_largest_smoke_test_takes_less_than_two_minutes(tmp_path):
-    """In seconds of the processor: it runs on one thread, and other programs may share the machine."""
+    """In CPU seconds, because it uses one thread and the machine may be busy."""
     sizes = {name: len(Profile(smoke=True).table(find(name)).runs) for name in names()}
     largest = max(sizes, key=sizes.__getitem__)
     assert sizes[largest] > 40
@@ -72,8 +73,9 @@ def test_the_largest_smoke_test_takes_less_than_two_minutes(tmp_path):
     assert spent < 120
 
 
+@pytest.mark.slow
 def test_minima_are_measured(tmp_path):
-    words = ("paper", "run", "minima", "--only", "WSAM", *HOW, "--out", tmp_path)
+    words = ("paper", "run", "minima", "--only", "WSAM", *SMOKE, "--out", tmp_path)
     shown = wsam_command(*words, "--json").stdout
     cells = {cell["column"]: cell for cell in json.loads(shown)["cells"]}
     (run,) = Profile(smoke=True, seeds=(0,), only="WSAM").table(find("minima")).runs
@@ -91,24 +93,25 @@ def test_minima_are_measured(tmp_path):
     record = records.read(tmp_path, run)
     assert cells["loss"]["mean"] == record["final"]["train_loss"]
     assert cells["accuracy"]["mean"] == pytest.approx(1 - record["final"]["test_error"] / 100)
-    # The cifar table shares the run, and what it left.
+    # The cifar table shares the run and its record.
     table = ("paper", "table", "cifar", "--smoke", "--seeds", "0", "--results", tmp_path, "--json")
     cells = json.loads(wsam_command(*table, "--only", "ResNet18/WSAM/CIFAR-10").stdout)
     assert cells[0]["n"] == 1
 
 
+@pytest.mark.slow
 def test_cifar_keeps_the_weights_that_minima_need(tmp_path):
-    only = ("--only", "ResNet18/*SAM/CIFAR-10", *HOW, "--out", tmp_path)
+    only = ("--only", "ResNet18/*SAM/CIFAR-10", *SMOKE, "--out", tmp_path)
     wsam_command("paper", "run", "cifar", *only)
     kept = {path.parent.name for path in tmp_path.glob("work/*/weights.pt")}
     wanted = {run.key for run in Profile(smoke=True, seeds=(0,)).table(find("minima")).runs}
     assert len(kept) == 2
     assert kept < wanted
     (tmp_path / "work" / next(iter(kept)) / "weights.pt").unlink()
-    words = ("paper", "run", "minima", "--only", "*SAM", *HOW, "--out", tmp_path)
+    words = ("paper", "run", "minima", "--only", "*SAM", *SMOKE, "--out", tmp_path)
     shown = wsam_command(*words, status=1)
     assert "its weights were not kept; remove" in shown.stderr
-    assert "1 error" in shown.stdout, "the other run is measured all the same"
+    assert "1 error" in shown.stdout, "the other run is measured"
     assert len(list(tmp_path.glob("*.minimum.json"))) == 1
 
 
@@ -127,7 +130,7 @@ def test_a_diverged_run_is_shown_as_failed(tmp_path):
     assert "| 1e+30 | 1 failed |" in text.stdout
 
 
-def test_a_smoke_table_quotes_nothing_it_must_not_be_compared_with(tmp_path):
+def test_a_smoke_table_does_not_show_the_papers_results(tmp_path):
     words = ("paper", "table", "cifar", "--smoke", "--only", "ResNet18/*", "--results", tmp_path)
     shown = wsam_command(*words, "--format", "markdown").stdout
     assert "not to be compared with the paper" in shown
@@ -138,39 +141,35 @@ def test_a_smoke_table_quotes_nothing_it_must_not_be_compared_with(tmp_path):
         None
     }
     short = wsam_command(*words[:3], *words[4:], "--epochs", "20").stdout
-    assert "3.62" in short, "of the paper's own setting, if for fewer epochs"
+    assert "3.62" in short, "the setting is the paper's, with fewer epochs"
 
 
-@pytest.mark.parametrize("verb", ["table", "run"])
-@pytest.mark.parametrize("text", ["[]", "{}", "{"])
-def test_what_to_do_with_a_damaged_record_is_told(tmp_path, verb, text):
+def test_a_damaged_record_of_a_run_or_table(tmp_path):
+    """The message tells to remove it. `run` reports it with the other outcomes."""
     only = ("--only", "ResNet18/WSAM/CIFAR-10", "--smoke", "--seeds", "0")
     (run,) = Profile(smoke=True, seeds=(0,), only=only[1]).table(find("cifar")).runs
-    records.record_path(tmp_path, run).write_text(text)
-    folder = "--results" if verb == "table" else "--out"
-    # A run's own damage is its outcome, beside those of the others; a table cannot be read.
-    status = 1 if verb == "run" else 2
-    (said,) = wsam_command(
-        "paper", verb, "cifar", *only, folder, tmp_path, status=status
-    ).stderr.splitlines()
-    assert said.endswith("; remove it to run again")
+    for text in ("[]", "{}", "{"):
+        records.record_path(tmp_path, run).write_text(text)
+        for verb, folder, status in (("table", "--results", 2), ("run", "--out", 1)):
+            words = ("paper", verb, "cifar", *only, folder, tmp_path)
+            (line,) = wsam_command(*words, status=status).stderr.splitlines()
+            assert line.endswith("; remove it to run again")
 
 
-@pytest.mark.parametrize("damage", ["{", '{"format": NaN}', None])
-def test_a_damaged_record_is_listed_as_not_finished(tmp_path, damage):
-    whole, spoilt = find("cifar").cell(("ResNet18", "WSAM"), "CIFAR-10").runs[:2]
+def test_a_damaged_record_is_listed_as_not_finished(tmp_path):
+    whole, *damaged = find("cifar").cell(("ResNet18", "WSAM"), "CIFAR-10").runs[:4]
     row = {"epoch": 200, "train_loss": 0.5, "test_error": 4.0}
     records.write(tmp_path, whole, as_recorded(whole, row))
-    path = records.record_path(tmp_path, spoilt)
-    if damage is None:
-        path.mkdir()
-    else:
-        path.write_text(damage)
-    answer = wsam_command("paper", "list", "--results", tmp_path, "--json")
-    cifar = next(entry for entry in json.loads(answer.stdout) if entry["name"] == "cifar")
+    syntax, nan, folder = (records.record_path(tmp_path, run) for run in damaged)
+    syntax.write_text("{")
+    nan.write_text('{"format": NaN}')
+    folder.mkdir()
+    output = wsam_command("paper", "list", "--results", tmp_path, "--json")
+    cifar = next(entry for entry in json.loads(output.stdout) if entry["name"] == "cifar")
     assert cifar["finished"] == 1
-    (said,) = answer.stderr.splitlines()
-    assert said.startswith(f"damaged: {path} ")
+    lines = output.stderr.splitlines()
+    assert {line.split()[1] for line in lines} == {str(syntax), str(nan), str(folder)}
+    assert all(line.startswith("damaged: ") for line in lines)
 
 
 def test_formats(tmp_path):
@@ -183,37 +182,35 @@ def test_formats(tmp_path):
     )
 
 
-@pytest.mark.parametrize("verb", ["list", "table cifar", "page page.md"])
-def test_a_named_folder_that_is_not_there_is_refused(tmp_path, verb):
-    said = error_of("paper", *verb.split(), "--results", tmp_path / "nothere")
-    assert f"there is no folder {tmp_path / 'nothere'} (see wsam paper" in said
-
-
-@pytest.mark.parametrize("words", [("list",), ("table", "cifar"), ("table", "cifar", "--smoke")])
-def test_a_missing_folder_that_nobody_named_is_told_of(tmp_path, monkeypatch, words):
+def test_a_missing_results_folder(tmp_path, monkeypatch):
+    """It is an error if given, and a warning if it is the default."""
+    missing = tmp_path / "missing"
+    for verb in ("list", "table cifar", "page page.md"):
+        line = error_of("paper", *verb.split(), "--results", missing)
+        assert f"'{missing}' does not exist (see wsam paper" in line
     monkeypatch.chdir(tmp_path)
-    answer = wsam_command("paper", *words)
-    folder = "smoke" if "--smoke" in words else "results"
-    assert answer.stderr == f"there is no folder {folder} here\n"
-    assert "cifar" in answer.stdout.lower()
-    (tmp_path / folder).mkdir()
-    again = wsam_command("paper", *words)
-    assert again.stderr == ""
-    assert again.stdout == answer.stdout
+    for words in (("table", "cifar"), ("table", "cifar", "--smoke")):
+        first = wsam_command("paper", *words)
+        folder = "smoke" if "--smoke" in words else "results"
+        assert first.stderr == f"there is no folder {folder} here\n"
+        assert "cifar" in first.stdout.lower()
+        (tmp_path / folder).mkdir()
+        second = wsam_command("paper", *words)
+        assert (second.stderr, second.stdout) == ("", first.stdout)
 
 
-@pytest.mark.parametrize("how", ["rich", "csv", "markdown", "json"])
-def test_a_plot_is_told_of_where_no_program_reads(tmp_path, how):
+@pytest.mark.parametrize("how", ["rich", "csv", "json"])
+def test_the_path_of_a_plot_is_printed_to_stderr_unless_the_format_is_rich(tmp_path, how):
     plot = tmp_path / "cifar.png"
     form = ("--json",) if how == "json" else ("--format", how)
     words = ("paper", "table", "cifar", "--results", tmp_path)
     alone = wsam_command(*words, *form)
-    answer = wsam_command(*words, *form, "--plot", plot)
+    plotted = wsam_command(*words, *form, "--plot", plot)
     assert plot.read_bytes().startswith(b"\x89PNG")
-    told = f"wrote {plot}\n"
+    line = f"wrote {plot}\n"
     assert alone.stderr == ""
-    expected = (alone.stdout + told, "") if how == "rich" else (alone.stdout, told)
-    assert (answer.stdout, answer.stderr) == expected
+    expected = (alone.stdout + line, "") if how == "rich" else (alone.stdout, line)
+    assert (plotted.stdout, plotted.stderr) == expected
 
 
 @pytest.mark.parametrize(
@@ -221,24 +218,19 @@ def test_a_plot_is_told_of_where_no_program_reads(tmp_path, how):
     [
         (("table", "cifer"), "unknown table, figure or search 'cifer'; known: cifar, ablation"),
         (("table", "cifar", "--only", "ADAM"), "no cell of cifar is named by 'ADAM'"),
-        (("table", "cifar", "--format", "html"), "unknown format 'html'; known: markdown, csv"),
-        (("table", "cifar", "--seeds", "0,0"), "seeds must be different whole numbers"),
-        (("table", "cifar", "--seeds", "-1"), "seeds must be different whole numbers"),
-        (("table", "cifar", "--epochs", "0"), "epochs must be at least 1, got 0"),
-        (("table", "cifar", "--precision", "fp64"), "unknown precision 'fp64'"),
+        (("table", "cifar", "--format", "html"), "'html' is not one of 'rich', 'markdown', 'csv'"),
+        (("table", "cifar", "--seeds", "0,0"), "seeds must be distinct non-negative integers"),
+        (("table", "cifar", "--seeds", "-1"), "seeds must be distinct non-negative integers"),
+        (("table", "cifar", "--epochs", "0"), "invalid value for '--epochs'"),
+        (("table", "cifar", "--precision", "fp64"), "'fp64' is not one of 'bf16', 'fp32'"),
         (("table", "missing.toml"), "missing.toml"),
         (("table", "cifar", "--plot", "x.gif"), "a plot is written as .png, .svg, .pdf"),
-        (("table", "cifar", "--plot", "."), "a plot is a file, .png, .svg, .pdf, and not a folder"),
+        (("table", "cifar", "--plot", "."), "invalid value for '--plot'"),
         (("run", "cifar", "--no-download", "--data-dir", "/nonexistent"), "cifar-10-binary.tar.gz"),
     ],
 )
-def test_mistakes_are_one_line(tmp_path, monkeypatch, words, message):
+def test_wrong_values(tmp_path, monkeypatch, words, message):
     monkeypatch.chdir(tmp_path)
-    said = wsam_command("paper", *words, status=2).stderr
-    assert message in said.splitlines()[-1]
-    assert said.startswith("wsam: ")
-
-
-@pytest.mark.parametrize("verb", ["list", "run", "table", "page"])
-def test_help_has_an_example(verb):
-    assert f"wsam paper {verb}" in wsam_command("paper", verb, "--help").stdout.split("Example")[1]
+    printed = wsam_command("paper", *words, status=2).stderr
+    assert message in printed.splitlines()[-1]
+    assert printed.startswith("wsam: ")

@@ -82,9 +82,9 @@ def test_invalid_pages(tmp_path, page):
     page.write_text("no table")
     assert "has no line" in wsam_command("paper", "page", page, status=2).stderr
     page.write_text("<!-- wsam paper table cifar --nope -->\n<!-- end -->\n")
-    assert "does not take '--nope'" in wsam_command("paper", "page", page, status=2).stderr
+    assert "no such option: --nope" in wsam_command("paper", "page", page, status=2).stderr
     page.write_text("<!-- wsam paper table cifar --epochs x -->\n<!-- end -->\n")
-    assert "invalid int value: 'x'" in wsam_command("paper", "page", page, status=2).stderr
+    assert "invalid value for '--epochs'" in wsam_command("paper", "page", page, status=2).stderr
 
 
 def test_documentation_is_up_to_date(monkeypatch):

@@ -216,7 +216,7 @@ def test_the_demonstrations_runs_are_found(tmp_path):
     own = tmp_path / "demo" / "report.html"
     own.write_text("its own")
     shown = wsam_command("report", tmp_path / "demo").stdout
-    assert f"those in {tmp_path / 'demo' / 'runs'}:" in shown
+    assert f"using those in {tmp_path / 'demo' / 'runs'}\n" in shown
     assert f"wrote {tmp_path / 'demo' / 'runs' / 'report.html'}" in shown
     assert own.read_text() == "its own"
     assert "Results in demo/runs" in (tmp_path / "demo" / "runs" / "report.html").read_text()
@@ -304,7 +304,7 @@ def test_a_folder_without_records_is_one_line(tmp_path, name, said):
 
 
 def test_out_must_be_a_file(folder, tmp_path):
-    assert "is a folder" in wsam_command("report", folder, "--out", tmp_path, status=2).stderr
+    assert "is a directory" in wsam_command("report", folder, "--out", tmp_path, status=2).stderr
 
 
 def test_help_has_an_example():

@@ -245,7 +245,7 @@ class TestCommand:
         assert "0.39767" in text
         (row,) = (line for line in text.splitlines() if line.split()[:2] == ["WSAM", "0.95"])
         assert " 0.28 " in row
-        assert "only the digits that this leaves" in text
+        assert "shown to the digits that do not change" in text
 
     def test_a_run_that_leaves_the_domain_is_valid_json(self):
         record = json.loads(wsam_command("toy", "--json", "--gamma", "0.9999").stdout)

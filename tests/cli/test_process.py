@@ -1,0 +1,79 @@
+"""The command in its own process: streams, signals and a missing typer."""
+
+import io
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from wsam.__main__ import main
+
+WSAM = [sys.executable, "-m", "wsam"]
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+def test_characters_that_the_encoding_lacks(
+    encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are printed as a question mark."""
+    stdout = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    monkeypatch.setattr(sys, "stdout", stdout)
+    monkeypatch.setattr(sys, "argv", ["wsam", "toy", "--gamma", "0.6"])
+    with pytest.raises(SystemExit) as error:
+        main()
+    assert not error.value.code
+    stdout.flush()
+    text = stdout.buffer.getvalue().decode(encoding)
+    assert "sharp minimum" in text
+    assert "?" in text, "the table has a gamma, which is in neither encoding"
+
+
+def test_help_does_not_import_torch() -> None:
+    code = (
+        "import sys; sys.argv = ['wsam', '--help']\n"
+        "from wsam.__main__ import main\n"
+        "try: main()\n"
+        "finally: sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "Usage: wsam" in done.stdout
+
+
+def test_missing_typer() -> None:
+    code = "import sys; sys.modules['typer'] = None; from wsam.__main__ import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    message = "wsam: the command line needs typer: pip install 'wsam[lab,plots]'\n"
+    assert done.stderr == message
+
+
+@pytest.mark.skipif(os.name == "nt", reason="uses a POSIX shell")
+@pytest.mark.parametrize(
+    ("redirect", "status"), [("--help >&-", 0), ("--nope 2>&-", 2), ("--help | head -1", 0)]
+)
+def test_closed_streams(redirect: str, status: int) -> None:
+    script = f'"$0" -m wsam {redirect}'
+    done = subprocess.run(
+        ["sh", "-c", script, sys.executable], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == status
+    assert "Traceback" not in done.stderr
+    assert done.stderr == "" or status
+    assert len(done.stdout.splitlines()) <= 1, "stderr is not redirected to stdout"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="sends a POSIX signal")
+def test_ctrl_c(tmp_path: Path) -> None:
+    words = ["train", "--model", "mlp", "--epochs", "9999", "--device", "cpu"]
+    words += ["--no-tensorboard", "--out", str(tmp_path)]
+    with subprocess.Popen([*WSAM, *words], stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert "epochs" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        *_, last = process.stderr
+    assert last.startswith("wsam: interrupted")
+    assert process.returncode == 130
