@@ -125,6 +125,8 @@ def test_plots(tmp_path):
     panel = draw(cifar, entries).axes[0]
     centres = {round(float(x), 3) for line in panel.lines for x in line.get_xdata(orig=False)}
     assert {3.6, 4.32, 2.74} <= centres, "our mean and the paper's means"
+    (ours,) = [line for line in panel.lines if line.get_marker() == "o"]
+    assert ours.get_markerfacecolor() != "white", "several runs are a full circle"
     for suffix in (".png", ".svg"):
         save(cifar, entries, tmp_path / "plots" / f"cifar{suffix}")
     drawn = (tmp_path / "plots" / "cifar.svg").read_bytes()
@@ -146,6 +148,8 @@ def test_points_of_a_grid_are_connected_in_order(tmp_path):
     drawn = draw(table, gather(table, tmp_path))
     joined = max(drawn.axes[0].lines, key=lambda line: len(line.get_xdata()))
     assert list(joined.get_xdata()) == sorted(radii)
+    (point, *_) = [line for line in drawn.axes[0].lines if line.get_marker() == "o"]
+    assert point.get_markerfacecolor() == "white", "a single run is an open circle"
     assert list(joined.get_ydata()) == pytest.approx([100 * rho for rho in sorted(radii)])
     assert legend_of(drawn) == ["ours (n = 1)"], "not in the paper"
     cifar = find("cifar")

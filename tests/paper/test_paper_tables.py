@@ -177,6 +177,16 @@ def test_coupled_wsam_at_equal_weight():
         assert gamma / (1 - gamma) == pytest.approx(0.1 * k, rel=5e-3)
 
 
+def test_ablation_states_the_gamma_of_coupled_wsam():
+    note = find("ablation").notes[0]
+    assert note.startswith("Coupled-WSAM uses WSAM's gamma")
+    for cell in find("ablation").select("Coupled-WSAM").cells:
+        assert f"{cell.runs[0].hyper['gamma']:g}" in note
+    last = find("ablation").select("WRN-28-10/*/CIFAR-100")
+    figures = {cell.row[1]: cell.paper for cell in last.cells}
+    assert figures["Coupled-WSAM"] == figures["SAM"], "as the second note says"
+
+
 def test_cifar_searches_contain_the_selected_point():
     """Each search contains the hyperparameters of the paper's table, with its figure."""
     expected = {

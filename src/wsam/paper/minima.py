@@ -136,7 +136,7 @@ def measure(
 
     The Hessian is that of the mean loss over the first 10,000 training images without augmentation,
     with the labels used in training, in float32 (TF32 convolutions on a GPU, torch's default), with
-    BatchNorm in evaluation mode. The slice uses the same loss. The paper does not say how it
+    BatchNorm in evaluation mode. The slice uses the same loss. The paper does not state how it
     computes the Hessian, so two more eigenvalues are stored: with BatchNorm in training mode, over
     the same images in batches of the run's batch size; and in evaluation mode over test images.
 

@@ -155,7 +155,7 @@ def markdown(table: Table, entries: Sequence[Entry]) -> str:
 def page_markdown(table: Table, entries: Sequence[Entry]) -> str:
     """Return a table in Markdown for a page: cells that were not run are folded away.
 
-    Rows and columns without any run of ours are in a ``<details>`` block with the paper's figures.
+    Rows and columns that we have not run are in a ``<details>`` block with the paper's figures.
     Numbers do not break across lines.
     """
     run = [entry for entry in entries if _was_run(entry)]
