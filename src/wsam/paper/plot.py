@@ -89,7 +89,8 @@ def draw(
         plot_slices.draw_planes(list(lower[0]), planes)
     drawing.suptitle(table.title, x=0.01, ha="left", fontsize=12, color=TEXT_COLOR)
     handles, labels = _legend(entries)
-    drawing.legend(handles, labels, loc="outside lower left", ncols=3, fontsize=9)
+    ncols = 3 if width > 5 else 2
+    drawing.legend(handles, labels, loc="outside lower left", ncols=ncols, fontsize=9)
     return drawing
 
 
