@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from wsam.curvature import hessian, top_eigenvalues
-from wsam.lab import data, environment, formats, models
+from wsam.lab import datasets, environment, models
 
 Batches = list[tuple[Tensor, Tensor]]
 TARGETS = (1e-2, 1e-3, 1e-4)
@@ -133,8 +133,8 @@ def available() -> dict[str, str | None]:
 
 def digits_problem() -> tuple[nn.Module, Batches, dict[str, Any]]:
     """The lab's small CNN after 20 epochs on digits, and its 1,200 images in four batches."""
-    images = data.load("digits", data.Source(Path(), download=False))
-    model = models.build("cnn", models.Task((1, 8, 8), 10), seed=0)
+    images = datasets.load("digits", datasets.DataSource(Path(), download=False))
+    model = models.build_model("cnn", models.Task((1, 8, 8), 10), seed=0)
     x = (images.train_images.permute(0, 3, 1, 2).float() / 255 - 0.3053) / 0.3759
     train(model, x, images.train_labels, epochs=20, batch_size=100)
     batches = list(zip(x.split(300), images.train_labels.split(300), strict=True))
@@ -150,14 +150,14 @@ def cifar_problem(
     name: str = "resnet18",
 ) -> tuple[nn.Module, Batches, dict[str, Any]]:
     """A model after some epochs on CIFAR images, and those images, on the device."""
-    pixels, labels = formats.read_cifar(path, 1, 10, 10_000)
+    pixels, labels = datasets.read_cifar(path, 1, 10, 10_000)
     mean, std = (
         torch.tensor(v).view(3, 1, 1) for v in ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
     )
     x = (torch.from_numpy(pixels[:images]).permute(0, 3, 1, 2).float() / 255 - mean) / std
     x = x.to(device).contiguous(memory_format=torch.channels_last)
     y = torch.from_numpy(labels[:images]).long().to(device)
-    model = models.build(name, models.Task((3, 32, 32), 10), seed=0)
+    model = models.build_model(name, models.Task((3, 32, 32), 10), seed=0)
     model = model.to(device, memory_format=torch.channels_last)
     train(model, x, y, epochs, batch_size=125)
     batches = list(zip(x.split(batch), y.split(batch), strict=True))
@@ -277,7 +277,11 @@ def main() -> None:
         torch.set_num_threads(1)
         model, batches, problem = digits_problem()
         found = iter([cpu_record(model, batches, chosen.repeats, device)])
-    head = {"problem": problem, **environment.facts(device), "repeats": chosen.repeats}
+    head = {
+        "problem": problem,
+        **environment.describe_environment(device),
+        "repeats": chosen.repeats,
+    }
     head["versions"] |= available()
     for part in found:  # a GPU's record grows: what is measured is kept, whatever comes after
         write(out, {**head, **part})

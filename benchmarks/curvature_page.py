@@ -13,7 +13,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from wsam.lab.pages import renew
+from wsam.lab.markdown_tables import update_tables
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "curvature.md"
@@ -115,7 +115,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing")
     chosen = parser.parse_args()
-    if renew(PAGE, MARK, block, chosen.check) and chosen.check:
+    if update_tables(PAGE, MARK, block, chosen.check) and chosen.check:
         sys.exit(f"{PAGE} is out of date: run python benchmarks/curvature_page.py")
 
 

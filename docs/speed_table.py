@@ -22,7 +22,7 @@ from typing import Any
 
 from wsam.bench.report import heading, quartile_range
 from wsam.bench.workload import PIXELS
-from wsam.lab.pages import renew
+from wsam.lab.markdown_tables import update_tables
 from wsam.paper.render import markdown_table, no_break
 
 Record = dict[str, Any]
@@ -214,7 +214,7 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="write nothing")
     given = parser.parse_args()
     try:
-        old = [page for page in given.pages if renew(page, MARK, generate, given.check)]
+        old = [page for page in given.pages if update_tables(page, MARK, generate, given.check)]
     except (OSError, ValueError) as error:
         sys.exit(str(error))
     if given.check and old:

@@ -1,4 +1,4 @@
-"""The records of a results folder, for tests that look at all of them."""
+"""Records of a results folder."""
 
 from pathlib import Path
 
@@ -7,13 +7,13 @@ from wsam.lab.run import Run
 
 
 def recorded(out: Path) -> list[records.Record]:
-    """Return every record in a folder, in the order of their keys; measurements are none."""
+    """Return all records in a folder, sorted by key."""
     paths = sorted(filter(records.is_named_by_key, out.glob("*.json")))
     return [records.read_file(path) for path in paths]
 
 
 def as_recorded(run: Run, *rows: dict[str, object], status: str = "finished") -> records.Record:
-    """Return what a run with these epochs would have left, without running it."""
+    """Return a minimal record of a run with the given epochs."""
     return {
         "format": records.FORMAT,
         "key": run.key,

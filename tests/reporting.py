@@ -6,24 +6,24 @@ from pathlib import Path
 import pytest
 
 from wsam.lab import records
-from wsam.lab.means import Means
+from wsam.lab.callbacks import Callback
+from wsam.lab.execution import ExecutionConfig
 from wsam.lab.run import Run
 from wsam.lab.train import train
-from wsam.lab.watch import Watcher
 from wsam.paper import minima
 
-CPU = Means(device="cpu", keep_weights=True)
+CPU = ExecutionConfig(device="cpu", keep_weights=True)
 SMALL = {"model": "mlp", "train_limit": 128, "test_limit": 64, "batch_size": 32, "epochs": 3}
 METHODS = {"vanilla": {}, "sam": {"rho": 0.1}, "wsam": {"rho": 0.1, "gamma": 0.8}}
 EVIL = "folder:<script>alert(1)</script><img src=x onerror=alert(2)>"
 RESULTS = Path(__file__).parents[1] / "results"
 
 
-class StopAfter(Watcher):
+class StopAfter(Callback):
     """Interrupts training as Ctrl-C would, before the second checkpoint."""
 
-    def epoch(self, row):
-        if row["epoch"] == 2:
+    def on_epoch_end(self, metrics):
+        if metrics["epoch"] == 2:
             raise KeyboardInterrupt
 
 
@@ -40,7 +40,7 @@ def make_folder(root):
     minima.measure(small("wsam"), out, CPU)
     broken = train(small(base_args={"lr": 1e12}), out, CPU)
     assert broken["status"] == "failed"
-    often = Means(device="cpu", checkpoint_seconds=0.0)
+    often = ExecutionConfig(device="cpu", checkpoint_seconds=0.0)
     with pytest.raises(KeyboardInterrupt):
         train(small("sam", seed=9), out, often, [StopAfter()])
     record = records.read(out, small("sam"))

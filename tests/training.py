@@ -1,39 +1,41 @@
-"""Short runs of the lab, and a watcher that ends them."""
+"""Short runs of the lab, and a callback that stops them."""
 
-from wsam.lab.means import Means
+from wsam.lab.callbacks import Callback
+from wsam.lab.execution import ExecutionConfig
 from wsam.lab.run import Run
-from wsam.lab.watch import Watcher
 
-CPU = Means(device="cpu", checkpoint_seconds=0)
+CPU = ExecutionConfig(device="cpu", checkpoint_seconds=0)
 SHORT = Run(method="wsam", epochs=3, train_limit=300, test_limit=100, batch_size=64)
 
 
 class Stop(Exception):
-    """Stands for anything that ends a process."""
+    """Simulates anything that ends a process."""
 
 
-class StopAfter(Watcher):
+class StopAfter(Callback):
+    """Raises `Stop` after an epoch or after a number of steps; collects messages."""
+
     def __init__(self, epochs=None, steps=None):
-        self.epochs, self.steps, self.said = epochs, steps, []
-        self.closed = False
+        self.epochs, self.steps, self.messages = epochs, steps, []
+        self.ended = False
 
-    def epoch(self, row):
-        if row["epoch"] == self.epochs:
+    def on_epoch_end(self, metrics):
+        if metrics["epoch"] == self.epochs:
             raise Stop
 
-    def step(self, row):
+    def on_step_end(self, metrics):
         if self.steps is not None:
             self.steps -= 1
             if self.steps == 0:
                 raise Stop
 
-    def say(self, message):
-        self.said.append(message)
+    def on_message(self, message):
+        self.messages.append(message)
 
-    def close(self):
-        self.closed = True
+    def on_train_end(self):
+        self.ended = True
 
 
 def curve(record):
-    """Return the curve without what is timing."""
+    """Return the curve of a record without timings."""
     return [{n: v for n, v in row.items() if n != "seconds"} for row in record["curve"]]

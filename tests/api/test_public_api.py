@@ -24,8 +24,8 @@ import torch
 
 import wsam
 from wsam.lab import records
-from wsam.lab.names import BASES
 from wsam.lab.run import Run
+from wsam.lab.settings import BASES
 from wsam.report import write
 
 SNAPSHOT = Path(__file__).with_name("public_api.json")
@@ -47,7 +47,7 @@ DOCUMENTED = {
     "wsam.theory": None,
     "wsam.toy": None,
     "wsam.lab.run": ["Run"],
-    "wsam.lab.means": ["Means"],
+    "wsam.lab.execution": ["ExecutionConfig"],
     "wsam.lab.train": ["train"],
     "wsam.lab.records": None,
     "wsam.paper": None,
@@ -300,13 +300,13 @@ def lab_run():
 
 def resume(out):
     """Finish the run of the saved checkpoint; return its record and the measured minimum."""
-    from wsam.lab.means import Means
+    from wsam.lab.execution import ExecutionConfig
     from wsam.lab.train import train
     from wsam.paper.minima import measure
 
     shutil.copytree(V0_1 / "interrupted", out, dirs_exist_ok=True)
-    run, means = lab_run(), Means(device="cpu", keep_weights=True)
-    return train(run, out, means), measure(run, out, means)
+    run, execution = lab_run(), ExecutionConfig(device="cpu", keep_weights=True)
+    return train(run, out, execution), measure(run, out, execution)
 
 
 def record_format(record, minimum):

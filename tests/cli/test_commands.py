@@ -20,10 +20,10 @@ from wsam.cli._app import VERBS
 from wsam.cli._app import _install_hint as install_hint
 from wsam.lab import records
 from wsam.lab.checkpoint import save_state
-from wsam.lab.means import Means
+from wsam.lab.execution import ExecutionConfig
 from wsam.lab.run import Run
 from wsam.lab.train import train
-from wsam.sweep import Here, Processes
+from wsam.sweep import InProcess, Processes
 
 RUN = Run(data="digits", model="mlp", method="wsam", epochs=1, train_limit=100, test_limit=50)
 ONE_CELL = "--smoke --only ResNet18/WSAM/CIFAR-10 --seeds 0 --epochs 1 --device cpu"
@@ -56,7 +56,7 @@ SLOW = {"bench", "demo", "sweep"}
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The record of a finished run."""
     folder = tmp_path_factory.mktemp("runs")
-    train(RUN, folder, Means(device="cpu", keep_weights=True))
+    train(RUN, folder, ExecutionConfig(device="cpu", keep_weights=True))
     return records.record_path(folder, RUN)
 
 
@@ -263,8 +263,8 @@ def test_interrupted_runs_can_be_resumed(
         raise KeyboardInterrupt
         yield
 
-    for executor in (Here, Processes):
-        monkeypatch.setattr(executor, "carry_out", interrupted)
+    for executor in (InProcess, Processes):
+        monkeypatch.setattr(executor, "run", interrupted)
     if "optuna" in words:
         pytest.importorskip("optuna")
     smoke = [] if words == "demo" else ["--smoke", "--device", "cpu"]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from wsam.lab import pages
+from wsam.lab import markdown_tables
 
 ROOT = Path(__file__).parents[2]
 
@@ -80,9 +80,11 @@ def test_a_gpu_record_grows_and_says_its_precision(grown):
 
 def test_the_page_holds_what_the_records_say(tmp_path):
     text = page.PAGE.read_text(encoding="utf-8")
-    assert sorted(pages.places(text, page.MARK)) == ["cpu", "cuda"]
-    assert pages.renewed(text, page.MARK, page.block) == text, "run benchmarks/curvature_page.py"
-    without = pages.renewed(text, page.MARK, lambda kind: page.block(kind, tmp_path))
+    assert sorted(markdown_tables.find_markers(text, page.MARK)) == ["cpu", "cuda"]
+    assert markdown_tables.fill_tables(text, page.MARK, page.block) == text, (
+        "run benchmarks/curvature_page.py"
+    )
+    without = markdown_tables.fill_tables(text, page.MARK, lambda kind: page.block(kind, tmp_path))
     assert without.count(page.NOTHING) == 2
 
 

@@ -9,11 +9,11 @@ from command import COMMANDS, error_of, wsam_command
 from torch.nn import functional as F
 
 from wsam.curvature import hessian, top_eigenvalues
-from wsam.lab import data, models, records
-from wsam.lab.batches import noisy
-from wsam.lab.means import Means
+from wsam.lab import datasets, models, records
+from wsam.lab.data_feed import add_label_noise
+from wsam.lab.execution import ExecutionConfig
+from wsam.lab.loaded_model import FixedBatches, load_model, load_weights, read_checkpoint
 from wsam.lab.run import Run
-from wsam.lab.subject import FixedBatches, fill, open_subject, read_checkpoint
 from wsam.lab.train import train
 
 RUN = Run(data="digits", model="mlp", method="wsam", epochs=2, train_limit=150, noise=0.2)
@@ -22,7 +22,7 @@ RUN = Run(data="digits", model="mlp", method="wsam", epochs=2, train_limit=150, 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
-    means = Means(device="cpu", keep_weights=True)
+    means = ExecutionConfig(device="cpu", keep_weights=True)
     train(RUN, folder, means)
     train(RUN.replace(seed=1), folder, means)
     return folder
@@ -39,7 +39,7 @@ def measured(*words: object) -> dict:
 
 def test_values_equal_those_of_the_library(record):
     found = measured(record, "--top", 2, "--samples", 100, "--batch-size", 40)
-    subject = open_subject(record, Means(device="cpu"), samples=100, batch_size=100)
+    subject = load_model(record, ExecutionConfig(device="cpu"), samples=100, batch_size=100)
     H = hessian(subject.model, F.cross_entropy, subject.batches)
     expected = top_eigenvalues(H, 2)
     assert found["eigenvalues"]["values"] == pytest.approx(expected.values.tolist(), rel=1e-3)
@@ -173,13 +173,13 @@ def test_an_interrupted_run_can_be_measured(out, tmp_path):
 
 
 def test_training_images_are_not_augmented_and_keep_the_noisy_labels(record):
-    subject = open_subject(record, Means(device="cpu"), batch_size=64)
+    subject = load_model(record, ExecutionConfig(device="cpu"), batch_size=64)
     first, again = (list(subject.batches) for _ in range(2))
     assert len(subject.batches) == len(first) == 3
     assert all(torch.equal(a[0], b[0]) for a, b in zip(first, again, strict=True))
     labels = torch.cat([labels for _, labels in first])
-    clean = data.load("digits", Means().source).train_labels[:150]
-    assert torch.equal(labels, noisy(clean, 10, RUN.noise, RUN.noise_seed))
+    clean = datasets.load("digits", ExecutionConfig().source).train_labels[:150]
+    assert torch.equal(labels, add_label_noise(clean, 10, RUN.noise, RUN.noise_seed))
     assert not torch.equal(labels, clean)
     with pytest.raises(ValueError, match="at least 1"):
         FixedBatches(subject.batches.feed, "train", 0, 10)
@@ -196,7 +196,7 @@ def test_image_folders_are_read_in_a_fixed_order(tmp_path):
                 Image.new("RGB", (40, 30), (40 * index, 90 * number, 0)).save(
                     folder / f"{index}.png"
                 )
-    from wsam.lab.folder import FolderFeed
+    from wsam.lab.image_folder import FolderFeed
 
     feed = FolderFeed(tmp_path / "pets", 2, torch.device("cpu"), 0, False, size=8, workers=0)
     for split in ("train", "test"):
@@ -240,22 +240,22 @@ def refused(*words: object) -> str:
 
 
 def test_wrong_checkpoints(out, record, tmp_path):
-    assert "no checkpoint" in refused("curvature", tmp_path / "nothing.pt")
+    assert "does not exist" in refused("curvature", tmp_path / "nothing.pt")
     (tmp_path / "text.pt").write_text("not tensors")
     assert "not a file of tensors" in refused("curvature", tmp_path / "text.pt")
     (tmp_path / "empty.pt").touch()
     assert "is not a file of tensors: it is empty" in refused("curvature", tmp_path / "empty.pt")
     torch.save([1, 2], tmp_path / "list.pt")
-    assert "holds list, not a state dict" in refused("curvature", tmp_path / "list.pt")
+    assert "contains list, expected a state dict" in refused("curvature", tmp_path / "list.pt")
     torch.save({"a": 1}, tmp_path / "odd.pt")
-    assert "names with their tensors" in refused("curvature", tmp_path / "odd.pt")
+    assert "a state dict of named tensors" in refused("curvature", tmp_path / "odd.pt")
     torch.save({"w": torch.ones(1)}, tmp_path / "other.pt")
-    assert "both --model and --data" in refused("curvature", tmp_path / "other.pt")
+    assert "give --model and --data" in refused("curvature", tmp_path / "other.pt")
     options = ("--model", "mlp", "--data", "digits")
     assert "does not fit mlp on digits" in refused("curvature", tmp_path / "other.pt", *options)
-    state = models.build("mlp", models.Task((1, 8, 8), 7), 0).state_dict()
+    state = models.build_model("mlp", models.Task((1, 8, 8), 7), 0).state_dict()
     torch.save(state, tmp_path / "seven.pt")
-    assert "is of shape (7," in refused("curvature", tmp_path / "seven.pt", *options)
+    assert "has shape (7," in refused("curvature", tmp_path / "seven.pt", *options)
     right = read_checkpoint(record)[0]
     torch.save({**right, "extra": torch.ones(1)}, tmp_path / "more.pt")
     assert "the model has no 'extra'" in refused("curvature", tmp_path / "more.pt", *options)
@@ -264,8 +264,8 @@ def test_wrong_checkpoints(out, record, tmp_path):
     nan = {name: tensor * torch.nan for name, tensor in right.items()}
     torch.save(nan, tmp_path / "nan.pt")
     assert "loss of batch 0 is nan" in refused("curvature", tmp_path / "nan.pt", *options)
-    bare = train(RUN.replace(epochs=1), tmp_path / "bare", Means(device="cpu"))
-    assert "kept no weights" in refused("curvature", tmp_path / "bare" / f"{bare['key']}.json")
+    bare = train(RUN.replace(epochs=1), tmp_path / "bare", ExecutionConfig(device="cpu"))
+    assert "were not kept" in refused("curvature", tmp_path / "bare" / f"{bare['key']}.json")
     weights = records.weights_path(out, RUN)
     damaged = tmp_path / "weights.pt"
     damaged.write_bytes(weights.read_bytes()[:-10])
@@ -276,11 +276,11 @@ def test_wrong_checkpoints(out, record, tmp_path):
 def test_the_first_tensor_that_does_not_fit_is_named():
     layers = {f"layer{number}": torch.nn.Linear(1, 1) for number in range(10, 60)}
     model = torch.nn.ModuleDict(layers)
-    with pytest.raises(ValueError, match=r"^odd: it has no 'layer10\.bias'$"):
-        fill(model, {}, "odd")
+    with pytest.raises(ValueError, match=r"^odd: 'layer10\.bias' is missing$"):
+        load_weights(model, {}, "odd")
     more = {f"more{number}": torch.ones(1) for number in range(10, 60)}
     with pytest.raises(ValueError, match=r"^odd: the model has no 'more10'$"):
-        fill(model, {**model.state_dict(), **more}, "odd")
+        load_weights(model, {**model.state_dict(), **more}, "odd")
 
 
 @pytest.mark.parametrize(
@@ -332,7 +332,9 @@ def test_missing_matplotlib_is_reported_before_anything_is_measured(record, monk
         "find_spec",
         lambda name, *rest: None if name == "matplotlib" else find_spec(name, *rest),
     )
-    monkeypatch.setattr("wsam.lab.subject.open_subject", lambda *_, **__: pytest.fail("measured"))
+    monkeypatch.setattr(
+        "wsam.lab.loaded_model.load_model", lambda *_, **__: pytest.fail("measured")
+    )
     for words in (("curvature", record, "--density"), ("landscape", record)):
         assert "pip install 'wsam[plots]'" in refused(*words, "--out", tmp_path / "figures")
     assert not (tmp_path / "figures").exists()

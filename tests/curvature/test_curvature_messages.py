@@ -13,9 +13,9 @@ from command import error_of, wsam_command
 from wsam.cli._checkpoints import progress
 from wsam.curvature import Progress
 from wsam.lab import records
-from wsam.lab.means import Means
+from wsam.lab.execution import ExecutionConfig
+from wsam.lab.loaded_model import read_checkpoint
 from wsam.lab.run import Run
-from wsam.lab.subject import read_checkpoint
 from wsam.lab.train import train
 
 RUN = Run(data="digits", model="cnn", method="vanilla", epochs=1, train_limit=60, noise=0.2)
@@ -25,7 +25,7 @@ FEW = ("--samples", 20, "--device", "cpu")
 @pytest.fixture(scope="module")
 def record(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
-    train(RUN, folder, Means(device="cpu", keep_weights=True))
+    train(RUN, folder, ExecutionConfig(device="cpu", keep_weights=True))
     return records.record_path(folder, RUN)
 
 
@@ -79,7 +79,7 @@ def test_a_file_of_ones_own_is_not_advised_to_be_removed(tmp_path, text):
     (tmp_path / "mine.json").write_text(text)
     for verb in ("curvature", "landscape"):
         said = wsam_command(verb, tmp_path / "mine.json", status=2).stderr
-        assert said == f"wsam: {tmp_path / 'mine.json'} is no record of wsam train\n"
+        assert said == f"wsam: {tmp_path / 'mine.json'} is not a record of wsam train\n"
 
 
 def test_the_labels_that_were_used_are_said(record, tmp_path):
@@ -87,8 +87,8 @@ def test_the_labels_that_were_used_are_said(record, tmp_path):
     torch.save(read_checkpoint(record)[0], bare)
     said = ("--model", "cnn", "--data", "digits")
     out = ("--points", 2, "--out", tmp_path / "seen")
-    noisy = "labels with the run's noise, 0.2 of them drawn anew (seed 0)\n"
-    unknown = "labels as in the data; the file does not say whether it was trained on others\n"
+    noisy = "labels with the run's noise, 0.2 of them redrawn (seed 0)\n"
+    unknown = "labels as in the data; the labels it was trained on are unknown\n"
     for verb, more in (("curvature", ("--top-products", 2)), ("landscape", out)):
         assert noisy in wsam_command(verb, record, *more, *FEW).stdout
         assert unknown in wsam_command(verb, bare, *said, *more, *FEW).stdout

@@ -16,7 +16,7 @@ from command import wsam_command
 
 import wsam
 from wsam import methods
-from wsam.lab import pages
+from wsam.lab import markdown_tables
 from wsam.lab.records import record_path
 from wsam.paper import find
 
@@ -99,8 +99,11 @@ def test_readme_shows_code_early() -> None:
 def test_pages_state_the_records_of_speed(page: Path) -> None:
     """Their tables are those of the records; `python docs/speed_table.py PAGE` makes them anew."""
     program = runpy.run_path(str(DOCS / "speed_table.py"))
-    assert any(words.startswith("table: ") for words in pages.places(page.read_text(), "speed"))
-    assert not pages.renew(page, program["MARK"], program["generate"], check=True)
+    assert any(
+        words.startswith("table: ")
+        for words in markdown_tables.find_markers(page.read_text(), "speed")
+    )
+    assert not markdown_tables.update_tables(page, program["MARK"], program["generate"], check=True)
 
 
 def test_the_picture_of_minima_is_made_of_all_records() -> None:
@@ -137,9 +140,9 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_every_page_is_in_the_table_of_contents() -> None:
     toctrees = re.findall(r"```{toctree}\n(.*?)```", (DOCS / "index.md").read_text(), re.DOTALL)
     listed = {line for tree in toctrees for line in tree.splitlines() if line[:1] not in {":", ""}}
-    pages = {path.stem for path in DOCS.glob("*.md")} - {"index"}
-    assert pages <= listed
-    assert {name for name in listed if "/" not in name} <= pages
+    markdown_tables = {path.stem for path in DOCS.glob("*.md")} - {"index"}
+    assert markdown_tables <= listed
+    assert {name for name in listed if "/" not in name} <= markdown_tables
 
 
 def documented() -> set[str]:

@@ -1,4 +1,4 @@
-"""Checkpoints: kill -9, damage, full disk, code."""
+"""Checkpoints survive kill -9, damage and a full disk, and never execute code."""
 
 import errno
 import json
@@ -28,7 +28,7 @@ def messages():
 
 @pytest.fixture
 def checkpoints(tmp_path, messages):
-    return Checkpoints(tmp_path / "checkpoints", say=messages.append)
+    return Checkpoints(tmp_path / "checkpoints", log=messages.append)
 
 
 def newest(checkpoints):
@@ -52,7 +52,7 @@ def test_the_newest_two_are_kept(checkpoints, messages):
     assert messages == []
 
 
-def test_the_manifest_holds_the_sha256(checkpoints):
+def test_the_manifest_contains_the_sha256(checkpoints):
     checkpoints.save(1, state(1))
     path = newest(checkpoints)
     manifest = json.loads(path.with_suffix(".json").read_text())
@@ -63,8 +63,10 @@ def test_the_manifest_holds_the_sha256(checkpoints):
     }
 
 
-@pytest.mark.parametrize("damage", ["truncated", "flipped", "gone", "no manifest", "bad manifest"])
-def test_damage_falls_back_to_the_previous_with_a_message(checkpoints, messages, damage):
+@pytest.mark.parametrize(
+    "damage", ["truncated", "flipped", "missing", "no manifest", "bad manifest"]
+)
+def test_a_damaged_checkpoint_falls_back_to_the_previous_one(checkpoints, messages, damage):
     checkpoints.save(1, state(1))
     checkpoints.save(2, state(2))
     path = newest(checkpoints)
@@ -74,20 +76,20 @@ def test_damage_falls_back_to_the_previous_with_a_message(checkpoints, messages,
     elif damage == "flipped":
         data[len(data) // 2] ^= 1
         path.write_bytes(data)
-    elif damage == "gone":
+    elif damage == "missing":
         path.unlink()
     elif damage == "no manifest":
         path.with_suffix(".json").unlink()
     else:
         path.with_suffix(".json").write_text('{"bytes": ')
     assert checkpoints.load()["number"] == 1
-    if damage != "no manifest":  # without one it never was a checkpoint
+    if damage != "no manifest":  # without a manifest it is not a checkpoint
         assert len(messages) == 1
         assert "000002" in messages[0]
         assert "falling back" in messages[0]
 
 
-def test_both_damaged_is_a_start_from_scratch_with_two_messages(checkpoints, messages):
+def test_two_damaged_checkpoints_restart_the_run(checkpoints, messages):
     checkpoints.save(1, state(1))
     checkpoints.save(2, state(2))
     for path in checkpoints.folder.glob("*.pt"):
@@ -96,48 +98,48 @@ def test_both_damaged_is_a_start_from_scratch_with_two_messages(checkpoints, mes
     assert checkpoints.load() is None
     assert ["000002" in messages[0], "000001" in messages[1]] == [True, True]
     assert [message.rpartition("; ")[2] for message in messages] == [
-        "falling back to the one before",
-        "none before it is left, so the run begins anew",
+        "falling back to the previous one",
+        "restarting the run",
     ]
-    assert sorted(checkpoints.folder.iterdir()) == files, "to look changes nothing"
+    assert sorted(checkpoints.folder.iterdir()) == files, "loading changes no files"
 
 
 def numbers(checkpoints):
     return sorted(int(path.stem) for path in checkpoints.folder.glob("*.json"))
 
 
-def damaged(folder, *, whole=()):
-    """Return checkpoints 8 and 9 as a killed process left them, damaged but for some."""
+def damaged(folder, *, intact=()):
+    """Save checkpoints 8 and 9 and damage those that are not in `intact`."""
     checkpoints = Checkpoints(folder)
     for number in (8, 9):
         checkpoints.save(number, state(number))
-        if number not in whole:
+        if number not in intact:
             newest(checkpoints).write_bytes(b"hello")
     return checkpoints
 
 
-def test_after_both_were_damaged_every_session_gets_further(tmp_path):
+def test_a_restarted_run_progresses_past_damaged_checkpoints(tmp_path):
     damaged(tmp_path)
     for number, kept in ((1, [1]), (2, [1, 2]), (3, [2, 3]), (4, [3, 4])):
-        session = Checkpoints(tmp_path)
-        found = session.load()
+        reopened = Checkpoints(tmp_path)
+        found = reopened.load()
         assert (found and found["number"]) == (number - 1 or None)
-        session.save(number, state(number))
-        assert numbers(session) == kept
+        reopened.save(number, state(number))
+        assert numbers(reopened) == kept
     assert len(list(tmp_path.iterdir())) == 4
 
 
-def test_a_damaged_one_does_not_take_the_place_of_one_that_is_whole(tmp_path):
-    session = damaged(tmp_path, whole=[8])
+def test_a_damaged_checkpoint_does_not_displace_an_intact_one(tmp_path):
+    damaged(tmp_path, intact=[8])
     assert Checkpoints(tmp_path).load()["number"] == 8
-    session = Checkpoints(tmp_path)
-    session.load()
-    session.save(10, state(10))
-    assert numbers(session) == [8, 10]
+    reopened = Checkpoints(tmp_path)
+    reopened.load()
+    reopened.save(10, state(10))
+    assert numbers(reopened) == [8, 10]
 
 
-def test_what_cannot_be_read_now_is_left_for_later(tmp_path, monkeypatch, messages):
-    damaged(tmp_path, whole=[8, 9])
+def test_unreadable_checkpoints_are_kept(tmp_path, monkeypatch, messages):
+    damaged(tmp_path, intact=[8, 9])
     read = Path.read_bytes
 
     def refusing(path):
@@ -146,31 +148,31 @@ def test_what_cannot_be_read_now_is_left_for_later(tmp_path, monkeypatch, messag
         return read(path)
 
     monkeypatch.setattr(Path, "read_bytes", refusing)
-    session = Checkpoints(tmp_path, say=messages.append)
-    assert session.load() is None
+    reopened = Checkpoints(tmp_path, log=messages.append)
+    assert reopened.load() is None
     assert "cannot be read: Permission denied" in messages[0]
     for number in (1, 2, 3):
-        session.save(number, state(number))
-    assert numbers(session) == [2, 3, 8, 9]
+        reopened.save(number, state(number))
+    assert numbers(reopened) == [2, 3, 8, 9]
     assert Checkpoints(tmp_path).load()["number"] == 3
     monkeypatch.undo()
     assert Checkpoints(tmp_path).load()["number"] == 9
-    session.save(4, state(4))
-    assert numbers(session) == [3, 4, 8, 9]
+    reopened.save(4, state(4))
+    assert numbers(reopened) == [3, 4, 8, 9]
 
 
-def test_what_another_version_may_read_is_left(tmp_path):
+def test_intact_checkpoints_that_cannot_be_loaded_are_kept(tmp_path):
     Checkpoints(tmp_path).save(1, state(1))
     save_state(tmp_path / "000009.pt", {"weights": Evil(tmp_path / "executed")})
-    session = Checkpoints(tmp_path)
-    assert session.load()["number"] == 1
+    reopened = Checkpoints(tmp_path)
+    assert reopened.load()["number"] == 1
     for number in (2, 3):
-        session.save(number, state(number))
-    assert numbers(session) == [2, 3, 9]
+        reopened.save(number, state(number))
+    assert numbers(reopened) == [2, 3, 9]
 
 
 @given(st.data())
-def test_no_flipped_bit_goes_unnoticed(tmp_path_factory, data):
+def test_every_flipped_bit_is_detected(tmp_path_factory, data):
     path = tmp_path_factory.mktemp("flip") / "state.pt"
     save_state(path, {"weights": torch.arange(5.0)})
     contents = bytearray(path.read_bytes())
@@ -189,7 +191,7 @@ class Evil:
         return (Path.touch, (self.trace,))
 
 
-def test_code_in_a_pickle_is_refused_and_not_run(checkpoints, messages, tmp_path):
+def test_code_in_a_pickle_is_not_executed(checkpoints, messages, tmp_path):
     checkpoints.save(1, state(1))
     trace = tmp_path / "executed"
     save_state(checkpoints.folder / "000002.pt", {"weights": Evil(trace)})
@@ -213,7 +215,7 @@ def test_full_disk_keeps_the_old_and_leaves_no_temporary_file(checkpoints, monke
     assert not list(checkpoints.folder.glob("*.tmp"))
 
 
-def forked(work):
+def fork(work):
     child = os.fork()
     if child == 0:
         try:
@@ -223,7 +225,7 @@ def forked(work):
     return child
 
 
-def test_kill_9_at_random_moments_leaves_one_loadable(checkpoints, messages):
+def test_kill_9_at_random_moments_leaves_a_loadable_checkpoint(checkpoints, messages):
     rng = random.Random(0)
     checkpoints.save(0, state(0))
     last = 0
@@ -233,10 +235,10 @@ def test_kill_9_at_random_moments_leaves_one_loadable(checkpoints, messages):
             checkpoints.save(number, state(number))
 
     for turn in range(25):
-        child = forked(save_forever)
+        child = fork(save_forever)
         time.sleep(rng.uniform(0.001, 0.04))
         while turn == 24 and newest(checkpoints).stem == "000000":
-            time.sleep(0.005)  # where disks are slow, no save may have been made by now
+            time.sleep(0.005)  # wait for the first save on a slow disk
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         loaded = checkpoints.load()
@@ -248,8 +250,8 @@ def test_kill_9_at_random_moments_leaves_one_loadable(checkpoints, messages):
     assert messages == []
 
 
-def killed_before(deadly, work):
-    """Work in a process that dies just before its n-th fsync, rename or removal; return how."""
+def killed_before(fatal_call, work):
+    """Run `work` in a child that dies before its n-th fsync, rename or removal; return its status."""
 
     def dying():
         calls = 0
@@ -258,7 +260,7 @@ def killed_before(deadly, work):
             def wrapper(*args, **kwargs):
                 nonlocal calls
                 calls += 1
-                if calls == deadly:
+                if calls == fatal_call:
                     os.kill(os.getpid(), signal.SIGKILL)
                 return call(*args, **kwargs)
 
@@ -269,25 +271,25 @@ def killed_before(deadly, work):
         Path.unlink = counted(Path.unlink)
         work()
 
-    return os.waitpid(forked(dying), 0)[1]
+    return os.waitpid(fork(dying), 0)[1]
 
 
-@pytest.mark.parametrize(("whole", "number"), [((), 1), ((8,), 9), ((8, 9), 10)])
-def test_kill_9_while_damaged_ones_are_replaced(tmp_path, whole, number):
-    """Nothing readable is lost before the new one is there, and the new one is never lost."""
-    for deadly in range(1, 100):
-        folder = tmp_path / str(deadly)
-        damaged(folder, whole=whole)
+@pytest.mark.parametrize(("intact", "number"), [((), 1), ((8,), 9), ((8, 9), 10)])
+def test_kill_9_while_damaged_checkpoints_are_replaced(tmp_path, intact, number):
+    """An intact checkpoint is removed only after the new one is complete."""
+    for fatal_call in range(1, 100):
+        folder = tmp_path / str(fatal_call)
+        damaged(folder, intact=intact)
 
-        def go_on(folder=folder):
-            session = Checkpoints(folder)
-            session.load()
-            session.save(number, state(number))
+        def resume(folder=folder):
+            reopened = Checkpoints(folder)
+            reopened.load()
+            reopened.save(number, state(number))
 
-        status = killed_before(deadly, go_on)
+        status = killed_before(fatal_call, resume)
         loaded = Checkpoints(folder).load()
         saved = loaded is not None and loaded["number"] == number
-        assert saved or (loaded and loaded["number"]) == (max(whole, default=None))
+        assert saved or (loaded and loaded["number"]) == (max(intact, default=None))
         assert saved or status
         after = Checkpoints(folder)
         after.load()
@@ -296,34 +298,33 @@ def test_kill_9_while_damaged_ones_are_replaced(tmp_path, whole, number):
         if status == 0:
             break
     assert status == 0
-    assert deadly > 6  # a save alone is two files: written, named, and their folder
+    assert fatal_call > 6  # a save writes, renames and syncs two files
 
 
-def test_kill_9_before_every_call_that_matters(checkpoints, messages):
-    """The process dies just before its n-th fsync, rename or removal; for every n."""
+def test_kill_9_before_every_system_call_of_a_save(checkpoints, messages):
     checkpoints.save(1, state(1))
     checkpoints.save(2, state(2))
     survived = []
-    for deadly in range(1, 100):
+    for fatal_call in range(1, 100):
 
         def save():
             number = checkpoints.load()["number"] + 1
             checkpoints.save(number, state(number))
 
-        status = killed_before(deadly, save)
+        status = killed_before(fatal_call, save)
         loaded = checkpoints.load()
         assert torch.equal(loaded["weights"], state(loaded["number"])["weights"])
         survived.append(loaded["number"])
         if status == 0:
             break
-    assert survived[0] == 2  # the first death was before anything was in place
+    assert survived[0] == 2  # died before the first fsync
     assert survived[-1] > 2
     assert len(survived) >= 8
     assert survived == sorted(survived)
     assert messages == []
 
 
-def test_clear_removes_all_that_a_killed_process_left(checkpoints):
+def test_clear_removes_partial_files_of_a_killed_process(checkpoints):
     checkpoints.save(1, state(1))
     (checkpoints.folder / "000002.pt").write_bytes(b"half")
     (checkpoints.folder / "000003.pt.tmp").write_bytes(b"half")

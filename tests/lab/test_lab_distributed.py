@@ -1,4 +1,4 @@
-"""`torchrun -m wsam train`: several processes make one run and one record."""
+"""`torchrun -m wsam train`: several processes train one run and write one record."""
 
 import json
 import shlex
@@ -14,15 +14,15 @@ ARGUMENTS = shlex.split(
 )
 
 
-def started(*words: str, processes: int) -> subprocess.CompletedProcess[str]:
+def launch(*words: str, processes: int) -> subprocess.CompletedProcess[str]:
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
-    launcher = torchrun if processes > 1 else []  # standalone: on a port that is free
+    launcher = torchrun if processes > 1 else []  # standalone: uses a free port
     line = [sys.executable, *launcher, *words]
     return subprocess.run(line, capture_output=True, text=True, check=False, timeout=240)
 
 
 def command(out: Path, *extra: str, processes: int = 1) -> subprocess.CompletedProcess[str]:
-    return started("-m", "wsam", *ARGUMENTS, "--out", str(out), *extra, processes=processes)
+    return launch("-m", "wsam", *ARGUMENTS, "--out", str(out), *extra, processes=processes)
 
 
 def record(out: Path) -> dict[str, object]:
@@ -36,7 +36,7 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
     assert command(alone).returncode == 0
     done = command(together, processes=2)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("test error") == 1  # one process speaks
+    assert done.stdout.count("test error") == 1  # only rank 0 prints
     one, two = record(alone), record(together)
     assert one["key"] == two["key"]
     assert two["execution"]["processes"] == 2
@@ -49,23 +49,23 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_batch_that_cannot_be_shared(tmp_path: Path) -> None:
+def test_a_batch_that_cannot_be_split(tmp_path: Path) -> None:
     done = command(tmp_path, "--batch-size", "51", processes=2)
     assert done.returncode != 0
-    assert "51 images cannot be shared evenly by 2 processes" in done.stderr
+    assert "51 images cannot be split evenly over 2 processes" in done.stderr
     assert not list(tmp_path.glob("*.json"))
 
 
 @pytest.mark.slow
-def test_an_interrupted_team_ends_in_the_same_record(tmp_path: Path) -> None:
-    """Every process goes on with its own generator: dropout masks would tell."""
-    worker = str(Path(__file__).parents[1] / "workers" / "lab_team.py")
-    for words in (("whole",), ("broken", "stop"), ("broken",)):
+def test_interrupted_processes_end_with_the_same_record(tmp_path: Path) -> None:
+    """Each process restores its own generator, which dropout draws from."""
+    worker = str(Path(__file__).parents[1] / "workers" / "lab_processes.py")
+    for words in (("whole",), ("resumed", "stop"), ("resumed",)):
         assert not list((tmp_path / words[0]).glob("*.json"))
-        done = started(worker, str(tmp_path / words[0]), *words[1:], processes=2)
+        done = launch(worker, str(tmp_path / words[0]), *words[1:], processes=2)
         assert done.returncode == 0, done.stderr
-    whole, broken = record(tmp_path / "whole"), record(tmp_path / "broken")
-    assert (whole["resumed"], broken["resumed"]) == (0, 1)
-    assert broken["execution"]["processes"] == 2
-    for one, other in zip(whole["curve"], broken["curve"], strict=True):
+    whole, resumed = record(tmp_path / "whole"), record(tmp_path / "resumed")
+    assert (whole["resumed"], resumed["resumed"]) == (0, 1)
+    assert resumed["execution"]["processes"] == 2
+    for one, other in zip(whole["curve"], resumed["curve"], strict=True):
         assert other | {"seconds": 0} == one | {"seconds": 0}

@@ -1,4 +1,4 @@
-"""Files that are whole or absent; runs that are held by one process."""
+"""Atomic writes and locks."""
 
 import errno
 import os
@@ -16,7 +16,7 @@ def full_disk(handle):
 
 
 def in_child(work):
-    """Run `work` in a forked child and return how it ended."""
+    """Run `work` in a forked child and return its status."""
     child = os.fork()
     if child == 0:
         try:
@@ -26,7 +26,7 @@ def in_child(work):
     return os.waitpid(child, 0)[1]
 
 
-def test_write_replaces_the_whole_file(tmp_path):
+def test_write_replaces_the_file(tmp_path):
     path = tmp_path / "new" / "file"
     files.write_atomic(path, b"one")
     files.write_atomic(path, b"three")
@@ -39,10 +39,10 @@ def test_write_replaces_the_whole_file(tmp_path):
     [
         (PermissionError(errno.EACCES, "Permission denied", "a"), "permission denied"),
         (FileNotFoundError(errno.ENOENT, "No such file", "a"), "the system does not allow it"),
-        (NotADirectoryError(errno.ENOTDIR, "Not a directory", "a"), "there is a file in its way"),
+        (NotADirectoryError(errno.ENOTDIR, "Not a directory", "a"), "a file with that name exists"),
     ],
 )
-def test_a_folder_that_cannot_be_made_is_named(tmp_path, monkeypatch, error, reason):
+def test_a_folder_that_cannot_be_created(tmp_path, monkeypatch, error, reason):
     def refuse(*given, **named):
         raise error
 
@@ -50,23 +50,38 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path, monkeypatch, error, rea
     path = tmp_path / "runs" / "file"
     with pytest.raises(type(error)) as caught:
         files.write_atomic(path, b"new")
-    expected = f"the folder {path.parent} cannot be made: {reason}"
-    assert files.sentence(caught.value) == expected
+    expected = f"cannot create the folder {path.parent}: {reason}"
+    assert files.format_os_error(caught.value) == expected
 
 
-def test_full_disk_keeps_the_old_and_leaves_no_temporary_file(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (FileNotFoundError(2, "No such file", "a.json"), "a.json does not exist"),
+        (FileExistsError(17, "File exists", "a"), "a is a file, expected a folder"),
+        (IsADirectoryError(21, "Is a directory", "a"), "a is a folder, expected a file"),
+        (PermissionError(13, "Permission denied", "a"), "a: permission denied"),
+        (OSError(28, "cannot write a: no space"), "cannot write a: no space"),
+        (OSError("another process is working"), "another process is working"),
+    ],
+)
+def test_messages_of_file_errors(error, message):
+    assert files.format_os_error(error) == message
+
+
+def test_a_full_disk_keeps_the_old_file_and_leaves_no_temporary_file(tmp_path, monkeypatch):
     path = tmp_path / "file"
     files.write_atomic(path, b"old")
     monkeypatch.setattr(files.os, "fsync", full_disk)
     with pytest.raises(
-        OSError, match=r"cannot write .*file: No space left.*the one before is kept"
+        OSError, match=r"cannot write .*file: No space left.*the previous file is kept"
     ):
         files.write_atomic(path, b"new")
     assert path.read_bytes() == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_limit_of_the_system_keeps_the_old(tmp_path):
+def test_a_file_size_limit_keeps_the_old_file(tmp_path):
     path = tmp_path / "file"
     files.write_atomic(path, b"old")
 
@@ -93,37 +108,37 @@ def test_ctrl_c_leaves_no_temporary_file(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_one_process_at_a_time(tmp_path):
+def test_a_lock_is_held_by_one_process(tmp_path):
     lock = tmp_path / "run" / "lock"
 
-    def try_it():
+    def try_lock():
         try:
-            with files.claimed(lock):
+            with files.exclusive_lock(lock):
                 pass
         except files.BusyError:
             os._exit(9)
 
-    with files.claimed(lock):
-        assert os.waitstatus_to_exitcode(in_child(try_it)) == 9
-    assert os.waitstatus_to_exitcode(in_child(try_it)) == 0
+    with files.exclusive_lock(lock):
+        assert os.waitstatus_to_exitcode(in_child(try_lock)) == 9
+    assert os.waitstatus_to_exitcode(in_child(try_lock)) == 0
 
 
-def test_a_killed_process_lets_go(tmp_path):
+def test_kill_9_releases_a_lock(tmp_path):
     lock = tmp_path / "lock"
     child = os.fork()
     if child == 0:
         try:
-            with files.claimed(lock):
+            with files.exclusive_lock(lock):
                 (tmp_path / "held").touch()
                 time.sleep(600)
         finally:
-            os._exit(1)  # it must never go on as a second run of the tests
+            os._exit(1)  # never continue as a second test session
     while not (tmp_path / "held").exists():
         assert os.waitpid(child, os.WNOHANG) == (0, 0)
         time.sleep(0.005)
-    with pytest.raises(files.BusyError, match="another process"), files.claimed(lock):
+    with pytest.raises(files.BusyError, match="another process"), files.exclusive_lock(lock):
         pass
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    with files.claimed(lock):
+    with files.exclusive_lock(lock):
         pass

@@ -1,4 +1,4 @@
-"""Models: the shapes of the papers, reproducible weights, libraries only where they are needed."""
+"""Models: sizes, reproducible weights, optional libraries."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from wsam.lab import models
-from wsam.lab.models import Task, build
+from wsam.lab.models import Task, build_model
 
 CIFAR = Task((3, 32, 32), 10)
 DIGITS = Task((1, 8, 8), 10)
@@ -25,52 +25,51 @@ DIGITS = Task((1, 8, 8), 10)
         ("mlp", DIGITS, 8_970),
     ],
 )
-def test_parameters(name, task, count):
+def test_parameter_counts(name, task, count):
     with torch.device("meta"):
-        model = models._SMALL[name](task)
+        model = models._BUILDERS[name](task)
     assert models.parameter_count(model) == count
 
 
 @pytest.mark.parametrize("name", ["resnet18", "cnn", "mlp"])
 @pytest.mark.parametrize("task", [DIGITS, CIFAR])
 def test_forward_and_backward(name, task):
-    model = build(name, task, seed=0)
+    model = build_model(name, task, seed=0)
     loss = model(torch.randn(2, *task.shape)).square().mean()
     loss.backward()
     assert torch.isfinite(loss)
     assert all(p.grad is not None for p in model.parameters())
 
 
-def test_wide_resnet_of_little_depth():
+def test_a_small_wide_resnet():
     model = models.WideResNet(CIFAR, depth=10, widen=1)
     assert model(torch.randn(2, 3, 32, 32)).shape == (2, 10)
     assert len(list(model.blocks)) == 3
     assert model.blocks[1].conv1.stride == (2, 2)
 
 
-def test_resnet_keeps_the_resolution_of_its_stem():
-    # The form for CIFAR: no pooling and no stride before the first blocks.
-    model = build("resnet18", CIFAR, seed=0)
+def test_resnet_for_cifar_does_not_downsample_before_its_blocks():
+    model = build_model("resnet18", CIFAR, seed=0)
     assert model.stem.kernel_size == (3, 3)
     assert model.stem(torch.zeros(1, 3, 32, 32)).shape == (1, 64, 32, 32)
     assert model.blocks(torch.zeros(1, 64, 32, 32)).shape == (1, 512, 4, 4)
 
 
-def test_weights_come_from_the_seed_and_leave_the_global_generator_alone():
+def test_weights_depend_on_the_seed_and_leave_the_global_generator_unchanged():
     torch.manual_seed(7)
-    one = build("cnn", DIGITS, seed=3).state_dict()
+    one = build_model("cnn", DIGITS, seed=3).state_dict()
     after = torch.rand(1)
     torch.manual_seed(7)
     assert torch.equal(after, torch.rand(1))
     same, other = (
-        build("cnn", DIGITS, seed=3).state_dict(),
-        build("cnn", DIGITS, seed=4).state_dict(),
+        build_model("cnn", DIGITS, seed=3).state_dict(),
+        build_model("cnn", DIGITS, seed=4).state_dict(),
     )
     assert all(torch.equal(one[name], same[name]) for name in one)
     assert not torch.equal(one["0.weight"], other["0.weight"])
 
 
-def test_he_initialisation():
+def test_he_initialization():
     with torch.random.fork_rng():
         torch.manual_seed(0)
         layers = nn.Sequential(nn.Conv2d(64, 128, 3), nn.Linear(100, 10))
@@ -79,20 +78,20 @@ def test_he_initialisation():
     assert layers[1].bias.abs().max() == 0
 
 
-def test_unknown_models_list_the_known():
+def test_unknown_models():
     with pytest.raises(ValueError, match=r"resnet18, wrn-28-10, deit-base, timm:NAME"):
-        build("vgg", CIFAR, seed=0)
+        build_model("vgg", CIFAR, seed=0)
     with pytest.raises(ValueError, match="cnn has no pretrained weights"):
-        build("cnn", DIGITS, seed=0, pretrained="somewhere")
+        build_model("cnn", DIGITS, seed=0, pretrained="somewhere")
 
 
-def test_timm_is_needed_only_by_its_name(monkeypatch):
+def test_missing_timm(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(ModuleNotFoundError, match="timm:resnet50 needs timm"):
-        build("timm:resnet50", CIFAR, seed=0)
+        build_model("timm:resnet50", CIFAR, seed=0)
 
 
-def test_timm_models_are_made_for_the_task(monkeypatch):
+def test_timm_models_match_the_task(monkeypatch):
     class Timm:
         @staticmethod
         def create_model(name, pretrained, num_classes, in_chans):
@@ -102,9 +101,9 @@ def test_timm_models_are_made_for_the_task(monkeypatch):
             return nn.Linear(4, num_classes)
 
     monkeypatch.setitem(sys.modules, "timm", Timm)
-    assert build("timm:tiny", CIFAR, seed=0).out_features == 10
-    with pytest.raises(ValueError, match="timm does not make 'huge'"):
-        build("timm:huge", CIFAR, seed=0)
+    assert build_model("timm:tiny", CIFAR, seed=0).out_features == 10
+    with pytest.raises(ValueError, match="timm cannot create 'huge'"):
+        build_model("timm:huge", CIFAR, seed=0)
 
 
 def test_deit_from_a_local_folder(tmp_path):
@@ -119,13 +118,13 @@ def test_deit_from_a_local_folder(tmp_path):
     )
     saved = transformers.DeiTForImageClassification(config)
     saved.save_pretrained(tmp_path)
-    model = build("deit-base", CIFAR, seed=0, pretrained=str(tmp_path)).eval()
+    model = build_model("deit-base", CIFAR, seed=0, pretrained=str(tmp_path)).eval()
     x = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
         assert torch.equal(model(x), saved.eval()(x).logits)
 
 
-def test_deit_base_is_the_base_model():
+def test_deit_base_has_86_million_parameters():
     pytest.importorskip("transformers")
     with torch.device("meta"):
         model = models.DeiT(Task((3, 224, 224), 1000))

@@ -1,4 +1,4 @@
-"""Records: valid JSON, named by the key, never half there."""
+"""Records are valid JSON, named by the run's key, and checked when read."""
 
 import json
 from pathlib import Path
@@ -12,8 +12,6 @@ from wsam.lab.run import Run
 
 RUN = Run(method="vanilla", epochs=1)
 OTHER = RUN.replace(seed=1)
-
-
 ROW = {"epoch": 1, "train_loss": 0.5, "test_error": 7.0}
 
 
@@ -25,7 +23,7 @@ def without(name):
     return json.dumps({n: value for n, value in record().items() if n != name})
 
 
-def changed(**settings):
+def with_settings(**settings):
     return record(settings=RUN.to_dict() | settings)
 
 
@@ -39,34 +37,34 @@ def test_write_and_read(tmp_path):
     assert Run.from_dict(records.read_file(path)["settings"]) == RUN
 
 
-def test_numbers_that_are_not_finite_become_null(tmp_path):
+def test_non_finite_numbers_are_written_as_null(tmp_path):
     row = {"epoch": 1, "train_loss": float("nan"), "test_error": float("inf"), "lr": 1e-9}
     path = records.write(tmp_path, RUN, record(status="failed", curve=[row], x=(float("-inf"), 1)))
 
-    def forbidden(word):
-        raise AssertionError(word)
+    def fail(constant):
+        raise AssertionError(constant)
 
-    read = json.loads(path.read_text(), parse_constant=forbidden)
+    read = json.loads(path.read_text(), parse_constant=fail)
     assert read["curve"] == [{"epoch": 1, "train_loss": None, "test_error": None, "lr": 1e-9}]
     assert read["x"] == [None, 1]
     assert records.final_error(read) is None
 
 
-def test_an_epoch_is_a_line(tmp_path):
+def test_one_line_per_epoch(tmp_path):
     rows = [{"epoch": n, "test_error": 1.5} for n in (1, 2, 3)]
     path = records.write(tmp_path, RUN, record(curve=rows))
     lines = [line for line in path.read_text().splitlines() if line.startswith('  {"epoch"')]
     assert [json.loads(line.strip().rstrip(",")) for line in lines] == rows
 
 
-def test_other_files_in_the_folder_are_let_be(tmp_path):
+def test_other_files_in_the_folder_are_ignored(tmp_path):
     records.write(tmp_path, RUN, record())
     (tmp_path / "notes.json").write_text("not json")
     assert len(recorded(tmp_path)) == 1
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("", "not valid JSON; remove it"),
         ('{"key": "', "not valid JSON"),
@@ -77,64 +75,64 @@ def test_other_files_in_the_folder_are_let_be(tmp_path):
         (without("title"), "it needs"),
         (json.dumps(record(format=99)), "has format 99: this version reads format 1"),
         (json.dumps(record(status="fine")), "'fine': it must be finished or failed"),
-        (json.dumps(record(curve=[])), "holds no epoch"),
-        (json.dumps(record(curve=["x"])), "holds an epoch that is damaged"),
-        (json.dumps(record(curve=[{"epoch": 1}])), "holds an epoch that is damaged"),
-        (json.dumps(record(curve=[ROW | {"epoch": None}, ROW])), "an epoch that is damaged"),
-        (json.dumps(record(curve=[ROW | {"test_error": None}])), "lacks figures of its last epoch"),
-        (json.dumps(record(final="x")), "holds final figures that are damaged"),
-        (json.dumps(record(final=ROW | {"test_error": None})), "lacks figures of its last epoch"),
-        (json.dumps(record(seconds=None)), "does not hold its seconds as a number"),
-        (json.dumps(record(title=3)), "does not hold its title as text"),
-        (json.dumps(record(status="failed", failure=[1])), "does not hold its failure as text"),
-        (json.dumps(record(execution="cpu")), "its execution as names and values"),
-        (json.dumps(record(settings=None)), "settings must hold names and values, got None"),
-        (json.dumps(changed(speed=1)), "unknown setting 'speed'"),
-        (json.dumps(changed(seed=1)), f"its settings are those of {OTHER.key}"),
-        (json.dumps(record(key="0" * 12)), f"its settings are those of {RUN.key}"),
+        (json.dumps(record(curve=[])), "contains no epoch"),
+        (json.dumps(record(curve=["x"])), "contains an invalid epoch"),
+        (json.dumps(record(curve=[{"epoch": 1}])), "contains an invalid epoch"),
+        (json.dumps(record(curve=[ROW | {"epoch": None}, ROW])), "contains an invalid epoch"),
+        (json.dumps(record(curve=[ROW | {"test_error": None}])), "lacks metrics of its last epoch"),
+        (json.dumps(record(final="x")), "contains invalid final metrics"),
+        (json.dumps(record(final=ROW | {"test_error": None})), "lacks metrics of its last epoch"),
+        (json.dumps(record(seconds=None)), "has seconds that are not a number"),
+        (json.dumps(record(title=3)), "has a title that is not a string"),
+        (json.dumps(record(status="failed", failure=[1])), "has a failure that is not a string"),
+        (json.dumps(record(execution="cpu")), "has an execution that is not a mapping"),
+        (json.dumps(record(settings=None)), "settings must be a mapping, got None"),
+        (json.dumps(with_settings(speed=1)), "unknown setting 'speed'"),
+        (json.dumps(with_settings(seed=1)), f"its settings have the key {OTHER.key}"),
+        (json.dumps(record(key="0" * 12)), f"its settings have the key {RUN.key}"),
         (json.dumps(as_recorded(OTHER, ROW)), f"record of another run, {OTHER.key}"),
     ],
     ids=lambda text: text[-60:],
 )
-def test_what_is_no_record_is_named(tmp_path, text, words):
+def test_invalid_records(tmp_path, text, message):
     records.record_path(tmp_path, RUN).write_text(text)
-    with pytest.raises(ValueError, match=words) as raised:
+    with pytest.raises(ValueError, match=message) as raised:
         records.read(tmp_path, RUN)
     assert RUN.key in str(raised.value)
     assert "it to run again" in str(raised.value) or "it away to run again" in str(raised.value)
 
 
-@pytest.mark.parametrize("figure", ["NaN", "-Infinity", "1e400", "9" * 400, "9" * 5000])
-def test_a_number_that_is_not_finite_is_damage_wherever_it_stands(tmp_path, figure):
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e400", "9" * 400, "9" * 5000])
+def test_records_with_non_finite_numbers_are_invalid(tmp_path, number):
     path = records.record_path(tmp_path, RUN)
-    for spoilt in (record(curve=[ROW | {"test_error": "x"}]), record(hardware=["x"])):
-        path.write_text(json.dumps(spoilt).replace('"x"', figure))
-        with pytest.raises(ValueError, match="holds a number that is not finite") as raised:
+    for damaged in (record(curve=[ROW | {"test_error": "x"}]), record(hardware=["x"])):
+        path.write_text(json.dumps(damaged).replace('"x"', number))
+        with pytest.raises(ValueError, match="contains a number that is not finite") as raised:
             records.read(tmp_path, RUN)
-        assert str(raised.value).startswith(f"{path} holds")
+        assert str(raised.value).startswith(f"{path} contains")
         assert len(str(raised.value)) < len(str(path)) + 100
 
 
-def test_an_epoch_that_was_not_tested_is_no_damage(tmp_path):
+def test_an_epoch_may_lack_its_test_error(tmp_path):
     untested = record(curve=[ROW | {"test_error": None}, ROW | {"epoch": 2}])
     records.write(tmp_path, RUN, untested)
     assert records.read(tmp_path, RUN) == untested
 
 
-def test_looking_whether_a_run_is_free_makes_nothing(tmp_path):
-    records.check_free(tmp_path, RUN)
+def test_checking_a_lock_creates_no_files(tmp_path):
+    records.check_unlocked(tmp_path, RUN)
     assert not list(tmp_path.iterdir())
-    with records.claim(tmp_path, RUN), pytest.raises(BusyError):
-        records.check_free(tmp_path, RUN)
-    records.check_free(tmp_path, RUN)
+    with records.lock_run(tmp_path, RUN), pytest.raises(BusyError):
+        records.check_unlocked(tmp_path, RUN)
+    records.check_unlocked(tmp_path, RUN)
 
 
-def test_text_cannot_break_out(tmp_path):
+def test_text_is_escaped(tmp_path):
     path = records.write(tmp_path, RUN, record(failure='"</script><b>é'))
     assert records.read_file(path)["failure"] == '"</script><b>é'
 
 
-def test_names_of_records():
+def test_is_named_by_key():
     for name in (f"{RUN.key}.json", RUN.key):
         assert records.is_named_by_key(Path(name))
     for name in (f"{RUN.key}.minimum.json", f"{RUN.key}0.json", "notes.json", RUN.key.upper()):

@@ -1,4 +1,4 @@
-"""Interruptions vanish: a run that goes on ends in the record that it would have had."""
+"""An interrupted and resumed run ends with the same record as an uninterrupted one."""
 
 import json
 import os
@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from training import CPU, SHORT, Stop, StopAfter, curve
 
-from wsam.lab import generators, models, records
-from wsam.lab.checkpoint import Checkpoints
+from wsam.lab import models, records
+from wsam.lab.checkpoint import Checkpoints, set_rng_states
 from wsam.lab.files import BusyError
 from wsam.lab.train import train
 
@@ -22,83 +22,83 @@ from wsam.lab.train import train
     ("method", "hyper"),
     [("vanilla", {}), ("wsam", {}), ("esam", {}), ("gsam", {"rho": 0.2, "rho_min": 0.01})],
 )
-def test_an_interrupted_run_ends_in_the_same_record(tmp_path, method, hyper):
+def test_an_interrupted_run_ends_with_the_same_record(tmp_path, method, hyper):
     run = SHORT.replace(method=method, hyper=hyper, epochs=4)
     whole = train(run, tmp_path / "whole", CPU)
     for stop in (StopAfter(steps=6), StopAfter(epochs=2), StopAfter(steps=7)):
         with pytest.raises(Stop):
-            train(run, tmp_path / "broken", CPU, [stop])
-    watcher = StopAfter()
-    resumed = train(run, tmp_path / "broken", CPU, [watcher])
+            train(run, tmp_path / "resumed", CPU, [stop])
+    callback = StopAfter()
+    resumed = train(run, tmp_path / "resumed", CPU, [callback])
     assert curve(resumed) == curve(whole)
     assert resumed["final"] == whole["final"]
     assert resumed["settings"] == whole["settings"]
     assert (whole["resumed"], resumed["resumed"]) == (0, 2)
-    assert "going on after epoch 2 of 4" in watcher.said[0]
+    assert callback.messages == ["resuming after epoch 2 of 4"]
 
 
-@pytest.mark.parametrize("older", [False, True], ids=["now", "before teams kept all generators"])
-def test_dropout_goes_on_where_it_was(tmp_path, monkeypatch, older):
+@pytest.mark.parametrize("older", [False, True], ids=["current", "older format"])
+def test_dropout_masks_resume(tmp_path, monkeypatch, older):
     def with_dropout(task):
         return nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, task.classes))
 
-    monkeypatch.setitem(models._SMALL, "mlp", with_dropout)
+    monkeypatch.setitem(models._BUILDERS, "mlp", with_dropout)
     run = SHORT.replace(model="mlp")
     whole = train(run, tmp_path / "whole", CPU)
     with pytest.raises(Stop):
-        train(run, tmp_path / "broken", CPU, [StopAfter(epochs=3)])
+        train(run, tmp_path / "resumed", CPU, [StopAfter(epochs=3)])
     if older:
-        checkpoints = Checkpoints(records.work_folder(tmp_path / "broken", run) / "checkpoints")
+        checkpoints = Checkpoints(records.work_folder(tmp_path / "resumed", run) / "checkpoints")
         state = checkpoints.load()
         (own,) = state.pop("generators")
         checkpoints.save(2, {**state, "random": own["cpu"]})
-    assert curve(train(run, tmp_path / "broken", CPU)) == curve(whole)
+    assert curve(train(run, tmp_path / "resumed", CPU)) == curve(whole)
 
 
-def test_a_process_that_was_not_there_keeps_the_generator_its_rank_gave_it():
+def test_an_additional_process_keeps_its_initial_generator():
     older = {"random": torch.get_rng_state()}
     for checkpoint in (older, {"generators": [{"cpu": older["random"]}]}):
         torch.manual_seed(3)
         before = torch.get_rng_state()
-        generators.put_back(checkpoint, 1, torch.device("cpu"))
+        set_rng_states(checkpoint, 1, torch.device("cpu"))
         assert torch.equal(torch.get_rng_state(), before)
-        generators.put_back(checkpoint, 0, torch.device("cpu"))
+        set_rng_states(checkpoint, 0, torch.device("cpu"))
         assert torch.equal(torch.get_rng_state(), older["random"])
 
 
-def test_a_damaged_checkpoint_costs_an_epoch_and_nothing_else(tmp_path):
+def test_a_run_resumes_from_the_checkpoint_before_a_damaged_one(tmp_path):
     run = SHORT.replace(epochs=4)
     whole = train(run, tmp_path / "whole", CPU)
     with pytest.raises(Stop):
-        train(run, tmp_path / "broken", CPU, [StopAfter(epochs=3)])
-    newest = max((tmp_path / "broken").glob("work/*/checkpoints/*.pt"))
+        train(run, tmp_path / "resumed", CPU, [StopAfter(epochs=3)])
+    newest = max((tmp_path / "resumed").glob("work/*/checkpoints/*.pt"))
     newest.write_bytes(newest.read_bytes()[:-1])
-    watcher = StopAfter()
-    assert curve(train(run, tmp_path / "broken", CPU, [watcher])) == curve(whole)
-    assert "is damaged" in watcher.said[0]
-    assert "going on after epoch 1" in watcher.said[1]
+    callback = StopAfter()
+    assert curve(train(run, tmp_path / "resumed", CPU, [callback])) == curve(whole)
+    assert "is damaged" in callback.messages[0]
+    assert "resuming after epoch 1" in callback.messages[1]
 
 
-def test_after_all_checkpoints_were_damaged_a_run_that_is_killed_often_still_ends(tmp_path):
+def test_a_run_recovers_from_damage_to_all_checkpoints(tmp_path):
     run = SHORT.replace(epochs=4)
     whole = train(run, tmp_path / "whole", CPU)
-    out = tmp_path / "broken"
+    out = tmp_path / "resumed"
     with pytest.raises(Stop):
         train(run, out, CPU, [StopAfter(epochs=4)])
     for path in out.glob("work/*/checkpoints/*.pt"):
         path.write_bytes(b"hello")
-    said = []
+    messages = []
     for epoch in (2, 3, 4):
-        watcher = StopAfter(epochs=epoch)
+        callback = StopAfter(epochs=epoch)
         with pytest.raises(Stop):
-            train(run, out, CPU, [watcher])
-        said.append(watcher.said[-1])
-    assert said[0].endswith("so the run begins anew")
-    assert said[1:] == ["going on after epoch 1 of 4", "going on after epoch 2 of 4"]
+            train(run, out, CPU, [callback])
+        messages.append(callback.messages[-1])
+    assert messages[0].endswith("restarting the run")
+    assert messages[1:] == ["resuming after epoch 1 of 4", "resuming after epoch 2 of 4"]
     assert curve(train(run, out, CPU)) == curve(whole)
 
 
-def test_the_record_tells_of_earlier_sessions_what_differs(tmp_path, monkeypatch):
+def test_the_record_lists_earlier_environments_that_differ(tmp_path, monkeypatch):
     run, commits = SHORT.replace(epochs=6), ["a", "b", "a", "b", "a"]
     for epoch, commit in enumerate(commits, 2):
         monkeypatch.setenv("WSAM_COMMIT", commit)
@@ -116,8 +116,8 @@ def test_the_record_tells_of_earlier_sessions_what_differs(tmp_path, monkeypatch
     assert records.read(tmp_path, run) == record
 
 
-@pytest.mark.parametrize("older", [False, True], ids=["now", "before checkpoints told of it"])
-def test_sessions_that_agree_are_not_told_of(tmp_path, older):
+@pytest.mark.parametrize("older", [False, True], ids=["current", "older format"])
+def test_equal_environments_are_not_listed(tmp_path, older):
     with pytest.raises(Stop):
         train(SHORT, tmp_path, CPU, [StopAfter(epochs=3)])
     if older:
@@ -131,30 +131,31 @@ def test_sessions_that_agree_are_not_told_of(tmp_path, older):
 
 @pytest.mark.slow
 def test_kill_9_in_the_middle(tmp_path):
-    """A real process, really killed; what is taken up again ends in the same record."""
+    """A killed process's run resumes and ends with the same record."""
     run = SHORT.replace(epochs=25)
     out = tmp_path / "killed"
     code = (
         "import sys, json, pathlib, time, torch\n"
         "from wsam.lab.run import Run\n"
-        "from wsam.lab.train import train, Means\n"
-        "from wsam.lab.watch import Watcher\n"
+        "from wsam.lab.execution import ExecutionConfig\n"
+        "from wsam.lab.train import train\n"
+        "from wsam.lab.callbacks import Callback\n"
         "torch.set_num_threads(int(sys.argv[3]))\n"
         "run, out = Run.from_dict(json.loads(sys.argv[1])), pathlib.Path(sys.argv[2])\n"
-        "class Slow(Watcher):\n"
+        "class Slow(Callback):\n"
         "    steps = 0\n"
-        "    def step(self, row):\n"
+        "    def on_step_end(self, metrics):\n"
         "        self.steps += 1\n"
-        "        if self.steps == 30:\n"  # within an epoch: it must not be done before we look
-        "            (out / 'waits').touch()\n"
+        "        if self.steps == 30:\n"  # in the middle of an epoch
+        "            (out / 'waiting').touch()\n"
         "            time.sleep(600)\n"
-        "train(run, out, Means(device='cpu', checkpoint_seconds=0), [Slow()])\n"
+        "train(run, out, ExecutionConfig(device='cpu', checkpoint_seconds=0), [Slow()])\n"
     )
     threads = str(torch.get_num_threads())
     command = [sys.executable, "-c", code, json.dumps(run.to_dict()), str(out), threads]
     with subprocess.Popen(command) as process:
         folder = records.work_folder(out, run) / "checkpoints"
-        while not (out / "waits").exists():
+        while not (out / "waiting").exists():
             assert process.poll() is None
             time.sleep(0.005)
         assert len(list(folder.glob("*.json"))) == 2
@@ -168,15 +169,15 @@ def test_kill_9_in_the_middle(tmp_path):
     assert curve(resumed) == curve(train(run, tmp_path / "whole", CPU))
 
 
-def test_full_disk_ends_the_run_and_keeps_what_was_saved(tmp_path, monkeypatch):
+def test_a_full_disk_ends_the_run_and_keeps_its_checkpoints(tmp_path, monkeypatch):
     run = SHORT.replace(epochs=4)
     with pytest.raises(Stop):
         train(run, tmp_path, CPU, [StopAfter(epochs=3)])
 
-    def full(handle):
+    def fail(handle):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(OSError, match="No space left on device"):
         train(run, tmp_path, CPU)
     monkeypatch.undo()

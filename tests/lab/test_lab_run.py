@@ -1,4 +1,4 @@
-"""A run as data: canonical, checked, and named by its settings."""
+"""Settings of a run: checks, canonical form, key."""
 
 import dataclasses
 import json
@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wsam.lab import names
+from wsam.lab import settings
 from wsam.lab.run import Run
 
 PAPER = Run(
@@ -25,35 +25,39 @@ PAPER = Run(
 )
 
 
-@pytest.mark.parametrize("method", [m for m in names.methods() if m != names.VANILLA])
-def test_whether_a_geometry_is_taken_is_known_without_an_optimizer(method, monkeypatch):
+@pytest.mark.parametrize("method", [m for m in settings.method_defaults() if m != settings.VANILLA])
+def test_accepts_geometry_matches_the_constructor(method, monkeypatch):
     from wsam import methods
     from wsam.geometry import Euclidean
 
     opt = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
     try:
         methods.create(method, opt, geometry=Euclidean())
-        takes = True
+        accepts = True
     except TypeError:
-        takes = False
+        accepts = False
     monkeypatch.setattr(methods, "create", None)
-    assert names.takes_geometry(method) is takes
-    assert not names.takes_geometry(names.VANILLA)
+    assert settings.accepts_geometry(method) is accepts
+    assert not settings.accepts_geometry(settings.VANILLA)
 
 
 @st.composite
 def runs(draw):
-    method = draw(st.sampled_from(sorted(names.methods())))
-    base = draw(st.sampled_from(sorted(names.BASES)))
+    method = draw(st.sampled_from(sorted(settings.method_defaults())))
+    base = draw(st.sampled_from(sorted(settings.BASES)))
     share = st.floats(0.01, 0.99)
-    hyper = {n: draw(share) for n, v in names.methods()[method].items() if isinstance(v, float)}
+    hyper = {
+        n: draw(share)
+        for n, v in settings.method_defaults()[method].items()
+        if isinstance(v, float)
+    }
     geometry = None
-    if names.takes_geometry(method):
+    if settings.accepts_geometry(method):
         choices = [None, {"name": "adaptive", "eta": 0.5}, {"name": "fisher"}, {"name": "masked"}]
         geometry = draw(st.sampled_from(choices))
     return Run(
-        data=draw(st.sampled_from([*names.DATA, "folder:pets"])),
-        model=draw(st.sampled_from([*names.MODELS, "timm:resnet50"])),
+        data=draw(st.sampled_from([*settings.DATA, "folder:pets"])),
+        model=draw(st.sampled_from([*settings.MODELS, "timm:resnet50"])),
         method=method,
         hyper=hyper,
         geometry=geometry,
@@ -63,13 +67,13 @@ def runs(draw):
         seed=draw(st.integers(0, 5)),
         noise=draw(st.sampled_from([0, 0.2, 0.8])),
         noise_seed=draw(st.integers(0, 3)),
-        precision=draw(st.sampled_from(names.PRECISIONS)),
+        precision=draw(st.sampled_from(settings.PRECISIONS)),
         train_limit=draw(st.none() | st.integers(1, 100)),
     )
 
 
 @given(runs())
-def test_json_and_pickle_give_the_same_run(run):
+def test_round_trip_through_json_and_pickle(run):
     again = Run.from_dict(json.loads(json.dumps(run.to_dict())))
     assert again == run
     assert again.key == run.key
@@ -78,12 +82,12 @@ def test_json_and_pickle_give_the_same_run(run):
 
 
 @given(runs(), runs())
-def test_keys_are_equal_exactly_if_runs_are(one, other):
+def test_keys_are_equal_if_and_only_if_runs_are_equal(one, other):
     assert (one.key == other.key) == (one == other)
 
 
 def test_key_is_pinned():
-    # Records in results/ are named so: a change of this key orphans them all.
+    # Records in results/ have these names: changing the key would orphan all of them.
     assert PAPER.key == "631076422cab"
     assert len(PAPER.key) == 12
     assert PAPER.title == "cifar10 resnet18 wsam gamma=0.88 rho=0.2 seed=0"
@@ -104,14 +108,14 @@ def test_settings_that_are_off_are_not_in_the_key():
     assert json.loads(PAPER.canonical)["hyper"] == {"gamma": 0.88, "rho": 0.2}
 
 
-def test_a_run_cannot_be_changed():
+def test_runs_are_immutable():
     with pytest.raises(dataclasses.FrozenInstanceError):
         PAPER.seed = 1
     with pytest.raises(TypeError):
         PAPER.hyper["rho"] = 1.0
 
 
-def test_replace_starts_a_new_method_from_its_defaults():
+def test_replacing_the_method_resets_its_arguments():
     sam = PAPER.replace(method="sam")
     assert dict(sam.hyper) == {"rho": 0.05}
     assert PAPER.replace(base="adamw").base_args["weight_decay"] == 0.01
@@ -123,7 +127,7 @@ def test_replace_starts_a_new_method_from_its_defaults():
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("given", "words"),
     [
         ({"method": "swam"}, ["swam", "vanilla", "wsam", "fisher_sam"]),
         ({"data": "cifar"}, ["cifar10", "cifar100", "folder:NAME"]),
@@ -143,15 +147,15 @@ def test_replace_starts_a_new_method_from_its_defaults():
         ({"options": {"keep": 0.5}}, ["wsam's options", "lean"]),
     ],
 )
-def test_bad_settings_say_what_is_allowed(settings, words):
+def test_invalid_settings_list_the_valid_ones(given, words):
     with pytest.raises(ValueError, match=re.escape(words[0])) as raised:
-        Run(**settings)
+        Run(**given)
     for word in words:
         assert word in str(raised.value)
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("given", "message"),
     [
         ({"hyper": {"rho": "0.1"}}, "rho of wsam must be a number, got '0.1'"),
         ({"hyper": {"rho": True}}, "rho of wsam must be a number, got True"),
@@ -160,29 +164,31 @@ def test_bad_settings_say_what_is_allowed(settings, words):
         ({"augment": 1}, "augment must be True or False, got 1"),
         ({"noise": "0.4"}, "noise must be a number in [0, 1], got '0.4'"),
         ({"noise": True}, "noise must be a number in [0, 1], got True"),
-        ({"data": None}, "data must be a word, got None"),
-        ({"model": 18}, "model must be a word, got 18"),
-        ({"pretrained": True}, "pretrained must be a word, got True"),
-        ({"hyper": 0.2}, "hyper must hold names and values"),
-        ({"base_args": None}, "base_args must hold names and values"),
-        ({"options": ["lean"]}, "options must hold names and values"),
-        ({"geometry": "adaptive"}, 'geometry must hold a "name", as {"name": "adaptive"}'),
-        ({"geometry": {"eta": 1.0}}, 'geometry must hold a "name"'),
+        ({"data": None}, "data must be a string, got None"),
+        ({"model": 18}, "model must be a string, got 18"),
+        ({"pretrained": True}, "pretrained must be a string, got True"),
+        ({"hyper": 0.2}, "hyper must be a mapping"),
+        ({"base_args": None}, "base_args must be a mapping"),
+        ({"options": ["lean"]}, "options must be a mapping"),
+        ({"geometry": "adaptive"}, 'geometry must have a "name", as {"name": "adaptive"}'),
+        ({"geometry": {"eta": 1.0}}, 'geometry must have a "name"'),
         ({"base_args": {"nesterov": 1}}, "nesterov of sgd must be True or False, got 1"),
         ({"base": "adam", "base_args": {"betas": 0.9}}, "betas of adam must be 2 numbers"),
     ],
 )
-def test_values_of_the_wrong_kind_are_refused_in_words_of_our_own(settings, words):
-    with pytest.raises(TypeError, match=re.escape(words)):
-        Run(**settings)
+def test_values_of_the_wrong_type_are_refused(given, message):
+    with pytest.raises(TypeError, match=re.escape(message)):
+        Run(**given)
 
 
-def test_numbers_of_numpy_are_the_numbers_they_are():
-    whole = ("epochs", "batch_size", "train_limit", "seed", "noise_seed")
+def test_numpy_numbers_are_converted():
+    integers = ("epochs", "batch_size", "train_limit", "seed", "noise_seed")
     run = Run(
-        noise=np.float32(0.5), hyper={"rho": np.float32(0.25)}, **dict.fromkeys(whole, np.int64(7))
+        noise=np.float32(0.5),
+        hyper={"rho": np.float32(0.25)},
+        **dict.fromkeys(integers, np.int64(7)),
     )
-    plain = Run(noise=0.5, hyper={"rho": 0.25}, **dict.fromkeys(whole, 7))
+    plain = Run(noise=0.5, hyper={"rho": 0.25}, **dict.fromkeys(integers, 7))
     assert run == plain
     assert json.dumps(run.to_dict()) == json.dumps(plain.to_dict())
 

@@ -1,4 +1,4 @@
-"""One run from data to record: what it learns and what it writes."""
+"""Training of one run: what it learns and what it records."""
 
 import json
 import os
@@ -11,15 +11,15 @@ from torch.nn.functional import cross_entropy
 from training import CPU, SHORT, Stop, StopAfter, curve
 
 from wsam import METHODS
-from wsam.lab import data, records, step
-from wsam.lab.batches import stream
+from wsam.lab import datasets, records, step
 from wsam.lab.checkpoint import save_state
-from wsam.lab.means import Means, make_feed
-from wsam.lab.models import Task, build
+from wsam.lab.data_feed import derive_seed
+from wsam.lab.distributed import DistributedContext
+from wsam.lab.execution import ExecutionConfig, make_data_feed
+from wsam.lab.loaded_model import FixedBatches
+from wsam.lab.models import Task, build_model
 from wsam.lab.run import Run
-from wsam.lab.subject import FixedBatches
-from wsam.lab.team import Team
-from wsam.lab.train import Session, restore, train
+from wsam.lab.train import Trainer, restore, train
 
 
 def test_every_method_trains_and_is_recorded(tmp_path):
@@ -48,7 +48,7 @@ def test_every_base_trains(tmp_path, base):
     assert train(run, tmp_path, CPU)["status"] == "finished"
 
 
-def test_digits_are_learnt(tmp_path):
+def test_digits_are_learned(tmp_path):
     record = train(Run(method="sam", epochs=12), tmp_path, CPU)
     assert record["final"]["test_error"] < 6
     losses = [row["train_loss"] for row in record["curve"]]
@@ -59,8 +59,8 @@ def test_digits_are_learnt(tmp_path):
 def test_vanilla_equals_a_plain_loop(tmp_path):
     run = SHORT.replace(method="vanilla", base_args={"lr": 0.1, "nesterov": True})
     record = train(run, tmp_path, CPU)
-    feed = make_feed(run, CPU, torch.device("cpu"))
-    model = build("cnn", Task(feed.shape, 10), seed=0).to(memory_format=torch.channels_last)
+    feed = make_data_feed(run, CPU, torch.device("cpu"))
+    model = build_model("cnn", Task(feed.shape, 10), seed=0).to(memory_format=torch.channels_last)
     opt = torch.optim.SGD(
         model.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-3
     )
@@ -87,18 +87,18 @@ def test_vanilla_equals_a_plain_loop(tmp_path):
     assert record["final"]["test_error"] == pytest.approx(error, abs=1e-6)
 
 
-def test_train_error_is_that_of_the_first_pass(tmp_path):
-    # Radius and weight 0 make the method the base: losses and errors at w must agree bit for bit.
+def test_train_error_is_measured_in_the_first_pass(tmp_path):
+    # With rho = gamma = 0 the method equals its base optimizer.
     vanilla = train(SHORT.replace(method="vanilla"), tmp_path, CPU)
-    still = train(SHORT.replace(hyper={"rho": 0.0, "gamma": 0.0}), tmp_path, CPU)
-    for one, other in zip(curve(vanilla), curve(still), strict=True):
+    zero = train(SHORT.replace(hyper={"rho": 0.0, "gamma": 0.0}), tmp_path, CPU)
+    for one, other in zip(curve(vanilla), curve(zero), strict=True):
         assert one.pop("sharpness") is None
         assert other.pop("sharpness") == pytest.approx(0, abs=1e-6)
         assert one["train_error"] == other["train_error"]
         assert one["train_loss"] == pytest.approx(other["train_loss"], rel=1e-6)
 
 
-def test_the_record_says_everything(tmp_path):
+def test_contents_of_a_record(tmp_path):
     run = SHORT.replace(noise=0.4, noise_seed=1)
     returned = train(run, tmp_path, CPU)
     record = json.loads((tmp_path / f"{run.key}.json").read_text())
@@ -132,21 +132,21 @@ def test_the_record_says_everything(tmp_path):
     assert not list(tmp_path.glob("work/*/checkpoints"))
 
 
-def test_the_commit_can_be_told(tmp_path, monkeypatch):
+def test_the_commit_can_be_set_by_a_variable(tmp_path, monkeypatch):
     monkeypatch.setenv("WSAM_COMMIT", "abc123")
     assert train(SHORT.replace(epochs=1), tmp_path, CPU)["commit"] == "abc123"
 
 
 def test_a_finished_run_is_skipped(tmp_path):
     first = train(SHORT, tmp_path, CPU)
-    watcher = StopAfter(steps=1)
-    assert train(SHORT, tmp_path, CPU, [watcher]) == first
+    callback = StopAfter(steps=1)
+    assert train(SHORT, tmp_path, CPU, [callback]) == first
     with pytest.raises(Stop):
-        train(SHORT.replace(seed=1), tmp_path, CPU, [watcher])
-    assert watcher.closed
+        train(SHORT.replace(seed=1), tmp_path, CPU, [callback])
+    assert callback.ended
 
 
-def test_a_loss_that_is_not_finite_ends_in_a_failed_record(tmp_path):
+def test_a_loss_that_is_not_finite_makes_a_failed_record(tmp_path):
     run = SHORT.replace(base_args={"lr": 1e30}, epochs=5, schedule="constant")
     record = train(run, tmp_path, CPU)
     assert record["status"] == "failed"
@@ -154,15 +154,15 @@ def test_a_loss_that_is_not_finite_ends_in_a_failed_record(tmp_path):
     assert len(record["curve"]) < 5
     assert record["curve"][-1]["train_loss"] is None
     assert records.final_error(record) is None
-    watcher = StopAfter(steps=1)
-    assert train(run, tmp_path, CPU, [watcher]) == record  # not run again unasked
+    callback = StopAfter(steps=1)
+    assert train(run, tmp_path, CPU, [callback]) == record  # not trained again without retry
     with pytest.raises(Stop):
-        train(run, tmp_path, Means(device="cpu", retry=True), [watcher])
+        train(run, tmp_path, ExecutionConfig(device="cpu", retry=True), [callback])
 
 
 def test_weights_are_kept_on_request(tmp_path):
     run = SHORT.replace(epochs=1)
-    record = train(run, tmp_path, Means(device="cpu", keep_weights=True))
+    record = train(run, tmp_path, ExecutionConfig(device="cpu", keep_weights=True))
     model, feed = restore(run, tmp_path, CPU)
     assert not model.training
     _, error = step.evaluate(model, feed.test(), "fp32", torch.device("cpu"))
@@ -176,28 +176,28 @@ def test_weights_are_kept_on_request(tmp_path):
         restore(run, tmp_path, CPU)
 
 
-def test_restoring_needs_no_pretrained_weights_and_leaves_images_as_they_are(tmp_path, monkeypatch):
-    traits = replace(data._DIGITS, padding=2, flip=True)
-    digits = data.load("digits", CPU.source)
-    bordered = lambda _source: replace(digits, traits=traits)  # noqa: E731
-    monkeypatch.setitem(data.LOADERS, "digits", bordered)
+def test_restore_needs_neither_pretrained_weights_nor_augmentation(tmp_path, monkeypatch):
+    info = replace(datasets._DIGITS, padding=2, flip=True)
+    digits = datasets.load("digits", CPU.source)
+    padded = replace(digits, info=info)
+    monkeypatch.setitem(datasets.LOADERS, "digits", lambda _source: padded)
     run = SHORT.replace(pretrained="nowhere/to/be/found")
-    built = build("cnn", Task((1, 8, 8), 10), seed=7)
+    built = build_model("cnn", Task((1, 8, 8), 10), seed=7)
     save_state(records.weights_path(tmp_path, run), built.state_dict())
     model, feed = restore(run, tmp_path, CPU)
     assert torch.equal(model.state_dict()["0.weight"], built.state_dict()["0.weight"])
     images, labels = next(iter(FixedBatches(feed, "train", 300, 300)))
-    assert torch.equal(images, feed.normalise(digits.train_images[:300]))
+    assert torch.equal(images, feed.normalize(digits.train_images[:300]))
     assert torch.equal(labels, digits.train_labels[:300])
-    augmented = make_feed(SHORT, CPU, torch.device("cpu"))
-    with pytest.raises(ValueError, match="border of augmentation"):
+    augmented = make_data_feed(SHORT, CPU, torch.device("cpu"))
+    with pytest.raises(ValueError, match="padded for augmentation"):
         FixedBatches(augmented, "train", 300, 300)
 
 
-def test_weights_of_another_model_are_named(tmp_path):
-    built = build("cnn", Task((1, 8, 8), 7), seed=0)
+def test_weights_of_another_model_are_refused(tmp_path):
+    built = build_model("cnn", Task((1, 8, 8), 7), seed=0)
     save_state(records.weights_path(tmp_path, SHORT), built.state_dict())
-    with pytest.raises(ValueError, match=r"weights\.pt does not fit digits cnn wsam .* of shape"):
+    with pytest.raises(ValueError, match=r"weights\.pt does not fit digits cnn wsam .* has shape"):
         restore(SHORT, tmp_path, CPU)
 
 
@@ -206,18 +206,18 @@ def test_bf16_trains_on_a_cpu(tmp_path):
     assert record["curve"][1]["train_loss"] < record["curve"][0]["train_loss"]
 
 
-def test_label_noise_is_in_training_alone():
-    clean = make_feed(SHORT, CPU, torch.device("cpu"))
-    noised = make_feed(SHORT.replace(noise=0.8), CPU, torch.device("cpu"))
+def test_label_noise_affects_training_labels_only():
+    clean = make_data_feed(SHORT, CPU, torch.device("cpu"))
+    noised = make_data_feed(SHORT.replace(noise=0.8), CPU, torch.device("cpu"))
     changed = (clean.train_labels != noised.train_labels).float().mean().item()
     assert changed == pytest.approx(0.72, abs=0.08)
     assert torch.equal(clean.test_labels, noised.test_labels)
-    other = make_feed(SHORT.replace(noise=0.8, noise_seed=1), CPU, torch.device("cpu"))
+    other = make_data_feed(SHORT.replace(noise=0.8, noise_seed=1), CPU, torch.device("cpu"))
     assert not torch.equal(noised.train_labels, other.train_labels)
 
 
 def test_a_captured_step_is_counted_like_an_eager_one(tmp_path, monkeypatch):
-    """A stand-in for `wsam.capture` that, as a replay does, keeps Python out of later steps."""
+    """The replacement of `wsam.capture` runs no Python code of the objective in later steps."""
 
     class Replay:
         def __init__(self, opt, loss_fn, x, y):
@@ -229,7 +229,7 @@ def test_a_captured_step_is_counted_like_an_eager_one(tmp_path, monkeypatch):
                 return self.step(self.loss_fn, x, y)
             objective = self.loss_fn
             recorded = step.Objective(objective.model, objective.select, "fp32", objective.device)
-            recorded.right = objective.right  # the graph writes where the recording wrote
+            recorded.correct = objective.correct  # the tensor that a graph writes to
             return self.step(recorded, x, y)
 
         def step(self, loss_fn, x, y):
@@ -242,15 +242,15 @@ def test_a_captured_step_is_counted_like_an_eager_one(tmp_path, monkeypatch):
 
     monkeypatch.setattr("wsam.graph.capture", Replay)
     eager = train(SHORT, tmp_path / "eager", CPU)
-    monkeypatch.setattr(Session, "_stepper", captured_stepper)
+    monkeypatch.setattr(Trainer, "_make_stepper", captured_stepper)
     captured = train(SHORT, tmp_path / "captured", CPU)
     assert curve(captured) == curve(eager)
 
 
-def captured_stepper(session):
-    select = session.optimizer.select
-    objective = step.Objective(session.model, select, "fp32", session.device)
-    return step.Stepper(session.optimizer, objective, capture=True)
+def captured_stepper(trainer):
+    select = trainer.optimizer.select
+    objective = step.Objective(trainer.model, select, "fp32", trainer.device)
+    return step.Stepper(trainer.optimizer, objective, capture=True)
 
 
 def test_learning_rate():
@@ -261,7 +261,7 @@ def test_learning_rate():
     assert step.learning_rate(run.replace(schedule="constant"), 99, 100) == 0.4
 
 
-def test_a_learning_rate_that_is_a_tensor_stays_that_tensor():
+def test_a_tensor_learning_rate_is_set_in_place():
     rate = torch.tensor(0.1)
     opt = torch.optim.Adam(
         [torch.zeros(2, requires_grad=True)], lr=rate, capturable=False, foreach=False
@@ -276,14 +276,14 @@ def test_hyperparameters_out_of_range_are_refused_before_training(tmp_path):
         train(SHORT.replace(hyper={"gamma": 1.5}), tmp_path, CPU)
 
 
-def test_devices_that_are_not_there(tmp_path):
+def test_unavailable_devices(tmp_path):
     with pytest.raises(ValueError, match="device 'tpu'"):
-        train(SHORT, tmp_path, Means(device="tpu"))
+        train(SHORT, tmp_path, ExecutionConfig(device="tpu"))
     with pytest.raises(ValueError, match="CUDA only"):
-        train(SHORT, tmp_path, Means(device="cpu", capture=True))
+        train(SHORT, tmp_path, ExecutionConfig(device="cpu", capture=True))
 
 
-def test_masks_follow_the_seed_of_the_run(tmp_path):
-    session = Session(SHORT.replace(method="esam", seed=5), tmp_path, CPU, [], Team())
-    assert session.optimizer.geometry.seed == 5
-    assert stream(5, "data") != stream(6, "data")
+def test_masked_geometry_uses_the_seed_of_the_run(tmp_path):
+    trainer = Trainer(SHORT.replace(method="esam", seed=5), tmp_path, CPU, [], DistributedContext())
+    assert trainer.optimizer.geometry.seed == 5
+    assert derive_seed(5, "data") != derive_seed(6, "data")

@@ -10,14 +10,14 @@ from command import wsam_command
 from torch.nn.functional import cross_entropy
 
 from wsam.lab import records
-from wsam.lab.means import Means
+from wsam.lab.execution import ExecutionConfig
 from wsam.lab.run import Run
 from wsam.lab.train import restore, train
 from wsam.paper import find, gather, minima, plot_slices
 from wsam.paper.plot import draw
 
 RUN = Run(data="digits", model="mlp", method="sam", epochs=1, train_limit=200)
-MEANS = Means(device="cpu", keep_weights=True)
+MEANS = ExecutionConfig(device="cpu", keep_weights=True)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def test_slices_are_losses_along_directions(out):
     with torch.no_grad():
         for name, weights in model.named_parameters():
             weights.add_(0.4 * first[name] - 0.2 * second[name])
-        images = feed.normalise(feed.train_images)
+        images = feed.normalize(feed.train_images)
         moved = float(cross_entropy(model(images), feed.train_labels))
     assert plane.losses[7][4] == pytest.approx(moved, rel=1e-4)
 
@@ -95,7 +95,7 @@ def test_incomplete_measurement_is_completed(out):
 
 
 def test_measurement_without_weights_is_kept(tmp_path):
-    train(RUN, tmp_path, Means(device="cpu"))
+    train(RUN, tmp_path, ExecutionConfig(device="cpu"))
     path = minima.measurement_path(tmp_path, RUN)
     path.write_text(json.dumps({"key": RUN.key, "top_eigenvalue": 62.5}))
     before = path.read_bytes()

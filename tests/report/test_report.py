@@ -12,7 +12,7 @@ from reporting import METHODS, RESULTS, make_folder, small
 
 from wsam.lab import records
 from wsam.lab.checkpoint import save_state
-from wsam.lab.means import Means
+from wsam.lab.execution import ExecutionConfig
 from wsam.lab.run import Run
 from wsam.lab.train import train
 from wsam.paper import minima
@@ -74,7 +74,7 @@ def test_troubles_are_listed(folder, text):
 
 def test_an_epoch_that_is_damaged_is_told_of(tmp_path):
     run = small(epochs=1)
-    record = train(run, tmp_path, Means(device="cpu"))
+    record = train(run, tmp_path, ExecutionConfig(device="cpu"))
     for curve in ([], [{"epoch": 1}], [{**record["curve"][0], "test_error": "<b>"}], ["x"]):
         path = tmp_path / f"{run.key}.json"
         path.write_text(json.dumps({**record, "curve": curve}))
@@ -116,7 +116,7 @@ def test_a_checkpoint_without_its_curve_stops_no_report(results):
 
 
 def test_one_run_alone_has_no_deviation(tmp_path):
-    record = train(small(), tmp_path, Means(device="cpu"))
+    record = train(small(), tmp_path, ExecutionConfig(device="cpu"))
     made = page(gather(tmp_path))
     assert f">{record['final']['test_error']:.2f}<" in made
     assert "1 finished run " in made
@@ -168,7 +168,7 @@ def test_a_second_run_is_promised_no_more_than_is_true(tmp_path):
     """The same bits on one CPU thread alone, and a folder where it is trained at all."""
     assert "bit for bit" not in page(gather(RESULTS)), "these ran on a GPU"
     runs = [small(seed=seed, epochs=1) for seed in (0, 1)]
-    made = [train(run, tmp_path, Means(device="cpu")) for run in runs]
+    made = [train(run, tmp_path, ExecutionConfig(device="cpu")) for run in runs]
     for run, record in zip(runs, made, strict=True):
         records.write(tmp_path, run, record | {"hardware": {"threads": 1}})
     text = page(gather(tmp_path))
@@ -212,7 +212,7 @@ def test_damaged_files_stop_no_report(results):
 
 
 def test_the_demonstrations_runs_are_found(tmp_path):
-    train(small(), tmp_path / "demo" / "runs", Means(device="cpu"))
+    train(small(), tmp_path / "demo" / "runs", ExecutionConfig(device="cpu"))
     own = tmp_path / "demo" / "report.html"
     own.write_text("its own")
     shown = wsam_command("report", tmp_path / "demo").stdout
@@ -220,7 +220,7 @@ def test_the_demonstrations_runs_are_found(tmp_path):
     assert f"wrote {tmp_path / 'demo' / 'runs' / 'report.html'}" in shown
     assert own.read_text() == "its own"
     assert "Results in demo/runs" in (tmp_path / "demo" / "runs" / "report.html").read_text()
-    train(small("sam"), tmp_path / "demo", Means(device="cpu"))
+    train(small("sam"), tmp_path / "demo", ExecutionConfig(device="cpu"))
     assert gather(tmp_path / "demo").path == tmp_path / "demo", "records of its own come first"
 
 
@@ -273,7 +273,7 @@ def test_a_grid_gets_a_map(tmp_path):
     for rho in (0.05, 0.1):
         for gamma in (0.5, 0.8):
             run = small("wsam", hyper={"rho": rho, "gamma": gamma}, epochs=1)
-            train(run, tmp_path, Means(device="cpu"))
+            train(run, tmp_path, ExecutionConfig(device="cpu"))
     text = page(gather(tmp_path))
     assert "Test error (%) of WSAM by rho and gamma" in text
 

@@ -21,7 +21,7 @@ from wsam.demo import LOOK_SEEDS, SEEDS, carry_out, choice, contenders, setting,
 from wsam.demo.display import Display, shown
 from wsam.demo.page import page
 from wsam.lab import records
-from wsam.lab.files import quiet
+from wsam.lab.files import no_op
 from wsam.lab.train import train
 from wsam.sweep import Job, Outcome, Status
 
@@ -33,7 +33,7 @@ def test_wsam_errs_less_than_its_base_on_the_seeds_that_are_shown(tmp_path):
     """The demonstration's own runs, whole: this is what it says, and the method must make it true."""
     rows = {name: contenders()[name].runs(SEEDS) for name in (setting.BASE, setting.WSAM)}
     jobs = [Job(run, tmp_path, work.means(keep=False)) for runs in rows.values() for run in runs]
-    carry_out(jobs, 2, quiet)
+    carry_out(jobs, 2, no_op)
     errors = {
         name: [records.final_error(records.read(tmp_path, run)) for run in runs]
         for name, runs in rows.items()
@@ -266,9 +266,9 @@ def test_display_follows_a_run(small, tmp_path):
     (folder / "000002.json").write_text("{}")
     assert "epoch 2 of 4" in drawn(display)
     assert "SGD, seed 0" in drawn(display)
-    record = train(job.run, job.out, job.means)
+    record = train(job.run, job.out, job.execution)
     assert "measuring its minimum" in drawn(display)
-    found = work.measure(job.run, job.out, job.means)
+    found = work.measure(job.run, job.out, job.execution)
     assert found["info"]["samples"] == job.run.train_limit
     assert f"{record['final']['test_error']:.2f}% test error" in drawn(display)
     assert "1 of 1 runs" in drawn(display)
@@ -297,7 +297,7 @@ def test_a_pipe_gets_a_line_as_each_run_ends(small, tmp_path, capsys, monkeypatc
 
     monkeypatch.setattr(work, "is_done", lambda job: job == first)
     monkeypatch.setattr("wsam.demo.display.is_done", lambda job: job == first)
-    monkeypatch.setattr(work.Processes, "carry_out", ending)
+    monkeypatch.setattr(work.Processes, "run", ending)
     with shown(jobs, "Digits", quiet=False) as ears, pytest.raises(ValueError, match="nan"):
         carry_out(jobs, 1, ears.say, ears.ended)
     assert heard == [

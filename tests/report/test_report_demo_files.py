@@ -9,9 +9,9 @@ from wsam.demo import carry_out, choice, contenders, summarise, work
 from wsam.demo.page import page
 from wsam.demo.pictures import curves, gamma_rho
 from wsam.lab import records
-from wsam.lab.files import quiet
+from wsam.lab.files import no_op
 from wsam.paper import minima
-from wsam.sweep import Here
+from wsam.sweep import InProcess
 
 SEEDS = (0, 1)
 PATHS = {
@@ -24,7 +24,7 @@ PATHS = {
 @pytest.fixture(autouse=True)
 def in_this_process(monkeypatch):
     """Carry jobs out here: workers take longer to start than these runs to end."""
-    monkeypatch.setattr(work, "Processes", lambda devices, say: Here())
+    monkeypatch.setattr(work, "Processes", lambda devices, say: InProcess())
     with tiny_runs():
         yield
 
@@ -34,8 +34,8 @@ def finished(tmp_path_factory):
     """A folder with all runs of two seeds."""
     out = tmp_path_factory.mktemp("finished")
     with tiny_runs(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(work, "Processes", lambda devices, say: Here())
-        carry_out(work.demo_jobs(out, SEEDS), 1, quiet)
+        patch.setattr(work, "Processes", lambda devices, say: InProcess())
+        carry_out(work.demo_jobs(out, SEEDS), 1, no_op)
     return out
 
 
@@ -73,7 +73,7 @@ def test_a_lost_seed_is_not_passed_over(folder, what, how):
     with pytest.raises(ValueError, match=path.name):
         summarise(folder, SEEDS)
     summarise(folder, (0,))
-    carry_out(jobs, 1, quiet)
+    carry_out(jobs, 1, no_op)
     assert all(map(work.is_done, jobs))
     again = summarise(folder, SEEDS)
     for name, row in again.rows.items():
@@ -94,7 +94,7 @@ def test_a_damaged_look_is_made_anew(tmp_path):
     job = work.map_jobs(tmp_path)[0]
     records.record_path(tmp_path, job.run).write_text("{")
     assert not work.is_done(job)
-    carry_out([job], 1, quiet)
+    carry_out([job], 1, no_op)
     assert work.is_done(job)
 
 

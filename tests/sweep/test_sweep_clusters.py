@@ -1,4 +1,4 @@
-"""The same jobs on Ray and by submitit: same records, same resume, deaths survived."""
+"""Jobs on Ray and with submitit: same records, and dead workers are replaced."""
 
 import json
 import socket
@@ -13,13 +13,13 @@ import torch
 from command import error_of
 
 from wsam.lab import records
-from wsam.sweep import Outcome, Status, sweep
+from wsam.sweep import Outcome, Status, run_job, sweep
 from wsam.sweep.ray_cluster import RayCluster
 from wsam.sweep.slurm import Submitit, Task
 
 
-def plain(record):
-    """Return what of a record does not depend on where and when it was made."""
+def reproducible(record):
+    """Return the parts of a record that do not depend on time and machine."""
     return {
         "settings": record["settings"],
         "curve": [row | {"seconds": 0} for row in record["curve"]],
@@ -27,20 +27,22 @@ def plain(record):
 
 
 def check(outcomes, out, tmp_path):
-    """All jobs have their record, equal to the one of a run in this process."""
+    """Require that all jobs have the record that this process would have made."""
     done = {outcome.job.run.seed: outcome for outcome in outcomes}
     assert sorted(done) == [0, 1]
-    assert all(outcome.settled for outcome in done.values()), [o.detail for o in done.values()]
+    assert all(outcome.has_record for outcome in done.values()), [o.detail for o in done.values()]
     assert (out / f"{done[0].job.run.key}.died").exists(), "one worker was killed"
-    here = [sweeping.perform(job) for job in sweeping.jobs(tmp_path / "here", 2)]
-    for outcome in here:
+    local = [run_job(job) for job in sweeping.make_jobs(tmp_path / "local", 2)]
+    for outcome in local:
         run = outcome.job.run
-        assert plain(records.read(out, run)) == plain(records.read(tmp_path / "here", run))
+        assert reproducible(records.read(out, run)) == reproducible(
+            records.read(tmp_path / "local", run)
+        )
 
 
 @pytest.fixture
-def like_here(monkeypatch):
-    """Let workers import the functions of tests, and compute on as many threads as this process."""
+def worker_environment(monkeypatch):
+    """Let workers import test modules, and use one thread as this process does."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     before = torch.get_num_threads()
@@ -50,32 +52,32 @@ def like_here(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("like_here")
+@pytest.mark.usefixtures("worker_environment")
 def test_ray_with_two_workers(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))  # Ray keeps its cluster's token there
+    monkeypatch.setenv("HOME", str(tmp_path))  # Ray stores the token of its cluster there
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "0")  # else it kills where memory is short
+    monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "0")  # never kill for lack of memory
     out = tmp_path / "out"
-    jobs = sweeping.jobs(out, 2)
+    jobs = sweeping.make_jobs(out, 2)
     jobs[0] = replace(jobs[0], after=sweeping.die_once)
-    # A folder of its own, with a short name: the paths of sockets may not be long.
+    # A short folder name: the length of socket paths is limited.
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
         monkeypatch.setenv("RAY_TMPDIR", folder)
         check(sweep(jobs, RayCluster("local", workers=2)), out, tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("like_here")
-def test_submitit_s_local_executor(tmp_path):
+@pytest.mark.usefixtures("worker_environment")
+def test_the_local_executor_of_submitit(tmp_path):
     out = tmp_path / "out"
-    jobs = sweeping.jobs(out, 2)
+    jobs = sweeping.make_jobs(out, 2)
     jobs[0] = replace(jobs[0], after=sweeping.die_once)
     executor = Submitit(tmp_path / "submitit", "local", 2, {"timeout_min": 5})
     check(sweep(jobs, executor), out, tmp_path)
 
 
-def test_a_preempted_slurm_job_asks_for_itself_again(tmp_path):
-    (job,) = sweeping.jobs(tmp_path, 1)
+def test_a_preempted_slurm_job_is_submitted_again(tmp_path):
+    (job,) = sweeping.make_jobs(tmp_path, 1)
     task = Task()
     again = task.checkpoint(job)
     assert again.function is task
@@ -83,18 +85,18 @@ def test_a_preempted_slurm_job_asks_for_itself_again(tmp_path):
     assert task(job).status is Status.FINISHED
 
 
-def test_room_on_a_cluster():
-    here = {"CPU": 16.0, "GPU": 2.0}
-    assert RayCluster()._room(here) == 16
-    assert RayCluster(workers=4)._room(here) == 4
-    assert RayCluster(gpus=1)._room(here) == 2
-    assert RayCluster(gpus=0.5)._room(here) == 4
-    with pytest.raises(ValueError, match="a run wants 1 GPUs, the cluster has 0"):
-        RayCluster(gpus=1)._room({"CPU": 2.0})
+def test_max_tasks_on_a_cluster():
+    resources = {"CPU": 16.0, "GPU": 2.0}
+    assert RayCluster()._max_tasks(resources) == 16
+    assert RayCluster(workers=4)._max_tasks(resources) == 4
+    assert RayCluster(gpus=1)._max_tasks(resources) == 2
+    assert RayCluster(gpus=0.5)._max_tasks(resources) == 4
+    with pytest.raises(ValueError, match="a run needs 1 GPUs, the cluster has 0"):
+        RayCluster(gpus=1)._max_tasks({"CPU": 2.0})
 
 
-class PretendRay:
-    """Carries out a task at once, on a cluster with a GPU."""
+class FakeRay:
+    """Finishes each task at once."""
 
     def __init__(self, **resources):
         self.cluster_resources = lambda: resources
@@ -113,19 +115,19 @@ class PretendRay:
         return Outcome(reference, Status.FINISHED)
 
 
-def test_gpus_of_a_cluster_are_asked_for_or_left_alone(tmp_path):
-    """Else every task would take the first GPU of its node."""
-    on_cpu = sweeping.jobs(tmp_path, 2)
-    anywhere = [replace(job, means=replace(job.means, device="auto")) for job in on_cpu]
-    with_gpus, without = PretendRay(CPU=4.0, GPU=2.0), PretendRay(CPU=4.0)
+def test_jobs_on_a_cluster_with_gpus_must_request_them(tmp_path):
+    """Otherwise every task would use the first GPU of its node."""
+    on_cpu = sweeping.make_jobs(tmp_path, 2)
+    anywhere = [replace(job, execution=replace(job.execution, device="auto")) for job in on_cpu]
+    with_gpus, without = FakeRay(CPU=4.0, GPU=2.0), FakeRay(CPU=4.0)
     with pytest.raises(ValueError, match="--gpus 1 or --device cpu"):
-        list(RayCluster()._carry_out(with_gpus, iter(anywhere)))
+        list(RayCluster()._run_tasks(with_gpus, iter(anywhere)))
     for cluster, ray, jobs in (
         (RayCluster(gpus=1), with_gpus, anywhere),
         (RayCluster(), with_gpus, on_cpu),
         (RayCluster(), without, anywhere),
     ):
-        assert [outcome.job for outcome in cluster._carry_out(ray, iter(jobs))] == jobs
+        assert [outcome.job for outcome in cluster._run_tasks(ray, iter(jobs))] == jobs
 
 
 @pytest.mark.parametrize(
@@ -135,41 +137,40 @@ def test_gpus_of_a_cluster_are_asked_for_or_left_alone(tmp_path):
         ("submitit", Submitit(Path("x"), "local"), "slurm"),
     ],
 )
-def test_missing_engines_say_what_to_install(monkeypatch, tmp_path, module, executor, extra):
+def test_missing_libraries(monkeypatch, tmp_path, module, executor, extra):
     monkeypatch.setitem(__import__("sys").modules, module, None)
     with pytest.raises(ValueError, match=rf"pip install 'wsam\[{extra}\]'"):
-        next(executor.carry_out(sweeping.jobs(tmp_path)))
+        next(executor.run(sweeping.make_jobs(tmp_path)))
 
 
-def test_nobody_at_an_address_is_said_at_once(tmp_path, monkeypatch):
-    with socket.socket() as taken:  # bound, but nobody listens there
+def test_an_unreachable_ray_address(tmp_path):
+    with socket.socket() as taken:  # bound, but not listening
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
         for address in (f"127.0.0.1:{port}", f"ray://127.0.0.1:{port}", "127.0.0.1:99999999"):
-            with pytest.raises(ValueError, match="no Ray cluster answers at '"):
-                next(RayCluster(address).carry_out(sweeping.jobs(tmp_path)))
+            with pytest.raises(ValueError, match="no Ray cluster at '"):
+                next(RayCluster(address).run(sweeping.make_jobs(tmp_path)))
 
 
-def test_what_is_no_address_names_the_option(tmp_path):
+def test_an_invalid_ray_address(tmp_path):
     words = ("sweep", "cifar", "--smoke", "--ray", "foo", "--device", "cpu", "--out", tmp_path)
     line = error_of(*words)
     assert line.startswith("wsam: --ray foo: ")
     assert "it takes local, auto, HOST:PORT or ray://HOST:PORT" in line
 
 
-def test_bad_submitit_settings_are_named(tmp_path):
-    jobs = sweeping.jobs(tmp_path)
+def test_invalid_submitit_settings(tmp_path):
+    jobs = sweeping.make_jobs(tmp_path)
     with pytest.raises(ValueError, match="unknown cluster 'pbs'; known: slurm, local"):
-        next(Submitit(tmp_path, "pbs").carry_out(jobs))
+        next(Submitit(tmp_path, "pbs").run(jobs))
     with pytest.raises(ValueError, match=r"submitit: .*nope"):
-        next(Submitit(tmp_path, "local", parameters={"nope": 1}).carry_out(jobs))
+        next(Submitit(tmp_path, "local", parameters={"nope": 1}).run(jobs))
 
 
-def test_jobs_travel():
-    """A job is pickled on its way to a worker, and is the same there."""
+def test_jobs_can_be_pickled():
     import pickle
 
-    (job,) = sweeping.jobs("/out", 1)
+    (job,) = sweeping.make_jobs("/out", 1)
     copy = pickle.loads(pickle.dumps(job))
     assert copy == job
     assert json.dumps(copy.run.to_dict()) == json.dumps(job.run.to_dict())

@@ -1,4 +1,4 @@
-"""Executors and the sweep: every run once, whoever dies on the way."""
+"""Executors and sweeps: every run is trained once, even if workers die."""
 
 import errno
 import multiprocessing
@@ -13,12 +13,12 @@ from sweeping import CPU, TINY
 
 from wsam.lab import records
 from wsam.lab.run import Run
-from wsam.lab.train import checkpoints
-from wsam.sweep import Here, Job, Outcome, Processes, Status, local_devices, perform, sweep
+from wsam.lab.train import run_checkpoints
+from wsam.sweep import InProcess, Job, Outcome, Processes, Status, local_devices, run_job, sweep
 
 
 def workers():
-    """Return the processes of this one, without daemons: those serve the tests of several ranks."""
+    """Return the child processes except daemons, which belong to the distributed tests."""
     return [child for child in multiprocessing.active_children() if not child.daemon]
 
 
@@ -26,164 +26,169 @@ def statuses(outcomes):
     return {outcome.job.run.seed: str(outcome.status) for outcome in outcomes}
 
 
-def test_perform_finishes_then_skips(tmp_path):
-    (job,) = sweeping.jobs(tmp_path, 1)
-    first, second = perform(job), perform(job)
+def test_a_job_finishes_then_skips(tmp_path):
+    (job,) = sweeping.make_jobs(tmp_path, 1)
+    first, second = run_job(job), run_job(job)
     assert (first.status, second.status) == (Status.FINISHED, Status.SKIPPED)
-    assert first.settled
-    assert second.settled
+    assert first.has_record
+    assert second.has_record
     assert first.error == second.error == records.final_error(records.read(tmp_path, job.run))
 
 
-def test_perform_leaves_a_busy_run_alone(tmp_path, monkeypatch):
-    """Without loading its data: it is looked at again and again until it is free."""
-    monkeypatch.setattr("wsam.lab.train.make_feed", lambda *_: pytest.fail("loaded"))
-    (job,) = sweeping.jobs(tmp_path, 1)
-    with records.claim(tmp_path, job.run):
-        assert perform(job).status is Status.BUSY
+def test_a_locked_run_is_busy(tmp_path, monkeypatch):
+    """Its data is not loaded, since a sweep tries it repeatedly."""
+    monkeypatch.setattr("wsam.lab.train.make_data_feed", lambda *_: pytest.fail("loaded"))
+    (job,) = sweeping.make_jobs(tmp_path, 1)
+    with records.lock_run(tmp_path, job.run):
+        assert run_job(job).status is Status.BUSY
     assert not records.record_path(tmp_path, job.run).exists()
 
 
-def test_perform_tells_failure_refusal_and_defect_apart(tmp_path, capsys):
-    wild = TINY.replace(method="vanilla", base_args={"lr": 1e30}, epochs=2)
-    failed = perform(Job(wild, tmp_path, CPU))
+def test_failed_refused_and_erroneous_jobs(tmp_path, capsys):
+    diverging = TINY.replace(method="vanilla", base_args={"lr": 1e30}, epochs=2)
+    failed = run_job(Job(diverging, tmp_path, CPU))
     assert failed.status is Status.FAILED
     assert "loss became" in failed.detail
-    refused = perform(Job(TINY.replace(hyper={"rho": -1.0}), tmp_path, CPU))
+    refused = run_job(Job(TINY.replace(hyper={"rho": -1.0}), tmp_path, CPU))
     assert refused.status is Status.REFUSED
     assert "rho" in refused.detail
     (tmp_path / "file").touch()
-    nowhere = perform(Job(TINY, tmp_path / "file" / "runs", CPU))
-    assert nowhere.status is Status.REFUSED
-    assert nowhere.detail.startswith(f"{TINY.title}: the folder {tmp_path / 'file' / 'runs'}")
-    assert nowhere.detail.endswith("cannot be made: there is a file in its way")
-    defect = perform(Job(TINY, tmp_path, CPU, sweeping.explode))
-    assert (defect.status, defect.detail) == (Status.ERROR, "RuntimeError: a defect")
-    mistaken = perform(Job(TINY, tmp_path, CPU, lambda *_: len(3)))
-    assert mistaken.status is Status.ERROR, "a wrong type on the way is no mistake of the user's"
+    no_folder = run_job(Job(TINY, tmp_path / "file" / "runs", CPU))
+    assert no_folder.status is Status.REFUSED
+    folder = tmp_path / "file" / "runs"
+    assert no_folder.detail.startswith(f"{TINY.title}: cannot create the folder {folder}")
+    assert no_folder.detail.endswith(": a file with that name exists")
+    bug = run_job(Job(TINY, tmp_path, CPU, sweeping.raise_bug))
+    assert (bug.status, bug.detail) == (Status.ERROR, "RuntimeError: a bug")
+    type_error = run_job(Job(TINY, tmp_path, CPU, lambda *_: len(3)))
+    assert type_error.status is Status.ERROR
     assert "Traceback" in capsys.readouterr().err
 
 
-class Scripted:
-    """Reports a job as busy a few times before it finishes it."""
+class SometimesBusy:
+    """Reports a job as busy a given number of times before it finishes."""
 
     def __init__(self, busy):
         self.busy = dict(busy)
         self.rounds = []
 
-    def carry_out(self, jobs):
+    def run(self, jobs):
         jobs = list(jobs)
         self.rounds.append([job.run.seed for job in jobs])
         for job in jobs:
-            left = self.busy.get(job.run.seed, 0)
-            self.busy[job.run.seed] = left - 1
-            yield Outcome(job, Status.BUSY if left > 0 else Status.FINISHED)
+            remaining = self.busy.get(job.run.seed, 0)
+            self.busy[job.run.seed] = remaining - 1
+            yield Outcome(job, Status.BUSY if remaining > 0 else Status.FINISHED)
 
 
-def test_busy_jobs_are_looked_at_again(tmp_path):
-    executor = Scripted({1: 2, 2: 1})
-    done = list(sweep(sweeping.jobs(tmp_path, 4), executor, poll=0))
+def test_busy_jobs_are_tried_again(tmp_path):
+    executor = SometimesBusy({1: 2, 2: 1})
+    done = list(sweep(sweeping.make_jobs(tmp_path, 4), executor, poll=0))
     assert [outcome.job.run.seed for outcome in done] == [0, 3, 2, 1]
     assert executor.rounds == [[0, 1, 2, 3], [1, 2], [1]]
 
 
 def test_a_refused_job_stops_the_sweep(tmp_path):
-    jobs = sweeping.jobs(tmp_path, 3)
+    jobs = sweeping.make_jobs(tmp_path, 3)
     jobs[1] = replace(jobs[1], run=Run(data="cifar10", train_limit=10))
     source = replace(CPU.source, folder=tmp_path / "none", download=False)
-    jobs[1] = replace(jobs[1], means=replace(CPU, source=source))
+    jobs[1] = replace(jobs[1], execution=replace(CPU, source=source))
     done = []
     with pytest.raises(ValueError, match=r"cifar10 cnn wsam .*cifar-10-binary.tar.gz is not in"):
-        done.extend(sweep(jobs, Here()))
+        done.extend(sweep(jobs, InProcess()))
     assert len(recorded(tmp_path)) == 1
 
 
-def spoil_record(out, run):
+def damage_record(out, run):
     records.record_path(out, run).write_text("{")
 
 
-def hide_record(out, run):
+def make_record_a_folder(out, run):
     records.record_path(out, run).mkdir()
 
 
-def spoil_checkpoint(out, run):
-    checkpoints(run, out).save(1, {"run": "another"})
+def replace_checkpoint(out, run):
+    run_checkpoints(run, out).save(1, {"run": "another"})
 
 
 @pytest.mark.parametrize(
-    ("spoil", "message"),
+    ("damage", "message"),
     [
-        (spoil_record, "KEY.json is not valid JSON; remove it to run again"),
-        (hide_record, "KEY.json is a folder; a file is wanted"),
-        (spoil_checkpoint, "KEY/checkpoints holds a checkpoint of another run"),
+        (damage_record, "KEY.json is not valid JSON; remove it to run again"),
+        (make_record_a_folder, "KEY.json is a folder, expected a file"),
+        (replace_checkpoint, "KEY/checkpoints contains a checkpoint of another run"),
     ],
 )
-def test_a_damaged_file_is_its_own_job_s_affair(tmp_path, spoil, message, capsys):
-    jobs = sweeping.jobs(tmp_path, 3)
-    spoil(tmp_path, jobs[1].run)
-    done = list(sweep(jobs, Here()))
+def test_a_damaged_file_affects_its_own_job_only(tmp_path, damage, message, capsys):
+    jobs = sweeping.make_jobs(tmp_path, 3)
+    damage(tmp_path, jobs[1].run)
+    done = list(sweep(jobs, InProcess()))
     assert statuses(done) == {0: "finished", 1: "error", 2: "finished"}
     assert done[1].detail.endswith(message.replace("KEY", jobs[1].run.key))
-    assert capsys.readouterr().err == "", "no defect: it has no traceback"
+    assert capsys.readouterr().err == "", "no traceback"
 
 
-def full_when_written(monkeypatch, out):
-    monkeypatch.setattr(os, "fsync", lambda _: refuse_space())
+def disk_full_on_write(monkeypatch, out):
+    monkeypatch.setattr(os, "fsync", lambda _: raise_disk_full())
 
 
-def full_when_locked(monkeypatch, out):
+def disk_full_on_lock(monkeypatch, out):
     path = records.work_folder(out, TINY) / "lock"
-    monkeypatch.setattr("wsam.lab.records.claim", lambda *_: refuse_space(str(path)))
+    monkeypatch.setattr("wsam.lab.records.lock_run", lambda *_: raise_disk_full(str(path)))
 
 
-def refuse_space(*path):
+def raise_disk_full(*path):
     raise OSError(errno.ENOSPC, "No space left on device", *path)
 
 
-@pytest.mark.parametrize("fill", [full_when_written, full_when_locked])
+@pytest.mark.parametrize("fill", [disk_full_on_write, disk_full_on_lock])
 def test_a_full_disk_stops_the_sweep(tmp_path, monkeypatch, fill):
-    """Though the message names a file of the first job: the others would fare no better."""
+    """Although the message contains a file of the first job, it affects all jobs."""
     fill(monkeypatch, tmp_path)
     with pytest.raises(ValueError, match=rf"(?i){TINY.key}.*no space left on device"):
-        list(sweep(sweeping.jobs(tmp_path, 2), Here()))
+        list(sweep(sweeping.make_jobs(tmp_path, 2), InProcess()))
 
 
-def test_jobs_are_taken_only_when_there_is_room(tmp_path):
-    """A search decides late: what a job is may depend on what became of those before."""
+def test_jobs_are_requested_when_a_worker_is_free(tmp_path):
+    """A search chooses a job by the outcomes so far."""
     seen = []
 
-    def late():
-        for job in sweeping.jobs(tmp_path, 3):
+    def lazy_jobs():
+        for job in sweeping.make_jobs(tmp_path, 3):
             seen.append(len(recorded(tmp_path)))
             yield job
 
-    assert statuses(sweep(late(), Here())) == {0: "finished", 1: "finished", 2: "finished"}
+    assert statuses(sweep(lazy_jobs(), InProcess())) == {
+        0: "finished",
+        1: "finished",
+        2: "finished",
+    }
     assert seen == [0, 1, 2]
 
 
 @pytest.mark.slow
-def test_a_job_that_kills_every_worker_is_lost_and_the_others_are_not(tmp_path):
-    said = []
-    jobs = sweeping.jobs(tmp_path, 3)
+def test_a_job_that_kills_every_worker_is_lost_and_the_others_finish(tmp_path):
+    messages = []
+    jobs = sweeping.make_jobs(tmp_path, 3)
     jobs[0] = replace(jobs[0], after=sweeping.die)
-    done = list(sweep(jobs, Processes(["cpu"], retries=1, say=said.append)))
+    done = list(sweep(jobs, Processes(["cpu"], retries=1, log=messages.append)))
     assert statuses(done) == {0: "lost", 1: "finished", 2: "finished"}
     assert len(recorded(tmp_path)) == 3
-    assert len(said) == 1
-    assert "exit status -9" in said[0]
-    assert "taken up again" in said[0]
+    (message,) = messages
+    assert "exit status -9" in message
+    assert "retrying its run" in message
     assert "died (exit status -9) at digits cnn sam" in done[0].detail
     assert not workers()
 
 
-def test_an_abandoned_sweep_ends_its_workers(tmp_path):
+def test_an_interrupted_sweep_ends_its_workers(tmp_path):
     def interrupted():
-        yield from sweeping.jobs(tmp_path, 1)
+        yield from sweeping.make_jobs(tmp_path, 1)
         assert len(workers()) == 1
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        list(Processes(["cpu", "cpu"]).carry_out(interrupted()))
+        list(Processes(["cpu", "cpu"]).run(interrupted()))
     assert not workers()
 
 
@@ -201,8 +206,8 @@ def test_local_devices(monkeypatch):
         local_devices("cpu", 0)
 
 
-def test_workers_share_the_cores_that_the_sweep_may_use(monkeypatch):
-    """Not those of the machine: a batch system may lend a job only a few of them."""
+def test_workers_share_the_available_cores(monkeypatch):
+    """A batch system may restrict a job to some cores of the machine."""
     started = []
 
     class Context:
@@ -218,4 +223,4 @@ def test_workers_share_the_cores_that_the_sweep_may_use(monkeypatch):
     Processes(["cpu", "cpu"])._start("cpu").pipe.close()
     monkeypatch.delattr(os, "sched_getaffinity")
     Processes(["cpu", "cpu"])._start("cpu").pipe.close()
-    assert started == [4, 32], "where the system does not tell, the machine's"
+    assert started == [4, 32]

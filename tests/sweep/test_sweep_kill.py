@@ -1,4 +1,4 @@
-"""`wsam sweep` and kill -9: no run twice, none lost, and what was killed is taken up again."""
+"""`wsam sweep` and kill -9: no run is trained twice or lost; interrupted runs resume."""
 
 import os
 import re
@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from recorded import recorded
 
-from wsam.lab.means import Means
+from wsam.lab.execution import ExecutionConfig
 from wsam.paper import find
-from wsam.sweep import Job, Status, perform
+from wsam.sweep import Job, Status, run_job
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self").exists(), reason="reads /proc")
 
@@ -57,7 +57,7 @@ def start(grid, out, seeds, workers=1):
 
 
 def workers_of(process):
-    """Return the ids of the processes that carry out jobs."""
+    """Return the ids of the processes that run jobs."""
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     return [int(child) for child in children if b"spawn_main" in command_of(child)]
 
@@ -78,26 +78,26 @@ def wait_for(condition, process=None, seconds=240):
     return found
 
 
-def halted_worker(process, out):
-    """Return a worker at a run which has a checkpoint, stopped: or it might be done before we act."""
+def stop_worker(process, out):
+    """Send SIGSTOP to a worker whose run has a checkpoint, and return its id."""
     worker = worker_with_checkpoint(process, out)
     if worker is None:
         return None
     os.kill(worker, signal.SIGSTOP)
     if worker_with_checkpoint(process, out) == worker:
         return worker
-    os.kill(worker, signal.SIGCONT)  # it was done with that run just then
+    os.kill(worker, signal.SIGCONT)  # it had just finished that run
     return None
 
 
 def worker_with_checkpoint(process, out):
-    """Return the worker that is at a run which has a checkpoint, by the lock it holds open."""
+    """Return a worker whose run has a checkpoint, identified by its open lock file."""
     locks = {str(path.parents[1] / "lock") for path in out.glob("work/*/checkpoints/*.json")}
     for worker in workers_of(process):
         try:
             held = {str(path.readlink()) for path in Path(f"/proc/{worker}/fd").iterdir()}
         except OSError:
-            continue  # it ended, or closed a file, while we looked
+            continue  # the process ended or closed a file
         if held & locks:
             return worker
     return None
@@ -114,7 +114,7 @@ def finished_seeds(*logs):
 
 
 def curves(out):
-    """Return the curves by seed, without what is timing."""
+    """Return the curves by seed, without timings."""
     return {
         record["settings"]["seed"]: [row | {"seconds": 0} for row in record["curve"]]
         for record in recorded(out)
@@ -125,13 +125,13 @@ def curves(out):
 def test_two_sweeps_share_a_folder_and_one_worker_is_killed(tmp_path, grid):
     path, out = grid(SLOW), tmp_path / "out"
     both = [start(path, out, "0,1,2")]
-    victim = wait_for(lambda: halted_worker(both[0], out), both[0])
-    both.append(start(path, out, "0,1,2"))  # not before: it could do all the runs by itself
+    victim = wait_for(lambda: stop_worker(both[0], out), both[0])
+    both.append(start(path, out, "0,1,2"))  # started later, or it could finish all runs alone
     wait_for(lambda: workers_of(both[1]), both[1])
     os.kill(victim, signal.SIGKILL)
     logs = [finish(process) for process in both]
     assert logs[0].count("died (exit status -9)") == 1
-    assert finished_seeds(*logs) == {"0": 1, "1": 1, "2": 1}, "no run twice, none lost"
+    assert finished_seeds(*logs) == {"0": 1, "1": 1, "2": 1}, "every run once"
     assert sorted(record["resumed"] for record in recorded(out)) == [0, 0, 1]
     assert [len(curve) for curve in curves(out).values()] == [30] * 3
     for log in logs:
@@ -139,11 +139,11 @@ def test_two_sweeps_share_a_folder_and_one_worker_is_killed(tmp_path, grid):
 
 
 @pytest.mark.slow
-def test_another_sweep_takes_up_what_a_killed_one_left(tmp_path, grid):
+def test_another_sweep_resumes_the_runs_of_a_killed_one(tmp_path, grid):
     path, out = grid(SLOW), tmp_path / "out"
     first = start(path, out, "0,1")
-    worker = wait_for(lambda: halted_worker(first, out), first)
-    first.kill()  # the sweep alone: its worker has to notice, and end
+    worker = wait_for(lambda: stop_worker(first, out), first)
+    first.kill()  # the sweep only: its worker must detect that and exit
     first.wait()
     os.kill(worker, signal.SIGCONT)
     first.communicate()
@@ -153,6 +153,6 @@ def test_another_sweep_takes_up_what_a_killed_one_left(tmp_path, grid):
     assert finished_seeds(log) == {"0": 1, "1": 1}
     resumed = {r["settings"]["seed"]: r["resumed"] for r in recorded(out)}
     assert resumed == {0: 1, 1: 0}
-    whole = perform(Job(find(str(path)).runs[0], tmp_path / "whole", Means(device="cpu")))
+    whole = run_job(Job(find(str(path)).runs[0], tmp_path / "whole", ExecutionConfig(device="cpu")))
     assert whole.status is Status.FINISHED
-    assert curves(out)[0] == curves(tmp_path / "whole")[0], "as if it had not been interrupted"
+    assert curves(out)[0] == curves(tmp_path / "whole")[0]

@@ -1,4 +1,4 @@
-"""Search with Optuna: every point of the grid once, then points between, whoever dies."""
+"""Search with Optuna: every point of the grid once, then points in between."""
 
 import inspect
 import re
@@ -14,7 +14,7 @@ from sweeping import CPU, TINY
 from wsam.cli.train import train as train_command
 from wsam.lab import records
 from wsam.lab.run import Run
-from wsam.sweep import Grid, Here, Job, Outcome, Status, sweep
+from wsam.sweep import Grid, InProcess, Job, Outcome, Status, sweep
 from wsam.sweep.grid import read_grid
 from wsam.sweep.search import Search, sqlite_url
 
@@ -28,20 +28,20 @@ def make(out, grid=GRID, seeds=(0,), **options):
     return Search(grid, column, seeds, lambda run: Job(run, out, CPU), out, **options)
 
 
-class Pretend:
+class FakeExecutor:
     """Finishes every job at once; the error is smallest at rho 0.12, gamma 0.8."""
 
     def __init__(self):
         self.runs = []
 
-    def carry_out(self, jobs):
+    def run(self, jobs):
         for job in jobs:
             self.runs.append(job.run)
             error = 100 * abs(job.run.hyper["rho"] - 0.12) + abs(job.run.hyper["gamma"] - 0.8)
             yield Outcome(job, Status.FINISHED, error=error)
 
 
-def go_on(search, executor, trials=0):
+def run_search(search, executor, trials=0):
     for outcome in sweep(search.jobs(trials), executor):
         search.tell(outcome)
 
@@ -54,132 +54,134 @@ def points_of(search):
 ALL = Counter((rho, gamma) for rho in AXES["rho"] for gamma in AXES["gamma"])
 
 
-def test_every_point_once_then_points_between(tmp_path):
-    search, pretend = make(tmp_path), Pretend()
-    go_on(search, pretend)
+def test_every_point_once_then_points_in_between(tmp_path):
+    search, executor = make(tmp_path), FakeExecutor()
+    run_search(search, executor)
     assert points_of(search) == ALL
     assert search.best() == ({"rho": 0.1, "gamma": 0.9}, pytest.approx(2.1))
-    go_on(search, pretend, trials=8)
-    assert len(pretend.runs) == 14
-    for run in pretend.runs[6:]:
+    run_search(search, executor, trials=8)
+    assert len(executor.runs) == 14
+    for run in executor.runs[6:]:
         assert 0.05 <= run.hyper["rho"] <= 0.2
         assert 0.5 <= run.hyper["gamma"] <= 0.9
         assert (run.hyper["rho"], run.hyper["gamma"]) not in ALL
     again = make(tmp_path)
-    go_on(again, pretend, trials=8)
-    assert len(pretend.runs) == 14, "a search that is done does nothing"
+    run_search(again, executor, trials=8)
+    assert len(executor.runs) == 14, "a completed search runs nothing"
 
 
-def test_real_runs_and_their_mean_over_seeds(tmp_path):
+def test_the_objective_is_the_mean_over_seeds(tmp_path):
     grid = Grid("one", "one point", {"digits": TINY}, {"rho": (0.05,)})
     search = make(tmp_path, grid, seeds=(0, 1))
-    go_on(search, Here())
+    run_search(search, InProcess())
     errors = [records.final_error(record) for record in recorded(tmp_path)]
     assert len(errors) == 2
     assert search.best() == ({"rho": 0.05}, pytest.approx(sum(errors) / 2))
 
 
-def test_what_a_killed_search_left_is_taken_up(tmp_path):
+def test_trials_of_a_killed_search_are_run_again(tmp_path):
     first = make(tmp_path)
     jobs = first.jobs()
-    begun = [next(jobs), next(jobs)]
+    running = [next(jobs), next(jobs)]
     search = make(tmp_path)
-    go_on(search, Pretend())
-    started = Counter((job.run.hyper["rho"], job.run.hyper["gamma"]) for job in begun)
-    assert points_of(search) == ALL - started, "what a living search is at is let be"
-    first.close()  # as the system does when its process is killed
+    run_search(search, FakeExecutor())
+    started = Counter((job.run.hyper["rho"], job.run.hyper["gamma"]) for job in running)
+    assert points_of(search) == ALL - started, "trials of a live search are not taken over"
+    first.close()  # as the operating system does when its process is killed
     search = make(tmp_path)
-    go_on(search, Pretend())
+    run_search(search, FakeExecutor())
     assert points_of(search) == ALL
-    first.tell(Outcome(begun[1], Status.FINISHED, error=1.0))  # too late, and harmless
+    first.tell(Outcome(running[1], Status.FINISHED, error=1.0))  # late reports are ignored
     assert points_of(search) == ALL
 
 
-def test_killed_right_after_asking(tmp_path):
+def test_a_search_killed_before_owning_its_trial(tmp_path):
     first = make(tmp_path)
     first.study.ask()
     first.close()
     search = make(tmp_path)
-    go_on(search, Pretend())
+    run_search(search, FakeExecutor())
     assert points_of(search) == ALL
 
 
 def test_diverged_and_lost_runs(tmp_path):
     class Mixed:
-        def carry_out(self, jobs):
+        def run(self, jobs):
             for number, job in enumerate(jobs):
                 yield Outcome(job, [Status.FAILED, Status.LOST, Status.ERROR][number])
 
     grid = Grid("three", "", {"digits": TINY}, {"rho": (0.05, 0.1, 0.2)})
     search = make(tmp_path, grid)
-    wanted = search.jobs()
-    jobs = [next(wanted) for _ in range(3)]
-    for outcome in Mixed().carry_out(jobs):
+    requested = search.jobs()
+    jobs = [next(requested) for _ in range(3)]
+    for outcome in Mixed().run(jobs):
         search.tell(outcome)
     trials = search.study.get_trials()
     assert [str(trial.state.name) for trial in trials] == ["COMPLETE", "FAIL", "FAIL"]
     assert search.best() == ({"rho": 0.05}, 100.0)
-    assert not search.open
+    assert not search.running
     search.close()
     again = make(tmp_path, grid)
-    assert [job.run.hyper["rho"] for job in again.jobs()] == [0.1, 0.2], "tried anew the next time"
+    assert [job.run.hyper["rho"] for job in again.jobs()] == [0.1, 0.2], (
+        "the next search tries them again"
+    )
 
 
-class Failing:
-    """Loses every job, or ends it in an error."""
+class FailingExecutor:
+    """Every job is lost or ends with an error."""
 
     def __init__(self):
         self.runs = []
 
-    def carry_out(self, jobs):
+    def run(self, jobs):
         for job in jobs:
             self.runs.append(job.run)
-            assert len(self.runs) < 50, "it does not end"
+            assert len(self.runs) < 50, "the search does not end"
             yield Outcome(job, (Status.LOST, Status.ERROR)[len(self.runs) % 2])
 
 
 def test_a_search_whose_runs_keep_failing_ends(tmp_path):
-    search, failing = make(tmp_path), Failing()
-    other = make(tmp_path)  # at the same time
-    go_on(search, failing, trials=3)
+    search, failing = make(tmp_path), FailingExecutor()
+    other = make(tmp_path)  # concurrent
+    run_search(search, failing, trials=3)
     tried = [(run.hyper["rho"], run.hyper["gamma"]) for run in failing.runs]
     assert Counter(tried[:6]) == ALL
     assert len(tried) == 9
-    idle = Pretend()
-    go_on(other, idle)
-    assert not idle.runs, "no point of the grid that failed is replaced by another"
+    idle = FakeExecutor()
+    run_search(other, idle)
+    assert not idle.runs, "failed points of the grid are not replaced"
     search.close()
     other.close()
-    again, pretend = make(tmp_path), Pretend()
-    go_on(again, pretend, trials=3)
-    assert points_of(again) & ALL == ALL, "tried anew the next time"
-    assert len(pretend.runs) == 9
+    again, executor = make(tmp_path), FakeExecutor()
+    run_search(again, executor, trials=3)
+    assert points_of(again) & ALL == ALL, "the next search tries them again"
+    assert len(executor.runs) == 9
 
 
-def test_searches_that_start_together_share_the_points(tmp_path):
-    done: list[Pretend] = []
-    broken: list[BaseException] = []
+def test_concurrent_searches_share_the_points(tmp_path):
+    done: list[FakeExecutor] = []
+    errors: list[BaseException] = []
 
     def work():
         try:
-            pretend = Pretend()
-            done.append(pretend)
-            go_on(make(tmp_path), pretend)
+            executor = FakeExecutor()
+            done.append(executor)
+            run_search(make(tmp_path), executor)
         except BaseException as error:
-            broken.append(error)
+            errors.append(error)
 
     threads = [threading.Thread(target=work) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert not broken
-    tried = Counter(run.key for pretend in done for run in pretend.runs)
+    assert not errors
+    tried = Counter(run.key for executor in done for run in executor.runs)
     assert len(tried) == 6
     assert points_of(make(tmp_path)) == ALL
 
 
-def test_other_questions_have_their_own_study(tmp_path):
+def test_other_objectives_have_their_own_study(tmp_path):
     url = f"sqlite:///{tmp_path / 'elsewhere.db'}"
     searches = [
         make(tmp_path, storage=url),
@@ -193,15 +195,14 @@ def test_other_questions_have_their_own_study(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["w d?x", "w d%41", "w{d}", "w#d"])
-def test_a_folder_may_have_any_name(tmp_path, name):
-    """What means something in a URL is only a letter in the name of a folder."""
+def test_folder_names_are_escaped_in_the_storage_url(tmp_path, name):
     search = make(tmp_path / name)
     search.close()
     assert [path.name for path in tmp_path.iterdir()] == [name]
     assert (tmp_path / name / "work" / "optuna.db").stat().st_size > 0
 
 
-def test_whole_numbers_stay_whole(tmp_path):
+def test_integer_settings_stay_integers(tmp_path):
     grid = Grid("epochs", "", {"digits": TINY}, {"epochs": (1, 3), "rho": (0, 0.1)})
     search = make(tmp_path, grid)
     runs = [job.run for job in search.jobs(trials=2)]
@@ -209,8 +210,7 @@ def test_whole_numbers_stay_whole(tmp_path):
     assert len(make(tmp_path, grid).study.get_trials()) >= 6
 
 
-def test_numbers_written_as_whole_ones_are_searched_between(tmp_path):
-    """`rho = [1, 2]` in a file is the range from 1.0 to 2.0."""
+def test_float_settings_may_be_written_as_integers(tmp_path):
     grid = Grid("whole", "", {"digits": TINY}, {"rho": (1, 2)})
     search = make(tmp_path, grid)
     radii = [job.run.hyper["rho"] for job in search.jobs(trials=3)]
@@ -219,9 +219,11 @@ def test_numbers_written_as_whole_ones_are_searched_between(tmp_path):
     assert not any(rho.is_integer() for rho in radii[2:])
 
 
-def test_words_cannot_be_searched(tmp_path):
+def test_only_numbers_can_be_searched(tmp_path):
     grid = Grid("words", "", {"digits": TINY}, {"nesterov": (True, False)})
-    with pytest.raises(ValueError, match="a search varies numbers, nesterov has the value True"):
+    with pytest.raises(
+        ValueError, match="a search can vary numbers only, nesterov has the value True"
+    ):
         make(tmp_path, grid)
 
 
@@ -233,14 +235,14 @@ def test_words_cannot_be_searched(tmp_path):
         ("oracle://me:secret@127.0.0.1/x", "import"),
     ],
 )
-def test_a_storage_that_cannot_be_used_is_one_sentence(tmp_path, storage, reason):
+def test_an_unusable_storage_gives_a_one_line_error(tmp_path, storage, reason):
     with pytest.raises(ValueError, match=f"Optuna cannot use this storage: .*{reason}") as refused:
         make(tmp_path, storage=storage)
     assert "\n" not in str(refused.value)
     assert "secret" not in str(refused.value)
 
 
-def test_without_optuna(tmp_path, monkeypatch):
+def test_missing_optuna(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "optuna", None)
     with pytest.raises(ValueError, match=r"pip install 'wsam\[optuna\]'"):
         make(tmp_path)
@@ -251,28 +253,28 @@ def test_without_optuna(tmp_path, monkeypatch):
     [
         ("[run", "is not a TOML file"),
         ("[runs]\n", "unknown entry 'runs'; known: title, run, grid"),
-        ("[run]\n", "names no setting to vary"),
+        ("[run]\n", "has no setting to vary"),
         ("grid = 3", "grid must be a table"),
         ("[grid]\nrho = 0.1", "grid.rho must be a list of values, got 0.1"),
         ("[grid]\nrho = []", "grid.rho must be a list of values"),
-        ("[grid]\nrho = [0.1, 0.1]", "names a value twice"),
-        ("[grid]\nseed = [1]", r"grid\.seed is not for a grid to say: use --seeds"),
-        ("[run]\nseed = 5\n[grid]\nrho = [1]", r"run\.seed is not for a grid to say: use --seeds"),
-        ("[run]\nnoise_seed = 5\n[grid]\nrho = [1]", r"run\.noise_seed is .* use --seeds"),
+        ("[grid]\nrho = [0.1, 0.1]", "has a value twice"),
+        ("[grid]\nseed = [1]", r"grid\.seed cannot be set in a grid: use --seeds"),
+        ("[run]\nseed = 5\n[grid]\nrho = [1]", r"run\.seed cannot be set in a grid: use --seeds"),
+        ("[run]\nnoise_seed = 5\n[grid]\nrho = [1]", r"run\.noise_seed cannot .* use --seeds"),
         ("[grid]\nsteps = [1]", "a wsam run has no setting 'steps'"),
         ("[grid]\nrho = ['a']", "rho of wsam must be a number, got 'a'"),
         ("[run]\nmethod = 'swam'\n[grid]\nrho = [1]", "unknown method 'swam'"),
         ("[run]\nepoch = 3\n[grid]\nrho = [1]", "unknown setting 'epoch'"),
     ],
 )
-def test_bad_grid_files_are_named(tmp_path, text, message):
+def test_invalid_grid_files(tmp_path, text, message):
     path = tmp_path / "grid.toml"
     path.write_text(text)
     with pytest.raises((ValueError, TypeError), match=message.replace("[", r"\[")):
         read_grid(path)
 
 
-def test_the_grid_of_the_page_is_the_one_it_describes(tmp_path):
+def test_the_grid_file_in_the_documentation(tmp_path):
     page = (Path(__file__).parents[2] / "docs" / "sweep.md").read_text()
     (text,) = re.findall(r"^```toml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     path = tmp_path / "digits.toml"
@@ -283,10 +285,10 @@ def test_the_grid_of_the_page_is_the_one_it_describes(tmp_path):
     points = [(run.hyper["rho"], run.hyper["gamma"]) for run in grid_runs(grid)]
     assert points == [(rho, gamma) for rho in (0.05, 0.1, 0.2) for gamma in (0.8, 0.88)]
     words = re.findall(r"^\$ (wsam .* digits\.toml .*)$", page, re.MULTILINE)
-    assert [line.split()[1] for line in words] == ["sweep", "paper"], "the page uses its grid"
+    assert [line.split()[1] for line in words] == ["sweep", "paper"]
     defaults = inspect.signature(train_command).parameters
     for name in ("data", "model", "base", "batch_size", "noise", "schedule", "augment"):
-        assert getattr(Run(), name) == defaults[name].default, "the rest is as in `wsam train`"
+        assert getattr(Run(), name) == defaults[name].default, "defaults as in `wsam train`"
 
 
 def grid_runs(grid):

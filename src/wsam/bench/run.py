@@ -32,8 +32,8 @@ from wsam.bench.timing import (
 )
 from wsam.bench.workload import FORMS, SMOKE_BATCH, Workload, default_batch_size, image_workload
 from wsam.lab import environment
-from wsam.lab.files import quiet
-from wsam.lab.step import fast_convolutions
+from wsam.lab.files import no_op
+from wsam.lab.step import cudnn_benchmark
 
 Report = Callable[[str], None]
 
@@ -87,7 +87,7 @@ class Settings:
         return FORMS if self.device.type == "cuda" else ("eager",)
 
 
-def measure(settings: Settings, report: Report = quiet) -> dict[str, Any]:
+def measure(settings: Settings, report: Report = no_op) -> dict[str, Any]:
     """Run the benchmark and return its record.
 
     Args:
@@ -238,5 +238,5 @@ def versions() -> dict[str, str | None]:
 def on_device(device: torch.device) -> Iterator[None]:
     """Make the device the current one and enable cuDNN's autotuning."""
     current = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-    with current, fast_convolutions(device):
+    with current, cudnn_benchmark(device):
         yield

@@ -17,7 +17,7 @@ from wsam.bench.cases import FLOOR, Case, baseline_cases, method_cases, select_c
 from wsam.bench.run import Report, Settings, load_average, on_device, provenance, time_cases
 from wsam.bench.timing import Quartiles, Timer, TimingPlan, make_clock, paired_differences
 from wsam.bench.workload import synthetic_workload
-from wsam.lab.files import quiet
+from wsam.lab.files import no_op
 
 AXES = ("tensors", "weights")
 TENSORS = (10, 30, 100, 300, 1000, 3000, 10_000)
@@ -57,7 +57,7 @@ def scaling_cases(settings: Settings) -> tuple[list[Case], list[str]]:
     return select_cases(cases, settings.only), notes
 
 
-def measure_scaling(axis: str, settings: Settings, report: Report = quiet) -> dict[str, Any]:
+def measure_scaling(axis: str, settings: Settings, report: Report = no_op) -> dict[str, Any]:
     """Measure the optimizer's time along an axis and return the record.
 
     Args:
@@ -112,7 +112,7 @@ def optimizer_times(
 ) -> list[dict[str, Any]]:
     """Return the time of each case's step less that of its passes, in microseconds."""
     workload = synthetic_workload(tensors, weights, timer.device)
-    times = time_cases(workload, cases, plan, timer, quiet)
+    times = time_cases(workload, cases, plan, timer, no_op)
     rows = []
     for case in cases:
         if case.kind == FLOOR:

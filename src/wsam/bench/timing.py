@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from wsam.lab.files import quiet
+from wsam.lab.files import no_op
 
 Clock = Callable[[], float]
 
@@ -105,7 +105,7 @@ def time_interleaved(
     periods: Mapping[str, int],
     plan: TimingPlan,
     timer: Timer,
-    report: Callable[[str], None] = quiet,
+    report: Callable[[str], None] = no_op,
 ) -> dict[str, list[float]]:
     """Time all steps in rounds, each in a random order.
 

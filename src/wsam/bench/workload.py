@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from wsam.lab.models import Task, build, parameter_count
+from wsam.lab import models
+from wsam.lab.models import Task, parameter_count
 
 MODELS = ("resnet18", "wrn-28-10", "mlp10m", "cnn")
 FORMS = ("eager", "compiled", "captured")
@@ -118,7 +119,7 @@ def image_workload(
     layout = torch.channels_last if on_gpu else torch.contiguous_format
 
     def build_model() -> nn.Module:
-        model = mlp10m(task) if name == "mlp10m" else build(name, task, 0)
+        model = mlp10m(task) if name == "mlp10m" else models.build_model(name, task, 0)
         return model.to(device, memory_format=layout)  # type: ignore[call-overload, no-any-return]
 
     generator = torch.Generator().manual_seed(0)

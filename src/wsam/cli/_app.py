@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from wsam.lab.files import sentence
+from wsam.lab.files import format_os_error
 
 VERBS = (
     *("demo", "train", "report", "curvature", "landscape"),
@@ -115,7 +115,7 @@ def run() -> None:
         command = error.ctx.command_path if error.ctx is not None else "wsam"
         _exit(f"{message[:1].lower()}{message[1:]} (see {command} --help)")
     except OSError as error:
-        _exit(sentence(error))
+        _exit(format_os_error(error))
     except ModuleNotFoundError as error:
         _exit(_install_hint(error))
     except OverflowError:

@@ -13,7 +13,7 @@ import typer
 
 if TYPE_CHECKING:
     from wsam.curvature.progress import Progress, Report
-    from wsam.lab.subject import Subject
+    from wsam.lab.loaded_model import LoadedModel
 
 Checkpoint = Annotated[
     Path,
@@ -51,7 +51,7 @@ def is_given(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def describe(subject: Subject, seed: int, start: float) -> dict[str, Any]:
+def describe(subject: LoadedModel, seed: int, start: float) -> dict[str, Any]:
     """Return the first entries of a measurement's JSON: model, data, time and environment."""
     from wsam.lab import environment
 
@@ -62,7 +62,7 @@ def describe(subject: Subject, seed: int, start: float) -> dict[str, Any]:
         "labels": subject.labels,
         "seed": seed,
         "seconds": time.monotonic() - start,
-        **environment.facts(device),
+        **environment.describe_environment(device),
     }
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from wsam.lab.files import make_folder
+from wsam.lab.files import make_dirs
 
 UNFINISHED = ".unfinished-"
 
@@ -37,7 +37,7 @@ def staged(folder: Path) -> Iterator[Path]:
     Args:
         folder: The output folder; it is created if needed.
     """
-    make_folder(folder)
+    make_dirs(folder)
     with tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=folder) as staging:
         yield Path(staging)
         for path in sorted(Path(staging).iterdir()):

@@ -13,9 +13,9 @@ import typer
 from wsam.cli._files import check_output_folder
 
 if TYPE_CHECKING:
-    from wsam.lab.fetch import Progress
-    from wsam.lab.means import Means
-    from wsam.lab.watch import Watcher
+    from wsam.lab.callbacks import Callback
+    from wsam.lab.download import Progress
+    from wsam.lab.execution import ExecutionConfig
 
 PAIR = "NAME=VALUE"
 
@@ -88,26 +88,26 @@ def parse_seeds(text: str | None) -> tuple[int, ...] | None:
     return seeds
 
 
-def make_means(data_dir: Path | None, download: bool, **settings: Any) -> Means:
+def make_means(data_dir: Path | None, download: bool, **settings: Any) -> ExecutionConfig:
     """Return the execution settings of a run, given a verb's options."""
-    from wsam.lab.data import Source, default_folder
-    from wsam.lab.means import Means
+    from wsam.lab.datasets import DataSource, default_folder
+    from wsam.lab.execution import ExecutionConfig
 
-    source = Source(data_dir or default_folder(), download, download_progress, _print_message)
-    return Means(source=source, **settings)
+    source = DataSource(data_dir or default_folder(), download, download_progress, _print_message)
+    return ExecutionConfig(source=source, **settings)
 
 
 def _print_message(message: str) -> None:
     print(message, file=sys.stderr)
 
 
-def make_watchers(quiet: bool) -> list[Watcher]:
+def make_watchers(quiet: bool) -> list[Callback]:
     """Return a progress bar on a terminal, a line per epoch elsewhere, nothing if quiet."""
-    from wsam.lab.watch import Bar, Lines
+    from wsam.lab.callbacks import LogLines, ProgressBar
 
     if quiet:
         return []
-    return [Bar() if sys.stderr.isatty() else Lines()]
+    return [ProgressBar() if sys.stderr.isatty() else LogLines()]
 
 
 def download_progress(name: str) -> Progress:

@@ -113,9 +113,9 @@ def configure_smoke(smoke: bool, compile: bool | None) -> bool | None:
 
 def has_progress(runs: Iterable[Run], out: Path) -> bool:
     """Return whether any of the runs has a record or a checkpoint."""
-    from wsam.lab.train import is_begun
+    from wsam.lab.train import has_started
 
-    return any(is_begun(run, out) for run in runs)
+    return any(has_started(run, out) for run in runs)
 
 
 def print_outcomes(outcomes: Iterable[Outcome], total: int) -> list[Outcome]:
@@ -139,7 +139,7 @@ def report(table: Table, out: Path, outcomes: list[Outcome], as_json: bool) -> N
     from wsam.paper import gather, render
     from wsam.paper.comparison import RecordFolder
 
-    lost = frozenset(outcome.job.run.key for outcome in outcomes if not outcome.settled)
+    lost = frozenset(outcome.job.run.key for outcome in outcomes if not outcome.has_record)
     entries = gather(table, RecordFolder(out, without=lost))
     if as_json:
         runs = [_as_dict(outcome) for outcome in outcomes]
@@ -150,7 +150,7 @@ def report(table: Table, out: Path, outcomes: list[Outcome], as_json: bool) -> N
         summary = ", ".join(f"{count} {status}" for status, count in counts.items())
         print(f"{summary or 'nothing to do'}; records in {out}")
         render.print_table(table, entries)
-    if not all(outcome.settled for outcome in outcomes):
+    if not all(outcome.has_record for outcome in outcomes):
         raise typer.Exit(1)
 
 

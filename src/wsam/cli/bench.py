@@ -96,10 +96,10 @@ def bench(
     from wsam.bench.run import Settings, measure
     from wsam.bench.scaling import measure_scaling
     from wsam.bench.timing import one_thread
-    from wsam.lab.means import Means
+    from wsam.lab.execution import ExecutionConfig
 
     settings = Settings(
-        device=Means(device=device).place(),
+        device=ExecutionConfig(device=device).resolve_device(),
         model=model,
         batch=batch_size,
         pixels=pixels,

@@ -17,7 +17,7 @@ from wsam.cli._files import check_output_folder, staged
 
 if TYPE_CHECKING:
     from wsam.curvature import Operator
-    from wsam.lab.subject import Subject
+    from wsam.lab.loaded_model import LoadedModel
 
 _EXAMPLE = (
     "Example: wsam curvature runs/KEY.json --data cifar10 --top 5 --trace --density --out figures"
@@ -130,7 +130,7 @@ def curvature(
     as_json: options.Json = False,
 ) -> None:
     """Measure the curvature of a trained model's loss."""
-    from wsam.lab.subject import open_subject
+    from wsam.lab.loaded_model import load_model
 
     if tol >= 1:
         raise ValueError(f"--tol must be below 1, got {tol}")
@@ -145,7 +145,7 @@ def curvature(
     means = options.make_means(data_dir, download, device=device)
     start = time.monotonic()
     with shared.progress(quiet=as_json) as follow:
-        subject = open_subject(
+        subject = load_model(
             checkpoint, means, data=data, model=model, split=split,
             samples=samples, batch_size=batch_size,
         )  # fmt: skip
@@ -187,7 +187,7 @@ def _check_effects(context: typer.Context, measures: dict[str, bool]) -> None:
         raise ValueError(f"nothing to measure: give one of {', '.join(measures)}")
 
 
-def _operator(name: str, subject: Subject, settings: Any) -> Operator:
+def _operator(name: str, subject: LoadedModel, settings: Any) -> Operator:
     from torch.nn.functional import cross_entropy
 
     from wsam.curvature import empirical_fisher, gauss_newton, hessian
@@ -210,7 +210,7 @@ def _spectrum(
 
 
 def _sharpness(
-    subject: Subject,
+    subject: LoadedModel,
     settings: Any,
     seed: int,
     follow: Any,

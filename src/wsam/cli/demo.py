@@ -52,13 +52,13 @@ def demo(
 
     from wsam.demo import SEEDS, demo_jobs, map_jobs, summarise
     from wsam.demo.choice import NAME, read, write
-    from wsam.lab.train import is_begun
+    from wsam.lab.train import has_started
 
     start = time.monotonic()
     chosen = options.parse_seeds(seeds) or SEEDS
     grid = map_jobs(out / "map") if make_map else []
     jobs = demo_jobs(out / "runs", chosen)
-    with resumable(lambda: any(is_begun(job.run, job.out) for job in (*grid, *jobs))):
+    with resumable(lambda: any(has_started(job.run, job.out) for job in (*grid, *jobs))):
         if make_map:
             _run(grid, "Map of gamma and rho", workers, as_json)
             write(out / "map")

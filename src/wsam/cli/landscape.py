@@ -16,7 +16,7 @@ from wsam.cli._app import app
 from wsam.cli._files import check_output_folder, staged
 
 if TYPE_CHECKING:
-    from wsam.lab.subject import Subject
+    from wsam.lab.loaded_model import LoadedModel
 
 _EXAMPLE = "Example: wsam landscape runs/KEY.json --dimensions 2 --radius 1 --out figures"
 
@@ -74,7 +74,7 @@ def landscape(
     from torch.nn.functional import cross_entropy
 
     from wsam import curvature as measure
-    from wsam.lab.subject import open_subject
+    from wsam.lab.loaded_model import load_model
 
     if not (0 < radius < math.inf or (radius == 0 and to is not None)):
         raise ValueError(f"--radius must be positive and finite, got {radius}")
@@ -87,7 +87,7 @@ def landscape(
     means = options.make_means(data_dir, download, device=device)
     start = time.monotonic()
     with shared.progress(quiet=as_json) as follow:
-        subject = open_subject(
+        subject = load_model(
             checkpoint, means, data=data, model=model, split=split,
             samples=samples, batch_size=batch_size,
         )  # fmt: skip
@@ -121,7 +121,7 @@ def landscape(
 
 
 def _directions(
-    subject: Subject,
+    subject: LoadedModel,
     ends: tuple[Path, Path | None],
     along: str,
     dimensions: int,
@@ -133,7 +133,7 @@ def _directions(
     from torch.nn.functional import cross_entropy
 
     from wsam import curvature as measure
-    from wsam.lab.subject import read_checkpoint
+    from wsam.lab.loaded_model import read_checkpoint
 
     first, to = ends
     if to is not None:
@@ -156,5 +156,5 @@ def _line_label(first: Path, second: Path) -> str:
     return f"the line from {ends[0]} (0) to {ends[1]} (1)"
 
 
-def _on_cpu(subject: Subject) -> dict[str, Any]:
+def _on_cpu(subject: LoadedModel) -> dict[str, Any]:
     return {name: tensor.cpu() for name, tensor in subject.model.state_dict().items()}

@@ -59,7 +59,7 @@ def list_(results: shared.Results = None, as_json: options.Json = False) -> None
 def _finished(runs: Iterable[Run], out: Path) -> tuple[set[Run], list[str]]:
     """Return the finished runs, and an error message for each unreadable record."""
     from wsam.lab import records
-    from wsam.lab.files import sentence
+    from wsam.lab.files import format_os_error
 
     finished, damaged = set(), []
     for run in runs:
@@ -67,7 +67,7 @@ def _finished(runs: Iterable[Run], out: Path) -> tuple[set[Run], list[str]]:
             if records.is_finished(records.read(out, run)):
                 finished.add(run)
         except (OSError, ValueError) as error:
-            damaged.append(sentence(error))
+            damaged.append(format_os_error(error))
     return finished, sorted(damaged)
 
 
@@ -101,7 +101,7 @@ def run(
     """
     from wsam.paper import find
     from wsam.paper.registry import JobFactory
-    from wsam.sweep import Here, sweep
+    from wsam.sweep import InProcess, sweep
 
     if plane and name != "minima":
         raise ValueError(f"--plane applies to minima only, not to {name}")
@@ -117,7 +117,7 @@ def run(
         retry=retry,
     )
     jobs = JobFactory(results, means, profile, measure=name == "minima", plane=plane)
-    here = Here(lambda: options.make_watchers(quiet=as_json or smoke))
+    here = InProcess(lambda: options.make_watchers(quiet=as_json or smoke))
     with resumable(lambda: shared.has_progress(table.runs, results)):
         done = shared.print_outcomes(sweep(map(jobs, table.runs), here), len(table.runs))
     shared.report(table, results, done, as_json)
@@ -192,14 +192,14 @@ def page(
 
     A table is between the lines '<!-- wsam paper table NAME -->' and '<!-- end -->'.
     """
-    from wsam.lab.pages import renew
+    from wsam.lab.markdown_tables import update_tables
 
     out = shared.default_folder(results, smoke=False)
 
     def render(arguments: str) -> str:
         return _markdown(shlex.split(arguments), out)
 
-    changed = [path for path in files if renew(path, "wsam paper table", render, check)]
+    changed = [path for path in files if update_tables(path, "wsam paper table", render, check)]
     if as_json:
         print(json.dumps({"checked": check, "changed": [str(path) for path in changed]}))
     for path in [] if as_json else changed:

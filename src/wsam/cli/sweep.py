@@ -143,7 +143,7 @@ def _executor(
         from wsam.sweep.slurm import Submitit
 
         parallel = workers or (64 if submitit == "slurm" else len(devices))
-        folder = records.work(out) / "submitit"
+        folder = records.work_root(out) / "submitit"
         return Submitit(folder, submitit, parallel, options.parse_pairs(submitit_arg), retries)
     return Processes(devices, retries)
 
@@ -204,8 +204,8 @@ def _search(
 
 def _grid_runs(grid: Grid, columns: Sequence[str], seeds: Sequence[int]) -> Iterator[Run]:
     """Yield the runs of the grid points, with which a search begins."""
-    from wsam.sweep.grid import repeated
+    from wsam.sweep.grid import with_seeds
 
     for column in columns:
         for point in grid.points():
-            yield from repeated(grid.run(column, point), seeds)
+            yield from with_seeds(grid.run(column, point), seeds)

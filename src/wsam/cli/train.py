@@ -16,7 +16,7 @@ from wsam.cli import _options as options
 from wsam.cli._app import app, resumable
 
 if TYPE_CHECKING:
-    from wsam.lab.means import Means
+    from wsam.lab.execution import ExecutionConfig
     from wsam.lab.records import Record
     from wsam.lab.run import Run
 
@@ -191,7 +191,7 @@ def train(
         noise=noise,
         noise_seed=noise_seed,
         schedule=schedule,
-        precision=precision or ("bf16" if means.place().type == "cuda" else "fp32"),
+        precision=precision or ("bf16" if means.resolve_device().type == "cuda" else "fp32"),
         augment=augment,
         pretrained=pretrained,
         train_limit=train_limit,
@@ -238,17 +238,19 @@ def _geometry(name: str | None, arguments: list[str]) -> dict[str, Any] | None:
     return {"name": name, **pairs}
 
 
-def _train(run: Run, out: Path, means: Means, tensorboard: bool | None, as_json: bool) -> None:
-    from wsam.lab import records, watch
-    from wsam.lab.train import is_begun, settled
+def _train(
+    run: Run, out: Path, means: ExecutionConfig, tensorboard: bool | None, as_json: bool
+) -> None:
+    from wsam.lab import callbacks, records
+    from wsam.lab.train import existing_record, has_started
     from wsam.lab.train import train as train_run
 
-    skipped = settled(run, out, means) is not None
+    skipped = existing_record(run, out, means) is not None
     main_process = os.environ.get("RANK", "0") == "0"  # only rank 0 prints
     watchers = options.make_watchers(quiet=as_json or not main_process)
-    if main_process and (watch.has_tensorboard() if tensorboard is None else tensorboard):
-        watchers.append(watch.TensorBoard(records.work_folder(out, run) / "events"))
-    with resumable(lambda: is_begun(run, out)):
+    if main_process and (callbacks.has_tensorboard() if tensorboard is None else tensorboard):
+        watchers.append(callbacks.TensorBoard(records.work_folder(out, run) / "events"))
+    with resumable(lambda: has_started(run, out)):
         record = train_run(run, out, means, watchers)
     if not main_process:
         return
@@ -269,7 +271,7 @@ def _summary(record: Record, skipped: bool) -> str:
     from wsam.lab import records
 
     if not records.is_finished(record):
-        failure, advice = records.failure_of(record), "reduce rho, gamma or the learning rate"
+        failure, advice = records.failure_reason(record), "reduce rho, gamma or the learning rate"
         if skipped:
             return f"failed before: {failure}; {advice}, or use --retry"
         return f"failed: {failure}; {advice}"

@@ -19,7 +19,7 @@ from wsam.lab import records
 from wsam.lab.files import write_atomic
 from wsam.lab.run import Run
 from wsam.report.gather import failed_of
-from wsam.sweep.grid import Point, repeated
+from wsam.sweep.grid import Point, with_seeds
 
 FORMAT = 1
 NAME = "map.json"
@@ -76,7 +76,7 @@ def look_runs() -> Iterator[tuple[str, Point, tuple[Run, ...]]]:
     """Yield every point of every look with its runs."""
     for name, grid in looks().items():
         for point in grid.points():
-            yield name, point, repeated(grid.run(name, point), LOOK_SEEDS)
+            yield name, point, with_seeds(grid.run(name, point), LOOK_SEEDS)
 
 
 def collect(out: Path) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from wsam.demo.summary import names
 from wsam.demo.work import is_done, unheard
 from wsam.lab import records
-from wsam.lab.files import quiet as say_nothing
-from wsam.lab.train import checkpoints
+from wsam.lab.files import no_op as say_nothing
+from wsam.lab.train import run_checkpoints
 from wsam.report.gather import group_key
 from wsam.sweep import Job, Outcome
 
@@ -46,7 +46,7 @@ class State:
             self.done = is_done(self.job)
             self.error = _error(self.job) if self.done else None
             return
-        self.epochs = max(self.epochs, checkpoints(run, out).newest or 0)
+        self.epochs = max(self.epochs, run_checkpoints(run, out).newest or 0)
 
     @property
     def text(self) -> str:

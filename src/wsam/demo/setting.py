@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from wsam.lab.run import Run
 from wsam.plot_style import METHOD_STYLES
-from wsam.sweep.grid import Grid, repeated
+from wsam.sweep.grid import Grid, with_seeds
 
 SEEDS = (0, 1, 2)
 LOOK_SEEDS = (100, 101)
@@ -54,7 +54,7 @@ class Contender:
 
     def runs(self, seeds: Sequence[int]) -> tuple[Run, ...]:
         """Return its runs, one per seed; each draws its noisy labels anew."""
-        return repeated(self.run, seeds)
+        return with_seeds(self.run, seeds)
 
 
 BASE, SAM, WSAM = (METHOD_STYLES[method].title for method in ("sgd", "sam", "wsam"))

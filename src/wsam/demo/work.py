@@ -10,12 +10,12 @@ from typing import Any
 from wsam.demo.choice import look_runs
 from wsam.demo.setting import contenders
 from wsam.lab import records
-from wsam.lab.data import Source, default_folder
-from wsam.lab.environment import cores
+from wsam.lab.datasets import DataSource, default_folder
+from wsam.lab.environment import available_cores
+from wsam.lab.execution import ExecutionConfig
 from wsam.lab.files import write_atomic
-from wsam.lab.means import Means
+from wsam.lab.loaded_model import FixedBatches
 from wsam.lab.run import Run
-from wsam.lab.subject import FixedBatches
 from wsam.lab.train import restore
 from wsam.paper import minima
 from wsam.sweep import Job, Outcome, Processes, sweep
@@ -26,7 +26,7 @@ _SECONDS = 1.0
 """Between checkpoints: what the live display counts epochs by."""
 
 
-def measure(run: Run, out: Path, means: Means) -> dict[str, Any]:
+def measure(run: Run, out: Path, means: ExecutionConfig) -> dict[str, Any]:
     """Measure a finished run's minimum: top eigenvalue, slice, and sharpness at one common radius.
 
     What was measured before is not measured again.
@@ -71,14 +71,14 @@ def read_sharpness(out: Path, run: Run) -> dict[str, Any]:
     return dict(found)
 
 
-def means(keep: bool = True) -> Means:
+def means(keep: bool = True) -> ExecutionConfig:
     """Return how the runs are carried out: on the CPU, nothing downloaded.
 
     Args:
         keep: Keep the weights, and train a run again that failed before.
     """
-    source = Source(default_folder(), download=False)
-    return Means(
+    source = DataSource(default_folder(), download=False)
+    return ExecutionConfig(
         device="cpu", keep_weights=keep, checkpoint_seconds=_SECONDS, source=source, retry=keep
     )
 
@@ -126,13 +126,13 @@ def carry_out(
     for job in left:
         forget_damaged(job)
         forget_unmeasurable(job)
-    count = min(len(left), workers or cores())
+    count = min(len(left), workers or available_cores())
     outcomes = []
-    for outcome in sweep(left, Processes(["cpu"] * count, say=say)):
+    for outcome in sweep(left, Processes(["cpu"] * count, log=say)):
         outcomes.append(outcome)
         ended(outcome)
     for outcome in outcomes:
-        if not outcome.settled and outcome.job.after is not None:
+        if not outcome.has_record and outcome.job.after is not None:
             raise ValueError(f"{outcome.job.run.title}: {outcome.status}: {outcome.detail}")
     return outcomes
 

@@ -1,4 +1,5 @@
-"""The lab: one run from data to record.
+"""Reproducible training runs.
 
-`run.Run` says what to train, `train.train` trains it, `records` holds what came of it.
+`run.Run` describes what to train, `execution.ExecutionConfig` how to execute it, `train.train`
+trains it and `records` reads and writes the results.
 """

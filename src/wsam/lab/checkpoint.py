@@ -1,38 +1,113 @@
-"""Checkpoints that survive kill -9, damage and a full disk, and that never run code.
+"""Checkpoints that survive ``kill -9``, damage and a full disk. Loading them never executes code.
 
-A checkpoint is two files: ``NUMBER.pt`` (tensors and primitives) and, written after it,
-``NUMBER.json``, its manifest with size and SHA-256. It exists once the manifest does. The newest
-two that are whole are kept; loading takes the newest that is whole, and changes nothing: whoever
-looks at a run that another process works on must not. Damaged ones go once a new one is saved.
+A checkpoint is two files: ``NUMBER.pt`` (tensors and primitives) and its manifest ``NUMBER.json``
+with size and SHA-256, written after it. A checkpoint without a manifest is ignored. The newest two
+intact checkpoints are kept. `Checkpoints.load` returns the newest intact one and changes no files,
+so another process may read the folder of a running job. `Checkpoints.save` removes damaged ones.
 """
 
 from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable
+import re
+import warnings
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
+from torch import Tensor
 
-from wsam.lab import tensors
-from wsam.lab.files import TEMPORARY, quiet, sha256, sync_folder, write_atomic
+from wsam.lab.files import TEMPORARY, fsync_folder, no_op, sha256, write_atomic
 
 State = dict[str, Any]
-_KEPT = 2
-"""Checkpoints of a run: one more than is loaded, for the newest may turn out to be damaged."""
-_BEFORE = "falling back to the one before"
-_ANEW = "none before it is left, so the run begins anew"
+RngStates = dict[str, Tensor]
+"""Generator states of one process: ``cpu`` and, if it trains on one, ``cuda``."""
+_KEPT = 2  # one more than is loaded: the newest may be damaged
+_ZIP, _PICKLE = b"PK", b"\x80"
+_DISALLOWED_GLOBAL = re.compile(r"Unsupported (?:global: GLOBAL|class) (\S+)")
+
+
+# Loading files of tensors -----------------------------------------------------------------------
+
+
+class NotTensorsError(ValueError):
+    """A file that cannot be loaded without executing code, or at all."""
+
+
+def load_tensors(source: Path | IO[bytes]) -> Any:
+    """Load a file written by `torch.save` to the CPU: tensors and primitives only.
+
+    Raises:
+        NotTensorsError: The file is damaged or holds other objects. The message gives the reason
+            as a clause that follows a colon.
+        OSError: The file cannot be read.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the error raised below covers them
+            return torch.load(source, map_location="cpu", weights_only=True)
+    except MemoryError:  # does not depend on the file's contents
+        raise
+    # Arbitrary bytes make the unpickler raise IndexError, KeyError, struct.error and others. A
+    # truncated archive makes torch seek out of bounds, which raises OSError.
+    except Exception as error:
+        if isinstance(error, OSError) and isinstance(source, Path):
+            source.read_bytes()  # raises if the file is unreadable rather than damaged
+        raise NotTensorsError(_reason(error, _first_bytes(source))) from error
+
+
+def unsupported_layout(tensor: Tensor) -> str | None:
+    """Return the kind of a tensor that is not a dense array of real numbers, else None.
+
+    Example:
+        >>> unsupported_layout(torch.eye(2).to_sparse()), unsupported_layout(torch.eye(2))
+        ('sparse', None)
+    """
+    if tensor.is_meta:
+        return "meta"
+    if tensor.is_quantized:
+        return "quantized"
+    if tensor.is_nested:
+        return "nested"
+    if tensor.layout is not torch.strided:
+        return "sparse"
+    return "complex" if tensor.is_complex() else None
+
+
+def _first_bytes(source: Path | IO[bytes]) -> bytes:
+    if isinstance(source, Path):
+        with source.open("rb") as file:
+            return file.read(2)
+    source.seek(0)
+    return source.read(2)
+
+
+def _reason(error: Exception, start: bytes) -> str:
+    """Return why loading failed. torch's own messages suggest ``weights_only=False``."""
+    if not start:
+        return "it is empty"
+    if not start.startswith((_ZIP, _PICKLE)):
+        return "it was not written by torch.save"
+    message = str(error)
+    if "TorchScript" in message:
+        return "it is a TorchScript archive; save the model's state_dict() instead"
+    if found := _DISALLOWED_GLOBAL.search(message):
+        return f"it contains {found.group(1).rstrip('.,')}, which cannot be loaded safely"
+    return "it is damaged, or was not written by torch.save"
+
+
+# One checkpoint ---------------------------------------------------------------------------------
 
 
 class DamagedError(ValueError):
-    """A checkpoint that is not what was written."""
+    """A checkpoint is missing, truncated, altered or not a checkpoint."""
 
 
 def save_state(path: Path, state: State) -> None:
-    """Save tensors and primitives in `path`, then their manifest beside it (``.json``)."""
+    """Save tensors and primitives to `path`, then a manifest with the suffix ``.json``."""
     buffer = io.BytesIO()
     torch.save(state, buffer)
     data = buffer.getvalue()
@@ -42,38 +117,40 @@ def save_state(path: Path, state: State) -> None:
 
 
 def load_state(path: Path) -> State:
-    """Load what `save_state` saved, to the CPU, after checking it against its manifest.
+    """Load a file written by `save_state` to the CPU, after checking it against its manifest.
 
     Raises:
-        DamagedError: Missing, truncated, altered, or holding anything but tensors and primitives.
+        DamagedError: The file is missing, truncated or altered, or does not hold a dictionary of
+            tensors and primitives.
     """
     try:
-        # The bytes checked are the bytes loaded.
-        state = tensors.load(io.BytesIO(_checked(path)))
-    except tensors.NotTensorsError as error:
-        raise DamagedError(f"{path} does not hold tensors and primitives alone: {error}") from error
+        state = load_tensors(io.BytesIO(_verified_bytes(path)))
+    except NotTensorsError as error:
+        raise DamagedError(
+            f"{path} does not contain tensors and primitives only: {error}"
+        ) from error
     except OSError as error:
         raise DamagedError(f"{path} cannot be read: {error.strerror}") from error
     if not isinstance(state, dict):
-        raise DamagedError(f"{path} does not hold a dictionary")
+        raise DamagedError(f"{path} does not contain a dictionary")
     return state
 
 
 def has_manifest(path: Path) -> bool:
-    """Tell whether the ``.json`` beside a file is what `save_state` writes, not anything else."""
+    """Return whether a file has a manifest as written by `save_state`."""
     try:
-        found = json.loads(path.with_suffix(".json").read_bytes())
+        manifest = json.loads(path.with_suffix(".json").read_bytes())
     except (OSError, ValueError):
         return False
-    return isinstance(found, dict) and {"file", "sha256"} <= found.keys()
+    return isinstance(manifest, dict) and {"file", "sha256"} <= manifest.keys()
 
 
-def _checked(path: Path) -> bytes:
-    """Return a file's bytes, which are what its manifest says.
+def _verified_bytes(path: Path) -> bytes:
+    """Return a file's contents after checking them against the manifest.
 
     Raises:
-        DamagedError: They are not.
-        OSError: That cannot be told, for they cannot be read.
+        DamagedError: The contents do not match, or one of the two files is missing.
+        OSError: A file cannot be read, so nothing is known about its contents.
     """
     try:
         manifest = json.loads(path.with_suffix(".json").read_bytes())
@@ -85,18 +162,21 @@ def _checked(path: Path) -> bytes:
     except FileNotFoundError as error:
         raise DamagedError(f"{path} is missing") from error
     if len(data) != size:
-        raise DamagedError(f"{path} is damaged: {len(data)} bytes instead of {size}")
+        raise DamagedError(f"{path} is damaged: {len(data)} bytes, expected {size}")
     if sha256(data) != digest:
-        raise DamagedError(f"{path} is damaged: its SHA-256 is not the manifest's")
+        raise DamagedError(f"{path} is damaged: its SHA-256 does not match the manifest")
     return data
+
+
+# The checkpoints of a run -----------------------------------------------------------------------
 
 
 class Checkpoints:
     """The checkpoints of one run.
 
     Args:
-        folder: Where they live; nobody else writes there meanwhile.
-        say: Takes a message about each damaged checkpoint that is passed over.
+        folder: Where they are stored. Only one process may write there at a time.
+        log: Called with a message for each damaged checkpoint that `load` skips.
 
     Example:
         >>> import tempfile
@@ -106,72 +186,73 @@ class Checkpoints:
         {'epoch': 1}
     """
 
-    def __init__(self, folder: Path, say: Callable[[str], None] = quiet) -> None:
+    def __init__(self, folder: Path, log: Callable[[str], None] = no_op) -> None:
         self.folder = folder
-        self.say = say
-        self._whole: set[int] = set()
-        self._passed: set[int] = set()
+        self.log = log
+        self._verified: set[int] = set()
+        self._skipped: set[int] = set()
 
     def save(self, number: int, state: State) -> None:
-        """Save a checkpoint, then remove the damaged ones and all but the newest two.
+        """Save a checkpoint, then remove damaged ones and all intact ones but the newest two.
 
-        The one just saved stays, whatever the numbers of the others. One that was passed over
-        though nothing is wrong with its bytes is left: it may be readable later, or elsewhere.
+        The checkpoint just saved is always kept. Intact checkpoints that `load` had to skip are
+        kept too: another version or machine may be able to read them.
         """
         save_state(self._path(number), state)
-        self._whole.add(number)
-        self._passed.discard(number)
-        room = _KEPT - 1
+        self._verified.add(number)
+        self._skipped.discard(number)
+        to_keep = _KEPT - 1
         for other in self._numbers():
             if other == number:
                 continue
-            whole = self._is_whole(other)
-            counts = whole and other not in self._passed
-            if whole is False or (counts and room <= 0):
+            intact = self._is_intact(other)
+            loadable = intact and other not in self._skipped
+            if intact is False or (loadable and to_keep <= 0):
                 self._remove(other)
-            elif counts:
-                room -= 1
+            elif loadable:
+                to_keep -= 1
 
-    def _is_whole(self, number: int) -> bool | None:
-        """Whether a checkpoint's bytes are what its manifest says; None where that cannot be told."""
-        if number in self._whole:
+    def _is_intact(self, number: int) -> bool | None:
+        """Return whether a checkpoint matches its manifest; None if it cannot be read."""
+        if number in self._verified:
             return True
         try:
-            _checked(self._path(number))
+            _verified_bytes(self._path(number))
         except DamagedError:
             return False
         except OSError:
             return None
-        self._whole.add(number)
+        self._verified.add(number)
         return True
 
     @property
     def newest(self) -> int | None:
-        """The number of the newest, whole or not; None where there is none."""
+        """The number of the newest checkpoint, intact or not; None if there is none."""
         return next(iter(self._numbers()), None)
 
     def load(self) -> State | None:
-        """Return the newest checkpoint that is whole, or None; damaged ones are told of."""
+        """Return the newest intact checkpoint, or None; log a message for each skipped one."""
         numbers = self._numbers()
         for number in numbers:
             try:
                 state = load_state(self._path(number))
             except DamagedError as error:
-                last = number == numbers[-1]
-                self.say(f"{error}; {_ANEW if last else _BEFORE}")
-                self._passed.add(number)
+                is_last = number == numbers[-1]
+                instead = "restarting the run" if is_last else "falling back to the previous one"
+                self.log(f"{error}; {instead}")
+                self._skipped.add(number)
             else:
-                self._whole.add(number)
+                self._verified.add(number)
                 return state
         return None
 
     def clear(self) -> None:
-        """Remove all checkpoints and whatever a killed process left half-written."""
+        """Remove all checkpoints and temporary files, and the folder if it is then empty."""
         for number in self._numbers():
             self._remove(number)
         if self.folder.is_dir():
-            for left in (*self.folder.glob("*.pt"), *self.folder.glob(f"*{TEMPORARY}")):
-                left.unlink()
+            for path in (*self.folder.glob("*.pt"), *self.folder.glob(f"*{TEMPORARY}")):
+                path.unlink()
             with suppress(OSError):
                 self.folder.rmdir()
 
@@ -183,7 +264,36 @@ class Checkpoints:
         return sorted((int(name) for name in names if name.isdecimal()), reverse=True)
 
     def _remove(self, number: int) -> None:
-        # The manifest goes first: without it the data is no checkpoint, never the other way.
+        # Manifest first: data without a manifest is ignored, a manifest without data is damage.
         self._path(number).with_suffix(".json").unlink(missing_ok=True)
-        sync_folder(self.folder)
+        fsync_folder(self.folder)
         self._path(number).unlink(missing_ok=True)
+
+
+# Random number generators -----------------------------------------------------------------------
+
+
+def rng_states(device: torch.device) -> RngStates:
+    """Return the states of this process's default generators, which dropout draws from."""
+    states = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def set_rng_states(checkpoint: Mapping[str, Any], rank: int, device: torch.device) -> None:
+    """Restore this process's default generators; those the checkpoint does not hold are unchanged.
+
+    Args:
+        checkpoint: Has ``generators``, one entry per rank. Checkpoints of older versions have
+            ``random`` and ``cuda_random`` of rank 0 instead.
+        rank: The rank of this process.
+        device: The device it trains on.
+    """
+    older = {"cpu": checkpoint.get("random"), "cuda": checkpoint.get("cuda_random")}
+    by_rank: list[Mapping[str, Tensor | None]] = checkpoint.get("generators", [older])
+    states = by_rank[rank] if rank < len(by_rank) else {}
+    if (state := states.get("cpu")) is not None:
+        torch.set_rng_state(state)
+    if device.type == "cuda" and (state := states.get("cuda")) is not None:
+        torch.cuda.set_rng_state(state, device)

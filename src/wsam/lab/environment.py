@@ -1,4 +1,4 @@
-"""What a run ran on: hardware, versions and commit, as a record tells them."""
+"""Hardware, library versions and commit of a run, as stored in its record."""
 
 from __future__ import annotations
 
@@ -12,100 +12,104 @@ import torch
 
 from wsam._version import __version__
 
-Facts = dict[str, Any]
+Environment = dict[str, Any]
+"""Hardware, versions and commit; in the list of a checkpoint also ``execution`` and ``epochs``."""
 COMMIT_VARIABLE = "WSAM_COMMIT"
 
 
-def facts(device: torch.device) -> Facts:
-    """Return hardware, versions and commit, as every record carries them."""
+def describe_environment(device: torch.device) -> Environment:
+    """Return hardware, versions and commit."""
     return {"hardware": hardware(device), "versions": versions(), "commit": commit()}
 
 
-def with_session(sessions: list[Facts], facts: Facts, epochs: int) -> list[Facts]:
-    """Return what the sessions of a run ran on, each distinct kind once, after one more session.
+def add_epochs(
+    environments: list[Environment], current: Environment, epochs: int
+) -> list[Environment]:
+    """Return the environments a run was trained in, with the number of epochs in each.
 
     Args:
-        sessions: Those before, as this function returned them.
-        facts: Of the session.
-        epochs: How many it made. A kind's entry has the sum under this name.
+        environments: The previous return value of this function.
+        current: The environment of this process.
+        epochs: How many epochs this process trained.
 
     Example:
-        >>> with_session([{"commit": "a", "epochs": 3}], {"commit": "a"}, 2)
+        >>> add_epochs([{"commit": "a", "epochs": 3}], {"commit": "a"}, 2)
         [{'commit': 'a', 'epochs': 5}]
     """
-    same = [kind for kind in sessions if {**kind, "epochs": 0} == {**facts, "epochs": 0}]
-    made = epochs + sum(kind["epochs"] for kind in same)
-    return [*(kind for kind in sessions if kind not in same), {**facts, "epochs": made}]
+    same = [known for known in environments if {**known, "epochs": 0} == {**current, "epochs": 0}]
+    total = epochs + sum(known["epochs"] for known in same)
+    return [*(known for known in environments if known not in same), {**current, "epochs": total}]
 
 
-def differing(sessions: list[Facts], facts: Facts) -> list[Facts]:
-    """Return of each kind of session what is not as in `facts`; nothing of those that agree.
+def differences(environments: list[Environment], current: Environment) -> list[Environment]:
+    """Return the entries of each environment that differ from `current`; equal ones are left out.
 
     Example:
-        >>> differing([{"commit": "a", "gpu": "x", "epochs": 3}], {"commit": "b", "gpu": "x"})
+        >>> differences([{"commit": "a", "gpu": "x", "epochs": 3}], {"commit": "b", "gpu": "x"})
         [{'commit': 'a', 'epochs': 3}]
     """
-    kinds = [{n: v for n, v in kind.items() if facts.get(n) != v} for kind in sessions]
-    return [kind for kind in kinds if kind.keys() != {"epochs"}]
+    found = [{n: v for n, v in known.items() if current.get(n) != v} for known in environments]
+    return [entries for entries in found if entries.keys() != {"epochs"}]
 
 
 def hardware(device: torch.device) -> dict[str, Any]:
-    """Return what is worth knowing about the machine; no names of hosts or users."""
-    facts: dict[str, Any] = {"cpu": cpu_name(), "cores": os.cpu_count()}
+    """Return processor, cores and GPU or threads; no host or user names."""
+    found: dict[str, Any] = {"cpu": cpu_name(), "cores": os.cpu_count()}
     if device.type == "cuda":
-        facts["gpu"] = torch.cuda.get_device_name(device)
+        found["gpu"] = torch.cuda.get_device_name(device)
     else:
-        facts["threads"] = torch.get_num_threads()
-    return facts
+        found["threads"] = torch.get_num_threads()
+    return found
 
 
-def cores() -> int:
-    """Return how many cores this process may use: a batch system often lends it but a few."""
+def available_cores() -> int:
+    """Return how many cores this process may use; batch systems often restrict them."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def cpu_name() -> str:
-    """Return the processor's name as the system tells it."""
+    """Return the processor's name."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.processor() or platform.machine())
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
 
 
 def versions() -> dict[str, str | None]:
-    """Return the versions that decide what a run computes."""
+    """Return the versions of wsam, Python, torch, CUDA and cuDNN."""
     cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     return {
         "wsam": __version__,
         "python": platform.python_version(),
-        "torch": str(torch.__version__),  # a subclass, which a checkpoint may not hold
+        "torch": str(torch.__version__),  # a subclass of str, which weights_only refuses to load
         "cuda": torch.version.cuda,
         "cudnn": None if cudnn is None else str(cudnn),
     }
 
 
 def commit() -> str | None:
-    """Return the commit of the source tree, ``+changes`` added where files differ from it.
+    """Return the commit of the source tree, with ``+changes`` if files differ from it.
 
-    Where the tree came without its history, ``WSAM_COMMIT`` says it. None for an installed copy.
+    The environment variable ``WSAM_COMMIT`` takes precedence, for copies without git history. None
+    for an installed package.
     """
     if given := os.environ.get(COMMIT_VARIABLE):
         return given
     package = Path(__file__).resolve().parents[1]
     top = _git(package, "rev-parse", "--show-toplevel")
     if top is None or Path(top).resolve() / "src" / "wsam" != package:
-        return None  # some other project's history, around an installed copy
+        return None  # installed inside the repository of another project
     head = _git(package, "rev-parse", "HEAD")
     changes = _git(package, "status", "--porcelain", "--", ".")
     return f"{head}+changes" if head and changes else head
 
 
 def short_commit(commit: str) -> str:
-    """Return a commit as people read it: twelve digits, and what was added to it.
+    """Return a commit shortened to twelve digits, with its suffix.
 
     Example:
         >>> short_commit("0123456789abcdef+changes")

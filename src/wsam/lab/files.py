@@ -1,4 +1,4 @@
-"""Files that are whole or absent, whatever happens in between."""
+"""Atomic file writes, file locks, checksums and messages for operating system errors."""
 
 from __future__ import annotations
 
@@ -8,37 +8,39 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 TEMPORARY = ".tmp"
-_CHUNK = 1 << 20
 
 
-def make_folder(folder: Path) -> None:
-    """Make a folder and those it lies in, unless they are there.
+def make_dirs(folder: Path) -> None:
+    """Create a folder and its parents if they do not exist.
 
     Raises:
-        OSError: It cannot be made; the message names it and says why.
+        OSError: The folder cannot be created; the message contains its path and the reason.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OSError(error.errno, f"the folder {folder} cannot be made: {why(error)}") from error
+        message = f"cannot create the folder {folder}: {os_error_reason(error)}"
+        raise OSError(error.errno, message) from error
 
 
-def why(error: OSError) -> str:
-    """Say why a file or folder could not be made, in words that follow a colon."""
-    if isinstance(error, FileNotFoundError):  # its parent is there: a system's folder, like /proc
+def os_error_reason(error: OSError) -> str:
+    """Return why a file or folder could not be created, to follow a colon in a message."""
+    if isinstance(error, FileNotFoundError):  # the parent exists: a system folder such as /proc
         return "the system does not allow it"
     if isinstance(error, FileExistsError | NotADirectoryError):
-        return "there is a file in its way"
+        return "a file with that name exists"
     return (error.strerror or str(error)).lower()
 
 
-def sentence(error: Exception) -> str:
-    """Say in words what an error says, of a file without the number of the error.
+def format_os_error(error: Exception) -> str:
+    """Return an error's message; for an operating system error, without the error number.
 
     Example:
-        >>> sentence(FileNotFoundError(2, "No such file or directory", "runs.json"))
-        'there is no runs.json'
+        >>> format_os_error(FileNotFoundError(2, "No such file or directory", "runs.json"))
+        'runs.json does not exist'
     """
     if not isinstance(error, OSError):
         return str(error)
@@ -46,30 +48,29 @@ def sentence(error: Exception) -> str:
         return error.strerror or str(error)
     name = str(error.filename)
     if isinstance(error, FileNotFoundError):
-        return f"there is no {name}"
+        return f"{name} does not exist"
     if isinstance(error, FileExistsError | NotADirectoryError):
-        return f"{name} cannot be a folder: there is a file of that name"
+        return f"{name} is a file, expected a folder"
     if isinstance(error, IsADirectoryError):
-        return f"{name} is a folder; a file is wanted"
+        return f"{name} is a folder, expected a file"
     return f"{name}: {(error.strerror or str(error)).lower()}"
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Write a file so that at every moment either the old or the new one is there, complete.
+    """Replace a file's contents atomically.
 
-    The data goes to a temporary file, is forced to the disk, and takes the final name in one
-    step; then the folder is forced to the disk too. On any error, a full disk included, the
-    temporary file is removed and the old file is as it was. Two writers of one path must hold
-    `claimed` first.
+    The data is written to a temporary file, synced to disk and renamed; then the folder is synced.
+    On any error, including a full disk, the temporary file is removed and the old file is kept.
+    Concurrent writers of the same path must hold `exclusive_lock`.
 
     Args:
-        path: The file; its folder is made if it is not there.
-        data: All of its contents.
+        path: The file; its folder is created if necessary.
+        data: The new contents.
 
     Raises:
-        OSError: It could not be written; the message names the file.
+        OSError: The file could not be written; the message contains its path.
     """
-    make_folder(path.parent)
+    make_dirs(path.parent)
     temporary = path.with_name(path.name + TEMPORARY)
     try:
         with temporary.open("wb") as file:
@@ -77,23 +78,21 @@ def write_atomic(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except OSError as error:
+    except BaseException as error:
         with suppress(OSError):
             temporary.unlink()
-        reason = error.strerror or str(error)
-        kept = "; the one before is kept" if path.exists() else ""
-        raise OSError(error.errno, f"cannot write {path}: {reason}{kept}") from error
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
-    sync_folder(path.parent)
+        if not isinstance(error, OSError):
+            raise
+        kept = "; the previous file is kept" if path.exists() else ""
+        message = f"cannot write {path}: {error.strerror or error}{kept}"
+        raise OSError(error.errno, message) from error
+    fsync_folder(path.parent)
 
 
-def sync_folder(folder: Path) -> None:
-    """Force a folder's list of names to the disk, where the system can."""
+def fsync_folder(folder: Path) -> None:
+    """Sync a folder's entries to disk; does nothing on Windows, which cannot open folders."""
     if os.name == "nt":
-        return  # there, a folder cannot be opened
+        return
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -107,52 +106,37 @@ def sha256(data: bytes) -> str:
 
 
 def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a file in hexadecimal, read piece by piece."""
-    digest = hashlib.sha256()
+    """Return the SHA-256 of a file in hexadecimal."""
     with path.open("rb") as file:
-        while piece := file.read(_CHUNK):
-            digest.update(piece)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def quiet(message: str) -> None:
-    """Say nothing: stands where a message would go."""
+def no_op(message: str) -> None:
+    """No-op callback for log messages."""
 
 
 class BusyError(OSError):
-    """Another process works on this run."""
+    """Another process holds the lock of a run."""
 
 
 @contextmanager
-def claimed(lock: Path) -> Iterator[None]:
-    """Hold a run alone; the system lets go of it when the process ends, by kill -9 too.
+def exclusive_lock(path: Path, *, wait: bool = False) -> Iterator[None]:
+    """Hold a lock file exclusively.
+
+    The operating system releases the lock when the process ends, even by ``kill -9``. The file
+    itself remains.
 
     Args:
-        lock: The lock's file. It stays there afterwards: removing it would let two in.
+        path: The lock file; its folder is created if necessary.
+        wait: Wait until the lock is free instead of raising.
 
     Raises:
-        BusyError: Another process holds it.
+        BusyError: Another process holds the lock.
     """
-    make_folder(lock.parent)
-    with lock.open("a+b") as file:
-        if not _try_lock(file.fileno()):
-            raise BusyError(f"another process works on this run (it holds {lock})")
-        yield  # closing the file lets go of it
-
-
-def _try_lock(handle: int) -> bool:
+    make_dirs(path.parent)
     try:
-        import fcntl
-    except ModuleNotFoundError:  # Windows
-        import msvcrt
-
-        try:
-            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
-        except OSError:
-            return False
-        return True
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+        acquired = FileLock(path).acquire(timeout=-1 if wait else 0)
+    except Timeout as error:
+        raise BusyError(f"another process is working on this run (it holds {path})") from error
+    with acquired:
+        yield

@@ -1,8 +1,8 @@
-"""Models: ResNet18 and WRN-28-10 in their CIFAR forms, two small ones for CPUs, DeiT and timm's.
+"""Models: ResNet18 and WRN-28-10 for CIFAR, two small ones for CPUs, DeiT, and timm's models.
 
-Our own convolutions use He's normal initialisation, linear layers torch's default with zero biases;
-DeiT and timm's models keep their own. All weights are drawn on the CPU from the run's seed, so that a
-run starts from the same ones on every device.
+Convolutions use He's normal initialization, linear layers torch's default with zero biases; DeiT and
+timm's models use their own. Weights are drawn on the CPU from the run's seed, so the initial weights
+do not depend on the device.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from wsam.lab.names import MODELS, chosen
+from wsam.lab.settings import MODELS, check_choice
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a model is made for: the images' shape (channels, rows, columns) and the classes.
+    """The classification task of a model.
 
     Args:
-        shape: Of an image.
-        classes: How many.
-        data: What the images are called.
+        shape: Channels, rows and columns of an image.
+        classes: Number of classes.
+        data: Name of the data, for error messages.
     """
 
     shape: tuple[int, int, int]
@@ -34,20 +34,19 @@ class Task:
     data: str = "the data"
 
 
-def build(name: str, task: Task, seed: int, pretrained: str | None = None) -> nn.Module:
-    """Build a model, its weights drawn from `seed` without touching the global generator.
+def build_model(name: str, task: Task, seed: int, pretrained: str | None = None) -> nn.Module:
+    """Build a model; its weights depend on `seed` alone, and the global generator is unchanged.
 
     Args:
-        name: One of `names.MODELS`, or ``timm:NAME``.
+        name: One of `settings.MODELS`, or ``timm:NAME``.
         task: Shape of the images and number of classes.
-        seed: Of the weights.
-        pretrained: Weights to start from (``deit-base``: a local folder or a hub name;
-            ``timm:``: any word for timm's own).
+        seed: Seed of the weights.
+        pretrained: Initial weights: a folder or hub name for ``deit-base``, any string to use
+            timm's own for ``timm:``.
 
     Raises:
-        ValueError: No such model, one that cannot start from pretrained weights, or one that is
-            known not to take such images.
-        ModuleNotFoundError: The library behind a model is not installed.
+        ValueError: The model is unknown, has no pretrained weights, or does not accept the images.
+        ModuleNotFoundError: The model's library is not installed.
 
     Example:
         >>> model = build("mlp", Task((1, 8, 8), 10), seed=0)
@@ -58,18 +57,20 @@ def build(name: str, task: Task, seed: int, pretrained: str | None = None) -> nn
         torch.manual_seed(seed)
         if name.startswith("timm:"):
             return timm_model(name.removeprefix("timm:"), task, pretrained is not None)
-        chosen("model", name, (*MODELS, "timm:NAME"))
+        check_choice("model", name, (*MODELS, "timm:NAME"))
         if name == "deit-base":
             return DeiT(task, pretrained)
         if pretrained is not None:
-            raise ValueError(f"{name} has no pretrained weights; deit-base and timm: models have")
-        model = _SMALL[name](task)
+            raise ValueError(f"{name} has no pretrained weights; use deit-base or a timm: model")
+        model = _BUILDERS[name](task)
         he_init(model)
         return model
 
 
 def he_init(model: nn.Module) -> None:
-    """Draw convolutions from He's normal distribution (fan-out), linear layers as torch; zero biases.
+    """Initialize convolutions by He's normal distribution (fan-out), linear layers as torch does.
+
+    Biases of linear layers are zero.
 
     Reference:
         He et al., Delving deep into rectifiers, ICCV 2015.
@@ -105,7 +106,7 @@ class BasicBlock(nn.Module):
 
 
 class ResNet18(nn.Module):
-    """ResNet18 as used on CIFAR: a 3x3 stem, no max-pooling; 11.17 million parameters.
+    """ResNet18 for CIFAR: a 3x3 stem, no max-pooling; 11.17 million parameters.
 
     Reference:
         He et al., Deep residual learning for image recognition, CVPR 2016.
@@ -128,7 +129,7 @@ class ResNet18(nn.Module):
 
 
 class WideBlock(nn.Module):
-    """Normalise, activate, convolve, twice; the shortcut's projection sees the activated input."""
+    """Twice BatchNorm, ReLU, convolution; the projection shortcut takes the activated input."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -170,7 +171,7 @@ class WideResNet(nn.Module):
 
 
 def small_cnn(task: Task) -> nn.Module:
-    """Three convolutions with BatchNorm: seconds on a CPU."""
+    """Three convolutions with BatchNorm; trains in seconds on a CPU."""
     layers: list[nn.Module] = []
     inputs = task.shape[0]
     for outputs, stride in ((16, 1), (32, 2), (64, 2)):
@@ -182,21 +183,21 @@ def small_cnn(task: Task) -> nn.Module:
 
 
 def mlp(task: Task) -> nn.Module:
-    """Two hidden layers of 64."""
+    """A perceptron with two hidden layers of 64 units."""
     inputs = math.prod(task.shape)
     layers = (nn.Linear(inputs, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU())
     return nn.Sequential(nn.Flatten(), *layers, nn.Linear(64, task.classes))
 
 
 class DeiT(nn.Module):
-    """DeiT-base by transformers, for 224 x 224 images; its logits alone.
+    """DeiT-base of transformers, for 224 x 224 images; returns the logits.
 
     Args:
         task: Shape of the images and number of classes.
-        pretrained: A local folder or hub name; None draws the weights.
+        pretrained: A local folder or hub name; None for random weights.
 
     Raises:
-        ValueError: Images smaller than a patch, or data that the pretrained weights do not fit.
+        ValueError: Images are smaller than a patch, or do not match the pretrained weights.
 
     Reference:
         Touvron et al., Training data-efficient image transformers, ICML 2021.
@@ -214,9 +215,10 @@ class DeiT(nn.Module):
         if pretrained is None:
             config = DeiTConfig(image_size=rows, num_channels=channels, num_labels=task.classes)
             if min(rows, columns) < config.patch_size:
-                needed = f"at least {_by(config.patch_size, config.patch_size)}"
+                least = _format_shape(config.patch_size, config.patch_size)
+                found = _format_shape(rows, columns)
                 raise ValueError(
-                    f"deit-base needs images of {needed}, {task.data} has {_by(rows, columns)}"
+                    f"deit-base needs images of at least {least}, {task.data} has {found}"
                 )
             self.deit = DeiTForImageClassification(config)
             return
@@ -224,17 +226,17 @@ class DeiT(nn.Module):
             self.deit = DeiTForImageClassification.from_pretrained(
                 pretrained, num_labels=task.classes
             )
-        except RuntimeError as error:  # its own message points to what it has printed
+        except RuntimeError as error:  # its message refers to printed output
             raise ValueError(
-                f"the weights in {pretrained} do not fit deit-base with {task.classes} classes, as "
-                f"many as {task.data} has"
+                f"the weights in {pretrained} do not fit deit-base with the {task.classes} classes "
+                f"of {task.data}"
             ) from error
         side = self.deit.config.image_size
         needs = (self.deit.config.num_channels, side, side)
         if task.shape != needs:
             raise ValueError(
-                f"deit-base from {pretrained} needs images of {_by(*needs)}, "
-                f"{task.data} has {_by(*task.shape)}"
+                f"deit-base from {pretrained} needs images of {_format_shape(*needs)}, "
+                f"{task.data} has {_format_shape(*task.shape)}"
             )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -242,33 +244,38 @@ class DeiT(nn.Module):
         return cast(Tensor, self.deit(x).logits)
 
 
-def _by(*sizes: int) -> str:
+def _format_shape(*sizes: int) -> str:
     return " x ".join(map(str, sizes))
 
 
 def timm_model(name: str, task: Task, pretrained: bool) -> nn.Module:
-    """Return timm's model of that name, where timm can be imported."""
+    """Return a model of timm.
+
+    Raises:
+        ModuleNotFoundError: timm cannot be imported.
+        ValueError: timm cannot create the model.
+    """
     try:
         import timm
     except (ImportError, RuntimeError) as error:  # a broken torchvision raises RuntimeError
         raise ModuleNotFoundError(
-            f"timm:{name} needs timm, which does not import: {error}"
+            f"timm:{name} needs timm, which cannot be imported: {error}"
         ) from error
     try:
         model = timm.create_model(
             name, pretrained=pretrained, num_classes=task.classes, in_chans=task.shape[0]
         )
     except RuntimeError as error:
-        raise ValueError(f"timm does not make {name!r}: {error}") from error
+        raise ValueError(f"timm cannot create {name!r}: {error}") from error
     return cast(nn.Module, model)
 
 
 def parameter_count(model: nn.Module) -> int:
-    """Return how many parameters a model has."""
+    """Return the number of parameters of a model."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-_SMALL: dict[str, Callable[[Task], nn.Module]] = {
+_BUILDERS: dict[str, Callable[[Task], nn.Module]] = {
     "cnn": small_cnn,
     "mlp": mlp,
     "resnet18": ResNet18,

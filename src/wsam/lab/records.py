@@ -1,8 +1,8 @@
-"""Records: what came of a run, as JSON named by the run's key.
+"""Records: the result of a run as JSON, named by the run's key.
 
-``OUT/KEY.json`` is the record. A folder of the same key, see `work`, holds what a run needs on its way
-(checkpoints, lock, TensorBoard events) and weights that were asked for, see `work_folder`.
-Numbers that are not finite are written as null, so that every reader of JSON can read a record.
+``OUT/KEY.json`` is the record. The work folder ``OUT/work/KEY`` holds checkpoints, the lock,
+TensorBoard events and, if they are kept, the final weights. Numbers that are not finite are written
+as null, so a record is valid JSON.
 """
 
 from __future__ import annotations
@@ -16,79 +16,92 @@ from typing import Any
 
 from wsam._format import json_safe
 from wsam.lab import files
-from wsam.lab.names import is_number, mapping
 from wsam.lab.run import Run
+from wsam.lab.settings import check_mapping, is_number
 
 Record = dict[str, Any]
 FORMAT = 1
 FINISHED, FAILED = "finished", "failed"
 WEIGHTS = "weights.pt"
 _KEY = re.compile("[0-9a-f]{12}")
-_NEEDED = ("format", "key", "title", "status", "settings", "final", "curve", "seconds")
-_FIGURES = ("epoch", "train_loss", "test_error")
+_REQUIRED = ("format", "key", "title", "status", "settings", "final", "curve", "seconds")
+_METRICS = ("epoch", "train_loss", "test_error")
 _ADVICE = "remove it to run again"
 
 
+# Paths ------------------------------------------------------------------------------------------
+
+
 def record_path(out: Path, run: Run) -> Path:
-    """Return where the record of a run lies."""
+    """Return the path of a run's record."""
     return out / f"{run.key}.json"
 
 
-def work(out: Path) -> Path:
-    """Return the folder of all that is no record: work folders of runs, and what sweeps keep."""
+def work_root(out: Path) -> Path:
+    """Return the folder of everything but records: work folders of runs and files of sweeps."""
     return out / "work"
 
 
 def work_folder(out: Path, run: Run) -> Path:
-    """Return the folder of a run's checkpoints, events and weights."""
-    return work(out) / run.key
+    """Return the folder of a run's checkpoints, lock, events and weights."""
+    return work_root(out) / run.key
 
 
-def checkpoints_folder(of_run: Path) -> Path:
-    """Return where the checkpoints lie in the work folder of a run."""
-    return of_run / "checkpoints"
+def checkpoints_folder(work_folder: Path) -> Path:
+    """Return the folder of the checkpoints within a run's work folder."""
+    return work_folder / "checkpoints"
 
 
 def weights_path(out: Path, run: Run) -> Path:
-    """Return where the final weights lie, if they were kept."""
+    """Return the path of the final weights, which exist only if they were kept."""
     return work_folder(out, run) / WEIGHTS
 
 
 def is_named_by_key(path: Path) -> bool:
-    """Tell whether a file or folder has a run's key for its name, as records and their work have."""
+    """Return whether the stem of a path has the form of a run's key."""
     return _KEY.fullmatch(path.stem) is not None
 
 
-def claim(out: Path, run: Run) -> AbstractContextManager[None]:
-    """Hold a run for this process alone; see `files.claimed`."""
-    return files.claimed(_lock(out, run))
+# Locks ------------------------------------------------------------------------------------------
 
 
-def check_free(out: Path, run: Run) -> None:
-    """Raise where another process holds a run; unlike `claim`, make nothing on the disk.
+def lock_run(out: Path, run: Run) -> AbstractContextManager[None]:
+    """Return a context that holds the lock of a run.
 
     Raises:
-        BusyError: Another process works on this run.
+        BusyError: On entry, if another process holds the lock.
     """
-    lock = _lock(out, run)
-    if lock.exists():
-        with files.claimed(lock):
+    return files.exclusive_lock(_lock_path(out, run))
+
+
+def check_unlocked(out: Path, run: Run) -> None:
+    """Raise if another process holds the lock of a run; creates no files.
+
+    Raises:
+        BusyError: Another process is working on this run.
+    """
+    path = _lock_path(out, run)
+    if path.exists():
+        with files.exclusive_lock(path):
             pass
 
 
-def _lock(out: Path, run: Run) -> Path:
+def _lock_path(out: Path, run: Run) -> Path:
     return work_folder(out, run) / "lock"
 
 
+# Writing and reading ----------------------------------------------------------------------------
+
+
 def write(out: Path, run: Run, record: Record) -> Path:
-    """Write a record: atomically, and valid for any reader of JSON."""
+    """Write a record atomically and return its path."""
     path = record_path(out, run)
-    files.write_atomic(path, _text(json_safe(record)).encode())
+    files.write_atomic(path, _format(json_safe(record)).encode())
     return path
 
 
-def _text(record: Record) -> str:
-    """Return JSON with one line per entry and one per epoch, which reads and compares well."""
+def _format(record: Record) -> str:
+    """Return JSON with one line per entry and one line per epoch."""
 
     def line(value: Any) -> str:
         return json.dumps(value, allow_nan=False, ensure_ascii=False)
@@ -102,20 +115,20 @@ def _text(record: Record) -> str:
 
 
 def read(out: Path, run: Run) -> Record | None:
-    """Return the record of a run, finished or failed; None if there is none.
+    """Return the record of a run, finished or failed, or None if it does not exist.
 
     Raises:
-        ValueError: What lies there is no record, or one of another run.
+        ValueError: The file is not a record of this run.
     """
     path = record_path(out, run)
     return read_named(path) if path.exists() else None
 
 
 def read_named(path: Path) -> Record:
-    """Read a record that must have its key for its name.
+    """Read a record whose file must be named by its key.
 
     Raises:
-        ValueError: It is no record, or one of another run than its name says.
+        ValueError: The file is not a record, or its key differs from its name.
     """
     record = read_file(path)
     if record["key"] != path.stem:
@@ -126,114 +139,117 @@ def read_named(path: Path) -> Record:
 
 
 def read_file(path: Path) -> Record:
-    """Read a record and check that it is one: all that others rely on is there and of its kind.
+    """Read a record and check its format.
 
     Raises:
-        ValueError: Damaged, or something else; the message names the file.
+        ValueError: The file is damaged or not a record; the message contains its path.
     """
     try:
         record = read_json(path)
     except ValueError as error:
         raise ValueError(f"{path} {error}; {_ADVICE}") from error
-    if wrong := _damage(record):
-        raise ValueError(f"{path} {wrong}; {_ADVICE}")
+    if problem := _find_problem(record):
+        raise ValueError(f"{path} {problem}; {_ADVICE}")
     return dict(record)
 
 
 def read_json(path: Path) -> Any:
-    """Read JSON as records are written in: every number is finite, and fits into a float.
+    """Read a JSON file in which every number must be finite as a float.
 
     Raises:
-        ValueError: Something else; the message says what the file is or holds, without its name.
+        ValueError: The file is not such JSON. The message is a predicate without the path.
     """
     try:
         return json.loads(
             path.read_text(encoding="utf-8"),
-            parse_constant=_finite,
-            parse_float=_finite,
-            parse_int=_whole,
+            parse_constant=_parse_float,
+            parse_float=_parse_float,
+            parse_int=_parse_int,
         )
     except _NotFiniteError:
         raise
-    except (ValueError, RecursionError) as error:  # the latter where it is nested without end
+    except (ValueError, RecursionError) as error:
         raise ValueError("is not valid JSON") from error
 
 
 class _NotFiniteError(ValueError):
-    """A number that no reader can compute with."""
+    """A number is infinite or NaN."""
 
 
-def _finite(text: str) -> float:
+def _parse_float(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise _NotFiniteError(f"holds a number that is not finite, {text[:20]}")
+        raise _NotFiniteError(f"contains a number that is not finite, {text[:20]}")
     return value
 
 
-def _whole(text: str) -> int:
-    _finite(text)
+def _parse_int(text: str) -> int:
+    _parse_float(text)
     return int(text)
 
 
-def _damage(record: Any) -> str | None:
-    """Say what is wrong with data that should be a record; None where nothing is."""
-    if not isinstance(record, dict) or any(name not in record for name in _NEEDED):
-        return f"is not a record: it needs {', '.join(_NEEDED)}"
+# Checks -----------------------------------------------------------------------------------------
+
+
+def _find_problem(record: Any) -> str | None:
+    """Return what is wrong with a record as a predicate, or None."""
+    if not isinstance(record, dict) or any(name not in record for name in _REQUIRED):
+        return f"is not a record: it needs {', '.join(_REQUIRED)}"
     if record["format"] != FORMAT:
         return f"has format {record['format']!r}: this version reads format {FORMAT}"
     if record["status"] not in (FINISHED, FAILED):
         return f"has status {record['status']!r}: it must be {FINISHED} or {FAILED}"
-    return _damaged_figures(record) or _damaged_words(record) or _foreign_settings(record)
+    return _metrics_problem(record) or _text_problem(record) or _settings_problem(record)
 
 
-def _damaged_figures(record: Record) -> str | None:
+def _metrics_problem(record: Record) -> str | None:
     curve, final = record["curve"], record["final"]
     if not isinstance(curve, list) or not curve:
-        return "holds no epoch"
+        return "contains no epoch"
     if not all(map(_is_epoch, curve)):
-        return "holds an epoch that is damaged"
+        return "contains an invalid epoch"
     if not _is_epoch(final):
-        return "holds final figures that are damaged"
-    if is_finished(record) and any(
-        row[name] is None for row in (curve[-1], final) for name in _FIGURES
-    ):
-        return "is of a finished run, but lacks figures of its last epoch"
-    return None if is_number(record["seconds"]) else "does not hold its seconds as a number"
+        return "contains invalid final metrics"
+    last_values = [row[name] for row in (curve[-1], final) for name in _METRICS]
+    if is_finished(record) and None in last_values:
+        return "is marked as finished, but lacks metrics of its last epoch"
+    return None if is_number(record["seconds"]) else "has seconds that are not a number"
 
 
-def _damaged_words(record: Record) -> str | None:
-    """Look at what people are told besides figures; some of it may be missing."""
+def _text_problem(record: Record) -> str | None:
     for name, value in (("title", record["title"]), ("failure", record.get("failure") or "")):
         if not isinstance(value, str):
-            return f"does not hold its {name} as text"
-    told = record.get("execution") or {}
-    return None if isinstance(told, dict) else "does not hold its execution as names and values"
+            return f"has a {name} that is not a string"
+    execution = record.get("execution") or {}
+    return None if isinstance(execution, dict) else "has an execution that is not a mapping"
 
 
-def _foreign_settings(record: Record) -> str | None:
-    """Say why a record's settings are not those that its key was made of."""
+def _settings_problem(record: Record) -> str | None:
     try:
-        key = Run.from_dict(mapping("settings", record["settings"])).key
+        key = Run.from_dict(check_mapping("settings", record["settings"])).key
     except (TypeError, ValueError) as error:
-        return f"holds settings of no run: {error}"
-    return None if key == record["key"] else f"is damaged: its settings are those of {key}"
+        return f"contains invalid settings: {error}"
+    return None if key == record["key"] else f"is damaged: its settings have the key {key}"
 
 
 def _is_epoch(row: Any) -> bool:
-    """Tell whether a row of a curve has its figures; null stands for one that is not finite."""
-    if not isinstance(row, dict) or any(name not in row for name in _FIGURES):
+    """Return whether a row of a curve has all metrics; null means not finite."""
+    if not isinstance(row, dict) or any(name not in row for name in _METRICS):
         return False
-    numbered = isinstance(row["epoch"], int)
-    return numbered and all(value is None or is_number(value) for value in row.values())
+    values_valid = all(value is None or is_number(value) for value in row.values())
+    return isinstance(row["epoch"], int) and values_valid
+
+
+# Contents ---------------------------------------------------------------------------------------
 
 
 def is_finished(record: Record | None) -> bool:
-    """Tell whether a record is there and its run went to the end."""
+    """Return whether a record exists and its run finished without failure."""
     return record is not None and record["status"] == FINISHED
 
 
-def failure_of(record: Record) -> str:
-    """Return why a run failed, in words."""
+def failure_reason(record: Record) -> str:
+    """Return why a run failed."""
     return str(record.get("failure") or "no reason was recorded")
 
 

@@ -1,4 +1,4 @@
-"""A run as data: everything that decides its outcome, and a key that names its record."""
+"""A run as data: all settings that determine its result, and the key that names its record."""
 
 from __future__ import annotations
 
@@ -11,38 +11,55 @@ from types import MappingProxyType
 from typing import Any
 
 from wsam import checks
-from wsam.lab import names
-from wsam.lab.names import Value
+from wsam.lab.settings import (
+    BASES,
+    DATA,
+    MODELS,
+    OPTIONS,
+    PRECISIONS,
+    SCHEDULES,
+    VANILLA,
+    Value,
+    accepts_geometry,
+    check_choice,
+    check_mapping,
+    check_str,
+    geometry_defaults,
+    is_number,
+    join_names,
+    method_defaults,
+    with_defaults,
+)
 
-_SEEDS = 2**63  # what torch's generators take on every device
+_MAX_SEED = 2**63  # torch's generators accept less than this on every device
 
 
 @dataclass(frozen=True)
 class Run:
-    """One training run, from data to record, as plain checked data.
+    """All settings of one training run, checked and immutable.
 
-    Two runs with the same settings are equal and have the same `key`; arguments left out are
-    filled in with their defaults first, and ``1`` is the same as ``1.0``. Settings that are off
-    (None or empty) do not enter the key, so a setting added later leaves old records valid.
+    Two runs with equal settings are equal and have the same `key`. Omitted arguments are filled in
+    with their defaults first, and ``1`` equals ``1.0``. Settings that are off (None or empty) do not
+    enter the key, so a setting added later does not invalidate existing records.
 
     Args:
-        data: One of `names.DATA`, or ``folder:NAME`` for images in folders named by class.
-        model: One of `names.MODELS`, or ``timm:NAME``.
-        method: ``vanilla`` (the base alone) or a name of `wsam.METHODS`.
-        hyper: The method's own hyperparameters, such as ``{"rho": 0.2, "gamma": 0.88}``.
+        data: One of `settings.DATA`, or ``folder:NAME`` for images in folders named by class.
+        model: One of `settings.MODELS`, or ``timm:NAME``.
+        method: ``vanilla`` (the base optimizer alone) or a name in `wsam.METHODS`.
+        hyper: Hyperparameters of the method, such as ``{"rho": 0.2, "gamma": 0.88}``.
         geometry: None for the method's own, or ``{"name": "adaptive", "eta": 0.01}``.
-        base: The base optimizer, one of `names.BASES`.
+        base: The base optimizer, one of `settings.BASES`.
         base_args: Its arguments, such as ``{"lr": 0.05, "momentum": 0.9}``.
-        options: Options common to all methods: ``lean``, ``max_norm``.
-        epochs: How many times the training data is passed through.
+        options: Options of all methods: ``lean``, ``max_norm``.
+        epochs: Passes over the training data.
         batch_size: Images per step.
-        seed: Of the weights, the order of the images and their augmentation.
-        noise: Fraction of training labels drawn anew, uniformly over all classes.
-        noise_seed: Of that drawing; of no effect, and 0, where `noise` is 0.
-        schedule: Of the learning rate: ``cosine`` (to zero, step by step) or ``constant``.
+        seed: Seed of the weights, the order of the images and their augmentation.
+        noise: Fraction of training labels that are redrawn uniformly over all classes.
+        noise_seed: Seed of the label noise; 0 if `noise` is 0.
+        schedule: Learning rate schedule: ``cosine`` (to zero, per step) or ``constant``.
         precision: ``bf16`` (autocast) or ``fp32``.
-        augment: Random crops and flips where the data set has them.
-        pretrained: A folder or hub name of weights to start from (``deit-base``, ``timm:``).
+        augment: Random crops and flips, if the data set defines them.
+        pretrained: Folder or hub name of initial weights (``deit-base``, ``timm:``).
         train_limit: Use only this many training images.
         test_limit: Use only this many test images.
 
@@ -75,48 +92,48 @@ class Run:
     test_limit: int | None = None
 
     def __post_init__(self) -> None:
-        """Check every setting and bring it to its one canonical form."""
+        """Check every setting and convert it to its canonical form."""
         self._check_names()
-        self._take_numbers()
+        self._convert_numbers()
         checks.flag("augment", self.augment)
         for name in ("hyper", "base_args", "options"):
-            names.mapping(name, getattr(self, name))
-        own = names.methods()[self.method]
-        self._freeze("hyper", names.filled(self.method, self.hyper, own))
-        self._freeze("base_args", names.filled(self.base, self.base_args, names.BASES[self.base]))
+            check_mapping(name, getattr(self, name))
+        hyper = with_defaults(self.method, self.hyper, method_defaults()[self.method])
+        self._freeze("hyper", hyper)
+        self._freeze("base_args", with_defaults(self.base, self.base_args, BASES[self.base]))
         self._freeze("options", self._checked_options())
         if self.geometry is not None:
             self._freeze("geometry", self._checked_geometry(self.geometry))
 
     def _check_names(self) -> None:
         for name in ("data", "model"):
-            names.word(name, getattr(self, name))
+            check_str(name, getattr(self, name))
         if self.pretrained is not None:
-            names.word("pretrained", self.pretrained)
+            check_str("pretrained", self.pretrained)
         if not self.data.startswith("folder:"):
-            names.chosen("data", self.data, (*names.DATA, "folder:NAME"))
+            check_choice("data", self.data, (*DATA, "folder:NAME"))
         if not self.model.startswith("timm:"):
-            names.chosen("model", self.model, (*names.MODELS, "timm:NAME"))
-        names.chosen("schedule", self.schedule, names.SCHEDULES)
-        names.chosen("precision", self.precision, names.PRECISIONS)
-        names.chosen("method", self.method, names.methods())
-        names.chosen("base", self.base, names.BASES)
+            check_choice("model", self.model, (*MODELS, "timm:NAME"))
+        check_choice("schedule", self.schedule, SCHEDULES)
+        check_choice("precision", self.precision, PRECISIONS)
+        check_choice("method", self.method, method_defaults())
+        check_choice("base", self.base, BASES)
 
-    def _take_numbers(self) -> None:
-        """Keep numbers as Python's own, whoever's they were: JSON knows no others."""
+    def _convert_numbers(self) -> None:
+        """Convert numbers, such as numpy's, to int and float, which JSON can store."""
         limits = [n for n in ("train_limit", "test_limit") if getattr(self, n) is not None]
         for name in ("epochs", "batch_size", *limits):
             self._set(name, checks.count(name, getattr(self, name), 1))
         for name in ("seed", "noise_seed"):
             self._set(name, checks.count(name, getattr(self, name)))
-            if getattr(self, name) >= _SEEDS:
+            if getattr(self, name) >= _MAX_SEED:
                 raise ValueError(f"{name} must be less than 2**63, got {getattr(self, name)}")
         self._set("noise", checks.number("noise", self.noise, 0, 1, high_open=False))
         self._set("noise_seed", self.noise_seed if self.noise else 0)
 
     def _checked_options(self) -> dict[str, Value]:
-        defaults = {} if self.method == names.VANILLA else names.OPTIONS
-        options = names.filled(f"{self.method}'s options", self.options, defaults)
+        defaults = {} if self.method == VANILLA else OPTIONS
+        options = with_defaults(f"{self.method}'s options", self.options, defaults)
         return {name: value for name, value in options.items() if value != defaults[name]}
 
     def _checked_geometry(self, geometry: Mapping[str, Value]) -> dict[str, Value]:
@@ -124,16 +141,16 @@ class Run:
         name = given.pop("name", None)
         if not isinstance(name, str):
             raise TypeError(
-                f'geometry must hold a "name", as {{"name": "adaptive"}}, got {geometry!r}'
+                f'geometry must have a "name", as {{"name": "adaptive"}}, got {geometry!r}'
             )
-        if not names.takes_geometry(self.method):
-            takers = [method for method in names.methods() if names.takes_geometry(method)]
+        if not accepts_geometry(self.method):
+            others = [method for method in method_defaults() if accepts_geometry(method)]
             raise ValueError(
-                f"{self.method} does not take a geometry; those that do: {names.listed(takers)}"
+                f"{self.method} does not take a geometry; methods that do: {join_names(others)}"
             )
-        known = names.geometries()
-        names.chosen("geometry", name, known)
-        return {"name": name, **names.filled(f"geometry {name}", given, known[name])}
+        known = geometry_defaults()
+        check_choice("geometry", name, known)
+        return {"name": name, **with_defaults(f"geometry {name}", given, known[name])}
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
@@ -142,25 +159,25 @@ class Run:
         self._set(name, MappingProxyType(value))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all settings as plain data that JSON can hold."""
+        """Return all settings as JSON-compatible data."""
         return {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> Run:
-        """Make a run of what `to_dict` returned; unknown settings are refused.
+        """Return the run whose `to_dict` is given.
 
         Raises:
-            ValueError: A setting that a run does not have.
+            ValueError: An unknown or invalid setting.
         """
         known = [f.name for f in dataclasses.fields(cls)]
         for name in settings:
-            names.chosen("setting", name, known)
+            check_choice("setting", name, known)
         return cls(**settings)
 
     def replace(self, **changes: Any) -> Run:
         """Return a copy with some settings changed.
 
-        A new method or base starts from its own defaults unless its arguments are given too.
+        A new method or base optimizer gets its default arguments unless they are given too.
         """
         if "method" in changes:
             changes = {"hyper": {}, "options": {}, "geometry": None, **changes}
@@ -170,19 +187,19 @@ class Run:
 
     @property
     def canonical(self) -> str:
-        """The settings as canonical JSON: sorted, compact, without those that are off."""
+        """The settings as canonical JSON: sorted, compact, without settings that are off."""
         settings = {k: v for k, v in self.to_dict().items() if v is not None and v != {}}
         return json.dumps(settings, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
     @property
     def key(self) -> str:
-        """Twelve hexadecimal digits of the settings' SHA-256: the name of the record."""
+        """Twelve hexadecimal digits of the SHA-256 of `canonical`: the name of the record."""
         return hashlib.sha256(self.canonical.encode()).hexdigest()[:12]
 
     @property
     def title(self) -> str:
-        """A short line for people: ``cifar10 resnet18 wsam gamma=0.88 rho=0.2 seed=0``."""
-        numbers = {name: value for name, value in self.hyper.items() if names.is_number(value)}
+        """A short description: ``cifar10 resnet18 wsam gamma=0.88 rho=0.2 seed=0``."""
+        numbers = {name: value for name, value in self.hyper.items() if is_number(value)}
         hyper = [f"{name}={value:g}" for name, value in numbers.items()]
         geometry = [str(self.geometry["name"])] if self.geometry else []
         noise = [f"noise={self.noise:g}"] if self.noise else []
@@ -193,12 +210,12 @@ class Run:
         return hash(self.key)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Frozen mappings do not pickle; plain data does, and is checked again on the way in.
+        # Mapping proxies cannot be pickled; unpickling checks the settings again.
         return (Run.from_dict, (self.to_dict(),))
 
 
 def _plain(value: Any) -> Any:
-    """Turn frozen mappings and tuples into what JSON reads back: dicts and lists."""
+    """Convert mapping proxies and tuples to dicts and lists."""
     if isinstance(value, Mapping):
         return {name: _plain(item) for name, item in value.items()}
     return list(value) if isinstance(value, tuple) else value

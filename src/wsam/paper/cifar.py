@@ -7,7 +7,7 @@ from typing import Any
 
 from wsam.lab.run import Run
 from wsam.paper.table import SEEDS, Cell, Measure, Quoted, Table
-from wsam.sweep.grid import repeated
+from wsam.sweep.grid import with_seeds
 from wsam.theory import effective_weight, gamma_for_weight
 
 DATASETS = {"CIFAR-10": "cifar10", "CIFAR-100": "cifar100"}
@@ -125,7 +125,7 @@ def scratch_run(model: str, data: str, method: str) -> Run:
 
 def _table(name: str, title: str, methods: tuple[str, ...], notes: tuple[str, ...]) -> Table:
     cells = [
-        Cell((model, method), data, repeated(scratch_run(model, data, method), SEEDS), quoted)
+        Cell((model, method), data, with_seeds(scratch_run(model, data, method), SEEDS), quoted)
         for model in SETTINGS
         for method in methods
         for data, quoted in zip(DATASETS, ERRORS.get((model, method), (None, None)), strict=True)
@@ -177,7 +177,7 @@ def geometry() -> Table:
         for (column, geometry), figure in zip(geometries.items(), figures, strict=True):
             larger_rho = {**ball.hyper, "rho": 5.0}
             run = ball if geometry is None else ball.replace(hyper=larger_rho, geometry=geometry)
-            cells.append(Cell((method,), column, repeated(run, SEEDS), figure))
+            cells.append(Cell((method,), column, with_seeds(run, SEEDS), figure))
     notes = (
         "rho is 0.2 in the ball and 5.0 in both ellipsoids; gamma is 0.88 in all three.",
         "The paper does not state eta. Here it is 0 in the adaptive ellipsoid, applied to all "
@@ -205,7 +205,7 @@ def minima() -> Table:
         Cell(
             (method,),
             column,
-            repeated(scratch_run("ResNet18", "CIFAR-10", method), SEEDS),
+            with_seeds(scratch_run("ResNet18", "CIFAR-10", method), SEEDS),
             None if figure is None else Quoted(figure),
             measure,
         )

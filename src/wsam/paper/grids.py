@@ -11,7 +11,7 @@ from wsam.paper.cifar import DATASETS, EPOCHS, ERRORS, RHO, SETTINGS, base_run, 
 from wsam.paper.imagenet import deit_run
 from wsam.paper.noise import HYPER, LEVELS, noise_run
 from wsam.paper.table import SEEDS, Cell, Kind, Quoted, Table
-from wsam.sweep.grid import Grid, repeated
+from wsam.sweep.grid import Grid, with_seeds
 
 LEARNING_RATES = (0.05, 0.1)
 WEIGHT_DECAYS = (1e-4, 5e-4, 1e-3)
@@ -173,7 +173,7 @@ def grid_table(grid: Grid, seeds: Sequence[int] = (0,)) -> Table:
         row = tuple(f"{v:g}" if isinstance(v, float) else str(v) for v in point.values())
         for column in grid.bases:
             run = grid.run(column, point)
-            cells.append(Cell(row, column, repeated(run, seeds), _quoted().get(run.key)))
+            cells.append(Cell(row, column, with_seeds(run, seeds), _quoted().get(run.key)))
     return Table(
         grid.name,
         f"Test error (%) by {grid.title}",

@@ -7,7 +7,7 @@ from typing import Any
 from wsam.lab.run import Run
 from wsam.paper.cifar import METHODS
 from wsam.paper.table import SEEDS, Cell, Quoted, Table
-from wsam.sweep.grid import repeated
+from wsam.sweep.grid import with_seeds
 
 DEIT = "facebook/deit-base-patch16-224"
 
@@ -41,7 +41,10 @@ def imagenet() -> Table:
     }
     cells = tuple(
         Cell(
-            (name,), "top-1 error", repeated(run, SEEDS[:1] if name == "Initial" else SEEDS), figure
+            (name,),
+            "top-1 error",
+            with_seeds(run, SEEDS[:1] if name == "Initial" else SEEDS),
+            figure,
         )
         for name, (run, figure) in rows.items()
     )

@@ -21,16 +21,16 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from wsam.lab import environment, records
+from wsam.lab.execution import ExecutionConfig
 from wsam.lab.files import write_atomic
-from wsam.lab.means import Means
-from wsam.lab.names import is_number
+from wsam.lab.loaded_model import FixedBatches
 from wsam.lab.run import Run
-from wsam.lab.subject import FixedBatches
+from wsam.lab.settings import is_number
 from wsam.lab.train import restore
 
 if TYPE_CHECKING:
     from wsam.curvature import Landscape
-    from wsam.lab.batches import Batch
+    from wsam.lab.data_feed import Batch
 
 FORMAT = 1
 BATCH_SIZE = 500
@@ -130,7 +130,7 @@ def _read_losses(losses: Any, shape: Sequence[int]) -> list[Any]:
 
 
 def measure(
-    run: Run, out: Path, means: Means, plane: bool = False, more_eigenvalues: bool = True
+    run: Run, out: Path, means: ExecutionConfig, plane: bool = False, more_eigenvalues: bool = True
 ) -> dict[str, Any]:
     """Measure the minimum of a finished run; parts measured before are kept.
 
@@ -162,7 +162,7 @@ def measure(
             f"its weights were not kept; remove {records.record_path(out, run)} to train it again"
         )
     model, feed = restore(run, out, means)
-    device = means.place()
+    device = means.resolve_device()
     if measurement is None:
         batches = FixedBatches(feed, "train", _IMAGES, BATCH_SIZE)
         header = {"format": FORMAT, "key": run.key, "title": run.title}
@@ -208,7 +208,7 @@ def _top_eigenvalue(
         "dtype": info.dtype,
         "tf32": info.tf32,
         "seconds": time.monotonic() - begin,
-        **environment.facts(device),
+        **environment.describe_environment(device),
     }
 
 
@@ -224,5 +224,5 @@ def _measure_slice(
     axis = [2 * i / (points - 1) - 1 for i in range(points)]
     labels = [f"filter-normalised direction {i + 1}" for i in range(count)]
     losses = landscape(model, cross_entropy, batches, directions, [axis] * count, labels=labels)
-    origin = {"seconds": time.monotonic() - begin, **environment.facts(device)}
+    origin = {"seconds": time.monotonic() - begin, **environment.describe_environment(device)}
     return {**losses.as_dict(), "seed": _DIRECTION_SEED, **origin}

@@ -7,14 +7,14 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from wsam.lab.means import Means
-from wsam.lab.names import chosen
+from wsam.lab.execution import ExecutionConfig
 from wsam.lab.run import Run
+from wsam.lab.settings import check_choice
 from wsam.paper import cifar, grids, imagenet, minima, noise
 from wsam.paper.profile import Profile
 from wsam.paper.table import Table
 from wsam.sweep.grid import Grid, read_grid
-from wsam.sweep.work import Job
+from wsam.sweep.jobs import Job
 
 TABLES: dict[str, Callable[[], Table]] = {
     "cifar": cifar.cifar,
@@ -57,7 +57,7 @@ def find_grid(name: str) -> Grid:
         return grids.gamma_grid()
     if name in TABLES:
         raise ValueError(f"{name} is not a grid that can be searched; grids: {', '.join(GRIDS)}")
-    chosen("table, figure or search", name, (*names(), "FILE.toml"))
+    check_choice("table, figure or search", name, (*names(), "FILE.toml"))
     return GRIDS[name]()
 
 
@@ -73,7 +73,12 @@ class JobFactory:
     """
 
     def __init__(
-        self, out: Path, means: Means, profile: Profile, measure: bool, plane: bool = False
+        self,
+        out: Path,
+        means: ExecutionConfig,
+        profile: Profile,
+        measure: bool,
+        plane: bool = False,
     ) -> None:
         self.out, self.means = out.resolve(), means
         self.after = partial(minima.measure, plane=plane) if measure else None

@@ -9,7 +9,7 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 
 from wsam.lab.run import Run
-from wsam.sweep.grid import repeated
+from wsam.sweep.grid import with_seeds
 
 SEEDS = (0, 1, 2, 3, 4)
 """The paper repeats its experiments five times."""
@@ -164,7 +164,7 @@ class Table:
         """Return the table for other seeds; label noise uses the same seeds."""
         return replace(
             self,
-            cells=tuple(replace(cell, runs=repeated(cell.runs[0], seeds)) for cell in self.cells),
+            cells=tuple(replace(cell, runs=with_seeds(cell.runs[0], seeds)) for cell in self.cells),
         )
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import shlex
 
-from wsam.lab.names import BASES
 from wsam.lab.run import Run
+from wsam.lab.settings import BASES
 from wsam.report.gather import Result
 
 _OWN_OPTIONS = ("rho", "gamma", "alpha", "beta", "eta")

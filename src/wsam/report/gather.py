@@ -10,9 +10,9 @@ from typing import Any
 
 from wsam.lab import records
 from wsam.lab.checkpoint import Checkpoints
-from wsam.lab.names import is_number
 from wsam.lab.records import Record
 from wsam.lab.run import Run
+from wsam.lab.settings import is_number
 from wsam.paper import minima
 from wsam.plot_style import METHOD_STYLES
 
@@ -134,7 +134,7 @@ def gather(folder: Path) -> Folder:
                 continue
             by_group.setdefault(group_key(result.run), []).append(result)
             if not result.finished:
-                why = records.failure_of(result.record)
+                why = records.failure_reason(result.record)
                 found.troubles.append(Trouble(result.run.title, FAILED, why))
     for results in by_group.values():
         ordered = sorted(results, key=lambda result: result.run.seed)
@@ -154,7 +154,7 @@ def records_folder(folder: Path) -> Path:
 
 def _holds_records(folder: Path) -> bool:
     """Tell whether records, or runs under way, lie in a folder."""
-    paths = (*folder.glob("*.json"), *records.work(folder).glob("*"))
+    paths = (*folder.glob("*.json"), *records.work_root(folder).glob("*"))
     return any(map(records.is_named_by_key, paths))
 
 
@@ -184,7 +184,7 @@ def read_result(path: Path, troubles: list[Trouble]) -> Result:
 def unfinished(folder: Path) -> list[Trouble]:
     """Return the runs that were begun and have no record."""
     found = []
-    for work in sorted(records.work(folder).glob("*")):
+    for work in sorted(records.work_root(folder).glob("*")):
         if not work.is_dir() or (folder / f"{work.name}.json").exists():
             continue
         if not records.is_named_by_key(work):

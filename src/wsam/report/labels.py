@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from wsam._format import mean_and_std
-from wsam.lab.names import Value
 from wsam.lab.run import Run
+from wsam.lab.settings import Value
 from wsam.plot_style import METHOD_STYLES, SHADE_COUNT, method_title
 from wsam.report.gather import Group, group_key
 from wsam.report.svg import Look

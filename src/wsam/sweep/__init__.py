@@ -1,25 +1,25 @@
-"""Many runs: grids of settings, and who carries them out.
+"""Many runs: grids of settings, and executors that train them.
 
-A grid (`grid.Grid`) is data. A job (`work.Job`) is one of its runs with all it takes to carry it
-out; an executor (`executors.Executor`) carries jobs out: in this process, in processes of this
-machine, on a Ray cluster, or on SLURM. `sweep` goes through jobs until all of them have a record.
+A grid (`grid.Grid`) is data. A job (`jobs.Job`) is one run with everything needed to train it. An
+executor (`executors.Executor`) runs jobs in this process, in processes of this machine, on a Ray
+cluster or on SLURM. `sweep` runs jobs until each of them has a record.
 """
 
-from wsam.sweep.executors import Executor, Here, Processes, local_devices, sweep
+from wsam.sweep.executors import Executor, InProcess, Processes, local_devices, sweep
 from wsam.sweep.grid import Grid, read_grid, with_value
-from wsam.sweep.work import Job, Outcome, Status, perform
+from wsam.sweep.jobs import Job, Outcome, Status, run_job
 
 __all__ = [
     "Executor",
     "Grid",
-    "Here",
+    "InProcess",
     "Job",
     "Outcome",
     "Processes",
     "Status",
     "local_devices",
-    "perform",
     "read_grid",
+    "run_job",
     "sweep",
     "with_value",
 ]

@@ -1,4 +1,4 @@
-"""Who carries out jobs: this process, or processes of this machine; and the sweep over all jobs."""
+"""Executors that run jobs in this process or in processes of this machine, and `sweep`."""
 
 from __future__ import annotations
 
@@ -14,45 +14,44 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol, cast
 
-from wsam.lab.environment import cores
-from wsam.lab.watch import Row, Watcher
-from wsam.sweep.work import Job, Outcome, Status, perform
+from wsam.lab.callbacks import Callback, Metrics
+from wsam.lab.environment import available_cores
+from wsam.sweep.jobs import Job, Outcome, Status, run_job
 
 RETRIES = 2
 
 
 class Executor(Protocol):
-    """Carries out jobs. Everything that runs jobs somewhere else is one of these."""
+    """Runs jobs."""
 
-    def carry_out(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
-        """Yield what became of each job, in the order in which they end.
+    def run(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
+        """Yield the outcome of each job, in the order in which they end.
 
-        A job is taken from `jobs` only when there is room for it, so that a search can decide
-        late. A job whose worker died is tried again a few times, then reported as lost.
+        A job is taken from `jobs` when a worker is free, so that a search can choose it by the
+        outcomes so far. A job whose worker died is retried a few times, then reported as lost.
         """
         ...
 
 
 def sweep(jobs: Iterable[Job], executor: Executor, poll: float = 2.0) -> Iterator[Outcome]:
-    """Go through jobs until each has been carried out, here or by another process.
+    """Run jobs until each has ended, in this sweep or in another process.
 
-    A job that another process is at is put off; once all others are done it is looked at again
-    every `poll` seconds: by then it has its record, or the other process was killed and the job is
-    taken over.
+    A job that another process is training is deferred. After all others ended, it is tried again
+    every `poll` seconds, until it has a record or the other process died and its run resumes here.
 
     Args:
-        jobs: What is to be done.
-        executor: Who does it.
-        poll: Seconds between two looks at what others are doing.
+        jobs: The jobs.
+        executor: Runs them.
+        poll: Seconds between two attempts at deferred jobs.
 
     Raises:
-        ValueError: A job was refused: its user must do something first.
-        ModuleNotFoundError: The same: a library must be installed first.
+        ValueError: A job was refused; the user must act first.
+        ModuleNotFoundError: A job was refused because a library is not installed.
     """
     pending: Iterable[Job] = jobs
     while True:
         busy: list[Job] = []
-        for outcome in executor.carry_out(pending):
+        for outcome in executor.run(pending):
             if outcome.status is Status.BUSY:
                 busy.append(outcome.job)
             elif outcome.status is Status.REFUSED:
@@ -66,26 +65,26 @@ def sweep(jobs: Iterable[Job], executor: Executor, poll: float = 2.0) -> Iterato
 
 
 def _refusal(outcome: Outcome) -> Exception:
-    """Return what says it here as it would have been said where the job was refused."""
-    if outcome.lacks is None:
+    """Return the exception for a refused job, as raised in its worker."""
+    if outcome.missing_module is None:
         return ValueError(outcome.detail)
-    return ModuleNotFoundError(outcome.detail, name=outcome.lacks)
+    return ModuleNotFoundError(outcome.detail, name=outcome.missing_module)
 
 
-class Here:
-    """Carries out one job after the other in this process.
+class InProcess:
+    """Runs one job after the other in this process.
 
     Args:
-        watchers: Makes those who watch a run, anew for each.
+        callbacks: Returns the callbacks of a run; called once per run.
     """
 
-    def __init__(self, watchers: Callable[[], Sequence[Watcher]] = tuple) -> None:
-        self.watchers = watchers
+    def __init__(self, callbacks: Callable[[], Sequence[Callback]] = tuple) -> None:
+        self.callbacks = callbacks
 
-    def carry_out(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
-        """Yield what became of each job."""
+    def run(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
+        """Yield the outcome of each job."""
         for job in jobs:
-            yield perform(job, self.watchers())
+            yield run_job(job, self.callbacks())
 
 
 def local_devices(device: str = "auto", workers: int | None = None) -> list[str]:
@@ -93,7 +92,7 @@ def local_devices(device: str = "auto", workers: int | None = None) -> list[str]
 
     Args:
         device: ``auto`` (all GPUs, or else the CPU), or devices such as ``cuda:0,cuda:1``.
-        workers: How many; None for one per GPU, or one per core where there is no GPU.
+        workers: Number of workers; None: one per GPU, or one per core without GPUs.
 
     Example:
         >>> local_devices("cuda:0,cuda:1", workers=3)
@@ -105,11 +104,11 @@ def local_devices(device: str = "auto", workers: int | None = None) -> list[str]
     if devices in (["auto"], ["cuda"]):
         import torch
 
-        gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+        gpus = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
         devices = gpus or (["cpu"] if device == "auto" else devices)
     if workers is None:
-        workers = cores() if devices == ["cpu"] else len(devices)
-    return [devices[number % len(devices)] for number in range(workers)]
+        workers = available_cores() if devices == ["cpu"] else len(devices)
+    return [devices[index % len(devices)] for index in range(workers)]
 
 
 @dataclass
@@ -122,35 +121,35 @@ class _Worker:
 
 @dataclass
 class Processes:
-    """Carries out jobs in processes of this machine, one job at a time in each.
+    """Runs jobs in processes of this machine, one job at a time in each.
 
-    Each worker has a pipe of its own: unlike a shared queue, nothing is left locked when a worker
-    is killed. A dead worker's job goes to a new one.
+    Each worker has its own pipe: unlike a shared queue, it cannot stay locked when a worker is
+    killed. The job of a dead worker is given to a new one.
 
     Args:
         devices: The device of each worker; see `local_devices`.
-        retries: How often a job whose worker died is tried again.
-        say: Takes a message for the user.
+        retries: How often a job is retried after its worker died.
+        log: Called with messages for the user.
     """
 
     devices: Sequence[str] = field(default_factory=local_devices)
     retries: int = RETRIES
-    say: Callable[[str], None] = lambda message: print(message, file=sys.stderr)
+    log: Callable[[str], None] = lambda message: print(message, file=sys.stderr)
 
-    def carry_out(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
-        """Yield what became of each job, in the order in which they end."""
-        waiting, again = iter(jobs), deque[Job]()
+    def run(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
+        """Yield the outcome of each job, in the order in which they end."""
+        remaining, retries = iter(jobs), deque[Job]()
         deaths: Counter[str] = Counter()
-        free = list(reversed(self.devices))
+        free_devices = list(reversed(self.devices))
         idle: list[_Worker] = []
         busy: dict[Connection, _Worker] = {}
         try:
             while True:
-                while idle or free:
-                    job = again.popleft() if again else next(waiting, None)
+                while idle or free_devices:
+                    job = retries.popleft() if retries else next(remaining, None)
                     if job is None:
                         break
-                    worker = idle.pop() if idle else self._start(free.pop())
+                    worker = idle.pop() if idle else self._start(free_devices.pop())
                     worker.job = job
                     busy[worker.pipe] = worker
                     _send(worker.pipe, job)
@@ -163,43 +162,43 @@ class Processes:
                         idle.append(worker)
                         yield outcome
                         continue
-                    free.append(worker.device)
-                    lost = self._bury(worker, deaths)
+                    free_devices.append(worker.device)
+                    lost = self._handle_death(worker, deaths)
                     if lost.status is Status.LOST:
                         yield lost
                     else:
-                        again.append(lost.job)
+                        retries.append(lost.job)
         finally:
             self._stop(idle, list(busy.values()))
 
     def _start(self, device: str) -> _Worker:
-        context = get_context("spawn")  # CUDA does not survive a fork
+        context = get_context("spawn")  # CUDA cannot be used after a fork
         ours, theirs = context.Pipe()
-        threads = max(1, cores() // len(self.devices))
+        threads = max(1, available_cores() // len(self.devices))
         process = context.Process(target=_serve, args=(theirs, device, threads))
         process.start()
-        theirs.close()  # so that the worker's death ends the pipe
+        theirs.close()  # so that the pipe ends when the worker dies
         return _Worker(device, process, ours)
 
-    def _bury(self, worker: _Worker, deaths: Counter[str]) -> Outcome:
-        """Take leave of a dead worker; its job is busy, to be taken up again, or lost."""
+    def _handle_death(self, worker: _Worker, deaths: Counter[str]) -> Outcome:
+        """Return the outcome of a dead worker's job: busy if it is to be retried, else lost."""
         worker.process.join()
         worker.pipe.close()
         job = worker.job
         assert job is not None
         deaths[job.run.key] += 1
         code = worker.process.exitcode
-        how = f"a worker on {worker.device} died (exit status {code}) at {job.run.title}"
+        detail = f"a worker on {worker.device} died (exit status {code}) at {job.run.title}"
         if deaths[job.run.key] > self.retries:
-            return Outcome(job, Status.LOST, how)
-        self.say(f"{how}; its run is taken up again")
-        return Outcome(job, Status.BUSY, how)
+            return Outcome(job, Status.LOST, detail)
+        self.log(f"{detail}; retrying its run")
+        return Outcome(job, Status.BUSY, detail)
 
     @staticmethod
     def _stop(idle: Sequence[_Worker], busy: Sequence[_Worker]) -> None:
         for worker in idle:
             worker.pipe.close()
-        for worker in busy:  # the sweep was abandoned: what they do goes on from checkpoints later
+        for worker in busy:  # the sweep was interrupted; their runs resume from checkpoints
             worker.process.terminate()
         for worker in (*idle, *busy):
             worker.process.join()
@@ -207,45 +206,45 @@ class Processes:
 
 
 def _send(pipe: Connection, job: Job) -> None:
-    with suppress(OSError):  # it died while idle: reading from its pipe will tell
+    with suppress(OSError):  # the worker died while idle; `_receive` will notice
         pipe.send(job)
 
 
 def _receive(pipe: Connection) -> Outcome | None:
-    """Return what a worker says of its job; None if it died."""
+    """Return the outcome a worker sends; None if it died."""
     try:
         return cast(Outcome, pipe.recv())
     except (EOFError, OSError):
         return None
 
 
-class _Orphaned(Watcher):
-    """Ends a worker whose sweep was killed, after the epoch it is at."""
+class _ExitIfOrphaned(Callback):
+    """Ends a worker at the end of an epoch if its parent process died."""
 
     def __init__(self, parent: int) -> None:
         self.parent = parent
 
-    def epoch(self, row: Row) -> None:
+    def on_epoch_end(self, metrics: Metrics) -> None:
         if os.getppid() != self.parent:
             raise SystemExit(1)
 
 
 def _serve(pipe: Connection, device: str, threads: int) -> None:
-    """Carry out jobs until the pipe ends."""
+    """Run jobs until the pipe ends."""
     import torch
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C: the sweep itself ends its workers
-    if device == "cpu":  # OMP_NUM_THREADS may ask for fewer
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the parent ends its workers
+    if device == "cpu":  # OMP_NUM_THREADS may be smaller
         torch.set_num_threads(min(threads, torch.get_num_threads()))
-    watcher = _Orphaned(os.getppid())
+    callback = _ExitIfOrphaned(os.getppid())
     while True:
         try:
             job: Job = pipe.recv()
         except EOFError:
             return
-        placed = replace(job, means=replace(job.means, device=device))
-        outcome = perform(placed, [watcher])
+        on_device = replace(job, execution=replace(job.execution, device=device))
+        outcome = run_job(on_device, [callback])
         try:
             pipe.send(replace(outcome, job=job))
         except OSError:
-            return  # nobody is there to hear it; the record is written
+            return  # the parent died; the record is written

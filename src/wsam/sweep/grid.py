@@ -1,4 +1,4 @@
-"""A grid as data: runs that differ in a few settings."""
+"""Grids: runs that differ in a few settings."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from wsam.lab.names import Value, listed
 from wsam.lab.run import Run
+from wsam.lab.settings import Value, join_names
 
 Point = dict[str, Value]
-"""A value for every axis."""
+"""A value for each axis."""
 
 _PLAIN = ("epochs", "batch_size", "noise")
 _SEEDS = ("seed", "noise_seed")
 
 
 def with_value(run: Run, name: str, value: Value) -> Run:
-    """Return the run with one setting changed, wherever that setting lives.
+    """Return the run with one setting changed.
 
     Args:
         run: The run.
         name: A hyperparameter of its method, an argument of its base optimizer, or one of epochs,
-            batch_size and noise; looked for in this order. Seeds are no axis: every point of a
-            grid is run for the same seeds.
+            batch_size and noise, searched in this order. Seeds cannot be varied: every point of a
+            grid is run with the same seeds.
         value: The new value.
 
     Raises:
-        ValueError: Neither of them has such a setting.
+        ValueError: The run has no such setting.
 
     Example:
         >>> run = with_value(Run(method="wsam"), "gamma", 0.8)
@@ -44,11 +44,11 @@ def with_value(run: Run, name: str, value: Value) -> Run:
     if name in _PLAIN:
         return run.replace(**{name: value})
     known = [*run.hyper, *run.base_args, *_PLAIN]
-    raise ValueError(f"a {run.method} run has no setting {name!r}; it has: {listed(known)}")
+    raise ValueError(f"a {run.method} run has no setting {name!r}; it has: {join_names(known)}")
 
 
-def is_whole(run: Run, name: str) -> bool:
-    """Tell whether a setting takes whole numbers alone: by its own value, which has its type.
+def is_integer_setting(run: Run, name: str) -> bool:
+    """Return whether a setting is an integer.
 
     Example:
         >>> is_whole(Run(), "epochs"), is_whole(Run(hyper={"rho": 1}), "rho")
@@ -59,23 +59,23 @@ def is_whole(run: Run, name: str) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def repeated(run: Run, seeds: Sequence[int]) -> tuple[Run, ...]:
-    """Return a run once per seed. Noisy labels are drawn anew too, so that repeats are independent."""
+def with_seeds(run: Run, seeds: Sequence[int]) -> tuple[Run, ...]:
+    """Return a run once per seed, which also seeds the label noise so that repeats are independent."""
     return tuple(run.replace(seed=seed, noise_seed=seed) for seed in seeds)
 
 
 @dataclass(frozen=True)
 class Grid:
-    """All combinations of some settings' values, for one or several base runs.
+    """All combinations of values of some settings, for one or several base runs.
 
     Args:
-        name: What it is called.
-        title: A line for people.
-        bases: The runs that the grid varies, by their column's name.
+        name: The grid's name.
+        title: A short description.
+        bases: The runs that the grid varies, by the name of their column.
         axes: The values of each varied setting; see `with_value` for their names.
-        notes: What a reader should know.
-        epochs: What the number of epochs is reckoned from where a grid is made shorter; None for
-            the first base's own.
+        notes: Remarks to print with the results.
+        epochs: The number of epochs that a shortened grid is scaled from; None for that of the
+            first base run.
 
     Example:
         >>> axes = {"rho": (0.1, 0.2), "gamma": (0.8, 0.9)}
@@ -93,31 +93,31 @@ class Grid:
 
     @property
     def reference(self) -> int:
-        """The number of epochs that a shorter version is reckoned from."""
+        """The number of epochs that a shortened grid is scaled from."""
         return self.epochs or next(iter(self.bases.values())).epochs
 
     def points(self) -> Iterator[Point]:
-        """Yield every combination, the last axis varying fastest."""
+        """Yield every combination; the last axis varies fastest."""
         for values in itertools.product(*self.axes.values()):
             yield dict(zip(self.axes, values, strict=True))
 
     def run(self, column: str, point: Mapping[str, Value]) -> Run:
-        """Return the run of a point."""
+        """Return the run at a point."""
         run = self.bases[column]
         for name, value in point.items():
             run = with_value(run, name, value)
         return run
 
     def map(self, change: Callable[[Run], Run]) -> Grid:
-        """Return the same grid over other base runs."""
+        """Return the grid with `change` applied to every base run."""
         return replace(self, bases={name: change(run) for name, run in self.bases.items()})
 
 
 def read_grid(path: Path) -> Grid:
-    """Read a grid of one's own from a TOML file.
+    """Read a grid from a TOML file.
 
-    The file has a table ``run`` with settings of `wsam.lab.run.Run` and a table ``grid`` with a
-    list of values for each varied setting::
+    The table ``run`` has settings of `wsam.lab.run.Run`, the table ``grid`` a list of values for
+    each varied setting::
 
         title = "radius and weight on digits"
         [run]
@@ -128,7 +128,7 @@ def read_grid(path: Path) -> Grid:
         gamma = [0.8, 0.88]
 
     Raises:
-        ValueError: Not such a file; the message says what is wrong with it.
+        ValueError: The file is not such a grid.
     """
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -140,15 +140,15 @@ def read_grid(path: Path) -> Grid:
     run, axes = _table(content, "run", path), _table(content, "grid", path)
     for name in _SEEDS:
         for table, settings in (("run", run), ("grid", axes)):
-            if name in settings:  # `repeated` sets both
-                raise ValueError(f"{path}: {table}.{name} is not for a grid to say: use --seeds")
+            if name in settings:  # `with_seeds` sets both
+                raise ValueError(f"{path}: {table}.{name} cannot be set in a grid: use --seeds")
     for name, values in axes.items():
         if not isinstance(values, list) or not values:
             raise ValueError(f"{path}: grid.{name} must be a list of values, got {values!r}")
         if len(set(map(str, values))) < len(values):
-            raise ValueError(f"{path}: grid.{name} names a value twice: {values!r}")
+            raise ValueError(f"{path}: grid.{name} has a value twice: {values!r}")
     if not axes:
-        raise ValueError(f"{path}: the table [grid] names no setting to vary")
+        raise ValueError(f"{path}: the table [grid] has no setting to vary")
     base = Run.from_dict(run)
     grid = Grid(
         path.stem,
@@ -157,7 +157,7 @@ def read_grid(path: Path) -> Grid:
         {name: tuple(values) for name, values in axes.items()},
     )
     for point in grid.points():
-        grid.run(next(iter(grid.bases)), point)  # a bad value is refused before anything runs
+        grid.run(next(iter(grid.bases)), point)  # refuse invalid values before anything runs
     return grid
 
 

@@ -1,4 +1,4 @@
-"""Jobs on a Ray cluster: `pip install 'wsam[ray]'`."""
+"""Runs jobs on a Ray cluster: `pip install 'wsam[ray]'`."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from wsam.sweep.executors import RETRIES
-from wsam.sweep.work import Job, Outcome, Status, perform
+from wsam.sweep.jobs import Job, Outcome, Status, run_job
 
 LOCAL = "local"
-_PATIENCE = 10.0
+_CONNECT_TIMEOUT = 10.0
 
 
 @dataclass(frozen=True)
 class RayCluster:
-    """Carries out jobs as Ray tasks. Ray itself starts a task again whose worker died.
+    """Runs each job as a Ray task. Ray itself restarts a task whose worker died.
 
-    The folders of results and data must be shared by all nodes, and wsam installed on them.
+    All nodes must share the results and data folders and have wsam installed.
 
     Args:
-        address: Of a cluster (``auto``, ``HOST:PORT``, ``ray://...``), or ``local`` to start one
-            on this machine.
-        workers: Tasks at a time; None for as many as the cluster's GPUs or cores allow.
-        gpus: GPUs of a task; a fraction lets tasks share one. 0 is for runs on the CPU, or for a
+        address: Address of a cluster (``auto``, ``HOST:PORT``, ``ray://...``), or ``local`` to start
+            one on this machine.
+        workers: Maximum number of concurrent tasks; None: as the cluster's GPUs or cores allow.
+        gpus: GPUs per task; a fraction lets tasks share one. Use 0 for runs on the CPU, or for a
             cluster without GPUs.
-        retries: How often Ray starts a task again whose worker died.
+        retries: How often Ray restarts a task whose worker died.
     """
 
     address: str = LOCAL
@@ -34,90 +34,88 @@ class RayCluster:
     gpus: float = 0.0
     retries: int = RETRIES
 
-    def carry_out(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
-        """Yield what became of each job, in the order in which they end."""
-        ray = _ray()
-        ours = not ray.is_initialized()
-        if ours:
+    def run(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
+        """Yield the outcome of each job, in the order in which they end."""
+        ray = _import_ray()
+        connects = not ray.is_initialized()
+        if connects:
             self._connect(ray)
         try:
-            yield from self._carry_out(ray, iter(jobs))
+            yield from self._run_tasks(ray, iter(jobs))
         finally:
-            if ours:
+            if connects:
                 ray.shutdown()
 
     def _connect(self, ray: Any) -> None:
         if self.address == LOCAL:
             ray.init(num_cpus=self.workers, include_dashboard=False, log_to_driver=False)
             return
-        _knock(self.address)
+        _check_reachable(self.address)
         try:
             ray.init(address=self.address, log_to_driver=False)
         except ConnectionError as error:
             reason = str(error).partition("\n")[0]
             raise ValueError(f"no Ray cluster at {self.address!r}: {reason}") from error
-        except ValueError as error:  # Ray does not know which option its address came from
+        except ValueError as error:  # Ray's message does not mention the option
             raise ValueError(
                 f"--ray {self.address}: {error}; it takes local, auto, HOST:PORT or ray://HOST:PORT"
             ) from error
 
-    def _carry_out(self, ray: Any, jobs: Iterator[Job]) -> Iterator[Outcome]:
-        task = ray.remote(perform).options(
+    def _run_tasks(self, ray: Any, jobs: Iterator[Job]) -> Iterator[Outcome]:
+        task = ray.remote(run_job).options(
             num_cpus=1, num_gpus=self.gpus, max_retries=self.retries, name="wsam"
         )
         resources = ray.cluster_resources()
-        room = self._room(resources)
-        at_work: dict[Any, Job] = {}
+        max_tasks = self._max_tasks(resources)
+        running: dict[Any, Job] = {}
         while True:
-            while len(at_work) < room and (job := next(jobs, None)) is not None:
-                self._check_place(job, resources)
-                at_work[task.remote(job)] = job
-            if not at_work:
+            while len(running) < max_tasks and (job := next(jobs, None)) is not None:
+                self._check_device(job, resources)
+                running[task.remote(job)] = job
+            if not running:
                 return
-            done, _ = ray.wait(list(at_work))
+            done, _ = ray.wait(list(running))
             for reference in done:
-                job = at_work.pop(reference)
+                job = running.pop(reference)
                 try:
                     yield ray.get(reference)
                 except ray.exceptions.RayError as error:
-                    reason = str(error).strip().rpartition("\n")[2]  # below the traceback
+                    reason = str(error).strip().rpartition("\n")[2]  # after the traceback
                     yield Outcome(job, Status.LOST, reason)
 
-    def _check_place(self, job: Job, resources: dict[str, float]) -> None:
-        """Refuse a job that would look for a GPU of its own: all of them would take the first."""
-        if not self.gpus and resources.get("GPU", 0.0) and job.means.device != "cpu":
-            raise ValueError(
-                "the cluster has GPUs, and Ray shares them out: --gpus 1 or --device cpu"
-            )
+    def _check_device(self, job: Job, resources: dict[str, float]) -> None:
+        """Refuse jobs that would choose a GPU themselves: all tasks would choose the first."""
+        if not self.gpus and resources.get("GPU", 0.0) and job.execution.device != "cpu":
+            raise ValueError("the cluster has GPUs: use --gpus 1 or --device cpu")
 
-    def _room(self, resources: dict[str, float]) -> int:
-        """Return how many tasks the cluster has room for."""
-        room = int(resources.get("CPU", 1))
+    def _max_tasks(self, resources: dict[str, float]) -> int:
+        """Return how many tasks run concurrently."""
+        tasks = int(resources.get("CPU", 1))
         if self.gpus:
-            there = resources.get("GPU", 0.0)
-            if there < self.gpus:
-                raise ValueError(f"a run wants {self.gpus:g} GPUs, the cluster has {there:g}")
-            room = min(room, int(there / self.gpus))
-        return max(1, min(room, self.workers or room))
+            available = resources.get("GPU", 0.0)
+            if available < self.gpus:
+                raise ValueError(f"a run needs {self.gpus:g} GPUs, the cluster has {available:g}")
+            tasks = min(tasks, int(available / self.gpus))
+        return max(1, min(tasks, self.workers or tasks))
 
 
-def _knock(address: str) -> None:
-    """See whether anybody answers: Ray itself would go on asking for minutes.
+def _check_reachable(address: str) -> None:
+    """Connect to an address; Ray itself would retry for minutes.
 
     Raises:
-        ValueError: Nobody does.
+        ValueError: Nothing listens there.
     """
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not port.isdecimal():
-        return  # "auto", or a name that Ray knows what to do with
+        return  # "auto", or a name that Ray resolves
     try:
-        socket.create_connection((host.strip("[]"), int(port)), _PATIENCE).close()
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_TIMEOUT).close()
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise ValueError(f"no Ray cluster answers at {address!r}: {reason}") from error
+        raise ValueError(f"no Ray cluster at {address!r}: {reason}") from error
 
 
-def _ray() -> Any:
+def _import_ray() -> Any:
     try:
         import ray
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Jobs on SLURM, or in processes, by submitit: `pip install 'wsam[slurm]'`."""
+"""Runs jobs on SLURM, or in local processes, with submitit: `pip install 'wsam[slurm]'`."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from wsam.sweep.executors import RETRIES
-from wsam.sweep.work import Job, Outcome, Status, perform
+from wsam.sweep.jobs import Job, Outcome, Status, run_job
 
 CLUSTERS = ("slurm", "local")
-_POLL = {"slurm": 15.0, "local": 0.2}
+_POLL_SECONDS = {"slurm": 15.0, "local": 0.2}
 
 
 class Task:
-    """What submitit carries out: a job, and how to go on with it after a preemption."""
+    """The callable that submitit runs; its `checkpoint` requeues it after a preemption."""
 
     def __call__(self, job: Job) -> Outcome:
-        """Carry out the job."""
-        return perform(job)
+        """Run the job."""
+        return run_job(job)
 
     def checkpoint(self, job: Job) -> Any:
-        """Ask for the same job again: its run goes on from its own last checkpoint."""
+        """Submit the same job again; its run resumes from its last checkpoint."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self, job)
@@ -32,14 +32,14 @@ class Task:
 
 @dataclass(frozen=True)
 class Submitit:
-    """Carries out each job as a SLURM job of its own.
+    """Runs each job as a SLURM job.
 
-    The folders of results and data must be shared by all nodes, and wsam installed on them.
+    All nodes must share the results and data folders and have wsam installed.
 
     Args:
-        folder: Where submitit keeps its scripts and logs.
+        folder: Where submitit stores its scripts and logs.
         cluster: ``slurm``, or ``local`` for processes of this machine.
-        workers: SLURM jobs at a time.
+        workers: Maximum number of concurrent SLURM jobs.
         parameters: For submitit's ``update_parameters``: ``timeout_min``, ``gpus_per_node``,
             ``slurm_partition`` and so on.
         retries: How often a job that died is submitted again.
@@ -51,36 +51,36 @@ class Submitit:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     retries: int = RETRIES
 
-    def carry_out(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
-        """Yield what became of each job, in the order in which they end."""
-        executor = self._executor()
-        waiting, again = iter(jobs), deque[Job]()
+    def run(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
+        """Yield the outcome of each job, in the order in which they end."""
+        executor = self._make_executor()
+        remaining, retries = iter(jobs), deque[Job]()
         deaths: Counter[str] = Counter()
-        at_work: list[tuple[Any, Job]] = []
+        running: list[tuple[Any, Job]] = []
         try:
             while True:
-                while len(at_work) < self.workers:
-                    job = again.popleft() if again else next(waiting, None)
+                while len(running) < self.workers:
+                    job = retries.popleft() if retries else next(remaining, None)
                     if job is None:
                         break
-                    at_work.append((executor.submit(Task(), job), job))
-                if not at_work:
+                    running.append((executor.submit(Task(), job), job))
+                if not running:
                     return
-                ended = [pair for pair in at_work if pair[0].done()]
+                ended = [pair for pair in running if pair[0].done()]
                 for submitted, job in ended:
-                    at_work.remove((submitted, job))
+                    running.remove((submitted, job))
                     outcome = self._outcome(submitted, job, deaths)
                     if outcome is None:
-                        again.append(job)
+                        retries.append(job)
                     else:
                         yield outcome
                 if not ended:
-                    time.sleep(_POLL[self.cluster])
+                    time.sleep(_POLL_SECONDS[self.cluster])
         finally:
-            for submitted, _ in at_work:  # the sweep was abandoned
+            for submitted, _ in running:  # the sweep was interrupted
                 submitted.cancel()
 
-    def _executor(self) -> Any:
+    def _make_executor(self) -> Any:
         if self.cluster not in CLUSTERS:
             raise ValueError(f"unknown cluster {self.cluster!r}; known: {', '.join(CLUSTERS)}")
         try:
@@ -90,12 +90,12 @@ class Submitit:
         try:
             executor = submitit.AutoExecutor(folder=str(self.folder), cluster=self.cluster)
             executor.update_parameters(name="wsam", **self.parameters)
-        except (RuntimeError, NameError) as error:  # no SLURM here; an unknown parameter
+        except (RuntimeError, NameError) as error:  # SLURM is missing; an unknown parameter
             raise ValueError(f"submitit: {str(error).partition(chr(10))[0]}") from error
         return executor
 
     def _outcome(self, submitted: Any, job: Job, deaths: Counter[str]) -> Outcome | None:
-        """Return what became of a job; None if it is to be submitted again."""
+        """Return the outcome of a job; None if it is to be submitted again."""
         from submitit.core.utils import FailedJobError, UncompletedJobError
 
         try:

@@ -1,4 +1,4 @@
-"""Files that are no checkpoints: one clear line each, and no advice to let code run."""
+"""Files that are not checkpoints: a one-line error, and code is never executed."""
 
 import io
 import json
@@ -12,18 +12,18 @@ from command import error_of
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from wsam.lab import tensors
+from wsam.lab import checkpoint
 from wsam.lab.checkpoint import DamagedError, load_state
 from wsam.lab.files import sha256
+from wsam.lab.loaded_model import read_checkpoint
 from wsam.lab.run import Run
-from wsam.lab.subject import read_checkpoint
 
-# What unpicklers do: these make whole programs of random bytes more often than random bytes do.
+# Valid opcodes get further in an unpickler than random bytes.
 OPCODES = st.sampled_from([bytes([code]) for code in b"()]}.qhKXcNTFGULsutRoiBM\n\x80\x8a0123"])
 
 
 class Code:
-    """Stands for whatever a pickle would have to run code for."""
+    """A class that weights_only refuses to load."""
 
 
 def saved(value) -> bytes:
@@ -40,11 +40,11 @@ def archive(*names: str) -> bytes:
     return buffer.getvalue()
 
 
-def said_of(data: bytes) -> str:
-    """Say why bytes are refused; nothing where they are tensors, or primitives."""
+def refusal_reason(data: bytes) -> str:
+    """Return why bytes are refused; empty if they can be loaded."""
     try:
-        tensors.load(io.BytesIO(data))
-    except tensors.NotTensorsError as error:
+        checkpoint.load_tensors(io.BytesIO(data))
+    except checkpoint.NotTensorsError as error:
         return str(error)
     return ""
 
@@ -53,14 +53,14 @@ def said_of(data: bytes) -> str:
 @example(b"hello")
 @example(b"[run]\nmethod = 1\n")
 @example(b"\x80\x02a.")
-def test_no_bytes_make_a_traceback(data):
-    said = said_of(data)
-    assert "weights_only" not in said
-    assert "\n" not in said
+def test_arbitrary_bytes_are_refused_in_one_line(data):
+    reason = refusal_reason(data)
+    assert "weights_only" not in reason
+    assert "\n" not in reason
 
 
 @pytest.mark.parametrize(
-    ("data", "why"),
+    ("data", "reason"),
     [
         (b"", "it is empty"),
         (b"hello", "it was not written by torch.save"),
@@ -73,94 +73,94 @@ def test_no_bytes_make_a_traceback(data):
             archive("a/version", "a/constants.pkl"),
             "it is a TorchScript archive; save the model's state_dict() instead",
         ),
-        (saved({"a": Code()}), f"it holds {__name__}.Code, and to load that means to run code"),
+        (saved({"a": Code()}), f"it contains {__name__}.Code, which cannot be loaded safely"),
     ],
     ids=["empty", "word", "toml", "bytes", "pickle", "cut", "zip", "script", "code"],
 )
-def test_a_foreign_file_is_one_line_that_says_what_it_is(tmp_path, data, why):
-    path = tmp_path / "foreign.toml"
+def test_the_error_states_the_reason(tmp_path, data, reason):
+    path = tmp_path / "other.toml"
     path.write_bytes(data)
     line = error_of("curvature", path, "--device", "cpu")
-    assert line == f"wsam: {path} is not a file of tensors: {why}\n"
+    assert line == f"wsam: {path} is not a file of tensors: {reason}\n"
 
 
 @pytest.mark.parametrize("data", [b"hello", b"[run]\n", b"\x80\x02a."])
-def test_a_checkpoint_whose_manifest_fits_is_damaged_all_the_same(tmp_path, data):
+def test_invalid_data_with_a_matching_manifest_is_damaged(tmp_path, data):
     path = tmp_path / "000001.pt"
     path.write_bytes(data)
     manifest = {"file": path.name, "bytes": len(data), "sha256": sha256(data)}
     path.with_suffix(".json").write_text(json.dumps(manifest))
-    with pytest.raises(DamagedError, match="does not hold tensors and primitives alone: it "):
+    with pytest.raises(DamagedError, match="does not contain tensors and primitives only: it "):
         load_state(path)
 
 
-def test_a_missing_file_is_not_called_damaged(tmp_path):
+def test_a_missing_file_raises_file_not_found(tmp_path):
     with pytest.raises(FileNotFoundError):
-        tensors.load(tmp_path / "nothing.pt")
+        checkpoint.load_tensors(tmp_path / "nothing.pt")
 
 
-def kept(folder: Path, value) -> Path:
-    (folder / "kept.pt").write_bytes(saved(value))
-    return folder / "kept.pt"
+def save(folder: Path, value) -> Path:
+    (folder / "state.pt").write_bytes(saved(value))
+    return folder / "state.pt"
 
 
 @pytest.mark.parametrize("name", ["first try", "[1]", 7])
-def test_what_others_call_a_run_is_not_taken_for_ours(tmp_path, name):
-    state, run = read_checkpoint(kept(tmp_path, {"run": name, "model": {"w": torch.ones(1)}}))
+def test_another_meaning_of_the_key_run_is_ignored(tmp_path, name):
+    state, run = read_checkpoint(save(tmp_path, {"run": name, "model": {"w": torch.ones(1)}}))
     assert (list(state), run) == (["w"], None)
     ours = {"run": Run().canonical, "model": {"w": torch.ones(1)}}
-    assert read_checkpoint(kept(tmp_path, ours))[1] == Run()
+    assert read_checkpoint(save(tmp_path, ours))[1] == Run()
 
 
-def test_tensors_without_names_are_no_state_dict(tmp_path):
-    with pytest.raises(ValueError, match="names with their tensors"):
-        read_checkpoint(kept(tmp_path, {0: torch.ones(1)}))
+def test_tensors_without_names_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="a state dict of named tensors"):
+        read_checkpoint(save(tmp_path, {0: torch.ones(1)}))
 
 
-def test_memory_that_runs_out_says_nothing_of_the_file(tmp_path, monkeypatch):
+def test_memory_errors_are_not_reported_as_damage(tmp_path, monkeypatch):
     path = tmp_path / "weights.pt"
     torch.save({"w": torch.zeros(2)}, path)
 
-    def scarce(*given, **more):
+    def out_of_memory(*args, **kwargs):
         raise MemoryError
 
-    monkeypatch.setattr(torch, "load", scarce)
+    monkeypatch.setattr(torch, "load", out_of_memory)
     with pytest.raises(MemoryError):
-        tensors.load(path)
+        checkpoint.load_tensors(path)
 
 
-def test_an_archive_cut_in_the_middle_is_damaged(tmp_path):
-    """Where it is large, torch calls it an invalid argument of the system."""
+def test_a_truncated_archive_is_damaged(tmp_path):
+    """torch raises OSError for a large one."""
     path = tmp_path / "cut.pt"
     whole = saved({f"w{number}": torch.ones(500) for number in range(20)})
     for share in (0.1, 0.3, 0.5, 0.9):
         path.write_bytes(whole[: int(share * len(whole))])
         line = error_of("curvature", path, "--device", "cpu")
-        why = "it is damaged, or was not written by torch.save"
-        assert line == f"wsam: {path} is not a file of tensors: {why}\n"
+        reason = "it is damaged, or was not written by torch.save"
+        assert line == f"wsam: {path} is not a file of tensors: {reason}\n"
 
 
-def test_a_file_that_cannot_be_read_is_not_called_damaged(tmp_path, monkeypatch):
-    path = kept(tmp_path, {"w": torch.ones(1)})
+def test_a_file_that_cannot_be_read_is_not_reported_as_damaged(tmp_path, monkeypatch):
+    path = save(tmp_path, {"w": torch.ones(1)})
 
-    def gone(*given, **more):
+    def fail(*args, **kwargs):
         path.unlink()
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(torch, "load", gone)
+    monkeypatch.setattr(torch, "load", fail)
     with pytest.raises(FileNotFoundError):
-        tensors.load(path)
+        checkpoint.load_tensors(path)
 
 
-UNUSUAL = {
+UNSUPPORTED = {
     "sparse": torch.eye(3).to_sparse(),
     "meta": torch.ones(3, device="meta"),
     "complex": torch.ones(3, dtype=torch.complex64),
 }
 
 
-@pytest.mark.parametrize("kind", UNUSUAL)
-def test_tensors_that_are_no_arrays_of_numbers_are_refused(tmp_path, kind):
-    path = kept(tmp_path, {"v": torch.ones(1), "w": UNUSUAL[kind]})
+@pytest.mark.parametrize("layout", UNSUPPORTED)
+def test_unsupported_layouts_are_refused(tmp_path, layout):
+    path = save(tmp_path, {"v": torch.ones(1), "w": UNSUPPORTED[layout]})
     line = error_of("curvature", path, "--model", "mlp", "--data", "digits", "--device", "cpu")
-    assert line == f"wsam: {path} cannot be measured: its 'w' is a {kind} tensor\n"
+    assert line == f"wsam: {path} cannot be measured: 'w' is a {layout} tensor\n"

@@ -1,15 +1,15 @@
-"""Images in folders: what is listed, what is cut out, and that an epoch can be repeated."""
+"""Images in folders: listing, crops, reproducible epochs."""
 
 import random
 
 import pytest
 import torch
 
-from wsam.lab.data import Source
-from wsam.lab.folder import FolderFeed, anywhere, find_root, middle
-from wsam.lab.means import Means
+from wsam.lab.datasets import DataSource
+from wsam.lab.execution import ExecutionConfig
+from wsam.lab.image_folder import FolderFeed, center_crop, find_root, random_crop
+from wsam.lab.loaded_model import FixedBatches
 from wsam.lab.run import Run
-from wsam.lab.subject import FixedBatches
 from wsam.lab.train import train
 
 Image = pytest.importorskip("PIL.Image")
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def root(tmp_path):
-    """Three classes, each of a colour of its own."""
+    """Three classes, each with its own color."""
     rng = random.Random(0)
     for part, count in (("train", 6), ("val", 2)):
         for label, name in enumerate(("ant", "bee", "cat")):
@@ -26,10 +26,10 @@ def root(tmp_path):
             folder.mkdir(parents=True)
             (folder / "notes.txt").write_text("not an image")
             for n in range(count):
-                colour = [40] * 3
-                colour[label] = 200 + rng.randint(0, 50)
+                color = [40] * 3
+                color[label] = 200 + rng.randint(0, 50)
                 size = (rng.randint(40, 60), rng.randint(40, 60))
-                Image.new("RGB", size, tuple(colour)).save(folder / f"{n}.png")
+                Image.new("RGB", size, tuple(color)).save(folder / f"{n}.png")
     return tmp_path / "pets"
 
 
@@ -46,45 +46,46 @@ def feed(root, **changes):
 
 
 def test_classes_are_numbered_by_name(root):
-    made = feed(root)
-    assert made.traits.classes == 3
-    assert (made.train_count, made.test_count, made.steps) == (18, 6, 4)
-    batches = list(made.epoch())
+    images = feed(root)
+    assert images.info.classes == 3
+    assert (images.train_count, images.test_count, images.steps) == (18, 6, 4)
+    batches = list(images.epoch())
     assert len(batches) == 4
     for x, y in batches:
         assert x.shape == (4, 3, 32, 32)
-        # The strongest channel tells the class: normalisation shifts all of them about alike.
+        # The strongest channel identifies the class.
         assert torch.equal(x.mean((2, 3)).argmax(1), y)
-    x, y = next(made.test())
+    x, y = next(images.test())
     assert y.tolist() == [0, 0, 1, 1, 2, 2]
 
 
-def test_epochs_differ_and_the_generator_repeats_them(root):
-    made = feed(root)
-    saved = made.generator.get_state()
-    first, second = list(made.epoch()), list(made.epoch())
+def test_the_generator_state_repeats_an_epoch(root):
+    images = feed(root)
+    saved = images.generator.get_state()
+    first, second = list(images.epoch()), list(images.epoch())
     assert not all(torch.equal(a[1], b[1]) for a, b in zip(first, second, strict=True))
-    made.generator.set_state(saved)
-    again = list(made.epoch())
+    images.generator.set_state(saved)
+    again = list(images.epoch())
     assert all(torch.equal(a[0], b[0]) for a, b in zip(first, again, strict=True))
 
 
-def test_workers_change_nothing_but_the_time(root):
-    alone, helped = list(feed(root).epoch()), list(feed(root, workers=2).epoch())
-    assert all(torch.equal(a[0], b[0]) for a, b in zip(alone, helped, strict=True))
+def test_batches_do_not_depend_on_the_number_of_workers(root):
+    one, several = list(feed(root).epoch()), list(feed(root, workers=2).epoch())
+    assert all(torch.equal(a[0], b[0]) for a, b in zip(one, several, strict=True))
 
 
-def test_measurements_read_images_as_training_does(root, monkeypatch):
-    """Through pinned memory where there is a GPU: the loader is the feed's own."""
-    found = []
-    monkeypatch.setattr("wsam.lab.folder.DataLoader", lambda *_, **how: found.append(how) or [])
+def test_fixed_batches_use_pinned_memory_on_cuda(root, monkeypatch):
+    calls = []
+    monkeypatch.setattr(
+        "wsam.lab.image_folder.DataLoader", lambda *_, **kwargs: calls.append(kwargs) or []
+    )
     images = feed(root)
     batches = FixedBatches(images, "test", samples=5, batch_size=2)
-    images.device = torch.device("cuda")  # no batch is made, so none is needed
+    images.device = torch.device("cuda")  # the replaced loader yields no batches
     assert list(batches) == []
-    (how,) = found
-    assert how["pin_memory"]
-    assert [len(tickets) for tickets in how["batch_sampler"]] == [2, 2, 1]
+    (kwargs,) = calls
+    assert kwargs["pin_memory"]
+    assert [len(samples) for samples in kwargs["batch_sampler"]] == [2, 2, 1]
 
 
 def test_limits_keep_all_classes_and_noise_changes_labels(root):
@@ -94,42 +95,42 @@ def test_limits_keep_all_classes_and_noise_changes_labels(root):
     assert not torch.equal(clean, noisy)
 
 
-def test_middle_is_the_middle():
+def test_center_crop():
     image = Image.new("RGB", (100, 60), (0, 0, 0))
     image.paste((255, 255, 255), (40, 20, 60, 40))
-    square = middle(image, 28)
-    assert square.size == (28, 28)
-    assert square.getpixel((14, 14)) == (255, 255, 255)
-    assert square.getpixel((1, 1)) == (0, 0, 0)
+    crop = center_crop(image, 28)
+    assert crop.size == (28, 28)
+    assert crop.getpixel((14, 14)) == (255, 255, 255)
+    assert crop.getpixel((1, 1)) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("size", [(500, 3), (3, 500), (64, 64), (1, 1)])
-def test_anywhere_takes_any_shape(size):
+def test_random_crop_accepts_any_shape(size):
     image = Image.new("RGB", size, (9, 9, 9))
     for seed in range(20):
-        assert anywhere(image, 16, random.Random(seed)).size == (16, 16)
+        assert random_crop(image, 16, random.Random(seed)).size == (16, 16)
 
 
-def test_a_damaged_image_is_named(root):
+def test_a_damaged_image_is_refused(root):
     path = root / "train" / "bee" / "3.png"
     path.write_bytes(path.read_bytes()[:30])
     with pytest.raises(ValueError, match=r"bee/3\.png is damaged"):
         list(feed(root).epoch())
 
 
-def test_missing_folders_say_what_is_looked_for(root, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"imagenet must hold train/CLASS"):
+def test_missing_folders(root, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"imagenet must contain train/CLASS"):
         find_root(tmp_path / "nowhere", "imagenet")
     for path in (root / "val" / "cat").iterdir():
         path.unlink()
-    with pytest.raises(FileNotFoundError, match="cat holds no images"):
+    with pytest.raises(FileNotFoundError, match="cat contains no images"):
         feed(root)
 
 
-def test_a_run_on_a_folder(root, tmp_path):
+def test_a_run_on_an_image_folder(root, tmp_path):
     run = Run(data="folder:pets", model="cnn", method="sam", epochs=1, batch_size=6)
-    means = Means(device="cpu", source=Source(root.parent), workers=0)
-    record = train(run, tmp_path / "out", means)
+    execution = ExecutionConfig(device="cpu", source=DataSource(root.parent), workers=0)
+    record = train(run, tmp_path / "out", execution)
     assert record["data"] == {
         "train": 18,
         "test": 6,

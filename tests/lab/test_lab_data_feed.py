@@ -1,30 +1,30 @@
-"""Batches on the device: the gather equals a loop, an epoch is an epoch, noise is noise."""
+"""Batches on the device: crops, epochs, augmentation, label noise."""
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wsam.lab.batches import MemoryFeed, Normaliser, crop, noisy, stream
-from wsam.lab.data import Images, Traits
+from wsam.lab.data_feed import MemoryFeed, Normalizer, add_label_noise, crop_and_flip, derive_seed
+from wsam.lab.datasets import DatasetInfo, Images
 
 CPU = torch.device("cpu")
 
 
 def images(count=50, size=8, channels=3, padding=2, flip=True, test=7):
     generator = torch.Generator().manual_seed(1)
-    traits = Traits(5, (0.4,) * channels, (0.2,) * channels, padding, flip)
+    info = DatasetInfo(5, (0.4,) * channels, (0.2,) * channels, padding, flip)
 
     def pixels(n):
         shape = (n, size, size, channels)
         return torch.randint(256, shape, generator=generator, dtype=torch.uint8)
 
     labels = torch.arange(count) % 5
-    return Images(traits, pixels(count), labels, pixels(test), torch.arange(test) % 5, "made up")
+    return Images(info, pixels(count), labels, pixels(test), torch.arange(test) % 5, "random")
 
 
 @given(st.integers(1, 9), st.integers(4, 9), st.integers(0, 4), st.integers(0, 10**6))
-def test_crop_equals_a_loop_over_the_images(batch, size, padding, seed):
+def test_crops_equal_a_loop_over_the_images(batch, size, padding, seed):
     generator = torch.Generator().manual_seed(seed)
 
     def draw(below, *shape):
@@ -33,25 +33,25 @@ def test_crop_equals_a_loop_over_the_images(batch, size, padding, seed):
     padded = draw(256, 6, size + 2 * padding, size + 2 * padding, 3).to(torch.uint8)
     index, flip = draw(6, batch), draw(2, batch).bool()
     top, left = draw(2 * padding + 1, batch), draw(2 * padding + 1, batch)
-    wanted = []
+    expected = []
     for n in range(batch):
         window = padded[index[n], top[n] : top[n] + size, left[n] : left[n] + size]
-        wanted.append(window.flip(1) if flip[n] else window)
-    assert torch.equal(crop(padded, index, top, left, flip, size), torch.stack(wanted))
+        expected.append(window.flip(1) if flip[n] else window)
+    assert torch.equal(crop_and_flip(padded, index, top, left, flip, size), torch.stack(expected))
 
 
-def test_normaliser():
-    traits = Traits(2, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
+def test_normalizer():
+    info = DatasetInfo(2, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
     pixels = torch.randint(256, (4, 5, 5, 3), dtype=torch.uint8)
-    made = Normaliser(traits, CPU)(pixels)
-    mean, std = torch.tensor(traits.mean), torch.tensor(traits.std)
-    wanted = ((pixels / 255 - mean) / std).permute(0, 3, 1, 2)
-    torch.testing.assert_close(made, wanted)
-    assert made.is_contiguous(memory_format=torch.channels_last)
+    normalized = Normalizer(info, CPU)(pixels)
+    mean, std = torch.tensor(info.mean), torch.tensor(info.std)
+    expected = ((pixels / 255 - mean) / std).permute(0, 3, 1, 2)
+    torch.testing.assert_close(normalized, expected)
+    assert normalized.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_an_epoch_shows_each_image_at_most_once_in_full_batches():
-    # Without augmentation an image can be recognised: pixel 0 holds its number.
+def test_an_epoch_contains_each_image_at_most_once_in_full_batches():
+    # Without augmentation the first pixel identifies the image.
     source = images(padding=0, flip=False)
     source.train_images[:, 0, 0, 0] = torch.arange(50, dtype=torch.uint8)
     feed = MemoryFeed(source, 16, CPU, seed=0, augment=True)
@@ -69,7 +69,7 @@ def test_an_epoch_shows_each_image_at_most_once_in_full_batches():
     assert orders[0] != orders[1]
 
 
-def test_augmentation_can_be_left_out():
+def test_without_augmentation():
     source = images()
     plain = MemoryFeed(source, 50, CPU, seed=0, augment=False)
     x, _ = next(plain.epoch())
@@ -82,29 +82,29 @@ def test_augmentation_can_be_left_out():
     assert len({bytes(image.flatten().tolist()) for image in back} - known) > 30
 
 
-def test_the_generator_alone_resumes_a_feed():
+def test_the_generator_state_resumes_a_feed():
     one = MemoryFeed(images(), 16, CPU, seed=3, augment=True)
     list(one.epoch())
     saved = one.generator.get_state()
-    wanted = list(one.epoch())
+    expected = list(one.epoch())
     other = MemoryFeed(images(), 16, CPU, seed=99, augment=True)
     other.generator.set_state(saved)
-    torch.manual_seed(5)  # the global generator plays no part
-    for (x, y), (wanted_x, wanted_y) in zip(other.epoch(), wanted, strict=True):
-        assert torch.equal(x, wanted_x)
-        assert torch.equal(y, wanted_y)
+    torch.manual_seed(5)  # the global generator is not used
+    for (x, y), (expected_x, expected_y) in zip(other.epoch(), expected, strict=True):
+        assert torch.equal(x, expected_x)
+        assert torch.equal(y, expected_y)
 
 
-def test_seeds_differ_and_repeat():
+def test_batches_depend_on_the_seed_only():
     def first(seed):
         return next(MemoryFeed(images(), 16, CPU, seed, augment=True).epoch())[0]
 
     assert torch.equal(first(0), first(0))
     assert not torch.equal(first(0), first(1))
-    assert stream(0, "data") != stream(0, "label noise")
+    assert derive_seed(0, "data") != derive_seed(0, "label noise")
 
 
-def test_the_test_set_is_whole_and_in_order():
+def test_the_test_set_is_complete_and_in_order():
     source = images(test=1203)
     feed = MemoryFeed(source, 16, CPU, seed=0, augment=True)
     labels = torch.cat([y for _, y in feed.test()])
@@ -112,31 +112,31 @@ def test_the_test_set_is_whole_and_in_order():
     assert sum(len(x) for x, _ in feed.test()) == feed.test_count == 1203
 
 
-def test_a_batch_larger_than_the_data_is_all_of_it():
+def test_the_batch_size_is_at_most_the_number_of_images():
     feed = MemoryFeed(images(), 1000, CPU, seed=0, augment=True)
     assert (feed.steps, feed.batch_size) == (1, 50)
 
 
 @pytest.mark.parametrize("fraction", [0.2, 0.4, 0.8])
-def test_noise_redraws_uniformly_over_all_classes(fraction):
+def test_label_noise_is_uniform_over_all_classes(fraction):
     labels = torch.arange(50_000) % 10
-    changed = noisy(labels, 10, fraction, seed=0)
-    # A redrawn label is the old one in a tenth of all cases.
+    changed = add_label_noise(labels, 10, fraction, seed=0)
+    # One in ten redrawn labels equals the old one.
     wrong = (changed != labels).double().mean().item()
     assert wrong == pytest.approx(fraction * 0.9, abs=0.01)
     drawn = changed[changed != labels]
     counts = torch.bincount(drawn, minlength=10).double() / len(drawn)
     assert counts.min() > 0.09
     assert counts.max() < 0.11
-    # Independent of the old label: every pair of old and new is about as frequent.
+    # Independent of the old label: all pairs of old and new are about equally frequent.
     pairs = torch.bincount(labels * 10 + changed, minlength=100).view(10, 10).double() / 5000
     away = pairs[~torch.eye(10, dtype=torch.bool)]
     assert (away - fraction / 10).abs().max() < 0.02
 
 
-def test_noise_has_a_seed_of_its_own_and_leaves_the_original():
+def test_label_noise_has_its_own_seed_and_copies_the_labels():
     labels = torch.arange(1000) % 10
-    assert torch.equal(noisy(labels, 10, 0.0, 0), labels)
-    assert torch.equal(noisy(labels, 10, 0.5, 1), noisy(labels, 10, 0.5, 1))
-    assert not torch.equal(noisy(labels, 10, 0.5, 1), noisy(labels, 10, 0.5, 2))
+    assert torch.equal(add_label_noise(labels, 10, 0.0, 0), labels)
+    assert torch.equal(add_label_noise(labels, 10, 0.5, 1), add_label_noise(labels, 10, 0.5, 1))
+    assert not torch.equal(add_label_noise(labels, 10, 0.5, 1), add_label_noise(labels, 10, 0.5, 2))
     assert torch.equal(labels, torch.arange(1000) % 10)

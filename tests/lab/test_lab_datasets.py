@@ -1,4 +1,4 @@
-"""Data sets: the formats as published, and every way they can be damaged."""
+"""Data sets: the published file formats, and damaged files."""
 
 import dataclasses
 import gzip
@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from wsam.lab import data, formats
-from wsam.lab.data import Cifar, Source
-from wsam.lab.fetch import Remote
+from wsam.lab import datasets
+from wsam.lab.datasets import Cifar, DataSource
+from wsam.lab.download import RemoteFile
 
 RNG = np.random.default_rng(0)
 TRAIN, TEST = ("data_batch_1.bin", "data_batch_2.bin"), "test_batch.bin"
@@ -39,19 +39,19 @@ def folder(tmp_path, rows):
 
 @pytest.fixture
 def cifar(folder, tmp_path):
-    """A small data set of our own in CIFAR-10's format, with the checks of the real one."""
+    """A small data set in CIFAR-10's format."""
     names = sorted(path.name for path in folder.iterdir())
     train, test = names[:2], names[2:]
     hashes = {name: sha256((folder / name).read_bytes()).hexdigest() for name in names}
     contents = tuple(
-        formats.content_digest([folder / name for name in part], 3073) for part in (train, test)
+        datasets.content_digest([folder / name for name in part], 3073) for part in (train, test)
     )
     path = tmp_path / "cifar-10-binary.tar.gz"
     with tarfile.open(path, "w:gz") as tar:
         tar.add(folder, folder.name)
     return Cifar(
-        data.Traits(10, (0.5,) * 3, (0.25,) * 3, padding=4, flip=True),
-        Remote(
+        datasets.DatasetInfo(10, (0.5,) * 3, (0.25,) * 3, padding=4, flip=True),
+        RemoteFile(
             f"http://127.0.0.1:9/{path.name}",
             path.stat().st_size,
             sha256(path.read_bytes()).hexdigest(),
@@ -71,9 +71,9 @@ def remove(folder):
     folder.rmdir()
 
 
-def test_images_and_labels_are_read_as_written(cifar, folder, rows, tmp_path):
-    images = cifar(Source(tmp_path))
-    assert images.verified == data.PUBLISHED
+def test_images_and_labels_are_read_correctly(cifar, folder, rows, tmp_path):
+    images = cifar(DataSource(tmp_path))
+    assert images.verified == datasets.PUBLISHED
     assert images.train_images.shape == (40, 32, 32, 3)
     assert images.train_images.dtype == torch.uint8
     row = rows["data_batch_2.bin"][3]
@@ -86,85 +86,87 @@ def test_images_and_labels_are_read_as_written(cifar, folder, rows, tmp_path):
     assert (len(limited.train_labels), len(limited.test_images)) == (7, 20)
 
 
-def test_the_archive_is_unpacked_where_files_are_missing(cifar, folder, tmp_path):
+def test_the_archive_is_extracted_if_files_are_missing(cifar, folder, tmp_path):
     remove(folder)
-    assert len(cifar(Source(tmp_path, download=False)).train_labels) == 40
+    assert len(cifar(DataSource(tmp_path, download=False)).train_labels) == 40
 
 
-def test_files_may_lie_in_the_folder_itself(cifar, folder):
+def test_files_in_the_data_folder_itself(cifar, folder):
     (folder.parent / "cifar-10-binary.tar.gz").unlink()
-    assert cifar(Source(folder, download=False)).verified == data.PUBLISHED
+    assert cifar(DataSource(folder, download=False)).verified == datasets.PUBLISHED
 
 
-def test_another_order_of_the_same_images_is_known(cifar, folder, rows, tmp_path):
+def test_another_order_of_the_same_images_is_recognized(cifar, folder, rows, tmp_path):
     both = np.concatenate([rows["data_batch_1.bin"], rows["data_batch_2.bin"]])
     shuffled = both[RNG.permutation(40)]
     (folder / "data_batch_1.bin").write_bytes(shuffled[:20].tobytes())
     (folder / "data_batch_2.bin").write_bytes(shuffled[20:].tobytes())
-    assert cifar(Source(tmp_path)).verified == data.REORDERED
+    assert cifar(DataSource(tmp_path)).verified == datasets.REORDERED
 
 
-def test_a_flipped_bit_is_found_and_its_file_named(cifar, folder, tmp_path):
+def test_a_flipped_bit_is_detected(cifar, folder, tmp_path):
     path = folder / "data_batch_2.bin"
     contents = bytearray(path.read_bytes())
     contents[5000] ^= 4
     path.write_bytes(contents)
     with pytest.raises(ValueError, match=r"data_batch_2\.bin is damaged: .* remove it") as raised:
-        cifar(Source(tmp_path))
+        cifar(DataSource(tmp_path))
     assert "data_batch_1" not in str(raised.value)
 
 
-def test_without_known_contents_other_files_are_told_of(cifar, folder, rows, tmp_path):
-    said = []
+def test_unknown_files_without_content_digest_are_logged(cifar, folder, rows, tmp_path):
+    messages = []
     (folder / TEST).write_bytes(records(20, 1, 10).tobytes())
     free = dataclasses.replace(cifar, contents=None)
-    assert free(Source(tmp_path, say=said.append)).verified == data.UNVERIFIED
-    assert "sizes and labels" in said[0]
+    assert free(DataSource(tmp_path, log=messages.append)).verified == datasets.UNVERIFIED
+    assert "sizes and labels" in messages[0]
 
 
-def test_a_truncated_file_is_named_with_its_size(cifar, folder, tmp_path):
+def test_a_truncated_file_is_detected(cifar, folder, tmp_path):
     path = folder / TEST
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(
-        ValueError, match=r"test_batch\.bin is damaged: 61459 bytes instead of 61460"
+        ValueError, match=r"test_batch\.bin is damaged: 61459 bytes, expected 61460"
     ):
-        cifar(Source(tmp_path))
+        cifar(DataSource(tmp_path))
 
 
-def test_labels_out_of_range_are_found(cifar, folder, tmp_path):
+def test_labels_out_of_range_are_detected(cifar, folder, tmp_path):
     path = folder / TEST
     contents = bytearray(path.read_bytes())
     contents[3073 * 4] = 10
     path.write_bytes(contents)
-    with pytest.raises(ValueError, match=r"label 10 of image 4 is not below 10"):
-        cifar(Source(tmp_path))
+    with pytest.raises(ValueError, match=r"label 10 of image 4 is not less than 10"):
+        cifar(DataSource(tmp_path))
 
 
-def test_a_missing_file_is_named(cifar, folder, tmp_path):
+def test_a_missing_file(cifar, folder, tmp_path):
     (folder / "data_batch_1.bin").unlink()
     with pytest.raises(FileNotFoundError, match=r"data_batch_1\.bin is missing"):
-        cifar(Source(tmp_path))
+        cifar(DataSource(tmp_path))
 
 
-def test_nothing_there_and_no_download_says_what_to_do(tmp_path):
+def test_missing_data_without_download(tmp_path):
     for name, file in (("cifar10", "cifar-10-binary"), ("cifar100", "cifar-100-binary")):
-        with pytest.raises(FileNotFoundError, match=rf"{file}\.tar\.gz is not in .*: put it there"):
-            data.load(name, Source(tmp_path, download=False))
+        with pytest.raises(
+            FileNotFoundError, match=rf"{file}\.tar\.gz is not in .*: copy it there"
+        ):
+            datasets.load(name, DataSource(tmp_path, download=False))
     with pytest.raises(FileNotFoundError, match=r"train-images-idx3-ubyte\.gz is not in"):
-        data.load("fashion", Source(tmp_path, download=False))
+        datasets.load("fashion", DataSource(tmp_path, download=False))
 
 
-def test_cifar100_takes_the_fine_label(tmp_path):
+def test_cifar100_uses_the_fine_label(tmp_path):
     rows = records(10, 2, 100)
     (tmp_path / "train.bin").write_bytes(rows.tobytes())
-    images, labels = formats.read_cifar(tmp_path / "train.bin", 2, 100, 10)
+    images, labels = datasets.read_cifar(tmp_path / "train.bin", 2, 100, 10)
     assert np.array_equal(labels, rows[:, 1])
     assert images[0, 0, 0].tolist() == rows[0, [2, 1026, 2050]].tolist()
 
 
-def test_the_real_sets_are_described_as_published():
-    ten, hundred = data.LOADERS["cifar10"], data.LOADERS["cifar100"]
-    assert (ten.traits.classes, hundred.traits.classes) == (10, 100)
+def test_published_files_of_cifar():
+    ten, hundred = datasets.LOADERS["cifar10"], datasets.LOADERS["cifar100"]
+    assert (ten.info.classes, hundred.info.classes) == (10, 100)
     assert ten.archive.sha256.startswith("c4a38c50a1bc5f3a")
     assert hundred.archive.sha256.startswith("58a81ae192c23a4b")
     assert ten.archive.url == "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
@@ -181,12 +183,12 @@ def test_idx_files_plain_and_gzipped(tmp_path):
     path = tmp_path / "images"
     pixels = RNG.integers(0, 256, (3, 4, 5), dtype=np.uint8)
     path.write_bytes(idx(2051, 3, 4, 5)[:16] + pixels.tobytes())
-    assert np.array_equal(formats.read_idx_images(path, 3)[..., 0], pixels)
+    assert np.array_equal(datasets.read_idx_images(path, 3)[..., 0], pixels)
     zipped = tmp_path / "labels.gz"
     zipped.write_bytes(gzip.compress(idx(2049, 3)[:8] + bytes([9, 0, 4])))
-    assert formats.read_idx_labels(zipped, 10, 3).tolist() == [9, 0, 4]
-    with pytest.raises(ValueError, match="label 9 of image 0 is not below 9"):
-        formats.read_idx_labels(zipped, 9, 3)
+    assert datasets.read_idx_labels(zipped, 10, 3).tolist() == [9, 0, 4]
+    with pytest.raises(ValueError, match="label 9 of image 0 is not less than 9"):
+        datasets.read_idx_labels(zipped, 9, 3)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +198,7 @@ def test_damaged_idx_images(tmp_path, contents):
     path = tmp_path / "images"
     path.write_bytes(contents)
     with pytest.raises(ValueError, match="images is damaged"):
-        formats.read_idx_images(path, 3)
+        datasets.read_idx_images(path, 3)
 
 
 @pytest.mark.parametrize("contents", [b"", idx(2051, 3), idx(2049, 2), idx(2049, 3)[:-1]])
@@ -204,26 +206,26 @@ def test_damaged_idx_labels(tmp_path, contents):
     path = tmp_path / "labels.gz"
     path.write_bytes(gzip.compress(contents))
     with pytest.raises(ValueError, match=r"labels\.gz is damaged"):
-        formats.read_idx_labels(path, 10, 3)
+        datasets.read_idx_labels(path, 10, 3)
     path.write_bytes(gzip.compress(contents)[:-3])
     with pytest.raises(ValueError, match=r"labels\.gz is damaged"):
-        formats.read_idx_labels(path, 10, 3)
+        datasets.read_idx_labels(path, 10, 3)
 
 
 def test_digits_need_no_download():
-    digits = data.load("digits", Source(data.default_folder(), download=False))
+    digits = datasets.load("digits", DataSource(datasets.default_folder(), download=False))
     assert digits.train_images.shape == (1200, 8, 8, 1)
     assert len(digits.test_labels) == 597
     assert digits.train_images.max() == 255
     assert sorted(digits.train_labels.unique().tolist()) == list(range(10))
     everything = torch.cat([digits.train_images, digits.test_images]).double() / 255
-    assert abs(everything.mean() - digits.traits.mean[0]) < 1e-3
-    assert abs(everything.std() - digits.traits.std[0]) < 1e-3
+    assert abs(everything.mean() - digits.info.mean[0]) < 1e-3
+    assert abs(everything.std() - digits.info.std[0]) < 1e-3
 
 
 def test_default_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("WSAM_DATA", raising=False)
-    assert data.default_folder() == tmp_path / "wsam"
+    assert datasets.default_folder() == tmp_path / "wsam"
     monkeypatch.setenv("WSAM_DATA", str(tmp_path / "here"))
-    assert data.default_folder() == tmp_path / "here"
+    assert datasets.default_folder() == tmp_path / "here"

@@ -1,4 +1,4 @@
-"""Models that cannot take the data: refused in one line, before a run has made anything."""
+"""Models that do not accept the data are refused before a run creates any files."""
 
 import sys
 from pathlib import Path
@@ -10,15 +10,15 @@ from torch import nn
 from training import CPU, SHORT, StopAfter
 
 from wsam.lab import models, step
-from wsam.lab.models import Task, build
+from wsam.lab.models import Task, build_model
 from wsam.lab.run import Run
 from wsam.lab.train import train
 
 DIGITS = Task((1, 8, 8), 10, "digits")
 
 
-class Strict(nn.Module):
-    """Takes images of one size alone, which it does not tell, as some of timm's do."""
+class FixedSize(nn.Module):
+    """Accepts images of one size only, like some models of timm."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()
@@ -29,10 +29,10 @@ class Strict(nn.Module):
         return self.head(x.mean((1, 2, 3))[:, None])
 
 
-class Timm:
+class FakeTimm:
     @staticmethod
     def create_model(name, pretrained, num_classes, in_chans):
-        return Strict(num_classes)
+        return FixedSize(num_classes)
 
 
 def test_images_smaller_than_a_patch(tmp_path: Path) -> None:
@@ -44,25 +44,25 @@ def test_images_smaller_than_a_patch(tmp_path: Path) -> None:
     assert not out.exists()
 
 
-def test_data_that_pretrained_weights_do_not_fit(tmp_path: Path) -> None:
+def test_data_that_does_not_match_pretrained_weights(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     few = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = transformers.DeiTConfig(**few, intermediate_size=32, image_size=32, num_labels=10)
     transformers.DeiTForImageClassification(config).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="needs images of 3 x 32 x 32, digits has 1 x 8 x 8"):
-        build("deit-base", DIGITS, seed=0, pretrained=str(tmp_path))
-    with pytest.raises(ValueError, match="with 7 classes, as many as fruit has"):
-        build("deit-base", Task((3, 32, 32), 7, "fruit"), seed=0, pretrained=str(tmp_path))
+        build_model("deit-base", DIGITS, seed=0, pretrained=str(tmp_path))
+    with pytest.raises(ValueError, match="with the 7 classes of fruit"):
+        build_model("deit-base", Task((3, 32, 32), 7, "fruit"), seed=0, pretrained=str(tmp_path))
 
 
-def test_a_need_that_is_not_known_in_advance(
+def test_a_model_of_timm_that_rejects_the_images(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "timm", Timm)
+    monkeypatch.setitem(sys.modules, "timm", FakeTimm)
     out = tmp_path / "runs"
     line = error_of("train", "--model", "timm:strict", "--device", "cpu", "--out", out)
     assert line == (
-        "wsam: timm:strict does not take the images of digits (2 x 1 x 8 x 8): "
+        "wsam: timm:strict does not accept the images of digits (2 x 1 x 8 x 8): "
         "Input height (8) doesn't match (224)\n"
     )
     assert not out.exists()
@@ -75,27 +75,27 @@ def test_a_batch_too_small_for_batchnorm(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_our_own_models_take_the_smallest_images() -> None:
+def test_own_models_accept_the_smallest_images() -> None:
     narrow = models.WideResNet(DIGITS, depth=10, widen=1)
-    for model in (narrow, *(build(name, DIGITS, 0) for name in ("cnn", "mlp", "resnet18"))):
-        step.try_out(SHORT, model, torch.zeros(2, *DIGITS.shape))
+    for model in (narrow, *(build_model(name, DIGITS, 0) for name in ("cnn", "mlp", "resnet18"))):
+        step.check_forward(SHORT, model, torch.zeros(2, *DIGITS.shape))
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no room"), KeyboardInterrupt()])
-def test_what_is_not_the_models_mistake_is_not_called_so(error: BaseException) -> None:
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("out of memory"), KeyboardInterrupt()])
+def test_other_errors_of_the_check_are_not_converted(error: BaseException) -> None:
     class Failing(nn.Module):
         def forward(self, x):
             raise error
 
     with pytest.raises(type(error)):
-        step.try_out(SHORT, Failing(), torch.zeros(2, 1, 8, 8))
+        step.check_forward(SHORT, Failing(), torch.zeros(2, 1, 8, 8))
 
 
-def test_trying_out_leaves_everything_as_it_was() -> None:
-    model = nn.Sequential(build("cnn", DIGITS, seed=0), nn.Dropout(0.5))
+def test_the_check_changes_neither_model_nor_generators() -> None:
+    model = nn.Sequential(build_model("cnn", DIGITS, seed=0), nn.Dropout(0.5))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     torch.manual_seed(3)
-    step.try_out(Run(), model, torch.randn(2, 1, 8, 8))
+    step.check_forward(Run(), model, torch.randn(2, 1, 8, 8))
     drawn = torch.rand(4)
     assert all(torch.equal(before[name], now) for name, now in model.state_dict().items())
     assert model.training
@@ -104,18 +104,20 @@ def test_trying_out_leaves_everything_as_it_was() -> None:
     assert torch.equal(drawn, torch.rand(4))
 
 
-def test_a_batch_larger_than_the_data_is_told_of(tmp_path: Path) -> None:
-    watcher = StopAfter()
+def test_a_batch_size_larger_than_the_data_is_logged(tmp_path: Path) -> None:
+    callback = StopAfter()
     large = SHORT.replace(epochs=1, batch_size=100_000)
-    assert train(large, tmp_path, CPU, [watcher])["settings"]["batch_size"] == 100_000
-    assert watcher.said == ["a step takes 300 images, all there are to train on, instead of 100000"]
-    quiet = StopAfter()
-    train(SHORT.replace(epochs=1, batch_size=300), tmp_path, CPU, [quiet])
-    assert quiet.said == []
+    assert train(large, tmp_path, CPU, [callback])["settings"]["batch_size"] == 100_000
+    (message,) = callback.messages
+    assert message.startswith("a step uses all 300 training images")
+    assert message.endswith("batch size 100000")
+    callback = StopAfter()
+    train(SHORT.replace(epochs=1, batch_size=300), tmp_path, CPU, [callback])
+    assert callback.messages == []
 
 
 @pytest.mark.parametrize("device", ["meta", "cpu:5"])
-def test_devices_that_torch_takes_and_nothing_trains_on(tmp_path: Path, device: str) -> None:
+def test_devices_that_cannot_be_trained_on(tmp_path: Path, device: str) -> None:
     line = error_of("train", "--device", device, "--out", tmp_path / "runs")
     known = "it must be auto, cpu, cuda or cuda:N"
     assert line == f"wsam: device {device!r} cannot be used: {known}\n"

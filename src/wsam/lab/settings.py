@@ -1,8 +1,8 @@
-"""What a run may name: data, models, methods, geometries, base optimizers, and their arguments.
+"""The names and arguments a run accepts: data, models, methods, geometries, base optimizers.
 
-Methods and geometries are read from the library itself, so that a newly registered member can be
-trained at once. The bases' arguments are written out here with their defaults: a record then says
-all that was used, and its key does not depend on the version of torch.
+Methods and geometries are read from the library, so a newly registered method can be trained
+without changes here. The arguments of base optimizers are listed with their defaults: a record then
+contains all of them, and its key does not depend on the version of torch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from wsam.geometry import Geometry
 
 Value = float | int | bool | str | None | tuple[float, ...]
-"""What an argument of a method, geometry or base may be: all of it is plain JSON."""
+"""Value of an argument of a method, geometry or base optimizer; can be stored as JSON."""
 
 DATA = ("digits", "cifar10", "cifar100", "fashion", "imagenet")
 MODELS = ("cnn", "mlp", "resnet18", "wrn-28-10", "deit-base")
@@ -64,107 +64,108 @@ BASE_CLASSES = {
 }
 
 SEED = "seed"
-"""An argument of some methods and geometries that is no hyperparameter: it is the run's own."""
+"""An argument of some methods and geometries that is set to the run's seed."""
 OPTIONS: dict[str, Value] = {"lean": False, "max_norm": None}
-"""The common options that a run may set, with the values that mean "off"."""
+"""Options of all methods that a run may set, with the values that turn them off."""
 
 
-def listed(names: Iterable[str]) -> str:
-    """Join names for a message: ``a, b, c``."""
+def join_names(names: Iterable[str]) -> str:
+    """Return ``a, b, c`` for an error message."""
     return ", ".join(names) or "none"
 
 
-def methods() -> dict[str, dict[str, Value]]:
-    """Return every method with its own hyperparameters and their defaults.
+def method_defaults() -> dict[str, dict[str, Value]]:
+    """Return the hyperparameters of every method with their defaults.
 
     Example:
-        >>> methods()["wsam"]
+        >>> method_defaults()["wsam"]
         {'rho': 0.05, 'gamma': 0.9}
     """
     from wsam.methods import METHODS
+    from wsam.optimizer import SharpnessAware
 
-    own: dict[str, dict[str, Value]] = {VANILLA: {}}
-    for name, member in METHODS.items():
-        parameters = inspect.signature(member).parameters.values()
-        own[name] = {
-            p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != SEED
-        }
-    return own
+    common = inspect.signature(SharpnessAware).parameters.keys() - {"rho"} | {SEED}
+    found: dict[str, dict[str, Value]] = {VANILLA: {}}
+    for name, method in METHODS.items():
+        parameters = inspect.signature(method).parameters.values()
+        keywords = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
+        found[name] = {p.name: p.default for p in keywords if p.name not in common}
+    return found
 
 
-def takes_geometry(method: str) -> bool:
-    """Tell whether a method leaves the choice of geometry to its user."""
+def accepts_geometry(method: str) -> bool:
+    """Return whether a method's geometry can be chosen."""
     from wsam.methods import METHODS
 
     return method != VANILLA and "geometry" not in METHODS[method].fixes
 
 
-def geometries() -> dict[str, dict[str, Value]]:
-    """Return every geometry a run may ask for, with its arguments and their defaults."""
+def geometry_defaults() -> dict[str, dict[str, Value]]:
+    """Return the arguments of every geometry with their defaults."""
     return {
-        name: {f.name: cast(Value, f.default) for f in dataclasses.fields(kind) if f.name != SEED}
-        for name, kind in geometry_classes().items()
+        name: {f.name: cast(Value, f.default) for f in dataclasses.fields(cls) if f.name != SEED}
+        for name, cls in geometry_classes().items()
     }
 
 
 def geometry_classes() -> dict[str, type[Geometry]]:
-    """Return the class of every geometry a run may ask for."""
+    """Return the geometries that a run may select, by name."""
     from wsam.geometry import Adaptive, Fisher, Masked
 
     return {"adaptive": Adaptive, "fisher": Fisher, "masked": Masked}
 
 
-def chosen(what: str, name: str, known: Iterable[str]) -> str:
-    """Return `name` if it is known, else say which names are.
+def check_choice(what: str, name: str, known: Iterable[str]) -> str:
+    """Return `name` if it is one of `known`.
 
     Raises:
-        ValueError: The name is not known.
+        ValueError: It is not; the message lists `known`.
     """
     names = tuple(known)
     if name not in names:
-        raise ValueError(f"unknown {what} {name!r}; known: {listed(names)}")
+        raise ValueError(f"unknown {what} {name!r}; known: {join_names(names)}")
     return name
 
 
-def word(name: str, value: Any) -> str:
-    """Return `value` if it is a word, or raise."""
+def check_str(name: str, value: Any) -> str:
+    """Return `value` if it is a string, else raise TypeError."""
     if not isinstance(value, str):
-        raise TypeError(f"{name} must be a word, got {value!r}")
+        raise TypeError(f"{name} must be a string, got {value!r}")
     return value
 
 
-def mapping(name: str, value: Any) -> Mapping[str, Value]:
-    """Return `value` if it holds names with their values, or raise."""
+def check_mapping(name: str, value: Any) -> Mapping[str, Value]:
+    """Return `value` if it is a mapping, else raise TypeError."""
     if not isinstance(value, Mapping):
-        raise TypeError(f"{name} must hold names and values, got {value!r}")
+        raise TypeError(f"{name} must be a mapping, got {value!r}")
     return value
 
 
-def filled(
+def with_defaults(
     owner: str, given: Mapping[str, Value], defaults: Mapping[str, Value]
 ) -> dict[str, Value]:
-    """Complete the given arguments by the defaults, every value in its default's type.
+    """Return the given arguments completed by defaults, each cast to the type of its default.
 
     Args:
-        owner: Whose arguments they are, for the message.
-        given: What the user asked for.
-        defaults: All arguments there are.
+        owner: What takes the arguments, for the message.
+        given: The arguments given.
+        defaults: All arguments with their defaults.
 
     Raises:
-        ValueError: An argument that its owner does not take.
-        TypeError: A value of the wrong kind.
+        ValueError: An unknown argument.
+        TypeError: A value of the wrong type.
     """
     for name in given:
         if name not in defaults:
-            raise ValueError(f"{owner} does not take {name!r}; it takes: {listed(defaults)}")
+            raise ValueError(f"{owner} does not take {name!r}; it takes: {join_names(defaults)}")
     return {
-        name: _like(f"{name} of {owner}", given.get(name, default), default)
+        name: _cast_like(f"{name} of {owner}", given.get(name, default), default)
         for name, default in sorted(defaults.items())
     }
 
 
-def _like(name: str, value: object, default: Value) -> Value:
-    """Bring a value to the type of its default: ``1`` and ``1.0`` must name one run."""
+def _cast_like(name: str, value: object, default: Value) -> Value:
+    """Cast a value to the type of its default: ``1`` and ``1.0`` must give the same key."""
     if isinstance(default, bool):
         return checks.flag(name, value)
     if isinstance(default, int):
@@ -172,27 +173,27 @@ def _like(name: str, value: object, default: Value) -> Value:
             return int(value)
         raise TypeError(f"{name} must be a whole number, got {value!r}")
     if isinstance(default, str):
-        return word(name, value)
+        return check_str(name, value)
     if isinstance(default, tuple):
         if isinstance(value, list | tuple) and len(value) == len(default):
-            return tuple(_number(name, item) for item in value)
+            return tuple(_float(name, item) for item in value)
         raise TypeError(f"{name} must be {len(default)} numbers, got {value!r}")
     if value is None and default is None:
         return None
-    return _number(name, value)
+    return _float(name, value)
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """Tell whether a value is a number; true and false are none, though Python counts them in."""
+    """Return whether a value is an int or float; bool does not count."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _number(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real):  # numpy's are real numbers too
+def _float(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):  # numpy's numbers are Real
         raise TypeError(f"{name} must be a number, got {value!r}")
     try:
         found = float(value)
-    except OverflowError:  # a whole number of more than 308 digits
+    except OverflowError:  # an integer of more than 308 digits
         found = math.inf
     if not math.isfinite(found):
         raise ValueError(f"{name} must be a finite number, got {value!r}")

@@ -1,7 +1,6 @@
-"""What torchrun starts to interrupt a team: a model whose dropout draws in every process.
+"""A run with dropout, started by torchrun.
 
-``python lab_team.py OUT`` trains a run to its end; with ``stop`` after it all processes leave
-after two of its four epochs.
+Arguments: ``OUT`` to train to the end, ``OUT stop`` to end all processes after two of four epochs.
 """
 
 import sys
@@ -13,18 +12,18 @@ from unittest import mock
 from torch import nn
 
 from wsam.lab import models
-from wsam.lab.means import Means
+from wsam.lab.execution import ExecutionConfig
 from wsam.lab.run import Run
-from wsam.lab.train import Session, train
+from wsam.lab.train import Trainer, train
 
 RUN = Run(model="mlp", method="sam", epochs=4, train_limit=200, test_limit=50, batch_size=50)
 
 
 class Stop(Exception):
-    """Stands for anything that ends all processes at once."""
+    """Simulates anything that ends all processes at once."""
 
 
-class Stopped(Session):
+class StoppingTrainer(Trainer):
     def _epoch(self, stepper: Any) -> str | None:
         if len(self.curve) == 2:
             raise Stop
@@ -37,7 +36,7 @@ def with_dropout(task: models.Task) -> nn.Module:
 
 if __name__ == "__main__":
     out, *rest = sys.argv[1:]
-    kind = Stopped if rest == ["stop"] else Session
-    models._SMALL["mlp"] = with_dropout
-    with suppress(Stop), mock.patch("wsam.lab.train.Session", kind):
-        train(RUN, Path(out), Means(device="cpu", checkpoint_seconds=0))
+    trainer = StoppingTrainer if rest == ["stop"] else Trainer
+    models._BUILDERS["mlp"] = with_dropout
+    with suppress(Stop), mock.patch("wsam.lab.train.Trainer", trainer):
+        train(RUN, Path(out), ExecutionConfig(device="cpu", checkpoint_seconds=0))

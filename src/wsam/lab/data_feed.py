@@ -1,0 +1,176 @@
+"""Batches prepared on the training device: shuffling, crops, flips and normalization.
+
+All batches of an epoch have the same size, so that one captured step fits all of them. The images
+left over after the last full batch (80 of CIFAR's 50,000 at batch size 128) differ in each epoch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from wsam.lab.datasets import DatasetInfo, Images
+
+Batch = tuple[Tensor, Tensor]
+_TEST_BATCH_CUDA, _TEST_BATCH_CPU = 2000, 500
+
+
+class DataFeed(Protocol):
+    """The data of a run, in memory or in files."""
+
+    info: DatasetInfo
+    shape: tuple[int, int, int]
+    """Channels, rows and columns of an image as passed to the model."""
+    batch_size: int
+    steps: int
+    """Steps per epoch."""
+    train_count: int
+    test_count: int
+    verified: str
+    generator: torch.Generator
+    """Source of all randomness in order and augmentation; its state is all a resume needs."""
+
+    def epoch(self) -> Iterator[Batch]:
+        """Yield the training batches of the next epoch."""
+        ...
+
+    def test(self) -> Iterator[Batch]:
+        """Yield the test set in large batches."""
+        ...
+
+
+def derive_seed(seed: int, name: str) -> int:
+    """Return a seed for one use of randomness, independent of the seeds of other uses."""
+    digest = hashlib.sha256(f"{name}:{seed}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def add_label_noise(labels: Tensor, classes: int, fraction: float, seed: int) -> Tensor:
+    """Return labels with symmetric noise.
+
+    A random subset of the labels is redrawn uniformly over all classes. The new label may equal the
+    old one, so a fraction f leaves about ``1 - f + f/classes`` of the labels correct.
+
+    Args:
+        labels: The labels, on the CPU.
+        classes: Number of classes.
+        fraction: Fraction of labels to redraw.
+        seed: Seed of the subset and of the new labels.
+
+    Reference:
+        Arazo et al., Unsupervised label noise modeling and loss correction, ICML 2019.
+    """
+    count = round(fraction * len(labels))
+    generator = torch.Generator().manual_seed(derive_seed(seed, "label noise"))
+    chosen = torch.randperm(len(labels), generator=generator)[:count]
+    changed = labels.clone()
+    changed[chosen] = torch.randint(classes, (count,), generator=generator)
+    return changed
+
+
+def crop_and_flip(
+    padded: Tensor, index: Tensor, top: Tensor, left: Tensor, flip: Tensor, size: int
+) -> Tensor:
+    """Crop each selected image and flip some of them, with a single gather.
+
+    Args:
+        padded: Padded images, (count, rows, columns, channels).
+        index: Indices of the images, (batch,).
+        top: First row of each crop, (batch,).
+        left: First column of each crop, (batch,).
+        flip: Which crops to flip horizontally, (batch,) of bool.
+        size: Rows and columns of a crop.
+
+    Returns:
+        The crops, (batch, size, size, channels).
+    """
+    offsets = torch.arange(size, device=padded.device)
+    flipped = torch.where(flip[:, None], size - 1 - offsets, offsets)
+    rows = (top[:, None] + offsets)[:, :, None]
+    columns = (left[:, None] + flipped)[:, None, :]
+    return padded[index[:, None, None], rows, columns]
+
+
+class Normalizer:
+    """Converts (batch, rows, columns, channels) bytes to normalized floats.
+
+    Args:
+        info: Mean and standard deviation of each channel.
+        device: The device of the images.
+    """
+
+    def __init__(self, info: DatasetInfo, device: torch.device) -> None:
+        std = torch.tensor(info.std, device=device)
+        self.scale = 1 / (255 * std)
+        self.shift = -torch.tensor(info.mean, device=device) / std
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Return (batch, channels, rows, columns) floats, channels last in memory."""
+        return torch.addcmul(self.shift, images.float(), self.scale).permute(0, 3, 1, 2)
+
+
+class MemoryFeed:
+    """Batches of images that are stored on the training device as bytes.
+
+    The random numbers of an epoch are drawn on the device when it begins. No step synchronizes with
+    the device.
+
+    Args:
+        images: The data set, with label noise already applied.
+        batch_size: Images per step; reduced to the number of images if there are fewer.
+        device: The training device.
+        seed: Seed of order and augmentation.
+        augment: Apply the data set's random crops and flips.
+    """
+
+    def __init__(
+        self, images: Images, batch_size: int, device: torch.device, seed: int, augment: bool
+    ) -> None:
+        self.info = images.info
+        self.verified = images.verified
+        self.train_count, rows, columns, channels = images.train_images.shape
+        self.test_count = len(images.test_labels)
+        self.shape = (channels, rows, columns)
+        self.batch_size = min(batch_size, self.train_count)
+        self.steps = self.train_count // self.batch_size
+        self.generator = torch.Generator(device).manual_seed(derive_seed(seed, "data"))
+        self.device = device
+        self.padding = self.info.padding if augment else 0
+        self.flip = self.info.flip and augment
+        border = (0, 0, *[self.padding] * 4)
+        self.train_images = torch.nn.functional.pad(images.train_images.to(device), border)
+        self.train_labels = images.train_labels.to(device)
+        self.test_images = images.test_images.to(device)
+        self.test_labels = images.test_labels.to(device)
+        self.normalize = Normalizer(self.info, device)
+
+    def epoch(self) -> Iterator[Batch]:
+        """Yield the training batches of the next epoch."""
+        order = torch.randperm(self.train_count, generator=self.generator, device=self.device)
+        top, left = self._randint(2 * self.padding + 1), self._randint(2 * self.padding + 1)
+        flip = self._randint(2).bool() if self.flip else torch.zeros_like(top, dtype=torch.bool)
+        for step in range(self.steps):
+            part = slice(step * self.batch_size, (step + 1) * self.batch_size)
+            index = order[part]
+            yield self._images(index, top[part], left[part], flip[part]), self.train_labels[index]
+
+    def _images(self, index: Tensor, top: Tensor, left: Tensor, flip: Tensor) -> Tensor:
+        if not (self.padding or self.flip):
+            return self.normalize(self.train_images[index])
+        crops = crop_and_flip(self.train_images, index, top, left, flip, self.shape[1])
+        return self.normalize(crops)
+
+    def _randint(self, high: int) -> Tensor:
+        size = (self.train_count,)
+        return torch.randint(high, size, generator=self.generator, device=self.device)
+
+    def test(self) -> Iterator[Batch]:
+        """Yield the test set in large batches."""
+        size = _TEST_BATCH_CUDA if self.device.type == "cuda" else _TEST_BATCH_CPU
+        for start in range(0, self.test_count, size):
+            part = slice(start, start + size)
+            yield self.normalize(self.test_images[part]), self.test_labels[part]

@@ -1,0 +1,112 @@
+"""Training one run in several processes, as started by ``torchrun -m wsam train``.
+
+Every process loads all data and draws the same order; of each batch it trains on its own shard, so
+the batch size is that of all processes together. Rank 0 alone evaluates, saves and writes the
+record. BatchNorm statistics are those of each process's shard, as in DistributedDataParallel.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class DistributedContext:
+    """Rank and world size of this process, and the collectives that training needs."""
+
+    rank: int = 0
+    world_size: int = 1
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0."""
+        return self.rank == 0
+
+    def shard(self, batch: Tensor) -> Tensor:
+        """Return this process's shard of a batch."""
+        return batch if self.world_size == 1 else batch.chunk(self.world_size)[self.rank]
+
+    def check_batch_size(self, batch_size: int) -> None:
+        """Raise ValueError unless the batch can be split evenly."""
+        if batch_size % self.world_size:
+            raise ValueError(
+                f"a batch of {batch_size} images cannot be split evenly over "
+                f"{self.world_size} processes"
+            )
+
+    def wrap_model(self, model: nn.Module) -> nn.Module:
+        """Return the model in DistributedDataParallel if there are several processes."""
+        return model if self.world_size == 1 else nn.parallel.DistributedDataParallel(model)
+
+    def mean(self, values: tuple[float, ...], device: torch.device) -> tuple[float, ...]:
+        """Return the means of values over all processes."""
+        if self.world_size == 1:
+            return values
+        import torch.distributed as dist
+
+        sums = torch.tensor(values, dtype=torch.float64, device=device)
+        dist.all_reduce(sums)
+        return tuple((sums / self.world_size).tolist())
+
+    def all_gather(self, value: T) -> list[T]:
+        """Return the values of all processes, ordered by rank."""
+        if self.world_size == 1:
+            return [value]
+        import torch.distributed as dist
+
+        found: list[T | None] = [None] * self.world_size
+        dist.all_gather_object(found, value)
+        return cast(list[T], found)
+
+    def run_on_main(self, function: Callable[[], T]) -> T:
+        """Call a function on rank 0; all ranks return its value or raise its exception."""
+        if self.world_size == 1:
+            return function()
+        import torch.distributed as dist
+
+        result: list[Any] = [None, None]  # value, exception
+        if self.is_main:
+            try:
+                result[0] = function()
+            except Exception as error:
+                result[1] = error
+        dist.broadcast_object_list(result, src=0)
+        if result[1] is not None:
+            raise result[1]
+        return cast(T, result[0])
+
+
+@contextmanager
+def init_distributed(device: str) -> Iterator[tuple[DistributedContext, str]]:
+    """Initialise the process group if torchrun started several processes.
+
+    Args:
+        device: The device's name as given by the user.
+
+    Yields:
+        The context and the name of this process's device.
+    """
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    if world_size == 1:
+        yield DistributedContext(), device
+        return
+    import torch.distributed as dist
+
+    cuda = torch.cuda.is_available() if device == "auto" else device.startswith("cuda")
+    local = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if cuda else "cpu"
+    if cuda:
+        torch.cuda.set_device(local)
+    dist.init_process_group("nccl" if cuda else "gloo")
+    try:
+        yield DistributedContext(dist.get_rank(), world_size), local
+    finally:
+        dist.destroy_process_group()

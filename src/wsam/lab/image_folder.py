@@ -1,0 +1,204 @@
+"""Images in folders named by class, such as ImageNet: too large for memory, decoded during training.
+
+Layout: ``ROOT/train/CLASS/*.jpeg`` and ``ROOT/val/CLASS/*.jpeg``. Classes are numbered in the order
+of their names, as pretrained ImageNet weights expect. Pillow decodes the files.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from wsam.lab.data_feed import Batch, Normalizer, add_label_noise, derive_seed
+from wsam.lab.datasets import UNVERIFIED, DatasetInfo
+from wsam.lab.environment import available_cores
+
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})
+_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_TEST_BATCH = 256
+Sample = tuple[int, int | None]
+"""The index of an image and the seed of its augmentation; None for the center crop."""
+
+
+def find_root(folder: Path, name: str) -> Path:
+    """Return the folder that contains ``train`` and ``val``.
+
+    Raises:
+        FileNotFoundError: Neither ``folder/name`` nor `folder` contains them.
+    """
+    for root in (folder / name, folder):
+        if (root / "train").is_dir() and (root / "val").is_dir():
+            return root
+    raise FileNotFoundError(
+        f"no images for {name}: {folder / name} must contain train/CLASS/*.jpeg and val/CLASS/*.jpeg"
+    )
+
+
+def list_images(folder: Path, classes: list[str]) -> tuple[list[Path], Tensor]:
+    """Return the sorted paths of all images of the given classes, and their labels.
+
+    Raises:
+        FileNotFoundError: A class has no folder or no image.
+    """
+    paths, labels = [], []
+    for label, name in enumerate(classes):
+        entries = (folder / name).iterdir() if (folder / name).is_dir() else iter(())
+        found = sorted(path for path in entries if path.suffix.lower() in SUFFIXES)
+        if not found:
+            raise FileNotFoundError(f"{folder / name} contains no images")
+        paths += found
+        labels += [label] * len(found)
+    return paths, torch.tensor(labels)
+
+
+class ImageFiles(Dataset[Batch]):
+    """Decodes image files and crops them to squares.
+
+    Args:
+        paths: The files.
+        labels: Their labels.
+        size: Rows and columns of a crop.
+    """
+
+    def __init__(self, paths: list[Path], labels: Tensor, size: int) -> None:
+        self.paths, self.labels, self.size = paths, labels, size
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, sample: Sample) -> Batch:
+        """Return (rows, columns, channels) bytes and the label."""
+        from PIL import Image, UnidentifiedImageError
+
+        index, seed = sample
+        path = self.paths[index]
+        try:
+            with Image.open(path) as opened:
+                image = opened.convert("RGB")
+        except (UnidentifiedImageError, OSError) as error:
+            raise ValueError(f"{path} is damaged or not an image: {error}") from error
+        if seed is None:
+            crop = center_crop(image, self.size)
+        else:
+            # One generator per image: workers may decode them in any order.
+            crop = random_crop(image, self.size, random.Random(derive_seed(seed, str(index))))
+        pixels = torch.frombuffer(bytearray(crop.tobytes()), dtype=torch.uint8)
+        return pixels.view(self.size, self.size, 3), self.labels[index]
+
+
+def center_crop(image: Any, size: int) -> Any:
+    """Resize the shorter side to 8/7 of `size` and return the center square."""
+    from PIL import Image
+
+    scale = round(size * 8 / 7) / min(image.size)
+    width, height = (max(size, round(side * scale)) for side in image.size)
+    image = image.resize((width, height), Image.Resampling.BICUBIC)
+    left, top = (width - size) // 2, (height - size) // 2
+    return image.crop((left, top, left + size, top + size))
+
+
+def random_crop(image: Any, size: int, rng: random.Random) -> Any:
+    """Return a random resized crop: 8 to 100% of the area, ratio 3:4 to 4:3, flipped or not."""
+    from PIL import Image
+
+    width, height = image.size
+    box = (0, 0, width, height)
+    for _ in range(10):
+        area = width * height * rng.uniform(0.08, 1.0)
+        ratio = math.exp(rng.uniform(math.log(3 / 4), math.log(4 / 3)))
+        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < w <= width and 0 < h <= height:
+            left, top = rng.randint(0, width - w), rng.randint(0, height - h)
+            box = (left, top, left + w, top + h)
+            break
+    image = image.resize((size, size), Image.Resampling.BICUBIC, box=box)
+    return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if rng.random() < 0.5 else image
+
+
+class FolderFeed:
+    """Batches of image files that worker processes decode during training.
+
+    Args:
+        root: The folder that contains ``train`` and ``val``.
+        batch_size: Images per step.
+        device: The training device.
+        seed: Seed of order and augmentation.
+        augment: Random crops and flips; otherwise center crops.
+        noise: Fraction of labels to redraw, and the seed of the noise.
+        limits: Maximum number of training and test images; None for all.
+        size: Rows and columns of an image as passed to the model.
+        workers: Processes that decode; None: one per core.
+    """
+
+    verified = UNVERIFIED
+
+    def __init__(
+        self,
+        root: Path,
+        batch_size: int,
+        device: torch.device,
+        seed: int,
+        augment: bool,
+        noise: tuple[float, int] = (0.0, 0),
+        limits: tuple[int | None, int | None] = (None, None),
+        size: int = 224,
+        workers: int | None = None,
+    ) -> None:
+        classes = sorted(path.name for path in (root / "train").iterdir() if path.is_dir())
+        self.info = DatasetInfo(len(classes), _MEAN, _STD)
+        self.train_set = self._split(root / "train", classes, limits[0], size)
+        self.train_set.labels = add_label_noise(self.train_set.labels, len(classes), *noise)
+        self.test_set = self._split(root / "val", classes, limits[1], size)
+        self.shape = (3, size, size)
+        self.train_count, self.test_count = len(self.train_set), len(self.test_set)
+        self.batch_size = min(batch_size, self.train_count)
+        self.steps = self.train_count // self.batch_size
+        self.generator = torch.Generator().manual_seed(derive_seed(seed, "data"))
+        self.augment, self.device = augment, device
+        self.workers = available_cores() if workers is None else workers
+        self.normalize = Normalizer(self.info, device)
+
+    @staticmethod
+    def _split(folder: Path, classes: list[str], limit: int | None, size: int) -> ImageFiles:
+        paths, labels = list_images(folder, classes)
+        if limit is not None:
+            # The list is sorted by class; a fixed shuffle keeps all classes in a small subset.
+            generator = torch.Generator().manual_seed(0)
+            subset = torch.randperm(len(paths), generator=generator)[:limit]
+            paths, labels = [paths[index] for index in subset.tolist()], labels[subset]
+        return ImageFiles(paths, labels, size)
+
+    def epoch(self) -> Iterator[Batch]:
+        """Yield the training batches of the next epoch."""
+        order = torch.randperm(self.train_count, generator=self.generator).tolist()
+        seed = int(torch.randint(2**62, (), generator=self.generator)) if self.augment else None
+        used = order[: self.steps * self.batch_size]
+        return self.batches(self.train_set, [(index, seed) for index in used], self.batch_size)
+
+    def test(self) -> Iterator[Batch]:
+        """Yield the test set in large batches."""
+        samples: list[Sample] = [(index, None) for index in range(self.test_count)]
+        return self.batches(self.test_set, samples, _TEST_BATCH)
+
+    def batches(self, images: ImageFiles, samples: list[Sample], size: int) -> Iterator[Batch]:
+        """Yield batches of the given samples, in their order, on the device."""
+        loader = DataLoader(
+            images,
+            batch_sampler=[samples[at : at + size] for at in range(0, len(samples), size)],
+            num_workers=self.workers,
+            pin_memory=self.device.type == "cuda",
+            # Seeds of workers are drawn from this one; the global generator must not advance.
+            generator=torch.Generator(),
+        )
+        for pixels, labels in loader:
+            yield (
+                self.normalize(pixels.to(self.device, non_blocking=True)),
+                labels.to(self.device, non_blocking=True),
+            )

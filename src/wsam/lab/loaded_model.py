@@ -1,0 +1,290 @@
+"""A trained model loaded from a checkpoint, with data to measure curvature and landscapes on."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wsam.lab import records
+from wsam.lab.checkpoint import (
+    Checkpoints,
+    NotTensorsError,
+    has_manifest,
+    load_state,
+    load_tensors,
+    unsupported_layout,
+)
+from wsam.lab.data_feed import Batch, MemoryFeed
+from wsam.lab.execution import ExecutionConfig, make_data_feed, make_model
+from wsam.lab.image_folder import FolderFeed, Sample
+from wsam.lab.run import Run
+from wsam.lab.settings import check_choice
+
+State = dict[str, Tensor]
+SPLITS = ("train", "test")
+_NAME_PREFIXES = ("module.", "_orig_mod.")  # added by DistributedDataParallel and torch.compile
+_STATE_DICT_KEYS = ("model", "state_dict", "model_state_dict")
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model with its weights, and batches that can be iterated repeatedly.
+
+    Args:
+        model: The model, on the device, in training mode.
+        batches: Images without augmentation, always the same.
+        title: A short description.
+        run: The run it was trained by, or one with the given data and model.
+        split: ``train`` or ``test``.
+        labels: Which labels the images have: the run's own, including noise, if known.
+    """
+
+    model: nn.Module
+    batches: FixedBatches
+    title: str
+    run: Run
+    split: str
+    labels: str
+
+    def accuracy(self) -> float:
+        """Return the fraction of the images that the model classifies correctly."""
+        correct, was_training = 0, self.model.training
+        self.model.eval()
+        with torch.no_grad():
+            for images, labels in self.batches:
+                correct += int((self.model(images).argmax(1) == labels).sum())
+        self.model.train(was_training)
+        return correct / self.batches.count
+
+
+class FixedBatches:
+    """Images in a fixed order, without augmentation; can be iterated repeatedly.
+
+    Args:
+        feed: The data, made without augmentation.
+        split: ``train`` or ``test``.
+        samples: Number of images; None for all. Image folders, which are sorted by class, are
+            shuffled with a fixed seed.
+        batch_size: Images per batch.
+    """
+
+    def __init__(
+        self, feed: MemoryFeed | FolderFeed, split: str, samples: int | None, batch_size: int
+    ) -> None:
+        check_choice("split", split, SPLITS)
+        if batch_size < 1 or (samples is not None and samples < 1):
+            raise ValueError(
+                f"batch size and samples must be at least 1, got {batch_size} and {samples}"
+            )
+        if isinstance(feed, MemoryFeed) and feed.padding:
+            raise ValueError("the images are padded for augmentation; use a feed without it")
+        self.feed, self.split, self.batch_size = feed, split, batch_size
+        available = feed.train_count if split == "train" else feed.test_count
+        self.count = available if samples is None else min(samples, available)
+        self._order: Tensor | None = None
+        if isinstance(feed, FolderFeed):
+            generator = torch.Generator().manual_seed(0)
+            self._order = torch.randperm(available, generator=generator)[: self.count]
+
+    def __len__(self) -> int:
+        return math.ceil(self.count / self.batch_size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        if isinstance(self.feed, MemoryFeed):
+            return self._from_memory(self.feed)
+        return self._from_files(self.feed)
+
+    def _from_memory(self, feed: MemoryFeed) -> Iterator[Batch]:
+        train = self.split == "train"
+        images = feed.train_images if train else feed.test_images
+        labels = feed.train_labels if train else feed.test_labels
+        for start in range(0, self.count, self.batch_size):
+            part = slice(start, min(start + self.batch_size, self.count))
+            yield feed.normalize(images[part]), labels[part]
+
+    def _from_files(self, feed: FolderFeed) -> Iterator[Batch]:
+        assert self._order is not None
+        images = feed.train_set if self.split == "train" else feed.test_set
+        samples: list[Sample] = [(index, None) for index in self._order.tolist()]
+        return feed.batches(images, samples, self.batch_size)
+
+
+def load_model(
+    checkpoint: Path,
+    execution: ExecutionConfig,
+    *,
+    data: str | None = None,
+    model: str | None = None,
+    split: str = "train",
+    samples: int | None = None,
+    batch_size: int | None = None,
+) -> LoadedModel:
+    """Load a checkpoint into its model, with data to measure it on.
+
+    Args:
+        checkpoint: A run's record (``OUT/KEY.json``), its weights or work folder, or any file
+            that contains a state dict.
+        execution: Device and location of the data.
+        data: Name of the data, if not the run's; required for a plain state dict.
+        model: Name of the model, likewise.
+        split: ``train`` (with the run's labels, including noise) or ``test``.
+        samples: Use only the first images.
+        batch_size: Images per batch; default 1,000 on CUDA, else 250.
+
+    Raises:
+        OSError: A file is missing.
+        ValueError: Not a checkpoint, one of another model, or `data` and `model` are required.
+    """
+    state, run = read_checkpoint(checkpoint)
+    described = _with_names(checkpoint, run, data, model)
+    problem = f"{checkpoint} does not fit {described.model} on {described.data}"
+    built, feed = build_with_weights(described, state, execution, problem)
+    if batch_size is None:
+        batch_size = 1000 if feed.device.type == "cuda" else 250
+    batches = FixedBatches(feed, split, samples, batch_size)
+    title = f"{checkpoint}: {described.model} on {described.data}"
+    return LoadedModel(built, batches, title, described, split, _describe_labels(run, split))
+
+
+def build_with_weights(
+    run: Run, state: Mapping[str, Tensor], execution: ExecutionConfig, problem: str
+) -> tuple[nn.Module, MemoryFeed | FolderFeed]:
+    """Return a run's model with the given weights, and its data without augmentation.
+
+    Args:
+        run: Has the model and the data.
+        state: The weights.
+        execution: Device and location of the data.
+        problem: Start of the error message if the weights do not fit.
+    """
+    plain, device = run.replace(augment=False, pretrained=None), execution.resolve_device()
+    feed = make_data_feed(plain, execution, device)
+    assert isinstance(feed, MemoryFeed | FolderFeed)
+    model = make_model(plain, feed, device)
+    load_weights(model, state, problem)
+    return model, feed
+
+
+def load_weights(model: nn.Module, state: Mapping[str, Tensor], problem: str) -> None:
+    """Load a state dict; on a mismatch raise ValueError with the name of one tensor."""
+    own = model.state_dict()
+    for name, tensor in state.items():
+        if name in own and own[name].shape != tensor.shape:
+            shapes = f"{tuple(tensor.shape)}, expected {tuple(own[name].shape)}"
+            raise ValueError(f"{problem}: {name!r} has shape {shapes}")
+    if missing := own.keys() - state.keys():
+        raise ValueError(f"{problem}: {min(missing)!r} is missing")
+    if unknown := state.keys() - own.keys():
+        raise ValueError(f"{problem}: the model has no {min(unknown)!r}")
+    model.load_state_dict(dict(state))
+
+
+# Reading checkpoints ----------------------------------------------------------------------------
+
+
+def read_checkpoint(path: Path) -> tuple[State, Run | None]:
+    """Return the weights in a checkpoint and, if it is known, the run that trained them."""
+    if not path.exists():
+        raise FileNotFoundError(f"the checkpoint {path} does not exist")
+    if path.is_dir():
+        return _from_folder(path)
+    if path.suffix == ".json":
+        return _from_record(path)
+    loaded = load_state(path) if has_manifest(path) else _load_plain(path)
+    return _state_dict(loaded, path), _run_in_checkpoint(loaded) or _run_of_weights(path)
+
+
+def _from_folder(path: Path) -> tuple[State, Run | None]:
+    if (path / records.WEIGHTS).exists():
+        return read_checkpoint(path / records.WEIGHTS)
+    state = Checkpoints(records.checkpoints_folder(path)).load()
+    if state is None:
+        raise ValueError(f"{path} contains neither weights nor a checkpoint of a run")
+    return _state_dict(state["model"], path), Run.from_dict(json.loads(state["run"]))
+
+
+def _from_record(path: Path) -> tuple[State, Run]:
+    run = _run_of_record(path)
+    weights = records.weights_path(path.parent, run)
+    if not weights.exists():
+        raise ValueError(
+            f"the weights of {path} were not kept: remove it and train again with --keep-checkpoint"
+        )
+    return _state_dict(load_state(weights), weights), run
+
+
+def _load_plain(path: Path) -> dict[str, Any]:
+    try:
+        loaded = load_tensors(path)
+    except NotTensorsError as error:
+        raise ValueError(f"{path} is not a file of tensors: {error}") from error
+    if not isinstance(loaded, dict):
+        raise ValueError(f"{path} contains {type(loaded).__name__}, expected a state dict")
+    return loaded
+
+
+def _run_in_checkpoint(loaded: Mapping[str, Any]) -> Run | None:
+    """Return the run in a checkpoint of this package; other files may use the key differently."""
+    try:
+        settings = json.loads(loaded["run"])
+    except (KeyError, TypeError, ValueError):
+        return None
+    return Run.from_dict(settings) if isinstance(settings, dict) else None
+
+
+def _run_of_weights(path: Path) -> Run | None:
+    """Return the run of a file at `records.weights_path`, if its record exists."""
+    work = path.absolute().parent
+    record = work.parent.parent / f"{work.name}.json"
+    if path.name != records.WEIGHTS or not record.exists():
+        return None
+    return _run_of_record(record)
+
+
+def _run_of_record(path: Path) -> Run:
+    try:
+        settings = dict(records.read_file(path)["settings"])
+    except (TypeError, ValueError) as error:  # its advice, to remove the file, is for training
+        raise ValueError(f"{path} is not a record of wsam train") from error
+    return Run.from_dict(settings)
+
+
+def _state_dict(loaded: Mapping[str, Any], path: Path) -> State:
+    """Return the state dict within a checkpoint, with the prefixes of wrappers removed."""
+    for key in _STATE_DICT_KEYS:
+        if isinstance(loaded.get(key), Mapping):
+            loaded = loaded[key]
+    named = all(isinstance(n, str) and isinstance(v, Tensor) for n, v in loaded.items())
+    if not loaded or not named:
+        raise ValueError(f"{path} does not contain a state dict of named tensors")
+    for name, tensor in loaded.items():
+        if (layout := unsupported_layout(tensor)) is not None:
+            raise ValueError(f"{path} cannot be measured: {name!r} is a {layout} tensor")
+    while prefix := next((p for p in _NAME_PREFIXES if all(n.startswith(p) for n in loaded)), None):
+        loaded = {name.removeprefix(prefix): value for name, value in loaded.items()}
+    return dict(loaded)
+
+
+def _with_names(path: Path, run: Run | None, data: str | None, model: str | None) -> Run:
+    if run is None:
+        if data is None or model is None:
+            raise ValueError(f"the model and data of {path} are unknown: give --model and --data")
+        run = Run(data=data, model=model, method="vanilla")
+    given = {"data": data, "model": model}
+    return run.replace(**{name: value for name, value in given.items() if value is not None})
+
+
+def _describe_labels(run: Run | None, split: str) -> str:
+    """Return which labels are used: curvature depends on them."""
+    if split == "train" and run is None:
+        return "as in the data; the labels it was trained on are unknown"
+    if split == "train" and run is not None and run.noise:
+        return f"with the run's noise, {run.noise:g} of them redrawn (seed {run.noise_seed})"
+    return "as in the data"

@@ -1,0 +1,139 @@
+"""One job of a sweep: a run, how to execute it, and its outcome."""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from wsam.lab import records
+from wsam.lab.callbacks import Callback
+from wsam.lab.execution import ExecutionConfig
+from wsam.lab.files import BusyError, format_os_error
+from wsam.lab.run import Run
+from wsam.lab.train import train
+
+After = Callable[[Run, Path, ExecutionConfig], object]
+"""Called after a run finished; a module-level function, so that it can be pickled."""
+
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run to train. It can be pickled and sent to another process or machine.
+
+    Args:
+        run: What to train.
+        out: The results folder, shared by all workers.
+        execution: How to train it.
+        after: Called when the run is finished, also if its record already existed; it must return
+            quickly if it was called before.
+    """
+
+    run: Run
+    out: Path
+    execution: ExecutionConfig
+    after: After | None = None
+
+
+class Status(StrEnum):
+    """How a job ended."""
+
+    FINISHED = "finished"
+    SKIPPED = "skipped"
+    """The record already existed."""
+    FAILED = "failed"
+    """The loss was not finite."""
+    BUSY = "busy"
+    """Another process is training the run."""
+    REFUSED = "refused"
+    """The user must act first, for all jobs: data is missing, or the disk is full."""
+    ERROR = "error"
+    """A bug, or a damaged file of this run; other jobs are not affected."""
+    LOST = "lost"
+    """Its workers died too often."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The outcome of a job.
+
+    Args:
+        job: The job.
+        status: How it ended.
+        detail: The problem, in one line.
+        error: The final test error.
+        seconds: How long it took.
+        missing_module: The module that is not installed, if the job was refused for that.
+    """
+
+    job: Job
+    status: Status
+    detail: str = ""
+    error: float | None = None
+    seconds: float = 0.0
+    missing_module: str | None = None
+
+    @property
+    def has_record(self) -> bool:
+        """Whether the run has a finished record."""
+        return self.status in (Status.FINISHED, Status.SKIPPED)
+
+
+class _StartedFlag(Callback):
+    """Whether training started in this process; another one may have finished the run."""
+
+    started = False
+
+    def on_train_start(self, run: Run, steps: int, done: int, images: int) -> None:
+        self.started = True
+
+
+def run_job(job: Job, callbacks: Sequence[Callback] = ()) -> Outcome:
+    """Train the run of a job, unless it has a record or another process is training it.
+
+    Any number of processes and machines that share the results folder may call this, and again after
+    any of them was killed: a run is trained by one process at a time and resumes from its last
+    checkpoint.
+    """
+    start = time.monotonic()
+    flag = _StartedFlag()
+    try:
+        record = train(job.run, job.out, job.execution, [*callbacks, flag])
+        if records.is_finished(record) and job.after is not None:
+            with records.lock_run(job.out, job.run):
+                job.after(job.run, job.out, job.execution)
+    except BusyError as error:
+        return Outcome(job, Status.BUSY, str(error))
+    except (OSError, ValueError, ModuleNotFoundError) as error:
+        message = format_os_error(error)
+        if _concerns_this_run_only(error, job.run):
+            return Outcome(job, Status.ERROR, message)
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        detail = f"{job.run.title}: {message}"
+        return Outcome(job, Status.REFUSED, detail, missing_module=missing)
+    except Exception as error:
+        import traceback
+
+        traceback.print_exc()  # a bug: the worker's log should contain the traceback
+        return Outcome(job, Status.ERROR, f"{type(error).__name__}: {error}")
+    seconds = time.monotonic() - start
+    if not records.is_finished(record):
+        return Outcome(job, Status.FAILED, str(record.get("failure")), seconds=seconds)
+    status = Status.FINISHED if flag.started else Status.SKIPPED
+    return Outcome(job, status, error=records.final_error(record), seconds=seconds)
+
+
+def _concerns_this_run_only(error: Exception, run: Run) -> bool:
+    """Return whether an error is about a file of this run; their paths contain the run's key."""
+    if run.key not in str(error):
+        return False
+    if not isinstance(error, OSError):
+        return True
+    # `lab.files` raises OSError without `filename` if it cannot write; other jobs cannot either.
+    unwritable = error.errno is not None and error.filename is None
+    return not unwritable and error.errno not in _DISK_FULL
