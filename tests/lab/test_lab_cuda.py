@@ -58,9 +58,9 @@ class Stop(Callback):
 
 
 def test_a_captured_run_resumes(tmp_path):
-    whole = train(SHORT, tmp_path / "whole", CAPTURED)
+    uninterrupted = train(SHORT, tmp_path / "uninterrupted", CAPTURED)
     with pytest.raises(KeyboardInterrupt):
         train(SHORT, tmp_path / "resumed", CAPTURED, [Stop()])
     resumed = train(SHORT, tmp_path / "resumed", CAPTURED)
     assert resumed["resumed"] == 1
-    assert_close(whole, resumed, 0.02)
+    assert_close(uninterrupted, resumed, 0.02)

@@ -60,12 +60,12 @@ def test_a_batch_that_cannot_be_split(tmp_path: Path) -> None:
 def test_interrupted_processes_end_with_the_same_record(tmp_path: Path) -> None:
     """Each process restores its own generator, which dropout draws from."""
     worker = str(Path(__file__).parents[1] / "workers" / "lab_processes.py")
-    for words in (("whole",), ("resumed", "stop"), ("resumed",)):
+    for words in (("uninterrupted",), ("resumed", "stop"), ("resumed",)):
         assert not list((tmp_path / words[0]).glob("*.json"))
         done = launch(worker, str(tmp_path / words[0]), *words[1:], processes=2)
         assert done.returncode == 0, done.stderr
-    whole, resumed = record(tmp_path / "whole"), record(tmp_path / "resumed")
-    assert (whole["resumed"], resumed["resumed"]) == (0, 1)
+    uninterrupted, resumed = record(tmp_path / "uninterrupted"), record(tmp_path / "resumed")
+    assert (uninterrupted["resumed"], resumed["resumed"]) == (0, 1)
     assert resumed["execution"]["processes"] == 2
-    for one, other in zip(whole["curve"], resumed["curve"], strict=True):
+    for one, other in zip(uninterrupted["curve"], resumed["curve"], strict=True):
         assert other | {"seconds": 0} == one | {"seconds": 0}

@@ -24,16 +24,16 @@ from wsam.lab.train import train
 )
 def test_an_interrupted_run_ends_with_the_same_record(tmp_path, method, hyper):
     run = SHORT.replace(method=method, hyper=hyper, epochs=4)
-    whole = train(run, tmp_path / "whole", CPU)
+    uninterrupted = train(run, tmp_path / "uninterrupted", CPU)
     for stop in (StopAfter(steps=6), StopAfter(epochs=2), StopAfter(steps=7)):
         with pytest.raises(Stop):
             train(run, tmp_path / "resumed", CPU, [stop])
     callback = StopAfter()
     resumed = train(run, tmp_path / "resumed", CPU, [callback])
-    assert curve(resumed) == curve(whole)
-    assert resumed["final"] == whole["final"]
-    assert resumed["settings"] == whole["settings"]
-    assert (whole["resumed"], resumed["resumed"]) == (0, 2)
+    assert curve(resumed) == curve(uninterrupted)
+    assert resumed["final"] == uninterrupted["final"]
+    assert resumed["settings"] == uninterrupted["settings"]
+    assert (uninterrupted["resumed"], resumed["resumed"]) == (0, 2)
     assert callback.messages == ["resuming after epoch 2 of 4"]
 
 
@@ -44,7 +44,7 @@ def test_dropout_masks_resume(tmp_path, monkeypatch, older):
 
     monkeypatch.setitem(models._BUILDERS, "mlp", with_dropout)
     run = SHORT.replace(model="mlp")
-    whole = train(run, tmp_path / "whole", CPU)
+    uninterrupted = train(run, tmp_path / "uninterrupted", CPU)
     with pytest.raises(Stop):
         train(run, tmp_path / "resumed", CPU, [StopAfter(epochs=3)])
     if older:
@@ -52,7 +52,7 @@ def test_dropout_masks_resume(tmp_path, monkeypatch, older):
         state = checkpoints.load()
         (own,) = state.pop("generators")
         checkpoints.save(2, {**state, "random": own["cpu"]})
-    assert curve(train(run, tmp_path / "resumed", CPU)) == curve(whole)
+    assert curve(train(run, tmp_path / "resumed", CPU)) == curve(uninterrupted)
 
 
 def test_an_additional_process_keeps_its_initial_generator():
@@ -68,20 +68,20 @@ def test_an_additional_process_keeps_its_initial_generator():
 
 def test_a_run_resumes_from_the_checkpoint_before_a_damaged_one(tmp_path):
     run = SHORT.replace(epochs=4)
-    whole = train(run, tmp_path / "whole", CPU)
+    uninterrupted = train(run, tmp_path / "uninterrupted", CPU)
     with pytest.raises(Stop):
         train(run, tmp_path / "resumed", CPU, [StopAfter(epochs=3)])
     newest = max((tmp_path / "resumed").glob("work/*/checkpoints/*.pt"))
     newest.write_bytes(newest.read_bytes()[:-1])
     callback = StopAfter()
-    assert curve(train(run, tmp_path / "resumed", CPU, [callback])) == curve(whole)
+    assert curve(train(run, tmp_path / "resumed", CPU, [callback])) == curve(uninterrupted)
     assert "is damaged" in callback.messages[0]
     assert "resuming after epoch 1" in callback.messages[1]
 
 
 def test_a_run_recovers_from_damage_to_all_checkpoints(tmp_path):
     run = SHORT.replace(epochs=4)
-    whole = train(run, tmp_path / "whole", CPU)
+    uninterrupted = train(run, tmp_path / "uninterrupted", CPU)
     out = tmp_path / "resumed"
     with pytest.raises(Stop):
         train(run, out, CPU, [StopAfter(epochs=4)])
@@ -95,7 +95,7 @@ def test_a_run_recovers_from_damage_to_all_checkpoints(tmp_path):
         messages.append(callback.messages[-1])
     assert messages[0].endswith("restarting the run")
     assert messages[1:] == ["resuming after epoch 1 of 4", "resuming after epoch 2 of 4"]
-    assert curve(train(run, out, CPU)) == curve(whole)
+    assert curve(train(run, out, CPU)) == curve(uninterrupted)
 
 
 def test_the_record_lists_earlier_environments_that_differ(tmp_path, monkeypatch):
@@ -166,7 +166,7 @@ def test_kill_9_in_the_middle(tmp_path):
     assert not records.record_path(out, run).exists()
     resumed = train(run, out, CPU)
     assert resumed["resumed"] == 1
-    assert curve(resumed) == curve(train(run, tmp_path / "whole", CPU))
+    assert curve(resumed) == curve(train(run, tmp_path / "uninterrupted", CPU))
 
 
 def test_a_full_disk_ends_the_run_and_keeps_its_checkpoints(tmp_path, monkeypatch):
@@ -182,4 +182,4 @@ def test_a_full_disk_ends_the_run_and_keeps_its_checkpoints(tmp_path, monkeypatc
         train(run, tmp_path, CPU)
     monkeypatch.undo()
     assert not list(tmp_path.rglob("*.tmp"))
-    assert curve(train(run, tmp_path, CPU)) == curve(train(run, tmp_path / "whole", CPU))
+    assert curve(train(run, tmp_path, CPU)) == curve(train(run, tmp_path / "uninterrupted", CPU))
