@@ -1,6 +1,6 @@
 """Sharpness-aware training for PyTorch: a method is a geometry, a rule and a base optimizer.
 
-Names are imported when they are first used, so that `wsam --help` need not wait for torch.
+Names are imported on first use, so that `wsam --help` does not import torch.
 """
 
 from importlib import import_module
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from wsam import schedule as schedule
     from wsam import theory as theory
     from wsam import toy as toy
-    from wsam.checks import WsamWarning
+    from wsam._core.validation import WsamWarning
+    from wsam.accel.cuda_graph import CapturedStep, capture
     from wsam.geometry import Adaptive, Euclidean, Fisher, Geometry, Masked
-    from wsam.graph import CapturedStep, capture
     from wsam.methods import (
         ASAM,
         ESAM,
@@ -32,19 +32,19 @@ if TYPE_CHECKING:
     )
     from wsam.optimizer import SharpnessAware
 
-_ROOMS = {
-    "checks": ("WsamWarning",),
+_EXPORTS = {
+    "_core.validation": ("WsamWarning",),
     "geometry": ("Adaptive", "Euclidean", "Fisher", "Geometry", "Masked"),
-    "graph": ("CapturedStep", "capture"),
+    "accel.cuda_graph": ("CapturedStep", "capture"),
     "methods": (
         *("ASAM", "CoupledWSAM", "ESAM", "FisherSAM", "GSAM", "METHODS", "SAM", "WSAM"),
         "create",
     ),
     "optimizer": ("SharpnessAware",),
 }
-_OPEN = ("curvature", "geometry", "integrations", "rule", "schedule", "theory", "toy")
-"""Rooms that are entered as `wsam.schedule.Warmup`, without another import."""
-_ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
+_SUBMODULES = ("curvature", "geometry", "integrations", "rule", "schedule", "theory", "toy")
+"""Modules that are available as `wsam.schedule.Warmup` without another import."""
+_MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in names}
 
 __all__ = [
     "ASAM",
@@ -70,14 +70,14 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _OPEN:
+    if name in _SUBMODULES:
         return import_module(f"wsam.{name}")
-    if name not in _ROOM_OF:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'wsam' has no attribute {name!r}")
-    value = getattr(import_module(f"wsam.{_ROOM_OF[name]}"), name)
+    value = getattr(import_module(f"wsam.{_MODULE_OF[name]}"), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_OPEN})
+    return sorted({*globals(), *__all__, *_SUBMODULES})

@@ -1,11 +1,11 @@
-"""Which perturbation: the shape of the neighbourhood that is explored.
+"""Geometries: the shape of the neighbourhood in which a step looks for a higher loss.
 
-One diagonal metric S >= 0 covers all of them:
+A geometry is a diagonal metric S >= 0, which determines the perturbation
 
     d = rho * S g0 / (sqrt(<g0, S g0>) + eps)
 
-with one global norm over all parameters, in at least float32. A geometry says what the square root
-of S is, tensor by tensor; with z = sqrt(S) g0 the perturbation is rho * sqrt(S) z / (norm(z) + eps).
+with one global norm over all parameters, computed in at least float32. A geometry returns sqrt(S) for
+each tensor. With z = sqrt(S) g0 the perturbation is rho * sqrt(S) z / (norm(z) + eps).
 """
 
 from collections.abc import Sequence
@@ -14,32 +14,36 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from wsam.block import Block, widened
-from wsam.checks import count, flag, number
-
-EPSILON = 1e-12
-"""Keeps d finite where g0 vanishes."""
+from wsam._core.param_blocks import Block
+from wsam._core.tensor_ops import widened
+from wsam._core.validation import count, flag, number
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """The metric of the neighbourhood."""
+    """Base class of geometries."""
 
     def root(self, block: Block, first: list[Tensor]) -> list[Tensor] | None:
-        """Return sqrt(S) for the block's shards, given their g0, at least in float32; None is 1."""
+        """Return sqrt(S) in at least float32, one tensor for each weight; None stands for 1.
+
+        Args:
+            block: `block.weights()` are this rank's shards of the parameters, `block.names` their names
+                if known, `block.group` their parameter group.
+            first: g0 of these shards.
+        """
         raise NotImplementedError
 
     def mask(self, step: int, tensors: int) -> list[bool] | None:
-        """Return which of all tensors are perturbed at this step; None for all."""
+        """Return which of all parameter tensors are perturbed at a step; None for all."""
         return None
 
     @property
     def boost(self) -> float:
-        """A factor on the radius."""
+        """A factor of the radius."""
         return 1.0
 
     def check_names(self, blocks: Sequence[Block]) -> None:
-        """Raise if the geometry needs parameters' names and there are none."""
+        """Raise if the geometry needs parameter names and there are none."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +61,13 @@ class Euclidean(Geometry):
 class Adaptive(Geometry):
     """An ellipsoid that scales with the weights: S = (abs(w) + eta)^2 (ASAM).
 
-    Invariant to rescalings of the weights that leave the function as it was (eta = 0). Radii are
-    larger here than in a ball, 0.5 to 5.
+    With eta = 0 it is invariant to rescalings of the weights that do not change the function. Radii
+    are larger than in a ball: 0.5 to 5.
 
     Args:
-        eta: keeps the ellipsoid from collapsing where a weight is zero.
-        weights_only: use it only for tensors whose name holds "weight" and a ball elsewhere, as the
-            original does; needs names: pass `model=` or build the base from named parameters.
+        eta: keeps S positive where a weight is zero.
+        weights_only: apply it only to tensors whose name contains "weight", and a ball elsewhere, as
+            the original code does. Needs names: pass `model=` or build the base from named parameters.
 
     Reference: Kwon et al., ASAM, ICML 2021.
     """
@@ -72,16 +76,16 @@ class Adaptive(Geometry):
     weights_only: bool = False
 
     def __post_init__(self) -> None:
-        """Check the arguments."""
+        """Validate the arguments."""
         number("eta", self.eta)
         flag("weights_only", self.weights_only)
 
     def check_names(self, blocks: Sequence[Block]) -> None:
-        """Require names where they are needed."""
+        """Require names if `weights_only`."""
         if self.weights_only and any(block.names is None for block in blocks):
             raise ValueError(
-                "weights_only=True looks for 'weight' in parameters' names and there are none: "
-                "pass model=, or build the base from model.named_parameters()"
+                "weights_only=True needs parameter names and there are none: pass model=, or build the "
+                "base from model.named_parameters()"
             )
 
     def root(self, block: Block, first: list[Tensor]) -> list[Tensor]:
@@ -98,9 +102,12 @@ class Adaptive(Geometry):
 
 @dataclass(frozen=True)
 class Fisher(Geometry):
-    """An ellipsoid shaped by the empirical Fisher information: S = 1/(1 + eta g0^2).
+    """An ellipsoid from the empirical diagonal Fisher information: S = 1/(1 + eta g0^2).
 
-    Not invariant to a scaling of the loss: gradients must be unscaled first.
+    Depends on the scale of the loss: gradients must be unscaled first.
+
+    Args:
+        eta: the weight of the Fisher information.
 
     Reference: Kim et al., Fisher SAM, ICML 2022.
     """
@@ -108,7 +115,7 @@ class Fisher(Geometry):
     eta: float = 1.0
 
     def __post_init__(self) -> None:
-        """Check eta."""
+        """Validate eta."""
         number("eta", self.eta)
 
     def root(self, block: Block, first: list[Tensor]) -> list[Tensor]:
@@ -124,11 +131,15 @@ class Fisher(Geometry):
 
 @dataclass(frozen=True)
 class Masked(Geometry):
-    """A ball in the space of randomly chosen tensors, its radius divided by beta (ESAM).
+    """A ball in a random subset of the tensors, with the radius divided by beta (ESAM).
 
-    Each tensor is chosen with probability beta, anew at each step. The choice is a function of the
-    seed and the step's number alone: it resumes exactly, is the same on every rank and leaves the
-    global generators as they are.
+    Each tensor is selected with probability beta at each step. The selection depends on the seed and
+    the step's number only: it resumes exactly, is the same on every rank and leaves global generators
+    unchanged.
+
+    Args:
+        beta: the probability of a tensor, in (0, 1].
+        seed: of the selection.
 
     Reference: Du et al., Efficient Sharpness-aware Minimization, ICLR 2022.
     """
@@ -137,7 +148,7 @@ class Masked(Geometry):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Check the arguments."""
+        """Validate the arguments."""
         object.__setattr__(self, "seed", count("seed", self.seed))  # numpy's integers overflow
         number("beta", self.beta, 0, 1, low_open=True, high_open=False)
 
@@ -147,13 +158,13 @@ class Masked(Geometry):
         return 1.0 / self.beta
 
     def mask(self, step: int, tensors: int) -> list[bool]:
-        """Return a Bernoulli(beta) choice for each tensor."""
+        """Return a Bernoulli(beta) sample for each tensor."""
         generator = torch.Generator().manual_seed((self.seed * 1_000_003 + step) % 2**63)
         chosen: list[bool] = (torch.rand(tensors, generator=generator) < self.beta).tolist()
         return chosen
 
     def root(self, block: Block, first: list[Tensor]) -> None:
-        """Return None: among the chosen tensors S is 1."""
+        """Return None: S is 1 for the selected tensors."""
 
 
 __all__ = ["Adaptive", "Euclidean", "Fisher", "Geometry", "Masked"]

@@ -1,22 +1,24 @@
-"""The named members of the family: each a geometry, a rule, defaults and a docstring.
+"""The named methods of the family: each a geometry, a rule, defaults and a docstring.
 
-A new variant is one file with its rule or geometry, and a class and a line here.
+A new method is a class here, with its rule or geometry, and a line in `METHODS`.
 """
 
 from typing import Any
 
+from torch import nn
 from torch.optim import Optimizer
 
-from wsam.checks import number
-from wsam.foreign import explain_arguments
-from wsam.geometry import Adaptive, Fisher, Masked
-from wsam.optimizer import SharpnessAware
+from wsam._core.schedule_base import Interval, Schedule
+from wsam._core.validation import number
+from wsam.geometry import Adaptive, Fisher, Geometry, Masked
+from wsam.optimizer import SharpnessAware, group_value
 from wsam.rule import Coupled, Perturbed, SurrogateGap, Weighted
-from wsam.schedule import FollowLR, Schedule
-from wsam.wrapper import check_base, elsewhere, share_kept
+from wsam.schedule import FollowLR
 
-_ADAPTIVE = "set optimizer.geometry = Adaptive(eta, weights_only)"
-_SCHEDULED = "it is part of the schedule of rho; wrap optimizer.base again to change it"
+
+def _of_geometry(name: str) -> Any:
+    """Return a read-only property for an argument of the geometry."""
+    return property(lambda self: getattr(self.geometry, name), doc=f"`geometry.{name}`.")
 
 
 class SAM(SharpnessAware):
@@ -27,30 +29,73 @@ class SAM(SharpnessAware):
     Args:
         base: the base optimizer's instance.
         rho: the radius; 0.05 to 0.2 on CIFAR.
-        **options: see `SharpnessAware`.
+        geometry: the shape of the neighbourhood; a ball if None.
+        model: the trained module; see `SharpnessAware`, also for the other arguments.
+        lean: only for methods whose base receives g0 alone.
+        max_norm: clip by the norm of the combined gradient.
+        nonfinite: "propagate", "skip" or "raise".
+        repeat_randomness: draw the same dropout masks in both passes.
+        keep: the share of samples that `select` uses in the second pass.
+        when: an `Interval` of steps that are sharpness-aware.
+        local: perturb by each rank's own gradient.
 
     Reference: Foret et al., Sharpness-Aware Minimization for Efficiently Improving Generalization,
     ICLR 2021.
     """
 
-    def __init__(self, base: Optimizer, *, rho: float | Schedule = 0.05, **options: Any) -> None:
-        super().__init__(base, rule=Perturbed(), rho=rho, **options)
+    def __init__(
+        self,
+        base: Optimizer,
+        *,
+        rho: float | Schedule = 0.05,
+        geometry: Geometry | None = None,
+        model: nn.Module | None = None,
+        lean: bool = False,
+        max_norm: float | None = None,
+        nonfinite: str = "propagate",
+        repeat_randomness: bool = True,
+        keep: float = 1.0,
+        when: Interval | None = None,
+        local: bool = False,
+    ) -> None:
+        super().__init__(
+            base,
+            rule=Perturbed(),
+            rho=rho,
+            geometry=geometry,
+            model=model,
+            lean=lean,
+            max_norm=max_norm,
+            nonfinite=nonfinite,
+            repeat_randomness=repeat_randomness,
+            keep=keep,
+            when=when,
+            local=local,
+        )
 
 
 class WSAM(SharpnessAware):
-    """Weighted sharpness-aware minimization: sharpness as a regulariser of its own weight.
+    """Weighted sharpness-aware minimization: sharpness as a regularizer with its own weight.
 
         d = rho g0 / (norm(g0) + eps),    w <- w - base(g0) - lr k (g1 - g0),    k = gamma/(1 - gamma)
 
-    The sharpness term is decoupled: it passes by the base optimizer's momentum and preconditioner.
-    With momentum mu its effective weight is about k(1 - mu): over SGD with momentum 0.9, SAM's weight
-    is at gamma = 10/11. Choose gamma and rho together; too large a k * rho makes training diverge.
+    The sharpness term is decoupled: it bypasses the base optimizer's momentum and preconditioner.
+    With momentum mu its effective weight is about k (1 - mu): over SGD with momentum 0.9, gamma = 10/11
+    has the weight of SAM. Choose gamma and rho together; training diverges if k * rho is too large.
 
     Args:
         base: the base optimizer's instance.
         rho: the radius.
         gamma: the weight of sharpness, in [0, 1); 0.8 to 0.95 over SGD with momentum.
-        **options: see `SharpnessAware`.
+        geometry: the shape of the neighbourhood; a ball if None.
+        model: the trained module; see `SharpnessAware`, also for the other arguments.
+        lean: let the base step between the passes.
+        max_norm: clip by the norm of the combined gradient.
+        nonfinite: "propagate", "skip" or "raise".
+        repeat_randomness: draw the same dropout masks in both passes.
+        keep: the share of samples that `select` uses in the second pass.
+        when: an `Interval` of steps that are sharpness-aware.
+        local: perturb by each rank's own gradient.
 
     Example:
         >>> import torch
@@ -61,15 +106,38 @@ class WSAM(SharpnessAware):
     Regularization Term, KDD 2023.
     """
 
+    gamma = group_value("gamma")
+
     def __init__(
         self,
         base: Optimizer,
         *,
         rho: float | Schedule = 0.05,
         gamma: float | Schedule = 0.9,
-        **options: Any,
+        geometry: Geometry | None = None,
+        model: nn.Module | None = None,
+        lean: bool = False,
+        max_norm: float | None = None,
+        nonfinite: str = "propagate",
+        repeat_randomness: bool = True,
+        keep: float = 1.0,
+        when: Interval | None = None,
+        local: bool = False,
     ) -> None:
-        super().__init__(base, rule=Weighted(gamma), rho=rho, **options)
+        super().__init__(
+            base,
+            rule=Weighted(gamma),
+            rho=rho,
+            geometry=geometry,
+            model=model,
+            lean=lean,
+            max_norm=max_norm,
+            nonfinite=nonfinite,
+            repeat_randomness=repeat_randomness,
+            keep=keep,
+            when=when,
+            local=local,
+        )
 
 
 class CoupledWSAM(SharpnessAware):
@@ -77,18 +145,28 @@ class CoupledWSAM(SharpnessAware):
 
         w <- w - base(g0 + k (g1 - g0)),    k = gamma/(1 - gamma)
 
-    gamma = 0 is the base, gamma = 1/2 is SAM. Preferable over adaptive bases, whose preconditioner
-    the decoupled term does not see.
+    gamma = 0 is the base, gamma = 1/2 is SAM. Use it over adaptive bases, whose preconditioner the
+    decoupled term bypasses.
 
     Args:
         base: the base optimizer's instance.
         rho: the radius.
-        gamma: the weight of sharpness, in [0, 1); begin at 1/2 and go up to 0.65 or so: all of k
-            counts here, while momentum divides that of the decoupled form.
-        **options: see `SharpnessAware`.
+        gamma: the weight of sharpness, in [0, 1). Start at 1/2 and go up to about 0.65: momentum does
+            not reduce the weight as it does in WSAM.
+        geometry: the shape of the neighbourhood; a ball if None.
+        model: the trained module; see `SharpnessAware`, also for the other arguments.
+        lean: only for methods whose base receives g0 alone.
+        max_norm: clip by the norm of the combined gradient.
+        nonfinite: "propagate", "skip" or "raise".
+        repeat_randomness: draw the same dropout masks in both passes.
+        keep: the share of samples that `select` uses in the second pass.
+        when: an `Interval` of steps that are sharpness-aware.
+        local: perturb by each rank's own gradient.
 
     Reference: Yue et al., KDD 2023, Algorithm 4; Zhao et al., Penalizing Gradient Norm, ICML 2022.
     """
+
+    gamma = group_value("gamma")
 
     def __init__(
         self,
@@ -96,32 +174,59 @@ class CoupledWSAM(SharpnessAware):
         *,
         rho: float | Schedule = 0.05,
         gamma: float | Schedule = 0.5,
-        **options: Any,
+        geometry: Geometry | None = None,
+        model: nn.Module | None = None,
+        lean: bool = False,
+        max_norm: float | None = None,
+        nonfinite: str = "propagate",
+        repeat_randomness: bool = True,
+        keep: float = 1.0,
+        when: Interval | None = None,
+        local: bool = False,
     ) -> None:
-        super().__init__(base, rule=Coupled(gamma), rho=rho, **options)
+        super().__init__(
+            base,
+            rule=Coupled(gamma),
+            rho=rho,
+            geometry=geometry,
+            model=model,
+            lean=lean,
+            max_norm=max_norm,
+            nonfinite=nonfinite,
+            repeat_randomness=repeat_randomness,
+            keep=keep,
+            when=when,
+            local=local,
+        )
 
 
 class GSAM(SharpnessAware):
-    """Surrogate-gap guided SAM: also descend the gap, along what of g0 is orthogonal to g1.
+    """Surrogate-gap guided SAM: also descend along the part of g0 that is orthogonal to g1.
 
         w <- w - base(g1 - alpha (g0 - <g0,g1>/<g1,g1> g1))
 
     Args:
         base: the base optimizer's instance.
-        rho: the radius; with `rho_min` the largest.
+        rho: the radius; with `rho_min` the largest one.
         alpha: the weight of the orthogonal part; 0 is SAM.
-        rho_min: if given, the radius follows the learning rate, from `rho` at each group's own
-            largest down to `rho_min` at `lr_min`, and never leaves [rho_min, rho]. The largest is what
-            a scheduler has left in the group as `max_lr` or `initial_lr`, else the base's learning
-            rate as it is now; short for `rho=FollowLR(rho, rho_min, lr_low=lr_min)`.
+        rho_min: if given, the radius follows the learning rate: from `rho` at each group's largest
+            learning rate down to `rho_min` at `lr_min`, clamped to [rho_min, rho]. Short for
+            `rho=FollowLR(rho, rho_min, lr_low=lr_min)`.
         lr_min: see `rho_min`.
-        **options: see `SharpnessAware`.
+        geometry: the shape of the neighbourhood; a ball if None.
+        model: the trained module; see `SharpnessAware`, also for the other arguments.
+        lean: only for methods whose base receives g0 alone.
+        max_norm: clip by the norm of the combined gradient.
+        nonfinite: "propagate", "skip" or "raise".
+        repeat_randomness: draw the same dropout masks in both passes.
+        keep: the share of samples that `select` uses in the second pass.
+        when: an `Interval` of steps that are sharpness-aware.
+        local: perturb by each rank's own gradient.
 
     Reference: Zhuang et al., Surrogate Gap Minimization Improves Sharpness-Aware Training, ICLR 2022.
     """
 
-    rho_min = elsewhere("rho_min", None, _SCHEDULED)
-    lr_min = elsewhere("lr_min", None, _SCHEDULED)
+    alpha = group_value("alpha")
 
     def __init__(
         self,
@@ -131,56 +236,86 @@ class GSAM(SharpnessAware):
         alpha: float | Schedule = 0.1,
         rho_min: float | None = None,
         lr_min: float = 0.0,
-        **options: Any,
+        geometry: Geometry | None = None,
+        model: nn.Module | None = None,
+        lean: bool = False,
+        max_norm: float | None = None,
+        nonfinite: str = "propagate",
+        repeat_randomness: bool = True,
+        keep: float = 1.0,
+        when: Interval | None = None,
+        local: bool = False,
     ) -> None:
         if rho_min is not None:
-            rho = _following(base, rho, rho_min, lr_min)
+            rho = _radius_following_lr(base, rho, rho_min, lr_min)
         elif lr_min != 0.0:
-            raise ValueError("lr_min says where the radius reaches rho_min: give rho_min, too")
-        super().__init__(base, rule=SurrogateGap(alpha), rho=rho, **options)
+            raise ValueError("lr_min is where the radius reaches rho_min: pass rho_min, too")
+        super().__init__(
+            base,
+            rule=SurrogateGap(alpha),
+            rho=rho,
+            geometry=geometry,
+            model=model,
+            lean=lean,
+            max_norm=max_norm,
+            nonfinite=nonfinite,
+            repeat_randomness=repeat_randomness,
+            keep=keep,
+            when=when,
+            local=local,
+        )
 
 
-def _following(base: Any, rho: Any, rho_min: float, lr_min: float) -> Schedule:
-    """Return the radius that falls with the learning rate from rho to rho_min."""
+def _radius_following_lr(base: Any, rho: Any, rho_min: float, lr_min: float) -> Schedule:
+    """Return a radius that decreases with the learning rate from rho to rho_min."""
     if isinstance(rho, Schedule):
-        raise TypeError("give rho as a schedule, or rho_min, not both")
-    check_base(base, SurrogateGap())
+        raise TypeError("pass rho as a schedule, or rho_min, not both")
     number("rho_min", rho_min, 0, number("rho", rho), high_open=False)
     schedule = FollowLR(high=rho, low=rho_min, lr_low=number("lr_min", lr_min))
-    largest = max(schedule.heed(group).found or 0.0 for group in base.param_groups)
+    groups = base.param_groups if isinstance(base, Optimizer) else []
+    largest = max((schedule.bind(group).found or 0.0 for group in groups), default=1.0)
     if largest == 0.0:
         raise ValueError(
-            "rho_min lets the radius follow the learning rate, but that is 0 in all groups and no "
-            "scheduler says how large it will be: set it, or give rho=FollowLR(high, low, lr_high)"
+            "rho_min makes the radius follow the learning rate, but that is 0 in all groups and no "
+            "scheduler has set its maximum: set it, or pass rho=FollowLR(high, low, lr_high)"
         )
     number("lr_min", lr_min, 0, largest)
     return schedule
 
 
 class ESAM(SharpnessAware):
-    """Efficient SAM: perturb some tensors, learn from some samples.
+    """Efficient SAM: perturb some tensors, and use some samples in the second pass.
 
-    Each tensor is perturbed with probability beta (radius divided by beta); in the second pass the
-    share gamma of samples whose loss grew most counts. The closure gives per-sample losses:
+    Each tensor is perturbed with probability beta, with the radius divided by beta. The second pass
+    uses the share gamma of samples whose loss increased most. The closure provides per-sample losses:
 
         loss = opt.select(F.cross_entropy(model(x), y, reduction="none"))
 
     Args:
         base: the base optimizer's instance.
         rho: the radius.
-        beta: the probability of a tensor to be perturbed, in (0, 1].
-        gamma: the share of samples kept, in (0, 1].
-        seed: of the choice of tensors.
-        **options: see `SharpnessAware`.
+        beta: the probability that a tensor is perturbed, in (0, 1].
+        gamma: the share of samples in the second pass, in (0, 1].
+        seed: of the selection of tensors.
+        model: the trained module; see `SharpnessAware`, also for the other arguments.
+        lean: only for methods whose base receives g0 alone.
+        max_norm: clip by the norm of the combined gradient.
+        nonfinite: "propagate", "skip" or "raise".
+        repeat_randomness: draw the same dropout masks in both passes.
+        when: an `Interval` of steps that are sharpness-aware.
+        local: perturb by each rank's own gradient.
 
     Reference: Du et al., Efficient Sharpness-aware Minimization for Improved Training of Neural
     Networks, ICLR 2022.
     """
 
-    fixes = ("geometry", "keep")
-    beta = elsewhere("beta", "geometry.beta", "set optimizer.geometry = Masked(beta, seed)")
-    seed = elsewhere("seed", "geometry.seed", "set optimizer.geometry = Masked(beta, seed)")
-    gamma = share_kept("gamma")
+    beta = _of_geometry("beta")
+    seed = _of_geometry("seed")
+
+    @property
+    def gamma(self) -> float:
+        """The share of samples in the second pass."""
+        return self.keep
 
     def __init__(
         self,
@@ -190,11 +325,28 @@ class ESAM(SharpnessAware):
         beta: float = 0.6,
         gamma: float = 0.6,
         seed: int = 0,
-        **options: Any,
+        model: nn.Module | None = None,
+        lean: bool = False,
+        max_norm: float | None = None,
+        nonfinite: str = "propagate",
+        repeat_randomness: bool = True,
+        when: Interval | None = None,
+        local: bool = False,
     ) -> None:
         number("gamma", gamma, 0, 1, low_open=True, high_open=False)
         super().__init__(
-            base, rule=Perturbed(), rho=rho, geometry=Masked(beta, seed), keep=gamma, **options
+            base,
+            rule=Perturbed(),
+            rho=rho,
+            geometry=Masked(beta, seed),
+            model=model,
+            lean=lean,
+            max_norm=max_norm,
+            nonfinite=nonfinite,
+            repeat_randomness=repeat_randomness,
+            keep=gamma,
+            when=when,
+            local=local,
         )
 
 
@@ -206,16 +358,22 @@ class ASAM(SharpnessAware):
     Args:
         base: the base optimizer's instance.
         rho: the radius; larger than SAM's, 0.5 to 5.
-        eta: keeps T from vanishing.
-        weights_only: T = 1 for tensors whose name does not hold "weight".
-        **options: see `SharpnessAware`.
+        eta: keeps T positive.
+        weights_only: use T = 1 for tensors whose name does not contain "weight".
+        model: the trained module; see `SharpnessAware`, also for the other arguments.
+        lean: only for methods whose base receives g0 alone.
+        max_norm: clip by the norm of the combined gradient.
+        nonfinite: "propagate", "skip" or "raise".
+        repeat_randomness: draw the same dropout masks in both passes.
+        keep: the share of samples that `select` uses in the second pass.
+        when: an `Interval` of steps that are sharpness-aware.
+        local: perturb by each rank's own gradient.
 
     Reference: Kwon et al., ASAM: Adaptive Sharpness-Aware Minimization, ICML 2021.
     """
 
-    fixes = ("geometry",)
-    eta = elsewhere("eta", "geometry.eta", _ADAPTIVE)
-    weights_only = elsewhere("weights_only", "geometry.weights_only", _ADAPTIVE)
+    eta = _of_geometry("eta")
+    weights_only = _of_geometry("weights_only")
 
     def __init__(
         self,
@@ -224,10 +382,29 @@ class ASAM(SharpnessAware):
         rho: float | Schedule = 0.5,
         eta: float = 0.01,
         weights_only: bool = False,
-        **options: Any,
+        model: nn.Module | None = None,
+        lean: bool = False,
+        max_norm: float | None = None,
+        nonfinite: str = "propagate",
+        repeat_randomness: bool = True,
+        keep: float = 1.0,
+        when: Interval | None = None,
+        local: bool = False,
     ) -> None:
-        shape = Adaptive(eta, weights_only)
-        super().__init__(base, rule=Perturbed(), rho=rho, geometry=shape, **options)
+        super().__init__(
+            base,
+            rule=Perturbed(),
+            rho=rho,
+            geometry=Adaptive(eta, weights_only),
+            model=model,
+            lean=lean,
+            max_norm=max_norm,
+            nonfinite=nonfinite,
+            repeat_randomness=repeat_randomness,
+            keep=keep,
+            when=when,
+            local=local,
+        )
 
 
 class FisherSAM(SharpnessAware):
@@ -239,13 +416,19 @@ class FisherSAM(SharpnessAware):
         base: the base optimizer's instance.
         rho: the radius.
         eta: the weight of the Fisher information.
-        **options: see `SharpnessAware`.
+        model: the trained module; see `SharpnessAware`, also for the other arguments.
+        lean: only for methods whose base receives g0 alone.
+        max_norm: clip by the norm of the combined gradient.
+        nonfinite: "propagate", "skip" or "raise".
+        repeat_randomness: draw the same dropout masks in both passes.
+        keep: the share of samples that `select` uses in the second pass.
+        when: an `Interval` of steps that are sharpness-aware.
+        local: perturb by each rank's own gradient.
 
     Reference: Kim et al., Fisher SAM: Information Geometry and Sharpness Aware Minimisation, ICML 2022.
     """
 
-    fixes = ("geometry",)
-    eta = elsewhere("eta", "geometry.eta", "set optimizer.geometry = Fisher(eta)")
+    eta = _of_geometry("eta")
 
     def __init__(
         self,
@@ -253,9 +436,29 @@ class FisherSAM(SharpnessAware):
         *,
         rho: float | Schedule = 0.05,
         eta: float = 1.0,
-        **options: Any,
+        model: nn.Module | None = None,
+        lean: bool = False,
+        max_norm: float | None = None,
+        nonfinite: str = "propagate",
+        repeat_randomness: bool = True,
+        keep: float = 1.0,
+        when: Interval | None = None,
+        local: bool = False,
     ) -> None:
-        super().__init__(base, rule=Perturbed(), rho=rho, geometry=Fisher(eta), **options)
+        super().__init__(
+            base,
+            rule=Perturbed(),
+            rho=rho,
+            geometry=Fisher(eta),
+            model=model,
+            lean=lean,
+            max_norm=max_norm,
+            nonfinite=nonfinite,
+            repeat_randomness=repeat_randomness,
+            keep=keep,
+            when=when,
+            local=local,
+        )
 
 
 METHODS: dict[str, type[SharpnessAware]] = {
@@ -267,14 +470,16 @@ METHODS: dict[str, type[SharpnessAware]] = {
     "asam": ASAM,
     "fisher_sam": FisherSAM,
 }
-"""Every member by name: what the command line offers and the tests walk through."""
-
-for _member in METHODS.values():
-    explain_arguments(_member, SharpnessAware)
+"""Every method by name: what the command line offers and the tests iterate over."""
 
 
 def create(name: str, base: Optimizer, **hyper: Any) -> SharpnessAware:
-    """Make the member called `name` around `base`.
+    """Create the method called `name` around `base`.
+
+    Args:
+        name: a key of `METHODS`.
+        base: the base optimizer's instance.
+        **hyper: keyword arguments of the method.
 
     Example:
         >>> import torch

@@ -1,8 +1,8 @@
-"""`SharpnessAware`: a `torch.optim.Optimizer` around a base optimizer's instance.
+"""`SharpnessAware`: a `torch.optim.Optimizer` around an instance of a base optimizer.
 
-A method is a geometry (which perturbation d), a rule (what becomes of the gradients at w and at
-w + d) and a base optimizer. What one calls is here; what happens between the passes is in
-`wsam.engine`.
+A method is a geometry (which perturbation d), a rule (what becomes of the gradients at w and w + d)
+and a base optimizer. This file runs the two passes and keeps the model consistent between them. The
+arithmetic is in `wsam._core.step`.
 """
 
 import contextlib
@@ -14,46 +14,99 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from wsam import update
-from wsam.block import refuse_flat_shards
-from wsam.checks import flag, number
-from wsam.engine import Engine
-from wsam.foreign import check_closure, refuse_shared
+from wsam._core import lean, losses, step
+from wsam._core.framework_checks import check_closure
+from wsam._core.grad_accumulator import GradAccumulator
+from wsam._core.mix import Scalar, is_number
+from wsam._core.norm_stats import NormStats
+from wsam._core.param_blocks import (
+    Block,
+    align_gradients,
+    average_g0_over_ranks,
+    build_blocks,
+    collect_gradients,
+    reject_flat_shards,
+    sum_over_ranks,
+)
+from wsam._core.param_groups import PREFIX, RHO, STEP, GroupValues
+from wsam._core.rng import RngState
+from wsam._core.sample_selection import SampleSelection
+from wsam._core.schedule_base import Interval, Schedule
+from wsam._core.state_dict import ENTRY, LoadedState, base_state, sharpness_entry
+from wsam._core.step_state import Action, Phase, StepState
+from wsam._core.validation import flag, number, warn
 from wsam.geometry import Euclidean, Geometry
-from wsam.micro import Sums, detached, rise, total
-from wsam.perturb import perturb
 from wsam.rule import Rule
-from wsam.schedule import Interval, Schedule
-from wsam.select import Selection
-from wsam.update import Flight
-from wsam.wrapper import check_base, warn_of_low_precision
+
+try:
+    from wsam.accel.backend import select_backend
+except ModuleNotFoundError:  # acceleration is optional
+
+    def select_backend(blocks: Sequence[Block]) -> Any:  # type: ignore[misc]
+        """Return None: every step uses the functions of `wsam._core.step`."""
+
 
 Closure = Callable[[], Any]
-POLICIES = ("propagate", "skip", "raise")
+NONFINITE = ("propagate", "skip", "raise")
+_BASE_STEPPED = (
+    "lean=True: the base had already stepped, so the step could not be undone; the weights are at "
+    "w + u + lr k g0, where u is the base's update"
+)
 
 
-class SharpnessAware(Engine):
-    """Train `base` with sharpness in mind.
+def _shared_with_base(name: str) -> Any:
+    """Return a property that reads and sets an attribute of the base optimizer."""
 
-        d  = rho * S g0 / (sqrt(<g0, S g0>) + eps)              S of the geometry
+    def get(self: "SharpnessAware") -> Any:
+        return self.__dict__[name] if name in self.__dict__ else getattr(self.base, name)
+
+    def put(self: "SharpnessAware", value: Any) -> None:
+        base = getattr(self, "base", None)  # None inside torch's constructor
+        if base is None:
+            self.__dict__[name] = value
+        else:
+            setattr(base, name, value)
+
+    return property(get, put)
+
+
+def group_value(name: str) -> Any:
+    """Return a property for a hyperparameter that the parameter groups hold.
+
+    Reading returns the value of the first group. Setting changes all groups.
+    """
+
+    def get(self: "SharpnessAware") -> Any:
+        return self.param_groups[0][PREFIX + name]
+
+    def put(self: "SharpnessAware", value: float | Schedule) -> None:
+        self._values.set(name, value)
+
+    return property(get, put, doc=f"The value of {name} in the first parameter group.")
+
+
+class SharpnessAware(Optimizer):
+    """Train with a base optimizer and two gradients a step, at w and at w + d.
+
+        d  = rho * S g0 / (sqrt(<g0, S g0>) + eps)              S from the geometry
         g1 = grad l(w + d)
-        w <- w - base(fed) - lr * beside                        fed, beside of the rule
+        w <- w - base(base_grad) - lr * decoupled               both from the rule
 
     Args:
         base: an instance of any `torch.optim.Optimizer` that takes dense gradients and no closure.
         rule: what becomes of the two gradients; see `wsam.rule`.
-        rho: the radius, a number or a `Schedule`. Groups may set their own under "sam_rho".
-        geometry: the neighbourhood's shape; a ball if None.
-        model: the trained module. Optional: with it running statistics are protected without module
-            hooks, which is faster and the way for compiled models; `local` needs it, too. It must hold
-            all that closures run in training mode, `nn.ModuleList([generator, discriminator])` say:
-            the statistics of others are not held still.
-        lean: let the base step between the passes, which saves WSAM a buffer (see `wsam.lean`).
-        max_norm: clip by the norm of the combined gradient; scales fed and beside alike.
-        nonfinite: what to do about a NaN or inf in either gradient: "propagate" (as torch does),
-            "skip" the step and count it, or "raise"; the last two wait for the device each step.
+        rho: the radius, a number or a `Schedule`. Groups may set their own as "sam_rho".
+        geometry: the shape of the neighbourhood; a ball if None.
+        model: the trained module. With it, running statistics are protected without module hooks,
+            which is faster and needed for compiled models; `local` needs it, too. Pass every module
+            the closure calls, even ones this optimizer does not train:
+            `nn.ModuleList([generator, discriminator])`.
+        lean: let the base step between the passes, which saves WSAM a buffer.
+        max_norm: clip by the norm of base_grad + decoupled; scales both alike.
+        nonfinite: what to do about NaN or inf in a gradient: "propagate" as torch does, "skip" the step
+            and count it in `skipped`, or "raise". The last two synchronize with the device each step.
         repeat_randomness: draw the same dropout masks in both passes.
-        keep: the share of samples that `select` keeps in the second pass.
+        keep: the share of samples that `select` uses in the second pass.
         when: an `Interval` of steps that are sharpness-aware; on others the base steps alone.
         local: under DistributedDataParallel, perturb by each rank's own gradient (m-sharpness).
 
@@ -69,12 +122,21 @@ class SharpnessAware(Engine):
         >>> loss = opt.step(closure)
     """
 
-    fixes: ClassVar[tuple[str, ...]] = ()
-    """Arguments from above that a member gives by itself, and does not take."""
+    param_groups = _shared_with_base("param_groups")
+    state = _shared_with_base("state")
+    defaults = _shared_with_base("defaults")
+    rho = group_value("rho")
 
-    # Asks torch.amp.GradScaler to hand over what it found instead of calling `step` blindly, so that
-    # scaled gradients can be refused: see `_heed_scaler`.
+    # torch.amp.GradScaler then sets `grad_scale` and `found_inf` and calls `step` in any case, which
+    # lets us reject gradients that were not unscaled.
     _step_supports_amp_scaling = True
+
+    _SCRATCH: ClassVar[tuple[str, ...]] = (
+        *("_step_state", "_known_layout", "_norm_stats", "_rng", "_rng_before_first_pass"),
+        *("_base_keeps_grads", "_perturb_this_step", "_backend", "_sharpness", "_in_closure"),
+        "step",  # learning-rate schedulers patch it
+    )
+    """Attributes that `_reset_scratch` creates; not copied or pickled."""
 
     def __init__(
         self,
@@ -92,102 +154,122 @@ class SharpnessAware(Engine):
         when: Interval | None = None,
         local: bool = False,
     ) -> None:
-        check_base(base, rule)
-        refuse_flat_shards(base.param_groups)
+        _check_base(base, rule)
         self.rule = rule
         self.geometry = geometry if geometry is not None else Euclidean()
         self.model = model
-        self.lean = lean
-        self.max_norm = max_norm
+        self.lean = flag("lean", lean)
+        self.max_norm = None if max_norm is None else number("max_norm", max_norm, low_open=True)
         self.nonfinite = nonfinite
-        self.repeat_randomness = repeat_randomness
+        self.repeat_randomness = flag("repeat_randomness", repeat_randomness)
         self.when = when
-        self.local = local
+        self.local = flag("local", local)
         self.skipped = 0
-        self._selection = Selection(keep)
+        self._selection = SampleSelection(keep)
         self._check_options()
-        super().__init__(base, {"rho": rho, **{name: getattr(rule, name) for name in rule.hyper()}})
-        warn_of_low_precision(self.param_groups)
+        self.geometry.check_names(self._build_blocks(base.param_groups))
+        defaults = {"rho": rho, **{name: getattr(rule, name) for name in rule.hyper()}}
+        values = GroupValues(base, rule, defaults)
+        super().__init__(base.param_groups, {})
+        for name in ("param_groups", "state", "defaults"):
+            del self.__dict__[name]
+        self.base = base
+        self._values = values
+        self._reset_scratch()
+        self._layout()
+        _warn_about_low_precision(self.param_groups)
 
     def _check_options(self) -> None:
-        for name in ("lean", "local", "repeat_randomness"):
-            flag(name, getattr(self, name))
-        if self.max_norm is not None:
-            self.__dict__["max_norm"] = number("max_norm", self.max_norm, low_open=True)
         if not isinstance(self.geometry, Geometry):
-            raise TypeError(f"geometry must be a geometry of wsam, got {self.geometry!r}")
+            raise TypeError(f"geometry must be a wsam.Geometry, got {self.geometry!r}")
         if self.model is not None and not isinstance(self.model, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, got {type(self.model).__name__}")
-        if self.nonfinite not in POLICIES:
-            raise ValueError(f"nonfinite must be one of {POLICIES}, got {self.nonfinite!r}")
+        if self.nonfinite not in NONFINITE:
+            raise ValueError(f"nonfinite must be one of {NONFINITE}, got {self.nonfinite!r}")
         if self.when is not None and not isinstance(self.when, Interval):
             raise TypeError(
                 f"when must be an interval such as wsam.schedule.Every(5), got {self.when!r}"
             )
-        self._check_local()
-        if not self.lean:
-            return
-        undo = self.nonfinite != "propagate"
-        reasons = {
-            "this method, unlike WSAM, feeds it the second gradient": self.rule.feeds_second,
+        if self.local:
+            _check_local(self.model)
+        conflicts = {
+            "this method, unlike WSAM, passes the second gradient to the base": self.rule.base_uses_g1,
             "max_norm needs both gradients first": self.max_norm is not None,
-            f"nonfinite={self.nonfinite!r} must be able to undo the step": undo,
+            f"nonfinite={self.nonfinite!r} must be able to undo the step": (
+                self.nonfinite != "propagate"
+            ),
             "local=True averages the first gradient after the second pass": self.local,
         }
-        for reason in (reason for reason, holds in reasons.items() if holds):
+        for reason in (reason for reason, holds in conflicts.items() if self.lean and holds):
             raise ValueError(f"lean=True lets the base step between the passes, but {reason}")
 
-    def _check_local(self) -> None:
-        ddp: Any = self.model
-        if not self.local:
-            return
-        if not hasattr(ddp, "require_backward_grad_sync"):
-            raise ValueError("local=True needs model=, wrapped in DistributedDataParallel")
-        # Under no_sync torch remembers which parameters were used for a reduction that is not made.
-        for option in ("find_unused_parameters", "static_graph"):
-            if getattr(ddp, option):
-                raise ValueError(
-                    f"local=True leaves out the first reduction, which DistributedDataParallel with "
-                    f"{option}=True does not allow: set {option}=False, or local=False"
-                )
+    def _reset_scratch(self) -> None:
+        self._known_layout: tuple[Any, list[Block]] | None = None
+        self._norm_stats = NormStats(self.model)
+        self._rng = RngState(p.device for g in self.param_groups for p in g["params"])
+        self._rng_before_first_pass: tuple[Any, ...] | None = None
+        self._base_keeps_grads = False  # whether a lean step has shown that the base does not write
+        self._perturb_this_step: bool | None = None  # decided in advance by a captured step
+        self._backend: Any = None
+        self._sharpness: Tensor | None = None
+        self._in_closure = False
+        self._step_state = self._new_step()
 
-    def _options(self) -> dict[str, Any]:
-        defaults = {
+    def _new_step(self) -> StepState:
+        return StepState(self.base, self.rule, self.geometry)
+
+    # Reading ------------------------------------------------------------------------------------
+
+    @property
+    def keep(self) -> float:
+        """The share of samples that `select` uses in the second pass."""
+        return self._selection.keep
+
+    @property
+    def sharpness(self) -> Tensor | None:
+        """L(w + d) - L(w) of the last step, as a tensor on the device; NaN if it was not measured.
+
+        None after a step by hand, whose losses are unknown. Where `select` uses a share of the samples,
+        the closure's loss is assumed to contain the mean that `select` returned.
+        """
+        return self._sharpness
+
+    def select(self, losses: Tensor) -> Tensor:
+        """Return the mean of per-sample losses over the samples that are used in this pass.
+
+        In the first pass these are all samples; in the second the share `keep` whose loss increased
+        most (ESAM).
+        """
+        state = self._step_state
+        if state.phase is Phase.READ_ONLY or state.action is Action.BASE_ONLY:
+            return losses.mean()
+        if state.phase is Phase.READY:
+            self._drop_unfinished()  # a new first pass has begun
+        return self._selection.mean(losses, self._step_state.phase is Phase.PERTURBED)
+
+    def __repr__(self) -> str:
+        self._values.sync()
+        group, schedules = self.param_groups[0], self._values.schedules[0]
+        shown = [
+            f"{name}={schedules[name]!r}"
+            if name in schedules
+            else f"{name}={group[PREFIX + name]:g}"
+            for name in self._values.defaults
+        ]
+        options = {
             "geometry": (self.geometry, Euclidean()),
             "lean": (self.lean, False),
             "max_norm": (self.max_norm, None),
             "nonfinite": (self.nonfinite, "propagate"),
             "repeat_randomness": (self.repeat_randomness, True),
-            "keep": (self._selection.keep, 1.0),
+            "keep": (self.keep, 1.0),
             "when": (self.when, None),
             "local": (self.local, False),
         }
-        return {name: value for name, (value, default) in defaults.items() if value != default}
+        shown += [f"{name}={v!r}" for name, (v, default) in options.items() if v != default]
+        return f"{type(self).__name__}({', '.join(shown)}, base={self.base!r})"
 
-    @property
-    def sharpness(self) -> Tensor | None:
-        """L(w + d) - L(w) of the last step, on the device; NaN where not measured.
-
-        After a step by hand it is None, for nobody has told the losses. Where `select` keeps only a
-        share of the samples, the closure's loss is taken to be the mean of what it returned, and
-        whatever is added to that.
-        """
-        return self._sharpness
-
-    def select(self, losses: Tensor) -> Tensor:
-        """Return the mean of per-sample losses over the samples that count in this pass.
-
-        In the first pass all; in the second the share `keep` whose loss grew most (ESAM).
-        """
-        if self._flight is not None and self._flight.looking:
-            return losses.mean()
-        if self._flight is not None and self._flight.ready:
-            self._drop_unfinished()  # a new first pass has begun
-        if self._flight is not None and self._flight.plain:
-            return losses.mean()  # nothing was perturbed, and all samples count in both passes
-        return self._selection.mean(losses, second=self._flight is not None)
-
-    # The whole step -------------------------------------------------------------------------------
+    # The whole step -----------------------------------------------------------------------------
 
     @torch.no_grad()
     def step(self, closure: Closure | Sequence[Closure] | None = None) -> Any:
@@ -195,174 +277,165 @@ class SharpnessAware(Engine):
 
         Args:
             closure: computes the loss, calls backward and returns the loss, or a tuple that begins
-                with it; it runs twice. Gradients are cleared before each run. A list of closures, one
-                a micro-batch, makes a perturbation for each and sums their gradients. None finishes a
-                step whose `ascend` and `descend` were called by hand.
+                with it. It runs twice, and gradients are cleared before each run. A list of closures,
+                one for each micro-batch, computes a perturbation for each and sums their gradients.
+                None finishes a step whose `ascend` and `descend` were called by hand.
         """
         if hasattr(self, "found_inf"):
-            self._step_for_scaler(closure)
+            self._step_for_grad_scaler(closure)
             return None
         if closure is None:
-            self._finish()
+            self._update()
             return None
         closures: Any = closure if isinstance(closure, list | tuple) else [closure]
+        self._check_closures(closures)
+        self._step_state.require_no_pending_update()
+        self._step_state.require_weights("begin a step")
+        try:
+            self._in_closure = True
+            loss, self._sharpness = self._run_passes(closures)
+        except BaseException as error:
+            self._cancel(error)
+            raise
+        finally:
+            self._in_closure = False
+        self._update()
+        return loss
+
+    def _check_closures(self, closures: Sequence[Closure]) -> None:
         if not closures or not all(callable(c) for c in closures):
             raise TypeError("step takes a function that computes the loss, or a list of them")
         if len(closures) > 1 and self.lean:
-            raise ValueError("lean=True steps after the first pass: give it one closure")
+            raise ValueError("lean=True steps after the first pass: pass one closure")
         if len(closures) > 1 and self.when is not None and self.when.needs_norm:
-            raise ValueError("an interval that reads the gradient norm decides by one closure")
-        for each in closures:
-            check_closure(each)
-        if self._flight is not None and self._flight.by_hand and self._flight.ready:
-            raise RuntimeError(
-                "descend() has prepared a step, which step() without a closure finishes, and "
-                "abandon() gives up; a framework that calls step for you may have given it one"
-            )
-        self._refuse_in_flight("begin a step")
-        try:
-            self._in_closures = True
-            loss, self._sharpness = self._passes(closures)
-        except BaseException as error:
-            self._abandon(error)
-            raise
-        finally:
-            self._in_closures = False
-        self._finish()
-        return loss
+            raise ValueError("an interval that reads the gradient norm needs a single closure")
+        for closure in closures:
+            check_closure(closure)
 
-    def _step_for_scaler(self, closure: Any) -> None:
+    def _run_passes(self, closures: Sequence[Closure]) -> tuple[Any, Tensor]:
+        """Run both passes of each closure and combine; return L(w) and the sharpness."""
+        first, increases = [], []
+        gradients = GradAccumulator()
+        for closure in closures:
+            self.begin()
+            first.append(self._run(closure, synchronize=not self.local))
+            if self._ascend():
+                second = self._run(closure)
+                increase = losses.loss_increase(second, first[-1])
+                increases.append(self._selection.corrected(increase))
+            if len(closures) > 1:
+                self._restore()
+                gradients.add(self._step_state, self._layout())
+                self._step_state = self._new_step()
+        if len(closures) > 1:
+            self._step_state.max_norm = self.max_norm
+            gradients.fill(self._step_state, self._layout())
+            self._step_state.enter(Phase.PERTURBED)
+        self._combine()
+        if not increases:
+            increases = [torch.zeros(()) if self._radius_is_zero() else torch.full((), torch.nan)]
+        return losses.total(first), losses.total(increases)
+
+    def _run(self, closure: Closure, synchronize: bool = True) -> Any:
+        context = contextlib.nullcontext() if synchronize else self.model.no_sync()  # type: ignore[union-attr, operator]
+        with torch.enable_grad(), context:
+            return losses.detach(closure())
+
+    def _step_for_grad_scaler(self, closure: Any) -> None:
+        """Handle a call by `GradScaler.step`, which has set `grad_scale` and `found_inf`."""
         try:
-            if not self._heed_scaler(closure):
-                self._finish()
+            self._check_grad_scaler(closure)
+            if bool(self.__dict__["found_inf"]):
+                self._drop_unfinished()
+            else:
+                self._update()
         except BaseException:
-            for name in ("grad_scale", "found_inf"):  # the scaler does so only if a step returns
+            for name in ("grad_scale", "found_inf"):  # the scaler removes them only after a return
                 self.__dict__.pop(name, None)
             raise
 
-    def _heed_scaler(self, closure: Any) -> bool:
-        """Whether the GradScaler that called `step` wants no update; refuse what it would ruin."""
-        scale, found = self.__dict__["grad_scale"], self.__dict__["found_inf"]
-        flight = self._flight
-        blind = flight is not None and not flight.scale_known
-        away = flight is not None and (bool(flight.moved) or flight.looking)
-        if closure is not None or (flight is None and scale is not None):
+    def _check_grad_scaler(self, closure: Any) -> None:
+        scale, state = self.__dict__["grad_scale"], self._step_state
+        if closure is not None or (state.phase is Phase.IDLE and scale is not None):
             raise RuntimeError(
-                "under a GradScaler a step has two passes by hand: scale both losses, then "
+                "under a GradScaler run the two passes by hand: scale both losses, then "
                 "ascend(scaler.get_scale()), scaler.unscale_(optimizer), descend(), "
                 "scaler.step(optimizer)"
             )
-        if away:
-            self._refuse_in_flight("step")
+        if state.moved or state.phase is Phase.READ_ONLY:
+            state.require_weights("step")
         if scale is not None:
             raise RuntimeError("call scaler.unscale_(optimizer) before descend()")
-        if blind:
+        if state.phase is not Phase.IDLE and not state.unscaled:
             self._drop_unfinished()
             raise RuntimeError(
-                "ascend() was not told by how much the GradScaler had scaled the first gradients: "
+                "ascend() did not get the scale of the first gradients: call "
                 "ascend(scaler.get_scale()), or ascend(1.0) if they were unscaled by hand"
             )
-        if not bool(found):
-            return False
-        self._drop_unfinished()
-        return True
 
-    def _passes(self, closures: Sequence[Closure]) -> tuple[Any, Tensor]:
-        """Run both passes of each closure and combine; return L(w) and the sharpness."""
-        losses, rises = [], []
-        sums = Sums()
-        for closure in closures:
-            self.begin()
-            losses.append(self._run(closure, local=self.local))
-            if self._take_off():
-                second = self._run(closure)
-                rises.append(self._selection.corrected(rise(second, losses[-1])))
-            if len(closures) > 1:
-                self._return_to_weights()
-                sums.add(self._flight, self._layout())
-                self._flight = None
-        if len(closures) > 1:
-            self._flight = sums.flight(self._layout())
-        self._combine()
-        if not rises:
-            rises = [torch.zeros(()) if self._radius_is_zero() else torch.full((), torch.nan)]
-        return total(losses), total(rises)
-
-    def _run(self, closure: Closure, local: bool = False) -> Any:
-        unsynchronised = self.model.no_sync() if local else contextlib.nullcontext()  # type: ignore[union-attr, operator]
-        with torch.enable_grad(), unsynchronised:
-            loss = closure()
-        return detached(loss)
-
-    # The step by hand -----------------------------------------------------------------------------
+    # The step by hand ---------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Begin a first pass: clear gradients, and let the second pass repeat its dropout masks.
+        """Begin a first pass: clear gradients, and save generators so that dropout masks repeat.
 
-        A loop by hand that does not call it must clear gradients itself, as ever.
+        A loop by hand that does not call it must clear gradients itself.
         """
-        self._refuse_wrapper()
-        self._refuse_in_flight("begin a step")
+        self._reject_framework_wrapper()
+        self._step_state.require_weights("begin a step")
         self._drop_unfinished()
-        self._clear_gradients()
+        step.clear_gradients(self._layout())
         self._selection.reset()
-        self._random_before = self._random.read() if self.repeat_randomness else None
+        self._rng_before_first_pass = self._rng.read() if self.repeat_randomness else None
 
     @torch.no_grad()
     def ascend(self, grad_scale: float | Tensor | None = None) -> bool:
-        """Take the gradients in `p.grad` as g0 and move the weights to w + d.
+        """Take `p.grad` as g0 and move the weights to w + d.
 
         Args:
-            grad_scale: the factor a GradScaler has put on the loss, `scaler.get_scale()`.
+            grad_scale: the scale of a GradScaler, `scaler.get_scale()`.
 
         Returns:
-            Whether the weights have moved. If not (see `when`), the second pass may be left out,
-            unless a GradScaler is to look at its gradients.
+            Whether the weights have moved. If not (see `when`), the second pass may be omitted, unless
+            a GradScaler must check its gradients.
         """
-        self._refuse_wrapper()
-        refuse_shared(self)
-        self._sharpness = None  # the losses of these passes are not known here
-        return self._take_off(grad_scale, by_hand=True)
-
-    @torch.no_grad()
-    def abandon(self) -> None:
-        """Give up a step begun by hand: the weights are put back to w, bit for bit.
-
-        Statistics and generators are as the first pass left them: a batch that is tried again counts
-        twice in them.
-
-        For an `except` around the passes. Where no step is under way it does nothing. With
-        `lean=True` the base has stepped by then, which cannot be undone: a note says so. After
-        `scaler.unscale_` call `scaler.update()`, too.
-        """
-        self._refuse_wrapper()
-        if self._flight is not None and self._flight.looking:
-            raise RuntimeError("abandon() inside perturbed(), where one only looks: leave it first")
-        if self._in_closures:
-            raise RuntimeError("abandon() inside a closure: raise an exception, step() sees to it")
-        self._abandon(sys.exc_info()[1])
+        self._reject_framework_wrapper()
+        self._sharpness = None
+        return self._ascend(grad_scale, manual=True)
 
     @torch.no_grad()
     def descend(self) -> None:
-        """Take `p.grad` as g1, put the weights back at w and leave in `p.grad` what the base is fed."""
-        self._refuse_wrapper()
-        if self._flight is not None and self._flight.looking:
-            raise RuntimeError("descend() inside perturbed(), where one only looks: leave it first")
-        if self._flight is None or self._flight.ready:
-            raise RuntimeError("descend() without ascend(): the weights are not at w + d")
+        """Take `p.grad` as g1, restore w, and set `p.grad` to the gradient that the base receives."""
+        self._reject_framework_wrapper()
+        self._step_state.require_descend()
         try:
-            self._return_to_weights()
+            self._restore()
             self._combine()
         except BaseException as error:
-            self._abandon(error)
+            self._cancel(error)
             raise
 
+    @torch.no_grad()
+    def abandon(self) -> None:
+        """Cancel a step begun by hand: the weights return to w, bit for bit.
+
+        Use it in an `except` around the passes. Running statistics and generators stay as the first
+        pass left them. Without a step it does nothing. With `lean=True` the base has already stepped,
+        which cannot be undone: a warning is issued. After `scaler.unscale_` also call
+        `scaler.update()`.
+        """
+        self._reject_framework_wrapper()
+        if self._step_state.phase is Phase.READ_ONLY:
+            self._step_state.require_weights("abandon a step")
+        if self._in_closure:
+            raise RuntimeError("abandon() inside a closure: raise an exception instead")
+        self._cancel(sys.exc_info()[1])
+
     def first_step(self, zero_grad: bool = False) -> None:
-        """`ascend`, under the name other SAM code uses; it takes the gradients away in any case."""
+        """Call `ascend`, under the name that other SAM code uses. Always clears gradients."""
         self.ascend()
 
     def second_step(self, zero_grad: bool = False) -> None:
-        """`descend` and `step`, under the name other SAM code uses."""
+        """Call `descend` and `step`, under the name that other SAM code uses."""
         self.descend()
         self.step()
         if zero_grad:
@@ -370,26 +443,426 @@ class SharpnessAware(Engine):
 
     @contextlib.contextmanager
     def perturbed(self) -> Iterator[None]:
-        """Hold the weights at w + d, by the gradients that lie in `p.grad`, to look at them there."""
-        self._refuse_wrapper()
-        self._refuse_in_flight("perturb again")
-        self._refresh()
-        flight = Flight(update.gather(self._layout(anew=True)), looking=True)
-        if not flight.blocks:
+        """Hold the weights at w + d, given by the gradients in `p.grad`, to evaluate the model."""
+        self._reject_framework_wrapper()
+        pending = self._step_state
+        pending.require_weights("perturb again")
+        self._values.refresh()
+        state = self._new_step()
+        state.blocks = collect_gradients(self._layout(refresh=True))
+        if not state.blocks:
             raise RuntimeError("perturbed() needs gradients: call backward() before it")
-        kept = update.pairs(flight.blocks)
-        prepared, self._flight = self._flight, flight
+        state.mask = self._mask()
+        state.enter(Phase.READ_ONLY)
+        self._step_state = state
+        gradients = step.gradients_of(state.blocks)
         try:
             with torch.no_grad():
-                update.detach_gradients(flight.blocks)
-                kept = update.pairs(flight.blocks)  # a backward pass in there spares these for sure
-                perturb(flight, self._mask(), self.geometry, spend=False)
+                step.keep_g0(state.blocks)
+                gradients = step.gradients_of(
+                    state.blocks
+                )  # which a backward pass cannot overwrite
+                step.clear_gradients(state.blocks)
+                step.perturb(state)
             torch.clear_autocast_cache()
-            self._statistics.hold()
+            self._norm_stats.hold()
             yield
         finally:
             with torch.no_grad():
-                self._return_to_weights()
-            self._flight = prepared  # a step that waits for its update goes on waiting
-            for p, g in kept:
+                self._restore()
+            self._step_state = pending  # a prepared update is still pending
+            for p, g in gradients:
                 p.grad = g
+
+    def _reject_framework_wrapper(self) -> None:
+        """Fabric wraps optimizers in a class that derives from ours but has no state of its own."""
+        if "base" not in self.__dict__:
+            name = type(self).__name__
+            raise TypeError(f"{name} is a framework's wrapper: call this on its .optimizer")
+
+    # The phases ---------------------------------------------------------------------------------
+
+    def _ascend(self, grad_scale: Scalar | None = None, manual: bool = False) -> bool:
+        """Take g0 and move to w + d; return whether the weights have moved."""
+        self._step_state.require_weights("ascend")
+        self._drop_unfinished()
+        if grad_scale is not None and self.lean:
+            raise ValueError("lean=True cannot undo a step that a GradScaler skips")
+        if self.local:
+            _reject_join(self.model)
+        self._values.refresh()
+        state = self._new_step()
+        state.lean, state.manual, state.max_norm = self.lean, manual, self.max_norm
+        state.blocks = collect_gradients(self._layout(refresh=True))
+        if not state.blocks:
+            raise RuntimeError("no parameter has a gradient: call backward() in the first pass")
+        if grad_scale is not None:
+            state.unscaled = True
+            step.unscale(state.blocks, grad_scale)
+        state.action = self._choose_action(state)
+        state.enter(Phase.PERTURBED)
+        self._step_state = state
+        try:
+            moved = self._perturb(state)
+            if moved or manual:  # a loop by hand may run its second pass although nothing moved
+                self._hold_model(state)
+            return moved
+        except BaseException as error:
+            self._cancel(error)
+            raise
+
+    def _choose_action(self, state: StepState) -> Action:
+        # Under a GradScaler an overflow must reach the scaler, which skips the step itself.
+        leave_to_scaler = state.unscaled and self.nonfinite == "skip"
+        if not leave_to_scaler and self._has_overflow(state.blocks, average=self.local):
+            return Action.SKIP
+        if self._perturb_this_step is not None:
+            perturb = self._perturb_this_step
+        elif self._radius_is_zero():
+            perturb = False
+        elif self.when is None:
+            perturb = True
+        else:
+            state.interval_memory = self.when.remember()
+            perturb = self.when.chosen(
+                self.param_groups[0][STEP],
+                lambda: float(self._squared_norm(state.blocks, average=self.local).sqrt()),
+            )
+        return Action.SHARPNESS_AWARE if perturb else Action.BASE_ONLY
+
+    def _perturb(self, state: StepState) -> bool:
+        if state.action is not Action.SHARPNESS_AWARE:
+            if state.action is Action.BASE_ONLY:
+                step.keep_g0(state.blocks)
+            step.clear_gradients(state.blocks)
+            return False
+        if self.rule.keeps_g0 and not state.lean:
+            step.keep_g0(state.blocks)
+        state.mask = self._mask()
+        if self._backend is not None and self._backend.perturb(state):
+            pass
+        elif state.lean:
+            base_writes = lean.begin(state, guard_g0=not self._base_keeps_grads)
+            self.lean, self._base_keeps_grads = not base_writes, True
+        else:
+            step.perturb(state)
+        step.clear_gradients(state.blocks)
+        if not self.rule.keeps_g0:
+            for block in (*state.blocks, *state.moved):
+                block.g0 = None
+        torch.clear_autocast_cache()  # an enclosing autocast would reuse casts of w
+        return True
+
+    def _hold_model(self, state: StepState) -> None:
+        """Protect running statistics, and let the second pass draw the numbers of the first."""
+        self._norm_stats.hold()
+        before = self._rng_before_first_pass
+        # In a loop by hand, another optimizer may have rewound the generators already.
+        if before is not None and not (state.manual and self._rng.is_at(before)):
+            state.rng_after_first_pass = self._rng.read()
+            self._rng.write(before)
+
+    def _restore(self) -> None:
+        """Return weights, running statistics and generators to where the first pass left them."""
+        state = self._step_state
+        step.restore(state)
+        self._norm_stats.release()
+        if state.rng_after_first_pass is not None:
+            self._rng.write(state.rng_after_first_pass)
+            state.rng_after_first_pass = None
+        torch.clear_autocast_cache()
+
+    def _combine(self) -> None:
+        """Make the base's gradient and the decoupled term from g0 and g1."""
+        state, layout = self._step_state, self._layout()
+        if self._finish_with_backend(state):
+            return
+        self._restore()
+        align_gradients(layout)
+        state.require_second_gradients()
+        checked = state.action is Action.SHARPNESS_AWARE and self.nonfinite != "propagate"
+        if checked and self._has_overflow(collect_gradients(layout)):
+            state.action = Action.SKIP
+        base_only = state.action is Action.BASE_ONLY
+        if base_only and state.unscaled and state.has_second_gradients:
+            # Both passes ran at w, and the GradScaler has checked the second gradients.
+            state.blocks = collect_gradients(layout)
+        elif self.local and (base_only or self.rule.keeps_g0) and state.action is not Action.SKIP:
+            group: Any = self.model.process_group  # type: ignore[union-attr]
+            state.blocks = average_g0_over_ranks(layout, state.blocks, group)
+        if state.action is Action.SKIP:
+            self.zero_grad(set_to_none=True)
+        elif base_only:
+            step.put_back_g0(state.blocks)
+            if self.max_norm is not None:
+                step.clip_g0(state.blocks, self.max_norm)
+        elif state.base_stepped:
+            lean.finish(state, layout)
+        else:
+            step.combine(state, layout)
+            if state.decoupled and state.manual:
+                grads = [p.grad for block in layout for p in block.params if p.grad is not None]
+                state.grad_versions = [(g, g._version) for g in grads]
+        state.enter(Phase.READY)
+
+    def _finish_with_backend(self, state: StepState) -> bool:
+        """Let the backend restore, combine and update in one go, where nothing else is needed."""
+        if self._backend is None or state.manual or state.action is not Action.SHARPNESS_AWARE:
+            return False
+        if self.local or self.max_norm is not None or self.nonfinite != "propagate":
+            return False
+        if step.blocks_without_g0(self._layout(), state.blocks) or not self._backend.finish(state):
+            return False
+        state.moved, state.base_stepped = [], True
+        state.enter(Phase.READY)
+        self._restore()
+        return True
+
+    def _update(self) -> None:
+        """Step the base, and apply the decoupled term."""
+        state = self._step_state
+        if state.phase is Phase.IDLE:
+            self._initialize_base()
+            return
+        if state.phase is Phase.PERTURBED and state.action is not Action.SHARPNESS_AWARE:
+            self._combine()
+        state.require_weights("step")
+        state.require_unchanged_gradients(self._layout())
+        self._end_step()
+        self.base.__dict__["_opt_called"] = True  # for a scheduler of the base, if it is not called
+        if state.action is Action.SKIP:
+            self._restore_interval(state)
+            self.skipped += 1
+            return
+        if state.action is Action.BASE_ONLY:
+            self.base.step()
+        elif state.base_stepped:
+            step.apply(state.decoupled)
+        elif self._backend is None or not self._backend.finish(state):
+            self.base.step()
+            step.apply(state.decoupled)
+        self._values.count_update()
+
+    def _initialize_base(self) -> None:
+        """Step the base with zero gradients, as torch.distributed.checkpoint does to create state."""
+        if not _is_zero_step(self.param_groups):
+            raise RuntimeError(
+                "step() needs a closure that computes the loss, calls backward() and returns the loss: "
+                "optimizer.step(closure); or, by hand, ascend() and descend() before it"
+            )
+        self.base.step()
+
+    def _end_step(self) -> None:
+        self._step_state = self._new_step()
+        self._rng_before_first_pass = None
+        self._selection.reset()
+
+    def _drop_unfinished(self) -> None:
+        """Discard a step that was prepared and not finished, because a GradScaler skipped it."""
+        if self._step_state.phase is not Phase.IDLE:
+            self.skipped += not self._step_state.is_done
+            self._cancel()
+
+    def _restore_interval(self, state: StepState) -> None:
+        """Let the interval forget a step that is not made."""
+        if self.when is not None and state.interval_memory is not None:
+            self.when.recall(state.interval_memory)
+
+    def _cancel(self, error: BaseException | None = None) -> None:
+        """Undo what a step has done to weights, statistics and generators."""
+        state = self._step_state
+        if state.phase is not Phase.IDLE:
+            with torch.no_grad():
+                self._restore()
+            if state.is_done:  # nothing to undo; only the counting was interrupted
+                self._values.count_update()
+            else:
+                self._restore_interval(state)
+                if state.base_stepped and error is not None:
+                    error.add_note(_BASE_STEPPED)
+                elif state.base_stepped:
+                    warn(_BASE_STEPPED)
+        self._end_step()
+
+    def _skip_step(self) -> None:
+        """Make the current step a skipped one."""
+        self._step_state.action = Action.SKIP
+
+    # What the phases need -----------------------------------------------------------------------
+
+    def _layout(self, refresh: bool = False) -> list[Block]:
+        """Return all parameters in blocks; with `refresh`, check whether they have changed."""
+        if self._known_layout is not None and not refresh:
+            return self._known_layout[1]
+        groups = self.param_groups
+        key = [(id(g), [(id(p), p.dtype, p.device) for p in g["params"]]) for g in groups]
+        if self._known_layout is None or self._known_layout[0] != key:
+            blocks = self._build_blocks(groups)
+            self.geometry.check_names(blocks)
+            self._known_layout = (key, blocks)
+            self._norm_stats.find_layers(self.model)
+            self._backend = select_backend(blocks)
+        return self._known_layout[1]
+
+    def _build_blocks(self, groups: list[dict[str, Any]]) -> list[Block]:
+        named = self.model.named_parameters() if self.model is not None else ()
+        return build_blocks(groups, {p: name for name, p in named})
+
+    def _mask(self) -> list[bool] | None:
+        tensors = sum(len(group["params"]) for group in self.param_groups)
+        return self.geometry.mask(self.param_groups[0][STEP], tensors)
+
+    def _radius_is_zero(self) -> bool:
+        return all(is_number(group[RHO], 0.0) for group in self.param_groups)
+
+    def _squared_norm(self, blocks: list[Block], average: bool) -> Tensor:
+        """Return norm(g0)^2; averaged over ranks where it may differ, so that all ranks agree."""
+        square = step.squared_norm_of_g0(blocks)
+        if average:
+            group: Any = self.model.process_group  # type: ignore[union-attr]
+            square = square.to(self._layout()[0].device) / group.size()
+            sum_over_ranks(square, group)
+        return square
+
+    def _has_overflow(self, blocks: list[Block], average: bool = False) -> bool:
+        """Whether the step is skipped because a gradient is NaN or infinite."""
+        if self.nonfinite == "propagate":
+            return False
+        if bool(torch.isfinite(self._squared_norm(blocks, average))):
+            return False
+        if self.nonfinite == "raise":
+            raise FloatingPointError("a gradient is NaN or infinite; no weight was changed")
+        return True
+
+    # Groups and state ---------------------------------------------------------------------------
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a parameter group. It may set its own rho and gamma."""
+        if "base" not in self.__dict__:  # called by torch's constructor
+            super().add_param_group(param_group)
+            return
+        self._step_state.require_weights("add a parameter group")
+        self._values.sync()
+        self.base.add_param_group(param_group)
+        try:
+            _check_group(self.param_groups[-1], self.base, self.rule)
+            self._values.sync()
+            self._layout(refresh=True)
+        except Exception:
+            self.base.param_groups.pop()
+            self._values.forget_last_group()
+            raise
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that a resume needs, as tensors and plain values. The base can load it, too."""
+        self._step_state.require_weights("save a state")
+        self._values.sync()
+        for pre_hook in self._optimizer_state_dict_pre_hooks.values():
+            pre_hook(self)
+        state = base_state(self.base)
+        entry = sharpness_entry(
+            state, self.param_groups, self._values, self.when, self.skipped, self.rule
+        )
+        for hook in self._optimizer_state_dict_post_hooks.values():
+            changed = hook(self, state)
+            state = state if changed is None else changed
+        return {**state, ENTRY: entry}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state of this optimizer or of a plain base. Rejected before anything changes."""
+        self._step_state.require_weights("load a state")
+        state_dict = dict(state_dict) if isinstance(state_dict, dict) else state_dict
+        for hook in self._optimizer_load_state_dict_pre_hooks.values():
+            state_dict = hook(self, state_dict) or state_dict
+        self._values.sync()
+        loaded = LoadedState(state_dict, self.base, self._values, self.when, self.rule)
+        loaded.load_base()
+        self._values.replace(loaded.values, loaded.schedules)
+        self.when = loaded.interval
+        if loaded.entry is not None:
+            self.skipped = loaded.entry["skipped"]
+        self._step_state = self._new_step()
+        for post_hook in self._optimizer_load_state_dict_post_hooks.values():
+            post_hook(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._step_state.require_weights("copy the optimizer")
+        hooks = [key for key in self.__dict__ if key.startswith("_optimizer_")]
+        left_out = {*self._SCRATCH, *hooks}
+        return {key: value for key, value in self.__dict__.items() if key not in left_out}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        super().__setstate__({})
+        self._reset_scratch()
+
+
+def _check_base(base: Any, rule: Any) -> None:
+    """Reject what cannot be a base optimizer."""
+    if isinstance(base, type) or not isinstance(base, Optimizer):
+        raise TypeError(
+            "base must be an instance of a torch.optim.Optimizer, such as "
+            f"torch.optim.SGD(model.parameters(), lr=0.1); got {base!r}"
+        )
+    if not isinstance(rule, Rule):
+        raise TypeError(f"rule must be a wsam.rule.Rule, got {rule!r}")
+    name = type(base).__name__
+    if isinstance(base, SharpnessAware):
+        raise TypeError(f"base is already sharpness-aware ({name}): wrap a plain optimizer")
+    if isinstance(base, torch.optim.LBFGS):
+        raise TypeError("LBFGS evaluates its closure itself and cannot be a base")
+    if isinstance(base, torch.optim.SparseAdam):
+        raise TypeError("SparseAdam takes sparse gradients, sharpness-aware steps need dense ones")
+    for group in base.param_groups:
+        _check_group(group, base, rule)
+    reject_flat_shards(base.param_groups)
+
+
+def _check_group(group: dict[str, Any], base: Optimizer, rule: Rule) -> None:
+    if "lr" not in group:
+        raise TypeError(f"{type(base).__name__} has no 'lr' in its groups, which the update needs")
+    if any(p.is_complex() for p in group["params"]):
+        raise TypeError("complex parameters are not supported: view them as real pairs")
+    if group.get("differentiable") and not rule.base_uses_g1:
+        raise ValueError(
+            f"the base is differentiable, but the decoupled term of {type(rule).__name__} is not part "
+            "of its graph: use CoupledWSAM"
+        )
+
+
+def _check_local(model: Any) -> None:
+    if not hasattr(model, "require_backward_grad_sync"):
+        raise ValueError("local=True needs model=, wrapped in DistributedDataParallel")
+    # Under no_sync, torch still tracks used parameters for a reduction that does not happen.
+    for option in ("find_unused_parameters", "static_graph"):
+        if getattr(model, option):
+            raise ValueError(
+                f"local=True omits the first reduction, which DistributedDataParallel with "
+                f"{option}=True does not allow: set {option}=False, or local=False"
+            )
+
+
+def _reject_join(model: Any) -> None:
+    if getattr(getattr(model, "_join_config", None), "enable", False):
+        raise RuntimeError(
+            "local=True inside join(): a rank without batches would miss the average of g0; use "
+            "local=False, or give every rank as many batches"
+        )
+
+
+def _is_zero_step(groups: list[dict[str, Any]]) -> bool:
+    """Whether all learning rates and gradients are zero."""
+    if any(float(group.get("lr", 1.0)) != 0.0 for group in groups):
+        return False
+    grads = [p.grad for group in groups for p in group["params"] if p.grad is not None]
+    return not any(bool(torch.count_nonzero(g)) for g in grads)
+
+
+def _warn_about_low_precision(groups: list[dict[str, Any]]) -> None:
+    low = (torch.float16, torch.bfloat16)
+    if any(p.dtype in low for group in groups for p in group["params"]):
+        warn(
+            "parameters are float16 or bfloat16: at small radii most of the perturbation is lost to "
+            "rounding (at rho 0.05 only 1 to 23% of bfloat16 weights move); keep float32 weights and "
+            "use torch.autocast"
+        )

@@ -1,121 +1,74 @@
-"""What becomes of the two gradients.
+"""Rules: what a step makes of its two gradients.
 
-Of g0 = grad l(w) and g1 = grad l(w + d) a rule makes two vectors: what the base optimizer is *fed*,
-and what is applied *beside* it with the base's learning rate:
+From g0 = grad l(w) and g1 = grad l(w + d) a rule makes two vectors: the gradient that the base
+optimizer receives, and a decoupled term that is applied with the base's learning rate:
 
-    w <- w - base(fed) - lr * beside
+    w <- w - base(base_grad) - lr * decoupled
 
-Each is a loss part and a sharpness part, `loss * g0 + sharp * (g1 - g0)`. Written in the basis
-(g0, g1 - g0) instead of (g0, g1), the paper's objective L + k * sharpness is read off directly, and
-the family's identities hold to the last bit: where g1 = g0 the sharpness part is exactly zero.
+Each vector is a `Part`, `loss * g0 + sharp * (g1 - g0)`.
 """
 
+import functools
 from dataclasses import dataclass, fields
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
-from torch import Tensor
 
-from wsam.checks import number
-from wsam.schedule import Scalar, Schedule
-
-
-class Part(NamedTuple):
-    """The vector `loss * g0 + sharp * (g1 - g0)`."""
-
-    loss: Scalar
-    sharp: Scalar
-
-    @property
-    def is_zero(self) -> bool:
-        """Whether nothing is applied; a tensor is never asked, for that would wait for the device."""
-        return is_number(self.loss, 0.0) and is_number(self.sharp, 0.0)
-
-    @property
-    def is_second(self) -> bool:
-        """Whether this is g1 as it stands."""
-        return is_number(self.loss, 1.0) and is_number(self.sharp, 1.0)
+from wsam._core.mix import G0, G1, NOTHING, Mix, Part, Products, Scalar, is_number
+from wsam._core.schedule_base import Schedule
+from wsam._core.validation import number
 
 
-NOTHING = Part(0.0, 0.0)
-FIRST = Part(1.0, 0.0)
-SECOND = Part(1.0, 1.0)
-
-
-def is_number(value: Scalar, wanted: float) -> bool:
-    """Whether `value` is a plain number equal to `wanted` (a tensor never is)."""
-    return not isinstance(value, Tensor) and value == wanted
-
-
-class Mix(NamedTuple):
-    """What a rule makes of the two gradients."""
-
-    fed: Part
-    beside: Part
-
-    @property
-    def is_base_alone(self) -> bool:
-        """Whether the base steps as it would without us, which then must be so bit for bit."""
-        first = is_number(self.fed.loss, 1.0) and is_number(self.fed.sharp, 0.0)
-        return first and self.beside.is_zero
-
-
-class Products(NamedTuple):
-    """Global inner products of the two gradients: <g0,g0>, <g0,g1>, <g1,g1>."""
-
-    first: Tensor
-    cross: Tensor
-    second: Tensor
-
-    @classmethod
-    def of_squares(cls, first: Tensor, second: Tensor, apart: Tensor) -> "Products":
-        """Return them by the squared norms of g0, g1 and g1 - g0.
-
-        2<g0,g1> = norm(g0)^2 + norm(g1)^2 - norm(g1 - g0)^2: exact where g1 = g0. Where one norm is
-        many times the other, as many times the rounding is lost.
-        """
-        return cls(first, (first + second - apart) / 2, second)
+@functools.cache
+def _field_names(rule: type) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(rule))
 
 
 class Rule:
-    """A rule's hyperparameters are its dataclass fields; they may differ from group to group."""
+    """Base class of rules. Hyperparameters are dataclass fields and may differ between groups."""
 
-    keeps_first: ClassVar[bool] = True
-    """Whether g0 must outlive the perturbation: it costs a parameter-sized buffer."""
-    feeds_second: ClassVar[bool] = True
-    """Whether the base's step depends on g1; if not, the base may step before the second pass."""
+    keeps_g0: ClassVar[bool] = True
+    """Whether the update needs g0, which costs a parameter-sized buffer."""
+    base_uses_g1: ClassVar[bool] = True
+    """Whether the base's step depends on g1. If not, the base may step before the second pass."""
 
     def needs_products(self, hyper: dict[str, Scalar]) -> bool:
-        """Whether `mix` is to be given the inner products."""
+        """Whether `mix` needs the inner products of the gradients."""
         return False
 
     def mix(self, hyper: dict[str, Scalar], products: Products | None) -> Mix:
-        """Return what is fed and what is beside, for a group whose hyperparameters are `hyper`."""
+        """Return the base's gradient and the decoupled term.
+
+        Args:
+            hyper: values of the rule's hyperparameters in a parameter group. In a captured step they
+                are tensors: compute with them, but do not branch on them.
+            products: inner products of the gradients, if `needs_products`.
+        """
         raise NotImplementedError
 
     @classmethod
     def hyper(cls) -> tuple[str, ...]:
-        """Return the names of the rule's hyperparameters."""
-        return tuple(field.name for field in fields(cls))  # type: ignore[arg-type]
+        """Return the names of the hyperparameters."""
+        return _field_names(cls)  # type: ignore[arg-type]
 
     @classmethod
     def check(cls, name: str, value: float) -> float:
-        """Return a hyperparameter's value, or raise saying what is allowed."""
+        """Return a valid value of a hyperparameter, or raise an error that states what is allowed."""
         return number(name, value)
 
 
 @dataclass(frozen=True)
 class Perturbed(Rule):
-    """SAM: the base is fed g1.
+    """SAM: the base receives g1.
 
     Reference: Foret et al., Sharpness-Aware Minimization, ICLR 2021.
     """
 
-    keeps_first = False
+    keeps_g0 = False
 
     def mix(self, hyper: dict[str, Scalar], products: Products | None) -> Mix:
-        """Return fed = g1."""
-        return Mix(SECOND, NOTHING)
+        """Return base_grad = g1."""
+        return Mix(G1, NOTHING)
 
 
 def sharpness_weight(gamma: Scalar) -> Scalar:
@@ -132,40 +85,40 @@ class _Gamma(Rule):
 
 @dataclass(frozen=True)
 class Weighted(_Gamma):
-    """WSAM: the base is fed g0; k(g1 - g0) is applied beside it, undistorted by its history.
+    """WSAM: the base receives g0, and k (g1 - g0) is applied directly.
 
     Reference: Yue et al., Sharpness-Aware Minimization Revisited, KDD 2023, Algorithm 2.
     """
 
     gamma: float | Schedule = 0.9
-    feeds_second = False
+    base_uses_g1 = False
 
     def mix(self, hyper: dict[str, Scalar], products: Products | None) -> Mix:
-        """Return fed = g0, beside = k(g1 - g0)."""
-        return Mix(FIRST, Part(0.0, sharpness_weight(hyper["gamma"])))
+        """Return base_grad = g0, decoupled = k (g1 - g0)."""
+        return Mix(G0, Part(0.0, sharpness_weight(hyper["gamma"])))
 
 
 @dataclass(frozen=True)
 class Coupled(_Gamma):
-    """Coupled-WSAM: the base is fed g0 + k(g1 - g0); gamma = 1/2 is SAM.
+    """Coupled-WSAM: the base receives g0 + k (g1 - g0). gamma = 1/2 is SAM.
 
-    Reference: Yue et al., KDD 2023, Algorithm 4; with weight k it is the gradient-norm penalty of
-    Zhao et al., ICML 2022.
+    Reference: Yue et al., KDD 2023, Algorithm 4. It equals the gradient-norm penalty of Zhao et al.,
+    ICML 2022, with weight k.
     """
 
     gamma: float | Schedule = 0.5
 
     def mix(self, hyper: dict[str, Scalar], products: Products | None) -> Mix:
-        """Return fed = g0 + k(g1 - g0)."""
+        """Return base_grad = g0 + k (g1 - g0)."""
         return Mix(Part(1.0, sharpness_weight(hyper["gamma"])), NOTHING)
 
 
 @dataclass(frozen=True)
 class SurrogateGap(Rule):
-    """GSAM: the base is fed g1 less alpha times the part of g0 that is orthogonal to g1.
+    """GSAM: the base receives g1 minus alpha times the part of g0 that is orthogonal to g1.
 
-    With r = <g0,g1>/<g1,g1> that is g1 - alpha(g0 - r g1), here written as
-    (1 + alpha(r - 1)) g0 + (1 + alpha r)(g1 - g0). alpha = 0 is SAM.
+    With r = <g0,g1>/<g1,g1> that is g1 - alpha (g0 - r g1), written here as
+    (1 + alpha (r - 1)) g0 + (1 + alpha r)(g1 - g0). alpha = 0 is SAM.
 
     Reference: Zhuang et al., Surrogate Gap Minimization, ICLR 2022.
     """
@@ -173,16 +126,16 @@ class SurrogateGap(Rule):
     alpha: float | Schedule = 0.1
 
     def needs_products(self, hyper: dict[str, Scalar]) -> bool:
-        """Whether there is anything to project."""
+        """Whether alpha is not zero."""
         return not is_number(hyper["alpha"], 0.0)
 
     def mix(self, hyper: dict[str, Scalar], products: Products | None) -> Mix:
-        """Return fed = g1 - alpha * (g0 orthogonal to g1)."""
+        """Return base_grad = g1 - alpha * (part of g0 orthogonal to g1)."""
         alpha = hyper["alpha"]
         if is_number(alpha, 0.0):
-            return Mix(SECOND, NOTHING)
+            return Mix(G1, NOTHING)
         assert products is not None
-        # Where g1 vanishes all of g0 is orthogonal to it: r = 0 instead of 0/0.
+        # Where g1 vanishes, all of g0 is orthogonal to it: r = 0 instead of 0/0.
         ratio = products.cross / products.second.clamp(min=torch.finfo(products.second.dtype).tiny)
         return Mix(Part(1 + alpha * (ratio - 1), 1 + alpha * ratio), NOTHING)
 

@@ -1,41 +1,23 @@
-"""How a hyperparameter moves with the steps, and which steps are perturbed.
+"""Schedules, which change a hyperparameter over the steps, and intervals, which select steps.
 
-A `Schedule` gives the value of rho, gamma or alpha at a step; an `Interval` says whether a step is
-sharpness-aware at all (a step that is not is bitwise the base optimizer's). Both are small
-dataclasses of plain numbers, so that `state_dict` can hold them and a resumed run goes on exactly;
-all but `NormAbove`, which keeps running statistics, are frozen.
+A `Schedule` gives the value of rho, gamma or alpha at a step. An `Interval` decides whether a step is
+sharpness-aware; one that is not is bitwise the base optimizer's. Both are small dataclasses of plain
+numbers, so that `state_dict` can hold them and a resumed run continues exactly.
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
-from numbers import Real
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
 
-from wsam.checks import count, number
-
-Scalar = float | Tensor
-"""A number, or one on a device that nobody waits for."""
-
-
-class Schedule:
-    """The value of a hyperparameter at a step; the first step is number 0."""
-
-    def value(self, step: int, lr: Scalar) -> Scalar:
-        """Return the value at `step`, where the group's learning rate is `lr`."""
-        raise NotImplementedError
-
-    def extremes(self) -> tuple[float, ...]:
-        """Return values the schedule is sure to take, so that they can be checked early."""
-        return ()
-
-    def heed(self, group: dict[str, Any]) -> "Schedule":
-        """Return the schedule for this parameter group, asked when it is adopted and at each step."""
-        return self
+from wsam._core.mix import Scalar
+from wsam._core.schedule_base import Both, Either, Interval, Schedule, saveable
+from wsam._core.validation import count, number
 
 
+@saveable
 @dataclass(frozen=True)
 class Constant(Schedule):
     """`level` at every step; a plain number does the same."""
@@ -51,12 +33,13 @@ class Constant(Schedule):
         return (self.level,)
 
 
+@saveable
 @dataclass(frozen=True)
 class Warmup(Schedule):
     """Linear from `start` to `level` over `steps` steps, then `level`.
 
-    Worth using for gamma: the decoupled term is not averaged by momentum, so its first kicks, made
-    while gradients are large, are the most dangerous ones.
+    Useful for gamma: momentum does not average the decoupled term, so its first updates, made while
+    gradients are large, are the most likely to diverge.
 
     Example:
         >>> Warmup(0.9, steps=10).value(5, lr=0.1)
@@ -68,21 +51,22 @@ class Warmup(Schedule):
     start: float = 0.0
 
     def __post_init__(self) -> None:
-        """Check the number of steps."""
+        """Validate the number of steps."""
         count("steps", self.steps, 1)
 
     def value(self, step: int, lr: Scalar) -> Scalar:
-        """Return the point on the line."""
+        """Return the interpolated value."""
         return self.start + (self.level - self.start) * min(1.0, step / self.steps)
 
     def extremes(self) -> tuple[float, ...]:
-        """Return both ends of the line."""
+        """Return both ends."""
         return (self.start, self.level)
 
 
+@saveable
 @dataclass(frozen=True)
 class InverseSqrt(Schedule):
-    """`level / sqrt(t)` with t = 1 at the first step: what the paper's convergence proofs assume."""
+    """`level / sqrt(t)` with t = 1 at the first step, as the paper's convergence proofs assume."""
 
     level: float
 
@@ -95,23 +79,21 @@ class InverseSqrt(Schedule):
         return (self.level,)
 
 
+@saveable
 @dataclass(frozen=True)
 class FollowLR(Schedule):
     """`low + (high - low)(lr - lr_low)/(lr_high - lr_low)`, within [low, high] (GSAM's radius).
 
-    The clamps matter. During warm-up the learning rate lies under `lr_low`, and the unclamped line
-    goes negative, which turns the ascent into a descent. A learning rate above `lr_high` would give
-    a value larger than any that was asked for.
+    The value is clamped: during warm-up the learning rate is below `lr_low`, where the line would be
+    negative and turn the ascent into a descent.
 
     Args:
         high: the value at `lr_high` and above.
         low: the value at `lr_low` and below.
-        lr_high: None for each parameter group's own largest learning rate. That is `max_lr` or
-            `initial_lr` where a scheduler has left them in the group, be it made before or after;
-            without `max_lr` it is at least what the learning rate was when the group was adopted.
-            A group whose largest is not above `lr_low` has `low`.
+        lr_high: None for each parameter group's own largest learning rate: `max_lr` or `initial_lr`
+            where a scheduler has set them in the group, otherwise its learning rate at construction.
         lr_low: a learning rate, the same for all groups.
-        found: what `lr_high=None` has found for a group; not for you to give.
+        found: the largest learning rate found for a group. Set by the optimizer.
 
     Reference: Zhuang et al., Surrogate Gap Minimization Improves Sharpness-Aware Training, 2022.
     """
@@ -123,48 +105,48 @@ class FollowLR(Schedule):
     found: float | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        """Check that the line is one."""
+        """Validate the arguments."""
         if self.lr_high is not None and not self.lr_high > self.lr_low:
             raise ValueError(f"lr_high must exceed lr_low, got {self.lr_high} and {self.lr_low}")
         if not self.high >= self.low:
             raise ValueError(f"high must be at least low, got {self.high} and {self.low}")
 
-    def heed(self, group: dict[str, Any]) -> "FollowLR":
-        """Return the same with the largest learning rate that is known of the group."""
+    def bind(self, group: dict[str, Any]) -> "FollowLR":
+        """Return the schedule with the largest learning rate of the group."""
         if self.lr_high is not None:
             return self
-        told = [group[key] for key in ("initial_lr", "max_lr") if key in group]
-        if "max_lr" not in group:  # which says it exactly: what was found before is void
-            told.append(group["lr"] if self.found is None else self.found)
-        if self.found is not None and any(isinstance(lr, Tensor) and not lr.is_cpu for lr in told):
-            return self  # to look again would be to wait for the device at every step
-        largest = max(float(lr) for lr in told)
+        known = [group[key] for key in ("initial_lr", "max_lr") if key in group]
+        if "max_lr" not in group:  # which is exact
+            known.append(group["lr"] if self.found is None else self.found)
+        if self.found is not None and any(isinstance(lr, Tensor) and not lr.is_cpu for lr in known):
+            return self  # reading them again would synchronize at every step
+        largest = max(float(lr) for lr in known)
         return self if largest == self.found else replace(self, found=largest)
 
     def value(self, step: int, lr: Scalar) -> Scalar:
-        """Return the point on the line that belongs to the learning rate."""
+        """Return the value for the learning rate."""
         lr_high = self.found if self.lr_high is None else self.lr_high
         if lr_high is None:
             raise ValueError(
-                "lr_high=None is filled in by the optimizer: to call value() yourself, give a number"
+                "lr_high=None is set by the optimizer: to call value() directly, give a number"
             )
         if lr_high > self.lr_low:
             slope = (self.high - self.low) / (lr_high - self.lr_low)
             value = self.low + slope * (lr - self.lr_low)
-        else:  # no line: a frozen group, say, until its learning rate is set by hand
+        else:  # a group whose learning rate is still zero
             value = self.low + (self.high - self.low) * (lr > self.lr_low)
         if isinstance(value, Tensor):
             return value.clamp(min=self.low, max=self.high)
         return min(self.high, max(self.low, value))
 
     def extremes(self) -> tuple[float, ...]:
-        """Return both ends of the line."""
+        """Return both ends."""
         return (self.low, self.high)
 
 
 @dataclass(frozen=True)
 class Function(Schedule):
-    """Any function of the step number. It cannot be saved: pass it again when resuming."""
+    """Any function of the step number. It cannot be saved: pass it again when you resume."""
 
     function: Callable[[int], float]
 
@@ -177,28 +159,7 @@ class Function(Schedule):
         return (self.function(0),)
 
 
-class Interval:
-    """Which steps are sharpness-aware. Combine with `&` and `|`."""
-
-    needs_norm = False
-
-    def chosen(self, step: int, norm: Callable[[], float]) -> bool:
-        """Say whether `step` is perturbed; `norm()` is the gradient norm and costs a device sync."""
-        raise NotImplementedError
-
-    def remember(self) -> Any:
-        """Return what `chosen` may change, for `recall` in case the step fails."""
-
-    def recall(self, memory: Any) -> None:
-        """Be as one was when `remember` returned this."""
-
-    def __and__(self, other: "Interval") -> "Interval":
-        return Both(self, other)
-
-    def __or__(self, other: "Interval") -> "Interval":
-        return Either(self, other)
-
-
+@saveable
 @dataclass(frozen=True)
 class Every(Interval):
     """Each n-th step, beginning with number `offset`."""
@@ -207,15 +168,16 @@ class Every(Interval):
     offset: int = 0
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
+        """Validate the arguments."""
         count("n", self.n, 1)
         count("offset", self.offset)
 
     def chosen(self, step: int, norm: Callable[[], float]) -> bool:
-        """Say whether the step's number fits."""
+        """Return whether the step is chosen."""
         return step >= self.offset and (step - self.offset) % self.n == 0
 
 
+@saveable
 @dataclass(frozen=True)
 class Between(Interval):
     """Steps from `start` on, before `stop`: `Between(int(0.75 * total))` is the last quarter.
@@ -227,7 +189,7 @@ class Between(Interval):
     stop: int | None = None
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
+        """Validate the arguments."""
         count("start", self.start)
         if self.stop is not None and count("stop", self.stop) < self.start:
             raise ValueError(
@@ -235,10 +197,11 @@ class Between(Interval):
             )
 
     def chosen(self, step: int, norm: Callable[[], float]) -> bool:
-        """Say whether the step's number lies between."""
+        """Return whether start <= step < stop."""
         return step >= self.start and (self.stop is None or step < self.stop)
 
 
+@saveable
 @dataclass
 class NormAbove(Interval):
     """Steps whose squared gradient norm exceeds its running mean by `factor` running deviations.
@@ -246,16 +209,16 @@ class NormAbove(Interval):
         q = norm(g0)^2,    chosen where q >= mean + factor sqrt(variance), and then
         variance <- decay variance + (1 - decay)(q - mean)^2,    mean <- decay mean + (1 - decay) q
 
-    The first step that it is asked about is chosen, and its q becomes the mean. It is not asked about
-    steps whose radius is 0, nor heeds a norm that is not finite. It reads the norm on the host, so
-    every step costs a device sync. Each optimizer needs its own.
+    The first step is chosen, and its q becomes the mean. Steps with a radius of 0 and norms that are
+    not finite are ignored. Each step synchronizes with the device to read the norm. Each optimizer
+    needs its own instance.
 
     Args:
         factor: how many deviations above the mean.
         decay: of mean and variance, in [0, 1).
         mean: the running mean of q.
         variance: the running variance of q.
-        begun: whether it was asked before.
+        begun: whether a step was seen before.
 
     Reference: the idea of AE-SAM, Jiang et al., An Adaptive Policy to Employ Sharpness-Aware
     Minimization, ICLR 2023: sharpness matters most where gradients are large.
@@ -269,16 +232,16 @@ class NormAbove(Interval):
     needs_norm = True
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
+        """Validate the arguments."""
         number("factor", self.factor, -math.inf)
         number("decay", self.decay, 0, 1)
-        self.begun = self.begun or self.mean != 0.0  # states of earlier versions do not say it
+        self.begun = self.begun or self.mean != 0.0  # absent from states of earlier versions
 
     def chosen(self, step: int, norm: Callable[[], float]) -> bool:
         """Compare this step's norm with the running statistics, then update them."""
         square = norm() ** 2
         if not math.isfinite(square):
-            return True  # the two-pass step knows what to do with it
+            return True  # the two-pass step handles it
         above = not self.begun or square >= self.mean + self.factor * math.sqrt(self.variance)
         self.variance = self.decay * self.variance + (1 - self.decay) * (square - self.mean) ** 2
         self.mean = self.decay * self.mean + (1 - self.decay) * square if self.begun else square
@@ -290,75 +253,8 @@ class NormAbove(Interval):
         return self.mean, self.variance, self.begun
 
     def recall(self, memory: Any) -> None:
-        """Put the running statistics back."""
+        """Restore the running statistics."""
         self.mean, self.variance, self.begun = memory
-
-
-@dataclass(frozen=True)
-class _Pair(Interval):
-    one: Interval
-    other: Interval
-
-    @property
-    def needs_norm(self) -> bool:  # type: ignore[override]
-        """Whether a part reads the norm."""
-        return self.one.needs_norm or self.other.needs_norm
-
-    def remember(self) -> Any:
-        """Return what both remember."""
-        return self.one.remember(), self.other.remember()
-
-    def recall(self, memory: Any) -> None:
-        """Let both recall."""
-        self.one.recall(memory[0])
-        self.other.recall(memory[1])
-
-    def answers(self, step: int, norm: Callable[[], float]) -> tuple[bool, bool]:
-        """Ask both, always, so that both keep count."""
-        return self.one.chosen(step, norm), self.other.chosen(step, norm)
-
-
-class Both(_Pair):
-    """Steps that both intervals choose."""
-
-    def chosen(self, step: int, norm: Callable[[], float]) -> bool:
-        """Ask both."""
-        return all(self.answers(step, norm))
-
-
-class Either(_Pair):
-    """Steps that at least one interval chooses."""
-
-    def chosen(self, step: int, norm: Callable[[], float]) -> bool:
-        """Ask both."""
-        return any(self.answers(step, norm))
-
-
-KINDS: dict[str, type[Schedule] | type[Interval]] = {
-    kind.__name__: kind
-    for kind in (Constant, Warmup, InverseSqrt, FollowLR, Every, Between, NormAbove, Both, Either)
-}
-
-
-def pack(part: Schedule | Interval) -> dict[str, Any] | None:
-    """Return a schedule or interval as plain values for `state_dict`; None if it cannot be saved."""
-    if KINDS.get(type(part).__name__) is not type(part):  # a user's own may have the same name
-        return None
-    packed: dict[str, Any] = {"kind": type(part).__name__}
-    for item in fields(part):  # type: ignore[arg-type]
-        value = getattr(part, item.name)
-        if isinstance(value, Real) and hasattr(value, "item"):
-            value = value.item()  # numpy's numbers are no plain ones to torch.load
-        packed[item.name] = pack(value) if isinstance(value, Interval) else value
-        if isinstance(value, Interval) and packed[item.name] is None:
-            return None
-    return packed
-
-
-def unpack(packed: dict[str, Any]) -> Schedule | Interval:
-    """Return what `pack` was given."""
-    values = {k: unpack(v) if isinstance(v, dict) else v for k, v in packed.items() if k != "kind"}
-    return KINDS[packed["kind"]](**values)
 
 
 __all__ = [

@@ -37,7 +37,7 @@ DOCUMENTED = {
     "wsam.geometry": None,
     "wsam.rule": None,
     "wsam.schedule": None,
-    "wsam.graph": ["CapturedStep", "capture"],
+    "wsam.accel.cuda_graph": ["CapturedStep", "capture"],
     "wsam.integrations": None,
     "wsam.integrations.lightning": None,
     # SharpnessAwareTrainer is left out: importing the Trainer takes 9 s, and its own tests use it.

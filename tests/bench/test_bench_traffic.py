@@ -8,6 +8,9 @@ from pathlib import Path
 import emulated
 import pytest
 import torch
+from wsam.block import Block
+from wsam.kernels import Begun, Kernels
+from wsam.plan import Plan
 
 import wsam
 from wsam import aside
@@ -16,9 +19,6 @@ from wsam.bench.cases import Case
 from wsam.bench.memory_traffic import NUMEL, Traffic, TrafficCounter
 from wsam.bench.timing import Timer, make_clock
 from wsam.bench.workload import BASE_ARGS, Workload
-from wsam.block import Block
-from wsam.kernels import Begun, Kernels
-from wsam.plan import Plan
 from wsam.rule import Weighted
 
 CPU = torch.device("cpu")

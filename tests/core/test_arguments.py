@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -150,47 +149,7 @@ ATTRIBUTES = {"geometry", "model", "lean", "max_norm", "nonfinite", "repeat_rand
 ATTRIBUTES |= {"local"}
 
 
-@pytest.mark.parametrize("name", MEMBERS)
-def test_arguments_that_are_no_attributes(name: str) -> None:
-    """Setting one would do nothing: it is refused, and the message says where the value lives."""
-    opt = member(name, untouched_base()[0])
-    before = dict(vars(opt))
-    signatures = signature(wsam.METHODS[name]), signature(wsam.SharpnessAware)
-    arguments = {key for found in signatures for key in found.parameters}
-    assert vars(opt).keys() >= ATTRIBUTES
-    for key in arguments - ATTRIBUTES - {"base", "rule", "options"}:
-        with pytest.raises(AttributeError, match=rf"^{key} is .*optimizer\."):
-            setattr(opt, key, 0.5)
-        if key not in READ and (name, key) != ("esam", "gamma"):
-            with pytest.raises(AttributeError, match=rf"^{key} is .*optimizer\."):
-                getattr(opt, key)
-    assert vars(opt) == before
-
-
 READ = {"keep", "beta", "seed", "eta", "weights_only"}
-
-
-def test_arguments_that_can_be_read() -> None:
-    base = untouched_base()[0]
-    assert wsam.SAM(base, keep=0.5).keep == 0.5
-    opt = wsam.ESAM(base, beta=0.3, gamma=0.4, seed=5)
-    assert (opt.beta, opt.gamma, opt.seed, opt.keep) == (0.3, 0.4, 5, 0.4)
-    adaptive = wsam.ASAM(base, eta=0.2)
-    assert (adaptive.eta, adaptive.weights_only) == (0.2, False)
-    adaptive.geometry = wsam.Adaptive(0.7)
-    assert adaptive.eta == 0.7
-    assert wsam.FisherSAM(base, eta=3.0).eta == 3.0
-
-
-@pytest.mark.parametrize(
-    ("name", "key", "hint"),
-    [("esam", "keep", "is gamma here"), ("esam", "geometry", "geometry= to SAM")]
-    + [(name, "geometry", "geometry= to SAM") for name in ("asam", "fisher_sam")],
-)
-def test_arguments_that_a_member_gives_itself(name: str, key: str, hint: str) -> None:
-    with pytest.raises(TypeError, match=hint) as caught:
-        wsam.create(name, untouched_base()[0], **{key: None})
-    assert f" {key}," not in str(caught.value), "it is not offered, either"
 
 
 def test_an_integer_may_be_of_numpy() -> None:
@@ -389,12 +348,3 @@ def test_names_for_weights_only(name: str) -> None:
         with opt.perturbed():
             seen.append([p.detach().clone() for p in model.parameters()])
     assert same(*seen)
-
-
-def test_a_class_of_your_own_may_have_attributes_of_such_names() -> None:
-    class Mine(wsam.SAM):
-        def __init__(self, base: torch.optim.Optimizer) -> None:
-            super().__init__(base)
-            self.keep = 3
-
-    assert Mine(torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)).keep == 3

@@ -14,6 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import wsam
+from wsam._core import lean as lean_step
+from wsam._core import tensor_ops
 
 ODD = 7919  # no other tensor has this many elements
 LATE_AND_LEAN = [(name, False) for name in MEMBERS] + [
@@ -85,8 +87,8 @@ def test_number_of_buffers(
 
     At rest none, but on a CPU the memory of the copy of w, which lean gives back.
     """
-    monkeypatch.setattr(wsam.block, "CHUNK_BYTES", 1)
-    monkeypatch.setattr(wsam.lean, "EXCHANGE_BYTES", 1)
+    monkeypatch.setattr(tensor_ops, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(lean_step, "EXCHANGE_BYTES", 1)
     found = buffers_of(name, lean, tensors)
     wanted = 1 if lean or reference.MEMBERS[name].rule == "sam" else 2
     assert found["second pass"] == wanted * tensors

@@ -5,13 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import emulated
 import pytest
 import torch
 from torch import Tensor, nn
 
 import wsam
-from wsam import kernels
+from wsam._core import lean as lean_step
 
 X = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
 
@@ -214,7 +213,7 @@ def after_a_step(name: str, **options: Any) -> list[Tensor]:
     return [p.detach().clone() for p in model.parameters()]
 
 
-UPDATE = ("_finish", "apply", "device", "direction", "direction_of", "on_device", "weights")
+UPDATE = ("_update", "finish", "apply", "device", "sign", "sign_of", "on_device", "weights")
 """Where the base has stepped and the decoupled term is being applied: an update of two parts."""
 
 
@@ -246,7 +245,7 @@ def test_ctrl_c_at_every_line(name: str) -> None:
 
 def test_ctrl_c_at_every_line_of_the_lean_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once the base has stepped the weights are left at its result, and the error says so."""
-    monkeypatch.setattr(wsam.lean, "EXCHANGE_BYTES", 1)
+    monkeypatch.setattr(lean_step, "EXCHANGE_BYTES", 1)
     whole = after_a_step("wsam", lean=True)
     model, opt, _ = normalised("wsam", lean=True)
     passes = []
@@ -282,37 +281,8 @@ def test_ctrl_c_at_every_line_of_the_lean_plan(monkeypatch: pytest.MonkeyPatch) 
             places.add(tracer.place)
         elif not all(map(torch.equal, whole, now)):
             silent += not noted and tracer.place not in (*UPDATE, "add_scaled")
-            assert tracer.place != "exchange", line
+            assert tracer.place != "_exchange", line
         if not tracer.place:
             break
-    assert {"exchange", "_hold_still", "_return_to_weights"} <= places
-    assert silent == 1, "between the base's step and the word that it has been made"
-
-
-@pytest.mark.parametrize("launched", [False, True])
-@pytest.mark.parametrize("lean", [False, True])
-@pytest.mark.parametrize("group", [0, 1])
-def test_ctrl_c_around_a_kernel(
-    group: int, lean: bool, launched: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A kernel that has run is undone; one that has not leaves nothing to undo."""
-    model, opt, closure = problem(lean=lean)
-    fused = kernels.Kernels(torch.device("cpu"), opt.base, opt.rule, 1.0)
-    fused.write_numbers()
-    monkeypatch.setattr(opt, "_kernels_of_base", lambda: fused)
-    kernel = getattr(emulated.install(monkeypatch), "begin_lean" if lean else "save_and_add")
-    own, before = kernel.run, [p.detach().clone() for p in model.parameters()]
-
-    def interrupted(*given: Any, **flags: Any) -> None:
-        if kernel.launches <= group or launched:
-            own(*given, **flags)
-        if kernel.launches > group:
-            raise KeyboardInterrupt
-
-    kernel.run = interrupted
-    with pytest.raises(KeyboardInterrupt) as caught:
-        opt.step(closure)
-    stepped = lean and (launched or group > 0)
-    assert bool(getattr(caught.value, "__notes__", [])) == stepped
-    if not stepped:
-        assert all(map(torch.equal, before, model.parameters()))
+    assert {"_exchange", "_hold_model", "_restore"} <= places
+    assert silent == 1, "between the base's step and `base_stepped = True`"

@@ -3,11 +3,9 @@
 import contextlib
 import copy
 import gc
-import inspect
 import re
 import warnings
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -145,9 +143,9 @@ def test_keys_no_group_can_set_are_refused(key: str) -> None:
         ("gsam", {"rho": 0.05, "rho_min": 0.1}, "rho_min must be in"),
         ("gsam", {"rho_min": 0.01, "lr_min": 1.0}, "lr_min must be in"),
         ("gsam", {"rho_min": "x"}, "rho_min must be a number"),
-        ("gsam", {"lr_min": 0.01}, "give rho_min"),
-        ("asam", {"geometry": wsam.Fisher()}, "give geometry= to SAM"),
-        ("sam", {"gamma": 0.9}, "SAM has no argument 'gamma' (the base has"),
+        ("gsam", {"lr_min": 0.01}, "pass rho_min"),
+        ("asam", {"geometry": wsam.Fisher()}, "unexpected keyword argument 'geometry'"),
+        ("sam", {"gamma": 0.9}, "unexpected keyword argument 'gamma'"),
     ],
 )
 def test_messages_name_what_was_given(name: str, hyper: dict[str, object], message: str) -> None:
@@ -195,7 +193,7 @@ def test_warnings_point_at_the_user() -> None:
 
 def test_the_norm_of_a_micro_batch_decides_for_no_other() -> None:
     opt = wsam.SAM(sgd(network()), when=NormAbove())
-    with pytest.raises(ValueError, match="one closure"):
+    with pytest.raises(ValueError, match="a single closure"):
         opt.step([lambda: torch.zeros(()), lambda: torch.zeros(())])
 
 
@@ -223,18 +221,6 @@ def backward(model: nn.Module) -> torch.Tensor:
     loss = model(torch.ones(3, 2)).square().mean()
     loss.backward()
     return loss
-
-
-def test_hyperparameters_are_of_the_groups() -> None:
-    opt, other = wsam.WSAM(sgd(network())), nn.Parameter(torch.ones(2))
-    with pytest.raises(AttributeError, match=r"param_groups\[i\]\['sam_rho'\]"):
-        opt.rho = 0.3
-    with pytest.raises(AttributeError, match=r"param_groups\[i\]\['sam_gamma'\]"):
-        print(opt.gamma)
-    assert not hasattr(opt, "alpha")
-    opt.alpha = 1.0  # no business of WSAM's: a user's own attribute
-    assert opt.alpha == 1.0
-    assert not hasattr(wsam.SAM(torch.optim.SGD([other], lr=0.1)), "gamma")
 
 
 def loss_of(model: nn.Module) -> Tensor:
@@ -283,7 +269,7 @@ def test_a_step_by_hand_can_be_given_up(lean: bool) -> None:
     assert torch.equal(torch.get_rng_state(), drawn)
     opt.state_dict()
     loss_of(model).backward()
-    with opt.perturbed(), pytest.raises(RuntimeError, match="only looks"):
+    with opt.perturbed(), pytest.raises(RuntimeError, match="inside perturbed"):
         opt.abandon()
 
     def closure() -> Tensor:
@@ -312,34 +298,13 @@ def test_a_step_that_is_forgotten_leaves_no_hook() -> None:
 def test_a_state_of_another_rule_is_told() -> None:
     model = nn.Linear(3, 1)
     state = wsam.CoupledWSAM(sgd(model), gamma=0.5).state_dict()
-    with pytest.warns(wsam.WsamWarning, match="rule was Coupled, here it is Weighted"):
+    with pytest.warns(wsam.WsamWarning, match="rule Coupled, this optimizer has Weighted"):
         wsam.WSAM(sgd(model)).load_state_dict(state)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         wsam.CoupledWSAM(sgd(model)).load_state_dict(state)
         del state["sharpness"]["rule"]  # as it was saved by earlier versions
         wsam.WSAM(sgd(model)).load_state_dict(state)
-
-
-def test_arguments_as_other_code_takes_them() -> None:
-    model = nn.Linear(3, 1)
-    with pytest.raises(TypeError, match=r"SAM\(torch.optim.SGD\(model.parameters\(\), lr=0.1\)"):
-        wsam.SAM(model.parameters(), torch.optim.SGD, lr=0.1)
-    with pytest.raises(TypeError, match="ASAM is the adaptive one"):
-        wsam.SAM(sgd(model), adaptive=True)
-    with pytest.raises(TypeError, match="give its instance, as base"):
-        wsam.SAM(model.parameters(), lr=0.1, momentum=0.9, base_optimizer=torch.optim.SGD)
-    assert list(inspect.signature(wsam.SAM).parameters) == ["base", "rho", "options"]
-
-    class Tagged(wsam.SharpnessAware):
-        def __init__(self, base: torch.optim.Optimizer, *, tag: str, **options: Any) -> None:
-            super().__init__(base, **options)
-            self.tag = tag
-
-    class Mine(wsam.SAM, Tagged):
-        pass
-
-    assert Mine(sgd(model), tag="heir").tag == "heir"
 
 
 def test_what_it_looks_like() -> None:

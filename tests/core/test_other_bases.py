@@ -215,7 +215,7 @@ def test_a_format_that_cannot_carry_ours_is_refused(saves: Any, error: type[Exce
         def state_dict(self) -> Any:
             return saves
 
-    with pytest.raises(error, match=r"Odd\.state_dict\(\).* beside it"):
+    with pytest.raises(error, match=r"Odd\.state_dict\(\)"):
         wsam.SAM(Odd(parameters(MLP.weights()), lr=0.1)).state_dict()
 
 
@@ -281,7 +281,7 @@ def test_a_plain_state_of_another_model_is_still_refused(base: str) -> None:
     p.grad = torch.ones(2, 3)
     plain.step()
     opt = wsam.SAM(torch_base(base, [q]))
-    with pytest.raises(ValueError, match=r"of shape \(2, 3\) in the state"):
+    with pytest.raises(ValueError, match=r"shape \(2, 3\) in the state"):
         opt.load_state_dict(plain.state_dict())
 
 

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, LinearLR, LRScheduler, OneCycleLR
 
 import wsam
+from wsam._core.schedule_base import unpack
 from wsam.schedule import (
     Between,
     Constant,
@@ -240,7 +241,7 @@ def test_interval_by_gradient_norm_begins_with_the_first_radius() -> None:
 
 def test_interval_by_gradient_norm_of_an_earlier_version() -> None:
     saved = {"kind": "NormAbove", "factor": 1.0, "decay": 0.9, "mean": 4.0, "variance": 8.0}
-    when = wsam.schedule.unpack(saved)
+    when = unpack(saved, wsam.schedule.Interval)
     assert isinstance(when, NormAbove)
     assert not when.chosen(3, lambda: 2.0)
     assert when.mean == pytest.approx(4.0)
@@ -297,7 +298,7 @@ def test_a_schedule_of_ones_own_with_a_name_of_ours() -> None:
         state = opt.state_dict()
         assert state["sharpness"]["schedules"] == [{"rho": None}]
         opt.load_state_dict(state)
-        assert opt._schedules == [{"rho": own}]
+        assert opt._values.schedules == [{"rho": own}]
 
 
 def test_a_step_that_fails_leaves_no_trace_in_the_running_norm() -> None:

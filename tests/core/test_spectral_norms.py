@@ -1,16 +1,12 @@
 """A spectral norm divides by the same function of the weights in both passes, and iterates once."""
 
-import copy
 import functools
-import gc
-import pickle
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from squares import GIVEN, X, in_a_thread, squared, told, train
+from squares import GIVEN, X, squared, train
 from torch import Tensor, nn
 
 import wsam
@@ -80,21 +76,6 @@ def test_a_spectral_norm_goes_on_after_an_error(kind: str, given: bool) -> None:
     assert moves(model)
 
 
-@GIVEN
-@SPECTRAL
-def test_a_spectral_norm_goes_on_without_the_optimizer(kind: str, given: bool) -> None:
-    """One that is given up between the passes leaves a norm that iterates."""
-    model = spectral(kind)
-    base = torch.optim.SGD(model.parameters(), lr=0.1)
-    opt = wsam.WSAM(base, model=model if given else None)
-    closure_of(model, [])()
-    opt.ascend()
-    closure_of(model, [])()
-    assert not moves(model)
-    del opt, base
-    assert moves(model)
-
-
 def moves(model: nn.Module) -> bool:
     before = {name: b.clone() for name, b in model.named_buffers()}
     closure_of(model, [])()
@@ -152,63 +133,6 @@ def test_iterations_that_are_set_between_and_in_steps(kind: str, given: bool) ->
     assert norm.n_power_iterations == 7
 
 
-@SPECTRAL
-def test_a_spectral_norm_is_not_kept_alive(kind: str) -> None:
-    layer = square_layer(kind)
-    opt = wsam.SAM(torch.optim.SGD(layer.parameters(), lr=0.1))
-    opt.step(square_of(layer))
-    norm = weakref.ref(norm_of(layer))
-    del layer
-    gc.collect()
-    assert norm() is None
-
-
-@GIVEN
-@SPECTRAL
-@pytest.mark.parametrize("first", [0, 1])
-def test_a_spectral_norm_that_two_optimizers_stop(first: int, kind: str, given: bool) -> None:
-    """It stands still until the last has returned to the weights."""
-    layers = square_layer(kind), nn.Linear(4, 2)
-    model = nn.Sequential(*layers)
-    opts = [
-        wsam.SAM(torch.optim.SGD(layer.parameters(), lr=0.1), model=model if given else None)
-        for layer in layers
-    ]
-    closure, norm = square_of(model), norm_of(layers[0])
-    for _ in range(2):
-        closure()
-        for opt in opts:
-            opt.ascend()
-        closure()
-        opts[first].descend()
-        assert norm.n_power_iterations == 0
-        opts[1 - first].descend()
-        assert norm.n_power_iterations == 1
-        for opt in opts:
-            opt.step()
-
-
-@SPECTRAL
-def test_a_copy_of_a_spectral_norm_that_is_stopped_iterates(kind: str) -> None:
-    layer, copies = square_layer(kind), []
-    norm = norm_of(layer)
-    norm.n_power_iterations = 3
-    opt = wsam.SAM(torch.optim.SGD(layer.parameters(), lr=0.1), model=layer)
-    square = square_of(layer)
-
-    def closure() -> Tensor:
-        seen.append(int(norm.n_power_iterations))
-        copies.append(copy.deepcopy(norm))
-        copies.append(pickle.loads(pickle.dumps(norm)))
-        return square()
-
-    seen: list[int] = []
-    opt.step(closure)
-    assert seen == [3, 0]
-    assert [c.n_power_iterations for c in copies] == [3] * 4
-    assert all(type(c.n_power_iterations) is int for c in copies)
-
-
 def test_a_compiled_spectral_norm_is_the_same_in_both_passes() -> None:
     layer, vectors = square_layer("parametrization"), []
     opt = wsam.SAM(torch.optim.SGD(layer.parameters(), lr=0.1), model=layer)
@@ -223,10 +147,3 @@ def test_a_compiled_spectral_norm_is_the_same_in_both_passes() -> None:
         opt.step(closure)
     assert all(all(map(torch.equal, *vectors[at : at + 2])) for at in (0, 2, 4))
     assert not all(map(torch.equal, vectors[0], vectors[2]))
-
-
-@SPECTRAL
-def test_a_spectral_norm_that_runs_in_another_thread(kind: str) -> None:
-    layer = NORMS[kind](nn.Linear(4, 4))
-    (said,) = told(lambda: in_a_thread(lambda: layer(X)), layer.parameters())
-    assert "another thread" in said

@@ -1,6 +1,5 @@
 """Loops that are unusual and right, or wrong and refused: what people write besides the recipes."""
 
-import copy
 import io
 import warnings
 from collections.abc import Callable
@@ -66,55 +65,19 @@ def test_buffers_that_cannot_be_written_are_left_alone() -> None:
         opt.step(closure)
 
 
-def test_what_is_written_into_a_frozen_layer_between_the_passes_stays() -> None:
-    model = net()
-    model[1].eval()
-    opt = wsam.SAM(sgd(model), model=model)
-    for number in range(3):
-        opt.begin()
-        closure_of(model)()
-        opt.ascend()
-        model[1].running_mean.fill_(number)
-        closure_of(model)()
-        opt.descend()
-        opt.step()
-        assert float(model[1].running_mean[0]) == number
-
-
 @GIVEN
-@pytest.mark.parametrize("kind", ["the same tensors", "others"])
-def test_a_layer_may_be_replaced(kind: str, given: bool) -> None:
+def test_a_layer_may_be_replaced(given: bool) -> None:
+    """As SyncBatchNorm.convert_sync_batchnorm does."""
     model = net()
     opt = wsam.SAM(sgd(model), rho=0.5, model=model if given else None)
-    new = nn.BatchNorm1d(8, affine=False)
-    if kind == "the same tensors":  # as SyncBatchNorm.convert_sync_batchnorm does
-        new = nn.BatchNorm1d(8)
-        new.weight, new.bias = model[1].weight, model[1].bias
-        for name, buffer in model[1].named_buffers():
-            setattr(new, name, buffer)
+    new = nn.BatchNorm1d(8)
+    new.weight, new.bias = model[1].weight, model[1].bias
+    for name, buffer in model[1].named_buffers():
+        setattr(new, name, buffer)
     model[1] = new
     for _ in range(5):
         opt.step(closure_of(model))
     assert new.num_batches_tracked == 5
-
-
-@pytest.mark.parametrize(
-    "put_on", [nn.utils.spectral_norm, nn.utils.parametrizations.spectral_norm]
-)
-def test_a_spectral_norm_may_be_put_on_later(put_on: Callable[..., Any]) -> None:
-    model, seen = net(), []
-    opt = wsam.SAM(sgd(model), rho=0.5, model=model)
-    put_on(model[0])
-
-    def closure() -> Tensor:
-        loss = closure_of(model)()
-        seen.append([b.clone() for b in model[0].buffers()])
-        return loss
-
-    opt.step(closure)
-    first, second = seen
-    assert first
-    assert all(map(torch.equal, first, second)), "it iterates in the first pass only"
 
 
 # --- states ---------------------------------------------------------------------------------------
@@ -156,17 +119,6 @@ def test_an_interrupted_load_leaves_everything_as_it_was() -> None:
     assert not hasattr(opt.base, "half")
 
 
-def test_options_are_not_looked_at_when_half_of_a_state_is_loaded() -> None:
-    model = net()
-    opt = wsam.WSAM(sgd(model), rho=0.1)
-    opt.step(closure_of(model))
-    state = copy.deepcopy(opt.state_dict())
-    opt.step(closure_of(model))
-    opt.__dict__["repeat_randomness"] = 0  # as a copy from elsewhere may have it
-    opt.load_state_dict(state)
-    assert opt.param_groups[0]["sam_step"] == 1
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -185,7 +137,7 @@ def test_numbers_of_numpy_are_saved_as_plain_ones(options: dict[str, Any]) -> No
     again = wsam.WSAM(sgd(model))
     again.load_state_dict(torch.load(file, weights_only=True))
     assert again.when == opt.when
-    assert again._schedules == opt._schedules
+    assert again._values.schedules == opt._values.schedules
 
 
 # --- refused ---------------------------------------------------------------------------------------
@@ -235,7 +187,7 @@ def test_lean_steps_are_made_where_nothing_has_an_address() -> None:
 def test_a_term_beside_a_differentiable_base_is_refused() -> None:
     weights = [nn.Parameter(torch.ones(2))]
     base = torch.optim.SGD(weights, lr=0.1, differentiable=True)
-    with pytest.raises(ValueError, match="take CoupledWSAM"):
+    with pytest.raises(ValueError, match="use CoupledWSAM"):
         wsam.WSAM(base)
     wsam.SAM(base)
 
@@ -248,34 +200,11 @@ def test_a_closure_is_refused_while_a_step_by_hand_waits() -> None:
     opt.ascend()
     closure_of(model)()
     opt.descend()
-    with pytest.raises(RuntimeError, match="without a closure finishes"):
+    with pytest.raises(RuntimeError, match="finish it with step"):
         opt.step(closure_of(model))
     opt.step()
     assert opt.param_groups[0]["sam_step"] == 1
     assert opt.skipped == 0
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "said"),
-    [
-        ("lean", True, "lean=True lets the base step"),
-        ("lean", 1, "lean must be True or False"),
-        ("max_norm", -1.0, "max_norm must be in"),
-        ("nonfinite", "ignore", "nonfinite must be one of"),
-        ("when", 5, "when must be"),
-        ("geometry", "ball", "geometry must be"),
-        ("local", True, "local=True"),
-        ("repeat_randomness", 0, "repeat_randomness must be"),
-    ],
-)
-def test_options_are_checked_whenever_they_are_set(name: str, value: Any, said: str) -> None:
-    model = net()
-    opt = wsam.SAM(sgd(model))
-    before = getattr(opt, name)
-    with pytest.raises((TypeError, ValueError), match=said):
-        setattr(opt, name, value)
-    assert getattr(opt, name) == before
-    opt.step(closure_of(model))
 
 
 @pytest.mark.parametrize("name", ["rho", "gamma"])
@@ -283,7 +212,7 @@ def test_a_schedule_is_no_value_of_a_step(name: str) -> None:
     model = net()
     opt = wsam.WSAM(sgd(model))
     opt.param_groups[0][f"sam_{name}"] = Warmup(0.1, steps=10)
-    with pytest.raises(TypeError, match="give a schedule to the constructor"):
+    with pytest.raises(TypeError, match="pass a schedule to the constructor"):
         opt.step(closure_of(model))
 
 

@@ -21,7 +21,7 @@ from framework_helpers import (
 )
 from lightning.fabric import Fabric
 from lightning.fabric.plugins import MixedPrecision
-from skorch.callbacks import GradientNormClipping, LRScheduler
+from skorch.callbacks import LRScheduler
 from skorch.helper import predefined_split
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -261,11 +261,3 @@ def test_skorch_works_hyperparameters() -> None:
     assert model.optimizer_.param_groups[0]["sam_rho"] == 0.3
     model.set_params(lr=0.05)
     assert model.optimizer_.base.param_groups[0]["lr"] == 0.05
-
-
-def test_skorch_refuses_clipping_callback() -> None:
-    model = classifier(callbacks=[GradientNormClipping(0.1)])
-    with pytest.raises(RuntimeError, match="max_norm"):
-        model.fit(samples(), None)
-    assert difference(model.module_, net()) == 0
-    classifier(callbacks=[GradientNormClipping(None)]).fit(samples(), None)

@@ -240,7 +240,7 @@ def test_a_captured_step_is_counted_like_an_eager_one(tmp_path, monkeypatch):
 
             return self.opt.step(closure)
 
-    monkeypatch.setattr("wsam.graph.capture", Replay)
+    monkeypatch.setattr("wsam.accel.cuda_graph.capture", Replay)
     eager = train(SHORT, tmp_path / "eager", CPU)
     monkeypatch.setattr(Trainer, "_make_stepper", captured_stepper)
     captured = train(SHORT, tmp_path / "captured", CPU)

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wsam import launch
+from wsam.accel.cuda_graph import capture
+from wsam.accel.triton_backend import triton_is_installed
 from wsam.bench.workload import GAMMA, RHO, Workload
-from wsam.graph import capture
 from wsam.methods import METHODS, create
 from wsam.schedule import Every
 
@@ -168,7 +168,7 @@ def method_cases(forms: Iterable[str], best: str) -> list[Case]:
             lean = method_step("wsam", lean=True, **default_options("wsam"))
             cases.append(Case("WSAM lean", form, OURS, lean))
             cases.append(Case("SAM", form, OURS, method_step("sam", **default_options("sam"))))
-        if form == "captured" and launch.available():
+        if form == "captured" and triton_is_installed():
             for method in ("wsam", "sam"):
                 foreach = method_step(method, fuse=False, **default_options(method))
                 name = f"{METHODS[method].__name__} not fused"

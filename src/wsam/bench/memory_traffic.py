@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from wsam._core.param_blocks import Block
+from wsam.accel.triton_backend import TritonBackend
 from wsam.bench.cases import Case, two_passes
 from wsam.bench.timing import Timer
 from wsam.bench.workload import synthetic_workload
-from wsam.block import Block
-from wsam.kernels import Kernels
 
 NUMEL = 7919  # elements of a counted tensor; no other tensor has as many
 TENSORS = 3
@@ -112,52 +112,58 @@ def _step_traffic(step: Any) -> Traffic:
 @contextmanager
 def count_fused_kernels(counter: TrafficCounter) -> Iterator[None]:
     """Count the traffic of our fused kernels, which bypass torch's dispatcher."""
-    norm, add, finish = Kernels.scales, Kernels.save_and_add, Kernels._finish_block
-    begin_lean, end_lean = Kernels._begin_lean, Kernels._end_lean
-    inner = Kernels._products
+    norm, add, finish = (
+        TritonBackend._scales,
+        TritonBackend._save_and_add,
+        TritonBackend._finish_block,
+    )
+    begin_lean, end_lean = TritonBackend._begin_lean_block, TritonBackend._end_lean_block
+    inner = TritonBackend._products
 
-    def scales(self: Kernels, blocks: Any, lists: Any, *final: bool) -> Any:
-        made = norm(self, blocks, lists, *final)
+    def scales(self: TritonBackend, blocks: Any, plans: Any, lists: Any, final: bool) -> Any:
+        made = norm(self, blocks, plans, lists, final)
         if made is not None:
             counter.reads += sum(len(tensors) for tensors in lists)
         return made
 
-    def save_and_add(self: Kernels, block: Block, *rest: Any) -> Any:
+    def save_and_add(self: TritonBackend, block: Block, *rest: Any) -> Any:
         done = add(self, block, *rest)
         if done:  # reads w and the direction, writes w and its copy
             counter.reads += 2 * len(block.params)
             counter.writes += 2 * len(block.params)
         return done
 
-    def products(self: Kernels, blocks: Any, gradients: Any) -> Any:
+    def products(self: TritonBackend, blocks: Any, gradients: Any) -> Any:
         counter.reads += 2 * sum(len(block.params) for block in blocks)
         return inner(self, blocks, gradients)
 
-    def finish_block(self: Kernels, block: Block, lists: Any, history: Any, *rest: Any) -> None:
+    def finish_block(
+        self: TritonBackend, block: Block, lists: Any, history: Any, *rest: Any
+    ) -> None:
         count = len(block.params)  # lists: the copy of w, w, g1 and, where it was kept, g0
         counter.reads += count * (len(lists) - 1 + len(history))
         counter.writes += count * (1 + len(history))
         finish(self, block, lists, history, *rest)
 
-    def begin(self: Kernels, block: Block, lists: Any, scale: Any, history: Any) -> None:
+    def begin(self: TritonBackend, block: Block, lists: Any, scale: Any, history: Any) -> None:
         count = len(block.params)  # lists: w, g0 and the direction, which may be g0 itself
         counter.reads += count * (2 + (lists[2] != lists[1]) + len(history))
         counter.writes += count * (2 + len(history))
         begin_lean(self, block, lists, scale, history)
 
-    def end(self: Kernels, block: Block, lists: Any) -> None:
+    def end(self: TritonBackend, block: Block, lists: Any) -> None:
         counter.reads += 2 * len(block.params)  # the result less g1, and g1
         counter.writes += len(block.params)
         end_lean(self, block, lists)
 
     with mock.patch.multiple(
-        Kernels,
-        scales=scales,
-        save_and_add=save_and_add,
+        TritonBackend,
+        _scales=scales,
+        _save_and_add=save_and_add,
         _products=products,
         _finish_block=finish_block,
-        _begin_lean=begin,
-        _end_lean=end,
+        _begin_lean_block=begin,
+        _end_lean_block=end,
     ):
         yield
 

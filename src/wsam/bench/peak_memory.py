@@ -16,10 +16,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from wsam.accel.cuda_graph import EAGER_CALLS
 from wsam.bench.cases import BASE, Case
 from wsam.bench.timing import gc_paused
 from wsam.bench.workload import Workload
-from wsam.graph import EAGER_CALLS
 
 COUNTED_BY = {
     "cuda": "torch.cuda.max_memory_allocated",

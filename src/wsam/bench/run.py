@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from wsam import launch
+from wsam.accel.triton_backend import triton_is_installed
 from wsam.bench import memory_traffic, peak_memory, third_party
 from wsam.bench.cases import (
     BASE,
@@ -131,7 +131,7 @@ def all_cases(settings: Settings) -> tuple[list[Case], list[str]]:
     forms = settings.forms()
     not_captured = [form for form in forms if form != "captured"]
     installed, notes = third_party.installed_cases(not_captured)
-    if "captured" in forms and not launch.available():
+    if "captured" in forms and not triton_is_installed():
         notes.append("Triton is not installed: our fused kernels were left out")
     cases = [
         *baseline_cases(forms),

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from wsam.checks import count
+from wsam._core.validation import count
 from wsam.curvature.krylov import random_normal
 from wsam.curvature.lanczos import Found, Settings, Which, lanczos, rayleigh_ritz
 from wsam.curvature.operator import Info, SymmetricOperator

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from wsam._core.step_state import Phase
 from wsam.integrations.window import Window, take_over_clipping, unwrap
 from wsam.optimizer import SharpnessAware
 
@@ -192,7 +193,7 @@ def _closure_runs_once(optimizer: SharpnessAware) -> Iterator[None]:
 
     def run_once(closure: Any = None) -> Any:
         loss = closure() if closure is not None else None
-        if optimizer._flight is not None:
+        if optimizer._step_state.phase is not Phase.IDLE:
             step()
         return loss
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wsam.checks import number
+from wsam._core.validation import number
 from wsam.optimizer import SharpnessAware
 
 Pass = Callable[[], Tensor | None]
@@ -70,7 +70,7 @@ class Window:
         if not self._runs:
             optimizer.begin()
         # Between two micro-batches a data loader may have drawn random numbers, too.
-        random = optimizer._random.read() if optimizer.repeat_randomness else None
+        random = optimizer._rng.read() if optimizer.repeat_randomness else None
         self._runs.append((again, random))
 
     def note(self, loss: Tensor) -> None:
@@ -110,7 +110,7 @@ class Window:
                 if scale is not None:
                     scaler.unscale_(optimizer)
             except BaseException as error:
-                optimizer._abandon(error)
+                optimizer._cancel(error)
                 raise
         rise = torch.full((), torch.nan)
         if moved and len(losses) == len(second):
@@ -118,7 +118,7 @@ class Window:
             rise = sum(loss for loss in second if loss is not None) - first
             rise = optimizer._selection.corrected(rise)
         if moved and second and all(loss is None for loss in second):
-            optimizer._leave_out()  # the framework's way to leave out a batch
+            optimizer._skip_step()  # the framework's way to leave out a batch
         optimizer.descend()
         optimizer._sharpness = rise
 
@@ -128,7 +128,7 @@ class Window:
         try:
             for position, (again, random) in enumerate(runs, start=1):
                 if random is not None:
-                    self._optimizer._random.write(random)
+                    self._optimizer._rng.write(random)
                 last = position == len(runs)
                 context = contextlib.nullcontext() if last else self._unsynchronised()
                 with torch.enable_grad(), context:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from wsam import checks
+from wsam._core import validation as checks
 from wsam.lab import datasets, models
 from wsam.lab.data_feed import DataFeed, MemoryFeed, add_label_noise
 from wsam.lab.image_folder import FolderFeed, find_root

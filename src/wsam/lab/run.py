@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from wsam import checks
+from wsam._core import validation as checks
 from wsam.lab.settings import (
     BASES,
     DATA,

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
-from wsam import checks
+from wsam._core import validation as checks
 
 if TYPE_CHECKING:
     from wsam.geometry import Geometry
@@ -97,7 +97,7 @@ def accepts_geometry(method: str) -> bool:
     """Return whether a method's geometry can be chosen."""
     from wsam.methods import METHODS
 
-    return method != VANILLA and "geometry" not in METHODS[method].fixes
+    return method != VANILLA and "geometry" in inspect.signature(METHODS[method]).parameters
 
 
 def geometry_defaults() -> dict[str, dict[str, Value]]:

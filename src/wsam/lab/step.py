@@ -228,7 +228,7 @@ class Stepper:
     def _step(self, images: Tensor, labels: Tensor) -> Tensor:
         if self.capture:
             if self._captured is None:
-                from wsam.graph import capture
+                from wsam.accel.cuda_graph import capture
 
                 self._captured = capture(self.optimizer, self.objective, images, labels)
             return self._captured(images, labels)

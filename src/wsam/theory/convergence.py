@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from wsam.checks import count, number
+from wsam._core.validation import count, number
 from wsam.theory.weights import (
     harmonic_root_sum,
     harmonic_sum,

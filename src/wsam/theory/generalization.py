@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from wsam.checks import count, number
+from wsam._core.validation import count, number
 from wsam.theory.convergence import known_form
 from wsam.theory.weights import sharpness_weight
 

@@ -2,7 +2,7 @@
 
 import math
 
-from wsam.checks import count, number
+from wsam._core.validation import count, number
 
 
 def sharpness_weight(gamma: float) -> float:

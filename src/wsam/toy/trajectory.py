@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.optim import SGD, Optimizer
 
-from wsam.checks import count, number
+from wsam._core.validation import count, number
 from wsam.geometry import Adaptive, Euclidean, Fisher, Geometry
 from wsam.methods import GSAM, SAM, WSAM, CoupledWSAM
 from wsam.plot_style import METHOD_STYLES

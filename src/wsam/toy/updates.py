@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD
 
-from wsam.checks import number
+from wsam._core.validation import number
 from wsam.methods import WSAM
 from wsam.toy.landscape import loss
 

@@ -1,4 +1,4 @@
-"""Random masks that must not differ between the passes: else g1 - g0 would measure noise."""
+"""Random generators: both passes draw the same numbers, so that g1 - g0 does not measure noise."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -6,19 +6,23 @@ from typing import Any
 import torch
 
 
-class RandomStates:
-    """Lets the second pass draw the same random numbers as the first, and advances them once."""
+class RngState:
+    """Reads and sets the default generators of the CPU and of the parameters' CUDA devices.
+
+    Args:
+        devices: of the parameters.
+    """
 
     def __init__(self, devices: Iterable[torch.device]) -> None:
         self._devices = sorted({d for d in devices if d.type == "cuda"}, key=str)
 
     def _generators(self) -> list[torch.Generator]:
-        every, current = torch.cuda.default_generators, torch.cuda.current_device
-        return [every[current() if d.index is None else d.index] for d in self._devices]
+        generators, current = torch.cuda.default_generators, torch.cuda.current_device
+        return [generators[current() if d.index is None else d.index] for d in self._devices]
 
     def read(self) -> tuple[Any, ...]:
-        """Return the states of the CPU's and the devices' default generators."""
-        # A device's state is a seed and a count; torch.cuda.get_rng_state makes a tensor of them.
+        """Return the current states."""
+        # Seed and offset: torch.cuda.get_rng_state would build a tensor of them.
         states = [(g.initial_seed(), g.get_offset()) for g in self._generators()]
         return (torch.get_rng_state(), *states)
 
@@ -29,3 +33,8 @@ class RandomStates:
             if generator.initial_seed() != seed:
                 generator.manual_seed(seed)
             generator.set_offset(offset)
+
+    def is_at(self, states: tuple[Any, ...]) -> bool:
+        """Whether the generators are in these states."""
+        now = self.read()
+        return torch.equal(now[0], states[0]) and now[1:] == states[1:]

@@ -1,28 +1,27 @@
-"""The kernels of `wsam.kernels` in Triton; importing this needs Triton.
+"""The fused kernels, in Triton. Importing this module needs Triton.
 
-A table holds the addresses of n tensors of the first list, then of the second, and so on. `numbers`
-are a group's, in double precision: see `wsam.bases.numbers_of`. What decides between branches is a
-constant of a kernel; what may change from step to step is not, or each step would be compiled. Nor is
-anything made of the values of counts, so that a kernel that was made once serves them all.
+A table holds the addresses of the n tensors of a first list, then of a second list, and so on.
+`numbers` is a group's row in double precision, see `base_optimizers.numbers_of`. Only what selects a
+branch is a compile-time constant; values that change from step to step are read on the device.
 """
 # mypy: ignore-errors
 
 import triton
 import triton.language as tl
 
-from wsam import bases
+from wsam.accel import base_optimizers
 
-KEPT = tl.constexpr(bases.KEPT)
-DECAY = tl.constexpr(bases.DECAY)
-MOMENTUM = tl.constexpr(bases.MOMENTUM)
-NESTEROV = tl.constexpr(bases.NESTEROV)
-ADAM = tl.constexpr(bases.ADAM)
-DECOUPLED = tl.constexpr(bases.DECOUPLED)
+HAS_G0 = tl.constexpr(base_optimizers.HAS_G0)
+DECAY = tl.constexpr(base_optimizers.DECAY)
+MOMENTUM = tl.constexpr(base_optimizers.MOMENTUM)
+NESTEROV = tl.constexpr(base_optimizers.NESTEROV)
+ADAM = tl.constexpr(base_optimizers.ADAM)
+DECOUPLED_DECAY = tl.constexpr(base_optimizers.DECOUPLED_DECAY)
 
 
 @triton.jit
 def _tile(where, offset, sizes, BLOCK: tl.constexpr):
-    """Return which tensor this program works on, from where, and how large that tensor is."""
+    """Return the tensor that this program processes, the offset in it, and its size."""
     program = tl.program_id(0)
     index = tl.load(where + program)
     return index, tl.multiple_of(tl.load(offset + program), BLOCK), tl.load(sizes + index)
@@ -30,7 +29,7 @@ def _tile(where, offset, sizes, BLOCK: tl.constexpr):
 
 @triton.jit
 def _inside(at, size, FULL: tl.constexpr):
-    """Return the mask of a tile; one that is known to be full is read and written by wide words."""
+    """Return the mask of a tile. A full tile has a constant mask, so that accesses are vectorized."""
     if FULL:
         return tl.full(at.shape, 1, tl.int1)
     return at < size
@@ -113,14 +112,11 @@ def scales(
     groups,
     EPSILON: tl.constexpr,
     COLUMNS: tl.constexpr,
-    ROOM: tl.constexpr,
+    STRIDE: tl.constexpr,
     GROUPS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """`radius / (norm + eps)` of each group, from the sums of all tiles; one program.
-
-    A group's result is followed by a mark, zero until a kernel has gone on with it.
-    """
+    """`radius / (norm + eps)` of each group, from the sums of all tiles. One program."""
     total = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, count, BLOCK):
         at = start + tl.arange(0, BLOCK)
@@ -128,17 +124,9 @@ def scales(
     norm = tl.sqrt(tl.sum(total))
     group = tl.arange(0, GROUPS)
     radius = tl.load(numbers + group * COLUMNS, mask=group < groups, other=0.0).to(tl.float32)
-    # norm - norm is NaN for an infinite norm, which would else make d zero and hide the overflow.
+    # norm - norm is NaN for an infinite norm, which would otherwise make d zero and hide the overflow.
     scale = radius / (norm + EPSILON) + (norm - norm)
-    tl.store(result + ROOM * group, scale, mask=group < groups)
-    tl.store(result + ROOM * group + 1, tl.zeros_like(scale), mask=group < groups)
-
-
-@triton.jit
-def _mark(scale):
-    """Say that the kernel that goes on with the scale has been launched."""
-    if tl.program_id(0) == 0:
-        tl.store(scale + 1, 1.0)
+    tl.store(result + STRIDE * group, scale, mask=group < groups)
 
 
 @triton.jit
@@ -152,7 +140,6 @@ def _save_and_add(table, index, n, at, inside, scale):
 @triton.jit(do_not_specialize=["n"])
 def save_and_add(table, where, offset, sizes, scale, n, BLOCK: tl.constexpr):
     """`saved = w; w += scale * direction`; lists: w, direction, saved."""
-    _mark(scale)
     index, start, size = _tile(where, offset, sizes, BLOCK)
     at = start + tl.arange(0, BLOCK)
     if start + BLOCK <= size:
@@ -163,50 +150,50 @@ def save_and_add(table, where, offset, sizes, scale, n, BLOCK: tl.constexpr):
 
 @triton.jit
 def _mix(table, index, n, at, inside, numbers, BRANCHES: tl.constexpr):
-    """Return what is fed and what is beside, of g1 (list 2) and, where it was kept, g0 (list 3)."""
+    """Return base_grad and decoupled, from g1 (list 2) and, where the rule keeps it, g0 (list 3)."""
     g1 = _read(table, 2, index, n, at, inside)
-    if KEPT & BRANCHES:
+    if HAS_G0 & BRANCHES:
         g0 = _read(table, 3, index, n, at, inside)
         change = g1 - g0
-        fed = _times(_number(numbers, 1), g0) + _times(_number(numbers, 2), change)
-        beside = _times(_number(numbers, 3), g0) + _times(_number(numbers, 4), change)
+        grad = _times(_number(numbers, 1), g0) + _times(_number(numbers, 2), change)
+        decoupled = _times(_number(numbers, 3), g0) + _times(_number(numbers, 4), change)
     else:
-        fed = g1
-        beside = 0.0 * g1
-    return fed, beside
+        grad = g1
+        decoupled = 0.0 * g1
+    return grad, decoupled
 
 
 @triton.jit
-def _sgd(table, index, n, at, inside, w, fed, numbers, BRANCHES: tl.constexpr):
-    """Return what SGD makes of w; its momentum is list 4."""
+def _sgd(table, index, n, at, inside, w, grad, numbers, BRANCHES: tl.constexpr):
+    """Return the result of SGD's step; its momentum is list 4."""
     if DECAY & BRANCHES:
-        fed += _number(numbers, 6) * w
+        grad += _number(numbers, 6) * w
     if MOMENTUM & BRANCHES:
         keep = _number(numbers, 7)
         take = (1.0 - tl.load(numbers + 8)).to(tl.float32)
-        m = keep * _read(table, 4, index, n, at, inside) + take * fed
+        m = keep * _read(table, 4, index, n, at, inside) + take * grad
         _write(table, 4, index, n, at, inside, m)
-        fed = fed + keep * m if NESTEROV & BRANCHES else m
-    return w - _number(numbers, 5) * fed
+        grad = grad + keep * m if NESTEROV & BRANCHES else m
+    return w - _number(numbers, 5) * grad
 
 
 @triton.jit
-def _adam(table, index, n, at, inside, w, fed, numbers, BRANCHES: tl.constexpr):
-    """Return what Adam(W) makes of w; its mean, mean square and count are lists 4, 5 and 6.
+def _adam(table, index, n, at, inside, w, grad, numbers, BRANCHES: tl.constexpr):
+    """Return the result of Adam(W)'s step; mean, mean square and step count are lists 4, 5 and 6.
 
-    The count is that of the steps before this one. Its powers lose their digits in single precision.
+    The count is that of the steps before this one. Powers of the betas need double precision.
     """
     lr = _number(numbers, 5)
     if DECAY & BRANCHES:
-        if DECOUPLED & BRANCHES:
+        if DECOUPLED_DECAY & BRANCHES:
             w *= (1.0 - tl.load(numbers + 5) * tl.load(numbers + 6)).to(tl.float32)
         else:
-            fed += _number(numbers, 6) * w
+            grad += _number(numbers, 6) * w
     take = (1.0 - tl.load(numbers + 7)).to(tl.float32)
     m = _read(table, 4, index, n, at, inside)
-    m += take * (fed - m)
+    m += take * (grad - m)
     take = (1.0 - tl.load(numbers + 8)).to(tl.float32)
-    v = _number(numbers, 8) * _read(table, 5, index, n, at, inside) + take * fed * fed
+    v = _number(numbers, 8) * _read(table, 5, index, n, at, inside) + take * grad * grad
     _write(table, 4, index, n, at, inside, m)
     _write(table, 5, index, n, at, inside, v)
     count = tl.load(_list(table, 6, index, n)).to(tl.float64) + 1.0
@@ -216,22 +203,22 @@ def _adam(table, index, n, at, inside, w, fed, numbers, BRANCHES: tl.constexpr):
 
 
 @triton.jit
-def _base(table, index, n, at, inside, w, fed, numbers, BRANCHES: tl.constexpr):
-    """Return what the base makes of w."""
+def _base(table, index, n, at, inside, w, grad, numbers, BRANCHES: tl.constexpr):
+    """Return the result of the base's step."""
     if ADAM & BRANCHES:
-        new = _adam(table, index, n, at, inside, w, fed, numbers, BRANCHES)
+        new = _adam(table, index, n, at, inside, w, grad, numbers, BRANCHES)
     else:
-        new = _sgd(table, index, n, at, inside, w, fed, numbers, BRANCHES)
+        new = _sgd(table, index, n, at, inside, w, grad, numbers, BRANCHES)
     return new
 
 
 @triton.jit
 def _finish(table, index, n, at, inside, numbers, BRANCHES: tl.constexpr):
     w = _read(table, 0, index, n, at, inside)
-    fed, beside = _mix(table, index, n, at, inside, numbers, BRANCHES)
-    new = _base(table, index, n, at, inside, w, fed, numbers, BRANCHES)
-    if KEPT & BRANCHES:
-        new -= _number(numbers, 5) * beside
+    grad, decoupled = _mix(table, index, n, at, inside, numbers, BRANCHES)
+    new = _base(table, index, n, at, inside, w, grad, numbers, BRANCHES)
+    if HAS_G0 & BRANCHES:
+        new -= _number(numbers, 5) * decoupled
     _write(table, 1, index, n, at, inside, new)
 
 
@@ -251,8 +238,8 @@ def _begin_lean(table, index, n, at, inside, numbers, scale, BRANCHES: tl.conste
     w = _read(table, 0, index, n, at, inside)
     g0 = _read(table, 1, index, n, at, inside)
     direction = _read(table, 2, index, n, at, inside)
-    fed = _times(_number(numbers, 1), g0)
-    new = _base(table, index, n, at, inside, w, fed, numbers, BRANCHES)
+    grad = _times(_number(numbers, 1), g0)
+    new = _base(table, index, n, at, inside, w, grad, numbers, BRANCHES)
     weight = _number(numbers, 3) - _number(numbers, 4)
     new -= _number(numbers, 5) * _times(weight, g0)
     _write(table, 3, index, n, at, inside, new)
@@ -263,8 +250,7 @@ def _begin_lean(table, index, n, at, inside, numbers, scale, BRANCHES: tl.conste
 def begin_lean(
     table, where, offset, sizes, numbers, scale, n, BRANCHES: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """The base's step and the way to w + d; lists: w, g0, direction, result less g1, and the base's."""
-    _mark(scale)
+    """The base's step and w + d; lists: w, g0, direction, result without g1, and the base's."""
     index, start, size = _tile(where, offset, sizes, BLOCK)
     at = start + tl.arange(0, BLOCK)
     if start + BLOCK <= size:
@@ -283,7 +269,7 @@ def _end_lean(table, index, n, at, inside, numbers):
 
 @triton.jit(do_not_specialize=["n"])
 def end_lean(table, where, offset, sizes, numbers, n, BLOCK: tl.constexpr):
-    """The end of a lean step; lists: result less g1, w, g1."""
+    """The end of a lean step; lists: result without g1, w, g1."""
     index, start, size = _tile(where, offset, sizes, BLOCK)
     at = start + tl.arange(0, BLOCK)
     if start + BLOCK <= size:

@@ -1,8 +1,7 @@
-"""What stands in for the host while a step is recorded into a graph.
+"""Inputs of a recorded step: numbers, masks and generator states on the device.
 
-A recorded step cannot read numbers, masks or generator states from the host. Each class here keeps
-one of them on the device, writes it there before a replay, and lends it to the optimizer while the
-step is recorded.
+A CUDA graph cannot read them from the host. Each class here keeps one of them on the device, updates
+it before a replay, and installs it in the optimizer while the step is recorded.
 """
 
 import contextlib
@@ -13,82 +12,84 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from wsam import state as saving
-from wsam.bases import OF_BASE
-from wsam.block import Block
+from wsam._core.param_blocks import Block
+from wsam._core.param_groups import PREFIX, STEP
+from wsam.accel.base_optimizers import BASE_NUMBERS
 from wsam.geometry import Geometry, Masked
 from wsam.optimizer import SharpnessAware
 
 
-class Scalars:
-    """Learning rates, radii and weights of all groups as views of one small device tensor."""
+class GraphScalars:
+    """Learning rates and hyperparameters of all groups as views of one small device tensor."""
 
     def __init__(self, opt: Optimizer, device: torch.device) -> None:
         self._opt = opt
-        self._keys = [[k for k, v in g.items() if self._moves(k, v)] for g in opt.param_groups]
+        self._keys = [[k for k, v in g.items() if self._is_input(k, v)] for g in opt.param_groups]
         count = sum(len(keys) for keys in self._keys)
         self._values = torch.zeros(count, device=device)
         self._written: list[float] | None = None
 
     @staticmethod
-    def _moves(key: str, value: Any) -> bool:
-        ours = key.startswith(saving.PREFIX) and key != saving.STEP
-        return (key == "lr" or ours) and not isinstance(value, Tensor)
+    def _is_input(key: str, value: Any) -> bool:
+        own = key.startswith(PREFIX) and key != STEP
+        return (key == "lr" or own) and not isinstance(value, Tensor)
 
-    def are_plain(self) -> bool:
-        """Whether all learning rates are numbers; a tensor of the user's is read on the device."""
+    def are_numbers(self) -> bool:
+        """Whether all learning rates are numbers: kernels do not read a user's tensor."""
         return not any(isinstance(group["lr"], Tensor) for group in self._opt.param_groups)
 
     def write(self) -> None:
-        """Copy the groups' present values to the device, if they have changed."""
+        """Copy the groups' current values to the device, if they have changed."""
         groups = self._opt.param_groups
         if len(groups) != len(self._keys):
-            raise RuntimeError("there are other parameter groups than at capture: capture again")
+            raise RuntimeError("the number of parameter groups has changed: capture again")
         values = [float(g[k]) for g, keys in zip(groups, self._keys, strict=True) for k in keys]
         if values != self._written:
             self._values.copy_(torch.tensor(values), non_blocking=True)
             self._written = values
 
-    def fixed(self) -> tuple[Any, ...]:
-        """Return the groups' other values: a recording is made for them.
+    def constants(self) -> tuple[Any, ...]:
+        """Return the groups' other values, which are constants of a recording.
 
-        Of numbers that our kernels read on the device only whether they are zero.
+        Of the numbers that kernels read on the device, only whether they are zero is constant.
         """
         kept = []
         for group, keys in zip(self._opt.param_groups, self._keys, strict=True):
-            left_out = {"params", "param_names", saving.STEP, "initial_lr", *keys}
+            left_out = {"params", "param_names", STEP, "initial_lr", *keys}
             values = ((k, v) for k, v in group.items() if k not in left_out)
-            kept.append(tuple((k, bool(v) if k in OF_BASE else repr(v)) for k, v in values))
+            kept.append(tuple((k, bool(v) if k in BASE_NUMBERS else repr(v)) for k, v in values))
         return tuple(kept)
 
-    def of_base(self) -> tuple[Any, ...]:
-        """Return the base's numbers, which a recording contains if the base itself has stepped."""
-        return tuple(repr(group.get(name)) for group in self._opt.param_groups for name in OF_BASE)
+    def base_numbers(self) -> tuple[Any, ...]:
+        """Return the base's numbers, which are constants of a recording if the base steps by itself."""
+        groups = self._opt.param_groups
+        return tuple(repr(group.get(name)) for group in groups for name in BASE_NUMBERS)
 
     @contextlib.contextmanager
     def in_groups(self) -> Iterator[None]:
-        """Put the device tensors into the groups for the time of a step."""
+        """Replace the groups' numbers by device tensors during a step."""
         groups = self._opt.param_groups
-        plain = [{k: g[k] for k in keys} for g, keys in zip(groups, self._keys, strict=True)]
-        schedules = getattr(self._opt, "_schedules", None)
+        numbers = [{k: g[k] for k in keys} for g, keys in zip(groups, self._keys, strict=True)]
+        values = self._opt._values if isinstance(self._opt, SharpnessAware) else None
+        schedules = values.schedules if values is not None else []
         position = 0
         for group, keys in zip(groups, self._keys, strict=True):
             for key in keys:
                 group[key] = self._values[position]
                 position += 1
-        if schedules is not None:
-            self._opt._schedules = [{} for _ in schedules]  # type: ignore[attr-defined]
+        if values is not None:
+            values.schedules = [{} for _ in schedules]
         try:
             yield
         finally:
-            for group, values in zip(self._opt.param_groups, plain, strict=True):
-                group.update(values)
-            if schedules is not None:
-                self._opt._schedules = schedules  # type: ignore[attr-defined]
+            for group, own in zip(self._opt.param_groups, numbers, strict=True):
+                group.update(own)
+            if values is not None:
+                values.schedules = schedules
 
 
 class DeviceMask(Geometry):
-    """`Masked` with its choice in a device tensor: 1 for a chosen tensor, 0 for the others."""
+    """`Masked` with its selection in a device tensor: 1 for a selected tensor, 0 for the others."""
 
     def __init__(self, values: Tensor, boost: float) -> None:
         object.__setattr__(self, "_values", values)
@@ -102,11 +103,11 @@ class DeviceMask(Geometry):
 
     def root(self, block: Block, first: list[Tensor]) -> list[Tensor]:
         """Return 0-d tensors of 0 or 1."""
-        return [self._values[number] for number in block.numbers]  # type: ignore[attr-defined]
+        return [self._values[index] for index in block.indices]  # type: ignore[attr-defined]
 
 
-class Masks:
-    """Writes the choice of tensors of each step where the graph reads it."""
+class GraphMask:
+    """The selection of tensors of each step, where the graph reads it."""
 
     def __init__(self, sharp: SharpnessAware | None, device: torch.device) -> None:
         self._sharp = sharp
@@ -124,7 +125,7 @@ class Masks:
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        """Let the optimizer read the mask from the device for the time of a step."""
+        """Make the optimizer read the mask from the device during a step."""
         if self._geometry is None or self._sharp is None:
             yield
             return
@@ -135,23 +136,24 @@ class Masks:
             self._sharp.geometry = own
 
 
-class Rewind:
-    """Lets a recorded second pass draw what the first drew.
+class GraphRng:
+    """Makes the recorded second pass draw the numbers of the first.
 
-    A graph advances each generator state that is registered with it by what was drawn from it. The
-    second pass draws from a copy of the state, aligned with the original before each replay.
+    A replay advances each generator state that is registered with the graph. The second pass draws from
+    a copy of the state, which is synchronized with the original before each replay. It replaces
+    `RngState` in the optimizer while a step is recorded.
     """
 
     def __init__(self, device: torch.device) -> None:
         index = device.index if device.index is not None else torch.cuda.current_device()
         torch.cuda.init()  # type: ignore[no-untyped-call]
-        self._begins = True
+        self._next_is_second = True
         self._generator = torch.cuda.default_generators[index]
         self._first = self._generator.graphsafe_get_state()
         self._second = self._generator.clone_state()
 
     def register(self, graph: torch.cuda.CUDAGraph) -> None:
-        """Register the copy; the original is registered by torch."""
+        """Register the copy. torch registers the original."""
         self.align()
         graph.register_generator_state(self._second)
 
@@ -161,24 +163,24 @@ class Rewind:
         self._second.set_offset(self._first.get_offset())
 
     def read(self) -> str:
-        """Stand in for `RandomStates.read` while recording: name the state of now."""
+        """Return a placeholder for the current state."""
         return "first"
 
     def write(self, state: Any) -> None:
-        """Stand in for `RandomStates.write`: the first call begins pass two, the next ends it."""
-        self._generator.graphsafe_set_state(self._second if self._begins else self._first)
-        self._begins = not self._begins
+        """Switch to the copy in the first call, which begins the second pass, and back in the next."""
+        self._generator.graphsafe_set_state(self._second if self._next_is_second else self._first)
+        self._next_is_second = not self._next_is_second
 
     @contextlib.contextmanager
     def installed(self, sharp: SharpnessAware | None) -> Iterator[None]:
-        """Stand in for the optimizer's own handling of generators while recording."""
+        """Replace the optimizer's `RngState` while a step is recorded."""
         if sharp is None:
             yield
             return
-        own, sharp._random = sharp._random, self  # type: ignore[assignment]
-        self._begins = True
+        own, sharp._rng = sharp._rng, self  # type: ignore[assignment]
+        self._next_is_second = True
         try:
             yield
         finally:
-            sharp._random = own
+            sharp._rng = own
             self._generator.graphsafe_set_state(self._first)

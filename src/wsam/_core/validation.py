@@ -1,4 +1,4 @@
-"""Arguments are refused where they are given, by a message that says what is allowed."""
+"""Checks of arguments, with messages that state what is allowed, and the library's warning."""
 
 import math
 import os
@@ -10,11 +10,11 @@ from typing import Any
 
 
 class WsamWarning(UserWarning):
-    """Something the library cannot do as well as it would like to; said once."""
+    """The category of all warnings issued by this library."""
 
 
 def warn(message: str) -> None:
-    """Issue a `WsamWarning` at the user's line: the first outside this package and torch."""
+    """Issue a `WsamWarning` that points to the first line outside this package and torch."""
     files = [sys.modules[name].__file__ for name in ("wsam", "torch") if name in sys.modules]
     inside = tuple(str(Path(file).parent) + os.sep for file in files if file)
     depth, frame = 1, sys._getframe()
@@ -32,20 +32,25 @@ def number(
     low_open: bool = False,
     high_open: bool = True,
 ) -> float:
-    """Return `value` as a finite float within the interval, or raise saying the interval."""
+    """Return `value` as a finite float inside the interval.
+
+    Raises:
+        TypeError: if `value` is not a real number.
+        ValueError: if it is NaN or outside the interval.
+    """
     interval = f"{'(' if low_open else '['}{low:g}, {high:g}{')' if high_open else ']'}"
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number in {interval}, got {value!r}")
     found = float(value)
     above = found > low if low_open else found >= low
     below = found < high if high_open else found <= high
-    if not (above and below):  # also refuses NaN
+    if not (above and below):  # also rejects NaN
         raise ValueError(f"{name} must be in {interval}, got {value!r}")
     return found
 
 
 def count(name: str, value: Any, low: int = 0) -> int:
-    """Return `value` as a whole number of at least `low`, or raise."""
+    """Return `value` as an integer of at least `low`, or raise."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{name} must be a whole number of at least {low}, got {value!r}")
     if value < low:

@@ -1,0 +1,70 @@
+"""Perturbation per micro-batch: each micro-batch has its own d, and their gradients are summed."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from wsam._core.param_blocks import Block, is_sharded, local
+from wsam._core.step import blocks_without_g0, clear_gradients, owned
+from wsam._core.step_state import Action, StepState
+
+
+class GradAccumulator:
+    """Sums g0 and g1 over micro-batches."""
+
+    def __init__(self) -> None:
+        self._g0: dict[Tensor, Tensor] = {}
+        self._g1: dict[Tensor, Tensor] = {}
+        self._actions: set[Action] = set()
+
+    def add(self, state: StepState, layout: Sequence[Block]) -> None:
+        """Add the gradients of a micro-batch whose passes are done, with the weights restored."""
+        state.require_second_gradients()
+        self._actions.add(state.action)
+        for block in state.blocks:
+            _accumulate(self._g0, zip(block.params, block.g0 or [], strict=False))
+        if state.action is Action.BASE_ONLY:
+            return
+        for block in state.blocks:
+            g0s: Sequence[Tensor | None] = block.g0 or [None] * len(block.params)
+            pairs = zip(block.params, g0s, strict=True)
+            # A parameter without a second gradient gets no sharpness term.
+            _accumulate(
+                self._g1,
+                (
+                    (p, g0.clone() if p.grad is None and g0 is not None else p.grad)
+                    for p, g0 in pairs
+                ),
+            )
+        for block in blocks_without_g0(layout, state.blocks):
+            _accumulate(self._g1, ((p, p.grad) for p in block.params))
+        clear_gradients(layout)
+
+    def fill(self, state: StepState, layout: Sequence[Block]) -> None:
+        """Make the sums the two gradients of one step."""
+        for block in layout:
+            part = block.subset([p in self._g0 for p in block.params])
+            if part is not None:
+                part.g0 = [self._g0[p] for p in part.params]
+                state.blocks.append(part)
+        for p, g in self._g1.items():
+            p.grad = g
+        if Action.SKIP in self._actions:
+            state.action = Action.SKIP
+        elif self._actions == {Action.BASE_ONLY}:
+            state.action = Action.BASE_ONLY
+
+
+def _accumulate(sums: dict[Tensor, Tensor], pairs: Iterable[tuple[Tensor, Tensor | None]]) -> None:
+    known, fresh = [], []
+    for p, g in pairs:
+        if g is None:
+            continue
+        if p in sums:
+            known.append(sums[p])
+            fresh.append(g)
+        else:
+            (sums[p],) = owned([g], is_sharded(g))  # the next backward pass may overwrite a view
+    if known:
+        torch._foreach_add_(local(known), local(fresh))

@@ -1,0 +1,143 @@
+"""The lean step: the base steps between the passes, which saves one parameter-sized buffer.
+
+Where the base receives g0 alone, it does not have to wait for g1. It steps right after the first
+pass. One buffer then holds all of the result except the term of g1,
+
+    A = w + u - lr (c - e) g0,        u the base's update, decoupled = c g0 + e (g1 - g0),
+
+while the weights are at w + d. The step ends with w = A - lr e g1. The result is exact to rounding,
+but the step cannot be undone once the base has stepped.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from wsam._core.mix import Mix, is_number
+from wsam._core.param_blocks import Block, CopiedWeights
+from wsam._core.param_groups import rule_values
+from wsam._core.step import directions, masked
+from wsam._core.step_state import DecoupledTerm, StepState
+from wsam._core.tensor_ops import (
+    PLAIN_TYPES,
+    add_scaled,
+    chunks,
+    copies,
+    is_dense,
+    no_overlap,
+    on_device,
+)
+
+EXCHANGE_BYTES = 1 << 22
+"""Size of the temporary copy in which weights are exchanged: the lean step exists to save memory."""
+
+
+def begin(state: StepState, *, guard_g0: bool) -> bool:
+    """Step the base, move the weights to w + d and keep A in `block.saved`.
+
+    Args:
+        state: the step. `p.grad` still holds g0.
+        guard_g0: keep a copy of g0 while the base steps, in case it writes into gradients.
+
+    Returns:
+        Whether the base wrote into gradients. With `guard_g0` the step is right all the same.
+
+    Raises:
+        RuntimeError: if the base wrote into gradients without `guard_g0`.
+    """
+    blocks = state.moved = state.blocks
+    _reject_shared_storage(blocks)
+    perturbed = _perturbed_copies(state)
+    g0s = [block.shards(block.g0) for block in blocks]
+    guards = [copies(g0) for g0 in g0s] if guard_g0 else g0s
+    versions = _versions(g0s)
+    state.base.step()
+    state.base_stepped = True
+    written = _versions(g0s) != versions
+    if written and not guard_g0:
+        raise RuntimeError("the base optimizer writes into p.grad: use lean=False with it")
+    for block, g0, tensors in zip(blocks, guards if written else g0s, perturbed, strict=True):
+        weights, part = block.weights(), _mix(state, block).decoupled
+        lr = on_device(block.group["lr"], block.device)
+        if not is_number(weight := part.loss - part.sharp, 0.0):
+            add_scaled(weights, g0, -block.sign * lr * on_device(weight, block.device), True)
+        _exchange(block, tensors)
+        block.g0 = None
+    return written
+
+
+def finish(state: StepState, layout: Sequence[Block]) -> None:
+    """Set the term that remains once A is restored: lr * e * g1."""
+    begun = {index for block in state.blocks for index in block.indices}
+    for block in layout:
+        pairs = zip(block.params, block.indices, strict=True)
+        missing = begun.intersection(i for p, i in pairs if p.grad is None)
+        if missing:
+            raise RuntimeError(
+                f"parameter {min(missing)} has a gradient in the first pass and none in the second, "
+                "which a lean step cannot undo: use lean=False"
+            )
+        part = block.subset([p.grad is not None for p in block.params])
+        if part is not None:
+            grads = [p.grad for p in part.params if p.grad is not None]
+            sharp = _mix(state, block).decoupled.sharp
+            if not is_number(sharp, 0.0):
+                term = DecoupledTerm(part, part.shards(grads), sharp, scratch=False)
+                state.decoupled.append(term)
+
+
+def _mix(state: StepState, block: Block) -> Mix:
+    return state.rule.mix(rule_values(block.group, state.rule), None)
+
+
+def _perturbed_copies(state: StepState) -> list[list[Tensor]]:
+    """Return w + d of all blocks in new tensors."""
+    perturbed = [copies(block.weights()) for block in state.blocks]
+    by_index = {
+        index: tensor
+        for block, tensors in zip(state.blocks, perturbed, strict=True)
+        for index, tensor in zip(block.indices, tensors, strict=True)
+    }
+    parts = masked(state)
+    for part, (direction, scale, scratch) in zip(parts, directions(state, parts), strict=True):
+        add_scaled([by_index[index] for index in part.indices], direction, scale, scratch)
+    return perturbed
+
+
+def _exchange(block: Block, perturbed: list[Tensor]) -> None:
+    """Swap the values of the weights and of `perturbed`, in chunks that need little extra memory.
+
+    An interrupted exchange is undone.
+    """
+    weights, done, current = block.weights(), slice(0), None
+    try:
+        for part in chunks(weights, EXCHANGE_BYTES):
+            current = (part, copies(weights[part]))
+            torch._foreach_copy_(weights[part], perturbed[part])
+            torch._foreach_copy_(perturbed[part], current[1])
+            done = slice(part.stop)
+        block.saved = CopiedWeights(perturbed)
+    except BaseException:
+        for part, kept in [(done, perturbed[done]), *([current] if current else [])]:
+            if kept:
+                torch._foreach_copy_(weights[part], kept)
+        raise
+
+
+def _versions(lists: Sequence[list[Tensor]]) -> list[int]:
+    return [t._version for tensors in lists for t in tensors]
+
+
+def _reject_shared_storage(blocks: Sequence[Block]) -> None:
+    """Reject parameters that share memory: each of them would receive only its own part of A."""
+    if torch.compiler.is_compiling():
+        return
+    weights = [
+        w for block in blocks if block.device.type in ("cpu", "cuda") for w in block.weights()
+    ]
+    if not PLAIN_TYPES.issuperset(map(type, weights)):
+        return
+    sizes = [w.nbytes if is_dense(w) else w.element_size() for w in weights]
+    if not no_overlap([w.data_ptr() for w in weights], sizes):
+        raise RuntimeError("two parameters share memory, which lean=True does not support")

@@ -1,0 +1,80 @@
+"""Linear combinations of the two gradients of a step.
+
+A rule turns g0 = grad l(w) and g1 = grad l(w + d) into two vectors: the gradient that the base
+optimizer receives, and a decoupled term that is applied directly with the base's learning rate:
+
+    w <- w - base(base_grad) - lr * decoupled
+
+Each vector is written as `loss * g0 + sharp * (g1 - g0)`. In this basis the paper's objective,
+L + k * sharpness, can be read off, and the family's identities hold bit for bit: where g1 = g0, the
+sharpness part is exactly zero.
+"""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+Scalar = float | Tensor
+"""A number, or a 0-d tensor whose value must not be read on the host."""
+
+
+def is_number(value: Scalar, wanted: float) -> bool:
+    """Whether `value` is a Python number equal to `wanted`. False for every tensor."""
+    return not isinstance(value, Tensor) and value == wanted
+
+
+class Part(NamedTuple):
+    """The vector `loss * g0 + sharp * (g1 - g0)`."""
+
+    loss: Scalar
+    sharp: Scalar
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether both coefficients are the number 0."""
+        return is_number(self.loss, 0.0) and is_number(self.sharp, 0.0)
+
+    @property
+    def is_g0(self) -> bool:
+        """Whether this is g0 itself."""
+        return is_number(self.loss, 1.0) and is_number(self.sharp, 0.0)
+
+    @property
+    def is_g1(self) -> bool:
+        """Whether this is g1 itself."""
+        return is_number(self.loss, 1.0) and is_number(self.sharp, 1.0)
+
+
+NOTHING = Part(0.0, 0.0)
+G0 = Part(1.0, 0.0)
+G1 = Part(1.0, 1.0)
+
+
+class Mix(NamedTuple):
+    """What a rule makes of the two gradients."""
+
+    base_grad: Part
+    """The gradient that the base optimizer receives."""
+    decoupled: Part
+    """The term applied directly, with the base's learning rate."""
+
+    @property
+    def is_base_only(self) -> bool:
+        """Whether the step is the base optimizer's own, which must then hold bit for bit."""
+        return self.base_grad.is_g0 and self.decoupled.is_zero
+
+
+class Products(NamedTuple):
+    """Global inner products of the two gradients: <g0,g0>, <g0,g1>, <g1,g1>."""
+
+    first: Tensor
+    cross: Tensor
+    second: Tensor
+
+    @classmethod
+    def of_squares(cls, first: Tensor, second: Tensor, difference: Tensor) -> "Products":
+        """Compute them from the squared norms of g0, g1 and g1 - g0.
+
+        2<g0,g1> = norm(g0)^2 + norm(g1)^2 - norm(g1 - g0)^2, which is exact where g1 = g0.
+        """
+        return cls(first, (first + second - difference) / 2, second)

@@ -1,0 +1,197 @@
+"""Running statistics between the two passes: the second pass must not change them.
+
+Statistics of BatchNorm and similar layers move in the first pass only. They are copied before the
+second pass and copied back after it, which is right for every kind of layer and momentum. The power
+iteration of spectral norms is paused, so that both passes compute the same function.
+"""
+
+import sys
+import threading
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.spectral_norm import SpectralNorm
+
+from wsam._core.validation import warn
+
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+
+
+class NormStats:
+    """Holds the running statistics of a model constant during the second pass.
+
+    With `model`, its layers are known in advance. Without it, a global forward hook finds each module
+    when it first runs in the second pass. The hook is registered between `hold` and `release` only.
+
+    Args:
+        model: contains every module that runs in training mode; None to find modules by a hook.
+    """
+
+    def __init__(self, model: nn.Module | None) -> None:
+        self._modules: list[nn.Module] = []
+        self._has_model = model is not None
+        self._copies = StatCopies([])
+        self._late_copies: list[StatCopies] = []
+        self._paused: list[tuple[Any, int]] = []
+        self._seen: set[int] = set()
+        self._hooks: list[weakref.finalize[Any, Any]] = []
+        self._thread = 0
+        self._warned = False
+        self._compiled_before = _compiled_graphs()
+        self.find_layers(model)
+
+    @property
+    def copies(self) -> "StatCopies":
+        """The copies, whose memory a CUDA graph continues to use."""
+        return self._copies
+
+    def find_layers(self, model: nn.Module | None) -> None:
+        """Search the model for layers with statistics. Call again when it may have changed."""
+        if model is not None:
+            self._modules = [m for m in model.modules() if _has_statistics(m) or _spectral_norms(m)]
+
+    def hold(self) -> None:
+        """Copy the statistics. Call before the second pass."""
+        if not self._copies.match(self._modules):
+            self._copies = StatCopies(self._modules)
+        self._copies.save()
+        self._late_copies = [self._copies]
+        self._pause_power_iteration(self._modules)
+        if not self._has_model:
+            self._seen.clear()
+            self._thread = threading.get_ident()
+            handle = register_module_forward_pre_hook(_weak_hook(self._on_forward))
+            self._hooks.append(weakref.finalize(self, handle.remove))
+
+    def release(self) -> None:
+        """Restore the statistics. May be called twice."""
+        if self._hooks:
+            self._warn_if_compiled()
+        for remove in self._hooks:
+            remove()
+        self._hooks.clear()
+        for norm, iterations in self._paused:
+            if norm.n_power_iterations == 0:  # otherwise the closure has set another number
+                norm.n_power_iterations = iterations
+        self._paused = []
+        with torch.no_grad():
+            for saved in reversed(self._late_copies):
+                saved.restore()
+        self._late_copies = []
+
+    def _warn_if_compiled(self) -> None:
+        """Warn once if compiled code may have run modules without calling the hook."""
+        if self._seen or self._warned or _compiled_graphs() == self._compiled_before:
+            return
+        self._warned = True
+        warn(
+            "compiled code ran in the second pass and no module was found there: if it has "
+            "normalization layers, their running statistics move twice a step; pass model="
+        )
+
+    def _pause_power_iteration(self, modules: Iterable[nn.Module]) -> None:
+        for norm in (norm for module in modules for norm in _spectral_norms(module)):
+            if norm.n_power_iterations:
+                self._paused.append((norm, norm.n_power_iterations))
+                norm.n_power_iterations = 0
+
+    def _on_forward(self, module: nn.Module, args: Any) -> None:
+        """Copy the statistics of a module, and of all its parts, when it first runs."""
+        if id(module) in self._seen or threading.get_ident() != self._thread:
+            return
+        if "_orig_mod" in module._modules and not self._warned:
+            self._warned = True
+            warn(
+                "a compiled model runs under a sharpness-aware optimizer without model=: pass model= "
+                "to protect its running statistics without hooks"
+            )
+        parts = [part for part in module.modules() if id(part) not in self._seen]
+        self._seen.update(map(id, parts))
+        late = StatCopies([part for part in parts if _has_statistics(part)])
+        with torch.no_grad():
+            late.save()
+        self._late_copies.append(late)
+        self._pause_power_iteration(parts)
+
+
+class StatCopies:
+    """Copies of the statistics of some modules.
+
+    Args:
+        modules: the modules.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self._buffers = [
+            (m._buffers, name, b) for m in modules for name, b in _statistics(m).items()
+        ]
+        lists: dict[Any, list[Tensor]] = {}
+        for _, _, b in self._buffers:
+            lists.setdefault((b.dtype, b.device), []).append(b)
+        self._pairs = [(found, [torch.empty_like(b) for b in found]) for found in lists.values()]
+
+    def match(self, modules: Iterable[nn.Module]) -> bool:
+        """Whether these are copies of the buffers that the modules have now."""
+        found = [b for m in modules for b in _statistics(m).values()]
+        pairs = zip(found, self._buffers, strict=False)
+        return len(found) == len(self._buffers) and all(b is known[2] for b, known in pairs)
+
+    def save(self) -> None:
+        """Copy the current statistics."""
+        for tensors, kept in self._pairs:
+            torch._foreach_copy_(kept, tensors)
+
+    def restore(self) -> None:
+        """Copy them back, also where a module has replaced its buffers."""
+        for buffers, name, tensor in self._buffers:
+            if buffers[name] is not tensor:
+                buffers[name] = tensor
+        for tensors, kept in self._pairs:
+            torch._foreach_copy_(tensors, kept)
+
+
+def _statistics(module: nn.Module) -> dict[str, Tensor]:
+    """Return a module's statistics. Uninitialized and read-only buffers are left out."""
+    buffers = module._buffers
+    found = {name: buffers[name] for name in STATISTICS if name in buffers}
+    return {
+        name: b
+        for name, b in found.items()
+        if b is not None and not is_lazy(b) and not b.is_inference()
+    }
+
+
+def _has_statistics(module: nn.Module) -> bool:
+    return isinstance(module, nn.modules.batchnorm._NormBase) or bool(_statistics(module))
+
+
+def _spectral_norms(module: nn.Module) -> list[Any]:
+    """Return a module's spectral norms: hooks of the older kind, or the parametrization itself."""
+    if isinstance(module, _SpectralNorm):
+        return [module] if module._buffers else []  # that of a vector needs no iteration
+    return [h for h in module._forward_pre_hooks.values() if isinstance(h, SpectralNorm)]
+
+
+def _compiled_graphs() -> int:
+    compiler = sys.modules.get("torch._dynamo.utils")
+    return int(compiler.counters["stats"]["unique_graphs"]) if compiler is not None else 0
+
+
+def _weak_hook(method: Any) -> Any:
+    """Return a hook that does not keep the optimizer alive."""
+    reference, function = weakref.ref(method.__self__), method.__func__
+
+    def hook(*arguments: Any) -> None:
+        found = reference()
+        if found is not None:
+            function(found, *arguments)
+
+    if "torch._dynamo" in sys.modules:  # otherwise nothing is compiled, and the import is slow
+        return torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
+    return hook

@@ -1,0 +1,247 @@
+"""Parameters grouped into blocks, sharded parameters, and the step's cross-rank reductions.
+
+A `Block` is what one call of `torch._foreach_*` accepts: parameters of one parameter group, device
+and dtype, and of one mesh where they are DTensors. Element-wise work uses local shards. Norms, and
+with `local=True` also g0, are summed across ranks, always by `sum_over_ranks`.
+"""
+
+import operator
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from wsam._core.tensor_ops import accumulation_dtype
+
+_GRAD, _LAYOUT = operator.attrgetter("grad"), operator.attrgetter("layout")
+
+
+class SavedWeights(Protocol):
+    """The weights of a block as they were before the perturbation."""
+
+    def restore(self, weights: Sequence[Tensor]) -> None:
+        """Write them back into the block's weights, bit for bit."""
+
+
+@dataclass
+class CopiedWeights:
+    """Copies of weights."""
+
+    tensors: list[Tensor]
+
+    def restore(self, weights: Sequence[Tensor]) -> None:
+        """Copy them back."""
+        torch._foreach_copy_(list(weights), self.tensors)
+
+
+@dataclass
+class Block:
+    """Parameters that are processed together, and their buffers during a step."""
+
+    group: dict[str, Any]
+    params: list[Tensor]
+    indices: list[int]
+    """Position of each parameter among all parameters. The same on every rank."""
+    names: list[str] | None = None
+    sharded: bool = False
+    shard_groups: tuple[Any, tuple[int, ...]] | None = None
+    """The device mesh and its dimensions along which parameters are split; None if they are whole."""
+    saved: SavedWeights | None = field(default=None, repr=False)
+    """The weights w; with `lean=True` the updated weights without the term of g1."""
+    g0: list[Tensor] | None = field(default=None, repr=False)
+    """The first gradient of each parameter, where the rule needs it."""
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the parameters."""
+        return self.params[0].device
+
+    @property
+    def sign(self) -> float:
+        """+1 where the objective is minimized, -1 where the base maximizes it."""
+        return sign_of(self.group)
+
+    def weights(self) -> list[Tensor]:
+        """Return the local shards of the parameters."""
+        return local(self.params) if self.sharded else self.params
+
+    def shards(self, tensors: list[Tensor] | None) -> list[Tensor]:
+        """Return the local shards of gradients of this block."""
+        return local(tensors or []) if self.sharded else tensors or []
+
+    def subset(self, keep: Sequence[bool]) -> "Block | None":
+        """Return a block of the selected parameters, with their g0; None if there are none."""
+        if all(keep) and keep:
+            return replace(self, saved=None)
+        chosen = [i for i, yes in enumerate(keep) if yes]
+        if not chosen:
+            return None
+
+        def pick(items: list[Any] | None) -> Any:
+            return None if items is None else [items[i] for i in chosen]
+
+        return replace(
+            self,
+            params=pick(self.params),
+            indices=pick(self.indices),
+            names=pick(self.names or None),
+            g0=pick(self.g0),
+            saved=None,
+        )
+
+
+def sign_of(group: dict[str, Any]) -> float:
+    """Return +1 for a parameter group that is minimized, -1 for one that is maximized."""
+    return -1.0 if group.get("maximize") else 1.0
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether `tensor` is a DTensor. Does not import torch.distributed.tensor."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def local(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return the local shards; a plain tensor is its own shard."""
+    return [t.to_local() if is_sharded(t) else t for t in tensors]  # type: ignore[attr-defined]
+
+
+def build_blocks(groups: list[dict[str, Any]], names: dict[Tensor, str]) -> list[Block]:
+    """Sort all parameters into blocks.
+
+    Args:
+        groups: the parameter groups.
+        names: parameter names, for groups that have no "param_names".
+    """
+    blocks: dict[Any, Block] = {}
+    index = 0
+    for position, group in enumerate(groups):
+        own_names = group.get("param_names")
+        for i, p in enumerate(group["params"]):
+            sharded = is_sharded(p)
+            layout = (p.device_mesh, p.placements) if sharded else None
+            key = (position, p.device, p.dtype, layout)
+            if key not in blocks:
+                blocks[key] = Block(group, [], [], [], sharded, _shard_groups(layout))
+            block = blocks[key]
+            block.params.append(p)
+            block.indices.append(index)
+            name = own_names[i] if own_names else names.get(p)
+            if name is None:
+                block.names = None
+            elif block.names is not None:
+                block.names.append(name)
+            index += 1
+    return list(blocks.values())
+
+
+def _shard_groups(layout: Any) -> tuple[Any, tuple[int, ...]] | None:
+    if layout is None:
+        return None
+    mesh, placements = layout
+    # Not `is_shard`, which is False for the strided shards of FSDP2 with tensor parallelism.
+    dimensions = tuple(i for i, kind in enumerate(placements) if not kind.is_replicate())
+    return (mesh, dimensions) if dimensions else None
+
+
+def reject_flat_shards(groups: list[dict[str, Any]]) -> None:
+    """Reject parameters of FSDP1, which are flat shards: their unsharded shapes are unknown."""
+    if any(getattr(p, "_fsdp_flattened", False) for group in groups for p in group["params"]):
+        raise TypeError(
+            "parameters of FullyShardedDataParallel are flat shards, so their global norm is unknown: "
+            "shard the model with torch.distributed.fsdp.fully_shard instead"
+        )
+
+
+def collect_gradients(layout: Sequence[Block]) -> list[Block]:
+    """Return the blocks of parameters that have gradients, with these as g0."""
+    align_gradients(layout)
+    found = []
+    for block in layout:
+        grads = list(map(_GRAD, block.params))
+        block.g0 = None
+        part = block.subset([g is not None for g in grads])
+        if part is None:
+            continue
+        part.g0 = [g for g in grads if g is not None]
+        if set(map(_LAYOUT, part.g0)) != {torch.strided}:
+            raise TypeError(
+                "sharpness-aware steps need dense gradients and a parameter has a sparse one: "
+                "use sparse=False in nn.Embedding"
+            )
+        found.append(part)
+    return found
+
+
+def align_gradients(layout: Sequence[Block]) -> None:
+    """Redistribute DTensor gradients to the placements of their parameters.
+
+    Tensor parallelism leaves the gradient of a replicated parameter as partial sums, which
+    element-wise work on local shards would not add up.
+    """
+    for p in (p for block in layout if block.sharded for p in block.params):
+        g: Any = p.grad
+        if g is not None and g.placements != p.placements:  # type: ignore[attr-defined]
+            p.grad = g.redistribute(placements=p.placements)  # type: ignore[attr-defined]
+
+
+def sum_over_ranks(tensor: Tensor, process_group: Any) -> None:
+    """Sum a tensor over ranks in place. All communication of a step goes through this function."""
+    import torch.distributed as dist
+
+    dist.all_reduce(tensor, group=process_group)
+
+
+def squared_norm(blocks: Sequence[Block], lists: Sequence[list[Tensor]]) -> Tensor:
+    """Return the sum of squares over all tensors, shards and ranks as a 0-d tensor.
+
+    Accumulates in at least float32. A replicated parameter counts once, a sharded one is summed over
+    the ranks that hold its shards.
+    """
+    totals: dict[Any, Tensor] = {}
+    for block, tensors in zip(blocks, lists, strict=True):
+        if not tensors:
+            continue
+        norms = torch._foreach_norm(tensors, 2, dtype=accumulation_dtype(tensors[0]))
+        square = torch.stack(norms).square().sum()
+        key = (block.shard_groups, square.device)
+        totals[key] = totals[key] + square if key in totals else square
+    for (shard_groups, _), total in totals.items():
+        if shard_groups is not None:
+            for dimension in shard_groups[1]:
+                sum_over_ranks(total, shard_groups[0].get_group(dimension))
+    if not totals:
+        return torch.zeros(())
+    result, *others = totals.values()
+    for other in others:
+        result = result + other.to(result.device)
+    return result
+
+
+def average_g0_over_ranks(
+    layout: Sequence[Block], blocks: Sequence[Block], process_group: Any
+) -> list[Block]:
+    """Average g0 over the ranks of a process group, by one reduction for each dtype.
+
+    A gradient that this rank lacks counts as zero, since other ranks may have it.
+    """
+    own = {i: g for block in blocks for i, g in zip(block.indices, block.g0 or [], strict=True)}
+    parts = [block.subset([p.requires_grad for p in block.params]) for block in layout]
+    trained = [part for part in parts if part is not None]
+    lists: dict[Any, list[Tensor]] = {}
+    for block in trained:
+        pairs = zip(block.indices, block.params, strict=True)
+        block.g0 = [own[i] if i in own else torch.zeros_like(p) for i, p in pairs]
+        for g in block.g0:
+            lists.setdefault((g.dtype, g.device), []).append(g)
+    for tensors in lists.values():
+        flat = torch.cat([t.reshape(-1) for t in tensors])
+        flat /= process_group.size()  # before the sum, as DistributedDataParallel does
+        sum_over_ranks(flat, process_group)
+        pieces = torch.split(flat, [t.numel() for t in tensors])
+        shaped = [piece.view_as(t) for piece, t in zip(pieces, tensors, strict=True)]
+        torch._foreach_copy_(tensors, shaped)
+    return trained

@@ -1,0 +1,192 @@
+"""Hyperparameters in the parameter groups, and the schedules that change them.
+
+The optimizer shares its groups with the base optimizer. Its own values have the prefix "sam_", which
+no base uses: "sam_rho", "sam_gamma", and "sam_step", the number of updates.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from wsam._core.mix import Scalar
+from wsam._core.schedule_base import Schedule
+from wsam._core.validation import number
+
+if TYPE_CHECKING:
+    from wsam.rule import Rule
+
+PREFIX = "sam_"
+STEP = PREFIX + "step"
+RHO = PREFIX + "rho"
+FAMILY = ("rho", "gamma", "alpha", "beta", "eta")
+"""Hyperparameters of any method. A group that sets one is either honoured or rejected."""
+
+Value = float | Schedule
+
+
+def rule_values(group: dict[str, Any], rule: "Rule") -> dict[str, Scalar]:
+    """Return the values of the rule's hyperparameters in a group."""
+    return {name: group[PREFIX + name] for name in rule.hyper()}
+
+
+def own_values(group: dict[str, Any]) -> dict[str, Any]:
+    """Return the entries of a group that belong to this library."""
+    return {key: value for key, value in group.items() if key.startswith(PREFIX)}
+
+
+def check_value(name: str, value: Any, rule: "Rule") -> Any:
+    """Return a valid number, 0-d tensor or schedule, or raise an error that states what is allowed."""
+    if isinstance(value, Schedule):
+        for extreme in value.extremes():
+            check_value(name, extreme, rule)
+        return value
+    if callable(value):
+        raise TypeError(
+            f"{name} must be a number or a schedule, got a function: write wsam.schedule.Function(f)"
+        )
+    if isinstance(value, Tensor):
+        if value.numel() != 1:
+            shape = tuple(value.shape)
+            raise ValueError(f"{name} must be one number, got a tensor of shape {shape}")
+        if value.device.type == "cpu":  # reading any other tensor would synchronize
+            check_value(name, value.item(), rule)
+        return value if value.dim() == 0 else value.reshape(())
+    return number(name, value) if name == "rho" else rule.check(name, value)
+
+
+def _without_leftovers(group: dict[str, Any]) -> dict[str, Any]:
+    """Return a group without the values of an earlier wrapper of the same base."""
+    left = own_values(group) if STEP in group else {}
+    return {key: value for key, value in group.items() if key not in left}
+
+
+class GroupValues:
+    """The hyperparameters of all parameter groups.
+
+    Args:
+        base: the base optimizer, whose groups hold the values.
+        rule: validates the values.
+        defaults: the optimizer's own hyperparameters, for groups that do not set them.
+    """
+
+    def __init__(self, base: Optimizer, rule: "Rule", defaults: dict[str, Value]) -> None:
+        self._base, self._rule = base, rule
+        self.defaults = {name: check_value(name, v, rule) for name, v in defaults.items()}
+        self.schedules: list[dict[str, Schedule]] = []
+        """For each group the schedules by name."""
+        self._groups: list[dict[str, Any]] = []
+        self._valid: dict[tuple[int, str], Any] = {}
+        settings = [self._settings(_without_leftovers(group)) for group in base.param_groups]
+        for group, setting in zip(base.param_groups, settings, strict=True):
+            for key in {*group} - {*_without_leftovers(group)}:
+                del group[key]
+            self._adopt(group, setting)
+
+    def sync(self) -> None:
+        """Give values to new groups, and bind schedules to their groups."""
+        groups = self._base.param_groups
+        if len(groups) < len(self._groups):
+            raise RuntimeError("a parameter group was removed from the base: wrap it again")
+        for i, group in enumerate(groups):
+            if i == len(self._groups):
+                self._adopt(group, self._settings(group))
+            elif group is not self._groups[i]:  # loading a state replaces the dicts
+                group.update({**own_values(self._groups[i]), **own_values(group)})
+                self._groups[i] = group
+            schedules = self.schedules[i]
+            for name, schedule in schedules.items():
+                schedules[name] = schedule.bind(group)
+
+    def _settings(self, group: dict[str, Any]) -> dict[str, Value]:
+        """Return the validated hyperparameters of a new group.
+
+        A group may set "sam_rho", or plain "rho" where the base has no such key itself.
+        """
+        given = {key.removeprefix(PREFIX): v for key, v in own_values(group).items() if key != STEP}
+        for name in self._plain_names(group):
+            given[name] = group[name]
+        for name in given:
+            if name not in self.defaults:
+                raise ValueError(
+                    f"a parameter group sets {name!r}; groups of this method may set "
+                    f"{', '.join(self.defaults)}"
+                )
+        merged = {**self.defaults, **given}
+        return {name: check_value(name, value, self._rule) for name, value in merged.items()}
+
+    def _plain_names(self, group: dict[str, Any]) -> list[str]:
+        """Return hyperparameters that a group sets without the prefix."""
+        names = dict.fromkeys((*FAMILY, *self.defaults))
+        return [name for name in names if name in group and name not in self._base.defaults]
+
+    def _adopt(self, group: dict[str, Any], settings: dict[str, Value]) -> None:
+        """Write the hyperparameters into a new group."""
+        for name in self._plain_names(group):
+            del group[name]
+        group.setdefault(STEP, 0)
+        schedules = {}
+        for name, value in settings.items():
+            if isinstance(value, Schedule):
+                schedules[name] = bound = value.bind(group)
+                group[PREFIX + name] = bound.value(group[STEP], group["lr"])
+            else:
+                group[PREFIX + name] = value
+        self.schedules.append(schedules)
+        self._groups.append(group)
+
+    def forget_last_group(self) -> None:
+        """Undo the adoption of a group that the base does not have any more."""
+        if len(self._groups) > len(self._base.param_groups):
+            self._groups.pop()
+            self.schedules.pop()
+
+    def refresh(self) -> None:
+        """Evaluate schedules for the next step, and validate values that were set since the last."""
+        self.sync()
+        for i, group in enumerate(self._groups):
+            for name, schedule in self.schedules[i].items():
+                group[PREFIX + name] = schedule.value(group[STEP], group["lr"])
+            for name in self.defaults:
+                if PREFIX + name not in group:
+                    raise RuntimeError("the base was wrapped again: use its new optimizer")
+                value = group[PREFIX + name]
+                if self._valid.get((i, name)) is not value:
+                    self._check_current(group, name, value)
+                    self._valid[i, name] = group[PREFIX + name]
+                if name in group and name not in self._base.defaults:
+                    raise ValueError(
+                        f"a parameter group was given {name!r} after construction, where it has no "
+                        f"effect: set group[{PREFIX + name!r}] and remove {name!r}"
+                    )
+
+    def _check_current(self, group: dict[str, Any], name: str, value: Any) -> None:
+        if isinstance(value, Schedule):
+            raise TypeError(
+                f"{PREFIX + name!r} of a group is the number of the current step: pass a schedule to "
+                f"the constructor, or to a group as {name!r} before"
+            )
+        group[PREFIX + name] = check_value(name, value, self._rule)
+
+    def set(self, name: str, value: Value) -> None:
+        """Set a hyperparameter in all groups."""
+        value = check_value(name, value, self._rule)
+        self.sync()
+        for group, schedules in zip(self._groups, self.schedules, strict=True):
+            schedules.pop(name, None)
+            if isinstance(value, Schedule):
+                schedules[name] = value.bind(group)
+            else:
+                group[PREFIX + name] = value
+
+    def replace(self, values: list[dict[str, Any]], schedules: list[dict[str, Schedule]]) -> None:
+        """Take over the values and schedules of a loaded state."""
+        self.sync()
+        for group, loaded in zip(self._groups, values, strict=True):
+            group.update(loaded)
+        self.schedules = schedules
+
+    def count_update(self) -> None:
+        """Increment the number of updates."""
+        for group in self._base.param_groups:
+            group[STEP] += 1

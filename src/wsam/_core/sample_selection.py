@@ -1,0 +1,71 @@
+"""ESAM's data selection: the second pass uses the samples whose loss increased most."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from wsam._core.validation import number, warn
+
+
+class SampleSelection:
+    """Stores per-sample losses of the first pass, and selects samples in the second.
+
+    With s_i = l_i(w + d) - l_i(w), the keep * B samples with the largest s_i are used: rounded down,
+    and at least one.
+
+    Args:
+        keep: the share of samples, in (0, 1].
+    """
+
+    def __init__(self, keep: float) -> None:
+        self.keep = number("keep", keep, 0, 1, low_open=True, high_open=False)
+        self._first: list[Tensor] = []
+        self._corrections: list[Tensor] = []
+        self._calls = 0
+        self._warned = False
+
+    def reset(self) -> None:
+        """Forget the losses. Call before a first pass."""
+        self._first, self._corrections, self._calls = [], [], 0
+
+    def mean(self, losses: Tensor, second_pass: bool) -> Tensor:
+        """Return the mean over the samples that are used in this pass."""
+        if losses.dim() == 0:
+            raise ValueError("select takes a loss for each sample: use reduction='none'")
+        losses = losses.flatten()
+        if self.keep == 1.0 or not losses.requires_grad:
+            return losses.mean()
+        if not second_pass:
+            self._first.append(losses.detach())
+            return losses.mean()
+        if self._calls >= len(self._first) or len(self._first[self._calls]) != len(losses):
+            raise RuntimeError(
+                "select got other samples in the second pass than in the first: both passes must use "
+                "the same batch; in a loop by hand call begin() before the first pass"
+            )
+        increase = losses.detach() - self._first[self._calls]
+        self._calls += 1
+        # Stable: where nothing was perturbed all increases are zero, and the choice is still defined.
+        order = torch.argsort(increase, descending=True, stable=True)
+        mean = losses[order[: self.size(len(losses))]].mean()
+        self._corrections.append(losses.detach().mean() - mean.detach())
+        return mean
+
+    def size(self, samples: int) -> int:
+        """Return how many of `samples` are used."""
+        # The slack keeps 0.29 * 100 from becoming 28.
+        return max(1, math.floor(self.keep * samples + 1e-9))
+
+    def corrected(self, loss_increase: Tensor) -> Tensor:
+        """Return the loss increase over all samples, given that of the selected ones."""
+        if self.keep < 1.0 and not self._first and not self._warned:
+            self._warned = True
+            warn(
+                f"the second pass should use a share of {self.keep:g} of the samples, but the closure "
+                "provides no per-sample losses, so all are used: compute "
+                "loss = optimizer.select(losses) with reduction='none'"
+            )
+        if not self._corrections:
+            return loss_increase
+        return loss_increase + torch.stack(self._corrections).mean()

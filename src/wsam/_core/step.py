@@ -1,0 +1,351 @@
+"""The mathematics of a step: perturb, restore, combine, clip, apply.
+
+    d  = rho * S g0 / (sqrt(<g0, S g0>) + eps)          `perturb`, S from the geometry
+    g1 = grad l(w + d)                                  the second pass
+    base_grad = a g0 + b (g1 - g0)                      `combine`, coefficients from the rule
+    decoupled = c g0 + e (g1 - g0)
+    w <- w - base(base_grad) - lr * decoupled           the base's own step, then `apply`
+
+For WSAM base_grad = g0 and decoupled = k (g1 - g0) with k = gamma / (1 - gamma). Nothing here
+synchronizes with the device or depends on a method's name.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from wsam._core.mix import Mix, Products, Scalar, is_number
+from wsam._core.param_blocks import Block, CopiedWeights, local, squared_norm
+from wsam._core.param_groups import RHO, rule_values
+from wsam._core.step_state import DecoupledTerm, StepState
+from wsam._core.tensor_ops import (
+    accumulation_dtype,
+    add_scaled,
+    copies,
+    on_device,
+    widened,
+)
+
+EPSILON = 1e-12
+"""Keeps d finite where g0 vanishes."""
+CLIP_EPSILON = 1e-6
+"""As in torch.nn.utils.clip_grad_norm_."""
+
+Direction = tuple[list[Tensor], Tensor, bool]
+"""S g0, the factor that turns it into d, and whether S g0 may be overwritten."""
+
+
+# The first gradient ---------------------------------------------------------------------------------
+
+
+def squared_norm_of_g0(blocks: Sequence[Block]) -> Tensor:
+    """Return norm(g0)^2."""
+    return squared_norm(blocks, [block.shards(block.g0) for block in blocks])
+
+
+def unscale(blocks: Sequence[Block], grad_scale: Scalar) -> None:
+    """Divide g0 by the scale of a GradScaler."""
+    for block in blocks:
+        torch._foreach_div_(block.shards(block.g0), grad_scale)
+
+
+def keep_g0(blocks: Sequence[Block]) -> None:
+    """Make g0 survive the second backward pass: copy gradients that are views.
+
+    DistributedDataParallel with `gradient_as_bucket_view=True` reuses their storage.
+    """
+    for block in blocks:
+        block.g0 = owned(block.g0 or [], block.sharded)
+
+
+def owned(gradients: list[Tensor], sharded: bool) -> list[Tensor]:
+    """Return the gradients, with copies of those that are views of a larger storage."""
+    if torch.compiler.is_compiling():  # cannot trace the size of a storage
+        return [g.clone() if g._is_view() else g for g in gradients]
+    shards = local(gradients) if sharded else gradients
+    views = [s._is_view() or s.untyped_storage().nbytes() > s.nbytes for s in shards]
+    return [g.clone() if view else g for g, view in zip(gradients, views, strict=True)]
+
+
+def clear_gradients(blocks: Sequence[Block]) -> None:
+    """Set `p.grad` to None, so that the next backward pass creates new tensors."""
+    for block in blocks:
+        for p in block.params:
+            p.grad = None
+
+
+def gradients_of(blocks: Sequence[Block]) -> list[tuple[Tensor, Tensor]]:
+    """Return each parameter with its g0."""
+    return [pair for block in blocks for pair in zip(block.params, block.g0 or [], strict=True)]
+
+
+def put_back_g0(blocks: Sequence[Block]) -> None:
+    """Set `p.grad` to g0."""
+    for p, g in gradients_of(blocks):
+        p.grad = g
+
+
+# w -> w + d -----------------------------------------------------------------------------------------
+
+
+def perturb(state: StepState) -> None:
+    """Move the weights to w + d, and keep w in `block.saved`.
+
+        d = rho * S g0 / (sqrt(<g0, S g0>) + eps)
+
+    Overwrites g0 where the rule does not need it any more.
+    """
+    blocks = state.moved = masked(state)
+    if not blocks:
+        _propagate_overflow(state)
+        return
+    for block, (direction, scale, scratch) in zip(blocks, directions(state, blocks), strict=True):
+        save_weights(block)
+        add_scaled(block.weights(), direction, scale, scratch)
+
+
+def masked(state: StepState) -> list[Block]:
+    """Return the blocks of the parameters that are perturbed."""
+    if state.mask is None:
+        return list(state.blocks)
+    mask = state.mask
+    parts = [block.subset([mask[i] for i in block.indices]) for block in state.blocks]
+    return [part for part in parts if part is not None]
+
+
+def save_weights(block: Block) -> None:
+    """Copy the weights into `block.saved`."""
+    block.saved = CopiedWeights(copies(block.weights()))
+
+
+def _propagate_overflow(state: StepState) -> None:
+    """Move by 0 * norm(g0): the mask selects no tensor, but the second pass must see an overflow."""
+    state.moved = state.blocks
+    zero_or_nan = 0.0 * squared_norm_of_g0(state.blocks)
+    for block in state.blocks:
+        save_weights(block)
+        scale = on_device(zero_or_nan, block.device)
+        add_scaled(block.weights(), block.shards(block.g0), scale, scratch=False)
+
+
+def directions(state: StepState, blocks: Sequence[Block]) -> list[Direction]:
+    """Return S g0 for each block, and the scale that turns it into d."""
+    whitened, roots = whiten(state, blocks)
+    scales = scales_of(state, blocks, whitened)
+    return unwhiten(state, whitened, roots, scales)
+
+
+def whiten(
+    state: StepState, blocks: Sequence[Block]
+) -> tuple[list[list[Tensor]], list[list[Tensor] | None]]:
+    """Return z = sqrt(S) g0 for each block, and sqrt(S)."""
+    whitened, roots = [], []
+    for block in blocks:
+        g0 = block.shards(block.g0)
+        root = state.geometry.root(block, g0)
+        if root is None:
+            z = g0
+        elif state.g0_is_scratch and not accumulation_dtype(g0[0]):
+            torch._foreach_mul_(g0, root)
+            z = g0
+        else:
+            z = list(torch._foreach_mul(widened(g0), root))
+        whitened.append(z)
+        roots.append(root)
+    return whitened, roots
+
+
+def unwhiten(
+    state: StepState,
+    whitened: Sequence[list[Tensor]],
+    roots: Sequence[list[Tensor] | None],
+    scales: Sequence[Tensor],
+) -> list[Direction]:
+    """Turn z = sqrt(S) g0 into S g0, in place."""
+    result = []
+    for z, root, scale in zip(whitened, roots, scales, strict=True):
+        if root is not None:
+            torch._foreach_mul_(z, root)
+        result.append((z, scale, root is not None or state.g0_is_scratch))
+    return result
+
+
+def scales_of(
+    state: StepState, blocks: Sequence[Block], whitened: Sequence[list[Tensor]]
+) -> list[Tensor]:
+    """Return rho / (norm(z) + eps) for each block, with one norm over all of them."""
+    norm = squared_norm(blocks, whitened).sqrt()
+    # An infinite norm would make d zero for most weights and hide the overflow from the second pass.
+    # Adding 0 * norm makes d NaN instead.
+    zero_or_nan = 0.0 * (norm if state.mask is None else squared_norm_of_g0(state.blocks))
+    scales = []
+    for block in blocks:
+        radius = block.sign * block.group[RHO] * state.geometry.boost
+        scale = on_device(radius / (norm + EPSILON) + zero_or_nan, block.device)
+        assert isinstance(scale, Tensor)
+        scales.append(scale)
+    return scales
+
+
+# w + d -> w -----------------------------------------------------------------------------------------
+
+
+def restore(state: StepState) -> None:
+    """Write the saved weights back, bit for bit."""
+    for block in reversed(state.moved):  # where weights share storage, the first copy is of w
+        if block.saved is not None:
+            block.saved.restore(block.weights())
+        block.saved = None
+    state.moved = []
+
+
+# The two gradients ----------------------------------------------------------------------------------
+
+
+def combine(state: StepState, layout: Sequence[Block]) -> None:
+    """Set `p.grad` to what the base receives, and `state.decoupled` to what is applied directly."""
+    rule = state.rule
+    late = blocks_without_g0(layout, state.blocks)
+    blocks = [*state.blocks, *late]
+    g1s = [_second_gradients(block, rule.keeps_g0) for block in blocks]
+    values = [rule_values(block.group, rule) for block in blocks]
+    projected = [rule.needs_products(value) for value in values]
+    products = _subtract_with_products(blocks, g1s, projected) if any(projected) else None
+    base_grads = []
+    for block, g1, value, has_difference in zip(blocks, g1s, values, projected, strict=True):
+        mix = rule.mix(value, products if has_difference else None)
+        if mix.base_grad.is_g1 and mix.decoupled.is_zero and not has_difference:
+            base_grad = g1
+        else:
+            assert block.g0 is not None
+            g0, difference = block.shards(block.g0), block.shards(g1)
+            if not has_difference:
+                torch._foreach_sub_(difference, g0)
+            state.decoupled += _decoupled_terms(block, mix, g0, difference)
+            _mix_into_g0(mix, g0, difference)
+            base_grad = block.g0
+        for p, g in zip(block.params, base_grad, strict=True):
+            p.grad = g
+        base_grads.append(block.shards(base_grad))
+        block.g0 = None
+    if state.max_norm is not None:
+        clip(blocks, base_grads, state.decoupled, state.max_norm)
+    if not rule.base_uses_g1:  # the base receives g0, which these parameters do not have
+        clear_gradients(late)
+
+
+def _second_gradients(block: Block, keeps_g0: bool) -> list[Tensor]:
+    """Return g1 of the block's parameters.
+
+    A parameter without a second gradient gets no sharpness term: g1 counts as g0 where the rule keeps
+    g0; otherwise the parameter leaves the block.
+    """
+    grads = [p.grad for p in block.params]
+    present = [g for g in grads if g is not None]
+    if len(present) == len(grads):
+        return present
+    if keeps_g0:
+        assert block.g0 is not None
+        pairs = zip(grads, block.g0, strict=True)
+        return [g0.clone() if g is None else g for g, g0 in pairs]
+    kept = [i for i, g in enumerate(grads) if g is not None]
+    block.params = [block.params[i] for i in kept]
+    block.indices = [block.indices[i] for i in kept]
+    return present
+
+
+def blocks_without_g0(layout: Sequence[Block], blocks: Sequence[Block]) -> list[Block]:
+    """Return blocks of the parameters whose gradient appeared in the second pass; their g0 is 0."""
+    if sum(len(block.params) for block in blocks) == sum(len(block.params) for block in layout):
+        return []
+    known = {index for block in blocks for index in block.indices}
+    late = []
+    for block in layout:
+        pairs = zip(block.params, block.indices, strict=True)
+        part = block.subset([p.grad is not None and i not in known for p, i in pairs])
+        if part is not None:
+            part.g0 = [torch.zeros_like(p.grad) for p in part.params if p.grad is not None]
+            late.append(part)
+    return late
+
+
+def _subtract_with_products(
+    blocks: Sequence[Block], g1s: Sequence[list[Tensor]], in_place: Sequence[bool]
+) -> Products:
+    """Replace g1 by g1 - g0 in the selected blocks, and return the inner products of all blocks."""
+    g0s = [block.shards(block.g0) for block in blocks]
+    differences = [block.shards(g1) for block, g1 in zip(blocks, g1s, strict=True)]
+    first, second = squared_norm(blocks, g0s), squared_norm(blocks, differences)
+    for i, (g1, g0) in enumerate(zip(differences, g0s, strict=True)):
+        if in_place[i]:
+            torch._foreach_sub_(g1, g0)
+        else:
+            differences[i] = list(torch._foreach_sub(g1, g0))
+    return Products.of_squares(first, second, squared_norm(blocks, differences))
+
+
+def _decoupled_terms(
+    block: Block, mix: Mix, g0: list[Tensor], difference: list[Tensor]
+) -> list[DecoupledTerm]:
+    part = mix.decoupled
+    if part.is_zero:
+        return []
+    if is_number(part.loss, 0.0):
+        return [DecoupledTerm(block, difference, part.sharp)]
+    tensors = list(torch._foreach_mul(g0, on_device(part.loss, block.device)))
+    add_scaled(tensors, difference, on_device(part.sharp, block.device), scratch=False)
+    return [DecoupledTerm(block, tensors, 1.0)]
+
+
+def _mix_into_g0(mix: Mix, g0: list[Tensor], difference: list[Tensor]) -> None:
+    """Turn g0 into the base's gradient, in place. A zero coefficient is a branch: 0 * inf is NaN."""
+    if not g0:
+        return
+    loss, sharp = (on_device(value, g0[0].device) for value in mix.base_grad)
+    if not is_number(loss, 1.0):
+        torch._foreach_mul_(g0, loss)
+    if not is_number(sharp, 0.0):
+        add_scaled(g0, difference, sharp, scratch=mix.decoupled.is_zero)
+
+
+def clip(
+    blocks: Sequence[Block],
+    base_grads: list[list[Tensor]],
+    decoupled: list[DecoupledTerm],
+    max_norm: float,
+) -> None:
+    """Scale both terms by min(1, max_norm / norm(base_grad + decoupled))."""
+    terms = {id(term.block): term for term in decoupled}
+    whole = []
+    for block, tensors in zip(blocks, base_grads, strict=True):
+        term = terms.get(id(block))
+        if term is None or not tensors:
+            whole.append(tensors)
+            continue
+        both = copies(widened(tensors))
+        add_scaled(both, term.tensors, on_device(term.scale, block.device), scratch=False)
+        whole.append(both)
+    norm = squared_norm(blocks, whole).sqrt()
+    factor = (max_norm / (norm + CLIP_EPSILON)).clamp(max=1.0)
+    for block, tensors in zip(blocks, base_grads, strict=True):
+        torch._foreach_mul_(tensors, on_device(factor, block.device))
+    for term in decoupled:
+        term.scale = on_device(factor, term.block.device) * term.scale
+
+
+def clip_g0(blocks: Sequence[Block], max_norm: float) -> None:
+    """Clip a step of the base alone."""
+    clip(blocks, [block.shards(block.g0) for block in blocks], [], max_norm)
+
+
+# The update -----------------------------------------------------------------------------------------
+
+
+def apply(decoupled: Sequence[DecoupledTerm]) -> None:
+    """Compute `w -= lr * scale * tensors`, with the learning rate of each block's group."""
+    for term in decoupled:
+        device = term.block.device
+        step = -term.block.sign * on_device(term.block.group["lr"], device)
+        scale = step * on_device(term.scale, device)
+        add_scaled(term.block.weights(), term.tensors, scale, term.scratch)

@@ -1,0 +1,160 @@
+"""The state of one step, from the end of its first pass to its update.
+
+    IDLE --ascend--> PERTURBED --descend--> READY --step--> IDLE
+    IDLE or READY --perturbed()--> READ_ONLY --> back
+
+`abandon` and every error return to IDLE. All errors of the kind "not now" are raised here.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from wsam._core.mix import Scalar
+from wsam._core.param_blocks import Block
+
+if TYPE_CHECKING:
+    from wsam.geometry import Geometry
+    from wsam.rule import Rule
+
+
+class Phase(Enum):
+    """Where a step is."""
+
+    IDLE = auto()
+    """Between steps."""
+    PERTURBED = auto()
+    """After the first pass. The weights are at w + d, or at w if the step is not perturbed."""
+    READY = auto()
+    """After the second pass. Only the update remains."""
+    READ_ONLY = auto()
+    """Inside `perturbed()`: the weights are at w + d and must not be updated."""
+
+
+_TRANSITIONS = {
+    Phase.IDLE: {Phase.PERTURBED, Phase.READ_ONLY},
+    Phase.PERTURBED: {Phase.READY, Phase.IDLE},
+    Phase.READY: {Phase.IDLE},
+    Phase.READ_ONLY: {Phase.IDLE},
+}
+
+
+class Action(Enum):
+    """What a step does."""
+
+    SHARPNESS_AWARE = auto()
+    """Two passes and an update from both gradients."""
+    BASE_ONLY = auto()
+    """The interval or a radius of 0 leaves the step to the base optimizer."""
+    SKIP = auto()
+    """A gradient is not finite: nothing changes."""
+
+
+@dataclass
+class DecoupledTerm:
+    """`scale * tensors`, to be subtracted with the group's learning rate."""
+
+    block: Block
+    tensors: list[Tensor]
+    scale: Scalar
+    scratch: bool = True
+    """Whether the tensors may be overwritten."""
+
+
+@dataclass
+class StepState:
+    """A step. Never saved: between steps a new one replaces it."""
+
+    base: Optimizer
+    rule: "Rule"
+    geometry: "Geometry"
+    phase: Phase = Phase.IDLE
+    action: Action = Action.SHARPNESS_AWARE
+    blocks: list[Block] = field(default_factory=list)
+    """Parameters that have a first gradient."""
+    moved: list[Block] = field(default_factory=list)
+    """Parameters that are at w + d now, with the weights to restore."""
+    mask: list[bool] | None = None
+    """Which of all parameters are perturbed; None for all."""
+    decoupled: list[DecoupledTerm] = field(default_factory=list)
+    max_norm: float | None = None
+    lean: bool = False
+    """The base steps between the passes."""
+    base_stepped: bool = False
+    """The base has already stepped, so the step cannot be undone."""
+    manual: bool = False
+    """The passes are run by the user's loop instead of a closure."""
+    unscaled: bool = False
+    """`ascend` received the scale of a GradScaler."""
+    grad_versions: list[tuple[Tensor, int]] = field(default_factory=list)
+    """Gradients prepared for the base, with their version counters."""
+    rng_after_first_pass: tuple[Any, ...] | None = None
+    interval_memory: Any = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the update is complete and only counting remains."""
+        return self.phase is Phase.READY and self.base_stepped and not self.decoupled
+
+    @property
+    def g0_is_scratch(self) -> bool:
+        """Whether the perturbation may overwrite g0."""
+        return not (self.rule.keeps_g0 or self.lean or self.phase is Phase.READ_ONLY)
+
+    @property
+    def has_second_gradients(self) -> bool:
+        """Whether the second pass left any gradient."""
+        return any(p.grad is not None for block in self.blocks for p in block.params)
+
+    def enter(self, phase: Phase) -> None:
+        """Go to another phase."""
+        assert phase in _TRANSITIONS[self.phase], f"no transition {self.phase} -> {phase}"
+        self.phase = phase
+
+    def require_weights(self, operation: str) -> None:
+        """Raise unless the weights are at w, as `operation` needs them."""
+        if self.phase is Phase.READ_ONLY:
+            raise RuntimeError(
+                f"cannot {operation} inside perturbed(), where the weights are at w + d: leave the "
+                "`with` block first"
+            )
+        if self.phase is Phase.PERTURBED:
+            remedy = "call descend() first, or abandon()" if self.manual else "not inside a closure"
+            raise RuntimeError(f"cannot {operation} while the weights are at w + d: {remedy}")
+
+    def require_descend(self) -> None:
+        """Raise unless `descend` may be called now."""
+        if self.phase is Phase.READ_ONLY:
+            self.require_weights("descend")
+        if self.phase is not Phase.PERTURBED:
+            raise RuntimeError("descend() without ascend(): the weights are not at w + d")
+
+    def require_no_pending_update(self) -> None:
+        """Raise if `descend` has prepared an update that `step()` must finish."""
+        if self.phase is Phase.READY and self.manual:
+            raise RuntimeError(
+                "descend() has prepared a step: finish it with step() without a closure, or drop it "
+                "with abandon(). A framework that calls step for you may have passed a closure"
+            )
+
+    def require_second_gradients(self) -> None:
+        """Raise if the second pass left no gradient at all."""
+        needed = self.action is Action.SHARPNESS_AWARE and self.blocks
+        if needed and not self.has_second_gradients:
+            raise RuntimeError(
+                "no parameter has a gradient: call backward() in the second pass, too"
+            )
+
+    def require_unchanged_gradients(self, layout: list[Block]) -> None:
+        """Raise if `p.grad` was modified between `descend` and `step`: that scales half the update."""
+        if not self.grad_versions:
+            return
+        present = {id(p.grad) for block in layout for p in block.params}
+        if any(g._version != version or id(g) not in present for g, version in self.grad_versions):
+            raise RuntimeError(
+                "p.grad was changed between descend() and step(), but the decoupled term was not: "
+                "clip with max_norm of the optimizer, which scales both alike"
+            )

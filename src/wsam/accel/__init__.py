@@ -1,0 +1,1 @@
+"""Optional acceleration. The optimizer works without this package, only slower."""

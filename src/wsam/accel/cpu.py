@@ -1,0 +1,147 @@
+"""Acceleration on a CPU: fewer passes over memory.
+
+The second pass uses a separate copy of the weights: w + d is written into a buffer, and the
+parameters point to that buffer until the weights are restored. This saves two passes over memory and
+leaves w untouched. And the base steps by torch's fused code, which needs no temporary tensors.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+
+from wsam._core import step
+from wsam._core.param_blocks import Block
+from wsam._core.param_groups import rule_values
+from wsam._core.step_state import Phase, StepState
+from wsam._core.tensor_ops import PLAIN_TYPES, add_scaled, is_dense
+from wsam.accel.base_optimizers import can_step_fused
+
+
+class SwappedWeights:
+    """The original storage of parameters that point to a buffer.
+
+    Args:
+        weights: the parameters.
+        buffers: the storage that they are about to use.
+    """
+
+    def __init__(self, weights: Sequence[Tensor], buffers: Sequence[Tensor]) -> None:
+        self._original = [w.data for w in weights]
+        self._buffers = [buffer.data_ptr() for buffer in buffers]
+
+    def restore(self, weights: Sequence[Tensor]) -> None:
+        """Point the parameters to their original storage. May be called twice."""
+        for w, original, buffer in zip(weights, self._original, self._buffers, strict=True):
+            if w.data_ptr() == buffer:
+                w.data = original
+            elif w.data_ptr() != original.data_ptr():  # the closure assigned other storage
+                w.copy_(original)
+        increment_version(weights)
+
+
+class CpuBackend:
+    """Swaps weights instead of copying them, and steps the base by torch's fused code."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[int, Tensor] = {}
+
+    def perturb(self, state: StepState) -> bool:
+        """Move the weights to w + d in separate buffers, block by block."""
+        if state.lean or torch.compiler.is_compiling():
+            return False
+        blocks = step.masked(state)
+        if not blocks:
+            return False
+        state.moved = blocks
+        directions = step.directions(state, blocks)
+        for block, (direction, scale, scratch) in zip(blocks, directions, strict=True):
+            if can_swap(block, direction):
+                self._swap(block, direction, scale)
+            else:
+                step.save_weights(block)
+                add_scaled(block.weights(), direction, scale, scratch)
+        return True
+
+    def _swap(self, block: Block, direction: Sequence[Tensor], scale: Tensor) -> None:
+        buffers = [self._buffer(i, w) for i, w in zip(block.indices, block.params, strict=True)]
+        for w, d, buffer in zip(block.params, direction, buffers, strict=True):
+            torch.addcmul(w, d, scale, out=buffer)
+        block.saved = SwappedWeights(block.params, buffers)  # before the loop, for interrupts in it
+        for w, buffer in zip(block.params, buffers, strict=True):
+            w.data = buffer
+        increment_version(block.params)
+
+    def _buffer(self, index: int, w: Tensor) -> Tensor:
+        """Return memory for a perturbed weight, reused from step to step: new pages are expensive."""
+        known = self._buffers.get(index)
+        form = (w.shape, w.dtype, w.stride())
+        if known is None or (known.shape, known.dtype, known.stride()) != form:
+            with torch.inference_mode(False):
+                known = self._buffers[index] = torch.empty_like(w)
+        elif known.data_ptr() == w.data_ptr() and w.numel():  # the buffer has become the weight
+            known = self._buffers[index] = torch.empty_like(w)
+        return known
+
+    def finish(self, state: StepState) -> bool:
+        """Step the base by fused code, and apply the decoupled term."""
+        if state.phase is not Phase.READY:
+            return False
+        with fused_base(state):
+            state.base.step()
+            step.apply(state.decoupled)
+        return True
+
+
+def can_swap(block: Block, direction: Sequence[Tensor]) -> bool:
+    """Whether the block's weights can be replaced by buffers during the second pass.
+
+    Only if nothing else references their storage: a view or alias would still show w.
+    """
+    if block.sharded:
+        return False
+    pairs = zip(block.params, direction, strict=True)
+    return all(_owns_storage(w) and (d.dtype, d.shape) == (w.dtype, w.shape) for w, d in pairs)
+
+
+def _owns_storage(w: Tensor) -> bool:
+    if type(w) not in PLAIN_TYPES or w.dtype not in (torch.float32, torch.float64):
+        return False
+    if w.requires_grad and not w.is_leaf:
+        return False
+    storage = w.untyped_storage()
+    # Two references: the parameter and the handle created above.
+    alone = torch._C._storage_Use_Count(storage._cdata) == ALONE and not storage.is_shared()
+    return alone and storage.resizable() and is_dense(w)
+
+
+def _use_count_of_a_single_tensor() -> int:
+    tensor = torch.empty(1)
+    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
+
+
+ALONE = _use_count_of_a_single_tensor()
+
+
+@contextlib.contextmanager
+def fused_base(state: StepState) -> Iterator[None]:
+    """Let the base step by torch's fused code, in groups where the user left that open.
+
+    Groups in which the step is the base's own are left out, because they must equal it bit for bit.
+    """
+    rule = state.rule
+    groups = []
+    for group in state.base.param_groups:
+        values = rule_values(group, rule)
+        own = not rule.needs_products(values) and rule.mix(values, None).is_base_only
+        if not own and can_step_fused(state.base, group):
+            groups.append(group)
+    try:
+        for group in groups:
+            group["fused"] = True
+        yield
+    finally:
+        for group in groups:
+            group["fused"] = None

@@ -1,0 +1,508 @@
+"""Fused CUDA kernels: one pass over memory to perturb and one to finish, instead of nine.
+
+One kernel reads w and the direction and writes w + d and a copy of w. Another reads that copy, both
+gradients and the base's state and writes the new weights and state, with the arithmetic of SGD or
+Adam(W) inside. The results must equal those of `wsam._core.step`.
+"""
+
+import functools
+import importlib.util
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+from torch.optim import Optimizer
+
+from wsam._core import step
+from wsam._core.mix import Products
+from wsam._core.param_blocks import Block
+from wsam._core.param_groups import rule_values
+from wsam._core.step import EPSILON, Direction
+from wsam._core.step_state import Phase, StepState
+from wsam._core.tensor_ops import add_scaled, no_overlap
+from wsam._core.validation import warn
+from wsam.accel.base_optimizers import (
+    ADAM,
+    COLUMNS,
+    DECAY,
+    DECOUPLED_DECAY,
+    HAS_G0,
+    MIX_COLUMNS,
+    branches_of,
+    has_kernel,
+    may_use_kernels,
+    numbers_of,
+    state_lists,
+)
+from wsam.accel.tensor_table import (
+    TILE,
+    AddressTables,
+    Rows,
+    WeightBuffer,
+    WorkPlan,
+    data_ptrs,
+    upload,
+)
+from wsam.rule import Rule
+
+WARPS = 8
+SUM_BLOCK = 1024
+SCALE_STRIDE = 4
+"""Distance between the scales of two groups, which keeps each aligned to 16 bytes."""
+PLANS = 8
+"""Plans kept for each group: one for each set of parameters that have gradients together."""
+
+
+@dataclass
+class Begun:
+    """A block whose step uses kernels."""
+
+    plan: WorkPlan
+    direction: list[Tensor] | None
+    """What was squared, until the next kernel: that must receive the same list."""
+    direction_at: list[int]
+    """Its addresses."""
+    buffer: WeightBuffer | None
+    """Memory for a copy of w, until the block owns it."""
+    table: Tensor
+    """Addresses of w, the direction and the copy."""
+
+
+class TritonBackend:
+    """The fused kernels of one recording, or of the eager steps of an optimizer.
+
+    Args:
+        device: of all parameters.
+        base: the base optimizer.
+        rule: the optimizer's rule.
+        boost: the geometry's factor of the radius.
+    """
+
+    def __init__(self, device: torch.device, base: Optimizer, rule: Rule, boost: float) -> None:
+        self._device = device
+        self._base, self._rule, self._boost = base, rule, boost
+        self.has_base_kernel = has_kernel(base)
+        self.stepped_base = False
+        """Whether a kernel made the base's step."""
+        self._plans: dict[tuple[int, ...], WorkPlan] = {}
+        self._overlap_checked: tuple[list[int], list[int]] = ([], [])
+        self._no_overlap = True
+        self._begun: dict[int, Begun] = {}
+        self._launch = Launcher(device)
+        self._tables = AddressTables(device)
+        shape = (len(base.param_groups), COLUMNS)
+        self._numbers = torch.zeros(shape, dtype=torch.float64, device=device)
+        self._rows = self._numbers.unbind()
+        self._written: list[list[float]] = []
+
+    def fits(self, base: Optimizer, rule: Rule, boost: float) -> bool:
+        """Whether this backend was created for such a step."""
+        same = self._base is base and (self._rule, self._boost) == (rule, boost)
+        groups = len(base.param_groups) == len(self._rows)
+        return same and groups and self.has_base_kernel == has_kernel(base)
+
+    def write_numbers(self) -> None:
+        """Upload the groups' current numbers, if they have changed."""
+        rows = [numbers_of(group, self._rule, self._boost) for group in self._base.param_groups]
+        if rows != self._written:
+            self._written = []  # so that an interrupted upload is repeated
+            upload(self._numbers, array("d", chain.from_iterable(rows)))
+            self._written = rows
+
+    def begin(self, recording: bool) -> None:
+        """Begin a step."""
+        self._begun.clear()
+        self.stepped_base = False
+        self._tables.begin(recording)
+
+    def recorded(self) -> None:
+        """Upload the addresses of the step that was recorded."""
+        self._tables.recorded()
+
+    # w -> w + d ---------------------------------------------------------------------------------
+
+    def perturb(self, state: StepState) -> bool:
+        """Move the weights to w + d; with `lean` also step the base."""
+        blocks = state.blocks
+        if state.mask is not None or any(block.sharded for block in blocks):
+            return False
+        if state.lean and (not self.has_base_kernel or self._is_base_only_somewhere()):
+            return False
+        plans = self._find_plans(blocks)
+        if plans is None:
+            return False
+        whitened, roots = step.whiten(state, blocks)
+        scales = self._scales(blocks, plans, whitened, final=not any(roots))
+        if scales is None:
+            if state.lean:
+                return False
+            scales = step.scales_of(state, blocks, whitened)
+        directions = step.unwhiten(state, whitened, roots, scales)
+        if state.lean:
+            return self._begin_lean(state, directions)
+        state.moved = list(blocks)
+        for block, (direction, scale, scratch) in zip(blocks, directions, strict=True):
+            if not self._save_and_add(block, direction, scale):
+                step.save_weights(block)
+                add_scaled(block.weights(), direction, scale, scratch)
+        return True
+
+    def _is_base_only_somewhere(self) -> bool:
+        """Whether a group's step is the base's own, which must then hold bit for bit."""
+        values = [rule_values(group, self._rule) for group in self._base.param_groups]
+        return any(
+            not any(isinstance(value, Tensor) for value in each.values())
+            and not self._rule.needs_products(each)
+            and self._rule.mix(each, None).is_base_only
+            for each in values
+        )
+
+    def _find_plans(self, blocks: Sequence[Block]) -> list[tuple[WorkPlan, list[int]]] | None:
+        """Return for each block a plan and the addresses of g0; None if kernels cannot be used."""
+        plans = [plan for block in blocks if (plan := self._find_plan(block)) is not None]
+        if len(plans) < len(blocks) or not self._have_no_overlap(plans):
+            return None
+        found = []
+        for plan, block in zip(plans, blocks, strict=True):
+            addresses = plan.gradient_addresses(block.g0 or [])
+            if addresses is None:
+                return None
+            found.append((plan, addresses))
+        return found
+
+    def _find_plan(self, block: Block) -> WorkPlan | None:
+        key, weights = tuple(block.indices), block.weights()
+        plan = self._plans.get(key)
+        if plan is not None and plan.update(weights):
+            return plan
+        if self._tables.recording:
+            return None
+        if len(self._plans) >= PLANS * len(self._rows):
+            self._plans.clear()
+        plan = self._plans[key] = WorkPlan(weights, self._device)
+        return plan
+
+    def _have_no_overlap(self, plans: Sequence[WorkPlan]) -> bool:
+        """Whether no weights share memory: the order of updates would matter."""
+        addresses = [address for plan in plans for address in plan.weights]
+        sizes = [4 * elements for plan in plans for elements in plan.elements]
+        if (addresses, sizes) != self._overlap_checked:
+            self._no_overlap = no_overlap(addresses, sizes)
+            self._overlap_checked = (addresses, sizes)
+        return self._no_overlap
+
+    def _row(self, block: Block) -> int:
+        groups = self._base.param_groups
+        return next(i for i, group in enumerate(groups) if group is block.group)
+
+    def _scales(
+        self,
+        blocks: Sequence[Block],
+        plans: Sequence[tuple[WorkPlan, list[int]]],
+        lists: Sequence[list[Tensor]],
+        final: bool,
+    ) -> list[Tensor] | None:
+        """Return `radius / (norm + eps)` for each block, with one norm over all lists.
+
+        Args:
+            blocks: all blocks of the step.
+            plans: for each block its plan and the addresses of g0.
+            lists: what is squared.
+            final: whether `lists` are g0 and the directions: the table then has the copy of w.
+        """
+        rows = []
+        for (plan, g0), z in zip(plans, lists, strict=True):
+            row = g0 if final else plan.gradient_addresses(z)
+            if row is None:
+                return None
+            rows.append(row)
+        programs = sum(plan.programs for plan, _ in plans)
+        partial, first = torch.empty(programs, device=self._device), 0
+        for block, (plan, _), z, row in zip(blocks, plans, lists, rows, strict=True):
+            buffer = plan.buffer() if final else None
+            copy_at = [] if buffer is None else [buffer.addresses()]
+            table = self._tables.table((plan.weights, row, *copy_at))
+            self._begun[id(block)] = Begun(plan, z, row, buffer, table)
+            shape = (plan.where, plan.offset, plan.sizes, partial, first, len(row))
+            self._launch("squares", plan.programs, table, *shape, BLOCK=TILE)
+            first += plan.programs
+        groups = len(self._rows)
+        result = torch.empty(SCALE_STRIDE * groups, device=self._device)
+        self._launch(
+            *("scales", 1),
+            *(partial, programs, self._numbers, result, groups),
+            EPSILON=EPSILON,
+            COLUMNS=COLUMNS,
+            STRIDE=SCALE_STRIDE,
+            GROUPS=1 << (groups - 1).bit_length(),
+            BLOCK=SUM_BLOCK,
+        )
+        return [result[SCALE_STRIDE * self._row(block)] for block in blocks]
+
+    def _save_and_add(self, block: Block, direction: list[Tensor], scale: Tensor) -> bool:
+        """Compute `saved = w; w += scale * direction` in one pass; False if the tensors do not fit."""
+        begun = self._begun.get(id(block))
+        if begun is None or begun.direction is not direction:
+            return False
+        begun.direction = None
+        plan, table, buffer = begun.plan, begun.table, begun.buffer
+        if buffer is None:
+            buffer = plan.buffer()
+            table = self._tables.table((plan.weights, begun.direction_at, buffer.addresses()))
+        shape = (plan.where, plan.offset, plan.sizes, scale, len(begun.direction_at))
+        self._launch("save_and_add", plan.programs, table, *shape, BLOCK=TILE)
+        block.saved, begun.buffer = buffer, None
+        increment_version(block.weights())
+        return True
+
+    # w + d -> the end of the step ---------------------------------------------------------------
+
+    def finish(self, state: StepState) -> bool:
+        """Restore, combine, step the base and apply the decoupled term, in one pass over each block."""
+        if state.phase is not Phase.PERTURBED or self._is_base_only_somewhere():
+            return False
+        if state.base_stepped:
+            return self._end_lean(state)
+        work = []
+        for block in state.blocks:
+            rows = self._rows_after_passes(block)
+            if rows is None:
+                return False
+            begun = self._begun[id(block)]
+            g0, base_state = (
+                self._g0_rows(block, begun, rows[2]),
+                self._state_rows(block, begun.plan),
+            )
+            if g0 is None or base_state is None:
+                return False
+            work.append((block, [*rows, *g0], base_state))
+        self._mix_from_products(state.blocks, [rows for _, rows, _ in work])
+        for block, rows, base_state in work:
+            self._finish_block(block, rows, base_state)
+            block.saved = None  # the block is now complete, its state included
+        self.stepped_base = True
+        return True
+
+    def _rows_after_passes(self, block: Block) -> Rows | None:
+        """Return the addresses of the saved weights, the weights and g1; None if they do not fit."""
+        begun = self._begun.get(id(block))
+        if begun is None or not isinstance(block.saved, WeightBuffer):
+            return None
+        if not begun.plan.still_fits(block.weights()):
+            return None
+        g1 = begun.plan.gradient_addresses([p.grad for p in block.params])
+        return None if g1 is None else [block.saved.addresses(), begun.plan.weights, g1]
+
+    def _g0_rows(self, block: Block, begun: Begun, g1: Sequence[int] = ()) -> Rows | None:
+        """Return the addresses of g0, none if it is not kept; None if g1 has overwritten it."""
+        if block.g0 is None:
+            return []
+        found = data_ptrs(block.g0)
+        row = found if found == begun.direction_at else begun.plan.gradient_addresses(block.g0)
+        return None if row is None or {*row}.intersection(g1) - {0} else [row]
+
+    def _state_rows(self, block: Block, plan: WorkPlan) -> Rows | None:
+        """Return the addresses of the base's state; None if kernels cannot step the base."""
+        if not self.has_base_kernel:
+            return None
+        lists = state_lists(self._base, block.group, block.params, self._device)
+        if lists is None:
+            return None
+        rows = [plan.state_addresses(tensors) for tensors in lists]
+        return None if None in rows else [row for row in rows if row is not None]
+
+    def _mix_from_products(self, blocks: Sequence[Block], rows: Sequence[Rows]) -> None:
+        """Compute coefficients that depend on inner products, on the device."""
+        values = [rule_values(block.group, self._rule) for block in blocks]
+        projected = [self._rule.needs_products(value) for value in values]
+        if not any(projected):
+            return
+        products = self._products(blocks, [row[2:] for row in rows])
+        for block, value, needed in zip(blocks, values, projected, strict=True):
+            if needed:
+                mix = self._rule.mix(value, products)
+                numbers = self._rows[self._row(block)]
+                parts = (*mix.base_grad, *mix.decoupled)
+                for column, coefficient in zip(MIX_COLUMNS, parts, strict=True):
+                    numbers[column].fill_(coefficient)
+
+    def _products(self, blocks: Sequence[Block], gradients: Sequence[Rows]) -> Products:
+        plans = [self._begun[id(block)].plan for block in blocks]
+        programs = sum(plan.programs for plan in plans)
+        partial, first = torch.empty(3, programs, dtype=torch.float64, device=self._device), 0
+        for plan, both in zip(plans, gradients, strict=True):
+            shape = (plan.where, plan.offset, plan.sizes, partial, first, programs, len(both[0]))
+            self._launch("products", plan.programs, self._tables.table(both), *shape, BLOCK=TILE)
+            first += plan.programs
+        return Products.of_squares(*partial.sum(1))
+
+    def _finish_block(self, block: Block, rows: Rows, base_state: Rows) -> None:
+        has_g0 = block.g0 is not None
+        rows = [*rows[:3], rows[3] if has_g0 else rows[2]]
+        self._step_block("finish", block, [*rows, *base_state], branches=HAS_G0 * has_g0)
+
+    # The lean step ------------------------------------------------------------------------------
+
+    def _begin_lean(self, state: StepState, directions: Sequence[Direction]) -> bool:
+        """Step the base, move to w + d and keep the result without g1, in one pass."""
+        work = []
+        for block, (direction, scale, _) in zip(state.blocks, directions, strict=True):
+            begun = self._begun.get(id(block))
+            if begun is None or begun.direction is not direction:
+                return False
+            base_state, g0 = self._state_rows(block, begun.plan), self._g0_rows(block, begun)
+            if base_state is None or not g0:
+                self._begun.clear()  # frees the buffers, which the other path allocates itself
+                return False
+            work.append((block, [begun.plan.weights, *g0, begun.direction_at], scale, base_state))
+        state.moved = list(state.blocks)
+        for block, rows, scale, base_state in work:
+            self._begin_lean_block(block, rows, scale, base_state)
+            state.base_stepped = True
+            block.g0 = None
+        self.stepped_base = True
+        return True
+
+    def _begin_lean_block(self, block: Block, rows: Rows, scale: Tensor, base_state: Rows) -> None:
+        begun = self._begun[id(block)]
+        begun.direction = None
+        buffer = begun.buffer or begun.plan.buffer()
+        rows = [*rows, buffer.addresses(), *base_state]
+        self._step_block("begin_lean", block, rows, scale)
+        block.saved, begun.buffer = buffer, None
+
+    def _end_lean(self, state: StepState) -> bool:
+        """Compute `w = saved - lr * sharp * g1`."""
+        found = [self._rows_after_passes(block) for block in state.blocks]
+        if None in found:
+            return False
+        for block, rows in zip(state.blocks, found, strict=True):
+            self._end_lean_block(block, rows or [])
+        return True
+
+    def _end_lean_block(self, block: Block, rows: Rows) -> None:
+        self._step_block("end_lean", block, rows)
+
+    def _step_block(
+        self, kernel: str, block: Block, rows: Rows, *more: Tensor, branches: int = 0
+    ) -> None:
+        """Launch a kernel that steps a block."""
+        counts, constants = [], {}
+        if kernel != "end_lean":  # which does not involve the base
+            branches |= branches_of(self._base, block.group)
+            constants = {"BRANCHES": branches}
+            if branches & ADAM:
+                counts = [self._base.state[p]["step"] for p in block.params]
+                rows = [*rows, data_ptrs(counts)]
+        plan = self._begun[id(block)].plan
+        numbers = self._rows[self._row(block)]
+        shape = (plan.where, plan.offset, plan.sizes, numbers, *more, len(block.params))
+        table = self._tables.table(rows)
+        self._launch(kernel, plan.programs, table, *shape, **constants, BLOCK=TILE)
+        if counts:  # last, so that a kernel that fails to compile changes nothing
+            torch._foreach_add_(counts, 1)
+        increment_version(block.weights())
+
+
+class EagerTritonBackend:
+    """Uses the fused kernels in steps that are not recorded.
+
+    Args:
+        device: of all parameters.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._kernels: TritonBackend | None = None
+        self._active = False
+
+    def perturb(self, state: StepState) -> bool:
+        """Move the weights to w + d, if nothing prevents kernels in this step."""
+        self._active = False
+        if state.manual or torch.compiler.is_compiling():
+            return False
+        base, rule, boost = state.base, state.rule, state.geometry.boost
+        if not may_use_kernels(base, rule) or self._device.index != torch.cuda.current_device():
+            return False
+        if torch.cuda.is_current_stream_capturing():
+            return False
+        if self._kernels is None or not self._kernels.fits(base, rule, boost):
+            self._kernels = TritonBackend(self._device, base, rule, boost)
+        self._kernels.begin(recording=False)
+        self._kernels.write_numbers()
+        self._active = self._kernels.perturb(state)
+        return self._active
+
+    def finish(self, state: StepState) -> bool:
+        """Finish a step that kernels have begun."""
+        return self._active and self._kernels is not None and self._kernels.finish(state)
+
+
+class Launcher:
+    """Launches kernels on one device with little host time.
+
+    Triton inspects all arguments before each launch to select a variant of a kernel. Here the
+    compile-time constants determine it: all tensors are aligned to 16 bytes, and kernels do not
+    specialize on other arguments.
+
+    Args:
+        device: where to launch.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device if device.type == "cuda" else None
+        self._compiled: dict[tuple[Any, ...], Any] = {}
+        self._direct = True
+
+    def __call__(self, name: str, programs: int, *given: Any, **constants: Any) -> None:
+        """Launch a kernel, with its constants in the order of its signature."""
+        key = (name, *constants.values())
+        compiled = self._compiled.get(key)
+        if compiled is not None:
+            try:
+                compiled[programs, 1, 1](*given, *constants.values(), stream=self._stream())
+                return
+            except TypeError:  # older versions of Triton take neither constants nor a stream here
+                self._compiled, self._direct = {}, False
+        from wsam.accel import triton_kernels
+
+        run = getattr(triton_kernels, name)[(programs,)]
+        compiled = run(*given, **constants, num_warps=WARPS)
+        if compiled is not None and self._direct:
+            self._compiled[key] = compiled
+
+    def _stream(self) -> int | None:
+        found: Any = torch.cuda.current_stream(self._device) if self._device is not None else None
+        return None if found is None else found.cuda_stream
+
+
+@functools.cache
+def triton_is_installed() -> bool:
+    """Whether Triton can be imported."""
+    return importlib.util.find_spec("triton") is not None
+
+
+@functools.cache
+def kernels_work_on(device: torch.device) -> bool:
+    """Whether Triton can compile and run a kernel on the device."""
+    if not triton_is_installed():
+        return False
+    rows, partial = torch.ones(7, 4, device=device), torch.zeros(2, device=device)
+    numbers = torch.full((COLUMNS,), -0.5, dtype=torch.float64, device=device)
+    plan = WorkPlan([rows[0]], device)
+    table = torch.tensor(data_ptrs(rows.unbind()), device=device)
+    shape, launch = (plan.where, plan.offset, plan.sizes), Launcher(device)
+    try:
+        for first in range(2):  # compiled, then launched directly
+            launch("squares", 1, table, *shape, partial, first, 1, BLOCK=TILE)
+        branches = HAS_G0 | DECAY | ADAM | DECOUPLED_DECAY
+        launch("finish", 1, table, *shape, numbers, 1, BRANCHES=branches, BLOCK=TILE)
+    except Exception as error:  # training continues without kernels
+        warn(f"Triton is installed but cannot compile kernels, so steps do not use them: {error}")
+        return False
+    return partial.tolist() == [4.0, 4.0]
