@@ -1,14 +1,14 @@
-"""Time to the top Hessian eigenvalue: wsam beside PyHessian and hessian-eigenthings, in one run.
+"""Time to the top Hessian eigenvalue: wsam, PyHessian and hessian-eigenthings in one run.
 
     python benchmarks/curvature.py                  a small CNN on digits, on the CPU
     python benchmarks/curvature.py --cuda --cifar data_batch_1.bin --tf32 --repeats 1
                                                     ResNet18 on 10,000 CIFAR images, on a GPU
 
-Every contender runs with several settings of its own stopping rule, all of them in turn, repeat
-after repeat. The time of a library to an accuracy is that of its cheapest setting whose error,
-in every repeat, is at most that accuracy. A peer that cannot be imported is left out and named; a
-folder of both on PYTHONPATH is enough. The record goes to benchmarks/results/;
-`python benchmarks/curvature_page.py` puts it into docs/curvature.md.
+Every library runs with several settings of its own stopping rule. All settings are timed in turns, and
+the turns are repeated. The time of a library to an accuracy is that of its fastest setting whose error
+is at most that accuracy in every repeat. A library that cannot be imported is skipped; put both on
+PYTHONPATH to include them. The record is written to benchmarks/results/;
+`python benchmarks/curvature_page.py` copies it into docs/curvature.md.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TARGETS = (1e-2, 1e-3, 1e-4)
 
 
 @dataclass
-class Contender:
+class TimedMethod:
     library: str
     setting: str
     solve: Callable[[int], float]
@@ -44,12 +44,12 @@ class Contender:
     values: list[float] = field(default_factory=list)
 
     def measure(self, seed: int, device: torch.device) -> None:
-        settle(device)
-        # On a CPU the process's own time: other programs share the machine, and one thread runs.
+        synchronize(device)
+        # CPU time of this process, since other programs may share the CPU; one thread runs.
         clock = time.perf_counter if device.type == "cuda" else time.process_time
         start = clock()
         value = self.solve(seed)
-        settle(device)
+        synchronize(device)
         self.seconds.append(clock() - start)
         self.values.append(value)
 
@@ -65,25 +65,25 @@ class Contender:
         }
 
 
-def settle(device: torch.device) -> None:
-    """Let a GPU finish, and give back what the one before held."""
+def synchronize(device: torch.device) -> None:
+    """Wait for the GPU and free cached memory."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()
 
 
-def ours(model: nn.Module, batches: Batches, method: str, tol: float) -> Contender:
+def wsam_method(model: nn.Module, batches: Batches, method: str, tol: float) -> TimedMethod:
     def solve(seed: int) -> float:
         H = hessian(model, cross_entropy, batches)
         return top_eigenvalues(H, 1, method=method, tol=tol, seed=seed).largest
 
-    return Contender(f"wsam {method}", f"tol={tol:g}", solve)
+    return TimedMethod(f"wsam {method}", f"tol={tol:g}", solve)
 
 
 def pyhessian(
     model: nn.Module, batches: Batches, tol: float, whole: bool, most: int = 500
-) -> Contender:
-    """PyHessian's power iteration; `whole` keeps the graph of all images, as its data= does."""
+) -> TimedMethod:
+    """PyHessian's power iteration; `whole` passes one batch as `data=`, which keeps its graph."""
     from pyhessian import hessian as peer
 
     cuda = batches[0][0].is_cuda
@@ -100,10 +100,10 @@ def pyhessian(
 
     form = "data (graph kept)" if whole else "dataloader"
     limit = "" if most == 500 else f" maxIter={most}"
-    return Contender(f"PyHessian {form}", f"tol={tol:g}{limit}", solve)
+    return TimedMethod(f"PyHessian {form}", f"tol={tol:g}{limit}", solve)
 
 
-def eigenthings(model: nn.Module, batches: Batches, method: str, effort: float) -> Contender:
+def eigenthings(model: nn.Module, batches: Batches, method: str, effort: float) -> TimedMethod:
     import hessian_eigenthings as peer
 
     def solve(seed: int) -> float:
@@ -114,11 +114,11 @@ def eigenthings(model: nn.Module, batches: Batches, method: str, effort: float) 
         return float(peer.power_iteration_one(H, max_iter=500, tol=effort, seed=seed)[0])
 
     setting = f"max_iter={effort:g}" if method == "lanczos" else f"tol={effort:g}"
-    return Contender(f"hessian-eigenthings {method}", setting, solve)
+    return TimedMethod(f"hessian-eigenthings {method}", setting, solve)
 
 
-def available() -> dict[str, str | None]:
-    """Versions of the peers; None for one that is not installed."""
+def peer_versions() -> dict[str, str | None]:
+    """Return the versions of the other libraries; None if one is not installed."""
     names = {"pyhessian": "PyHessian", "hessian_eigenthings": "hessian-eigenthings"}
     found: dict[str, str | None] = {}
     for module, package in names.items():
@@ -132,7 +132,7 @@ def available() -> dict[str, str | None]:
 
 
 def digits_problem() -> tuple[nn.Module, Batches, dict[str, Any]]:
-    """The lab's small CNN after 20 epochs on digits, and its 1,200 images in four batches."""
+    """Return the lab's small CNN after 20 epochs on digits, and 1,200 images in four batches."""
     images = datasets.load("digits", datasets.DataSource(Path(), download=False))
     model = models.build_model("cnn", models.Task((1, 8, 8), 10), seed=0)
     x = (images.train_images.permute(0, 3, 1, 2).float() / 255 - 0.3053) / 0.3759
@@ -149,7 +149,7 @@ def cifar_problem(
     images: int = 10_000,
     name: str = "resnet18",
 ) -> tuple[nn.Module, Batches, dict[str, Any]]:
-    """A model after some epochs on CIFAR images, and those images, on the device."""
+    """Return a model trained on CIFAR images, and those images, on the device."""
     pixels, labels = datasets.read_cifar(path, 1, 10, 10_000)
     mean, std = (
         torch.tensor(v).view(3, 1, 1) for v in ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
@@ -166,7 +166,7 @@ def cifar_problem(
 
 
 def train(model: nn.Module, x: Tensor, y: Tensor, epochs: int, batch_size: int) -> None:
-    """Plain SGD: the spectrum of a trained model is what people measure."""
+    """Train with SGD, so that the spectrum is that of a trained model."""
     steps = epochs * -(-len(x) // batch_size)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
@@ -180,7 +180,7 @@ def train(model: nn.Module, x: Tensor, y: Tensor, epochs: int, batch_size: int) 
             optimizer.step()
             schedule.step()
     optimizer.zero_grad(set_to_none=True)
-    model.eval()  # the peers measure the model as they find it
+    model.eval()  # the other libraries do not change the mode
 
 
 def allow_tf32(allowed: bool) -> None:
@@ -188,50 +188,49 @@ def allow_tf32(allowed: bool) -> None:
     torch.backends.cuda.matmul.allow_tf32 = allowed
 
 
-def cpu_contenders(model: nn.Module, batches: Batches) -> list[Contender]:
-    found = available()
-    contenders = [
-        ours(model, batches, "lanczos", tol) for tol in (0.2, 0.1, 0.05, 3e-2, 1e-2, 3e-3, 1e-3)
+def cpu_methods(model: nn.Module, batches: Batches) -> list[TimedMethod]:
+    found = peer_versions()
+    methods = [
+        wsam_method(model, batches, "lanczos", tol)
+        for tol in (0.2, 0.1, 0.05, 3e-2, 1e-2, 3e-3, 1e-3)
     ]
-    contenders += [ours(model, batches, "power", tol) for tol in (0.3, 0.1, 3e-2, 1e-2)]
+    methods += [wsam_method(model, batches, "power", tol) for tol in (0.3, 0.1, 3e-2, 1e-2)]
     if found["PyHessian"]:
         for whole in (False, True):
-            contenders += [
-                pyhessian(model, batches, tol, whole) for tol in (1e-2, 1e-3, 1e-4, 1e-5)
-            ]
+            methods += [pyhessian(model, batches, tol, whole) for tol in (1e-2, 1e-3, 1e-4, 1e-5)]
     if found["hessian-eigenthings"]:
-        contenders += [eigenthings(model, batches, "lanczos", n) for n in range(4, 11)]
-        contenders += [eigenthings(model, batches, "power", tol) for tol in (0.1, 1e-2, 1e-3)]
-    return contenders
+        methods += [eigenthings(model, batches, "lanczos", n) for n in range(4, 11)]
+        methods += [eigenthings(model, batches, "power", tol) for tol in (0.1, 1e-2, 1e-3)]
+    return methods
 
 
-def gpu_contenders(model: nn.Module, batches: Batches) -> list[Contender]:
-    """One setting a library, as a minute allows: those that came to an error of 1e-3 on the CPU.
+def gpu_methods(model: nn.Module, batches: Batches) -> list[TimedMethod]:
+    """Return one setting per library: the one that reached an error of 1e-3 on the CPU.
 
-    A tolerance below the rounding of TF32 would never be met.
+    A tolerance below the rounding of TF32 cannot be reached.
     """
-    found = available()
-    contenders = [ours(model, batches, "lanczos", 1e-2)]
+    found = peer_versions()
+    methods = [wsam_method(model, batches, "lanczos", 1e-2)]
     if found["hessian-eigenthings"]:
-        contenders.append(eigenthings(model, batches, "lanczos", 8))
+        methods.append(eigenthings(model, batches, "lanczos", 8))
     if found["PyHessian"]:
-        contenders.append(pyhessian(model, batches, 1e-3, whole=False, most=25))
-    return contenders
+        methods.append(pyhessian(model, batches, 1e-3, whole=False, most=25))
+    return methods
 
 
-def race(contenders: list[Contender], repeats: int, device: torch.device) -> Iterator[None]:
-    """Run all in turn, repeat after repeat, each repeat starting with another contender."""
+def time_in_turns(methods: list[TimedMethod], repeats: int, device: torch.device) -> Iterator[None]:
+    """Time all methods in turns; each repeat starts with another one."""
     for repeat in range(repeats):
-        shift = repeat * len(contenders) // repeats
-        for contender in contenders[shift:] + contenders[:shift]:
-            contender.measure(repeat, device)
-            print(f"  {contender.library:32s} {contender.setting:24s} {contender.seconds[-1]:8.2f} s "
-                  f"{contender.values[-1]:.6g}", flush=True)  # fmt: skip
+        shift = repeat * len(methods) // repeats
+        for timed in methods[shift:] + methods[:shift]:
+            timed.measure(repeat, device)
+            print(f"  {timed.library:32s} {timed.setting:24s} {timed.seconds[-1]:8.2f} s "
+                  f"{timed.values[-1]:.6g}", flush=True)  # fmt: skip
             yield
 
 
 def warm_up(model: nn.Module, batches: Batches) -> None:
-    """One product: libraries, kernels, memory."""
+    """Make one product, so that libraries and kernels are loaded."""
     H = hessian(model, cross_entropy, batches)
     _ = H @ torch.ones(H.shape[0], device=H.device)
 
@@ -239,7 +238,7 @@ def warm_up(model: nn.Module, batches: Batches) -> None:
 def to_accuracy(
     rows: list[dict[str, Any]], targets: tuple[float, ...] = TARGETS
 ) -> dict[str, dict[str, Any]]:
-    """For each target, each library's cheapest setting that met it in every repeat."""
+    """Return, for each target, the fastest setting of each library that reached it in all repeats."""
     found: dict[str, dict[str, Any]] = {}
     for target in targets:
         best: dict[str, Any] = {}
@@ -257,9 +256,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--cuda", action="store_true", help="ResNet18 on CIFAR, on the GPU")
     parser.add_argument("--cifar", type=Path, help="a binary file of 10,000 CIFAR-10 images")
-    parser.add_argument(
-        "--tf32", action="store_true", help="let the GPU round products, for all libraries (--cuda)"
-    )
+    parser.add_argument("--tf32", action="store_true", help="allow TF32 for all libraries (--cuda)")
     parser.add_argument("--batch", type=int, default=1000, help="images a batch (--cuda)")
     parser.add_argument("--epochs", type=int, default=6, help="of training beforehand (--cuda)")
     parser.add_argument("--repeats", type=int, default=5)
@@ -282,8 +279,8 @@ def main() -> None:
         **environment.describe_environment(device),
         "repeats": chosen.repeats,
     }
-    head["versions"] |= available()
-    for part in found:  # a GPU's record grows: what is measured is kept, whatever comes after
+    head["versions"] |= peer_versions()
+    for part in found:  # a GPU record is written after every method, in case a later one fails
         write(out, {**head, **part})
     print(json.dumps(part["to_accuracy"], indent=1), out, sep="\n")
 
@@ -299,11 +296,11 @@ def cpu_record(
     H = hessian(model, cross_entropy, batches, dtype=torch.float64)
     truth = top_eigenvalues(H, 3, which="both", tol=1e-8, max_products=600)
     print(f"reference, float64: {truth.values.tolist()}")
-    contenders = cpu_contenders(model, batches)
+    methods = cpu_methods(model, batches)
     warm_up(model, batches)
-    for _ in race(contenders, repeats, device):
+    for _ in time_in_turns(methods, repeats, device):
         pass
-    rows = [contender.summary(truth.largest) for contender in contenders]
+    rows = [timed.summary(truth.largest) for timed in methods]
     return {
         "precision": "float32",
         "clock": "CPU seconds of one thread",
@@ -317,15 +314,15 @@ def cpu_record(
 def gpu_record(
     model: nn.Module, batches: Batches, repeats: int, device: torch.device, tf32: bool
 ) -> Iterator[dict[str, Any]]:
-    """Float32 without TF32 first, which is also the reference; then all contenders, with it or not.
+    """Yield the record after every method.
 
-    Yields the record so far, after every contender.
+    The first measurement, in float32 without TF32, is also the reference.
     """
-    strict = strictly(model, batches, device)
+    strict = measure_float32(model, batches, device)
     print(f"float32 without TF32: {strict}", flush=True)
     truth = strict["values"][0]
     allow_tf32(tf32)
-    contenders = gpu_contenders(model, batches)
+    methods = gpu_methods(model, batches)
     record = {
         "precision": "float32 with TF32" if tf32 else "float32",
         "tf32": tf32,
@@ -337,23 +334,23 @@ def gpu_record(
     yield record
     if tf32:
         warm_up(model, batches)
-    for _ in race(contenders, repeats, device):
-        rows = [each.summary(truth) for each in contenders if each.seconds]
-        # The reference itself is not exact enough for the last target.
+    for _ in time_in_turns(methods, repeats, device):
+        rows = [each.summary(truth) for each in methods if each.seconds]
+        # The reference is not accurate enough for the last target.
         yield record | {"to_accuracy": to_accuracy(rows, TARGETS[:2]), "contenders": rows}
 
 
-def strictly(model: nn.Module, batches: Batches, device: torch.device) -> dict[str, Any]:
-    """The top eigenvalue in float32, nothing rounded further: how long, and with how much memory."""
+def measure_float32(model: nn.Module, batches: Batches, device: torch.device) -> dict[str, Any]:
+    """Return time, memory and result of the top eigenvalue in float32 without TF32."""
     allow_tf32(False)
-    settle(device)
+    synchronize(device)
     cuda = device.type == "cuda"
     if cuda:
         torch.cuda.reset_peak_memory_stats(device)
     start = time.perf_counter()
     H = hessian(model, cross_entropy, batches)
     found = top_eigenvalues(H, 1, tol=3e-3)
-    settle(device)
+    synchronize(device)
     seconds = time.perf_counter() - start
     peak = torch.cuda.max_memory_allocated(device) / 2**30 if cuda else None
     return {"seconds": seconds, "peak_gib": peak, "info": H.info.as_dict(), **found.as_dict()}

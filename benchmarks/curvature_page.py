@@ -1,7 +1,7 @@
-"""Put the records of benchmarks/curvature.py into docs/curvature.md: no figure is typed by hand.
+"""Copy the records of benchmarks/curvature.py into docs/curvature.md.
 
-python benchmarks/curvature_page.py            rewrite the page's blocks
-python benchmarks/curvature_page.py --check    only tell whether they are up to date
+python benchmarks/curvature_page.py            rewrite the blocks of the page
+python benchmarks/curvature_page.py --check    fail if they are out of date
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ LABELS = {
     "PyHessian data (graph kept)": "PyHessian, one batch with its graph kept",
     "PyHessian dataloader": "PyHessian, batch by batch",
 }
-NOTHING = "Not measured on a GPU yet: there is no `benchmarks/results/curvature-cuda.json`."
+NO_RECORD = "Not measured on a GPU yet: there is no `benchmarks/results/curvature-cuda.json`."
 
 
 def versions(record: dict[str, Any]) -> str:
-    """Name what was compared; a library that was not installed is said to be missing."""
+    """Return the versions of the libraries, or "not installed"."""
     found = record["versions"]
     names = ("wsam", "PyHessian", "hessian-eigenthings", "torch")
     return ", ".join(f"{name} {found[name] or 'not installed'}" for name in names)
 
 
 def to_accuracy(record: dict[str, Any]) -> list[str]:
-    """Seconds of each library until the error is at most each target."""
+    """Return a table of the seconds each library needs for each error."""
     targets = record["to_accuracy"]
     lines = ["| | " + " | ".join(f"error {target}" for target in targets) + " |"]
     lines.append("|---" * (len(targets) + 1) + "|")
-    there = {row["library"] for row in record["contenders"]}
+    measured = {row["library"] for row in record["contenders"]}
     for name, label in LABELS.items():
-        if name in there:
+        if name in measured:
             cells = [_seconds(found.get(name)) for found in targets.values()]
             lines.append(f"| {label} | " + " | ".join(cells) + " |")
     return lines
@@ -55,21 +55,21 @@ def _seconds(best: dict[str, Any] | None) -> str:
 
 
 def cpu(record: dict[str, Any]) -> str:
-    """The small problem, on one thread."""
+    """Return the block of the small problem, on one thread."""
     problem, info = record["problem"], record["info"]
     repeats = len(record["contenders"][0]["seconds"])
     text = (
         f"The lab's small CNN ({info['parameters']:,} weights) on {problem['images']:,} digits in "
-        f"{info['batches']} batches, {record['precision']}, {_cpu(record)}, CPU seconds "
-        f"until the relative error of the top eigenvalue is at most the target in all of {repeats} "
-        f"repeats, each library at the cheapest of several settings of its own stopping rule "
+        f"{info['batches']} batches, {record['precision']}, {_cpu(record)}. The table shows the CPU "
+        f"seconds until the relative error of the top eigenvalue is at most the target in all of "
+        f"{repeats} repeats, for the fastest of several settings of each library's stopping rule "
         f"(`benchmarks/results/curvature-cpu.json`: {versions(record)}):"
     )
     return "\n".join([_wrapped(text), "", *to_accuracy(record)])
 
 
 def cuda(record: dict[str, Any]) -> str:
-    """ResNet18 on CIFAR: how long it takes at all, and beside the others."""
+    """Return the block of ResNet18 on CIFAR: the time in float32, and the comparison."""
     problem, strict = record["problem"], record["reference"]
     info = strict["info"]
     text = (
@@ -86,9 +86,9 @@ def cuda(record: dict[str, Any]) -> str:
     timed = f"median of {repeats} runs" if repeats > 1 else "one run each"
     settings = ", ".join(f"{row['library']} {row['setting']}" for row in record["contenders"])
     more = (
-        f"Beside the others, all in {record['precision']}, {record['clock']}, {timed}, each at one "
-        f"setting and not, as above, at the cheapest of several ({settings}); errors against that "
-        "value, which is wsam's own:"
+        f"Comparison of the libraries, all in {record['precision']}, {record['clock']}, {timed}, each "
+        f"at one setting, not at the fastest of several as above ({settings}). Errors are relative to "
+        "that value, which wsam computed:"
     )
     return "\n".join([_wrapped(text), "", _wrapped(more), "", *to_accuracy(record)])
 
@@ -103,10 +103,10 @@ def _wrapped(text: str) -> str:
 
 
 def block(kind: str, results: Path = RESULTS) -> str:
-    """Return the Markdown of a record; a sentence where there is none yet."""
+    """Return the Markdown of a record, or a sentence if there is none."""
     path = results / f"curvature-{kind}.json"
     if not path.exists():
-        return NOTHING
+        return NO_RECORD
     record = json.loads(path.read_text(encoding="utf-8"))
     return {"cpu": cpu, "cuda": cuda}[kind](record)
 

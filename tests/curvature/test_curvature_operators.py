@@ -1,5 +1,6 @@
-"""Every curvature operator equals the dense float64 matrix, whatever model, loss and batches."""
+"""Curvature operators, compared with dense float64 matrices for several models and losses."""
 
+import copy
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,13 +12,13 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from wsam.curvature import Operator, empirical_fisher, gauss_newton, hessian
-from wsam.curvature.products import Chooser
+from wsam.curvature.matvec import MatvecRunner
 
-WAYS = ("reverse", "forward", "auto")
+MODES = ("reverse", "forward", "auto")
 
 
 class Tied(nn.Module):
-    """One matrix used twice, and a frozen scale."""
+    """Tied weights and a frozen scale."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,8 +75,8 @@ def batches(width: int, sizes: tuple[int, ...] = (6, 3, 4)) -> list[tuple[Tensor
     return [(torch.randn(n, width).double(), torch.randint(0, 3, (n,))) for n in sizes]
 
 
-def dense(model: nn.Module, loss: Callable[[dict[str, Tensor]], Tensor]) -> Tensor:
-    """The Hessian of a loss of named weights, by torch.func, in one piece."""
+def dense_hessian(model: nn.Module, loss: Callable[[dict[str, Tensor]], Tensor]) -> Tensor:
+    """Return the dense Hessian of a loss of named weights, by torch.autograd.functional."""
     named = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
     sizes = [p.numel() for p in named.values()]
 
@@ -89,7 +90,7 @@ def dense(model: nn.Module, loss: Callable[[dict[str, Tensor]], Tensor]) -> Tens
 
 
 def jacobian(model: nn.Module, output: Callable[[dict[str, Tensor]], Tensor]) -> Tensor:
-    """Rows: outputs; columns: weights, in the parameters' order."""
+    """Return the Jacobian: one row per output, one column per weight."""
     leaves = {
         n: p.detach().requires_grad_() for n, p in model.named_parameters() if p.requires_grad
     }
@@ -101,11 +102,11 @@ def jacobian(model: nn.Module, output: Callable[[dict[str, Tensor]], Tensor]) ->
     ])  # fmt: skip
 
 
-def same_operator(found: Operator, expected: Tensor) -> None:
-    """Equal on random vectors: two different matrices agree there with probability zero."""
+def assert_equals_matrix(found: Operator, expected: Tensor) -> None:
+    """Compare products with random vectors and one column."""
     vectors = torch.randn(len(expected), 4, dtype=torch.float64)
     vectors[:, 0] = 0
-    vectors[-1, 0] = 1  # and one column of the matrix itself
+    vectors[-1, 0] = 1
     torch.testing.assert_close(found @ vectors, expected @ vectors, rtol=0, atol=1e-8)
 
 
@@ -115,39 +116,40 @@ def case(request: pytest.FixtureRequest) -> tuple[nn.Module, list[tuple[Tensor, 
     return build().double(), batches(width)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_hessian_is_the_dense_one(case, way):
+def test_hessian_equals_the_dense_matrix(case):
     model, data = case
-    H = hessian(model, F.cross_entropy, data, differentiation=way)
+    operators = [hessian(model, F.cross_entropy, data, differentiation=mode) for mode in MODES]
     model.eval()
     x, y = (torch.cat(part) for part in zip(*data, strict=True))
-    expected = dense(model, lambda w: F.cross_entropy(functional_call(model, w, (x,)), y))
-    assert H.shape == expected.shape
-    assert H.dtype == torch.float64
-    same_operator(H, expected)
+    expected = dense_hessian(model, lambda w: F.cross_entropy(functional_call(model, w, (x,)), y))
+    for H in operators:
+        assert H.shape == expected.shape
+        assert H.dtype == torch.float64
+        assert_equals_matrix(H, expected)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_gauss_newton_and_fisher_are_the_dense_ones(case, way):
+def test_gauss_newton_and_fisher_equal_the_dense_matrices(case):
     model, data = case
-    G = gauss_newton(model, F.cross_entropy, data, differentiation=way)
-    E = empirical_fisher(model, F.cross_entropy, data, differentiation=way)
+    loss = F.cross_entropy
+    operators = [gauss_newton(model, loss, data, differentiation=mode) for mode in MODES]
+    fishers = [empirical_fisher(model, loss, data, differentiation=mode) for mode in MODES]
     model.eval()
     x, y = (torch.cat(part) for part in zip(*data, strict=True))
     J = jacobian(model, lambda w: functional_call(model, w, (x,))).reshape(len(x), 3, -1)
     p = torch.softmax(model(x).detach(), 1)
     middle = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
     expected = torch.einsum("nkp,nkl,nlq->pq", J, middle, J) / len(x)
-    same_operator(G, expected)
     g = torch.einsum("nk,nkp->np", p - F.one_hot(y, 3), J)
-    same_operator(E, g.T @ g / len(x))
+    for G, E in zip(operators, fishers, strict=True):
+        assert_equals_matrix(G, expected)
+        assert_equals_matrix(E, g.T @ g / len(x))
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_batchnorm_in_training_mode_uses_batch_statistics_and_keeps_the_running_ones(way):
+@pytest.mark.parametrize("mode", ["reverse", "forward"])
+def test_train_mode_uses_batch_statistics_and_keeps_the_running_ones(mode):
     model, (batch, *_) = cnn().double(), batches(4)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    H = hessian(model, F.cross_entropy, [batch], mode="train", differentiation=way)
+    H = hessian(model, F.cross_entropy, [batch], mode="train", differentiation=mode)
     found = H.dense()
     assert H.info.mode == "train"
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -157,12 +159,12 @@ def test_batchnorm_in_training_mode_uses_batch_statistics_and_keeps_the_running_
     def loss(w):
         return F.cross_entropy(functional_call(model, {**buffers, **w}, (batch[0],)), batch[1])
 
-    torch.testing.assert_close(found, dense(model, loss), rtol=0, atol=1e-8)
+    torch.testing.assert_close(found, dense_hessian(model, loss), rtol=0, atol=1e-8)
     evaluated = hessian(model, F.cross_entropy, [batch]).dense()
     assert (found - evaluated).abs().max() > 1e-3
 
 
-def test_every_module_gets_its_mode_back_even_after_an_error():
+def test_module_modes_are_restored_after_an_error():
     model = cnn().double()
     model.train()
     model[2].eval()
@@ -175,7 +177,7 @@ def test_every_module_gets_its_mode_back_even_after_an_error():
     assert torch.backends.mha.get_fastpath_enabled()
 
 
-def test_columns_vectors_types_and_counts():
+def test_products_with_vectors_and_matrices():
     model, data = mlp(), [(x.float(), y) for x, y in batches(4)]
     H = hessian(model, F.cross_entropy, data)
     V = torch.randn(H.shape[0], 3)
@@ -199,18 +201,12 @@ def test_float64_of_a_float32_model():
     assert (H.dtype, H.info.dtype) == (torch.float64, "float64")
     assert next(model.parameters()).dtype == torch.float32
     doubled = [(x.double(), y) for x, y in data]
-    expected = hessian(cnn_copy := _double(model), F.cross_entropy, doubled).dense()
-    assert next(cnn_copy.parameters()).dtype == torch.float64
-    torch.testing.assert_close(H.dense(), expected, rtol=0, atol=1e-12)
+    expected = hessian(copy.deepcopy(model).double(), F.cross_entropy, doubled)
+    v = torch.randn(H.shape[0], 3).double()
+    torch.testing.assert_close(H @ v, expected @ v, rtol=0, atol=1e-12)
 
 
-def _double(model: nn.Module) -> nn.Module:
-    import copy
-
-    return copy.deepcopy(model).double()
-
-
-def test_info_says_what_was_computed():
+def test_info():
     data = batches(4)
     info = hessian(mlp().double(), F.cross_entropy, data, differentiation="forward").info
     assert (info.kind, info.mode, info.samples, info.batches) == ("hessian", "eval", 13, 3)
@@ -219,31 +215,29 @@ def test_info_says_what_was_computed():
     assert info.as_dict()["loss"] == pytest.approx(info.loss)
 
 
-def test_loss_may_be_a_sum_may_read_the_weights_and_batches_may_be_mappings():
+def test_sum_reduction_weight_decay_and_batches_as_mappings():
     model, data = mlp().double(), batches(4)
-    expected = hessian(model, F.cross_entropy, data).dense()
+    expected = hessian(model, F.cross_entropy, data, differentiation="reverse").dense()
 
     def summed(output: Tensor, target: Tensor) -> Tensor:
         return F.cross_entropy(output, target, reduction="sum")
 
-    found = hessian(model, summed, data, reduction="sum").dense()
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    assert_equals_matrix(hessian(model, summed, data, reduction="sum"), expected)
 
     def decayed(output: Tensor, target: Tensor) -> Tensor:
         penalty = sum((p**2).sum() for p in model.parameters())
         return F.cross_entropy(output, target) + 0.5 * penalty
 
-    for way in ("reverse", "forward"):
-        found = hessian(model, decayed, data, differentiation=way).dense()
-        torch.testing.assert_close(found, expected + torch.eye(43).double(), rtol=0, atol=1e-12)
+    for mode in ("reverse", "forward"):
+        H = hessian(model, decayed, data, differentiation=mode)
+        assert_equals_matrix(H, expected + torch.eye(43).double())
 
     mappings = [{"input": x, "target": y} for x, y in data]
-    wrapped = _Named(model)
-    found = hessian(wrapped, lambda out, batch: F.cross_entropy(out, batch["target"]), mappings)
-    torch.testing.assert_close(found.dense(), expected, rtol=0, atol=1e-12)
+    loss = lambda out, batch: F.cross_entropy(out, batch["target"])  # noqa: E731
+    assert_equals_matrix(hessian(NamedInputs(model), loss, mappings), expected)
 
 
-class _Named(nn.Module):
+class NamedInputs(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
@@ -252,11 +246,11 @@ class _Named(nn.Module):
         return self.model(input)
 
 
-def test_some_parameters_only():
+def test_selected_parameters():
     model, data = mlp().double(), batches(4)
-    whole = hessian(model, F.cross_entropy, data).dense()
+    whole = hessian(model, F.cross_entropy, data, differentiation="reverse").dense()
     head = hessian(model, F.cross_entropy, data, params=["3.weight", "3.bias"])
-    torch.testing.assert_close(head.dense(), whole[25:, 25:], rtol=0, atol=1e-12)
+    assert_equals_matrix(head, whole[25:, 25:])
     same = hessian(model, F.cross_entropy, data, params=lambda name: name.startswith("3."))
     assert same.shape == (18, 18)
     with pytest.raises(ValueError, match="no parameter named 'nope'"):
@@ -274,17 +268,17 @@ def test_linear_and_unused_parameters_have_no_curvature():
             return x @ self.used
 
     data = [torch.randn(5, 2)]
-    for way in ("reverse", "forward"):
+    for mode in ("reverse", "forward"):
         for build in (hessian, gauss_newton):
-            H = build(Linear(), torch.mean, data, differentiation=way)
+            H = build(Linear(), torch.mean, data, differentiation=mode)
             assert not (H @ torch.ones(5)).any()
 
 
-def test_auto_keeps_the_faster_way_and_falls_back_where_there_is_no_forward_derivative():
+def test_auto_selects_a_mode_and_falls_back_without_a_forward_derivative():
     H = hessian(mlp().double(), F.cross_entropy, batches(4))
     assert H.info.differentiation == "auto"
     H @ torch.ones(43)
-    assert H.info.differentiation == "auto"  # three of four turns taken
+    assert H.info.differentiation == "auto"  # three of four trials done
     H @ torch.ones(43)
     assert H.info.differentiation in ("reverse", "forward")
 
@@ -310,18 +304,18 @@ def test_auto_keeps_the_faster_way_and_falls_back_where_there_is_no_forward_deri
     assert H.info.differentiation == "reverse"
 
 
-def test_chooser_measures(monkeypatch):
-    clock = iter([0, 9, 10, 12, 20, 21, 30, 35])  # second turns: reverse 1 s, forward 5 s
-    monkeypatch.setattr("wsam.curvature.products.time.perf_counter", lambda: next(clock))
+def test_auto_selects_the_faster_mode(monkeypatch):
+    clock = iter([0, 9, 10, 12, 20, 21, 30, 35])  # second trials: reverse 1 s, forward 5 s
+    monkeypatch.setattr("wsam.curvature.matvec.time.perf_counter", lambda: next(clock))
     H = hessian(mlp().double(), F.cross_entropy, [batches(4)[0]] * 4)
     H @ torch.ones(43)
     assert H.info.differentiation == "reverse"
     with pytest.raises(ValueError, match="differentiation must be"):
-        Chooser("hessian", "sideways")
+        MatvecRunner("hessian", "sideways")
 
 
-class Counted:
-    """Batches made on the way; tells how many are alive at once."""
+class GeneratedBatches:
+    """Batches created during iteration; records the largest number alive at once."""
 
     def __init__(self, count: int) -> None:
         self.count, self.alive, self.most = count, weakref.WeakSet(), 0
@@ -338,7 +332,7 @@ class Counted:
 def test_memory_does_not_grow_with_the_number_of_batches():
     most = []
     for count in (3, 12):
-        data = Counted(count)
+        data = GeneratedBatches(count)
         for build in (hessian, gauss_newton):
             build(mlp().double(), F.cross_entropy, data) @ torch.ones(43)
         most.append(data.most)
@@ -347,20 +341,20 @@ def test_memory_does_not_grow_with_the_number_of_batches():
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("way", WAYS)
-def test_cuda_agrees_with_the_cpu_and_takes_batches_from_it(case, way):
+@pytest.mark.parametrize("mode", MODES)
+def test_cuda_equals_the_cpu_with_batches_on_the_cpu(case, mode):
     model, data = case
     vectors = torch.randn(sum(p.numel() for p in model.parameters() if p.requires_grad), 2).double()
     expected = [build(model, F.cross_entropy, data) @ vectors for build in (hessian, gauss_newton)]
     model.cuda()
-    if way == "forward" and isinstance(model, Recurrent):
-        # torch's LSTM has no forward derivative on CUDA: who asks for it is told, "auto" does without
+    if mode == "forward" and isinstance(model, Recurrent):
+        # torch's LSTM has no forward derivative on CUDA; "auto" falls back to reverse mode.
         with pytest.raises(NotImplementedError, match="forward AD"):
-            hessian(model, F.cross_entropy, data, differentiation=way) @ vectors
+            hessian(model, F.cross_entropy, data, differentiation=mode) @ vectors
         return
     with torch.backends.cudnn.flags(enabled=not isinstance(model, Recurrent)):
         for build, right in zip((hessian, gauss_newton), expected, strict=True):
-            H = build(model, F.cross_entropy, data, differentiation=way)
+            H = build(model, F.cross_entropy, data, differentiation=mode)
             found = H @ vectors
             assert found.is_cuda
             assert not H.info.tf32  # float64

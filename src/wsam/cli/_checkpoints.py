@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 if TYPE_CHECKING:
-    from wsam.curvature.progress import Progress, Report
+    from wsam.curvature.progress import Progress, ProgressCallback
     from wsam.lab.loaded_model import LoadedModel
 
 Checkpoint = Annotated[
@@ -104,7 +104,7 @@ def progress(quiet: bool) -> Iterator[Any]:
         console=Console(stderr=True),
     )
 
-    def follow(stage: str) -> Report:
+    def follow(stage: str) -> ProgressCallback:
         task = bar.add_task(stage, total=None, error="")
 
         def report(at: Progress) -> None:

@@ -1,6 +1,6 @@
 """Curvature of a model's loss: operators, eigenvalues, trace, density, sharpness, landscapes.
 
-One idea carries it all: a curvature matrix is a linear operator, known by `H @ v`.
+A curvature matrix is a linear operator, available through matrix-vector products `H @ v`::
 
     H = hessian(model, loss_fn, batches)
     top_eigenvalues(H, k=5, which="both")
@@ -8,15 +8,15 @@ One idea carries it all: a curvature matrix is a linear operator, known by `H @ 
     density(H)
 """
 
-from wsam.curvature.eigen import Eigenvalues, top_eigenvalues
+from wsam.curvature.directions import between, normalised, random_direction
+from wsam.curvature.eigenvalues import Eigenvalues, top_eigenvalues
 from wsam.curvature.hutchinson import Trace, trace
-from wsam.curvature.measures import Sharpness, average_sharpness, sharpness
+from wsam.curvature.loss_landscape import Landscape, landscape, save_landscape
 from wsam.curvature.objective import Objective
 from wsam.curvature.operator import Info, Operator, empirical_fisher, gauss_newton, hessian
 from wsam.curvature.progress import Progress
-from wsam.curvature.quadrature import Density, Share, density
-from wsam.curvature.render import save_density, save_landscape
-from wsam.curvature.slices import Landscape, between, landscape, normalised, random_direction
+from wsam.curvature.sharpness_measures import Sharpness, average_sharpness, sharpness
+from wsam.curvature.spectral_density import Density, Share, density, save_density
 
 __all__ = [
     "Density",

@@ -10,26 +10,26 @@ import torch
 from torch import Tensor
 
 from wsam.curvature.operator import Info, SymmetricOperator
-from wsam.curvature.progress import Progress, Report
+from wsam.curvature.progress import Progress, ProgressCallback
 
 __all__ = ["Trace", "trace"]
 
-# A spread estimated from a handful of probes is too often far too small.
-_FEWEST_PROBES = 12
+# A standard error estimated from fewer probes is often far too small.
+_MIN_PROBES = 12
 
 
 @dataclass(frozen=True)
 class Trace:
-    """An estimate of a trace.
+    """Estimate of the trace of an operator A.
 
     Attributes:
-        value: the estimate.
-        standard_error: its standard deviation, estimated from the spread of the probes.
-        probes: random vectors the spread is taken over.
-        products: how many vectors were multiplied by A.
-        converged: whether the standard error came down to `tol` times the value.
+        value: The estimate.
+        standard_error: Its standard deviation, estimated from the spread of the probes.
+        probes: Number of random vectors in that spread.
+        products: Number of vectors multiplied by A.
+        converged: Whether the standard error is at most `tol` times the value.
         method: "hutchinson" or "hutch++".
-        info: what A was computed from, where A is an `Operator`.
+        info: Data, mode and precision of A if it is an `Operator`.
     """
 
     value: float
@@ -42,14 +42,14 @@ class Trace:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Bounds that hold the trace in about 95 of 100 runs (Student's t)."""
+        """95% confidence interval, by Student's t."""
         if not self.standard_error:
             return (self.value, self.value)
-        reach = student_95(self.probes - 1) * self.standard_error
-        return (self.value - reach, self.value + reach)
+        half_width = student_t_quantile(self.probes - 1) * self.standard_error
+        return (self.value - half_width, self.value + half_width)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the result, fit for JSON: None for an error that too few probes leave unknown."""
+        """Return the fields as a dictionary for JSON; an unknown standard error is None."""
         known = math.isfinite(self.standard_error)
         return {
             "value": self.value,
@@ -71,33 +71,45 @@ def trace(
     sketch: int = 20,
     columns: int = 4,
     seed: int = 0,
-    report: Report | None = None,
+    report: ProgressCallback | None = None,
 ) -> Trace:
-    """Estimate the trace of a symmetric operator until its standard error is small enough.
+    """Estimate the trace of a symmetric operator to a given standard error.
 
-    Hutchinson: `tr A = E[z' A z]` for random signs z. Hutch++ finds a space Q that holds most of A
-    from a sketch A S, takes its share `tr(Q' A Q)` exactly and leaves only the rest to chance, so
-    a few large eigenvalues no longer make the estimate jump.
+    Equation, for random signs z and an orthonormal basis Q of the range of a sketch A S::
+
+        Hutchinson:  tr A = E[z' A z]
+        Hutch++:     tr A = tr(Q' A Q) + E[z' (I - Q Q') A (I - Q Q') z]
+
+    Hutch++ computes the first term exactly, so a few large eigenvalues do not increase the variance.
 
     Args:
-        operator: a curvature operator, or any symmetric matrix.
+        operator: A curvature operator, or any symmetric matrix.
         method: "hutchinson" or "hutch++".
-        tol: stop when the standard error is at most `tol * abs(value)`.
-        max_products: give up after so many products.
-        sketch: width of Q for Hutch++, two products each.
-        columns: vectors multiplied at a time.
-        seed: of the random vectors.
-        report: called with a `Progress` after every few products.
+        tol: Stop when the standard error is at most `tol * abs(value)`.
+        max_products: Stop after this many products.
+        sketch: Number of columns of Q for Hutch++; each costs two products.
+        columns: Number of vectors multiplied at a time.
+        seed: Seed of the random vectors.
+        report: Called with a `Progress` after every block of probes.
+
+    Returns:
+        The estimate with its standard error.
+
+    Raises:
+        ValueError: If an argument is out of range.
 
     Example:
         >>> found = trace(torch.diag(torch.tensor([1.0, 2.0, 3.0])), method="hutchinson")
         >>> round(found.value, 6), found.standard_error < 1e-6
         (6.0, True)
 
-    References: Hutchinson 1990; Meyer, Musco, Musco and Woodruff, Hutch++, SOSA 2021.
+    References:
+        Hutchinson, A stochastic estimator of the trace of the influence matrix, 1990.
+
+        Meyer, Musco, Musco and Woodruff, Hutch++: optimal stochastic trace estimation, SOSA 2021.
     """
     if method not in ("hutchinson", "hutch++"):
-        raise ValueError(f"method must be 'hutchinson' or 'hutch++', not {method!r}")
+        raise ValueError(f"method must be 'hutchinson' or 'hutch++', got {method!r}")
     if not tol > 0 or max_products < 2 or columns < 1 or sketch < 1:
         raise ValueError(
             "tol must be above 0, max_products at least 2, columns and sketch at least 1, got "
@@ -105,25 +117,25 @@ def trace(
         )
     size = operator.shape[0]
     generator = torch.Generator().manual_seed(seed)
-    space, exact, products = torch.zeros(size, 0).to(operator.device, operator.dtype), 0.0, 0
+    basis, exact, products = torch.zeros(size, 0).to(operator.device, operator.dtype), 0.0, 0
     if method == "hutch++":
-        wide = min(size, sketch, max(1, (max_products - 2) // 2))
-        space, exact = _sketched(operator, wide, generator)
-        products = 2 * wide
+        width = min(size, sketch, max(1, (max_products - 2) // 2))
+        basis, exact = _sketch(operator, width, generator)
+        products = 2 * width
     samples: list[float] = []
-    error = math.inf if space.shape[1] < size else 0.0
-    while products < max_products and space.shape[1] < size:
-        several = min(columns, max_products - products)
-        samples += _samples(operator, space, several, generator)
-        products += several
+    error = math.inf if basis.shape[1] < size else 0.0
+    while products < max_products and basis.shape[1] < size:
+        block = min(columns, max_products - products)
+        samples += _quadratic_forms(operator, basis, block, generator)
+        products += block
         error = _standard_error(samples)
         value = exact + sum(samples) / len(samples)
         if report is not None:
             report(Progress(products, max_products, error / max(abs(value), 1e-300)))
-        if len(samples) >= _FEWEST_PROBES and error <= tol * abs(value):
+        if len(samples) >= _MIN_PROBES and error <= tol * abs(value):
             break
     value = exact + (sum(samples) / len(samples) if samples else 0.0)
-    enough = len(samples) >= _FEWEST_PROBES or space.shape[1] == size
+    enough = len(samples) >= _MIN_PROBES or basis.shape[1] == size
     return Trace(
         value=value,
         standard_error=error,
@@ -135,26 +147,26 @@ def trace(
     )
 
 
-def random_signs(operator: SymmetricOperator, count: int, generator: torch.Generator) -> Tensor:
-    """Draw columns of random signs; the same on every device for the same generator."""
+def _random_signs(operator: SymmetricOperator, count: int, generator: torch.Generator) -> Tensor:
+    """Draw columns of random signs; equal on every device for equal generators."""
     bits = torch.randint(0, 2, (operator.shape[0], count), generator=generator, dtype=torch.int8)
     return (2 * bits - 1).to(operator.device, operator.dtype)
 
 
-def _sketched(
-    operator: SymmetricOperator, wide: int, generator: torch.Generator
+def _sketch(
+    operator: SymmetricOperator, width: int, generator: torch.Generator
 ) -> tuple[Tensor, float]:
-    """Return an orthonormal basis of most of A's range, and the trace of A inside it."""
-    space = torch.linalg.qr(operator @ random_signs(operator, wide, generator)).Q
-    return space, float(torch.sum(space.double() * (operator @ space).double()))
+    """Return an orthonormal basis Q of the range of A S, and `tr(Q' A Q)`."""
+    basis = torch.linalg.qr(operator @ _random_signs(operator, width, generator)).Q
+    return basis, float(torch.sum(basis.double() * (operator @ basis).double()))
 
 
-def _samples(
-    operator: SymmetricOperator, space: Tensor, count: int, generator: torch.Generator
+def _quadratic_forms(
+    operator: SymmetricOperator, basis: Tensor, count: int, generator: torch.Generator
 ) -> list[float]:
-    """Return `z' A z` for random signs with their part inside `space` removed."""
-    probes = random_signs(operator, count, generator)
-    probes = probes - space @ (space.T @ probes)
+    """Return `z' A z` for random signs z with their part inside the basis removed."""
+    probes = _random_signs(operator, count, generator)
+    probes = probes - basis @ (basis.T @ probes)
     images = operator @ (probes if count > 1 else probes[:, 0])
     found: list[float] = (probes.double() * images.reshape(probes.shape).double()).sum(0).tolist()
     return found
@@ -168,16 +180,20 @@ def _standard_error(samples: list[float]) -> float:
     return math.sqrt(sum((s - mean) ** 2 for s in samples) / (count - 1) / count)
 
 
-def student_95(freedom: int) -> float:
-    """Return the 97.5% quantile of Student's t, by its expansion about the normal's.
+def student_t_quantile(degrees: int) -> float:
+    """Return the 97.5% quantile of Student's t, by a series around the normal quantile.
 
-    >>> [round(student_95(n), 2) for n in (5, 11, 100)]
-    [2.57, 2.2, 1.98]
+    Args:
+        degrees: Degrees of freedom.
+
+    Example:
+        >>> [round(student_t_quantile(n), 2) for n in (5, 11, 100)]
+        [2.57, 2.2, 1.98]
     """
-    if freedom < 4:
-        return {1: 12.706, 2: 4.303, 3: 3.182}.get(freedom, math.inf)
+    if degrees < 4:
+        return {1: 12.706, 2: 4.303, 3: 3.182}.get(degrees, math.inf)
     z = 1.959964
     first = (z**3 + z) / 4
     second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
     third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
-    return z + first / freedom + second / freedom**2 + third / freedom**3
+    return z + first / degrees + second / degrees**2 + third / degrees**3

@@ -1,4 +1,4 @@
-"""A basis of a Krylov space, built block by block with full re-orthogonalisation."""
+"""Orthonormal bases of block Krylov spaces, with full re-orthogonalisation."""
 
 from __future__ import annotations
 
@@ -7,26 +7,36 @@ from torch import Tensor
 
 from wsam.curvature.operator import SymmetricOperator
 
-__all__ = ["Krylov", "random_normal"]
+__all__ = ["KrylovBasis", "random_normal"]
 
 
 def random_normal(operator: SymmetricOperator, rows: int, generator: torch.Generator) -> Tensor:
-    """Draw Gaussian vectors, one a row; the same on every device for the same generator."""
+    """Draw Gaussian vectors, one per row; equal on every device for equal generators."""
     drawn = torch.randn(rows, operator.shape[0], generator=generator, dtype=torch.float32)
     return drawn.to(operator.device, operator.dtype)
 
 
-class Krylov:
-    """Orthonormal rows Q and their image under A: `A Q' = Q' M + R`, R touching the last block.
+class KrylovBasis:
+    """Basis of a block Krylov space of a symmetric operator A, grown block by block.
 
-    The coefficients M are measured, not assumed tridiagonal: their asymmetry shows the rounding of
-    A itself, so a residual formed from M and R is that of the products as they were computed.
+    Equation, with orthonormal rows Q::
 
-    Rows may be locked: then A stands for its part on the vectors orthogonal to them.
+        A Q' = Q' M + R,        M = Q A Q'
+
+    R is zero except in the columns of the last block. M is measured, not assumed to be tridiagonal:
+    its asymmetry is the rounding error of the products with A, so residuals computed from M and R
+    include that rounding.
+
+    Args:
+        operator: A.
+        capacity: Largest number of rows of Q.
+        block: Number of vectors multiplied at a time.
+        generator: Of the random start.
+        locked: Orthonormal rows to exclude. A is then restricted to vectors orthogonal to them.
 
     Attributes:
-        size: rows of Q in use.
-        products: vectors multiplied by A so far.
+        size: Number of rows of Q.
+        products: Number of vectors multiplied by A so far.
     """
 
     def __init__(
@@ -45,136 +55,150 @@ class Krylov:
             capacity, operator.shape[0], dtype=operator.dtype, device=operator.device
         )
         self._locked = self._rows[:0] if locked is None else locked
-        self._measured = torch.zeros(capacity, capacity, dtype=torch.float64)
-        self._tail = torch.zeros(0, 0, dtype=torch.float64)
-        self._carried = 0.0
-        self._next = self._orthonormal(random_normal(operator, block, generator), scale=0.0)[0]
+        self._projection = torch.zeros(capacity, capacity, dtype=torch.float64)  # M
+        self._remainder = torch.zeros(0, 0, dtype=torch.float64)  # R in the next block's vectors
+        self._restart_error = 0.0
+        start = random_normal(operator, block, generator)
+        self._next_block = self._orthonormalise(start, scale=0.0)[0]
 
     @property
     def basis(self) -> Tensor:
-        """The orthonormal vectors, one a row."""
+        """The orthonormal vectors Q, one per row."""
         return self._rows[: self.size]
 
     @property
     def full(self) -> bool:
-        """Whether the next block would not fit."""
-        return self.size + len(self._next) > len(self._rows)
+        """Whether the next block exceeds the capacity."""
+        return self.size + len(self._next_block) > len(self._rows)
 
     @property
-    def complete(self) -> bool:
-        """Whether the basis spans a space that A does not leave."""
-        return self.size > 0 and not len(self._next)
+    def invariant(self) -> bool:
+        """Whether A maps the span of the basis to itself."""
+        return self.size > 0 and not len(self._next_block)
 
     def extend(self) -> None:
-        """Multiply the next block and add it to the basis."""
-        block, old = self._next, self.size
+        """Multiply the next block by A and add it to the basis."""
+        block, old = self._next_block, self.size
         self.size = old + len(block)
         self._rows[old : self.size] = block
-        # A lone vector goes as a vector: a matrix of one column may take a slower path.
+        # A single vector is passed as a vector: a matrix of one column may use a slower kernel.
         image = (self.operator @ block[0])[None] if len(block) == 1 else (self.operator @ block.T).T
         self.products += len(block)
         coefficients, image = self._remove_basis(image)
-        self._measured[: self.size, old : self.size] = coefficients
-        scale = float(self._measured[: self.size, : self.size].abs().max())
-        self._next, self._tail = self._orthonormal(image, scale)
-        # By construction the new block's rows of M are what was left of the block before it.
-        fresh = min(len(self._next), len(self._rows) - self.size)
-        self._measured[self.size : self.size + fresh, old : self.size] = self._tail[:fresh]
+        self._projection[: self.size, old : self.size] = coefficients
+        scale = float(self._projection[: self.size, : self.size].abs().max())
+        self._next_block, self._remainder = self._orthonormalise(image, scale)
+        # The rows of M that belong to the next block are the remainder of this one.
+        fresh = min(len(self._next_block), len(self._rows) - self.size)
+        self._projection[self.size : self.size + fresh, old : self.size] = self._remainder[:fresh]
 
-    def ritz(self) -> tuple[Tensor, Tensor, Tensor]:
+    def ritz_pairs(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return Ritz values (ascending), their coordinates in the basis, and residual norms.
 
-        `norm(A x - t x)` of the pair (t, x = Q' y) is `norm([(M - T) y; R y])`, T the symmetric
-        part of M: no product is spent on it.
-        """
-        measured = self._measured[: self.size, : self.size]
-        symmetric = (measured + measured.T) / 2
-        values, vectors = torch.linalg.eigh(symmetric)
-        rounding = torch.linalg.vector_norm((measured - symmetric) @ vectors, dim=0)
-        last = self._tail.shape[1]
-        leak = torch.linalg.vector_norm(self._tail @ vectors[self.size - last :], dim=0)
-        carried = torch.full_like(leak, self._carried)
-        return values, vectors, torch.sqrt(rounding**2 + leak**2 + carried**2)
+        Equation, with T the symmetric part of M and x = Q' y::
 
-    def projected(self) -> tuple[Tensor, float, float]:
-        """Return the symmetric part of M, the size of R, and of M's asymmetry: the rounding of A."""
-        measured = self._measured[: self.size, : self.size]
-        symmetric = (measured + measured.T) / 2
-        left = float(torch.linalg.vector_norm(self._tail))
-        return symmetric, left, float(torch.linalg.matrix_norm(measured - symmetric, ord=2))
+            T y = t y,        norm(A x - t x) = norm([(M - T) y; R y])
+
+        No product with A is needed.
+        """
+        symmetric, asymmetric = self._parts()
+        values, vectors = torch.linalg.eigh(symmetric)
+        rounding = torch.linalg.vector_norm(asymmetric @ vectors, dim=0)
+        last = self._remainder.shape[1]
+        leak = torch.linalg.vector_norm(self._remainder @ vectors[self.size - last :], dim=0)
+        restarts = torch.full_like(leak, self._restart_error)
+        return values, vectors, torch.sqrt(rounding**2 + leak**2 + restarts**2)
+
+    def projection(self) -> tuple[Tensor, float, float]:
+        """Return the symmetric part of M, the norm of R, and the norm of M's asymmetry."""
+        symmetric, asymmetric = self._parts()
+        remainder = float(torch.linalg.vector_norm(self._remainder))
+        return symmetric, remainder, float(torch.linalg.matrix_norm(asymmetric, ord=2))
 
     def lift(self, coordinates: Tensor) -> Tensor:
-        """Return vectors of the whole space, one a row, from columns of coordinates."""
-        return _combined(coordinates.T.to(self.basis), self.basis)
+        """Return vectors of the full space, one per row, from columns of coordinates."""
+        return _matmul_by_rows(coordinates.T.to(self.basis), self.basis)
 
     def restart(self, values: Tensor, vectors: Tensor) -> None:
-        """Shrink the basis to chosen Ritz vectors; what comes next stays as it was.
+        """Shrink the basis to the given Ritz vectors; the next block stays the same.
 
-        Reference: Wu and Simon, Thick-restart Lanczos method, SIAM J. Matrix Anal. Appl. 2000.
+        Args:
+            values: Ritz values to keep.
+            vectors: Their coordinates in the basis, one column each.
+
+        References:
+            Wu and Simon, Thick-restart Lanczos method, SIAM J. Matrix Anal. Appl. 2000.
         """
         kept = len(values)
-        measured = self._measured[: self.size, : self.size]
-        lost = (measured - measured.T) / 2 @ vectors
-        self._carried = max(self._carried, float(torch.linalg.matrix_norm(lost, ord=2)))
-        last = self._tail.shape[1]
-        coupling = self._tail @ vectors[self.size - last :]
+        projection = self._projection[: self.size, : self.size]
+        lost = (projection - projection.T) / 2 @ vectors
+        self._restart_error = max(self._restart_error, float(torch.linalg.matrix_norm(lost, ord=2)))
+        last = self._remainder.shape[1]
+        coupling = self._remainder @ vectors[self.size - last :]
         self._rows[:kept] = self.lift(vectors)
         self.size = kept
-        self._measured.zero_()
-        self._measured[:kept, :kept] = torch.diag(values)
-        self._measured[kept : kept + len(coupling), :kept] = coupling
-        self._tail = coupling
+        self._projection.zero_()
+        self._projection[:kept, :kept] = torch.diag(values)
+        self._projection[kept : kept + len(coupling), :kept] = coupling
+        self._remainder = coupling
+
+    def _parts(self) -> tuple[Tensor, Tensor]:
+        """Return the symmetric part of M and the rest."""
+        projection = self._projection[: self.size, : self.size]
+        symmetric = (projection + projection.T) / 2
+        return symmetric, projection - symmetric
 
     def _remove_basis(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Subtract the part inside the basis, twice: once leaves rounding errors behind."""
+        """Subtract the part inside the basis, twice: one pass leaves rounding errors."""
         total = torch.zeros(self.size, len(rows), dtype=torch.float64)
         for _ in range(2):
-            coefficients = torch.stack([torch.mv(self.basis, row) for row in rows], dim=1)
-            outside = torch.stack([torch.mv(self._locked, row) for row in rows])
-            rows = rows - _combined(coefficients.T, self.basis) - _combined(outside, self._locked)
-            total += coefficients.double().cpu()
+            inside = torch.stack([torch.mv(self.basis, row) for row in rows], dim=1)
+            locked = torch.stack([torch.mv(self._locked, row) for row in rows])
+            rows = rows - _matmul_by_rows(inside.T, self.basis)
+            rows = rows - _matmul_by_rows(locked, self._locked)
+            total += inside.double().cpu()
         return total, rows
 
-    def _orthonormal(self, rows: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        """Return `(Z, C)` with orthonormal rows Z, orthogonal to the basis, and `rows = C' Z`.
+    def _orthonormalise(self, rows: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        """Return `(Z, C)` with `rows = C' Z`, rows of Z orthonormal and orthogonal to the basis.
 
         A row that vanishes (the space is invariant) is replaced by a random one with coefficient
-        zero, so that copies of a repeated eigenvalue are still found.
+        zero, so that further copies of a repeated eigenvalue can be found.
         """
         tiny = 10 * torch.finfo(rows.dtype).eps * scale
         done: list[Tensor] = []
-        tail = torch.zeros(len(rows), len(rows), dtype=torch.float64)
+        coefficients = torch.zeros(len(rows), len(rows), dtype=torch.float64)
         for column, original in enumerate(rows):
             row = original
             for index, other in enumerate(done):
                 overlap = float(other @ row)
-                tail[index, column] = overlap
+                coefficients[index, column] = overlap
                 row = row - overlap * other
             if len(self._locked) + self.size + len(done) >= self.operator.shape[0]:
-                continue  # the basis spans the whole space: nothing new can be left
+                continue  # the basis already spans the full space
             norm = float(torch.linalg.vector_norm(row))
             if norm > tiny:
-                tail[len(done), column] = norm
+                coefficients[len(done), column] = norm
                 row = row / norm
             else:
                 row = random_normal(self.operator, 1, self.generator)[0]
-                row = self._polish(row / torch.linalg.vector_norm(row), done)
-            # Normalising a small remainder magnifies what it still shares with the basis.
-            done.append(self._polish(row, done))
+                row = self._reorthogonalise(row / torch.linalg.vector_norm(row), done)
+            # Normalising a small remainder magnifies its overlap with the basis.
+            done.append(self._reorthogonalise(row, done))
         found = torch.stack(done) if done else rows[:0]
-        return found, tail[: len(done)]
+        return found, coefficients[: len(done)]
 
-    def _polish(self, row: Tensor, done: list[Tensor]) -> Tensor:
+    def _reorthogonalise(self, row: Tensor, done: list[Tensor]) -> Tensor:
         for other in (self._locked, self.basis, *(vector[None] for vector in done)):
             row = row - torch.mv(other.T, torch.mv(other, row))
         unit: Tensor = row / torch.linalg.vector_norm(row)
         return unit
 
 
-def _combined(coefficients: Tensor, rows: Tensor) -> Tensor:
-    """Return `coefficients @ rows`, a row at a time.
+def _matmul_by_rows(coefficients: Tensor, rows: Tensor) -> Tensor:
+    """Return `coefficients @ rows`, one matrix-vector product per row.
 
-    A GPU may round a product of two matrices to TF32, but not one of a matrix and a vector; memory
-    bounds both, so nothing is lost.
+    A GPU may round matrix-matrix products to TF32 but not matrix-vector products. Both are bound by
+    memory bandwidth here, so this costs no time.
     """
     return torch.stack([torch.mv(rows.T, row) for row in coefficients])

@@ -1,8 +1,8 @@
-"""The mean loss of a model over batches, as a function of its weights.
+"""The mean loss of a model over batches as a function of its weights.
 
-Everything in this package reads a model through one `Objective`: it streams the batches, keeps the
-model in one mode, evaluates at other weights without touching the model's own, and refuses what
-would make two evaluations differ.
+All measurements of this package evaluate the model through an `Objective`. It iterates over the
+batches, sets the model's mode, evaluates at other weights without changing the model's own, and
+raises if two evaluations of the same loss differ.
 """
 
 from __future__ import annotations
@@ -16,25 +16,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from wsam.curvature.batch import batch_size, move, require_repeatable
-from wsam.curvature.choice import (
-    ParameterFilter,
-    allows_tf32,
-    chosen_parameters,
-    chosen_precision,
-    unwrapped,
-)
+from wsam.curvature.batches import batch_size, check_reiterable, move_batch
 
-__all__ = ["LossFunction", "Mode", "Objective", "ObjectiveOptions", "Reading"]
+__all__ = ["LossFunction", "LossSummary", "Mode", "Objective", "ObjectiveOptions"]
 
 LossFunction = Callable[..., Tensor]
 Mode = Literal["eval", "train"]
+ParameterFilter = Callable[[str], bool] | Iterable[str]
 
 _PREFIX = "model."
 
 
 class ObjectiveOptions(TypedDict, total=False):
-    """The keyword arguments of `Objective`, shared by everything that builds one."""
+    """Keyword arguments of `Objective`, which other functions pass on as `**options`."""
 
     mode: Mode
     params: ParameterFilter | None
@@ -44,8 +38,8 @@ class ObjectiveOptions(TypedDict, total=False):
     check: bool
 
 
-class Reading(NamedTuple):
-    """What a pass over batches found: their mean loss, and how many there were."""
+class LossSummary(NamedTuple):
+    """Mean loss of one pass over the data, with the number of samples and batches."""
 
     loss: float
     samples: float
@@ -53,7 +47,7 @@ class Reading(NamedTuple):
 
 
 class _ModelAndLoss(nn.Module):
-    """Model and loss in one module, so that swapped weights are seen by a loss that reads them."""
+    """Model and loss in one module, so that a loss that reads the weights uses the swapped ones."""
 
     def __init__(self, model: nn.Module, loss_fn: LossFunction) -> None:
         super().__init__()
@@ -83,24 +77,32 @@ class _ModelAndLoss(nn.Module):
 
 
 class Objective:
-    """Mean loss over batches: `L(w) = sum_b n_b L_b(w) / sum_b n_b`, n_b samples in batch b.
+    """Mean loss over batches.
 
-    A batch `(x, y, ...)` gives `loss_fn(model(x), y, ...)`, a mapping gives
-    `loss_fn(model(**batch), batch)`, anything else `loss_fn(model(batch))`.
+    Equation, with n_b samples in batch b::
+
+        L(w) = sum_b n_b L_b(w) / sum_b n_b
+
+    A batch `(x, y, ...)` is evaluated as `loss_fn(model(x), y, ...)`, a mapping as
+    `loss_fn(model(**batch), batch)`, anything else as `loss_fn(model(batch))`.
 
     Args:
-        model: any module; a compiled or data-parallel wrapper is looked through.
-        loss_fn: returns the mean loss of one batch (or the sum: say so with `reduction`).
-        batches: read again for every evaluation, so a list or a loader, not a generator.
+        model: Any module. Wrappers of torch.compile and data parallelism are removed.
+        loss_fn: Returns the mean loss of one batch, or the sum (see `reduction`).
+        batches: A list or a loader. Every evaluation iterates over it, so a generator is refused.
         mode: "eval" (BatchNorm uses its running statistics, dropout is off) or "train" (BatchNorm
-            uses each batch's own statistics; the running ones stay as they are).
-        params: names, or a test of a name, of the parameters to differentiate; default: those that
-            require a gradient.
-        dtype: compute in this precision; default: the parameters' own.
-        reduction: what `loss_fn` does over a batch, "mean" or "sum".
-        size: how many samples a batch counts for; default: the length of its first tensor.
-        check: compare two evaluations of one batch, and later two readings of all batches, and
-            refuse a loss that changes between them.
+            uses the statistics of each batch; the running ones do not change).
+        params: Names of the parameters to differentiate, or a function that selects them by name.
+            Default: those that require a gradient.
+        dtype: Precision to compute in, float32 or float64. Default: that of the parameters.
+        reduction: Reduction of `loss_fn` over a batch, "mean" or "sum".
+        size: Returns the number of samples of a batch. Default: the length of its first tensor.
+        check: Evaluate one batch twice, and compare a second pass over the data with the first.
+
+    Raises:
+        TypeError: If `model` is not a module or `batches` can be read only once.
+        ValueError: If an argument is invalid, there are no batches or no parameters, the loss is
+            not finite, or (with `check`) two evaluations differ.
     """
 
     def __init__(
@@ -117,39 +119,39 @@ class Objective:
         check: bool = True,
     ) -> None:
         if mode not in ("eval", "train"):
-            raise ValueError(f"mode must be 'eval' or 'train', not {mode!r}")
+            raise ValueError(f"mode must be 'eval' or 'train', got {mode!r}")
         if reduction not in ("mean", "sum"):
-            raise ValueError(f"reduction must be 'mean' or 'sum', not {reduction!r}")
-        require_repeatable(batches)
-        self.model = unwrapped(model)
+            raise ValueError(f"reduction must be 'mean' or 'sum', got {reduction!r}")
+        check_reiterable(batches)
+        self.model = _unwrap_model(model)
         self.loss_fn = loss_fn
         self.batches = batches
         self.mode: Mode = mode
         self.reduction = reduction
         self.size_of: Callable[[Any], float] = size or batch_size
-        self._joined = _ModelAndLoss(self.model, loss_fn)
-        self.parameters = chosen_parameters(self.model, params)
-        self.dtype = chosen_precision(self.parameters, dtype)
+        self._model_and_loss = _ModelAndLoss(self.model, loss_fn)
+        self.parameters = _select_parameters(self.model, params)
+        self.dtype = _select_dtype(self.parameters, dtype)
         self.device = next(iter(self.parameters.values())).device
         self._cast = any(p.dtype != self.dtype for p in self.parameters.values())
         self.numel = sum(p.numel() for p in self.parameters.values())
-        self.loss, samples, self.batch_count = self._survey(check)
+        self.loss, samples, self.batch_count = self._first_pass(check)
         self.samples: float = int(samples) if samples.is_integer() else samples
         self._confirmed = not check
-        self._loss_versions = self._versions()
+        self._loss_versions = self._parameter_versions()
 
-    # Weights as one flat vector, and back -------------------------------------------------------
+    # Weights as one flat vector -----------------------------------------------------------------
 
     def weights(self) -> Tensor:
-        """Return the model's present weights as one flat vector."""
+        """Return the model's current weights as one flat vector."""
         return self.flatten([p.detach() for p in self.parameters.values()])
 
     def flatten(self, tensors: Iterable[Tensor]) -> Tensor:
-        """Join tensors, in the order of the parameters, to one flat vector."""
+        """Concatenate tensors, in the order of the parameters, to one flat vector."""
         return torch.cat([t.reshape(-1).to(self.device, self.dtype) for t in tensors])
 
     def split(self, flat: Tensor) -> dict[str, Tensor]:
-        """Cut a flat vector into views shaped and named like the parameters."""
+        """Return views of a flat vector, named and shaped like the parameters."""
         if flat.shape != (self.numel,):
             raise ValueError(f"expected a vector of {self.numel} numbers, got {tuple(flat.shape)}")
         pieces = torch.split(flat, [p.numel() for p in self.parameters.values()])
@@ -159,7 +161,7 @@ class Objective:
         }
 
     def leaves(self, flat: Tensor | None = None) -> dict[str, Tensor]:
-        """Return fresh tensors to differentiate by, at `flat` or at the model's own weights."""
+        """Return new leaf tensors that require a gradient, at `flat` or at the model's weights."""
         source = self.parameters if flat is None else self.split(flat)
         return {
             name: source[name].detach().to(p.device, self.dtype).requires_grad_()
@@ -170,10 +172,10 @@ class Objective:
 
     @contextlib.contextmanager
     def ready(self) -> Iterator[None]:
-        """Put the model in the chosen mode for a while; every module gets its own mode back."""
+        """Set the model's mode and the global switches for evaluation; restore them on exit."""
         before = [(module, module.training) for module in self.model.modules()]
-        # Fused attention has no second derivative; autocast would hide a lower precision.
-        fused = torch.backends.mha.get_fastpath_enabled()
+        # Fused attention has no second derivative; autocast would lower the precision.
+        fastpath = torch.backends.mha.get_fastpath_enabled()
         try:
             torch.backends.mha.set_fastpath_enabled(False)
             self.model.train(self.mode == "train")
@@ -185,64 +187,67 @@ class Objective:
             ):
                 yield
         finally:
-            torch.backends.mha.set_fastpath_enabled(fused)
+            torch.backends.mha.set_fastpath_enabled(fastpath)
             for module, training in before:
                 module.training = training
 
     def stream(self, batches: Iterable[Any] | None = None) -> Iterator[tuple[Any, float]]:
-        """Yield every batch on the model's device, with the number of samples it counts for."""
-        cast = self.dtype if self._cast else None
+        """Yield each batch on the model's device with its number of samples."""
+        dtype = self.dtype if self._cast else None
         for batch in self.batches if batches is None else batches:
             size = float(self.size_of(batch))
             if not size > 0 or math.isinf(size):
                 raise ValueError(f"a batch must count for at least one sample, got {size}")
-            yield move(batch, self.device, cast), size
+            yield move_batch(batch, self.device, dtype), size
 
     def evaluate(self, leaves: Mapping[str, Tensor], batch: Any, size: float) -> tuple[Tensor, Any]:
-        """Return the mean loss of one batch and the model's output, at the tensors `leaves`.
+        """Return the mean loss of one batch and the model's output.
 
-        These may name buffers beside parameters; what they do not name stays the model's own.
+        Args:
+            leaves: Parameters, and optionally buffers, by name. Others are the model's own.
+            batch: As `stream` yields it.
+            size: Number of samples of the batch.
         """
-        tensors = self._others(leaves)
+        tensors = self._copied_tensors(leaves)
         tensors.update({_PREFIX + name: tensor for name, tensor in leaves.items()})
-        loss, output = torch.func.functional_call(self._joined, tensors, (batch,))
+        loss, output = torch.func.functional_call(self._model_and_loss, tensors, (batch,))
         return self._mean(loss, size), output
 
     def criterion(self, output: Tensor, batch: Any, size: float) -> Tensor:
-        """Return the mean loss of one batch as a function of the model's output alone."""
-        return self._mean(self._joined.criterion(output, batch), size)
+        """Return the mean loss of one batch as a function of the model's output."""
+        return self._mean(self._model_and_loss.criterion(output, batch), size)
 
     def mean_loss(self, flat: Tensor | None = None) -> float:
-        """Return the loss over all batches, at `flat` or at the model's own weights."""
+        """Return the loss over all batches, at `flat` or at the model's weights."""
         with self.ready(), torch.no_grad():
-            return self._total(self.leaves(flat)).loss
+            return self._summarise(self.leaves(flat)).loss
 
     def gradient(
         self, flat: Tensor | None = None, batches: Iterable[Any] | None = None
-    ) -> tuple[Reading, Tensor]:
-        """Return a reading of all batches (or those given) and the flat gradient of its loss."""
+    ) -> tuple[LossSummary, Tensor]:
+        """Return the mean loss of all batches (or those given) and its flat gradient."""
         total = torch.zeros(self.numel, device=self.device, dtype=self.dtype)
         loss_sum, samples, count = 0.0, 0.0, 0
         with self.ready():
             leaves = self.leaves(flat)
             for batch, size in self.stream(batches):
                 loss, _ = self.evaluate(leaves, batch, size)
-                parts = torch.autograd.grad(
+                gradients = torch.autograd.grad(
                     self.differentiable(loss), list(leaves.values()), materialize_grads=True
                 )
-                total.add_(self.flatten(parts), alpha=size)
+                total.add_(self.flatten(gradients), alpha=size)
                 loss_sum += loss.item() * size
                 samples, count = samples + size, count + 1
-        return Reading(loss_sum / samples, samples, count), total / samples
+        return LossSummary(loss_sum / samples, samples, count), total / samples
 
     def differentiable(self, loss: Tensor) -> Tensor:
-        """Return the loss, or say that it does not depend on the parameters."""
+        """Return the loss; raise if it does not depend on the selected parameters."""
         if not loss.requires_grad:
             raise ValueError("the loss does not depend on any of the chosen parameters")
         return loss
 
     def describe(self) -> dict[str, Any]:
-        """Return what the loss is computed from: plain numbers and words."""
+        """Return the data, mode and precision of the loss as numbers and strings."""
         return {
             "mode": self.mode,
             "samples": self.samples,
@@ -255,45 +260,43 @@ class Objective:
         }
 
     def _uses_tf32(self) -> bool:
-        return self.device.type == "cuda" and self.dtype == torch.float32 and allows_tf32()
+        return self.device.type == "cuda" and self.dtype == torch.float32 and _is_tf32_allowed()
 
     def _mean(self, loss: Tensor, size: float) -> Tensor:
         return loss / size if self.reduction == "sum" else loss
 
-    def _others(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Everything the model holds beside what is given, where it must be replaced."""
-        others: dict[str, Tensor] = {}
+    def _copied_tensors(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the parameters and buffers that must not be the model's own, besides `given`."""
+        copies: dict[str, Tensor] = {}
         if self._cast:
             for name, parameter in self.model.named_parameters():
                 if name not in given:
-                    others[_PREFIX + name] = self._as_computed(parameter.detach())
+                    copies[_PREFIX + name] = self._to_dtype(parameter.detach())
         if self._cast or self.mode == "train":
-            # Copies: BatchNorm writes its running statistics into what it is given.
+            # BatchNorm updates its running statistics in place.
             for name, buffer in self.model.named_buffers():
-                others[_PREFIX + name] = self._as_computed(buffer).clone()
-        return others
+                copies[_PREFIX + name] = self._to_dtype(buffer).clone()
+        return copies
 
-    def _as_computed(self, tensor: Tensor) -> Tensor:
+    def _to_dtype(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
 
-    # What is refused ----------------------------------------------------------------------------
+    # Consistency checks -------------------------------------------------------------------------
 
-    def _survey(self, check: bool) -> Reading:
-        """Count samples and batches and check that the loss is finite."""
-        with self.ready(), torch.no_grad():
-            reading = self._total(self.leaves(), twice=check)
-        if not reading.batches:
-            raise ValueError("there are no batches: the data is empty")
-        return reading
+    def confirm(self, reading: LossSummary) -> None:
+        """Compare a second pass over the data with the first.
 
-    def confirm(self, reading: Reading) -> None:
-        """Compare a second reading of all batches with the first; refuse data that changes.
+        Callers that evaluate all batches at the model's weights anyway pass their result, so that
+        the check needs no pass of its own. It runs once. If the model's weights changed since the
+        first pass, `loss` is updated instead.
 
-        Whoever reads all batches at the model's own weights calls it, so that the check costs no
-        reading of its own. Where the model has been trained since, there is nothing to compare, and
-        `loss` becomes that of the new weights.
+        Args:
+            reading: Result of the second pass.
+
+        Raises:
+            ValueError: If the number of samples or batches, or the mean loss, differs.
         """
-        versions = self._versions()
+        versions = self._parameter_versions()
         if versions != self._loss_versions:
             self.loss, self._loss_versions = reading.loss, versions
             self._confirmed = True
@@ -302,24 +305,33 @@ class Objective:
         self._confirmed = True
         if (reading.samples, reading.batches) != (self.samples, self.batch_count):
             raise ValueError(
-                f"the batches changed between two readings: {self.samples:g} samples in "
+                f"the batches changed between two passes: {self.samples:g} samples in "
                 f"{self.batch_count} batches, then {reading.samples:g} in {reading.batches}"
             )
-        # Shuffled batches are rounded in another order; with their own statistics they also differ.
+        # Shuffling changes the order of summation and, in train mode, the batch statistics.
         rtol = 1e-3 if self._uses_tf32() or self.mode == "train" else 1e-4
-        where = "over all batches: is the data augmented at random?"
-        self._same(self.loss, reading.loss, rtol, where)
+        hint = "over all batches: is the data augmented at random?"
+        self._check_equal(self.loss, reading.loss, rtol, hint)
 
     def read_again(self) -> None:
-        """Read all batches for `confirm` alone, if that is still wanted."""
+        """Make a second pass over the data for `confirm`, unless it has already run."""
         if not self._confirmed:
             with self.ready(), torch.no_grad():
-                self.confirm(self._total(self.leaves()))
+                self.confirm(self._summarise(self.leaves()))
 
-    def _versions(self) -> list[int]:
+    def _first_pass(self, check: bool) -> LossSummary:
+        """Count samples and batches and check that the loss is finite."""
+        with self.ready(), torch.no_grad():
+            summary = self._summarise(self.leaves(), twice=check)
+        if not summary.batches:
+            raise ValueError("batches must contain at least one batch: the data is empty")
+        return summary
+
+    def _parameter_versions(self) -> list[int]:
         return [p._version for p in self.parameters.values()]
 
-    def _total(self, leaves: Mapping[str, Tensor], twice: bool = False) -> Reading:
+    def _summarise(self, leaves: Mapping[str, Tensor], twice: bool = False) -> LossSummary:
+        """Return the mean loss of all batches; with `twice`, evaluate the first batch again."""
         total, samples, count = 0.0, 0.0, 0
         for batch, size in self.stream():
             loss = self.evaluate(leaves, batch, size)[0].item()
@@ -327,12 +339,75 @@ class Objective:
                 raise ValueError(f"the loss of batch {count} is {loss}: curvature needs it finite")
             if twice and count == 0:
                 again = self.evaluate(leaves, batch, size)[0].item()
-                self._same(loss, again, 1e-6, "of one batch: is dropout active? mode='eval' helps")
+                hint = "of one batch: is dropout active? Use mode='eval'"
+                self._check_equal(loss, again, 1e-6, hint)
             total, samples, count = total + loss * size, samples + size, count + 1
-        return Reading(total / samples if samples else math.nan, samples, count)
+        return LossSummary(total / samples if samples else math.nan, samples, count)
 
-    def _same(self, first: float, second: float, rtol: float, where: str) -> None:
+    def _check_equal(self, first: float, second: float, rtol: float, hint: str) -> None:
         if self.dtype == torch.float64:
             rtol *= 1e-6
         if not math.isclose(first, second, rel_tol=rtol, abs_tol=1e-12):
-            raise ValueError(f"the loss changed from {first:.9g} to {second:.9g} {where}")
+            raise ValueError(f"the loss changed from {first:.9g} to {second:.9g} {hint}")
+
+
+# Model, parameters, precision -------------------------------------------------------------------
+
+
+def _unwrap_model(model: nn.Module) -> nn.Module:
+    """Remove wrappers of torch.compile and data parallelism, which have no second derivatives."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    while isinstance(inner := _wrapped_module(model), nn.Module):
+        model = inner  # wrappers may be nested in any order
+    return model
+
+
+def _wrapped_module(model: nn.Module) -> object:
+    """Return the module inside a wrapper, or None."""
+    if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+        return model.module
+    return getattr(model, "_orig_mod", None)
+
+
+def _select_parameters(model: nn.Module, params: ParameterFilter | None) -> dict[str, nn.Parameter]:
+    """Return the parameters to differentiate: by name, by a function, or all that are trained."""
+    named = dict(model.named_parameters())
+    if params is None:
+        selected = {name: p for name, p in named.items() if p.requires_grad}
+    elif callable(params):
+        selected = {name: p for name, p in named.items() if params(name)}
+    else:
+        names = {params} if isinstance(params, str) else set(params)
+        if unknown := sorted(names - named.keys()):
+            raise ValueError(f"the model has no parameter named {unknown[0]!r}")
+        selected = {name: p for name, p in named.items() if name in names}
+    if not any(p.numel() for p in selected.values()):
+        raise ValueError("the model has no parameters to differentiate")
+    return selected
+
+
+def _select_dtype(parameters: Mapping[str, Tensor], dtype: torch.dtype | None) -> torch.dtype:
+    """Return the precision to compute in: `dtype`, or that of all parameters."""
+    given = {p.dtype for p in parameters.values()}
+    if dtype is None and len(given) > 1:
+        names = ", ".join(sorted(str(d).removeprefix("torch.") for d in given))
+        raise ValueError(
+            f"the parameters have several dtypes ({names}): choose one with the argument dtype"
+        )
+    selected = dtype or given.pop()
+    if selected not in (torch.float32, torch.float64):
+        name = str(selected).removeprefix("torch.")
+        raise ValueError(
+            f"curvature is computed in float32 or float64, not {name}: pass dtype=torch.float32"
+        )
+    return selected
+
+
+def _is_tf32_allowed() -> bool:
+    """Return whether convolutions or matrix products may use TF32."""
+    try:
+        return torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32
+    except RuntimeError:  # set by `fp32_precision`, which `allow_tf32` cannot express
+        backends = (getattr(torch.backends.cudnn, "conv", None), torch.backends.cuda.matmul)
+        return any(getattr(b, "fp32_precision", "tf32") == "tf32" for b in backends)

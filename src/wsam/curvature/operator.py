@@ -1,4 +1,4 @@
-"""Curvature as a linear operator: Hessian, Gauss-Newton and empirical Fisher, times a vector."""
+"""Curvature matrices as linear operators: Hessian, Gauss-Newton and empirical Fisher."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from wsam.curvature.objective import LossFunction, Objective, ObjectiveOptions, Reading
-from wsam.curvature.products import Chooser, Differentiation, Kind, Work
+from wsam.curvature.matvec import BatchMatvec, Differentiation, Kind, MatvecRunner
+from wsam.curvature.objective import LossFunction, LossSummary, Objective, ObjectiveOptions
 
 __all__ = [
     "Info",
@@ -24,25 +24,25 @@ __all__ = [
 
 
 class SymmetricOperator(Protocol):
-    """What the eigenvalue, trace and density functions ask of their operator.
+    """Interface that eigenvalue, trace and density functions need.
 
-    A symmetric `torch.Tensor` is one; so is every `Operator`.
+    Every `Operator` and every symmetric `torch.Tensor` has it.
     """
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Rows and columns, equal."""
+        """Number of rows and columns, which are equal."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type of the vectors."""
+        """Data type of the vectors."""
 
     @property
     def device(self) -> torch.device:
-        """Where the vectors live."""
+        """Device of the vectors."""
 
     def __matmul__(self, vectors: Tensor, /) -> Tensor:
-        """Multiply a vector, or a matrix column by column."""
+        """Multiply a vector, or every column of a matrix."""
 
 
 TITLES = {
@@ -50,25 +50,25 @@ TITLES = {
     "gauss_newton": "Gauss-Newton matrix",
     "empirical_fisher": "empirical Fisher matrix",
 }
-"""What people call an operator, by its kind."""
+"""Names of the operators in titles and tables, by `Info.kind`."""
 
 
 @dataclass(frozen=True)
 class Info:
-    """What a curvature was computed from; every field is a plain number or word.
+    """Data, mode and precision of a curvature operator.
 
     Attributes:
         kind: "hessian", "gauss_newton" or "empirical_fisher".
-        mode: "eval" or "train", the mode the model was evaluated in.
-        samples: how many samples one product reads.
-        batches: in how many batches.
-        parameters: the number of weights, the operator's size.
-        dtype: precision of weights, products and vectors.
-        tf32: whether the GPU may round products of float32 to 10 bits of mantissa (TF32).
-        device: where it was computed.
-        loss: the mean loss at the weights of the last product; before the first one, at those the
-            operator was built with.
-        differentiation: "reverse", "forward", or "auto" while both are on trial.
+        mode: Mode of the model, "eval" or "train".
+        samples: Number of samples that one product reads.
+        batches: Number of batches.
+        parameters: Number of weights, the size of the operator.
+        dtype: Precision of weights, products and vectors.
+        tf32: Whether the GPU may round the inputs of float32 products to TF32 (10 mantissa bits).
+        device: Device of the first parameter.
+        loss: Mean loss at the weights of the last product; before the first product, at the weights
+            the operator was built with.
+        differentiation: "reverse", "forward", or "auto" while both are timed.
     """
 
     kind: str
@@ -83,19 +83,25 @@ class Info:
     differentiation: str
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields as a dictionary fit for JSON."""
+        """Return the fields as a dictionary for JSON."""
         return asdict(self)
 
 
 class Operator:
-    """A curvature matrix of a model's loss, known by its products with vectors.
+    """Curvature matrix A of a model's loss, available through products `A @ v`.
 
-    `A @ v` reads every batch once and adds up batch by batch, so memory does not grow with the
-    number of batches. The model's weights are read anew at each product and never written.
+    A product iterates over all batches and adds up their contributions, so memory does not grow
+    with the number of batches. Each product uses the model's current weights and does not change
+    them.
+
+    Args:
+        objective: The loss.
+        kind: "hessian", "gauss_newton" or "empirical_fisher".
+        differentiation: "reverse", "forward", or "auto" for the faster one.
 
     Attributes:
-        objective: the loss it is the curvature of.
-        products: how many vectors have been multiplied so far.
+        objective: The loss.
+        products: Number of vectors multiplied so far.
     """
 
     def __init__(
@@ -103,7 +109,7 @@ class Operator:
     ) -> None:
         self.objective = objective
         self.products = 0
-        self._chooser = Chooser(kind, differentiation)
+        self._runner = MatvecRunner(kind, differentiation)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -117,26 +123,26 @@ class Operator:
 
     @property
     def device(self) -> torch.device:
-        """Where the products are made."""
+        """Device of the products."""
         return self.objective.device
 
     @property
     def info(self) -> Info:
-        """What the curvature is computed from."""
+        """Data, mode and precision of the operator."""
         return Info(
-            kind=self._chooser.kind,
-            differentiation=self._chooser.name,
+            kind=self._runner.kind,
+            differentiation=self._runner.name,
             **self.objective.describe(),
         )
 
     @property
     def semidefinite(self) -> bool:
-        """Whether the curvature cannot be negative, whatever the rounding of its products says.
+        """Whether the matrix is known to be positive semidefinite, up to rounding.
 
-        So of an empirical Fisher, and of a Gauss-Newton matrix of a loss known to be convex:
-        PyTorch's cross-entropies and squared error, without weights of their own.
+        True for the empirical Fisher, and for the Gauss-Newton matrix of PyTorch's cross-entropies
+        and squared error without class weights, which are convex in the output.
         """
-        kind = self._chooser.kind
+        kind = self._runner.kind
         convex = kind == "gauss_newton" and _is_known_convex(self.objective.loss_fn)
         return kind == "empirical_fisher" or convex
 
@@ -146,19 +152,22 @@ class Operator:
         if given.ndim not in (1, 2) or given.shape[0] != self.objective.numel:
             raise ValueError(
                 f"this operator multiplies vectors of {self.objective.numel} numbers, or matrices "
-                f"of such columns, not a tensor of shape {tuple(given.shape)}"
+                f"of such columns, got a tensor of shape {tuple(given.shape)}"
             )
         rows = given.detach().to(self.device, self.dtype).reshape(len(given), -1).T.contiguous()
         total, losses, count = torch.zeros_like(rows), [], 0.0
         with self.objective.ready():
             for batch, size in self.objective.stream():
-                loss = self._chooser.run(Work(self.objective, batch, size, rows, total))
+                loss = self._runner.run(BatchMatvec(self.objective, batch, size, rows, total))
                 losses.append(loss * size)
                 count += size
         if not count:
-            raise ValueError("there are no batches any more: can the data be read only once?")
+            raise ValueError(
+                "the batches are empty on a second pass: pass a list or a DataLoader, which can be "
+                "read more than once"
+            )
         mean = float(torch.stack(losses).double().sum()) / count
-        self.objective.confirm(Reading(mean, count, len(losses)))
+        self.objective.confirm(LossSummary(mean, count, len(losses)))
         self.products += len(rows)
         product = total.div_(count).T.reshape(given.shape)
         if not torch.isfinite(product).all() and torch.isfinite(rows).all():
@@ -166,7 +175,7 @@ class Operator:
         return product
 
     def dense(self) -> Tensor:
-        """Return the whole matrix: for small models only, one product a weight."""
+        """Return the whole matrix, by one product per weight: for small models only."""
         identity = torch.eye(self.objective.numel, dtype=self.dtype, device=self.device)
         return torch.cat([self @ block for block in torch.split(identity, 64, dim=1)], dim=1)
 
@@ -200,14 +209,21 @@ def hessian(
     differentiation: Differentiation = "auto",
     **options: Unpack[ObjectiveOptions],
 ) -> Operator:
-    """Hessian of the mean loss, `H = d2L/dw2`.
+    """Return the Hessian of the mean loss as a linear operator.
+
+    Equation, with n_b samples in batch b::
+
+        L(w) = sum_b n_b L_b(w) / sum_b n_b,        H = d²L / dw²
 
     Args:
-        model: any module.
-        loss_fn: mean loss of a batch: `loss_fn(model(x), y)` for a batch `(x, y)`.
-        batches: a list or a loader; read once a product.
-        differentiation: "reverse" over reverse, "forward" over reverse, or "auto", the faster.
-        **options: mode, params, dtype, reduction, size, check: see `Objective`.
+        model: Any module.
+        loss_fn: Mean loss of a batch: `loss_fn(model(x), y)` for a batch `(x, y)`.
+        batches: A list or a loader; every product iterates over it once.
+        differentiation: "reverse" over reverse, "forward" over reverse, or "auto" for the faster.
+        **options: mode, params, dtype, reduction, size and check of `Objective`.
+
+    Returns:
+        An operator: `H @ v` is a Hessian-vector product.
 
     Example:
         >>> model = nn.Linear(3, 1).double()
@@ -216,7 +232,8 @@ def hessian(
         >>> (H @ torch.ones(4).double()).tolist()
         [8.0, 8.0, 8.0, 8.0]
 
-    Reference: Pearlmutter, Fast exact multiplication by the Hessian, Neural Computation 1994.
+    References:
+        Pearlmutter, Fast exact multiplication by the Hessian, Neural Computation 1994.
     """
     return Operator(Objective(model, loss_fn, batches, **options), "hessian", differentiation)
 
@@ -229,18 +246,25 @@ def gauss_newton(
     differentiation: Differentiation = "auto",
     **options: Unpack[ObjectiveOptions],
 ) -> Operator:
-    """Generalised Gauss-Newton matrix, `G = mean_i J_i' (d2l_i/dz_i2) J_i`, z the output.
+    """Return the generalised Gauss-Newton matrix as a linear operator.
 
-    Never negative where the loss is convex in the output. For cross-entropy it is the Fisher
-    information, for `mse_loss` 2/outputs times that of unit noise. Terms of the loss that bypass
-    the output are left out.
+    Equation, with z_i the model's output for sample i and J_i = dz_i / dw::
+
+        G = mean_i  J_i' (d²l_i / dz_i²) J_i
+
+    It is positive semidefinite if the loss is convex in the output. For cross-entropy it equals the
+    Fisher information; for `mse_loss` it is 2/outputs times that of Gaussian noise of variance one.
+    Terms of the loss that do not depend on the output, such as weight decay, are left out.
 
     Args:
-        model: any module whose output is one tensor.
-        loss_fn: mean loss of a batch.
-        batches: a list or a loader; read once a product.
-        differentiation: how `J v` is formed: "reverse", "forward" or "auto", the faster.
-        **options: as for `hessian`.
+        model: A module whose output is one tensor.
+        loss_fn: Mean loss of a batch.
+        batches: A list or a loader; every product iterates over it once.
+        differentiation: Mode for `J v`: "reverse", "forward", or "auto" for the faster.
+        **options: mode, params, dtype, reduction, size and check of `Objective`.
+
+    Returns:
+        An operator: `G @ v` is a product with the Gauss-Newton matrix.
 
     Example:
         >>> model = nn.Linear(3, 1)
@@ -248,7 +272,8 @@ def gauss_newton(
         >>> gauss_newton(model, nn.functional.mse_loss, data).shape
         (4, 4)
 
-    Reference: Schraudolph, Fast curvature matrix-vector products, Neural Computation 2002.
+    References:
+        Schraudolph, Fast curvature matrix-vector products, Neural Computation 2002.
     """
     return Operator(Objective(model, loss_fn, batches, **options), "gauss_newton", differentiation)
 
@@ -261,17 +286,27 @@ def empirical_fisher(
     differentiation: Differentiation = "auto",
     **options: Unpack[ObjectiveOptions],
 ) -> Operator:
-    """Empirical Fisher matrix, `F = mean_i g_i g_i'`, g_i the gradient of sample i's own loss.
+    """Return the empirical Fisher matrix as a linear operator.
 
-    The batch loss must be a plain mean (or sum) of the samples' losses and no sample may reach
-    another's output, so BatchNorm has to be in eval mode. No per-sample gradient is stored.
+    Equation, with g_i the gradient of the loss of sample i::
+
+        F = mean_i  g_i g_i'
+
+    The batch loss must be a mean (or sum) of the losses of its samples, and no sample may influence
+    another's output, so BatchNorm must be in eval mode. Per-sample gradients are not stored.
 
     Args:
-        model: any module whose output is one tensor with one row a sample.
-        loss_fn: mean loss of a batch.
-        batches: a list or a loader; read once a product.
-        differentiation: how `J v` is formed: "reverse", "forward" or "auto", the faster.
-        **options: as for `hessian`.
+        model: A module whose output is one tensor with one row per sample.
+        loss_fn: Mean loss of a batch.
+        batches: A list or a loader; every product iterates over it once.
+        differentiation: Mode for `J v`: "reverse", "forward", or "auto" for the faster.
+        **options: mode, params, dtype, reduction, size and check of `Objective`.
+
+    Returns:
+        An operator: `F @ v` is a product with the empirical Fisher matrix.
+
+    Raises:
+        ValueError: If the model has BatchNorm and `mode` is "train".
 
     Example:
         >>> model = nn.Linear(3, 1)
@@ -279,23 +314,27 @@ def empirical_fisher(
         >>> empirical_fisher(model, nn.functional.mse_loss, data).info.kind
         'empirical_fisher'
 
-    Reference: Kunstner et al., Limitations of the empirical Fisher approximation, NeurIPS 2019.
+    References:
+        Kunstner et al., Limitations of the empirical Fisher approximation, NeurIPS 2019.
     """
     objective = Objective(model, loss_fn, batches, **options)
-    if objective.mode == "train" and _has_batch_statistics(objective.model):
-        raise ValueError("BatchNorm in training mode mixes samples: the Fisher needs mode='eval'")
+    if objective.mode == "train" and _has_batch_norm(objective.model):
+        raise ValueError(
+            "BatchNorm in training mode mixes samples: pass mode='eval' for the empirical Fisher"
+        )
     return Operator(objective, "empirical_fisher", differentiation)
 
 
-def _has_batch_statistics(model: nn.Module) -> bool:
+def _has_batch_norm(model: nn.Module) -> bool:
     return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
 
 
 def _is_known_convex(loss_fn: LossFunction) -> bool:
-    """Whether a loss is one of PyTorch's that are convex in the model's output."""
+    """Return whether a loss is one of PyTorch's that are convex in the model's output."""
     if isinstance(loss_fn, nn.Module):
-        plain = all(buffer is None for buffer in loss_fn._buffers.values())
-        return plain and type(loss_fn) in (nn.CrossEntropyLoss, nn.MSELoss, nn.BCEWithLogitsLoss)
+        unweighted = all(buffer is None for buffer in loss_fn._buffers.values())
+        convex = (nn.CrossEntropyLoss, nn.MSELoss, nn.BCEWithLogitsLoss)
+        return unweighted and type(loss_fn) in convex
     return loss_fn in (
         functional.cross_entropy,
         functional.mse_loss,

@@ -1,19 +1,19 @@
-"""What an iteration tells whoever follows it."""
+"""Progress reports of iterative estimates."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import NamedTuple
 
-__all__ = ["Progress", "Report"]
+__all__ = ["Progress", "ProgressCallback"]
 
 
 class Progress(NamedTuple):
-    """How far an iteration has come: products made, the most it may make, the error so far."""
+    """State of an iteration: products so far, the most it may compute, and the current error."""
 
     products: int
     limit: int
     error: float
 
 
-Report = Callable[[Progress], None]
+ProgressCallback = Callable[[Progress], None]

@@ -1,4 +1,4 @@
-"""Sharpness measures against formulas that can be written down."""
+"""Sharpness measures, compared with closed formulas."""
 
 import json
 import math
@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from curvature_cases import CountedBatches
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -20,8 +21,8 @@ from wsam.curvature import (
 )
 
 
-class Bowl(nn.Module):
-    """A weight vector; with `squared` its loss is w' A w / 2."""
+class Quadratic(nn.Module):
+    """A weight vector; with `quadratic` and `DATA` its loss is w' A w / 2."""
 
     def __init__(self, w: list[float]) -> None:
         super().__init__()
@@ -32,7 +33,7 @@ class Bowl(nn.Module):
 
 
 A = torch.diag(torch.tensor([5.0, 1.0], dtype=torch.float64))
-ROOT = [A.sqrt() * math.sqrt(2 / 2)]  # rows x: mean of (x w)^2 is w' A w / 2
+DATA = [A.sqrt()]  # two rows x: the mean of (x w)^2 is w' A w / 2
 
 
 def quadratic(output: Tensor) -> Tensor:
@@ -43,10 +44,10 @@ def loss_at(w: Tensor) -> float:
     return float(w @ A @ w / 2)
 
 
-def test_one_step_is_sams_perturbation():
+def test_one_step_equals_sams_perturbation():
     w, rho = torch.tensor([0.3, -2.0], dtype=torch.float64), 0.1
-    model = Bowl(w.tolist())
-    found = sharpness(model, quadratic, ROOT, rho)
+    model = Quadratic(w.tolist())
+    found = sharpness(model, quadratic, DATA, rho)
     g = A @ w
     assert found.value == pytest.approx(loss_at(w + rho * g / g.norm()) - loss_at(w), abs=1e-12)
     assert (found.loss, found.measure, found.radius) == (pytest.approx(loss_at(w)), "worst", rho)
@@ -57,7 +58,7 @@ def test_one_step_is_sams_perturbation():
 
     def closure() -> Tensor:
         opt.zero_grad()
-        loss = quadratic(model(ROOT[0]))
+        loss = quadratic(model(DATA[0]))
         loss.backward()
         return loss
 
@@ -65,21 +66,21 @@ def test_one_step_is_sams_perturbation():
     assert found.value == pytest.approx(float(opt.sharpness), rel=1e-6)
 
 
-def test_many_steps_climb_to_the_top_of_the_ball():
+def test_many_steps_reach_the_maximum_on_the_ball():
     w, rho = torch.tensor([0.01, -0.4], dtype=torch.float64), 0.5
-    model = Bowl(w.tolist())
+    model = Quadratic(w.tolist())
     angles = torch.linspace(0, 2 * math.pi, 20001, dtype=torch.float64)
     ball = w + rho * torch.stack([angles.cos(), angles.sin()], 1)
     truth = float((((ball @ A) * ball).sum(1) / 2).max()) - loss_at(w)
-    one, many = (sharpness(model, quadratic, ROOT, rho, steps=n).value for n in (1, 60))
+    one, many = (sharpness(model, quadratic, DATA, rho, steps=n).value for n in (1, 60))
     assert one < 0.9 * truth
     assert many == pytest.approx(truth, rel=1e-3)
     assert many <= truth + 1e-6
-    small = sharpness(model, quadratic, ROOT, rho, steps=5, step_size=0.02).value
+    small = sharpness(model, quadratic, DATA, rho, steps=5, step_size=0.02).value
     assert 0 < small < one  # five short steps do not reach the edge of the ball
 
 
-def test_many_steps_keep_the_highest_loss_on_the_way():
+def test_many_steps_return_the_highest_loss_of_the_ascent():
     def hill(output: Tensor) -> Tensor:
         return torch.exp(-((output - 1) ** 2)).mean()
 
@@ -87,22 +88,22 @@ def test_many_steps_keep_the_highest_loss_on_the_way():
         return math.exp(-((w - 1) ** 2))
 
     one = [torch.ones(1, 1, dtype=torch.float64)]
-    # From 0.5 a step of 0.6 passes the top at 1; the next one leads back to the start.
-    found = sharpness(Bowl([0.5]), hill, one, 1.0, steps=2, step_size=0.6)
+    # From 0.5 a step of 0.6 passes the maximum at 1; the next one returns to the start.
+    found = sharpness(Quadratic([0.5]), hill, one, 1.0, steps=2, step_size=0.6)
     assert found.value == pytest.approx(at(1.1) - at(0.5), abs=1e-12)
 
 
-def test_at_a_minimum_the_ascent_finds_the_top_eigenvalue():
-    model = Bowl([0.0, 0.0])
-    assert sharpness(model, quadratic, ROOT, 0.1).value == 0  # no gradient, no step
-    climbed = sharpness(model, quadratic, ROOT, 0.1, steps=40).value
-    top = top_eigenvalues(hessian(model, quadratic, ROOT)).largest
+def test_at_a_minimum_sharpness_is_the_top_eigenvalue():
+    model = Quadratic([0.0, 0.0])
+    assert sharpness(model, quadratic, DATA, 0.1).value == 0  # no gradient, no step
+    climbed = sharpness(model, quadratic, DATA, 0.1, steps=40).value
+    top = top_eigenvalues(hessian(model, quadratic, DATA)).largest
     assert climbed == pytest.approx(0.5 * top * 0.1**2, rel=1e-3)
 
 
-def test_adaptive_is_asams_and_ignores_rescaling():
+def test_adaptive_equals_asams_and_is_invariant_to_rescaling():
     w, rho, eta = torch.tensor([0.3, -2.0], dtype=torch.float64), 0.5, 0.01
-    found = sharpness(Bowl(w.tolist()), quadratic, ROOT, rho, adaptive=True, eta=eta)
+    found = sharpness(Quadratic(w.tolist()), quadratic, DATA, rho, adaptive=True, eta=eta)
     t, g = w.abs() + eta, A @ w
     d = rho * t**2 * g / (t * g).norm()
     assert found.value == pytest.approx(loss_at(w + d) - loss_at(w), abs=1e-12)
@@ -131,7 +132,7 @@ def test_adaptive_is_asams_and_ignores_rescaling():
     assert abs(after[3] - before[3]) > 0.1 * before[3]
 
 
-def test_m_sharpness_is_the_mean_over_groups_and_grows_as_m_shrinks():
+def test_m_sharpness_is_the_mean_over_groups_and_decreases_with_m():
     net = nn.Linear(3, 2).double()
     x, y = torch.randn(12, 3).double(), torch.arange(12) % 2
     data = [(x[:6], y[:6]), (x[6:], y[6:])]
@@ -151,30 +152,30 @@ def test_m_sharpness_is_the_mean_over_groups_and_grows_as_m_shrinks():
         sharpness(net, F.cross_entropy, data, m=0)
 
 
-def test_average_case_is_half_the_trace_on_a_bowl():
+def test_average_case_is_half_the_trace_on_a_quadratic():
     w, sigma = [0.3, -2.0], 0.1
-    found = average_sharpness(Bowl(w), quadratic, ROOT, sigma, samples=300)
+    found = average_sharpness(Quadratic(w), quadratic, DATA, sigma, samples=300)
     truth = 0.5 * sigma**2 * float(A.trace())
     assert abs(found.value - truth) < 4 * found.standard_error
     assert found.standard_error < 0.1 * truth
-    scaled = average_sharpness(Bowl(w), quadratic, ROOT, sigma, samples=300, adaptive=True)
+    scaled = average_sharpness(Quadratic(w), quadratic, DATA, sigma, samples=300, adaptive=True)
     truth = 0.5 * sigma**2 * float((torch.tensor(w).double() ** 2 * A.diagonal()).sum())
     assert abs(scaled.value - truth) < 4 * scaled.standard_error
     assert scaled.measure == "average adaptive"
-    assert average_sharpness(Bowl(w), quadratic, ROOT, sigma, samples=1).standard_error is None
+    assert average_sharpness(Quadratic(w), quadratic, DATA, sigma, samples=1).standard_error is None
 
 
 def test_progress_and_json():
-    told, data = [], Counted(ROOT)
-    report = lambda at: told.append((*at[:2], data.readings))  # noqa: E731
-    sharpness(Bowl([1.0, 1.0]), quadratic, data, 0.1, steps=3, report=report)
-    assert told == [(n, 4, 1 + n) for n in (1, 2, 3, 4)], "after every gradient, not before"
-    found = average_sharpness(Bowl([1.0, 1.0]), quadratic, ROOT, 0.1, samples=2)
+    reports, data = [], CountedBatches(DATA)
+    report = lambda at: reports.append((*at[:2], data.passes))  # noqa: E731
+    sharpness(Quadratic([1.0, 1.0]), quadratic, data, 0.1, steps=3, report=report)
+    assert reports == [(n, 4, 1 + n) for n in (1, 2, 3, 4)], "after every gradient"
+    found = average_sharpness(Quadratic([1.0, 1.0]), quadratic, DATA, 0.1, samples=2)
     assert found.as_dict()["info"]["mode"] == "eval"
 
 
-def test_a_rise_beyond_all_numbers_is_null_in_json():
-    found = sharpness(Bowl([1.0, 1.0]), quadratic, [1e3 * ROOT[0]], 1e153)
+def test_infinite_increase_is_null_in_json():
+    found = sharpness(Quadratic([1.0, 1.0]), quadratic, [1e3 * DATA[0]], 1e153)
     assert math.isinf(found.value)
     assert json.loads(json.dumps(found.as_dict(), allow_nan=False))["value"] is None
     assert found.as_dict()["loss"] == found.loss == pytest.approx(3e6)
@@ -182,48 +183,38 @@ def test_a_rise_beyond_all_numbers_is_null_in_json():
     assert json.loads(json.dumps(average.as_dict(), allow_nan=False))["standard_error"] is None
 
 
-class Counted(list):
-    """Batches that know how often they were read."""
-
-    readings = 0
-
-    def __iter__(self):
-        self.readings += 1
-        return super().__iter__()
-
-
 @pytest.mark.parametrize(
     ("measure", "steps", "needed"), [(sharpness, "steps", 2), (average_sharpness, "samples", 2)]
 )
-def test_only_what_is_asked_for_is_read(measure, steps, needed):
-    """Once to look at the data, then what the measure needs; the ascent's first serves as check."""
+def test_number_of_passes_over_the_data(measure, steps, needed):
+    """One pass to set up, then what the measure needs; the first gradient is also the check."""
     for check in (False, True):
-        data = Counted(ROOT)
-        measure(Bowl([1.0, 1.0]), quadratic, data, 0.1, check=check, **{steps: 1})
-        alone = check and measure is average_sharpness
-        assert data.readings == 1 + needed + alone
+        data = CountedBatches(DATA)
+        measure(Quadratic([1.0, 1.0]), quadratic, data, 0.1, check=check, **{steps: 1})
+        check_pass = check and measure is average_sharpness
+        assert data.passes == 1 + needed + check_pass
 
 
 @pytest.mark.parametrize("check", [False, True])
-def test_groups_and_slices_read_the_data_once_and_once_more_to_check(check):
-    model, data = Bowl([1.0, 1.0]), Counted(ROOT)
+def test_passes_of_m_sharpness_and_landscape(check):
+    model, data = Quadratic([1.0, 1.0]), CountedBatches(DATA)
     sharpness(model, quadratic, data, 0.1, m=1, steps=3, check=check)
-    assert data.readings == 2 + check
-    data = Counted(ROOT)
+    assert data.passes == 2 + check
+    data = CountedBatches(DATA)
     landscape(model, quadratic, data, random_direction(model, normalise="unit"), check=check)
-    assert data.readings == 2 + check
+    assert data.passes == 2 + check
 
 
-def groups_of_one(model: nn.Module, loss_fn: object, batches: list[Tensor]) -> object:
+def m_sharpness(model: nn.Module, loss_fn: object, batches: list[Tensor]) -> object:
     return sharpness(model, loss_fn, batches, m=1)
 
 
-@pytest.mark.parametrize("measure", [sharpness, groups_of_one, average_sharpness])
-def test_batches_that_grow_fewer_are_noticed_though_their_mean_stays(measure):
-    class Shrinking(Counted):
+@pytest.mark.parametrize("measure", [sharpness, m_sharpness, average_sharpness])
+def test_fewer_batches_in_a_second_pass_raise(measure):
+    class Shrinking(CountedBatches):  # the mean loss does not change
         def __iter__(self):
             super().__iter__()
-            return iter([self[0]] * (4 - min(self.readings, 3)))
+            return iter([self[0]] * (4 - min(self.passes, 3)))
 
     with pytest.raises(ValueError, match="6 samples in 3 batches, then 4 in 2"):
-        measure(Bowl([1.0, 1.0]), quadratic, Shrinking(ROOT))
+        measure(Quadratic([1.0, 1.0]), quadratic, Shrinking(DATA))

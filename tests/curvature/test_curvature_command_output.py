@@ -1,4 +1,4 @@
-"""What `wsam curvature` and `wsam landscape` say of what they measured, and of files of others."""
+"""Text, labels and errors of `wsam curvature` and `wsam landscape`."""
 
 import io
 import json
@@ -30,13 +30,13 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def doubled_variances(record: Path, path: Path) -> Path:
-    """Write a second end of a line, so that variances are zero at -1 and below it negative."""
+    """Write the end of a line on which the variances are negative below -1."""
     state, _ = read_checkpoint(record)
     torch.save({n: 2 * t if n.endswith("running_var") else t for n, t in state.items()}, path)
     return path
 
 
-def test_points_without_a_finite_loss_are_said_and_marked(record, tmp_path):
+def test_points_without_a_finite_loss_are_reported(record, tmp_path):
     other = doubled_variances(record, tmp_path / "other.pt")
     words = ("--to", other, "--radius", 2, "--points", 6, "--out", tmp_path / "seen", *FEW)
     shown = wsam_command("landscape", record, *words).stdout
@@ -51,7 +51,7 @@ def test_points_without_a_finite_loss_are_said_and_marked(record, tmp_path):
     assert "no finite loss" not in whole
 
 
-def test_a_line_is_named_by_its_two_ends(record, tmp_path):
+def test_line_is_named_by_its_ends(record, tmp_path):
     other = doubled_variances(record, tmp_path / "other.pt")
     common = ("--radius", 0, "--points", 2, "--json", "--out", tmp_path / "seen", *FEW)
     line = json.loads(wsam_command("landscape", record, "--to", other, *common).stdout)
@@ -59,7 +59,7 @@ def test_a_line_is_named_by_its_two_ends(record, tmp_path):
     page = (tmp_path / "seen" / "landscape.html").read_text()
     title = f"<title>Loss along the line from {record.name} (0) to other.pt (1)</title>"
     assert title in page
-    # Weights all have one name: there only the whole path tells them apart.
+    # All weight files have the same name, so their paths are shown.
     weights = records.weights_path(record.parent, RUN)
     same = json.loads(wsam_command("landscape", weights, "--to", weights, *common).stdout)
     assert same["axes"] == [f"the line from {weights} (0) to {weights} (1)"]
@@ -75,14 +75,14 @@ def test_a_line_is_named_by_its_two_ends(record, tmp_path):
         ' "curve": [{"epoch": 1, "train_loss": 1, "test_error": 1}]}',
     ],
 )
-def test_a_file_of_ones_own_is_not_advised_to_be_removed(tmp_path, text):
+def test_other_json_files_are_not_records(tmp_path, text):
     (tmp_path / "mine.json").write_text(text)
     for verb in ("curvature", "landscape"):
         said = wsam_command(verb, tmp_path / "mine.json", status=2).stderr
         assert said == f"wsam: {tmp_path / 'mine.json'} is not a record of wsam train\n"
 
 
-def test_the_labels_that_were_used_are_said(record, tmp_path):
+def test_labels_are_reported(record, tmp_path):
     bare = tmp_path / "bare.pt"
     torch.save(read_checkpoint(record)[0], bare)
     said = ("--model", "cnn", "--data", "digits")
@@ -99,7 +99,7 @@ def test_the_labels_that_were_used_are_said(record, tmp_path):
     assert f"labels {found['labels']}\n" == noisy
 
 
-def test_operators_and_error_bounds_are_called_by_their_names(record):
+def test_operators_and_error_bounds_are_named(record):
     words = (record, "--top-products", 2, *FEW)
     shown = wsam_command("curvature", *words).stdout
     assert "\nHessian of " in shown
@@ -108,7 +108,7 @@ def test_operators_and_error_bounds_are_called_by_their_names(record):
     assert "\nGauss-Newton matrix of " in shown
 
 
-def test_a_terminal_sees_a_bar_and_json_is_quiet(monkeypatch):
+def test_progress_bar_on_a_terminal_but_not_with_json(monkeypatch):
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
@@ -126,7 +126,7 @@ def test_a_terminal_sees_a_bar_and_json_is_quiet(monkeypatch):
     assert "error 5.0e-01" in terminal.getvalue()
 
 
-def test_a_landscape_says_which_labels_it_was_measured_on(record, tmp_path):
+def test_landscape_reports_its_labels(record, tmp_path):
     words = ("--points", 2, "--json", "--out", tmp_path / "seen", *FEW)
     line = json.loads(wsam_command("landscape", record, *words).stdout)
     assert line["labels"].startswith("with the run's noise, ")
@@ -135,6 +135,6 @@ def test_a_landscape_says_which_labels_it_was_measured_on(record, tmp_path):
     assert (saved["labels"], saved["axes"]) == (line["labels"], line["axes"])
 
 
-def test_a_line_to_a_checkpoint_takes_no_other_direction(record, tmp_path):
+def test_along_and_to_are_exclusive(record, tmp_path):
     words = ("--to", record, "--along", "random", "--out", tmp_path / "seen", *FEW)
     assert error_of("landscape", record, *words).startswith("wsam: --along has no effect with")

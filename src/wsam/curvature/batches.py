@@ -1,4 +1,4 @@
-"""Batches of any shape: how many samples, onto which device, cut into smaller ones."""
+"""Utilities for batches: tensors, or tuples, lists and mappings of them."""
 
 from __future__ import annotations
 
@@ -8,46 +8,59 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["batch_size", "move", "require_repeatable", "split_batch"]
+__all__ = ["batch_size", "check_reiterable", "move_batch", "split_batch"]
 
 
-def require_repeatable(batches: Iterable[Any]) -> None:
-    """Refuse what can be read only once: every product reads the batches again."""
+def check_reiterable(batches: Iterable[Any]) -> None:
+    """Raise unless `batches` can be iterated more than once.
+
+    Raises:
+        TypeError: If it is a tensor, not iterable, or an iterator. Every matrix-vector product
+            iterates over all batches again.
+    """
     if isinstance(batches, Tensor) or not isinstance(batches, Iterable):
         raise TypeError(
-            f"batches must be a list or a loader of batches, not {type(batches).__name__}"
+            f"batches must be a list or a loader of batches, got {type(batches).__name__}"
         )
     if isinstance(batches, Iterator):
         raise TypeError(
-            "batches can be read only once (a generator or an iterator): pass a list or a loader"
+            "batches must be iterable more than once, got a generator or an iterator, which can be "
+            "read only once: pass a list or a DataLoader"
         )
 
 
 def batch_size(batch: Any) -> int:
     """Return the length of the first tensor of a batch.
 
-    >>> batch_size((torch.zeros(8, 3), torch.zeros(8)))
-    8
+    Raises:
+        ValueError: If the batch has no tensor.
+
+    Example:
+        >>> batch_size((torch.zeros(8, 3), torch.zeros(8)))
+        8
     """
     for tensor in _tensors(batch):
         return len(tensor) if tensor.ndim else 1
-    raise ValueError("a batch holds no tensor: give `size`, the number of samples of a batch")
+    raise ValueError(
+        "the batch contains no tensor, so its number of samples is unknown: pass `size`, a function "
+        "that returns it"
+    )
 
 
-def move(batch: Any, device: torch.device, dtype: torch.dtype | None = None) -> Any:
-    """Put every tensor of a batch on a device and, where `dtype` is given, cast its real ones."""
+def move_batch(batch: Any, device: torch.device, dtype: torch.dtype | None = None) -> Any:
+    """Move all tensors of a batch to a device; cast floating-point ones to `dtype` if given."""
     if isinstance(batch, Tensor):
         cast = dtype if batch.is_floating_point() else None
         return batch.to(device=device, dtype=cast, non_blocking=True)
     if isinstance(batch, Mapping):
-        return {key: move(value, device, dtype) for key, value in batch.items()}
+        return {key: move_batch(value, device, dtype) for key, value in batch.items()}
     if isinstance(batch, Sequence) and not isinstance(batch, str | bytes):
-        return tuple(move(value, device, dtype) for value in batch)
+        return tuple(move_batch(value, device, dtype) for value in batch)
     return batch
 
 
 def split_batch(batch: Any, size: int) -> Iterator[Any]:
-    """Cut a batch into batches of `size` samples; the last one may be smaller."""
+    """Split a batch into batches of `size` samples; the last one may be smaller."""
     total = batch_size(batch)
     for start in range(0, total, size):
         yield _slice(batch, start, start + size, total)

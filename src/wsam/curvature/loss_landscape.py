@@ -1,0 +1,316 @@
+"""The loss along one or two directions through weight space."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from wsam._format import json_safe
+from wsam.curvature import plotting
+from wsam.curvature.directions import Direction, merge_tied
+from wsam.curvature.objective import LossFunction, Objective, ObjectiveOptions
+from wsam.curvature.progress import Progress, ProgressCallback
+from wsam.plot_style import MUTED_COLOR, TEXT_COLOR
+
+__all__ = ["Landscape", "landscape", "save_landscape"]
+
+_NO_LOSS = "no finite loss"
+
+
+@dataclass(frozen=True)
+class Landscape:
+    """Losses on a line or on a grid.
+
+    Attributes:
+        coordinates: Coordinates of the points, one list per direction.
+        losses: A list, or for two directions a list of rows, one per value of the first coordinate.
+            Losses that are not finite are kept.
+        labels: Names of the directions.
+        info: Data, mode and precision of the loss.
+        note: Number of losses that are not finite and, if known, the reason; else empty.
+    """
+
+    coordinates: list[list[float]]
+    losses: list[Any]
+    labels: list[str]
+    info: dict[str, Any] = field(default_factory=dict)
+    note: str = ""
+
+    @property
+    def dimensions(self) -> int:
+        """Number of directions, one or two."""
+        return len(self.coordinates)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all fields as a dictionary for JSON; a loss that is not finite becomes None."""
+        found: dict[str, Any] = json_safe(asdict(self))
+        return found
+
+    def save(self, path: str | Path, *, log: bool | None = None) -> Path:
+        """Write a figure (.png, .svg, .pdf), an interactive page (.html) or the numbers (.json).
+
+        Args:
+            path: Its suffix selects the format; the folder is created.
+            log: Logarithmic loss. Default: if the losses span more than a factor of 30.
+
+        Returns:
+            The path.
+        """
+        save_landscape(self, path, log)
+        return Path(path)
+
+
+def landscape(
+    model: nn.Module,
+    loss_fn: LossFunction,
+    batches: Iterable[Any],
+    directions: Direction | Sequence[Direction],
+    coordinates: Sequence[float] | Sequence[Sequence[float]] | None = None,
+    *,
+    origin: Mapping[str, Tensor] | None = None,
+    labels: Sequence[str] | None = None,
+    report: ProgressCallback | None = None,
+    **options: Unpack[ObjectiveOptions],
+) -> Landscape:
+    """Evaluate the loss on a line or on a grid; the model does not change.
+
+    Equation, for directions d1 and d2::
+
+        f(a) = L(origin + a d1)        or        f(a, b) = L(origin + a d1 + b d2)
+
+    Each batch is read once and evaluated at every point. `check` adds one pass over the data.
+
+    Args:
+        model: Any module.
+        loss_fn: Mean loss of a batch.
+        batches: A list or a loader.
+        directions: One direction or two.
+        coordinates: Values of a (and of b). Default: 41 values (21 each for two directions) from -1
+            to 1.
+        origin: Tensors to start from, named like parameters or buffers. Default: the model's own.
+        labels: Names of the directions.
+        report: Called with a `Progress` after every evaluation.
+        **options: mode, params, dtype, reduction, size and check of `Objective`.
+
+    Returns:
+        The losses with their coordinates.
+
+    Raises:
+        ValueError: If there are no or more than two directions, coordinates do not match them, or a
+            tensor has an unknown name or another shape than the model's.
+
+    Example:
+        >>> model = nn.Linear(1, 1, bias=False).double()
+        >>> _ = nn.init.zeros_(model.weight)
+        >>> data = [(torch.ones(1, 1).double(), torch.zeros(1, 1).double())]
+        >>> line = {"weight": torch.ones(1, 1).double()}
+        >>> landscape(model, nn.functional.mse_loss, data, line, [-1.0, 0.0, 2.0]).losses
+        [1.0, 0.0, 4.0]
+    """
+    given = [directions] if isinstance(directions, Mapping) else list(directions)
+    if len(given) not in (1, 2):
+        raise ValueError(f"a landscape needs one direction or two, got {len(given)}")
+    axes = _coordinate_lists(coordinates, len(given))
+    options.setdefault("params", lambda _name: True)  # frozen parameters may be moved, too
+    objective = Objective(model, loss_fn, batches, **options)
+    given = [merge_tied(objective.model, direction) for direction in given]
+    start = _start_tensors(objective, given, merge_tied(objective.model, origin or {}))
+    moves = [
+        {name: d.to(start[name].device, start[name].dtype) for name, d in direction.items()}
+        for direction in given
+    ]
+    points = list(itertools.product(*axes))
+    objective.read_again()  # the points need not include the model's own weights
+    sums, count, done = [0.0] * len(points), 0.0, 0
+    with objective.ready(), torch.no_grad():
+        for batch, size in objective.stream():
+            for index, point in enumerate(points):
+                tensors = _tensors_at(point, start, moves)
+                sums[index] += size * objective.evaluate(tensors, batch, size)[0].item()
+                done += 1
+                if report is not None:
+                    limit = len(points) * objective.batch_count
+                    report(Progress(done, max(limit, done), math.nan))
+            count += size
+    means = [total / count for total in sums]
+    columns = len(axes[-1])
+    rows = [means[i : i + columns] for i in range(0, len(means), columns)]
+    names = list(labels or [f"direction {i + 1}" for i in range(len(axes))])
+    lost = [point for point, mean in zip(points, means, strict=True) if not math.isfinite(mean)]
+    running = objective.mode == "eval"  # in train mode BatchNorm does not use running variances
+    negative = sum(running and _has_negative_variance(point, start, moves) for point in lost)
+    note = _note_on_lost_points(len(lost), len(points), negative)
+    return Landscape(axes, means if len(axes) == 1 else rows, names, objective.describe(), note)
+
+
+def _coordinate_lists(
+    coordinates: Sequence[float] | Sequence[Sequence[float]] | None, dimensions: int
+) -> list[list[float]]:
+    if coordinates is None:
+        return [torch.linspace(-1, 1, 41 if dimensions == 1 else 21).tolist()] * dimensions
+    given: list[Any] = list(coordinates)
+    if dimensions == 1 and not isinstance(given[0] if given else None, Sequence):
+        given = [given]
+    axes = [[float(value) for value in axis] for axis in given]
+    if len(axes) != dimensions or any(not axis for axis in axes):
+        raise ValueError(f"{dimensions} direction(s) need as many non-empty lists of coordinates")
+    return axes
+
+
+def _start_tensors(
+    objective: Objective, directions: Sequence[Direction], origin: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return all tensors of the origin and the directions at the origin, in the right precision."""
+    own = {**dict(objective.model.named_parameters()), **dict(objective.model.named_buffers())}
+    names = dict.fromkeys([*origin, *(name for d in directions for name in d)])
+    start = {}
+    for name in names:
+        if name not in own:
+            raise ValueError(f"the model has no parameter or buffer named {name!r}")
+        tensor = origin.get(name, own[name]).detach()
+        given = [tensor, *(d[name] for d in directions if name in d)]
+        for shape in (tuple(t.shape) for t in given):
+            if shape != tuple(own[name].shape):
+                raise ValueError(
+                    f"the model's {name!r} is of shape {tuple(own[name].shape)}, got {shape}"
+                )
+        dtype = objective.dtype if tensor.is_floating_point() else tensor.dtype
+        start[name] = tensor.to(own[name].device, dtype)
+    return start
+
+
+def _tensors_at(
+    point: Sequence[float], start: Mapping[str, Tensor], moves: Sequence[Direction]
+) -> dict[str, Tensor]:
+    """Return `start + sum_i point_i moves_i`."""
+    tensors = dict(start)
+    for amount, move in zip(point, moves, strict=True):
+        for name, step in move.items():
+            tensors[name] = tensors[name] + amount * step
+    return tensors
+
+
+def _has_negative_variance(
+    point: Sequence[float], start: Mapping[str, Tensor], moves: Sequence[Direction]
+) -> bool:
+    """Return whether a running variance is negative, as may happen beyond two checkpoints."""
+
+    def variances(tensors: Direction) -> dict[str, Tensor]:
+        return {n: t for n, t in tensors.items() if n.rpartition(".")[2] == "running_var"}
+
+    moved = _tensors_at(point, variances(start), [variances(move) for move in moves])
+    return any(bool((variance < 0).any()) for variance in moved.values())
+
+
+def _note_on_lost_points(lost: int, points: int, negative: int) -> str:
+    if not lost:
+        return ""
+    where = "there" if negative == lost else f"at {negative} of them"
+    reason = f" (a variance of BatchNorm is negative {where})" if negative else ""
+    return f"{lost} of {points} points {'has' if lost == 1 else 'have'} no finite loss{reason}"
+
+
+# Output -----------------------------------------------------------------------------------------
+
+
+def save_landscape(found: Landscape, path: str | Path, log: bool | None = None) -> None:
+    """Write a landscape as a figure, an interactive page (`.html`) or its numbers (`.json`).
+
+    Args:
+        found: A line or a surface.
+        path: Its suffix selects the format: .png, .svg, .pdf, .html or .json. The folder is created.
+        log: Logarithmic loss. Default: if the losses span more than a factor of 30.
+
+    Raises:
+        ValueError: If no loss is finite, or `log` is true and a loss is not positive.
+    """
+    path = plotting.output_path(path)
+    if path.suffix.lower() == ".json":
+        plotting.write_json(path, found.as_dict())
+        return
+    values = [value for value in _flat_losses(found) if math.isfinite(value)]
+    if not values:
+        raise ValueError("no loss of this landscape is finite: nothing can be drawn")
+    logarithmic = min(values) > 0 and max(values) > 30 * min(values) if log is None else log
+    if logarithmic and min(values) <= 0:
+        raise ValueError("a logarithmic axis needs losses above zero: pass log=False")
+    title = "Loss along " + " and ".join(found.labels)
+    note = "\n".join(filter(None, (plotting.data_note(found.info), found.note)))
+    if path.suffix.lower() == ".html":
+        page = {
+            "surface": found.dimensions == 2,
+            "x": found.coordinates[0],
+            "x2": found.coordinates[-1],
+            "y": found.as_dict()["losses"],
+            "labels": found.labels,
+            "value": "loss",
+            "log": logarithmic,
+            "marks": [0.0] if found.dimensions == 1 else [],
+            "legend": "Dotted: origin." + (f" A cross: {_NO_LOSS}." if _has_gaps(found) else ""),
+        }
+        plotting.write_page(path, title, note, page)
+        return
+    with plotting.saved_figure(path, title, note) as (figure, axes):
+        if found.dimensions == 1:
+            _draw_line(axes, found, logarithmic)
+        else:
+            _draw_surface(figure, axes, found, values, logarithmic)
+
+
+def _flat_losses(found: Landscape) -> list[float]:
+    rows = found.losses if found.dimensions == 2 else [found.losses]
+    return [value for row in rows for value in row]
+
+
+def _has_gaps(found: Landscape) -> bool:
+    return not all(map(math.isfinite, _flat_losses(found)))
+
+
+def _draw_line(axes: Any, found: Landscape, logarithmic: bool) -> None:
+    xs = found.coordinates[0]
+    axes.axvline(0, color=plotting.MARK_COLOR, linewidth=1, linestyle=":", label="origin")
+    axes.plot(xs, found.losses, color=plotting.CURVE_COLOR, linewidth=1.8)
+    gaps = [x for x, loss in zip(xs, found.losses, strict=True) if not math.isfinite(loss)]
+    if gaps:
+        bottom = axes.get_xaxis_transform()
+        axes.plot(
+            gaps, [0.02] * len(gaps), "x", color=MUTED_COLOR, transform=bottom, label=_NO_LOSS
+        )
+    axes.set(xlabel=found.labels[0], ylabel="loss")
+    if logarithmic:
+        axes.set_yscale("log")
+
+
+def _draw_surface(
+    figure: Any, axes: Any, found: Landscape, values: list[float], logarithmic: bool
+) -> None:
+    from matplotlib.colors import LogNorm, Normalize
+
+    low, high = min(values), max(values)
+    high = high if high > low else low + (abs(low) or 1.0) * 1e-6
+    levels = 24
+    if logarithmic:
+        edges = [low * (high / low) ** (i / levels) for i in range(levels + 1)]
+    else:
+        edges = [low + (high - low) * i / levels for i in range(levels + 1)]
+    # matplotlib's rows run upwards; ours belong to the first coordinate, which runs to the right.
+    transposed = [
+        [value if math.isfinite(value) else math.nan for value in column]
+        for column in zip(*found.losses, strict=True)
+    ]
+    norm = LogNorm(low, high) if logarithmic else Normalize(low, high)
+    filled = axes.contourf(*found.coordinates, transposed, levels=edges, norm=norm)
+    axes.contour(*found.coordinates, transposed, levels=edges[::2], colors="white", linewidths=0.4)
+    axes.plot(0, 0, "P", mfc="white", mec=TEXT_COLOR, ms=8, label="origin")
+    if _has_gaps(found):
+        axes.set_facecolor(plotting.GAP_COLOR)
+        axes.plot([], [], "s", color=plotting.GAP_COLOR, ms=9, label=_NO_LOSS)
+    axes.set(xlabel=found.labels[0], ylabel=found.labels[1])
+    figure.colorbar(filled, ax=axes, label="loss", format="%.3g")

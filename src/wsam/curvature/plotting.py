@@ -1,0 +1,98 @@
+"""Output files of landscapes and densities: figures, self-contained HTML pages, JSON."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from wsam.plot_style import MUTED_COLOR, RC_PARAMS, TEXT_COLOR
+
+__all__ = [
+    "CURVE_COLOR",
+    "GAP_COLOR",
+    "MARK_COLOR",
+    "data_note",
+    "output_path",
+    "saved_figure",
+    "write_json",
+    "write_page",
+]
+
+SUFFIXES = (".png", ".svg", ".pdf", ".html", ".json")
+CURVE_COLOR, MARK_COLOR, GAP_COLOR = "#2a6fb0", "#c0392b", "#d5dae1"  # as on the page, light mode
+_NO_DATE: dict[str, Any] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+
+
+def output_path(path: str | Path) -> Path:
+    """Return the path; raise if its suffix is not one of `SUFFIXES`."""
+    path = Path(path)
+    if path.suffix.lower() not in SUFFIXES:
+        raise ValueError(f"cannot write {path.name!r}: the name must end in {', '.join(SUFFIXES)}")
+    return path
+
+
+def data_note(info: dict[str, Any]) -> str:
+    """Return one line with the data, mode and precision, without which plots are not comparable."""
+    if not info:
+        return ""
+    return (
+        f"{info['parameters']:,} weights, {info['samples']:,} samples, {info['mode']} mode, "
+        f"{info['dtype']}{' with TF32' if info['tf32'] else ''}, loss {info['loss']:.4g}"
+    )
+
+
+def write_json(path: Path, data: dict[str, Any]) -> None:
+    """Write numbers as JSON; create the folder."""
+    _write_text(path, json.dumps(data, allow_nan=False))
+
+
+def write_page(path: Path, title: str, note: str, plot: dict[str, Any]) -> None:
+    """Write an interactive page that needs no network; create the folder.
+
+    Args:
+        path: Of the page.
+        title: Heading of the page.
+        note: Text below the heading.
+        plot: Data of the plot, as the script of `plot_page.html.jinja` reads it.
+    """
+    from jinja2 import Environment
+
+    # `tojson` escapes "<", ">" and "&", so that a label cannot close the script element.
+    environment = Environment(autoescape=True, keep_trailing_newline=True)
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False}
+    source = resources.files("wsam.curvature").joinpath("plot_page.html.jinja")
+    template = environment.from_string(source.read_text(encoding="utf-8"))
+    page = template.render(title=title, note=note, data={"title": title, **plot})
+    _write_text(path, page)
+
+
+@contextmanager
+def saved_figure(path: Path, title: str, note: str) -> Iterator[tuple[Any, Any]]:
+    """Yield a styled matplotlib figure and its axes; write it to `path` on exit."""
+    try:
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            "figures need matplotlib: pip install 'wsam[plots]', or write .html"
+        ) from error
+    with rc_context(RC_PARAMS):
+        figure = Figure(figsize=(7.2, 4.8), layout="constrained")
+        axes = figure.subplots()
+        yield figure, axes
+        heading = textwrap.fill(title, 78)
+        figure.suptitle(heading, x=0.01, ha="left", fontsize=11, color=TEXT_COLOR)
+        axes.set_title(note, loc="left", fontsize=9, color=MUTED_COLOR)
+        figure.legend(loc="outside lower left", ncols=2, fontsize=9)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=150, metadata=_NO_DATE.get(path.suffix.lower()))
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
