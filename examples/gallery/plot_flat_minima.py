@@ -2,8 +2,9 @@
 How flat is the minimum?
 ========================
 
-A small network on digits, 40% of whose training labels are wrong, trained by SGD and by WSAM; then the
-loss along one random direction through each minimum, and the largest eigenvalue of its Hessian.
+A small network is trained with SGD and with WSAM on digits, with 40% of the training labels redrawn at
+random. The figure shows the loss along a random direction through each minimum; the program also
+prints the largest eigenvalue of the Hessian.
 """
 
 import matplotlib.pyplot as plt
@@ -16,7 +17,7 @@ from wsam import WSAM
 from wsam.curvature import hessian, landscape, random_direction, top_eigenvalues
 
 torch.manual_seed(0)
-pixels, digits = (torch.tensor(each) for each in load_digits(return_X_y=True))
+pixels, digits = (torch.tensor(array) for array in load_digits(return_X_y=True))
 order = torch.randperm(len(digits))
 x, y = pixels[order].float() / 16, digits[order]
 x_test, y_test, x, y = x[1200:], y[1200:], x[:1200], y[:1200]
@@ -43,7 +44,7 @@ def train(wrap, epochs):
 
 
 # %%
-# SGD gets twice the epochs, since a step of WSAM computes two gradients.
+# SGD trains for twice as many epochs, since a step of WSAM computes two gradients.
 
 models = {
     "SGD": train(lambda base: base, epochs=60),
@@ -55,15 +56,15 @@ for name, model in models.items():
     print(f"{name}: test error {error:.1f}%, largest eigenvalue {top:.1f}")
 
 # %%
-# The direction is scaled to the size of each layer's weights, so that the two are comparable.
+# The direction is scaled to the norms of the model's filters, so that the two lines are comparable.
 
 steps = [i / 20 for i in range(-20, 21)]
-figure, panel = plt.subplots(figsize=(6.5, 4))
+figure, axes = plt.subplots(figsize=(6.5, 4))
 for name, model in models.items():
-    line = random_direction(model, seed=0)
-    found = landscape(model, cross_entropy, [(x, y)], [line], [steps])
-    panel.plot(steps, found.losses, label=name)
-panel.set(xlabel="along a random direction", ylabel="training loss")
-panel.set_title("The loss around two minima")
-panel.legend()
+    direction = random_direction(model, seed=0)
+    found = landscape(model, cross_entropy, [(x, y)], [direction], [steps])
+    axes.plot(steps, found.losses, label=name)
+axes.set(xlabel="along a random direction", ylabel="training loss")
+axes.set_title("The loss around two minima")
+axes.legend()
 plt.show()

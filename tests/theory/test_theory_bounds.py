@@ -1,4 +1,4 @@
-"""The bounds as formulas: values, identities, monotonicity, and what is refused."""
+"""Formulas of the bounds: values, identities, monotonicity and invalid arguments."""
 
 import math
 from itertools import pairwise
@@ -18,7 +18,12 @@ from wsam.theory import (
     parity_gamma,
     sharpness_weight,
 )
-from wsam.theory.weights import harmonic_root_sum, harmonic_sum, square_of_sum, squares
+from wsam.theory.convergence import (
+    harmonic_sum_bound,
+    inverse_sqrt_sum_bounds,
+    square_of_sum,
+    sum_of_squares,
+)
 
 CONVEX = {
     "gamma": 0.8,
@@ -51,7 +56,7 @@ gammas = st.floats(0, 0.99)
 
 
 class TestWeights:
-    def test_anchors(self):
+    def test_known_values(self):
         assert sharpness_weight(0.0) == 0.0
         assert sharpness_weight(0.5) == 1.0
         assert effective_weight(0.88, 0.9) == pytest.approx(0.7333, abs=1e-4)
@@ -59,7 +64,7 @@ class TestWeights:
         assert parity_gamma(0.9) == pytest.approx(10 / 11)
 
     @given(st.floats(0, 0.99))
-    def test_parity_gives_sams_weight(self, momentum):
+    def test_parity_gamma_has_sams_weight(self, momentum):
         assert effective_weight(parity_gamma(momentum), momentum) == pytest.approx(1.0)
 
     @given(gammas)
@@ -67,30 +72,30 @@ class TestWeights:
         assert gamma_for_weight(sharpness_weight(gamma)) == pytest.approx(gamma)
 
     @given(gammas)
-    def test_squares_are_the_papers_polynomial(self, gamma):
+    def test_sum_of_squares_equals_the_papers_polynomial(self, gamma):
         polynomial = (5 * gamma**2 - 4 * gamma + 1) / (1 - gamma) ** 2
-        assert squares(gamma) == pytest.approx(polynomial, rel=1e-9)
+        assert sum_of_squares(gamma) == pytest.approx(polynomial, rel=1e-9)
 
     @given(gammas)
-    def test_tight_coefficient_never_exceeds_the_papers(self, gamma):
-        assert square_of_sum(gamma) <= 2 * squares(gamma) * (1 + 1e-12)
+    def test_tight_coefficient_is_at_most_the_papers(self, gamma):
+        assert square_of_sum(gamma) <= 2 * sum_of_squares(gamma) * (1 + 1e-12)
 
     @given(st.integers(1, 3000))
-    def test_sums_are_enclosed(self, steps):
+    def test_bounds_of_sums(self, steps):
         root = math.fsum(1 / math.sqrt(t) for t in range(1, steps + 1))
-        low, high = harmonic_root_sum(steps)
+        low, high = inverse_sqrt_sum_bounds(steps)
         assert low <= root <= high * (1 + 1e-15)
         assert low == pytest.approx(2 * math.sqrt(steps + 1) - 2)
         assert high == pytest.approx(2 * math.sqrt(steps) - 1)
-        assert math.fsum(1 / t for t in range(1, steps + 1)) <= harmonic_sum(steps)
+        assert math.fsum(1 / t for t in range(1, steps + 1)) <= harmonic_sum_bound(steps)
 
     def test_the_papers_intermediate_sum_is_too_small(self):
         assert 1 + 1 / math.sqrt(2) > 2 * math.sqrt(2 - 1) - 1
 
-    def test_schedule_is_the_optimizers(self):
-        falling = InverseSqrt(0.3)
+    def test_schedule_equals_the_optimizers(self):
+        schedule = InverseSqrt(0.3)
         assert [inverse_sqrt(0.3, t) for t in (1, 2, 9)] == [
-            falling.value(step, 0.1) for step in (0, 1, 8)
+            schedule.value(step, 0.1) for step in (0, 1, 8)
         ]
 
 
@@ -122,7 +127,7 @@ class TestConvex:
         assert bound.theorem(radii, "tight") <= bound.corollary(T, "tight") * (1 + 1e-12)
         assert bound.corollary(T, "tight") <= bound.corollary(T)
 
-    def test_mean_regret_falls_to_zero_only_with_the_radius(self):
+    def test_mean_regret_vanishes_only_with_the_radius(self):
         bound = Convex(**CONVEX)
         assert bound.corollary(10**12) / 10**12 < 1e-3
         assert bound.constant_radius(10**12) / 10**12 == pytest.approx(bound.floor(), rel=1e-3)
@@ -152,14 +157,14 @@ class TestNonConvex:
         assert bound.theorem(radii) <= bound.corollary(T) * (1 + 1e-12)
         assert bound.corollary(T, "tight") <= bound.corollary(T) * (1 + 1e-12)
 
-    def test_corollary_as_the_paper_writes_it(self):
+    def test_corollary_equals_the_papers_formula(self):
         bound = NonConvex(**NONCONVEX)
         c, T = bound.constants(), 100
         extra = bound.lr * bound.rho * c["C4"]
         written = (c["C3"] + c["C5"] + extra + (c["C5"] + extra) * math.log(T)) / (math.sqrt(T) - 1)
         assert bound.corollary(T) == pytest.approx(written)
 
-    def test_constant_radius_keeps_its_floor(self):
+    def test_constant_radius_approaches_the_floor(self):
         bound = NonConvex(**NONCONVEX)
         floor = math.sqrt(3) * 1.5 * 2 * 4 * 0.1
         assert bound.floor() == pytest.approx(floor)
@@ -168,7 +173,7 @@ class TestNonConvex:
 
 
 class TestGeneralization:
-    def test_corrected_is_printed_at_half_the_probability(self):
+    def test_corrected_equals_printed_at_half_delta(self):
         half = Generalization(**{**GENERAL, "delta": 0.025})
         assert Generalization(**GENERAL).gap() == pytest.approx(half.gap("printed"), rel=1e-14)
 
@@ -191,7 +196,7 @@ class TestGeneralization:
             ("gamma", (0.5, 0.6, 0.8, 0.99), +1),
         ],
     )
-    def test_monotone(self, name, values, sign):
+    def test_monotone_in_each_argument(self, name, values, sign):
         gaps = [Generalization(**{**GENERAL, name: value}).gap() for value in values]
         differences = [sign * (b - a) for a, b in pairwise(gaps)]
         assert min(differences) > 0
@@ -204,7 +209,7 @@ class TestGeneralization:
         st.floats(1e-6, 0.9),
         st.floats(0, 1e3),
     )
-    def test_monotone_everywhere_in_samples(self, gamma, rho, samples, parameters, delta, norm):
+    def test_monotone_in_samples(self, gamma, rho, samples, parameters, delta, norm):
         common = {
             "gamma": gamma,
             "rho": rho,
@@ -218,7 +223,7 @@ class TestGeneralization:
         assert more.gap() <= fewer.gap()
         assert fewer.gap("printed") <= fewer.gap()
 
-    def test_no_limit_as_the_radius_vanishes(self):
+    def test_unbounded_as_the_radius_vanishes(self):
         gaps = [Generalization(**{**GENERAL, "rho": 10.0**-p}).gap() for p in (10, 100, 150)]
         assert gaps[2] > gaps[1] + 1 > gaps[0] + 2
 
@@ -242,13 +247,13 @@ class TestGeneralization:
         (Generalization, GENERAL, {"samples": 1, "dimension": 1}, "samples must be at least 2"),
     ],
 )
-def test_bad_numbers_are_refused(kind, good, wrong, allowed):
+def test_invalid_arguments(kind, good, wrong, allowed):
     with pytest.raises(ValueError, match=allowed):
         kind(**{**good, **wrong})
 
 
 @pytest.mark.parametrize(("kind", "good"), [(Convex, CONVEX), (NonConvex, NONCONVEX)])
-def test_short_runs_and_unknown_forms_are_refused(kind, good):
+def test_invalid_steps_radii_and_forms(kind, good):
     bound = kind(**good)
     for call in (bound.corollary, bound.constant_radius):
         with pytest.raises(ValueError, match="T must be at least 2"):

@@ -1,4 +1,4 @@
-"""The toy example: the landscape, the end points, what rounding does to them, the command."""
+"""The toy example: loss, end points and their significant digits, figure and command."""
 
 import json
 import math
@@ -17,12 +17,12 @@ PAPER = [
     ("gsam", None, SHARP),
     ("wsam", 0.6, SHARP),
     ("coupled_wsam", 0.6, SHARP),
-    ("wsam", 0.95, SHARP),  # the paper says flat; that is the coupled form's trajectory
+    ("wsam", 0.95, SHARP),  # the paper reports flat, which the coupled form reaches
     ("coupled_wsam", 0.95, FLAT),
 ]
 
 
-def named(rule, gamma):
+def setting_of(rule, gamma):
     return {"rule": rule} if gamma is None else {"rule": rule, "gamma": gamma}
 
 
@@ -40,12 +40,12 @@ class TestLandscape:
         assert saddle.eigenvalues[0] < 0 < saddle.eigenvalues[1]
         assert [place.name for place in places()] == [SHARP, FLAT, SADDLE]
 
-    def test_gradient_vanishes_there(self):
+    def test_gradient_vanishes_at_stationary_points(self):
         for place in places():
             gradient = torch.func.grad(loss)(torch.tensor(place.point, dtype=torch.float64))
             assert gradient.norm() < 1e-15
 
-    def test_loss_by_the_papers_formula(self):
+    def test_loss_equals_the_papers_formula(self):
         mu, sigma = 3.0, 17.0
         likelihood = 0.0
         for weight, width, mean, deviation in ((0.7, 1.8, 20, 30), (0.3, 1.2, -20, 10)):
@@ -65,8 +65,8 @@ class TestLandscape:
         assert minimum_near((math.nan, math.nan)) is None
 
 
-def plain_numpy_run(setting, steps):
-    """The same algorithms in a few lines of numpy with the gradient by hand."""
+def numpy_run(setting, steps):
+    """Return the points of the same run, computed with numpy and a gradient written by hand."""
     mean, deviation = np.array([20.0, -20.0]), np.array([30.0, 10.0])
     weight, width = np.array([0.7, 0.3]), np.array([1.8**2, 1.2**2])
 
@@ -87,34 +87,34 @@ def plain_numpy_run(setting, steps):
             "fisher": 1 / (1 + g0**2),
         }[setting.geometry]
         g1 = gradient(w + setting.rho * metric * g0 / (math.sqrt(g0 @ (metric * g0)) + 1e-12))
-        fed = {
+        base_grad = {
             "sgd": g0,
             "sam": g1,
             "gsam": g1 - setting.alpha * (g0 - (g0 @ g1) / (g1 @ g1) * g1),
             "wsam": g0,
             "coupled_wsam": k * g1 + (1 - k) * g0,
         }[setting.rule]
-        velocity = setting.momentum * velocity + fed
-        beside = k * (g1 - g0) if setting.rule == "wsam" else 0.0
-        w = w - setting.lr * (velocity + beside)
+        velocity = setting.momentum * velocity + base_grad
+        decoupled = k * (g1 - g0) if setting.rule == "wsam" else 0.0
+        w = w - setting.lr * (velocity + decoupled)
         points.append(tuple(w))
     return points
 
 
 @pytest.mark.parametrize("geometry", ["euclidean", "adaptive", "fisher"])
 @pytest.mark.parametrize("rule", RULES)
-def test_trajectory_equals_plain_numpy(rule, geometry):
+def test_trajectory_equals_numpy(rule, geometry):
     rho = 0.1 if geometry == "adaptive" else 2.0
     setting = Setting(rule=rule, geometry=geometry, rho=rho, gamma=0.8, steps=40)
     run = trace(setting)
     assert run.points[0] == (-6.0, 10.0)
-    np.testing.assert_allclose(run.points[1:], plain_numpy_run(setting, 40), rtol=0, atol=1e-8)
+    np.testing.assert_allclose(run.points[1:], numpy_run(setting, 40), rtol=0, atol=1e-8)
 
 
 class TestEndPoints:
     @pytest.mark.parametrize(("rule", "gamma", "minimum"), PAPER)
     def test_which_minimum(self, rule, gamma, minimum):
-        run = trace(**named(rule, gamma))
+        run = trace(**setting_of(rule, gamma))
         assert len(run.points) == 151
         assert run.minimum == minimum
         low, high = run.eigenvalues
@@ -129,7 +129,7 @@ class TestEndPoints:
         assert run.eigenvalues_text == "0.326, 0.685"
         assert run.spread < 1e-6
 
-    def test_decoupled_rattles_chaotically_about_the_sharp_minimum(self):
+    def test_decoupled_run_is_chaotic_near_the_sharp_minimum(self):
         run = trace(rule="wsam", gamma=0.95)
         sharp = places()[0].point
         assert all(math.dist(point, sharp) < 2 for point in run.points[50:])
@@ -166,7 +166,7 @@ class TestEndPoints:
         assert stable_digits(value, spread) == digits
         assert thousandths(value, spread) == text
 
-    def test_leaving_the_domain_is_said(self):
+    def test_run_that_leaves_the_domain(self):
         run = trace(geometry="adaptive", rho=2.0, steps=3)
         assert run.end_text == "left the domain"
         assert run.minimum is None
@@ -189,7 +189,7 @@ class TestEndPoints:
         ({"geometry": "round"}, "geometry must be one of euclidean, adaptive, fisher"),
     ],
 )
-def test_bad_settings_are_refused(wrong, allowed):
+def test_invalid_settings(wrong, allowed):
     with pytest.raises(ValueError, match=allowed):
         Setting(**wrong)
 
@@ -201,22 +201,22 @@ def test_start_may_be_a_list():
 
 
 class TestFigure:
-    def test_every_rule_has_its_stroke(self):
+    def test_every_rule_has_a_stroke(self):
         assert set(STROKES) == set(RULES)
 
-    def test_without_a_gamma_there_is_one_panel(self):
+    def test_one_panel_without_gamma(self):
         drawn = trajectories([trace(rule="sgd", steps=5), trace(rule="sam", steps=5)])
         (panel,) = drawn.axes
         assert panel.get_title(loc="left") == ""
         assert {"SGD", "SAM"} <= {line.get_label() for line in panel.lines}
 
-    def test_one_form_of_wsam_is_told_of_alone(self):
+    def test_title_with_one_form_of_wsam(self):
         drawn = trajectories([trace(rule="sgd"), trace(rule="coupled_wsam", gamma=0.95)])
         (panel,) = drawn.axes
         assert panel.get_title(loc="left") == "γ = 0.95: Coupled-WSAM ends at the flat minimum"
         assert verdict([trace(rule="wsam", steps=1)]) == "WSAM ends at neither minimum"
 
-    def test_no_run_is_refused(self):
+    def test_no_runs_raise(self):
         with pytest.raises(ValueError, match="there is no run to draw"):
             trajectories([])
 
@@ -247,18 +247,18 @@ class TestCommand:
         assert " 0.28 " in row
         assert "shown to the digits that do not change" in text
 
-    def test_a_run_that_leaves_the_domain_is_valid_json(self):
+    def test_run_that_leaves_the_domain_is_valid_json(self):
         record = json.loads(wsam_command("toy", "--json", "--gamma", "0.9999").stdout)
         coupled = record["runs"][-1]
         assert coupled["end"] == [None, None]
         assert coupled["loss"] is None
 
-    def test_bad_gamma_is_one_line(self):
+    def test_invalid_gamma_is_a_one_line_error(self):
         answer = wsam_command("toy", "--gamma", "1", status=2)
         assert answer.stderr == "wsam: gamma must be in [0, 1), got 1.0\n"
         assert answer.stdout == ""
 
-    def test_unwritable_folder_is_one_line(self, tmp_path):
+    def test_unwritable_folder_is_a_one_line_error(self, tmp_path):
         (tmp_path / "file").write_text("")
         answer = wsam_command("toy", "--out", tmp_path / "file", "--gamma", "0.5", status=2)
         assert answer.stderr.startswith("wsam: ")

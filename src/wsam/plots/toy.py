@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from wsam.plot_style import COLORS, MUTED_COLOR, RC_PARAMS, TEXT_COLOR, new_figure
 from wsam.toy import FLAT, RULES, SADDLE, SHARP, Trajectory, loss, places
-from wsam.toy.trajectory import WEIGHTED
+from wsam.toy.trajectory import RULES_WITH_GAMMA
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,13 +45,17 @@ def trajectories(runs: Sequence[Trajectory]) -> Figure:
 
     if not runs:
         raise ValueError("there is no run to draw")
-    weighted = {run.setting.gamma for run in runs if run.setting.rule in WEIGHTED}
+    weighted = {run.setting.gamma for run in runs if run.setting.rule in RULES_WITH_GAMMA}
     gammas: list[float | None] = [*sorted(weighted)] or [None]
     with rc_context(RC_PARAMS):
         drawn = new_figure(5.4 * len(gammas) + 0.4, 4.3)
         panels = drawn.subplots(1, len(gammas), sharey=True, squeeze=False)[0]
         for panel, gamma in zip(panels, gammas, strict=True):
-            mine = [r for r in runs if r.setting.rule not in WEIGHTED or r.setting.gamma == gamma]
+            mine = [
+                r
+                for r in runs
+                if r.setting.rule not in RULES_WITH_GAMMA or r.setting.gamma == gamma
+            ]
             _landscape(panel)
             for run in mine:
                 _path(panel, run)
@@ -66,7 +70,7 @@ def trajectories(runs: Sequence[Trajectory]) -> Figure:
 
 def verdict(runs: Sequence[Trajectory]) -> str:
     """Say in a sentence which minimum the decoupled and the coupled form end at, or one alone."""
-    ends = {run.setting.rule: run.minimum for run in runs if run.setting.rule in WEIGHTED}
+    ends = {run.setting.rule: run.minimum for run in runs if run.setting.rule in RULES_WITH_GAMMA}
     if len(ends) == 1:
         ((rule, minimum),) = ends.items()
         return f"{RULES[rule]} ends at {f'the {minimum} minimum' if minimum else 'neither minimum'}"

@@ -8,7 +8,7 @@ from wsam.geometry import Adaptive, Fisher
 from wsam.plot_style import with_colors
 from wsam.plots.toy import LEVELS, REGION
 from wsam.toy import RULES, Setting, places
-from wsam.toy.landscape import REACH, WELLS
+from wsam.toy.landscape import BASIN_RADIUS, COMPONENTS
 
 
 def toy_page() -> str:
@@ -19,9 +19,9 @@ def toy_page() -> str:
     two to each other.
     """
     data = {
-        "wells": [asdict(well) for well in WELLS],
+        "wells": [asdict(component) for component in COMPONENTS],
         "places": [asdict(place) for place in places()],
-        "reach": REACH,
+        "reach": BASIN_RADIUS,
         "adaptiveEta": Adaptive().eta,
         "fisherEta": Fisher().eta,
         "defaults": asdict(Setting()),

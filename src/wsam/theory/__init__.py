@@ -1,11 +1,11 @@
-"""The paper's bounds, as printed and as they hold, and what gamma weighs.
+"""Bounds of the WSAM paper, as printed and corrected, and the weight that gamma gives sharpness.
 
 `Convex` bounds the regret, `NonConvex` the smallest expected squared gradient, `Generalization` the
-distance from training to true error. Each gives every form by name:
+gap between training and true error. Each bound is available in several forms:
 
-* ``printed``: the formula of the paper, kept to compare with. It does not hold in general.
-* ``corrected``: the same formula with the least change that makes it hold.
-* ``tight``: the same proof with nothing given away (convergence only).
+* ``printed``: the formula of the paper, for comparison. It does not hold in general.
+* ``corrected``: the formula with the smallest change that makes it hold.
+* ``tight``: the same proof with sharper inequalities (convergence only).
 
 Reference: Yue et al., Sharpness-Aware Minimization Revisited, KDD 2023, section 5.
 """

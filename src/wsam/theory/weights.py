@@ -1,4 +1,4 @@
-"""What gamma weighs, and the sums over the steps that every convergence proof needs."""
+"""The weight of sharpness in the objective and in the update, as a function of gamma."""
 
 import math
 
@@ -8,10 +8,12 @@ from wsam._core.validation import count, number
 def sharpness_weight(gamma: float) -> float:
     """Return the weight of sharpness in the objective.
 
-    Equation: k = gamma / (1 - gamma), in L + k * (L_SAM - L).
+    Equation::
+
+        L_WSAM = L + k (L_SAM - L),        k = gamma / (1 - gamma)
 
     Args:
-        gamma: in [0, 1); 0 is the base optimizer, 1/2 is SAM's weight 1.
+        gamma: In [0, 1). 0 is the base optimizer, 1/2 is SAM with weight 1.
 
     Example:
         >>> sharpness_weight(0.5)
@@ -22,7 +24,10 @@ def sharpness_weight(gamma: float) -> float:
 
 
 def gamma_for_weight(weight: float) -> float:
-    """Return the gamma whose sharpness weight k is `weight`: gamma = k / (1 + k).
+    """Return the gamma with sharpness weight k: gamma = k / (1 + k).
+
+    Args:
+        weight: k, at least 0.
 
     Example:
         >>> gamma_for_weight(1.0)
@@ -33,13 +38,17 @@ def gamma_for_weight(weight: float) -> float:
 
 
 def effective_weight(gamma: float, momentum: float) -> float:
-    """Return how much decoupled WSAM over SGD weighs sharpness once momentum has built up.
+    """Return the weight of sharpness in decoupled WSAM over SGD with momentum, in a steady state.
 
-    Equation: k (1 - mu). The base sums its gradients with weights 1, mu, mu^2, ..., so a constant
-    g0 counts 1/(1 - mu) times; the decoupled term k (g1 - g0) counts once.
+    Equation::
+
+        k (1 - mu)
+
+    Momentum sums the gradients with weights 1, mu, mu^2, ..., so a constant g0 is counted
+    1/(1 - mu) times; the decoupled term k (g1 - g0) is counted once.
 
     Args:
-        gamma: in [0, 1).
+        gamma: In [0, 1).
         momentum: mu of the base SGD (without dampening), in [0, 1).
 
     Example:
@@ -50,9 +59,16 @@ def effective_weight(gamma: float, momentum: float) -> float:
 
 
 def parity_gamma(momentum: float) -> float:
-    """Return the gamma at which decoupled WSAM weighs sharpness as SAM does.
+    """Return the gamma at which decoupled WSAM weights sharpness as SAM does.
 
-    Equation: k (1 - mu) = 1, so gamma = 1 / (2 - mu): 1/2 without momentum, 10/11 at mu = 0.9.
+    Equation::
+
+        k (1 - mu) = 1,        gamma = 1 / (2 - mu)
+
+    This is 1/2 without momentum and 10/11 at mu = 0.9.
+
+    Args:
+        momentum: mu of the base SGD, in [0, 1).
 
     Example:
         >>> parity_gamma(0.0), round(parity_gamma(0.9) * 11, 12)
@@ -62,12 +78,12 @@ def parity_gamma(momentum: float) -> float:
 
 
 def inverse_sqrt(value: float, step: int) -> float:
-    """Return `value / sqrt(t)`: the fall of lr and radius that the convergence theorems assume.
+    """Return `value / sqrt(t)`, the schedule of lr and radius in the convergence theorems.
 
-    The optimizer's own `wsam.schedule.InverseSqrt` is the same with t = 1 at the first step.
+    `wsam.schedule.InverseSqrt` is the same schedule for the optimizer, with t = 1 at the first step.
 
     Args:
-        value: the value at t = 1.
+        value: The value at t = 1.
         step: t, at least 1.
 
     Example:
@@ -75,32 +91,3 @@ def inverse_sqrt(value: float, step: int) -> float:
         0.1
     """
     return number("value", value) / math.sqrt(count("step", step, 1))
-
-
-def squares(gamma: float) -> float:
-    """Return k^2 + (1 - k)^2 = (5 gamma^2 - 4 gamma + 1) / (1 - gamma)^2.
-
-    The proofs use half of it times 2 n G^2 to bound the squared step k g1 + (1 - k) g0.
-    """
-    weight = sharpness_weight(gamma)
-    return weight**2 + (1 - weight) ** 2
-
-
-def square_of_sum(gamma: float) -> float:
-    """Return ``(k + |1 - k|)^2``: the squared length of k g1 + (1 - k) g0 for unit g0, g1, at most."""
-    weight = sharpness_weight(gamma)
-    return (weight + abs(1 - weight)) ** 2
-
-
-def harmonic_root_sum(steps: int) -> tuple[float, float]:
-    """Return numbers below and above the sum of 1/sqrt(t), t = 1..T.
-
-    Equation: 2 sqrt(T+1) - 2 <= sum <= 2 sqrt(T) - 1, both from comparing with the integral of
-    1/sqrt(s). The paper's intermediate 2 sqrt(T-1) - 1 is too small: at T = 2 it is 1 < 1.707.
-    """
-    return 2 * math.sqrt(steps + 1) - 2, 2 * math.sqrt(steps) - 1
-
-
-def harmonic_sum(steps: int) -> float:
-    """Return a number above the sum of 1/t, t = 1..T: 1 + log T."""
-    return 1 + math.log(steps)

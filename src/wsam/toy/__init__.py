@@ -1,7 +1,7 @@
-"""The paper's two-dimensional example, run on the public optimizers.
+"""The paper's two-dimensional example, run with the public optimizers.
 
-One loss, a sharp minimum that is lower and a flat one that is higher; which of the two an optimizer
-ends at shows what its weight of sharpness does.
+The loss has a sharp minimum, which is lower, and a flat minimum, which is higher. The minimum that an
+optimizer reaches shows the effect of its weight on sharpness.
 """
 
 from wsam.toy.landscape import FLAT, SADDLE, SHARP, Place, hessian, loss, minimum_near, places

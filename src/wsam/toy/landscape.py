@@ -9,13 +9,13 @@ from torch import Tensor
 
 SHARP, FLAT, SADDLE = "sharp", "flat", "saddle"
 
-REACH = 3.0
-"""An end point this near a minimum is at it: with a constant radius runs rattle, not settle."""
+BASIN_RADIUS = 3.0
+"""Largest distance of an end point from its minimum: at a constant radius runs do not settle."""
 
 
 @dataclass(frozen=True)
-class Well:
-    """One of the two Gaussians the model is pulled to: weight * exp(-KL / width^2)."""
+class Component:
+    """One of the two Gaussians in the loss: weight * exp(-KL / width^2)."""
 
     mean: float
     deviation: float
@@ -23,29 +23,34 @@ class Well:
     width: float
 
 
-WELLS = (Well(20.0, 30.0, 0.7, 1.8), Well(-20.0, 10.0, 0.3, 1.2))
+COMPONENTS = (Component(20.0, 30.0, 0.7, 1.8), Component(-20.0, 10.0, 0.3, 1.2))
 _MEAN, _DEVIATION, _WEIGHT, _WIDTH = torch.tensor(
-    [astuple(w) for w in WELLS], dtype=torch.float64
+    [astuple(c) for c in COMPONENTS], dtype=torch.float64
 ).T
 
 
 def loss(w: Tensor) -> Tensor:
     """Return the toy loss at w = (mu, sigma), or at each of a batch of points.
 
-    Equation: L(w) = -log(0.7 exp(-K1(w)/1.8^2) + 0.3 exp(-K2(w)/1.2^2)), where K_i is the KL
-    divergence of N(mu, sigma^2) from N(20, 30^2) and N(-20, 10^2):
-    K_i = log(sigma_i/sigma) + (sigma^2 + (mu - mu_i)^2)/(2 sigma_i^2) - 1/2.
+    Equation, with K_i the KL divergence of N(mu, sigma^2) from N(20, 30^2) and N(-20, 10^2)::
+
+        L(w) = -log(0.7 exp(-K1(w)/1.8^2) + 0.3 exp(-K2(w)/1.2^2))
+        K_i = log(sigma_i/sigma) + (sigma^2 + (mu - mu_i)^2)/(2 sigma_i^2) - 1/2
 
     Args:
-        w: shape (..., 2), float64; where sigma is not positive the loss is not a number.
+        w: Shape (..., 2), float64. The loss is NaN if sigma is not positive.
+
+    Returns:
+        A tensor of shape (...).
 
     Example:
         >>> round(loss(torch.tensor([-16.805, 12.803], dtype=torch.float64)).item(), 4)
         0.2752
 
-    Reference: Yue et al., KDD 2023, section 4.2, after Kim et al., Fisher SAM, 2022.
+    References:
+        Yue et al., KDD 2023, section 4.2, after Kim et al., Fisher SAM, 2022.
     """
-    mu, sigma = w[..., 0:1], w[..., 1:2]  # against both wells at once
+    mu, sigma = w[..., 0:1], w[..., 1:2]  # broadcast against both components
     distance = (sigma**2 + (mu - _MEAN) ** 2) / (2 * _DEVIATION**2)
     divergence = torch.log(_DEVIATION / sigma) + distance - 0.5
     return -torch.log((_WEIGHT * torch.exp(-divergence / _WIDTH**2)).sum(-1))
@@ -59,7 +64,7 @@ def hessian(point: tuple[float, float]) -> Tensor:
 
 
 def eigenvalues(point: tuple[float, float]) -> tuple[float, float]:
-    """Return both eigenvalues of the Hessian at a point, the smaller first; NaN off the domain."""
+    """Return the eigenvalues of the Hessian at a point, ascending; NaN outside the domain."""
     matrix = hessian(point)
     if not bool(matrix.isfinite().all()):
         return math.nan, math.nan
@@ -87,9 +92,9 @@ def _newton(point: tuple[float, float]) -> tuple[float, float]:
 
 @cache
 def places() -> tuple[Place, ...]:
-    """Return the sharp minimum, the flat minimum and the saddle between them.
+    """Return the stationary points: sharp minimum, flat minimum and the saddle between them.
 
-    Each is found by Newton's method on the gradient, from the point the paper names.
+    Each is found by Newton's method on the gradient, started at the point given in the paper.
 
     Example:
         >>> [(place.name, round(place.loss, 4)) for place in places()]
@@ -104,8 +109,8 @@ def places() -> tuple[Place, ...]:
 
 
 def minimum_near(point: tuple[float, float]) -> str | None:
-    """Return the name of the minimum within `REACH` of the point, or None."""
+    """Return the name of the minimum within `BASIN_RADIUS` of the point, or None."""
     for place in places():
-        if place.name != SADDLE and math.dist(place.point, point) <= REACH:
+        if place.name != SADDLE and math.dist(place.point, point) <= BASIN_RADIUS:
             return place.name
     return None

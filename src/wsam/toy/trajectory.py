@@ -1,4 +1,4 @@
-"""One run of a public optimizer over the toy loss."""
+"""Runs of the public optimizers on the toy loss."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -21,29 +21,32 @@ GEOMETRIES: dict[str, Callable[[], Geometry]] = {
     "adaptive": Adaptive,
     "fisher": Fisher,
 }
-WEIGHTED = ("wsam", "coupled_wsam")
+RULES_WITH_GAMMA = ("wsam", "coupled_wsam")
 
-NUDGE = 1e-12
-TAIL = 10
-DECIMALS = 4
-LOSS_DECIMALS = 5
-DIGITS = 3
+START_SHIFT = 1e-12  # of the second run, which shows the effect of rounding
+LAST_STEPS = 10  # that the two runs are compared over
+MAX_DECIMALS = 4
+MAX_LOSS_DECIMALS = 5
+MAX_DIGITS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What a run is made of; the defaults are the paper's.
+    """Configuration of a run; the defaults are the paper's.
 
     Args:
-        rule: one of `RULES`.
-        gamma: weight of sharpness for WSAM and Coupled-WSAM, in [0, 1).
-        rho: radius, positive.
-        lr: learning rate of the base SGD, positive.
-        momentum: of the base SGD, in [0, 1).
-        alpha: weight of GSAM's orthogonal part.
-        geometry: one of `GEOMETRIES`.
-        steps: at least 1.
-        start: (mu, sigma), sigma positive.
+        rule: One of `RULES`.
+        gamma: Weight parameter of WSAM and Coupled-WSAM, in [0, 1).
+        rho: Radius, positive.
+        lr: Learning rate of the base SGD, positive.
+        momentum: Momentum of the base SGD, in [0, 1).
+        alpha: Weight of GSAM's orthogonal component.
+        geometry: One of `GEOMETRIES`.
+        steps: Number of steps, at least 1.
+        start: Start point (mu, sigma), sigma positive.
+
+    Raises:
+        ValueError: If an argument is out of range.
     """
 
     rule: str = "wsam"
@@ -57,7 +60,7 @@ class Setting:
     start: tuple[float, float] = (-6.0, 10.0)
 
     def __post_init__(self) -> None:
-        """Check every value."""
+        """Check the arguments."""
         if self.rule not in RULES:
             raise ValueError(f"rule must be one of {', '.join(RULES)}, got {self.rule!r}")
         if self.geometry not in GEOMETRIES:
@@ -73,35 +76,35 @@ class Setting:
             raise ValueError(f"start must be two numbers, mu and sigma, got {self.start!r}")
         mu = number("start mu", self.start[0], -math.inf, low_open=True)
         sigma = number("start sigma", self.start[1], low_open=True)
-        # A tuple, whatever was given: finished runs are kept by their settings.
+        # A tuple even if a list was given: settings must be hashable for the cache of runs.
         object.__setattr__(self, "start", (mu, sigma))
 
     @property
     def label(self) -> str:
-        """The name people read, with gamma where the rule has one."""
+        """Title of the rule, with gamma if the rule has one."""
         name = RULES[self.rule]
-        return f"{name}, γ = {self.gamma:g}" if self.rule in WEIGHTED else name
+        return f"{name}, γ = {self.gamma:g}" if self.rule in RULES_WITH_GAMMA else name
 
     def optimizer(self, w: torch.Tensor) -> Optimizer:
-        """Return the public optimizer of this setting over `w`."""
+        """Return the optimizer of this setting for the weights `w`."""
         base = SGD([w], lr=self.lr, momentum=self.momentum)
-        shape: dict[str, Any] = {"rho": self.rho, "geometry": GEOMETRIES[self.geometry]()}
+        neighbourhood: dict[str, Any] = {"rho": self.rho, "geometry": GEOMETRIES[self.geometry]()}
         match self.rule:
             case "sgd":
                 return base
             case "sam":
-                return SAM(base, **shape)
+                return SAM(base, **neighbourhood)
             case "gsam":
-                return GSAM(base, alpha=self.alpha, **shape)
+                return GSAM(base, alpha=self.alpha, **neighbourhood)
             case "wsam":
-                return WSAM(base, gamma=self.gamma, **shape)
+                return WSAM(base, gamma=self.gamma, **neighbourhood)
             case _:
-                return CoupledWSAM(base, gamma=self.gamma, **shape)
+                return CoupledWSAM(base, gamma=self.gamma, **neighbourhood)
 
 
 @dataclass(frozen=True)
 class Trajectory:
-    """The points a run went through, the start first."""
+    """The points of a run, beginning with the start."""
 
     setting: Setting
     points: tuple[tuple[float, float], ...]
@@ -118,7 +121,7 @@ class Trajectory:
 
     @property
     def minimum(self) -> str | None:
-        """The minimum it ended at: "sharp", "flat" or None."""
+        """The minimum at the end: "sharp", "flat" or None."""
         return minimum_near(self.end)
 
     @property
@@ -128,46 +131,46 @@ class Trajectory:
 
     @cached_property
     def spread(self) -> float:
-        """How far the last points move if the start is moved by 1e-12: what rounding may do.
+        """Largest distance between the last points of this run and of one started 1e-12 away.
 
-        A constant radius never lets the run settle: near a minimum the perturbation's direction
-        jumps, and with a large weight (decoupled gamma = 0.95) the rattle is chaotic. Digits below
-        the spread mean nothing, and differ between machines and languages.
+        It bounds the effect of rounding. At a constant radius a run does not settle: near a minimum
+        the perturbation changes its direction at every step, and for a large weight (decoupled,
+        gamma = 0.95) the motion is chaotic. Digits below the spread differ between machines.
         """
-        return _largest(math.dist(one, other) for one, other in self._tails)
+        return _max_or_nan(math.dist(one, other) for one, other in self._last_pairs)
 
     @cached_property
     def loss_spread(self) -> float:
-        """How far the loss of the last points moves with the start."""
-        return _largest(abs(_loss(one) - _loss(other)) for one, other in self._tails)
+        """Largest difference of the loss at the last points of the two runs (see `spread`)."""
+        return _max_or_nan(abs(_loss(one) - _loss(other)) for one, other in self._last_pairs)
 
     @cached_property
     def eigenvalue_spreads(self) -> tuple[float, float]:
-        """How far each eigenvalue at the last points moves with the start."""
-        pairs = [(eigenvalues(one), eigenvalues(other)) for one, other in self._tails]
-        low, high = (_largest(abs(one[i] - other[i]) for one, other in pairs) for i in (0, 1))
+        """Largest difference of each eigenvalue at the last points of the two runs."""
+        pairs = [(eigenvalues(one), eigenvalues(other)) for one, other in self._last_pairs]
+        low, high = (_max_or_nan(abs(one[i] - other[i]) for one, other in pairs) for i in (0, 1))
         return low, high
 
     @property
-    def _tails(self) -> list[tuple[tuple[float, float], tuple[float, float]]]:
-        """The last points, each with the one that a run from a start moved by 1e-12 has there."""
+    def _last_pairs(self) -> list[tuple[tuple[float, float], tuple[float, float]]]:
+        """The last points of this run, paired with those of a run from a shifted start."""
         mu, sigma = self.setting.start
-        shadow = _points(replace(self.setting, start=(mu + NUDGE, sigma + NUDGE)))
-        return list(zip(self.points[-TAIL:], shadow[-TAIL:], strict=True))
+        shifted = _points(replace(self.setting, start=(mu + START_SHIFT, sigma + START_SHIFT)))
+        return list(zip(self.points[-LAST_STEPS:], shifted[-LAST_STEPS:], strict=True))
 
     @property
     def decimals(self) -> int:
-        """How many decimals of the end mean something, at most 4."""
+        """Number of significant decimals of the end point, at most 4."""
         return stable_decimals(self.spread)
 
     @property
     def chaotic(self) -> bool:
-        """Whether rounding alone moves the end visibly."""
+        """Whether rounding alone changes the first two decimals of the end point."""
         return self.decimals < 2
 
     @property
     def end_text(self) -> str:
-        """The end to the digits that mean something, as the page and the table show it."""
+        """The end point to its significant decimals, as shown on the page and in the table."""
         if any(math.isnan(value) for value in self.end):
             return "left the domain"
         mu, sigma = (f"{value:.{self.decimals}f}" for value in self.end)
@@ -176,18 +179,18 @@ class Trajectory:
 
     @property
     def loss_text(self) -> str:
-        """The loss at the end to the digits that mean something, at most 5 decimals."""
-        return f"{self.loss:.{stable_decimals(self.loss_spread, LOSS_DECIMALS)}f}"
+        """The loss at the end to its significant decimals, at most 5."""
+        return f"{self.loss:.{stable_decimals(self.loss_spread, MAX_LOSS_DECIMALS)}f}"
 
     @property
     def eigenvalues_text(self) -> str:
-        """A thousand times each eigenvalue to the digits that mean something, at most 3."""
+        """1000 times each eigenvalue to its significant digits, at most 3."""
         pairs = zip(self.eigenvalues, self.eigenvalue_spreads, strict=True)
         return ", ".join(thousandths(value, spread) for value, spread in pairs)
 
 
-def stable_decimals(spread: float, most: int = DECIMALS) -> int:
-    """Return how many decimals a spread leaves standing: twice the spread is under one unit."""
+def stable_decimals(spread: float, most: int = MAX_DECIMALS) -> int:
+    """Return the number of decimals that a spread does not change: 2 spread <= one unit."""
     if not math.isfinite(spread):
         return 0
     if spread <= 0.5 * 10**-most:
@@ -196,17 +199,17 @@ def stable_decimals(spread: float, most: int = DECIMALS) -> int:
 
 
 def stable_digits(value: float, spread: float) -> int:
-    """Return how many leading digits of a value a spread leaves standing, at most 3; 0 if none."""
+    """Return the number of leading digits that a spread does not change, at most 3."""
     if spread == 0 or value == 0:
-        return DIGITS
+        return MAX_DIGITS
     if not (math.isfinite(spread) and math.isfinite(value)):
         return 0
     leading, unit = math.floor(math.log10(abs(value))), math.ceil(math.log10(2 * spread))
-    return max(0, min(DIGITS, leading - unit + 1))
+    return max(0, min(MAX_DIGITS, leading - unit + 1))
 
 
 def thousandths(value: float, spread: float = 0.0) -> str:
-    """Return 1000 times a value to its stable digits; with the spread where there are none.
+    """Format 1000 times a value to its stable digits, with the spread if it has none.
 
     Example:
         >>> thousandths(0.0049012), thousandths(0.0049012, 2e-5), thousandths(0.0049, 9e-4)
@@ -221,13 +224,13 @@ def _loss(point: tuple[float, float]) -> float:
     return loss(torch.tensor(point, dtype=torch.float64)).item()
 
 
-def _largest(gaps: Iterable[float]) -> float:
-    """Return the largest of some gaps; NaN if one is."""
-    found = list(gaps)
+def _max_or_nan(values: Iterable[float]) -> float:
+    """Return the largest value, or NaN if one is NaN."""
+    found = list(values)
     return math.nan if any(map(math.isnan, found)) else max(found)
 
 
-@lru_cache(maxsize=64)  # a run is a function of its setting, and the shadows are asked for again
+@lru_cache(maxsize=64)  # all three spreads need the run from the shifted start
 def _points(setting: Setting) -> tuple[tuple[float, float], ...]:
     w = torch.tensor(setting.start, dtype=torch.float64, requires_grad=True)
     optimizer = setting.optimizer(w)
@@ -247,11 +250,14 @@ def _points(setting: Setting) -> tuple[tuple[float, float], ...]:
 
 
 def trace(setting: Setting | None = None, /, **values: Any) -> Trajectory:
-    """Run a setting with the public optimizers, in float64, and return its trajectory.
+    """Run a public optimizer on the toy loss, in float64, and return its trajectory.
 
     Args:
-        setting: a `Setting`; or give its values as keywords.
-        **values: changes to the setting.
+        setting: Configuration of the run. Default: `Setting()`.
+        **values: Fields of the setting to replace.
+
+    Returns:
+        The points of the run.
 
     Example:
         >>> trace(rule="coupled_wsam", gamma=0.95).minimum

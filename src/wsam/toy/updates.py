@@ -1,4 +1,4 @@
-"""How gamma turns one update, measured on the optimizer itself."""
+"""Direction of one update as a function of gamma, measured on the optimizer."""
 
 import math
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ Vector = tuple[float, float]
 
 @dataclass(frozen=True)
 class Updates:
-    """Two gradients at a point, and the update that each gamma makes of them."""
+    """Two gradients at a point, and the update for each gamma."""
 
     point: Vector
     rho: float
@@ -26,15 +26,15 @@ class Updates:
     second: Vector
     """g1, the gradient at the perturbed point."""
     by_gamma: dict[float, Vector]
-    """What SGD with WSAM subtracts from the weights at lr = 1: g0 + k (g1 - g0)."""
+    """Step that SGD with WSAM subtracts from the weights at lr = 1: g0 + k (g1 - g0)."""
 
     def angle(self, gamma: float) -> float:
-        """Return the angle in degrees by which gamma's update is turned from g0 towards g1."""
+        """Return the angle in degrees between g0 and the update for gamma, positive towards g1."""
         (ax, ay), (bx, by) = self.first, self.by_gamma[gamma]
-        turned = math.atan2(ax * by - ay * bx, ax * bx + ay * by)
+        angle = math.atan2(ax * by - ay * bx, ax * bx + ay * by)
         gx, gy = self.second
-        towards = math.copysign(1.0, ax * gy - ay * gx)
-        return math.degrees(turned) * towards + 0.0  # no minus zero
+        sign = math.copysign(1.0, ax * gy - ay * gx)
+        return math.degrees(angle) * sign + 0.0  # + 0.0 turns -0.0 into 0.0
 
 
 def gradient(point: Vector) -> Vector:
@@ -50,19 +50,28 @@ def updates(
     point: Vector = (-10.0, 20.0),
     rho: float = 4.0,
 ) -> Updates:
-    """Take one step of SGD with WSAM for each gamma and return what it subtracted.
+    """Take one step of SGD with WSAM for each gamma and return the updates.
 
-    The base has lr 1 and no momentum, so the step is the update of the paper's Algorithm 3:
-    gamma 0 gives g0, below 1/2 a vector between g0 and g1, 1/2 gives g1, above it goes beyond.
+    Equation, for a base with lr 1 and no momentum::
+
+        update = g0 + k (g1 - g0),        k = gamma / (1 - gamma)
+
+    It is g0 for gamma = 0, between g0 and g1 below 1/2, g1 at 1/2, and beyond g1 above.
 
     Args:
-        gammas: each in [0, 1).
-        point: (mu, sigma), sigma positive.
-        rho: radius, positive.
+        gammas: Values of gamma, each in [0, 1).
+        point: Weights (mu, sigma), sigma positive.
+        rho: Radius, positive.
+
+    Returns:
+        Both gradients and the update for each gamma.
+
+    Raises:
+        ValueError: If an argument is out of range.
 
     Example:
-        >>> turned = updates((0.0, 0.5))
-        >>> turned.by_gamma[0.0] == turned.first
+        >>> found = updates((0.0, 0.5))
+        >>> found.by_gamma[0.0] == found.first
         True
     """
     number("rho", rho, low_open=True)
@@ -70,14 +79,14 @@ def updates(
     first = gradient(point)
     length = math.hypot(*first) + 1e-12
     ahead = (point[0] + rho * first[0] / length, point[1] + rho * first[1] / length)
-    made = {number("gamma", gamma, 0, 1): _step(gamma, point, rho) for gamma in gammas}
-    return Updates(point, rho, first, gradient(ahead), made)
+    steps = {number("gamma", gamma, 0, 1): _step(gamma, point, rho) for gamma in gammas}
+    return Updates(point, rho, first, gradient(ahead), steps)
 
 
 def _step(gamma: float, point: Vector, rho: float) -> Vector:
     w = torch.zeros(2, dtype=torch.float64, requires_grad=True)
     origin = torch.tensor(point, dtype=torch.float64)
-    # The weights are the offset from the point, so that the step is read off without cancellation.
+    # The weights are the offset from the point, so that reading the step has no cancellation.
     optimizer = WSAM(SGD([w], lr=1.0), rho=rho, gamma=gamma)
 
     def closure() -> Tensor:

@@ -1,4 +1,4 @@
-"""How gamma turns the update: measured on the optimizer, drawn, printed."""
+"""Updates for several gammas: values, figure and command."""
 
 import json
 import math
@@ -10,34 +10,34 @@ from hypothesis import strategies as st
 
 from wsam.toy import updates
 
-FAN = updates((0.0, 0.3, 0.5, 0.75))
+UPDATES = updates((0.0, 0.3, 0.5, 0.75))
 
 
-def test_the_four_cases():
-    assert FAN.by_gamma[0.0] == FAN.first
-    assert FAN.by_gamma[0.5] == pytest.approx(FAN.second, rel=1e-12)
-    assert 0 < FAN.angle(0.3) < FAN.angle(0.5) < FAN.angle(0.75)
-    assert FAN.angle(0.0) == 0.0
+def test_updates_at_known_gammas():
+    assert UPDATES.by_gamma[0.0] == UPDATES.first
+    assert UPDATES.by_gamma[0.5] == pytest.approx(UPDATES.second, rel=1e-12)
+    assert 0 < UPDATES.angle(0.3) < UPDATES.angle(0.5) < UPDATES.angle(0.75)
+    assert UPDATES.angle(0.0) == 0.0
 
 
-def test_the_gradients_are_apart_enough_to_be_seen():
-    assert 15 < FAN.angle(0.5) < 40
+def test_gradients_are_distinguishable_in_the_figure():
+    assert 15 < UPDATES.angle(0.5) < 40
 
 
 @given(st.floats(0, 0.99), st.floats(-25, 25), st.floats(5, 35), st.floats(0.1, 3))
-def test_update_is_the_papers(gamma, mu, sigma, rho):
-    fan = updates((gamma,), point=(mu, sigma), rho=rho)
+def test_update_equals_the_papers(gamma, mu, sigma, rho):
+    found = updates((gamma,), point=(mu, sigma), rho=rho)
     k = gamma / (1 - gamma)
-    expected = [a + k * (b - a) for a, b in zip(fan.first, fan.second, strict=True)]
-    assert fan.by_gamma[gamma] == pytest.approx(expected, rel=1e-9, abs=1e-12 * (1 + k))
+    expected = [a + k * (b - a) for a, b in zip(found.first, found.second, strict=True)]
+    assert found.by_gamma[gamma] == pytest.approx(expected, rel=1e-9, abs=1e-12 * (1 + k))
 
 
-def test_angle_turns_towards_the_second_gradient_whichever_way_it_lies():
+def test_angle_is_positive_towards_the_second_gradient():
     for point in ((-6.0, 10.0), (-25.0, 9.0)):
-        fan = updates((0.5,), point=point, rho=2.0)
-        cosine = sum(a * b for a, b in zip(fan.first, fan.second, strict=True))
-        cosine /= math.hypot(*fan.first) * math.hypot(*fan.second)
-        assert fan.angle(0.5) == pytest.approx(math.degrees(math.acos(cosine)))
+        found = updates((0.5,), point=point, rho=2.0)
+        cosine = sum(a * b for a, b in zip(found.first, found.second, strict=True))
+        cosine /= math.hypot(*found.first) * math.hypot(*found.second)
+        assert found.angle(0.5) == pytest.approx(math.degrees(math.acos(cosine)))
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_angle_turns_towards_the_second_gradient_whichever_way_it_lies():
         ({"point": (0.0, -1.0)}, r"sigma must be in \(0, inf\)"),
     ],
 )
-def test_bad_input_is_refused(wrong, allowed):
+def test_invalid_arguments(wrong, allowed):
     with pytest.raises(ValueError, match=allowed):
         updates(**wrong)
 
@@ -71,12 +71,12 @@ class TestCommand:
         assert "rho 2" in text
         assert text.count("degrees from g0") == 1
 
-    def test_bad_radius_is_one_line(self):
+    def test_invalid_radius_is_a_one_line_error(self):
         answer = wsam_command("directions", "--rho", "0", status=2)
         assert answer.stderr == "wsam: rho must be in (0, inf), got 0.0\n"
 
     @pytest.mark.parametrize("form", [(), ("--json",)])
-    def test_a_radius_that_leads_beyond_all_numbers_is_one_line(self, tmp_path, form):
+    def test_radius_without_a_finite_loss_is_a_one_line_error(self, tmp_path, form):
         words = ("directions", "--rho", "1e9", "--out", tmp_path / "out", *form)
         assert error_of(*words).startswith("wsam: the gradient of the toy loss is not finite")
         assert not list(tmp_path.iterdir())
