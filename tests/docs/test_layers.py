@@ -131,11 +131,6 @@ def test_imports_make_no_circle() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_files_are_small(name: str) -> None:
-    assert len((SOURCE / name).read_text().splitlines()) <= 400
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_optional_libraries_are_imported_lazily(name: str) -> None:
     """No file below the command line imports an optional library when it is imported itself."""
     path = SOURCE / name
