@@ -2,7 +2,14 @@
 
 import pytest
 import torch
-from squares import GIVEN, X, in_a_thread, squared, train, train_by
+from square_loss import (
+    X,
+    run_in_thread,
+    square_closure,
+    train,
+    train_forward,
+    with_and_without_model,
+)
 from torch import Tensor, nn
 
 import wsam
@@ -34,25 +41,25 @@ class Rebinding(nn.Module):
 # --- threads -----------------------------------------------------------------------------------
 
 
-@GIVEN
-def test_another_thread_trains_a_model_of_its_own(given: bool) -> None:
+@with_and_without_model
+def test_another_thread_trains_a_model_of_its_own(pass_model: bool) -> None:
     """Its layers run between our passes, and what they do is not undone."""
     model, other = normed(), normed()
 
     def forward() -> Tensor:
-        in_a_thread(lambda: other(X))
+        run_in_thread(lambda: other(X))
         return model(X)
 
-    train_by(forward, model.parameters(), model if given else None)
+    train_forward(forward, model.parameters(), model if pass_model else None)
     assert counts(model) == [3]
     assert counts(other) == [6], "once in each pass"
 
 
 def test_a_step_in_another_thread_than_the_optimizer_was_made_in() -> None:
     model = normed()
-    opt = in_a_thread(lambda: wsam.SAM(torch.optim.SGD(model.parameters(), lr=0.1)))
+    opt = run_in_thread(lambda: wsam.SAM(torch.optim.SGD(model.parameters(), lr=0.1)))
     for _ in range(3):
-        opt.step(squared(lambda: model(X)))
+        opt.step(square_closure(lambda: model(X)))
     assert counts(model) == [3]
 
 
@@ -72,7 +79,7 @@ def assert_untouched(model: nn.Module, own: dict[str, Tensor], before: dict[str,
 @pytest.mark.parametrize("calls", [1, 2])
 def test_buffers_that_are_replaced_in_each_of_many_calls(calls: int) -> None:
     model = nn.Sequential(nn.Linear(4, 4), Rebinding())
-    train_by(lambda: torch.stack([model(X) for _ in range(calls)]), model.parameters())
+    train_forward(lambda: torch.stack([model(X) for _ in range(calls)]), model.parameters())
     assert counts(model) == [3 * calls]
 
 
@@ -80,16 +87,16 @@ def test_buffers_that_two_modules_share() -> None:
     """The second is found when the first has moved them: the older copy is put back."""
     layer, again = nn.BatchNorm1d(4), nn.BatchNorm1d(4)
     again._buffers = dict(layer._buffers)
-    train_by(lambda: again(layer(X)), [*layer.parameters(), *again.parameters()], steps=1)
+    train_forward(lambda: again(layer(X)), [*layer.parameters(), *again.parameters()], steps=1)
     assert counts(layer) == counts(again) == [2]
 
 
-@GIVEN
-def test_buffers_whose_memory_moves_between_steps(given: bool) -> None:
+@with_and_without_model
+def test_buffers_whose_memory_moves_between_steps(pass_model: bool) -> None:
     model = normed()
-    opt = wsam.SAM(torch.optim.SGD(model.parameters(), lr=0.1), model=model if given else None)
+    opt = wsam.SAM(torch.optim.SGD(model.parameters(), lr=0.1), model=model if pass_model else None)
     for _ in range(3):
-        opt.step(squared(lambda: model(X)))
+        opt.step(square_closure(lambda: model(X)))
         for buffer in model.buffers():
             buffer.data = buffer.data.clone()
     assert counts(model) == [3]
@@ -104,33 +111,33 @@ def test_two_models_in_one_closure(given: str | None) -> None:
     generator = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
     discriminator = normed()
     model = nn.ModuleList([generator, discriminator]) if given else None
-    train_by(lambda: discriminator(generator(X)), generator.parameters(), model)
+    train_forward(lambda: discriminator(generator(X)), generator.parameters(), model)
     assert counts(generator) == counts(discriminator) == [3]
 
 
-@GIVEN
-def test_a_model_from_torch_export(given: bool) -> None:
+@with_and_without_model
+def test_a_model_from_torch_export(pass_model: bool) -> None:
     """Its normalisation is an operation of a graph, no module that could be seen to run."""
     model = torch.export.export(normed().train(), (X,)).module()
-    train(model, given)
+    train(model, pass_model)
     assert counts(model) == [3]
 
 
 @SCRIPTED
-@GIVEN
+@with_and_without_model
 @pytest.mark.parametrize("part", [False, True], ids=["whole", "part"])
 @pytest.mark.parametrize("kind", ["scripted", "traced"])
-def test_torchscript(kind: str, part: bool, given: bool) -> None:
+def test_torchscript(kind: str, part: bool, pass_model: bool) -> None:
     make = torch.jit.script if kind == "scripted" else lambda m: torch.jit.trace(m, X)
     model = make(normed())
     if part:
         model = nn.Sequential(nn.Linear(4, 4), model, nn.BatchNorm1d(2))
     before = counts(model)  # a trace was made by running it
-    train(model, given)
+    train(model, pass_model)
     assert counts(model) == [count + 3 for count in before]
 
 
 @SCRIPTED
-@GIVEN
-def test_torchscript_without_statistics(given: bool) -> None:
-    train(nn.Sequential(nn.Linear(4, 4), torch.jit.script(nn.ReLU()), nn.Linear(4, 2)), given)
+@with_and_without_model
+def test_torchscript_without_statistics(pass_model: bool) -> None:
+    train(nn.Sequential(nn.Linear(4, 4), torch.jit.script(nn.ReLU()), nn.Linear(4, 2)), pass_model)

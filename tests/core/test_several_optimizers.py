@@ -5,7 +5,7 @@ import functools
 from collections.abc import Iterable
 
 import torch
-from squares import X, squared
+from square_loss import X, square_closure
 from torch import nn
 
 import wsam
@@ -20,7 +20,7 @@ def test_optimizers_of_their_own_parameters_share_a_loop() -> None:
     one = nn.Linear(4, 1)
     models = [one, copy.deepcopy(one)]
     both = [wsam.WSAM(sgd(model.parameters())) for model in models]
-    closures = [squared(functools.partial(model, X)) for model in models]
+    closures = [square_closure(functools.partial(model, X)) for model in models]
     for opt in both:
         opt.begin()
     for opt, closure in zip(both, closures, strict=True):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from squares import GIVEN, X, squared, train
+from square_loss import X, square_closure, train, with_and_without_model
 from torch import Tensor, nn
 
 import wsam
@@ -32,7 +32,7 @@ def closure_of(model: nn.Module, gradients: list[Tensor]) -> Callable[[], Tensor
     x = torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
     def closure() -> Tensor:
-        loss = squared(lambda: model(x))()
+        loss = square_closure(lambda: model(x))()
         found = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
         gradients.append(torch.cat(found))
         return loss
@@ -40,13 +40,13 @@ def closure_of(model: nn.Module, gradients: list[Tensor]) -> Callable[[], Tensor
     return closure
 
 
-@GIVEN
+@with_and_without_model
 @SPECTRAL
-def test_a_spectral_norm_is_the_same_in_both_passes(kind: str, given: bool) -> None:
+def test_a_spectral_norm_is_the_same_in_both_passes(kind: str, pass_model: bool) -> None:
     """With a radius of nothing g1 is g0, and the vectors are where one pass has moved them."""
     model = spectral(kind)
     base = torch.optim.SGD(model.parameters(), lr=0.1)
-    opt = wsam.WSAM(base, rho=1e-9, model=model if given else None)
+    opt = wsam.WSAM(base, rho=1e-9, model=model if pass_model else None)
     for _ in range(3):
         twin, gradients = spectral(kind), []
         twin.load_state_dict(model.state_dict())
@@ -57,12 +57,12 @@ def test_a_spectral_norm_is_the_same_in_both_passes(kind: str, given: bool) -> N
         assert all(map(torch.equal, model.buffers(), twin.buffers()))
 
 
-@GIVEN
+@with_and_without_model
 @SPECTRAL
-def test_a_spectral_norm_goes_on_after_an_error(kind: str, given: bool) -> None:
+def test_a_spectral_norm_goes_on_after_an_error(kind: str, pass_model: bool) -> None:
     model = spectral(kind)
     base = torch.optim.SGD(model.parameters(), lr=0.1)
-    opt = wsam.WSAM(base, model=model if given else None)
+    opt = wsam.WSAM(base, model=model if pass_model else None)
     passes: list[Tensor] = []
 
     def fails() -> Tensor:
@@ -82,11 +82,11 @@ def moves(model: nn.Module) -> bool:
     return any(not torch.equal(b, before[name]) for name, b in model.named_buffers())
 
 
-@GIVEN
-def test_a_spectral_norm_of_a_vector(given: bool) -> None:
+@with_and_without_model
+def test_a_spectral_norm_of_a_vector(pass_model: bool) -> None:
     """It iterates nothing."""
     layer = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4), "bias")
-    train(nn.Sequential(layer, nn.Linear(4, 2)), given)
+    train(nn.Sequential(layer, nn.Linear(4, 2)), pass_model)
 
 
 def norm_of(layer: nn.Module) -> Any:
@@ -95,7 +95,7 @@ def norm_of(layer: nn.Module) -> Any:
 
 
 def square_of(*layers: nn.Module) -> Callable[[], Tensor]:
-    return squared(lambda: functools.reduce(lambda x, layer: layer(x), layers, X))
+    return square_closure(lambda: functools.reduce(lambda x, layer: layer(x), layers, X))
 
 
 def square_layer(kind: str) -> nn.Module:
@@ -113,12 +113,12 @@ def test_spectral_norms_that_are_found_in_one_call_each(kind: str) -> None:
         assert norm.n_power_iterations == 1
 
 
-@GIVEN
+@with_and_without_model
 @SPECTRAL
-def test_iterations_that_are_set_between_and_in_steps(kind: str, given: bool) -> None:
+def test_iterations_that_are_set_between_and_in_steps(kind: str, pass_model: bool) -> None:
     layer = square_layer(kind)
     base = torch.optim.SGD(layer.parameters(), lr=0.1)
-    opt = wsam.SAM(base, model=layer if given else None)
+    opt = wsam.SAM(base, model=layer if pass_model else None)
     closure, norm = square_of(layer), norm_of(layer)
     for iterations in (1, 5, 0, 2):
         norm.n_power_iterations = iterations

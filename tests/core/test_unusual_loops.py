@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from squares import GIVEN, X, squared
+from square_loss import X, square_closure, with_and_without_model
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import StepLR
 
@@ -22,7 +22,7 @@ def net() -> nn.Sequential:
 
 
 def closure_of(model: nn.Module) -> Callable[[], Tensor]:
-    return squared(lambda: model(X))
+    return square_closure(lambda: model(X))
 
 
 def sgd(model: nn.Module, **options: Any) -> torch.optim.SGD:
@@ -32,10 +32,10 @@ def sgd(model: nn.Module, **options: Any) -> torch.optim.SGD:
 # --- models that change --------------------------------------------------------------------------
 
 
-@GIVEN
-def test_a_closure_may_call_train_and_eval_itself(given: bool) -> None:
+@with_and_without_model
+def test_a_closure_may_call_train_and_eval_itself(pass_model: bool) -> None:
     model = net().eval()
-    opt = wsam.SAM(sgd(model), rho=0.5, model=model if given else None)
+    opt = wsam.SAM(sgd(model), rho=0.5, model=model if pass_model else None)
 
     def closure() -> Tensor:
         model.train()
@@ -65,11 +65,11 @@ def test_buffers_that_cannot_be_written_are_left_alone() -> None:
         opt.step(closure)
 
 
-@GIVEN
-def test_a_layer_may_be_replaced(given: bool) -> None:
+@with_and_without_model
+def test_a_layer_may_be_replaced(pass_model: bool) -> None:
     """As SyncBatchNorm.convert_sync_batchnorm does."""
     model = net()
-    opt = wsam.SAM(sgd(model), rho=0.5, model=model if given else None)
+    opt = wsam.SAM(sgd(model), rho=0.5, model=model if pass_model else None)
     new = nn.BatchNorm1d(8)
     new.weight, new.bias = model[1].weight, model[1].bias
     for name, buffer in model[1].named_buffers():
