@@ -1,4 +1,4 @@
-"""A headless Chromium for pages that must stand alone."""
+"""A headless Chromium for tests of self-contained pages."""
 
 import shutil
 from contextlib import contextmanager
@@ -21,8 +21,8 @@ PHONE = {
     "has_touch": True,
     "device_scale_factor": 2,
 }
-PATIENCE = 120_000
-"""Milliseconds for what a page does in a few: other programs may hold the browser up."""
+TIMEOUT = 120_000
+"""Timeout in milliseconds. Generous, because the machine may be busy."""
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on PATH")
 
 
@@ -33,7 +33,7 @@ def running():
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
-            executable_path=CHROMIUM, args=ARGUMENTS, timeout=PATIENCE
+            executable_path=CHROMIUM, args=ARGUMENTS, timeout=TIMEOUT
         )
         yield browser
         browser.close()
@@ -41,10 +41,10 @@ def running():
 
 @contextmanager
 def opened(browser, path, **options):
-    """Open a file in a fresh window; fail on any error, dialog, or request to elsewhere."""
+    """Open a file in a new window; fail on any error, dialog or other request."""
     address, wrong = path.as_uri(), []
     context = browser.new_context(offline=True, **options)
-    context.set_default_timeout(PATIENCE)
+    context.set_default_timeout(TIMEOUT)
     page = context.new_page()
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.on("console", lambda m: wrong.append(m.text) if m.type in ("error", "warning") else None)

@@ -1,4 +1,4 @@
-"""A folder of results with all that can lie in one, for the tests of reports."""
+"""A results folder with finished, failed, unfinished and damaged runs, for tests of reports."""
 
 import json
 from pathlib import Path
@@ -15,12 +15,12 @@ from wsam.paper import minima
 CPU = ExecutionConfig(device="cpu", keep_weights=True)
 SMALL = {"model": "mlp", "train_limit": 128, "test_limit": 64, "batch_size": 32, "epochs": 3}
 METHODS = {"vanilla": {}, "sam": {"rho": 0.1}, "wsam": {"rho": 0.1, "gamma": 0.8}}
-EVIL = "folder:<script>alert(1)</script><img src=x onerror=alert(2)>"
+HOSTILE = "folder:<script>alert(1)</script><img src=x onerror=alert(2)>"
 RESULTS = Path(__file__).parents[1] / "results"
 
 
 class StopAfter(Callback):
-    """Interrupts training as Ctrl-C would, before the second checkpoint."""
+    """Interrupt training like Ctrl-C, before the second checkpoint."""
 
     def on_epoch_end(self, metrics):
         if metrics["epoch"] == 2:
@@ -32,7 +32,7 @@ def small(method="vanilla", **changes):
 
 
 def make_folder(root):
-    """Fill a folder, of a name that needs escaping, and return it."""
+    """Fill a folder whose name needs escaping; return it."""
     out = root / "my <b>results</b>"
     for method in METHODS:
         for seed in (0, 1):
@@ -44,12 +44,12 @@ def make_folder(root):
     with pytest.raises(KeyboardInterrupt):
         train(small("sam", seed=9), out, often, [StopAfter()])
     record = records.read(out, small("sam"))
-    foreign = small("sam", data=EVIL)
+    foreign = small("sam", data=HOSTILE)
     changed = {**record, "key": foreign.key, "settings": foreign.to_dict(), "title": foreign.title}
     changed["hardware"] = {"cpu": "<script>alert(3)</script>"}
     changed["commit"] = "<img src=x onerror=alert(4)>"
     records.write(out, foreign, changed)
     (out / "0123456789ab.json").write_text('{"key": "<script>')
-    (out / "ba9876543210.json").write_text(json.dumps({**record, "settings": {"method": EVIL}}))
+    (out / "ba9876543210.json").write_text(json.dumps({**record, "settings": {"method": HOSTILE}}))
     (out / f"{small('sam').key}.minimum.json").write_text("{}")
     return out

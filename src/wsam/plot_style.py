@@ -166,14 +166,3 @@ def save_figure(figure: Figure, folder: Path, name: str) -> list[Path]:
         figure.savefig(paths[0], dpi=160)
         figure.savefig(paths[1], dpi=110, metadata={"Date": None})
     return paths
-
-
-def with_colors(style: str) -> str:
-    """Return a style sheet with the methods' colors as CSS variables: ``--wsam`` and so on.
-
-    Args:
-        style: A style sheet with the marks ``/*LIGHT*/`` and ``/*DARK*/``.
-    """
-    light = " ".join(f"--{m}: {s.light};" for m, s in METHOD_STYLES.items())
-    dark = " ".join(f"--{m}: {s.dark};" for m, s in METHOD_STYLES.items())
-    return style.replace("/*LIGHT*/", light).replace("/*DARK*/", dark)

@@ -65,7 +65,7 @@ FLOORS = {
 }
 PACKAGE = 3  # `from wsam import WSAM` is for the floors above the members'
 OPTIONAL = [
-    "accelerate", "lightning", "matplotlib", "optuna", "plotly", "ray", "rich", "scipy", "sklearn",
+    "accelerate", "jinja2", "lightning", "matplotlib", "optuna", "ray", "rich", "scipy", "sklearn",
     "submitit", "tensorboard", "timm", "torchvision", "transformers", "typer",
 ]  # fmt: skip
 

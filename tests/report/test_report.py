@@ -1,4 +1,4 @@
-"""`wsam report`: what it says of a folder equals the records in it, whatever lies there."""
+"""`wsam report`: its figures equal the records, and no file of the folder stops it."""
 
 import json
 import re
@@ -18,10 +18,17 @@ from wsam.lab.train import train
 from wsam.paper import minima
 from wsam.plot_style import METHOD_STYLES
 from wsam.report import gather, page, write
-from wsam.report.charts import curves, errors, some
+from wsam.report.charts import LineStyle
 from wsam.report.commands import command, commands
-from wsam.report.labels import MOST_LINES, MOST_OF_ONE, Experiment, Line, dashed, toned
-from wsam.report.svg import Look, swatch
+from wsam.report.experiment import experiment_section, selection_note
+from wsam.report.labels import (
+    MAX_LINES,
+    MAX_LINES_PER_METHOD,
+    Experiment,
+    LabeledGroup,
+    assign_dashes,
+    assign_shades,
+)
 
 
 @pytest.fixture(scope="module")
@@ -34,10 +41,8 @@ def text(folder):
     return page(gather(folder))
 
 
-def test_page_stands_alone(text):
-    assert not re.search(
-        r"https?:|<link|<script|<img|<iframe|@import|url\(|<!--|/\*[A-Z]+\*/", text
-    )
+def test_page_is_self_contained(text):
+    assert not re.search(r"https?:|<link|<script|<img|<iframe|@import|url\((?!#)|<!--|{[{%#]", text)
     assert "default-src 'none'" in text
     assert text.count("<svg") > 8
 
@@ -49,7 +54,7 @@ def test_names_are_escaped(text):
     assert "my &lt;b&gt;results&lt;/b&gt;" in text
 
 
-def test_figures_are_those_of_the_records(folder, text):
+def test_figures_equal_the_records(folder, text):
     for method in METHODS:
         found = [records.read(folder, small(method, seed=seed)) for seed in (0, 1)]
         errors = [record["curve"][-1]["test_error"] for record in found]
@@ -59,7 +64,7 @@ def test_figures_are_those_of_the_records(folder, text):
     assert f">{top:.1f}<" in text
 
 
-def test_troubles_are_listed(folder, text):
+def test_problems_are_listed(folder, text):
     found = gather(folder)
     kinds = {trouble.kind: trouble for trouble in found.troubles}
     assert "1 of 3 epochs" in kinds["unfinished"].why
@@ -72,7 +77,7 @@ def test_troubles_are_listed(folder, text):
     assert "7 finished runs · 1 failed · 1 unfinished · 3 damaged" in text
 
 
-def test_an_epoch_that_is_damaged_is_told_of(tmp_path):
+def test_a_damaged_epoch_is_listed(tmp_path):
     run = small(epochs=1)
     record = train(run, tmp_path, ExecutionConfig(device="cpu"))
     for curve in ([], [{"epoch": 1}], [{**record["curve"][0], "test_error": "<b>"}], ["x"]):
@@ -84,8 +89,8 @@ def test_an_epoch_that_is_damaged_is_told_of(tmp_path):
         assert path.name in page(gather(tmp_path))
 
 
-def test_an_epoch_that_was_not_tested_stops_no_report(tmp_path):
-    """Not even where the paper's table tells the best epoch."""
+def test_an_epoch_without_a_test_is_accepted(tmp_path):
+    """Even though a table of the paper shows the best epoch."""
     path = tmp_path / "035028161f34.json"
     record = json.loads((RESULTS / path.name).read_text())
     record["curve"][3]["test_error"] = None
@@ -96,7 +101,7 @@ def test_an_epoch_that_was_not_tested_stops_no_report(tmp_path):
 
 
 @pytest.mark.parametrize("figure", ["9" * 400, "NaN", "[" * 100_000])
-def test_what_is_no_figure_stops_no_report(results, figure):
+def test_an_invalid_number_is_listed_as_damage(results, figure):
     path = results / "baa03fb27915.json"
     record = json.loads(path.read_text())
     record["curve"][3]["test_error"] = "spoilt"
@@ -108,19 +113,19 @@ def test_what_is_no_figure_stops_no_report(results, figure):
     assert [trouble["what"] for trouble in troubles] == [path.name]
 
 
-def test_a_checkpoint_without_its_curve_stops_no_report(results):
+def test_a_checkpoint_without_a_curve_is_listed_as_damage(results):
     work = results / "work" / "ab0123456789" / "checkpoints"
     save_state(work / "000001.pt", {"run": small().canonical})
     shown = wsam_command("report", results).stdout
     assert "damaged: ab0123456789: its checkpoint cannot be read" in shown
 
 
-def test_one_run_alone_has_no_deviation(tmp_path):
+def test_a_single_run_has_no_deviation(tmp_path):
     record = train(small(), tmp_path, ExecutionConfig(device="cpu"))
     made = page(gather(tmp_path))
     assert f">{record['final']['test_error']:.2f}<" in made
     assert "1 finished run " in made
-    assert "one deviation" not in made
+    assert "standard deviation." not in made
 
 
 @pytest.mark.parametrize(
@@ -138,7 +143,7 @@ def test_one_run_alone_has_no_deviation(tmp_path):
     ],
     ids=lambda run: run.title,
 )
-def test_commands_make_the_same_run(run, monkeypatch):
+def test_commands_reproduce_the_run(run, monkeypatch):
     import shlex
 
     from wsam.cli import train as verb
@@ -154,7 +159,7 @@ def test_commands_make_the_same_run(run, monkeypatch):
     assert means.keep_weights
 
 
-def test_commands_name_what_was_measured(folder):
+def test_commands_include_measurements(folder):
     by_key = {result.run.key: result for result in gather(folder).results}
     trained, measured = commands(by_key[small("wsam").key])
     assert trained.endswith("--device cpu --keep-checkpoint --out again")
@@ -164,16 +169,16 @@ def test_commands_name_what_was_measured(folder):
     assert commands(team)[0].startswith("torchrun --nproc_per_node 4 -m wsam train --data digits")
 
 
-def test_a_second_run_is_promised_no_more_than_is_true(tmp_path):
-    """The same bits on one CPU thread alone, and a folder where it is trained at all."""
-    assert "bit for bit" not in page(gather(RESULTS)), "these ran on a GPU"
+def test_bit_identical_results_are_promised_only_for_one_thread(tmp_path):
+    assert ", not bit-identical: on a GPU" in page(gather(RESULTS))
+    assert "are bit-identical" not in page(gather(RESULTS)), "these ran on a GPU"
     runs = [small(seed=seed, epochs=1) for seed in (0, 1)]
     made = [train(run, tmp_path, ExecutionConfig(device="cpu")) for run in runs]
     for run, record in zip(runs, made, strict=True):
         records.write(tmp_path, run, record | {"hardware": {"threads": 1}})
     text = page(gather(tmp_path))
-    assert "These ran on one CPU thread: on such a processor" in text
-    assert "drift" not in text
+    assert "These ran on one CPU thread: on the same kind of processor" in text
+    assert "not bit-identical" not in text
     assert "runs/KEY" not in text
     records.write(tmp_path, runs[0], made[0] | {"hardware": {"threads": 2}})
     assert "1 of 2 ran on one CPU thread: " in page(gather(tmp_path))
@@ -190,8 +195,8 @@ def results(tmp_path):
     return folder
 
 
-def test_damaged_files_stop_no_report(results):
-    """Not even one of a run that stands in the table of minima."""
+def test_damaged_files_are_listed(results):
+    """Also the measurement of a run in the table of minima."""
     bad = "baa03fb27915.minimum.json"
     for damage in ("{}", "[", '{"key": "baa03fb27915", "top_eigenvalue": null}'):
         (results / bad).write_text(damage)
@@ -211,7 +216,7 @@ def test_damaged_files_stop_no_report(results):
     assert minima.count("(n = ") == 12, "five figures of two rows, two of the damaged one's"
 
 
-def test_the_demonstrations_runs_are_found(tmp_path):
+def test_the_runs_of_a_demonstration_are_found(tmp_path):
     train(small(), tmp_path / "demo" / "runs", ExecutionConfig(device="cpu"))
     own = tmp_path / "demo" / "report.html"
     own.write_text("its own")
@@ -224,21 +229,21 @@ def test_the_demonstrations_runs_are_found(tmp_path):
     assert gather(tmp_path / "demo").path == tmp_path / "demo", "records of its own come first"
 
 
-def test_tables_stand_beside_the_paper(results):
-    """Ours, theirs, and only the rows and columns and notes there is something for."""
+def test_tables_are_compared_with_the_paper(results):
+    """Only rows, columns and notes for which there are results are shown."""
     text = page(gather(results))
-    assert "Beside the paper" in text
+    assert "Comparison with the paper" in text
     table = text.partition("Top-1 error (%) on CIFAR, trained from scratch")[2].partition(
         "</table>"
     )
     assert "3.62 ± 0.10" in table[0]
     assert "WRN-28-10" not in table[0]
     assert "Minima of ResNet18" in text
-    assert "GSAM&#x27;s radius" not in text
+    assert "GSAM&#39;s radius" not in text
     assert "Coupled-WSAM" not in text
     assert "SGDM trains for twice as many epochs" in text
     assert "ours, n = 1, has none:<ul><li>ResNet18/SAM/CIFAR-10: ours" in text
-    assert "6.94</i> <i>(n = 1) ‡" in text, "no deviation on either side"
+    assert "6.94</span> <span>(n = 1) ‡" in text, "no deviation on either side"
     assert ">by batches<" in text
     for path in results.glob("*.minimum.json"):
         minimum = json.loads(path.read_text())
@@ -246,10 +251,10 @@ def test_tables_stand_beside_the_paper(results):
         path.write_text(json.dumps(kept))
     assert ">by batches<" not in page(gather(results))
     (results / "c073e9a6c700.json").write_text("{")
-    assert "Beside the paper" in page(gather(results)), "a damaged record spoils no table"
+    assert "Comparison with the paper" in page(gather(results)), "despite the damaged record"
 
 
-def test_smoke_tables_are_shown_but_not_compared(tmp_path):
+def test_smoke_tables_are_not_compared(tmp_path):
     run = ("paper", "run", "cifar", "--smoke", "--only", "ResNet18/*AM/CIFAR-10", "--seeds", "0")
     wsam_command(*run, "--device", "cpu", "--out", tmp_path)
     text = page(gather(tmp_path))
@@ -258,7 +263,7 @@ def test_smoke_tables_are_shown_but_not_compared(tmp_path):
     assert "CIFAR-10, paper" not in text
 
 
-def test_a_refused_run_is_not_called_unfinished(tmp_path):
+def test_a_refused_run_is_not_listed_as_unfinished(tmp_path):
     out = ("--out", tmp_path, "--device", "cpu")
     wsam_command("train", "--epochs", 1, "--model", "mlp", "--train-limit", 50, *out)
     missing = ("--data", "cifar10", "--no-download", "--data-dir", tmp_path / "nothing")
@@ -269,7 +274,7 @@ def test_a_refused_run_is_not_called_unfinished(tmp_path):
     assert "unfinished" not in shown
 
 
-def test_a_grid_gets_a_map(tmp_path):
+def test_a_grid_gets_a_heat_map(tmp_path):
     for rho in (0.05, 0.1):
         for gamma in (0.5, 0.8):
             run = small("wsam", hyper={"rho": rho, "gamma": gamma}, epochs=1)
@@ -294,7 +299,7 @@ def test_command(folder, tmp_path):
 
 
 @pytest.mark.parametrize(("name", "said"), [("empty", "holds no records"), ("none", "no folder")])
-def test_a_folder_without_records_is_one_line(tmp_path, name, said):
+def test_a_folder_without_records_is_an_error(tmp_path, name, said):
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "notes.json").write_text("{}")
     error = wsam_command("report", tmp_path / name, status=2).stderr
@@ -311,68 +316,77 @@ def test_help_has_an_example():
     assert "Example: wsam report results" in wsam_command("report", "--help").stdout
 
 
-def lines_of(folder, *methods):
-    """Return lines of methods that have all the same figures."""
+def labeled(folder, *methods):
+    """Return groups of several methods with the same results."""
     group = gather(folder).groups[0]
     groups = [replace(group, run=group.run.replace(method=method, hyper={})) for method in methods]
-    return dashed([Line(g, str(n), Look(g.run.method)) for n, g in enumerate(groups)])
+    items = [LabeledGroup(g, str(n), LineStyle(g.run.method)) for n, g in enumerate(groups)]
+    return assign_dashes(items)
 
 
-def test_no_more_lines_than_can_be_told_apart(folder):
-    lines = lines_of(folder, *["wsam"] * 9, "sam", "sam")
-    drawn = Experiment("t", tuple(lines)).drawn
-    assert [line.look.color for line in drawn] == ["wsam"] * 4 + ["sam"] * 2
-    assert "6 of 11 groups" in some(lines, drawn)
-    assert some(drawn, drawn) == ""
-    many = Experiment("t", tuple(lines_of(folder, *[*METHOD_STYLES][1:] * 2))).drawn
-    assert len(many) == MOST_LINES
+def dash_patterns(html):
+    """Return the dashes of all lines in the color of a method, in SVG attributes or in CSS."""
+    found = []
+    for tag in re.findall(r"<path [^>]*>", html):
+        color = re.search(r"stroke: var\(--(\w+)\)", tag)
+        if color and color[1].split("_")[0] not in {"soft", "grid"} and "-opacity" not in tag:
+            dashes = re.search(r'stroke-dasharray(?:="|: )([\d., ]*)', tag)
+            found.append(tuple(map(float, re.findall(r"[\d.]+", dashes[1] if dashes else ""))))
+    return found
+
+
+def test_lines_are_limited_to_distinguishable_ones(folder):
+    groups = labeled(folder, *["wsam"] * 9, "sam", "sam")
+    experiment = Experiment("t", tuple(groups))
+    assert [item.style.color for item in experiment.plotted] == ["wsam"] * 4 + ["sam"] * 2
+    assert "6 of 11 groups" in selection_note(experiment, experiment.plotted)
+    assert selection_note(experiment, groups) == ""
+    many = Experiment("t", tuple(labeled(folder, *[*METHOD_STYLES][1:] * 2))).plotted
+    assert len(many) == MAX_LINES
 
 
 @pytest.mark.parametrize(
     "methods",
-    [["vanilla", "sam", "wsam"], [*METHOD_STYLES][1:], ["sam", "sam", "vanilla", "wsam", "wsam"]],
+    [
+        ["vanilla", "sam", "wsam"],
+        [*METHOD_STYLES][1:],
+        ["sam", "sam", "vanilla", "wsam", "wsam"],
+    ],
 )
-def test_lines_are_told_apart_without_colours(folder, methods):
-    """By dashes: a method's own for its first line, and none twice, in charts and legend alike."""
-    lines = lines_of(folder, *methods)
-    dashes = [line.look.dashes for line in lines]
-    assert len(set(dashes)) == len(lines)
+def test_lines_are_distinguishable_without_color(folder, methods):
+    """By unique dashes, those of the method for its first line, in charts and legend alike."""
+    groups = labeled(folder, *methods)
+    dashes = [item.style.dashes for item in groups]
+    assert len(set(dashes)) == len(groups)
     for method in set(methods):
         assert dashes[methods.index(method)] == METHOD_STYLES[method].dashes
-    html = curves(Experiment("t", tuple(lines)))
-    for shown in (html.partition("</ul>")[0], *re.findall("<figure>.*?</figure>", html)):
-        found = re.findall(r'class="c-\w+"(?: stroke-dasharray="([\d ]+)")?', shown)
-        assert sorted(found) == sorted(" ".join(map(str, one)) for one in dashes)
+    html = str(experiment_section(Experiment("t", tuple(groups)), with_table=False).body)
+    legend, _, charts = html.partition('<ul class="legend">')[2].partition("</ul>")
+    for shown in (legend, *re.findall("<figure>.*?</figure>", charts, re.DOTALL)):
+        assert sorted(dash_patterns(shown)) == sorted(dashes)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 9])
-def test_lines_of_one_method_have_tones_of_their_own(folder, count):
-    lines = toned(lines_of(folder, *["wsam"] * count, "sam"))
-    drawn = Experiment("t", tuple(lines)).drawn
-    paints = [line.look.paint for line in drawn]
-    assert len(set(paints)) == len(paints) == min(count, MOST_OF_ONE) + 1
-    assert paints[-1] == "sam", "one alone has the method's own colour"
-    shades = [line.look.tone for line in drawn[:-1]]
+def test_lines_of_one_method_have_different_shades(folder, count):
+    groups = assign_shades(labeled(folder, *["wsam"] * count, "sam"))
+    experiment = Experiment("t", tuple(groups))
+    names = [item.style.css_name for item in experiment.plotted]
+    assert len(set(names)) == len(names) == min(count, MAX_LINES_PER_METHOD) + 1
+    assert names[-1] == "sam", "a single line has the color of the method"
+    shades = [item.style.shade for item in experiment.plotted[:-1]]
     assert shades == [None] if count == 1 else shades == sorted(shades)
-    for html in (curves(Experiment("t", tuple(lines))), errors(Experiment("t", tuple(lines)))):
-        painted = {name for name in re.findall(r"[cf]-(\w+)", html) if name in paints}
-        assert painted == set(paints)
+    body = str(experiment_section(experiment, with_table=False).body)
+    assert {name for name in re.findall(r"var\(--(\w+)\)", body) if "sam" in name} == set(names)
 
 
-def test_every_paint_is_in_the_style_sheet(folder):
-    text = page(gather(folder))
-    for name in ("wsam", *(f"wsam_{tone}" for tone in range(MOST_OF_ONE))):
-        assert f".c-{name} {{ stroke: var(--{name}); }}" in text
-        assert len(re.findall(rf"--{name}: #[0-9a-f]{{6}};", text)) == 2, "light and dark"
+def test_every_color_is_in_the_style_sheet(text):
+    for name in set(re.findall(r"var\(--(\w+)\)", text)):
+        assert len(re.findall(rf"--{name}: [#r][^;]+;", text)) == 2, "light and dark"
 
 
-def test_what_is_not_drawn_is_a_dot(folder):
-    assert "<circle" in swatch(lines_of(folder, *["wsam"] * 9)[-1].look)
-    assert "<path" in swatch(lines_of(folder, "wsam")[0].look)
-
-
-def test_epochs_below_the_curves_are_whole(folder):
-    html = curves(Experiment("t", tuple(lines_of(folder, "wsam"))))
-    for shown in re.findall("<figure>.*?</figure>", html):
-        marks = re.findall(r'y="256" class="mid">([^<]*)<', shown)
-        assert marks == ["1", "2", "3"]
+def test_a_group_without_a_line_is_a_dot(folder):
+    experiment = Experiment("t", tuple(labeled(folder, *["wsam"] * 9)))
+    body = str(experiment_section(experiment).body)
+    table = body.partition("</table>")[0]
+    assert table.count('<path d="M1 5H41"') == MAX_LINES_PER_METHOD
+    assert table.count("<circle") == 9 - MAX_LINES_PER_METHOD

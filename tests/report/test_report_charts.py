@@ -1,122 +1,189 @@
-"""What the charts of a report are made of: axes, lines and maps."""
+"""Charts of the report: what is drawn, and what the SVG contains."""
 
 import math
 import re
 
 import pytest
 
-from wsam.report import svg
-from wsam.report.heat import heat, shares
-from wsam.report.scale import Scale, fit, short
+from wsam.report import charts
+from wsam.report.charts import DotRow, HeatMap, LineStyle, Series, color, heat_norm, short
+from wsam.report.elements import heat_table
+
+WSAM = LineStyle("wsam", ())
+HOSTILE = '</svg><script>alert(1)</script> & "q" $x^{'
 
 
-def test_scale_holds_and_orders():
-    scale = fit([1.0, 2.0, 500.0], 0, 100, log=True)
-    assert scale.log
-    assert 0 < scale(1.0) < scale(2.0) < scale(500.0) < 100
-    assert scale(0.0) == 0
-    assert {1.0, 10.0, 100.0} <= set(scale.ticks())
-    assert fit([3.0, 3.0], 0, 10).low < 3 < fit([3.0, 3.0], 0, 10).high
-    assert fit([float("nan"), 0.0], 0, 10)(0.5) == pytest.approx(4.76, abs=0.01)
-    assert Scale(0, 1, 0, 10).ticks() == [0, 0.2, 0.4, 0.6, 0.8, 1]
-    assert [short(v) for v in (0.0, 12.5, 3e-7, 2.5e7)] == ["0", "12.5", "3e-7", "2e7"]
+@pytest.fixture
+def axes():
+    with charts._chart(280, left=50, right=10, top=10, bottom=40) as found:
+        yield found
 
 
-def test_map_shows_what_failed_and_what_is_missing():
-    cells = {(1.0, 1.0): 5.0, (2.0, 1.0): "failed 4/<5", (1.0, 2.0): 50.0}
-    made = heat("<t>", (("x", [1.0, 2.0]), ("y", [1.0, 2.0])), cells, (1.0, 2.0))
-    assert made.count("<rect") == 4
-    assert made.count(">failed<") == made.count(">4/&lt;5<") == 1
-    assert made.count('class="gone"') == 1
-    assert made.count('class="chosen"') == 1
-    assert "&lt;t&gt;" in made
+def series(*means, std=0.0, style=WSAM):
+    return Series(style, [(float(x), mean, std) for x, mean in enumerate(means, 1)])
 
 
-def test_a_map_can_be_read_as_a_table():
-    """The picture is one image to a reader of the screen: its numbers must stand beside it."""
-    cells = {(0.1, 0.5): 5.04, (0.2, 0.5): "failed 4/<5", (0.1, 0.8): 50.0}
-    made = heat("t", (("ρ", [0.1, 0.2]), ("γ", [0.5, 0.8])), cells, (0.1, 0.8))
-    table = made.partition("</svg>")[2]
-    assert table.startswith("<details><summary>")
-    rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in table.split("<tr>")[1:]]
-    assert rows == [
-        ["γ ↓ ρ →", "ρ 0.1", "ρ 0.2"],
-        ["γ 0.8", "50.0 (chosen)", "–"],
-        ["γ 0.5", "5.0", "failed 4/&lt;5"],
-    ]
-    assert table.count('scope="col"') == 3
-    assert table.count('scope="row"') == 2
+def tick_labels(axis):
+    axis.axes.figure.canvas.draw()
+    low, high = sorted(axis.get_view_interval())
+    pairs = zip(axis.get_ticklocs(), axis.get_ticklabels(), strict=True)
+    return [label.get_text() for at, label in pairs if low <= at <= high]
 
 
-def test_numbers_of_a_map_have_as_many_decimals():
-    """10 between 9.5 and 12.4 looks like a number of another kind."""
-    cells = {(1.0, 1.0): 9.5, (2.0, 1.0): 10.0, (3.0, 1.0): 12.44, (4.0, 1.0): 4.04}
-    made = heat("t", (("x", [1.0, 2.0, 3.0, 4.0]), ("y", [1.0])), cells)
-    shown = re.findall(r'class="mid value"[^>]*>([^<]*)<', made)
-    assert shown == ["9.5", "10.0", "12.4", "4.0"]
+# ---- lines ----
 
 
-def below(chart):
-    """Return what is written below a chart's horizontal axis."""
-    return re.findall(rf'y="{svg.HEIGHT - 24}" class="mid">([^<]*)<', chart)
+@pytest.mark.parametrize("epochs", [1, 2, 3, 5, 12, 13, 200, 12_000])
+def test_epochs_are_integers(axes, epochs):
+    charts.draw_lines(axes, [series(*[1.0] * epochs)], integer_x=True)
+    labels = tick_labels(axes.xaxis)
+    assert 1 <= len(labels) <= 8
+    assert all(label.isdigit() for label in labels)
 
 
-@pytest.mark.parametrize("epochs", [1, 2, 3, 4, 5, 10, 12, 13, 30, 200, 12_000])
-def test_epochs_are_whole_numbers(epochs):
-    points = [(float(x), 1.0, 1.0, 1.0) for x in range(1, epochs + 1)]
-    series = [svg.Series("WSAM", svg.Look("wsam"), points)]
-    shown = below(svg.lines("t", series, "epoch", "loss", whole=True))
-    assert 1 <= len(shown) <= 8
-    assert all(re.fullmatch(r"\d+k?", text) for text in shown)
-    assert len(set(shown)) == len(shown)
+def test_lines_are_above_all_bands(axes):
+    charts.draw_lines(axes, [series(1.0, 2.0, std=0.5), series(2.0, 1.0, std=0.5)])
+    assert len(axes.collections) == 2
+    assert max(band.zorder for band in axes.collections) < min(line.zorder for line in axes.lines)
 
 
-def test_numbers_of_an_axis_have_as_many_decimals():
-    assert [text for _, text in Scale(0, 10, 0, 1).marks(4)] == ["0.0", "2.5", "5.0", "7.5", "10.0"]
-    assert [text for _, text in Scale(0, 4, 0, 1).marks(4)] == ["0", "1", "2", "3", "4"]
-    logarithmic = [text for _, text in Scale(0.1, 20, 0, 1, log=True).marks()]
-    assert logarithmic == ["0.1", "0.2", "0.5", "1", "2", "5", "10", "20"]
-
-
-def test_lines_lie_above_all_bands():
-    points = [(1.0, 1.0, 0.5, 1.5), (2.0, 1.0, 0.5, 1.5)]
-    two = [svg.Series(name, svg.Look("wsam", "", tone), points) for tone, name in enumerate("ab")]
-    made = svg.lines("t", two, "epoch", "loss")
-    assert made.rindex("<polygon") < made.index('class="c-wsam_0"') < made.index('class="c-wsam_1"')
-
-
-def test_an_error_of_zero_leaves_the_other_cells_their_colours():
-    found = shares([0.0, 5.0, 50.0])
-    assert found[0.0] == 0.0 < found[5.0] < found[50.0] == 1.0
-    assert shares([5.0, 50.0]) == {5.0: 0.0, 50.0: 1.0}
-    assert shares([3.0, 3.0]) == {3.0: 0.5}
-    assert shares([0.0, 0.0]) == {0.0: 0.5}
-
-
-def line_of(*middles, spread=0.0):
-    """Return a chart of one line, a band of the given half width around it."""
-    points = [
-        (float(x), middle, (middle or 0.0) - spread, (middle or 0.0) + spread)
-        for x, middle in enumerate(middles, 1)
-    ]
-    series = svg.Series("WSAM <1>", svg.Look("wsam"), points)
-    return svg.lines("t", [series], "epoch", "loss")
-
-
-def test_a_point_alone_is_a_dot():
-    """Of runs of one epoch there is nothing else to see."""
-    made = line_of(3.0)
-    assert made.count("<circle") == 1
-    assert "WSAM &lt;1&gt;" in made
-    assert 'class="c-wsam"' not in made, "no path that draws nothing"
-    assert line_of(3.0, None, 2.0, 1.0).count("<circle") == 1
-    assert line_of(3.0, 2.0).count("<circle") == 0
+def test_an_isolated_point_is_a_dot(axes):
+    charts.draw_lines(axes, [series(3.0, None, 2.0, 1.0)])
+    assert [line.get_marker() for line in axes.lines] == ["None", "o"]
+    assert axes.lines[1].get_xydata().tolist() == [[1.0, 3.0]]
 
 
 @pytest.mark.parametrize("gap", [math.inf, math.nan, None])
-def test_a_band_has_the_gaps_of_its_line(gap):
-    made = line_of(1.0, 2.0, gap, 3.0, 4.0, spread=0.5)
-    assert made.count("<polygon") == 2
-    assert "nan" not in made
-    assert "inf" not in made
-    assert line_of(1.0, 2.0, 3.0, 4.0, spread=0.5).count("<polygon") == 1
+def test_a_band_has_the_gaps_of_its_line(axes, gap):
+    charts.draw_lines(axes, [series(1.0, 2.0, gap, 3.0, 4.0, std=0.5)])
+    (band,) = axes.collections
+    (line,) = axes.lines
+    assert len(band.get_paths()) == 2
+    assert [math.isnan(y) for y in line.get_ydata()] == [False, False, True, False, False]
+    text = str(charts.to_svg(axes, "t"))
+    assert "nan" not in text
+    assert "inf" not in text
+
+
+def test_dashes_and_colors_are_those_of_the_style():
+    dashed = series(1.0, 2.0, style=LineStyle("sam", (7, 5), 2))
+    text = str(charts.line_chart("t", [dashed, series(2.0, 1.0)], "epoch", "loss"))
+    assert re.search(r"stroke-dasharray: 7,5;[^\"]*stroke: var\(--sam_2\)", text)
+    assert re.search(r"stroke: var\(--wsam\)", text)
+    assert "#00" not in text, "every placeholder is replaced"
+
+
+# ---- dots ----
+
+
+def test_a_row_shows_mean_deviation_and_values(axes):
+    rows = [
+        DotRow("a", WSAM, [1.0, 3.0], 2.0, 1.41),
+        DotRow("b", LineStyle("sam"), [4.0], 4.0, None),
+    ]
+    charts.draw_dots(axes, rows)
+    drawn = {tuple(line.get_xdata()) for line in axes.lines}
+    assert {(1.0, 3.0), (2.0,), (4.0,)} <= drawn
+    assert len(axes.containers) == 2
+    low, high = axes.get_xlim()
+    assert 0 <= low < 2.0 - 1.41
+    assert high > 4.0
+
+
+def test_values_of_different_magnitude_get_a_logarithmic_axis(axes):
+    charts.draw_dots(axes, [DotRow("a", WSAM, [v], v, None) for v in (1.0, 2.0, 500.0)], log=True)
+    assert axes.get_xscale() == "log"
+    assert {"1", "10", "100"} <= set(tick_labels(axes.xaxis))
+
+
+def test_long_labels_are_wrapped_and_shortened():
+    text = str(charts.dot_chart("t", [DotRow("word " * 40, WSAM, [1.0], 1.0, None)], "error"))
+    lines = re.findall(r">(word[^<]*)<", text)
+    assert len(lines) == 2
+    assert lines[-1].endswith("…")
+    assert max(map(len, lines)) <= 44
+
+
+# ---- heat maps ----
+
+CELLS = {(0.1, 0.5): 5.04, (0.2, 0.5): "failed 4/<5", (0.1, 0.8): 50.0}
+HEAT_MAP = HeatMap(("ρ", "γ"), CELLS, chosen=(0.1, 0.8))
+
+
+def test_a_heat_map_shows_values_failures_and_the_choice(axes):
+    charts.draw_heat_map(axes, HEAT_MAP, text="black", edge="white", muted="gray")
+    assert [text.get_text() for text in axes.texts] == ["5.0", "failed\n4/<5", "50.0"]
+    filled = [patch for patch in axes.patches if patch.get_fill()]
+    outlined = [patch for patch in axes.patches if not patch.get_fill()]
+    assert len(filled) == 2
+    assert sorted(patch.get_linewidth() for patch in outlined)[-1] == 3, "the choice"
+    assert len(outlined) == 2, "the failure, the choice"
+    text = str(charts.heat_chart("t", HEAT_MAP))
+    assert "4/&lt;5" in text
+
+
+def test_a_heat_map_is_readable_as_a_table():
+    """A screen reader announces the chart as one image."""
+    table = heat_table(HEAT_MAP)
+    assert list(table.heads) == ["γ ↓ ρ →", "ρ 0.1", "ρ 0.2"]
+    assert table.rows == [["γ 0.8", "50.0 (chosen)", "–"], ["γ 0.5", "5.0", "failed 4/<5"]]
+
+
+def test_an_error_of_zero_keeps_the_other_colors_apart():
+    norm = heat_norm([0.0, 5.0, 50.0])
+    assert norm.vmin == 2.5
+    assert 0 < norm(5.0) < norm(50.0) == 1.0
+    assert [heat_norm([5.0, 50.0])(value) for value in (5.0, 50.0)] == [0.0, 1.0]
+    assert heat_norm([3.0, 3.0])(3.0) == pytest.approx(0.5)
+    assert heat_norm([]).vmin > 0
+
+
+# ---- numbers and SVG ----
+
+
+def test_labels_of_an_axis_have_equally_many_decimals(axes):
+    charts.draw_lines(axes, [series(0.0, 10.0)])
+    assert tick_labels(axes.yaxis) == ["0.0", "2.5", "5.0", "7.5", "10.0"]
+
+
+def test_labels_of_extreme_values_are_short(axes):
+    charts.draw_lines(axes, [series(0.0, 4e9)])
+    assert all(len(label) <= 5 for label in tick_labels(axes.yaxis))
+    assert [short(v) for v in (0.0, 12.5, 3e-7, 2.5e7)] == ["0", "12.5", "3e-7", "2.5e7"]
+
+
+def test_hostile_text_is_inert():
+    row = DotRow(HOSTILE, WSAM, [1.0], 1.0, None)
+    for text in (
+        str(charts.dot_chart(HOSTILE, [row], HOSTILE)),
+        str(charts.line_chart(HOSTILE, [series(1.0, 2.0)], HOSTILE, HOSTILE)),
+        str(charts.heat_chart(HOSTILE, HeatMap((HOSTILE, HOSTILE), {(0.0, 0.0): HOSTILE}))),
+    ):
+        assert text.count("<svg") == text.count("</svg>") == 1
+        assert "<script" not in text
+        assert "$x^{" in text, "shown as it is, not as a formula"
+        label = re.search(r'aria-label="([^"]*)"', text)[1]
+        assert "&#34;q&#34;" in label
+
+
+@pytest.mark.parametrize("label", ["\udc80\ud800", "\x00\x1b", "日本語 😀", "", "\n\n"])
+def test_any_text_can_be_drawn(label, recwarn):
+    charts.dot_chart(label, [DotRow(label, WSAM, [1.0], 1.0, None)], label)
+    assert not recwarn.list
+
+
+def test_an_svg_affects_only_itself():
+    one, other = (str(charts.line_chart(t, [series(1.0, 2.0)], "x", "y")) for t in ("a", "b"))
+    assert "<style" not in one
+    assert not re.search("https?:|<!--", one)
+    assert not re.search("font-family", one), "the font of the page"
+    ids = [set(re.findall(r' id="([^"]*)"', text)) for text in (one, other)]
+    assert ids[0]
+    assert not ids[0] & ids[1]
+    for text, known in zip((one, other), ids, strict=True):
+        assert set(re.findall(r'#(\w+)[")]', text)) <= known
+
+
+def test_colors_are_css_variables():
+    placeholders = [color(name) for name in ("ink", "soft", "grid", "card", "wsam", "sam_3")]
+    assert len(set(placeholders)) == len(placeholders)

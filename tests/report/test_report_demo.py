@@ -1,4 +1,4 @@
-"""`wsam demo`: what it claims is true on its seeds, and it was chosen on others."""
+"""`wsam demo`: its result holds on its seeds, and its hyperparameters were tuned on others."""
 
 import contextlib
 import json
@@ -17,23 +17,27 @@ import pytest
 from browsing import PHONE, needs_browser, opened, running
 from command import wsam_command
 
-from wsam.demo import LOOK_SEEDS, SEEDS, carry_out, choice, contenders, setting, summarise, work
-from wsam.demo.display import Display, shown
+from wsam.demo import SEEDS, TUNING_SEEDS, config, contenders, jobs, run_jobs, summarise, tuning
 from wsam.demo.page import page
+from wsam.demo.progress import ProgressTable, show_progress
 from wsam.lab import records
 from wsam.lab.files import no_op
 from wsam.lab.train import train
 from wsam.sweep import Job, Outcome, Status
 
-# The claim -------------------------------------------------------------------------------------
+# ---- the result ----
 
 
 @pytest.mark.slow
-def test_wsam_errs_less_than_its_base_on_the_seeds_that_are_shown(tmp_path):
-    """The demonstration's own runs, whole: this is what it says, and the method must make it true."""
-    rows = {name: contenders()[name].runs(SEEDS) for name in (setting.BASE, setting.WSAM)}
-    jobs = [Job(run, tmp_path, work.means(keep=False)) for runs in rows.values() for run in runs]
-    carry_out(jobs, 2, no_op)
+def test_wsam_has_a_smaller_error_than_its_base(tmp_path):
+    """With the full runs of the demonstration."""
+    rows = {name: contenders()[name].runs(SEEDS) for name in (config.BASE, config.WSAM)}
+    all_jobs = [
+        Job(run, tmp_path, jobs.execution_config(keep=False))
+        for runs in rows.values()
+        for run in runs
+    ]
+    run_jobs(all_jobs, 2, no_op)
     errors = {
         name: [records.final_error(records.read(tmp_path, run)) for run in runs]
         for name, runs in rows.items()
@@ -41,38 +45,38 @@ def test_wsam_errs_less_than_its_base_on_the_seeds_that_are_shown(tmp_path):
     means = {name: statistics.fmean(values) for name, values in errors.items()}
     spread = sum(statistics.stdev(values) for values in errors.values())
     assert len(SEEDS) >= 3
-    assert means[setting.WSAM] + spread < means[setting.BASE], errors
+    assert means[config.WSAM] + spread < means[config.BASE], errors
 
 
-def test_the_setting_is_what_the_looks_say():
-    """No hyperparameter is typed in that the looks, on other seeds, did not give."""
-    found = choice.read()
-    assert not set(LOOK_SEEDS) & set(SEEDS)
-    assert found.facts["seeds"] == list(LOOK_SEEDS)
+def test_hyperparameters_are_the_best_of_the_tuning():
+    """Which used other seeds."""
+    found = tuning.read()
+    assert not set(TUNING_SEEDS) & set(SEEDS)
+    assert found.metadata["seeds"] == list(TUNING_SEEDS)
     rows = contenders()
-    assert found.best(setting.SAM).point == dict(rows[setting.SAM].run.hyper)
-    assert found.best(setting.WSAM).point == dict(rows[setting.WSAM].run.hyper)
-    assert found.best(setting.TUNED).point == {"lr": rows[setting.TUNED].run.base_args["lr"]}
+    assert found.best(config.SAM).hyper == dict(rows[config.SAM].run.hyper)
+    assert found.best(config.WSAM).hyper == dict(rows[config.WSAM].run.hyper)
+    assert found.best(config.TUNED).hyper == {"lr": rows[config.TUNED].run.base_args["lr"]}
 
 
-def test_base_has_twice_the_epochs_and_all_else_alike():
+def test_base_differs_only_in_its_epochs():
     rows = contenders()
     alike = ("data", "model", "batch_size", "noise", "schedule", "precision", "base")
     for row in rows.values():
         double = row.run.method == "vanilla"
-        assert row.run.epochs == (2 if double else 1) * setting.EPOCHS
+        assert row.run.epochs == (2 if double else 1) * config.EPOCHS
         assert all(getattr(row.run, n) == getattr(rows["WSAM"].run, n) for n in alike)
     shared = [rows[name].run.base_args for name in ("SGD", "SAM", "WSAM")]
     assert shared[0] == shared[1] == shared[2]
 
 
-# The looks -------------------------------------------------------------------------------------
+# ---- tuning ----
 
 
-def test_the_shipped_looks_are_of_the_runs_they_name():
-    shipped = json.loads((choice.files("wsam.demo") / choice.NAME).read_text())
+def test_the_shipped_tuning_results_belong_to_the_grids():
+    shipped = json.loads((tuning.files("wsam.demo") / tuning.FILE_NAME).read_text())
     keys = [entry["keys"] for entry in shipped["places"]]
-    assert keys == [[run.key for run in runs] for _, _, runs in choice.look_runs()]
+    assert keys == [[run.key for run in runs] for _, _, runs in tuning.tuning_runs()]
     assert shipped["runs"] == sum(map(len, keys))
     assert {"wsam", "torch", "python"} <= shipped["versions"].keys()
     assert all(re.match("[0-9a-f]{40}", commit) for commit in shipped["commit"])
@@ -80,42 +84,42 @@ def test_the_shipped_looks_are_of_the_runs_they_name():
         assert all(error is None or 0 < error < 100 for error in entry["errors"])
 
 
-def test_of_equal_points_the_gentlest_is_taken():
+def test_of_equal_points_the_weakest_is_chosen():
     def place(mean, **point):
-        return choice.Place(point, (mean - 1, mean + 1))
+        return tuning.GridPoint(point, (mean - 1, mean + 1))
 
     several = (place(9.0, rho=0.1), place(4.4, rho=0.2), place(4.0, rho=0.4), place(4.4, rho=0.8))
-    assert choice.Choice({"x": several}, {}).best("x").point == {"rho": 0.2}
+    assert tuning.TuningResults({"x": several}, {}).best("x").hyper == {"rho": 0.2}
     apart = (place(5.0, rho=0.2), place(4.0, rho=0.4))
-    assert choice.Choice({"x": apart}, {}).best("x").point == {"rho": 0.4}
-    failed = (choice.Place({"rho": 0.1}, (1.0, None)), place(5.0, rho=0.2))
-    assert choice.Choice({"x": failed}, {}).best("x").point == {"rho": 0.2}
-    assert choice.strength({"gamma": 0.8, "rho": 0.1}) == pytest.approx(0.4)
+    assert tuning.TuningResults({"x": apart}, {}).best("x").hyper == {"rho": 0.4}
+    failed = (tuning.GridPoint({"rho": 0.1}, (1.0, None)), place(5.0, rho=0.2))
+    assert tuning.TuningResults({"x": failed}, {}).best("x").hyper == {"rho": 0.2}
+    assert tuning.strength({"gamma": 0.8, "rho": 0.1}) == pytest.approx(0.4)
 
 
-def test_damaged_looks_are_one_line(tmp_path):
-    (tmp_path / choice.NAME).write_text("{")
+def test_damaged_tuning_results_are_an_error(tmp_path):
+    (tmp_path / tuning.FILE_NAME).write_text("{")
     error = wsam_command("demo", "--out", tmp_path, status=2).stderr
     assert "map.json is damaged" in error
     assert error.count("\n") == 1
 
 
-# The whole of it, made small -------------------------------------------------------------------
+# ---- the whole command, with tiny runs ----
 
 
 @contextlib.contextmanager
 def tiny_runs():
-    """Make every run of the demonstration a tiny one; the runs themselves go to the workers."""
-    patch, whole = pytest.MonkeyPatch(), setting.base_run
+    """Replace every run of the demonstration by a tiny one."""
+    patch, whole = pytest.MonkeyPatch(), config.demo_run
 
     def tiny(*arguments, **hyper):
         run = whole(*arguments, **hyper)
         return run.replace(epochs=run.epochs // 15, train_limit=192, test_limit=100)
 
-    patch.setattr(setting, "base_run", tiny)
-    for name, values in (("GAMMAS", (0.8, 0.92)), ("RADII", (0.1, 0.4)), ("WIDE_RADII", (0.4,))):
-        patch.setattr(setting, name, values)
-    patch.setattr(setting, "LEARNING_RATES", (0.005, 0.05))
+    patch.setattr(config, "demo_run", tiny)
+    for name, values in (("GAMMAS", (0.8, 0.92)), ("RHOS", (0.1, 0.4)), ("SAM_RHOS", (0.4,))):
+        patch.setattr(config, name, values)
+    patch.setattr(config, "LEARNING_RATES", (0.005, 0.05))
     try:
         yield
     finally:
@@ -124,14 +128,14 @@ def tiny_runs():
 
 @pytest.fixture
 def small():
-    """For one test alone: others look at the whole runs, whichever comes first."""
+    """For a single test: others use the full runs."""
     with tiny_runs():
         yield
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """Run `wsam demo --map` once; return its folder and what it printed."""
+    """Run `wsam demo --map` once; return its folder and its JSON output."""
     out = tmp_path_factory.mktemp("demo") / "here"
     words = ("demo", "--out", out, "--map", "--seeds", "0,1", "--workers", "1", "--json")
     with tiny_runs():
@@ -142,7 +146,7 @@ def made(tmp_path_factory):
 
 @pytest.mark.slow
 class TestWhole:
-    def test_figures_are_those_of_the_records(self, made, small):
+    def test_figures_equal_the_records(self, made, small):
         out, printed = made
         for name, row in contenders().items():
             told = printed["rows"][name]
@@ -168,16 +172,16 @@ class TestWhole:
             assert (out / name).stat().st_size > 5_000
         assert not [*out.rglob("*.tmp"), *out.rglob(".unfinished*")]
 
-    def test_page_says_setting_and_map(self, made):
+    def test_page_has_setup_and_heat_map(self, made):
         out, _ = made
         page = (out / "report.html").read_text()
-        assert not re.search(r"https?:|<link|<script|<img|@import|url\(", page)
-        for words in ("The setting", "How gamma and rho were chosen", "seeds 100 and 101",
+        assert not re.search(r"https?:|<link|<script|<img|@import|url\((?!#)", page)
+        for words in ("Setup</h2>", "How gamma and rho were chosen", "seeds 100 and 101",
                       "wsam demo --map", "Reproduce", "around each minimum"):  # fmt: skip
             assert words in page
-        assert page.count("<rect") >= 4
+        assert "WSAM&#39;s test error (%) by gamma and rho" in page
 
-    def test_second_call_runs_nothing_again(self, made, small):
+    def test_second_call_runs_nothing(self, made, small):
         out, printed = made
         before = {path: path.stat().st_mtime_ns for path in (out / "runs").rglob("*.json")}
         with pytest.MonkeyPatch.context() as patch:
@@ -191,47 +195,51 @@ class TestWhole:
         for sentence in printed["claims"]:
             assert sentence in " ".join(answer.stdout.split())
 
-    def test_the_map_of_the_folder_is_the_one_drawn(self, made):
+    def test_the_heat_map_shows_the_tuning_of_the_folder(self, made):
         out, _ = made
-        found = choice.read(out / choice.NAME)
-        assert {len(places) for places in found.places.values()} == {1, 2, 4}
-        assert found.facts["runs"] == 14
-        mean = found.places["WSAM"][0].mean
-        assert f">{mean:.1f}".rstrip("0").rstrip(".") in (out / "report.html").read_text()
+        found = tuning.read(out / tuning.FILE_NAME)
+        assert {len(points) for points in found.points.values()} == {1, 2, 4}
+        assert found.metadata["runs"] == 14
+        mean = found.points["WSAM"][0].mean
+        assert f">{mean:.1f}</text>" in (out / "report.html").read_text()
 
-    def test_what_cannot_be_measured_any_more_is_made_again(self, made, small, tmp_path):
+    def test_a_record_without_weights_is_removed_if_it_was_not_measured(
+        self, made, small, tmp_path
+    ):
         out = shutil.copytree(made[0] / "runs", tmp_path / "runs")
-        job = work.demo_jobs(out, (1,))[-1]
-        work.forget_unmeasurable(job)
-        assert work.is_done(job)
-        work.sharpness_path(job.out, job.run).unlink()
+        job = jobs.demo_jobs(out, (1,))[-1]
+        jobs.remove_unmeasurable(job)
+        assert jobs.is_done(job)
+        jobs.sharpness_path(job.out, job.run).unlink()
         records.weights_path(job.out, job.run).unlink()
-        assert not work.is_done(job)
-        work.forget_unmeasurable(job)
-        assert not list(out.glob(f"{job.run.key}*.json")), "so that it is trained once more"
+        assert not jobs.is_done(job)
+        jobs.remove_unmeasurable(job)
+        assert not list(out.glob(f"{job.run.key}*.json")), "so that it is trained again"
 
-    def test_claims_say_what_the_figures_say(self, made, small):
+    def test_comparisons_agree_with_the_figures(self, made, small):
         out, _ = made
         summary = summarise(out / "runs", (0, 1))
-        for other, sentence in zip(("SGD", "SGD, own lr", "SAM"), summary.claims, strict=True):
-            gap, spread = summary.lower("WSAM", other)
+        for other, sentence in zip(("SGD", "SGD, own lr", "SAM"), summary.comparisons, strict=True):
+            gap, spread = summary.error_gap("WSAM", other)
             word = "no difference" if abs(gap) <= spread else "lower" if gap > 0 else "higher"
             assert sentence.startswith(f"WSAM against {other}: ")
             assert word in sentence
 
-    def test_one_seed_says_nothing_of_a_difference(self, made, small):
-        """It has no deviation that a difference could be more than."""
+    def test_one_seed_allows_no_comparison(self, made, small):
+        """It has no deviation to compare a difference with."""
         out, _ = made
         summary = summarise(out / "runs", (1,))
-        assert summary.lower("WSAM", "SGD")[1] is None
-        for sentence in summary.claims:
-            assert "one seed has no deviation, so nothing can be said" in sentence
+        assert summary.error_gap("WSAM", "SGD")[1] is None
+        for sentence in summary.comparisons:
+            assert "one seed has no deviation, so the difference cannot be judged" in sentence
             assert not re.search("lower|higher|no difference|sum of", sentence)
-        text = page(summary, choice.read())
+        text = page(summary, tuning.read())
         lead = text.partition('<p class="lead">')[2].partition("</p>")[0]
         assert "one seed has no deviation" in lead
         assert "One run each, of seed 1, so without deviations, after the last epoch" in text
-        assert not re.search("Mean ± sample deviation over|within their deviations", text)
+        assert not re.search(
+            "Mean ± sample standard deviation over seeds|within their deviations", text
+        )
 
     @needs_browser
     @pytest.mark.browser
@@ -242,7 +250,7 @@ class TestWhole:
             assert page.locator("svg.chart").count() >= 7
 
 
-# The display, mistakes, Ctrl-C -----------------------------------------------------------------
+# ---- progress, user errors, Ctrl-C ----
 
 
 def drawn(display):
@@ -255,52 +263,55 @@ def drawn(display):
     return text.getvalue()
 
 
-def test_display_follows_a_run(small, tmp_path):
-    (job,) = work.demo_jobs(tmp_path, (0,))[:1]
-    display = Display([job], "Digits")
+def test_progress_follows_a_run(small, tmp_path):
+    (job,) = jobs.demo_jobs(tmp_path, (0,))[:1]
+    display = ProgressTable([job], "Digits")
     assert "Digits: 0 of 1 runs" in drawn(display)
     assert "waiting" in drawn(display)
     folder = records.work_folder(job.out, job.run) / "checkpoints"
     folder.mkdir(parents=True)
-    assert "begun" in drawn(display)
+    assert "started" in drawn(display)
     (folder / "000002.json").write_text("{}")
     assert "epoch 2 of 4" in drawn(display)
     assert "SGD, seed 0" in drawn(display)
     record = train(job.run, job.out, job.execution)
     assert "measuring its minimum" in drawn(display)
-    found = work.measure(job.run, job.out, job.execution)
+    found = jobs.measure(job.run, job.out, job.execution)
     assert found["info"]["samples"] == job.run.train_limit
     assert f"{record['final']['test_error']:.2f}% test error" in drawn(display)
     assert "1 of 1 runs" in drawn(display)
 
 
-def test_display_is_quiet_for_programs(small, tmp_path, capsys):
-    jobs = work.demo_jobs(tmp_path, (0,))
-    with shown(jobs, "Digits", quiet=True) as ears:
-        ears.say("nothing")
-        ears.ended(Outcome(jobs[0], Status.FINISHED, error=12.345))
+def test_progress_is_silent_with_json(small, tmp_path, capsys):
+    all_jobs = jobs.demo_jobs(tmp_path, (0,))
+    with show_progress(all_jobs, "Digits", quiet=True) as callbacks:
+        callbacks.message("nothing")
+        callbacks.finished(Outcome(all_jobs[0], Status.FINISHED, error=12.345))
     assert capsys.readouterr().err == ""
-    with shown(jobs, "Digits", quiet=False) as ears:
-        ears.say("something")
+    with show_progress(all_jobs, "Digits", quiet=False) as callbacks:
+        callbacks.message("something")
     assert capsys.readouterr().err == "Digits: 4 runs\nsomething\n"
 
 
-def test_a_pipe_gets_a_line_as_each_run_ends(small, tmp_path, capsys, monkeypatch):
-    first, second, *rest = jobs = work.demo_jobs(tmp_path, (0,))
-    heard = []
+def test_a_pipe_gets_one_line_per_finished_run(small, tmp_path, capsys, monkeypatch):
+    first, second, *rest = all_jobs = jobs.demo_jobs(tmp_path, (0,))
+    printed_before = []
 
     def ending(processes, left):
         assert left == [second, *rest]
         yield Outcome(second, Status.FINISHED, error=12.345, seconds=4.0)
-        heard.append(capsys.readouterr().err)  # before the next one has ended
+        printed_before.append(capsys.readouterr().err)  # before the next one has ended
         yield Outcome(rest[0], Status.FAILED, "the loss became nan")
 
-    monkeypatch.setattr(work, "is_done", lambda job: job == first)
-    monkeypatch.setattr("wsam.demo.display.is_done", lambda job: job == first)
-    monkeypatch.setattr(work.Processes, "run", ending)
-    with shown(jobs, "Digits", quiet=False) as ears, pytest.raises(ValueError, match="nan"):
-        carry_out(jobs, 1, ears.say, ears.ended)
-    assert heard == [
+    monkeypatch.setattr(jobs, "is_done", lambda job: job == first)
+    monkeypatch.setattr("wsam.demo.progress.is_done", lambda job: job == first)
+    monkeypatch.setattr(jobs.Processes, "run", ending)
+    with (
+        show_progress(all_jobs, "Digits", quiet=False) as callbacks,
+        pytest.raises(ValueError, match="nan"),
+    ):
+        run_jobs(all_jobs, 1, callbacks.message, callbacks.finished)
+    assert printed_before == [
         "Digits: 4 runs, 1 of them done before\n[2/4] SGD, own lr, seed 0: 12.35% test error (4.0 s)\n"
     ]
     last = "[3/4] SAM, seed 0: failed: the loss became nan (0.0 s)\n"
@@ -315,14 +326,14 @@ def test_a_pipe_gets_a_line_as_each_run_ends(small, tmp_path, capsys, monkeypatc
         (("--nonsense",), "--nonsense"),
     ],
 )
-def test_mistakes_are_one_line(tmp_path, words, said):
+def test_user_errors_are_one_line(tmp_path, words, said):
     error = wsam_command("demo", "--out", tmp_path / "x", *words, status=2).stderr
     assert said in error
     assert error.count("\n") == 1
     assert not (tmp_path / "x").exists()
 
 
-def test_missing_libraries_are_told_of_before_anything_runs(tmp_path, monkeypatch):
+def test_missing_libraries_are_reported_first(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     error = wsam_command("demo", "--out", tmp_path / "x", status=2).stderr
     assert "matplotlib" in error
@@ -330,13 +341,13 @@ def test_missing_libraries_are_told_of_before_anything_runs(tmp_path, monkeypatc
     assert not (tmp_path / "x").exists()
 
 
-def test_damaged_measurement_is_one_line(small, tmp_path):
-    (job,) = work.demo_jobs(tmp_path, (0,))[:1]
-    path = work.sharpness_path(job.out, job.run)
+def test_a_damaged_measurement_is_an_error(small, tmp_path):
+    (job,) = jobs.demo_jobs(tmp_path, (0,))[:1]
+    path = jobs.sharpness_path(job.out, job.run)
     for text in ("{", "{}", '{"key": "other", "value": 1.0}'):
         path.write_text(text)
         with pytest.raises(ValueError, match="remove it to measure again"):
-            work.read_sharpness(job.out, job.run)
+            jobs.read_sharpness(job.out, job.run)
 
 
 def test_help_has_an_example():
@@ -344,21 +355,21 @@ def test_help_has_an_example():
 
 
 def alive(group):
-    """Whether a group has a process; one that has ended counts no more, though nobody waits for it."""
+    """Return whether a process group has a running process; zombies do not count."""
     try:
         os.killpg(group, 0)
     except ProcessLookupError:
         return False
     states = []
     for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has gone meanwhile
+        with contextlib.suppress(OSError):  # it has ended
             state, _, its_group = path.read_text().rpartition(")")[2].split()[:3]
             states += [state] if int(its_group) == group else []
     return set(states) != {"Z"}
 
 
 def ends(group):
-    """Wait until no process of a group is left."""
+    """Wait until a process group has ended; return whether it has."""
     limit = time.monotonic() + 60
     while alive(group):
         if time.monotonic() > limit:
@@ -368,16 +379,16 @@ def ends(group):
 
 
 @pytest.mark.slow
-def test_interrupted_leaves_nothing_half_written(tmp_path):
+def test_an_interruption_leaves_no_partial_files(tmp_path):
     out = tmp_path / "demo"
     command = [sys.executable, "-m", "wsam", "demo", "--out", str(out), "--workers", "1"]
     demo = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-        # Tests that a shell runs in the background ignore Ctrl-C, and so would what they start.
+        # A shell lets background processes ignore Ctrl-C, and their children inherit that.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     )  # fmt: skip
-    limit = time.monotonic() + 200  # a second or two where nothing else runs
+    limit = time.monotonic() + 200  # one or two seconds on an idle machine
     while not list((out / "runs" / "work").glob("*/checkpoints/*.json")):
         assert time.monotonic() < limit
         assert demo.poll() is None, demo.stderr.read()
@@ -391,4 +402,4 @@ def test_interrupted_leaves_nothing_half_written(tmp_path):
     left = [path.relative_to(out) for path in out.rglob("*") if path.is_file()]
     assert not [path for path in left if path.name.endswith(".tmp")]
     assert all(path.parts[:2] == ("runs", "work") for path in left), left
-    assert ends(demo.pid), "no worker may live on"
+    assert ends(demo.pid), "all workers have ended"

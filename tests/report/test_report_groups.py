@@ -1,4 +1,4 @@
-"""Groups in a report: none that failed looks best, each has a name of its own, none is lost."""
+"""Groups in a report: failed runs are visible, and every group has a unique name."""
 
 import json
 import math
@@ -12,13 +12,12 @@ from wsam.lab import records
 from wsam.lab.run import Run
 from wsam.paper import Profile, find, minima
 from wsam.report import gather, page
-from wsam.report.charts import maps
-from wsam.report.labels import best, experiments
-from wsam.report.slices import mean_slice
+from wsam.report.experiment import error_map, heat_figures, mean_slice
+from wsam.report.labels import experiments, select_best
 
 
 def put(out, run, error=5.0):
-    """Write what a run would have left, without running it; no error for one that failed."""
+    """Write the record of a run without running it; without an error the run has failed."""
     row = {"epoch": 1, "train_loss": 0.5, "test_error": error, "sharpness": 0.1}
     status = "failed" if error is None else "finished"
     records.write(out, run, as_recorded(run, row, status=status))
@@ -37,17 +36,17 @@ def wsam(seed=0, **hyper):
     return Run(hyper=hyper, epochs=1, seed=seed)
 
 
-# What is not finite ----------------------------------------------------------------------------
+# ---- infinite values ----
 
 
 @pytest.mark.parametrize("values", [[math.inf, 1.0], [math.inf, -math.inf], [math.nan, 1.0]])
-def test_what_is_not_finite_has_no_deviation(values):
+def test_infinite_values_have_no_deviation(values):
     mean, deviation = mean_and_std(values)
     assert not math.isfinite(mean)
     assert deviation is None
 
 
-def test_a_slice_that_is_not_finite_stops_no_report(tmp_path):
+def test_a_slice_with_infinite_values_is_drawn(tmp_path):
     for seed in (0, 1):
         put_slice(tmp_path, put(tmp_path, wsam(seed)), [None, None, 1.0 + seed, 2.0 - seed, None])
     folder = gather(tmp_path)
@@ -55,64 +54,67 @@ def test_a_slice_that_is_not_finite_stops_no_report(tmp_path):
     assert [point[1] for point in mean_slice(folder.groups[0])] == [gap, gap, 1.5, 1.5, gap]
     charts = re.findall("<svg.*?</svg>", page(folder), re.DOTALL)
     (around_minimum,) = (c for c in charts if "along a random direction" in c)
-    assert around_minimum.count("<polygon") == 1
-    assert not re.search("nan|inf", around_minimum)
+    assert around_minimum.count("fill-opacity: 0.15") == 1
+    assert not re.search(r"\b(nan|inf)\b", around_minimum)
 
 
-# Failed runs -----------------------------------------------------------------------------------
+# ---- failed runs ----
 
 
-@pytest.fixture
-def half_failed(tmp_path):
-    """A grid: at rho 0.4 and gamma 0.8 four of five seeds failed, and the fifth errs least."""
+@pytest.fixture(scope="module")
+def half_failed(tmp_path_factory):
+    """A grid: at rho 0.4 and gamma 0.8 four of five seeds failed; the fifth has the smallest error."""
+    out = tmp_path_factory.mktemp("half_failed")
     for rho in (0.1, 0.4):
         for gamma in (0.5, 0.8):
             fails = (rho, gamma) == (0.4, 0.8)
             for seed in range(5):
                 error = None if fails and seed else 1.0 if fails else 10 * rho + gamma
-                put(tmp_path, wsam(seed, rho=rho, gamma=gamma), error)
-    return experiments(gather(tmp_path).groups)[0], page(gather(tmp_path))
+                put(out, wsam(seed, rho=rho, gamma=gamma), error)
+    return experiments(gather(out).groups)[0], page(gather(out))
 
 
-def test_a_place_where_runs_failed_has_no_colour_on_a_map(half_failed):
-    made = maps(half_failed[0])
-    assert made.count('class="gone"') == 1
-    assert ">failed</text>" in made
-    assert ">4/5</text>" in made
-    assert ">1</text>" not in made, "the survivor's error"
-    assert made.count("fill=") == 3
+def test_a_cell_with_failed_runs_has_no_color(half_failed):
+    experiment, _ = half_failed
+    found = error_map([item.group for item in experiment.groups], "rho", "gamma")
+    assert found.cells[0.4, 0.8] == "failed 4/5", "not the error of the remaining run"
+    assert sum(isinstance(value, float) for value in found.cells.values()) == 3
+    (figure,) = heat_figures(experiment)
+    assert ">failed</text>" in figure.svg
+    assert ">4/5</text>" in figure.svg
+    assert figure.table is not None
 
 
-def test_failed_runs_are_told_of_wherever_the_group_is_shown(half_failed):
+def test_failures_are_shown_with_the_group(half_failed):
     one, text = half_failed
     name = "WSAM γ 0.8, ρ 0.4"
-    assert [line.told for line in one.lines if line.name == name] == [f"{name}, failed 4/5"]
-    assert sum(line.told == line.name for line in one.lines) == 3
+    assert [item.label for item in one.groups if item.name == name] == [f"{name}, failed 4/5"]
+    assert sum(item.label == item.name for item in one.groups) == 3
     legend = text.partition('<ul class="legend">')[2].partition("</ul>")[0]
     assert f"{name}, failed 4/5</li>" in legend
-    bars = text.partition('aria-label="Test error (%): ')[2].partition("</svg>")[0]
-    assert f">{name}, failed 4/5</text>" in bars
-    assert ">1, failed 4/5<" in text, "in the table, beside how many finished"
-    assert text.count("Failed runs are left out.") >= 3
+    dots = text.partition('aria-label="Test error (%): ')[2].partition("</svg>")[0]
+    assert f">{name}, failed 4/5</text>" in dots
+    assert "<span>1, failed 4/5</span>" in text, "in the table, with the number of finished runs"
+    assert text.count("Failed runs are excluded.") >= 3
 
 
-def test_sharpness_at_different_radii_is_not_for_comparison(half_failed):
+def test_sharpness_is_marked_as_incomparable_between_radii(half_failed):
     _, text = half_failed
-    assert "of each epoch, each at its own radius: not to be compared between radii." in text
+    assert "at each method&#39;s own radius: not comparable between radii." in text
 
 
-def test_groups_with_failed_runs_are_not_the_best(half_failed):
-    lines = half_failed[0].lines
-    assert [line.name for line in best(lines, 3)] == [
-        line.name for line in lines if not line.group.failures
+def test_groups_with_failed_runs_are_selected_last(half_failed):
+    groups = half_failed[0].groups
+    assert [item.name for item in select_best(groups, 3)] == [
+        item.name for item in groups if not item.group.failures
     ]
-    assert len(best(lines, 4)) == 4
+    assert len(select_best(groups, 4)) == 4
 
 
-# Names -----------------------------------------------------------------------------------------
+# ---- names ----
 
 
-def test_all_names_of_an_experiment_differ(tmp_path):
+def test_names_of_an_experiment_are_unique(tmp_path):
     ellipsoid = {"name": "adaptive", "eta": 0.01}
     runs = [
         Run(epochs=5),
@@ -136,7 +138,7 @@ def test_all_names_of_an_experiment_differ(tmp_path):
     for run in runs:
         put(tmp_path, run)
     (one,) = experiments(gather(tmp_path).groups)
-    names = [line.name for line in one.lines]
+    names = [item.name for item in one.groups]
     assert len(names) == len(set(names)) == len(runs), sorted(names)
 
 
@@ -149,23 +151,23 @@ def test_epochs_are_named_where_they_vary(tmp_path):
     ):
         put(tmp_path, run)
     (one,) = experiments(gather(tmp_path).groups)
-    named = {line.group.run.method for line in one.lines if "epochs" in line.name}
+    named = {item.group.run.method for item in one.groups if "epochs" in item.name}
     assert named == {"wsam"}
 
 
-def test_only_what_varies_is_named(tmp_path):
-    """The base alone has twice the epochs of the others, as in the paper: no name needs them."""
+def test_only_varying_settings_are_named(tmp_path):
+    """The base has twice the epochs of the others, as in the paper: no name includes them."""
     put(tmp_path, Run(method="vanilla", epochs=10))
     put(tmp_path, Run(epochs=5, options={"max_norm": 1.0}, geometry={"name": "fisher"}))
     (one,) = experiments(gather(tmp_path).groups)
-    assert [line.name for line in one.lines] == ["SGD", "WSAM fisher, γ 0.9, ρ 0.05, max norm 1"]
+    assert [item.name for item in one.groups] == ["SGD", "WSAM fisher, γ 0.9, ρ 0.05, max norm 1"]
 
 
-# Beside the paper ------------------------------------------------------------------------------
+# ---- comparison with the paper ----
 
 
-def test_a_tables_own_epochs_are_not_those_of_another(tmp_path):
-    """Three is the paper's number for ImageNet alone, and 200 for all but that."""
+def test_the_papers_epochs_differ_between_tables(tmp_path):
+    """Three for ImageNet, 200 for the others."""
     for epochs in (3, 200):
         only = "ResNet18/WSAM/CIFAR-10"
         table = Profile(seeds=(0,), only=only, epochs=epochs).table(find("cifar"))
@@ -174,4 +176,4 @@ def test_a_tables_own_epochs_are_not_those_of_another(tmp_path):
     assert "trained from scratch (3 epochs instead of 200)</h3>" in text
     assert text.count("trained from scratch</h3>") == 1
     assert "instead of 3" not in text
-    assert text.count("9.00</i> <i>(n = 1) †") == 4, "three tables and one best epoch"
+    assert text.count("9.00</span> <span>(n = 1) †") == 4, "three tables and one best epoch"

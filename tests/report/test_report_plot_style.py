@@ -1,4 +1,4 @@
-"""Colours of methods and their shades: seen on their ground, told apart, of the method's hue."""
+"""Colors of methods and their shades: visible, distinguishable, of the same hue."""
 
 import colorsys
 import re
@@ -14,7 +14,7 @@ CASES = [(method, scheme) for method in METHOD_STYLES for scheme in BACKGROUNDS]
 
 
 def luminance(color):
-    """Return WCAG's relative luminance, by its own words."""
+    """Return the relative luminance as WCAG defines it."""
     parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
     linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
@@ -30,31 +30,31 @@ def hue(color):
 
 
 @pytest.mark.parametrize(("method", "scheme"), CASES)
-def test_tones_are_seen_and_told_apart(method, scheme):
+def test_shades_are_visible_and_distinguishable(method, scheme):
     found = shades(getattr(METHOD_STYLES[method], scheme), BACKGROUNDS[scheme])
-    ratios = [contrast(tone, BACKGROUNDS[scheme]) for tone in found]
+    ratios = [contrast(shade, BACKGROUNDS[scheme]) for shade in found]
     assert len(found) == plot_style.SHADE_COUNT
-    assert ratios[0] >= 3, "WCAG asks this of lines"
+    assert ratios[0] >= 3, "the minimum of WCAG for lines"
     assert all(contrast(one, other) > 1.4 for one, other in pairwise(found))
     assert ratios == sorted(ratios)
 
 
 @pytest.mark.parametrize(("method", "scheme"), CASES)
-def test_tones_keep_the_hue(method, scheme):
+def test_shades_keep_the_hue(method, scheme):
     color = getattr(METHOD_STYLES[method], scheme)
-    for tone in shades(color, BACKGROUNDS[scheme]):
-        away = abs(hue(tone) - hue(color))
+    for shade in shades(color, BACKGROUNDS[scheme]):
+        away = abs(hue(shade) - hue(color))
         assert min(away, 1 - away) < 0.035
 
 
 @pytest.mark.parametrize("scheme", BACKGROUNDS)
-def test_a_method_alone_is_seen_too(scheme):
-    for look in METHOD_STYLES.values():
-        assert contrast(getattr(look, scheme), BACKGROUNDS[scheme]) >= 3
+def test_the_color_of_a_method_is_visible(scheme):
+    for style in METHOD_STYLES.values():
+        assert contrast(getattr(style, scheme), BACKGROUNDS[scheme]) >= 3
 
 
-def test_the_grounds_are_those_of_the_page():
-    style = files("wsam.report").joinpath("assets", "report.css").read_text(encoding="utf-8")
+def test_backgrounds_equal_those_of_the_page():
+    style = files("wsam.report").joinpath("templates", "report.css").read_text(encoding="utf-8")
     assert re.findall(r"--card: (#[0-9a-f]{6})", style) == [
         BACKGROUNDS["light"],
         BACKGROUNDS["dark"],

@@ -1,10 +1,10 @@
-"""The interactive page in a real headless Chromium: what it shows equals what Python computes."""
+"""The interactive toy page in a headless Chromium: its numbers equal those of Python."""
 
 import re
 from contextlib import contextmanager
 
 import pytest
-from browsing import PATIENCE, needs_browser
+from browsing import TIMEOUT, needs_browser
 
 from wsam.plots.toy_page import toy_page
 from wsam.toy import RULES, Setting, trace
@@ -22,9 +22,9 @@ SETTINGS = [
 ]
 
 
-def test_page_stands_alone():
+def test_page_is_self_contained():
     page = toy_page()
-    assert not re.search(r"https?:|<link|src=|@import|/\*(STYLE|DATA|MATH|MAP|VIEW)\*/", page)
+    assert not re.search(r"https?:|<link|src=|@import|{[{%#]", page)
     assert len(page) < 60_000
 
 
@@ -37,7 +37,7 @@ def address(tmp_path_factory):
 
 @pytest.fixture
 def opened(browser, address):
-    """Open the page in a fresh window; fail on any script error or request to elsewhere."""
+    """Open the page in a new window; fail on any script error or other request."""
     with watched(browser, address) as open_page:
         yield open_page
 
@@ -54,7 +54,7 @@ def watched(browser, address):
 
     def open_page(**options):
         context = browser.new_context(offline=True, **options)
-        context.set_default_timeout(PATIENCE)
+        context.set_default_timeout(TIMEOUT)
         contexts.append(context)
         page = context.new_page()
         page.on("pageerror", lambda error: wrong.append(str(error)))
@@ -70,7 +70,7 @@ def watched(browser, address):
 
 
 def choose(page, setting):
-    """Set every control of the page by hand, as a visitor would."""
+    """Set every control of the page."""
     page.locator(f"input[name=rule][value={setting.rule}]").check(force=True)
     page.locator(f"input[name=geometry][value={setting.geometry}]").check(force=True)
     for name in ("gamma", "rho", "lr", "momentum", "alpha", "steps"):
@@ -78,7 +78,7 @@ def choose(page, setting):
 
 
 def light_corner(page):
-    """Whether the map's upper left corner, where the loss is high, is drawn light."""
+    """Return whether the upper left corner of the map, where the loss is high, is light."""
     pixel = "document.getElementById('map').getContext('2d').getImageData(5, 5, 1, 1).data"
     return sum(page.evaluate(f"Array.from({pixel})")[:3]) > 3 * 128
 
@@ -87,10 +87,10 @@ def light_corner(page):
 @pytest.mark.browser
 class TestPage:
     @pytest.mark.parametrize("setting", SETTINGS, ids=lambda s: f"{s.rule}-{s.geometry}-{s.gamma}")
-    def test_end_point_equals_pythons(self, one_page, setting):
+    def test_end_point_equals_that_of_python(self, one_page, setting):
         page, run = one_page, trace(setting)
         choose(page, setting)
-        assert run.decimals >= 3, "the setting must be one whose digits mean something"
+        assert run.decimals >= 3, "the setting must have reproducible digits"
         assert page.inner_text("#end") == run.end_text
         assert page.inner_text("#loss") == run.loss_text
         assert page.inner_text("#eigenvalues") == run.eigenvalues_text
@@ -122,7 +122,7 @@ class TestPage:
         assert 0.05 <= rho < 1.5
         assert page.inner_text("#end") == trace(rule="sam", rho=rho).end_text
 
-    def test_chaotic_run_shows_no_digits_it_cannot_keep(self, opened):
+    def test_chaotic_run_shows_only_reproducible_digits(self, opened):
         page, run = opened(), trace(rule="wsam", gamma=0.95)
         page.click("[data-preset=paper95]")
         shown = page.inner_text("#end")
@@ -132,7 +132,7 @@ class TestPage:
         assert spread > 0.1
         assert (mu, sigma) == pytest.approx(run.end, abs=2.5)
         assert page.inner_text("#verdict") == "WSAM ends at the sharp minimum"
-        assert "rattles chaotically" in page.inner_text("#note")
+        assert "oscillates chaotically" in page.inner_text("#note")
         assert page.inner_text("#loss") == run.loss_text == "0.28"
         for text in (page.inner_text("#eigenvalues"), run.eigenvalues_text):
             assert re.fullmatch(r"2, [45] ± (0\.\d|1)", text)
@@ -146,7 +146,7 @@ class TestPage:
         assert start == pytest.approx((-33 + 0.8 * 66, 41 - 0.6 * 38), abs=0.2)
         assert page.inner_text("#end") == trace(rule="coupled_wsam", start=start).end_text
 
-    def test_leaving_the_domain_is_said(self, opened):
+    def test_leaving_the_domain_is_reported(self, opened):
         page = opened()
         choose(page, Setting(rule="sam", geometry="adaptive", rho=2.0))
         assert page.inner_text("#end") == "left the domain"
@@ -181,15 +181,15 @@ class TestPage:
             >= 13
         )
         page.locator("#momentum").scroll_into_view_if_needed()
-        assert page.locator("#map").bounding_box()["y"] >= 0, "the map stays in sight"
+        assert page.locator("#map").bounding_box()["y"] >= 0, "the map stays visible"
 
-    def test_all_rules_are_drawn_and_replayed(self, opened):
+    def test_all_methods_are_drawn_and_replayed(self, opened):
         page = opened()
         picture = "document.getElementById('map').toDataURL()"
         alone = page.evaluate(picture)
         page.check("#compare")
         assert page.evaluate(picture) != alone
-        page.clock.install(time=0)  # by a clock of ours: a slow browser could miss the whole replay
+        page.clock.install(time=0)  # a fake clock: a slow browser could miss the replay
         page.clock.pause_at(1000)
         page.click("#play")
         page.clock.run_for(1000)

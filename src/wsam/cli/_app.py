@@ -28,10 +28,10 @@ INTERRUPTED = 130
 
 EXTRAS = {
     "accelerate": "accelerate",
+    "jinja2": "lab",
     "matplotlib": "plots",
     "numpy": "lab",
     "optuna": "optuna",
-    "plotly": "plots",
     "ray": "ray",
     "rich": "lab",
     "scipy": "lab",

@@ -16,7 +16,7 @@ from wsam.cli._files import check_output_folder, staged
 
 if TYPE_CHECKING:
     from wsam.demo import Summary
-    from wsam.demo.choice import Choice
+    from wsam.demo.tuning import TuningResults
     from wsam.sweep import Job
 
 _EXAMPLE = "Example: wsam demo --out demo"
@@ -50,42 +50,42 @@ def demo(
     import matplotlib  # noqa: F401 (report a missing library before anything runs)
     import sklearn  # noqa: F401
 
-    from wsam.demo import SEEDS, demo_jobs, map_jobs, summarise
-    from wsam.demo.choice import NAME, read, write
+    from wsam.demo import SEEDS, demo_jobs, summarise, tuning_jobs
+    from wsam.demo.tuning import FILE_NAME, read, write
     from wsam.lab.train import has_started
 
     start = time.monotonic()
     chosen = options.parse_seeds(seeds) or SEEDS
-    grid = map_jobs(out / "map") if make_map else []
+    grid = tuning_jobs(out / "map") if make_map else []
     jobs = demo_jobs(out / "runs", chosen)
     with resumable(lambda: any(has_started(job.run, job.out) for job in (*grid, *jobs))):
         if make_map:
             _run(grid, "Map of gamma and rho", workers, as_json)
             write(out / "map")
-        choice = read(out / NAME if (out / NAME).exists() else None)
+        tuning = read(out / FILE_NAME if (out / FILE_NAME).exists() else None)
         _run(jobs, "Digits with label noise", workers, as_json)
         summary = summarise(out / "runs", chosen)
-        written = _write(summary, choice, out)
+        written = _write(summary, tuning, out)
     _show(summary, written, time.monotonic() - start, as_json)
 
 
 def _run(jobs: Sequence[Job], title: str, workers: int | None, quiet: bool) -> None:
-    from wsam.demo import carry_out
-    from wsam.demo.display import shown
+    from wsam.demo import run_jobs
+    from wsam.demo.progress import show_progress
 
-    with shown(jobs, title, quiet) as ears:
-        carry_out(jobs, workers, ears.say, ears.ended)
+    with show_progress(jobs, title, quiet) as callbacks:
+        run_jobs(jobs, workers, callbacks.message, callbacks.finished)
 
 
-def _write(summary: Summary, choice: Choice, out: Path) -> list[Path]:
+def _write(summary: Summary, tuning: TuningResults, out: Path) -> list[Path]:
     """Write plots, numbers and the report; all of them or none."""
+    from wsam.demo.figures import save_figures
     from wsam.demo.page import page
-    from wsam.demo.pictures import write_all
 
     with staged(out) as staging:
-        paths = write_all(summary, choice, staging)
+        paths = save_figures(summary, tuning, staging)
         numbers = json.dumps(summary.as_dict(), indent=1, allow_nan=False)
-        for name, text in (("demo.json", numbers), ("report.html", page(summary, choice))):
+        for name, text in (("demo.json", numbers), ("report.html", page(summary, tuning))):
             paths.append(staging / name)
             paths[-1].write_text(text, encoding="utf-8")
     return [out / path.name for path in paths]
@@ -109,8 +109,8 @@ def _show(summary: Summary, written: list[Path], seconds: float, as_json: bool) 
         shown.add_row(*row)
     console = Console()
     console.print(shown)
-    for claim in summary.claims:
-        console.print(claim, markup=False, highlight=False, soft_wrap=True)
+    for sentence in summary.comparisons:
+        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
     plots = ", ".join(path.name for path in written if path.suffix == ".png")
     print(f"{seconds:.0f} s; plots: {plots}; in {written[-1].parent}")
     print(f"open {written[-1]}")

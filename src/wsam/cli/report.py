@@ -13,7 +13,7 @@ from wsam.cli._app import app
 
 if TYPE_CHECKING:
     from wsam.report import Folder
-    from wsam.report.labels import Line
+    from wsam.report.labels import LabeledGroup
 
 _EXAMPLE = "Example: wsam report results --out results.html"
 
@@ -60,22 +60,22 @@ def _plain(found: Folder) -> dict[str, Any]:
 
     return {
         "experiments": [
-            {"title": one.title, "groups": [_group(line) for line in one.lines]}
+            {"title": one.title, "groups": [_group(item) for item in one.groups]}
             for one in experiments(found.groups)
         ],
         "troubles": [asdict(trouble) for trouble in found.troubles],
     }
 
 
-def _group(line: Line) -> dict[str, Any]:
+def _group(item: LabeledGroup) -> dict[str, Any]:
     from wsam._format import mean_and_std
     from wsam.report.commands import commands
 
-    mean, deviation = mean_and_std(line.group.values("test_error"))
+    mean, deviation = mean_and_std(item.group.values("test_error"))
     return {
-        "name": line.name,
-        "finished": len(line.group.finished),
-        "failed": len(line.group.results) - len(line.group.finished),
+        "name": item.name,
+        "finished": len(item.group.finished),
+        "failed": len(item.group.results) - len(item.group.finished),
         "test_error": {"mean": mean, "deviation": deviation},
-        "commands": {result.run.key: commands(result) for result in line.group.results},
+        "commands": {result.run.key: commands(result) for result in item.group.results},
     }

@@ -1,16 +1,16 @@
-"""The demonstration: digits with wrong labels, learnt by SGD, SAM and WSAM."""
+"""The demonstration: digits with wrong labels, trained with SGD, SAM and WSAM."""
 
-from wsam.demo.setting import LOOK_SEEDS, SEEDS, contenders
+from wsam.demo.config import SEEDS, TUNING_SEEDS, contenders
+from wsam.demo.jobs import demo_jobs, run_jobs, tuning_jobs
 from wsam.demo.summary import Summary, summarise
-from wsam.demo.work import carry_out, demo_jobs, map_jobs
 
 __all__ = [
-    "LOOK_SEEDS",
     "SEEDS",
+    "TUNING_SEEDS",
     "Summary",
-    "carry_out",
     "contenders",
     "demo_jobs",
-    "map_jobs",
+    "run_jobs",
     "summarise",
+    "tuning_jobs",
 ]

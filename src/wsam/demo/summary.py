@@ -8,20 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from wsam._format import format_mean_std, mean_and_std
-from wsam.demo.setting import WSAM, Contender, contenders
-from wsam.demo.work import check_measured, read_sharpness
+from wsam.demo.config import WSAM, Contender, contenders
+from wsam.demo.jobs import check_measurements, read_sharpness
 from wsam.lab import records
 from wsam.lab.run import Run
-from wsam.report.gather import Folder, Group, Result, gather, group_key
+from wsam.report.results import Folder, Group, Result, gather, group_key
 
 Figure = tuple[float, float | None]
-"""A mean and, from two runs on, a sample deviation."""
-ONE_SEED = "one seed has no deviation, so nothing can be said of the difference"
+"""A mean and, for two or more runs, a sample standard deviation."""
+ONE_SEED = "one seed has no deviation, so the difference cannot be judged"
 
 
 @dataclass(frozen=True)
 class Row:
-    """What came of one contender."""
+    """The results of one contender."""
 
     contender: Contender
     group: Group
@@ -29,7 +29,7 @@ class Row:
 
     @property
     def figures(self) -> dict[str, Figure]:
-        """Return all figures, each a mean and a deviation over the seeds."""
+        """All figures, each as mean and standard deviation over the seeds."""
         values = {
             "test_error": self.group.values("test_error"),
             "train_loss": self.group.values("train_loss"),
@@ -37,12 +37,12 @@ class Row:
             "top_eigenvalue": self.group.eigenvalues,
             "seconds": self.group.seconds,
         }
-        made: dict[str, Figure] = {}
+        figures: dict[str, Figure] = {}
         for name, numbers in values.items():
-            mean, deviation = mean_and_std(numbers)
+            mean, std = mean_and_std(numbers)
             assert mean is not None
-            made[name] = (mean, deviation)
-        return made
+            figures[name] = (mean, std)
+        return figures
 
 
 @dataclass(frozen=True)
@@ -53,22 +53,22 @@ class Summary:
     rows: dict[str, Row]
     seeds: tuple[int, ...]
 
-    def lower(self, name: str, than: str) -> tuple[float, float | None]:
-        """Return by how much a row's mean error is below another's, and the sum of deviations.
+    def error_gap(self, name: str, other: str) -> tuple[float, float | None]:
+        """Return by how much the mean error of a row is below another's, and the sum of deviations.
 
-        The sum is None where there is one seed: then there is no deviation to compare with.
+        The sum is None for a single seed, which has no deviation.
         """
-        ours, theirs = (self.rows[n].figures["test_error"] for n in (name, than))
+        ours, theirs = (self.rows[n].figures["test_error"] for n in (name, other))
         gap = theirs[0] - ours[0]
         return gap, None if ours[1] is None or theirs[1] is None else ours[1] + theirs[1]
 
     @property
-    def claims(self) -> list[str]:
-        """Say in a sentence each how WSAM compares with every other row, whatever came out."""
-        return [self._sentence(other) for other in self.rows if other != WSAM]
+    def comparisons(self) -> list[str]:
+        """One sentence for each other row that compares it with WSAM."""
+        return [self._comparison(other) for other in self.rows if other != WSAM]
 
-    def _sentence(self, other: str) -> str:
-        gap, spread = self.lower(WSAM, other)
+    def _comparison(self, other: str) -> str:
+        gap, spread = self.error_gap(WSAM, other)
         ours, theirs = (error_text(self.rows[n]) for n in (WSAM, other))
         start = f"WSAM against {other}: test error {ours}% and {theirs}%"
         if spread is None:
@@ -79,7 +79,7 @@ class Summary:
         return f"{start}; {word} by {abs(gap):.1f}, more than the sum of their deviations."
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the figures as plain data."""
+        """Return the figures as JSON data."""
         return {
             "seeds": list(self.seeds),
             "rows": {
@@ -90,45 +90,45 @@ class Summary:
                 }
                 for name, row in self.rows.items()
             },
-            "claims": self.claims,
+            "claims": self.comparisons,
         }
 
 
 def error_text(row: Row) -> str:
-    """Return a row's test error for a sentence: ``4.3 ± 0.2``."""
+    """Return the test error of a row for a sentence: ``4.3 ± 0.2``."""
     return format_mean_std(*row.figures["test_error"], "{:.1f}".format)
 
 
 def summarise(out: Path, seeds: Sequence[int]) -> Summary:
-    """Read the demonstration's records, those of the given seeds alone.
+    """Read the records of the demonstration for the given seeds.
 
     Raises:
-        ValueError: A seed's record or measurement is missing, damaged, or of a run that failed.
+        ValueError: The record or a measurement of a seed is missing or damaged, or its run failed.
     """
     folder = gather(out)
     found = {result.run.key: result for result in folder.results}
-    rows, kept = {}, []
+    rows, groups = {}, []
     for name, contender in contenders().items():
         runs = contender.runs(seeds)
         for run in runs:
-            _check_whole(out, run, found.get(run.key))
+            _check_complete(out, run, found.get(run.key))
         group = Group(runs[0], tuple(found[run.key] for run in runs))
         values = tuple(read_sharpness(out, run)["value"] for run in runs)
         rows[name] = Row(contender, group, values)
-        kept.append(group)
-    return Summary(Folder(out, kept, folder.troubles), rows, tuple(seeds))
+        groups.append(group)
+    return Summary(Folder(out, groups, folder.troubles), rows, tuple(seeds))
 
 
-def _check_whole(out: Path, run: Run, result: Result | None) -> None:
-    """Raise where a run is not finished and measured: a mean without it would not be what it says."""
+def _check_complete(out: Path, run: Run, result: Result | None) -> None:
+    """Raise if a run is not finished and measured: no mean may silently exclude a seed."""
     path = records.record_path(out, run)
     if result is None:
-        raise ValueError(f"{path} is missing or damaged: call `wsam demo` again to make it")
+        raise ValueError(f"{path} is missing or damaged: call `wsam demo` again to create it")
     if not result.finished:
         raise ValueError(f"{path} is of a run that failed: call `wsam demo` again")
-    check_measured(out, run)
+    check_measurements(out, run)
 
 
 def names() -> dict[str, str]:
-    """Return the rows' names by their groups, for the report."""
+    """Return the names of the rows by `group_key`, for the report."""
     return {group_key(contender.run): name for name, contender in contenders().items()}

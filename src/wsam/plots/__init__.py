@@ -1,1 +1,1 @@
-"""Figures and pages. matplotlib is imported only where a figure is drawn."""
+"""Figures of the toy example and HTML templates. matplotlib and jinja2 are imported on first use."""

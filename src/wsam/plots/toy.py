@@ -1,4 +1,4 @@
-"""The toy example's trajectories, drawn over the loss."""
+"""Trajectories of the toy example over the contours of its loss."""
 
 from __future__ import annotations
 
@@ -14,62 +14,62 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 REGION = (-33.0, 33.0, 3.0, 41.0)
-"""The part of the plane that is shown: mu from, to, sigma from, to."""
+"""The plotted region: minimum and maximum of mu, minimum and maximum of sigma."""
 LEVELS = (
     *(0.28, 0.29, 0.3, 0.32, 0.34, 0.36, 0.38, 0.3977),
     *(0.42, 0.45, 0.49, 0.55, 0.65, 0.8, 1.0, 1.3),
 )
-"""Values of the contours; 0.3977 runs through the saddle."""
+"""Contour levels of the loss. The level 0.3977 passes through the saddle."""
 STROKES: dict[str, tuple[float, str]] = {
     "sgd": (2.0, "solid"),
     "sam": (4.0, "solid"),
-    "gsam": (1.6, "dashed"),  # lies on SAM's path: dashes on a wide line leave both visible
+    "gsam": (1.6, "dashed"),  # covers SAM's path: dashes on a wide line keep both visible
     "wsam": (2.0, "solid"),
     "coupled_wsam": (2.0, "solid"),
 }
 
 
 def trajectories(runs: Sequence[Trajectory]) -> Figure:
-    """Draw runs of the toy example, one panel for each gamma; SAM and GSAM stand in all of them.
+    """Draw runs of the toy example, one panel for each gamma, with SAM and GSAM in every panel.
 
-    Each panel's title says which minimum the two forms of WSAM end at, read off the runs. Where no
-    run has a gamma there is one panel, without a title.
+    The title of a panel names the minimum at which each form of WSAM ends. Without a run that has
+    a gamma, there is one panel without a title.
 
     Args:
-        runs: as `wsam.toy.trace` returns them, at least one.
+        runs: Results of `wsam.toy.trace`, at least one.
 
     Raises:
-        ValueError: There is no run.
+        ValueError: `runs` is empty.
     """
     from matplotlib import rc_context
 
     if not runs:
-        raise ValueError("there is no run to draw")
+        raise ValueError("runs is empty: pass at least one result of wsam.toy.trace")
     weighted = {run.setting.gamma for run in runs if run.setting.rule in RULES_WITH_GAMMA}
     gammas: list[float | None] = [*sorted(weighted)] or [None]
     with rc_context(RC_PARAMS):
-        drawn = new_figure(5.4 * len(gammas) + 0.4, 4.3)
-        panels = drawn.subplots(1, len(gammas), sharey=True, squeeze=False)[0]
-        for panel, gamma in zip(panels, gammas, strict=True):
-            mine = [
+        figure = new_figure(5.4 * len(gammas) + 0.4, 4.3)
+        all_axes = figure.subplots(1, len(gammas), sharey=True, squeeze=False)[0]
+        for axes, gamma in zip(all_axes, gammas, strict=True):
+            shown = [
                 r
                 for r in runs
                 if r.setting.rule not in RULES_WITH_GAMMA or r.setting.gamma == gamma
             ]
-            _landscape(panel)
-            for run in mine:
-                _path(panel, run)
-            _landmarks(panel, mine[0].setting.start)
+            _landscape(axes)
+            for run in shown:
+                _path(axes, run)
+            _landmarks(axes, shown[0].setting.start)
             if gamma is not None:
-                panel.set_title(f"γ = {gamma:g}: {verdict(mine)}", loc="left")
-        panels[0].set_ylabel("σ")
-        handles, labels = panels[0].get_legend_handles_labels()
-        drawn.legend(handles, labels, loc="outside lower center", ncols=len(labels))
-    return drawn
+                axes.set_title(f"γ = {gamma:g}: {verdict(shown)}", loc="left")
+        all_axes[0].set_ylabel("σ")
+        handles, labels = all_axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+    return figure
 
 
 def verdict(runs: Sequence[Trajectory]) -> str:
-    """Say in a sentence which minimum the decoupled and the coupled form end at, or one alone."""
+    """Return a sentence that names the minimum at which each form of WSAM ends."""
     ends = {run.setting.rule: run.minimum for run in runs if run.setting.rule in RULES_WITH_GAMMA}
     if len(ends) == 1:
         ((rule, minimum),) = ends.items()
@@ -86,7 +86,7 @@ def verdict(runs: Sequence[Trajectory]) -> str:
     return f"only the {reached} form settles, at the sharp minimum"
 
 
-def _landscape(panel: Axes) -> None:
+def _landscape(axes: Axes) -> None:
     import numpy as np
     import torch
     from matplotlib.colors import LinearSegmentedColormap, PowerNorm
@@ -96,40 +96,40 @@ def _landscape(panel: Axes) -> None:
     height = loss(torch.from_numpy(np.stack([mu, sigma], axis=-1))).numpy()
     colors = LinearSegmentedColormap.from_list("loss", ["#7fb0d3", "#b9d3e4", "#e3ecf0", "#fbfaf6"])
     norm = PowerNorm(0.55, vmin=0.27, vmax=0.8)
-    panel.contourf(
+    axes.contourf(
         mu, sigma, height, levels=LEVELS, cmap=colors, norm=norm, extend="both"
     ).set_rasterized(True)
-    panel.contour(mu, sigma, height, levels=LEVELS, colors="#284664", linewidths=0.6, alpha=0.3)
-    panel.set(xlim=(left, right), ylim=(bottom, top), xlabel="μ", aspect="equal")
+    axes.contour(mu, sigma, height, levels=LEVELS, colors="#284664", linewidths=0.6, alpha=0.3)
+    axes.set(xlim=(left, right), ylim=(bottom, top), xlabel="μ", aspect="equal")
 
 
-def _path(panel: Axes, run: Trajectory) -> None:
+def _path(axes: Axes, run: Trajectory) -> None:
     from matplotlib.patheffects import Normal, Stroke
 
     rule = run.setting.rule
     mu, sigma = zip(*run.points, strict=True)
     width, dashes = STROKES[rule]
     stroke: dict[str, Any] = {"color": COLORS[rule], "linewidth": width, "linestyle": dashes}
-    (line,) = panel.plot(mu, sigma, label=RULES[rule], **stroke)
+    (line,) = axes.plot(mu, sigma, label=RULES[rule], **stroke)
     if dashes == "solid":
         line.set_path_effects(
             [Stroke(linewidth=width + 1.8, foreground="white", alpha=0.8), Normal()]
         )
-    panel.plot(*run.end, "o", color=COLORS[rule], markersize=6.5, markeredgecolor="white", zorder=4)
+    axes.plot(*run.end, "o", color=COLORS[rule], markersize=6.5, markeredgecolor="white", zorder=4)
 
 
-def _landmarks(panel: Axes, start: tuple[float, float]) -> None:
+def _landmarks(axes: Axes, start: tuple[float, float]) -> None:
     from matplotlib.patheffects import withStroke
 
     halo = [withStroke(linewidth=3, foreground="white", alpha=0.9)]
     offsets = {SHARP: (-6, -30), FLAT: (0, 13), SADDLE: (0, -18)}
     for place in places():
         marker = "x" if place.name == SADDLE else "+"
-        panel.plot(
+        axes.plot(
             *place.point, marker, color=TEXT_COLOR, markersize=10, markeredgewidth=1.8, zorder=5
         )
         name = place.name if place.name == SADDLE else f"{place.name} minimum"
-        panel.annotate(
+        axes.annotate(
             f"{name} {place.loss:.3f}",
             place.point,
             offsets[place.name],
@@ -138,8 +138,8 @@ def _landmarks(panel: Axes, start: tuple[float, float]) -> None:
             fontsize=9,
             path_effects=halo,
         )
-    panel.plot(*start, "o", color="white", markersize=7, markeredgecolor=TEXT_COLOR, zorder=5)
-    panel.annotate(
+    axes.plot(*start, "o", color="white", markersize=7, markeredgecolor=TEXT_COLOR, zorder=5)
+    axes.annotate(
         "start",
         start,
         (0, -15),

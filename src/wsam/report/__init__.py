@@ -1,6 +1,6 @@
-"""The report on a results folder, as one HTML file that needs nothing else."""
+"""The report on a results folder, as one self-contained HTML file."""
 
-from wsam.report.gather import Folder, gather
 from wsam.report.page import page, write
+from wsam.report.results import Folder, gather
 
 __all__ = ["Folder", "gather", "page", "write"]

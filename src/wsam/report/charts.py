@@ -1,180 +1,444 @@
-"""The charts of an experiment: errors with their deviations, curves, sharpness, a map."""
+"""Charts of the report, drawn by matplotlib as inline SVG.
+
+Colors are CSS variables of the page, so that one drawing serves the light and the dark scheme. A
+chart is as wide as a phone: nothing in it has to shrink there. Its text is text, in the page's font.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import io
+import math
+import re
+import textwrap
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from wsam._format import format_mean_std, mean_and_std
-from wsam.plot_style import method_title
-from wsam.report import svg
-from wsam.report.gather import Group
-from wsam.report.heat import heat
-from wsam.report.html import escape, figure, paragraph
-from wsam.report.labels import GREEK, MOST_OF_ONE, Experiment, Line, best
+from wsam.plot_style import METHOD_STYLES, RC_PARAMS, SHADE_COUNT, TEXT_COLOR
+from wsam.plots.html import to_unicode
 
-_MOST_BARS = 12
-NO_FIGURE = "–"
-_SPREAD = "Mean and sample deviation; small dots: the runs."
-CURVES = {
-    "test_error": ("Test error (%)", "Test error after each epoch."),
-    "train_loss": ("Training loss", "Mean training loss of each epoch, at w."),
-    "sharpness": (
-        "Sharpness",
-        "Mean sharpness in training, L(w + d) − L(w), of each epoch, each at its own radius: "
-        "not to be compared between radii.",
-    ),
-}
+if TYPE_CHECKING:
+    from markupsafe import Markup
+    from matplotlib.axes import Axes
+    from matplotlib.colors import Colormap, Normalize
 
-
-def legend(lines: Sequence[Line]) -> str:
-    """Return the names of lines with their strokes."""
-    items = (f"<li>{svg.swatch(line.look)}{escape(line.told)}</li>" for line in lines)
-    return f'<ul class="legend">{"".join(items)}</ul>'
-
-
-def series(line: Line, figure_name: str) -> svg.Series | None:
-    """Return the mean curve of a group with the deviation as its band; None where it has none."""
-    curves = [result.record["curve"] for result in line.group.finished]
-    points: list[tuple[float, float | None, float, float]] = []
-    for rows in zip(*curves, strict=False):
-        values = [float(row[figure_name]) for row in rows if row.get(figure_name) is not None]
-        mean, deviation = mean_and_std(values)
-        spread = deviation or 0.0
-        middle = mean or 0.0
-        points.append((rows[0]["epoch"], mean, middle - spread, middle + spread))
-    if not any(point[1] is not None for point in points):
-        return None
-    return svg.Series(line.told, line.look, points)
+WIDTH, HEIGHT = 400, 280
+"""Of a chart in CSS pixels, at its natural size."""
+_FONT_SIZE = 13
+_LINE_WIDTH = 2.1
+_LOG_RATIO = 10.0
+"""Positive values that span a larger ratio get a logarithmic axis."""
+_TICK_STEPS = [1, 2, 2.5, 5, 10]
+_LABEL_CHARACTERS = 44
+"""Characters of a bold label that fit into the width of a chart."""
+_HEAT_COLORS = ("#105e7a", "#48a096", "#f0d696", "#db7a44", "#8c2d2a")
+"""From low to high; readable in both color schemes."""
 
 
-def curves(experiment: Experiment, also: str = "") -> str:
-    """Return error, loss and sharpness over the epochs, with one legend.
+@dataclass(frozen=True)
+class LineStyle:
+    """Color and dashes of a series.
 
     Args:
-        experiment: The experiment.
-        also: Further figures of the same lines, as HTML.
+        color: A method, or ``ink``.
+        dashes: On and off lengths, empty for a solid line; None if no line is drawn.
+        shade: Index of a shade of the color (`plot_style.shades`); None for the color itself.
     """
-    shown = experiment.drawn
-    charts = []
-    for name, (label, told) in CURVES.items():
-        found = [made for line in shown if (made := series(line, name)) is not None]
-        if found:
-            title = f"{label}: {experiment.title}"
-            chart = svg.lines(title, found, "epoch", label, log=True, whole=True)
-            charts.append(figure(chart, f"{told}{spread(shown)}"))
-    if not charts:
-        return ""
-    head = legend(shown) + some(experiment.lines, shown)
-    return f'{head}<div class="charts">{"".join(charts)}{also}</div>'
+
+    color: str = "ink"
+    dashes: tuple[float, ...] | None = None
+    shade: int | None = None
+
+    @property
+    def css_name(self) -> str:
+        """The CSS variable of the color, without its dashes."""
+        return self.color if self.shade is None else f"{self.color}_{self.shade}"
 
 
-def some(lines: Sequence[Line], shown: Sequence[Line]) -> str:
-    """Say that not all groups are shown, where that is so."""
-    if len(shown) == len(lines):
-        return ""
-    told = (
-        f"{len(shown)} of {len(lines)} groups: those that fail and err least, at most "
-        f"{MOST_OF_ONE} a method."
-    )
-    return paragraph(told, "note")
+Point = tuple[float, float | None, float]
+"""x, mean, standard deviation. A mean of None, NaN or infinity is a gap."""
 
 
-def spread(lines: Sequence[Line]) -> str:
-    """Say what the bands are, where there are any, and that failed runs are in no mean."""
-    several = any(len(line.group.finished) > 1 for line in lines)
-    bands = " Mean over the seeds; band: one deviation." if several else ""
-    return bands + survivors(lines)
+@dataclass(frozen=True)
+class Series:
+    """A line with a band of one standard deviation around it."""
+
+    style: LineStyle
+    points: Sequence[Point]
 
 
-def survivors(lines: Sequence[Line]) -> str:
-    """Say that figures are of the finished runs alone, where others failed."""
-    return " Failed runs are left out." if any(line.group.failures for line in lines) else ""
+@dataclass(frozen=True)
+class DotRow:
+    """A mean with its standard deviation, and the values it is computed from."""
+
+    label: str
+    style: LineStyle
+    values: Sequence[float]
+    mean: float
+    std: float | None
 
 
-def errors(experiment: Experiment) -> str:
-    """Return final test errors and, where measured, top eigenvalues, with deviations; then maps."""
-    shown = best(experiment.lines, _MOST_BARS)
-    charts = []
-    for label, get, log in (
-        ("Test error (%)", _errors, False),
-        ("Top eigenvalue of the Hessian", _eigenvalues, True),
-    ):
-        rows = [_bar(line, get(line.group)) for line in shown if get(line.group)]
-        if rows:
-            chart = svg.bars(f"{label}: {experiment.title}", rows, label, log=log)
-            several = any(len(row.values) > 1 for row in rows)
-            told = _SPREAD if several else "One run each."
-            charts.append(figure(chart, told + survivors(shown)))
-    if not charts:
-        return ""
-    inside = "".join(charts) + maps(experiment)
-    return f'{some(experiment.lines, shown)}<div class="charts">{inside}</div>'
+@dataclass(frozen=True)
+class HeatMap:
+    """Values over two hyperparameters; the first runs to the right, the second upwards.
 
-
-def _errors(group: Group) -> list[float]:
-    return group.values("test_error")
-
-
-def _eigenvalues(group: Group) -> list[float]:
-    return group.eigenvalues
-
-
-def _bar(line: Line, values: list[float]) -> svg.Bar:
-    mean, deviation = mean_and_std(values)
-    assert mean is not None
-    return svg.Bar(line.told, line.look, values, mean, deviation)
-
-
-def maps(experiment: Experiment) -> str:
-    """Return a map of the error for every method that was run over two settings."""
-    made = []
-    by_method: dict[str, list[Group]] = {}
-    for line in experiment.lines:
-        by_method.setdefault(line.group.run.method, []).append(line.group)
-    for method, groups in by_method.items():
-        axes = _two_axes(groups)
-        if axes is None:
-            continue
-        first, second = axes
-        cells = {(_number(g, first), _number(g, second)): _place(g) for g in groups}
-        sides = ((GREEK.get(first, first), _values(groups, first)),
-                 (GREEK.get(second, second), _values(groups, second)))  # fmt: skip
-        title = f"Test error (%) of {method_title(method)} by {first} and {second}"
-        made.append(figure(heat(title, sides, cells), f"{title}: {experiment.title}."))
-    return "".join(made)
-
-
-def _place(group: Group) -> float | str:
-    """Return what a map shows of a group: a mean over all its runs, or how many failed.
-
-    The mean of the survivors has no colour there: it would pass for the best where most failed.
+    Args:
+        names: Of the hyperparameters.
+        cells: The value for each pair of hyperparameters, or a text if there is none.
+        chosen: A pair to mark.
     """
-    mean = mean_and_std(group.values("test_error"))[0]
-    return group.failures or (NO_FIGURE if mean is None else mean)
+
+    names: tuple[str, str]
+    cells: Mapping[tuple[float, float], float | str]
+    chosen: tuple[float, float] | None = None
+
+    @property
+    def xs(self) -> list[float]:
+        """The values of the first hyperparameter."""
+        return sorted({x for x, _ in self.cells})
+
+    @property
+    def ys(self) -> list[float]:
+        """The values of the second hyperparameter."""
+        return sorted({y for _, y in self.cells})
+
+    def text(self, x: float, y: float) -> str:
+        """Return the text of a cell; all numbers have one decimal."""
+        value = self.cells.get((x, y), "–")
+        return value if isinstance(value, str) else f"{value:.1f}"
 
 
-def _two_axes(groups: Sequence[Group]) -> tuple[str, str] | None:
-    """Return the two hyperparameters that a grid varies, if it varies these alone."""
-    rest = {g.run.replace(hyper={}, seed=0, noise_seed=0).key for g in groups}
-    varied = [n for n in groups[0].run.hyper if len({str(g.run.hyper[n]) for g in groups}) > 1]
-    if len(groups) < 4 or len(rest) > 1 or len(varied) != 2:
-        return None
-    first, second = sorted(varied, key=lambda name: name != "rho")  # rho to the right
-    return first, second
+# ---- line charts ----
 
 
-def _number(group: Group, name: str) -> float:
-    value = group.run.hyper[name]
-    return float(value) if isinstance(value, int | float) else 0.0
+def line_chart(
+    description: str,
+    series: Sequence[Series],
+    x_label: str,
+    y_label: str,
+    *,
+    log: bool = False,
+    integer_x: bool = False,
+) -> Markup:
+    """Return a chart of lines as SVG.
+
+    Args:
+        description: Alternative text.
+        series: The lines.
+        x_label: Below the horizontal axis.
+        y_label: Above the vertical axis.
+        log: Use a logarithmic vertical axis if the values span more than a factor of 10.
+        integer_x: Label integers only on the horizontal axis.
+    """
+    with _chart(HEIGHT, left=54, right=16, top=30, bottom=44) as axes:
+        draw_lines(axes, series, log=log, integer_x=integer_x)
+        axes.set_xlabel(x_label)
+        axes.figure.text(2 / WIDTH, 1 - 15 / HEIGHT, y_label, weight="bold")
+        return to_svg(axes, description)
 
 
-def _values(groups: Sequence[Group], name: str) -> list[float]:
-    return sorted({_number(group, name) for group in groups})
+def draw_lines(
+    axes: Axes, series: Sequence[Series], *, log: bool = False, integer_x: bool = False
+) -> None:
+    """Draw lines, all above all bands."""
+    from matplotlib.ticker import MaxNLocator
+
+    known = [p for one in series for p in one.points if p[1] is not None and math.isfinite(p[1])]
+    for one in series:
+        style: dict[str, Any] = {"color": color(one.style.css_name)}
+        x = [point[0] for point in one.points]
+        mean = [math.nan if p[1] is None or math.isinf(p[1]) else p[1] for p in one.points]
+        finite = [not math.isnan(value) for value in mean]
+        if any(point[2] for point in one.points):
+            below = [m - p[2] for m, p in zip(mean, one.points, strict=True)]
+            above = [m + p[2] for m, p in zip(mean, one.points, strict=True)]
+            # The edge keeps overlapping bands distinguishable.
+            axes.fill_between(x, below, above, where=finite, alpha=0.15, linewidth=0.8, **style)
+        dashes = (0, one.style.dashes) if one.style.dashes else "-"
+        axes.plot(x, mean, linewidth=_LINE_WIDTH, linestyle=dashes, zorder=3, **style)
+        padded = [False, *finite, False]
+        for at in range(len(x)):
+            if padded[at : at + 3] == [False, True, False]:  # a line would not show this point
+                axes.plot(x[at], mean[at], "o", markersize=7, zorder=3, **style)
+    xs = [point[0] for point in known] or [0.0]
+    low, high = min(xs), max(xs)
+    axes.set_xlim(*((low, high) if low < high else (low - 0.5, high + 0.5)))
+    locator = MaxNLocator(5, steps=_TICK_STEPS, integer=integer_x, min_n_ticks=1)
+    axes.xaxis.set_major_locator(locator)
+    _scale(axes, "y", [p[1] for p in known if p[1] is not None], log=log, zero=True)
+    axes.grid(axis="y")
+    axes.spines["left"].set_visible(False)
+    axes.tick_params(axis="y", length=0)
 
 
-def told(values: list[float], form: str) -> str:
-    """Return ``4.3 ± 0.2``, the mean alone, or a dash; `form` is a number's, as ``.1f``."""
-    mean, deviation = mean_and_std(values)
-    if mean is None:
-        return NO_FIGURE
-    return format_mean_std(mean, deviation, f"{{:{form}}}".format)
+# ---- dot charts ----
+
+
+def dot_chart(description: str, rows: Sequence[DotRow], label: str, *, log: bool = False) -> Markup:
+    """Return a chart of means with error bars as SVG, one row each, with single values as dots.
+
+    Args:
+        description: Alternative text.
+        rows: From top to bottom.
+        label: Below the axis.
+        log: Use a logarithmic axis if the values span more than a factor of 10.
+    """
+    labels = [textwrap.wrap(_shorten(row.label), _LABEL_CHARACTERS) for row in rows]
+    lines = max(map(len, labels), default=1)
+    step = 30 + 16 * lines
+    height = step * len(rows) + 50
+    with _chart(height, left=10, right=18, top=4, bottom=46) as axes:
+        draw_dots(axes, rows, log=log)
+        axes.set_xlabel(label)
+        axes.set_ylim(len(rows) - 1 + 14 / step, -1 + 14 / step)  # 14 pixels below each row
+        for at, words in enumerate(labels):
+            place: Any = (0, at)
+            axes.annotate(
+                "\n".join(words),
+                place,
+                (0, 13),
+                xycoords=("axes fraction", "data"),
+                textcoords="offset points",
+                weight="bold",
+            )
+        return to_svg(axes, description)
+
+
+def draw_dots(axes: Axes, rows: Sequence[DotRow], *, log: bool = False) -> None:
+    """Draw one row of dots for each mean."""
+    for at, row in enumerate(rows):
+        style: dict[str, Any] = {"color": color(row.style.css_name), "clip_on": False}
+        axes.plot(row.values, [at] * len(row.values), "o", alpha=0.45, markersize=6, **style)
+        bars: dict[str, Any] = {"elinewidth": _LINE_WIDTH, "capsize": 5, "capthick": _LINE_WIDTH}
+        axes.errorbar(row.mean, at, xerr=row.std, fmt="o", markersize=11, **bars, **style)
+    ends = [row.mean + side * (row.std or 0.0) for row in rows for side in (-1, 1)]
+    _scale(axes, "x", [*ends, *(value for row in rows for value in row.values)], log=log)
+    axes.grid(axis="x")
+    axes.set_yticks([])
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    axes.tick_params(axis="x", length=0)
+
+
+# ---- heat maps ----
+
+
+def heat_chart(description: str, heat_map: HeatMap) -> Markup:
+    """Return a heat map as SVG."""
+    left, top, bottom, row = 58, 26, 46, 40
+    height = top + row * len(heat_map.ys) + bottom
+    with _chart(height, left=left, right=8, top=top, bottom=bottom) as axes:
+        draw_heat_map(axes, heat_map, text=color("ink"), edge=color("card"), muted=color("soft"))
+        axes.set_xlabel(heat_map.names[0])
+        axes.figure.text(2 / WIDTH, 1 - 15 / height, heat_map.names[1], weight="bold")
+        return to_svg(axes, description)
+
+
+def draw_heat_map(axes: Axes, heat_map: HeatMap, *, text: str, edge: str, muted: str) -> None:
+    """Draw a heat map.
+
+    Args:
+        axes: Where to draw.
+        heat_map: The values.
+        text: Color of the mark around the chosen cell.
+        edge: Color between the cells.
+        muted: Color of cells that have a text instead of a value.
+    """
+    from matplotlib.patches import Rectangle
+
+    xs, ys = heat_map.xs, heat_map.ys
+    values = [value for value in heat_map.cells.values() if not isinstance(value, str)]
+    norm, colors = heat_norm(values), heat_colormap()
+    for (x, y), value in heat_map.cells.items():
+        column, row = xs.index(x), ys.index(y)
+        place: Any = (column - 0.46, row - 0.46)
+        if isinstance(value, str):
+            ink, shown = muted, "\n".join(value.split())
+            style: dict[str, Any] = {"fill": False, "edgecolor": muted, "linestyle": (0, (3, 3))}
+        else:
+            fill = colors(norm(max(value, norm.vmin or 0.0)))
+            ink, shown = (TEXT_COLOR if _is_light(fill) else "#ffffff"), heat_map.text(x, y)
+            style = {"facecolor": fill, "edgecolor": edge, "linewidth": 1}
+        axes.add_patch(Rectangle(place, 0.92, 0.92, **style))
+        if (x, y) == heat_map.chosen:
+            ring: dict[str, Any] = {"fill": False, "edgecolor": text, "linewidth": 3, "zorder": 3}
+            axes.add_patch(Rectangle(place, 0.92, 0.92, **ring))
+        axes.text(column, row, shown, ha="center", va="center", color=ink, zorder=4)
+    axes.set_xticks(range(len(xs)), [f"{x:g}" for x in xs])
+    axes.set_yticks(range(len(ys)), [f"{y:g}" for y in ys])
+    axes.set(xlim=(-0.5, len(xs) - 0.5), ylim=(-0.5, len(ys) - 0.5))
+    axes.tick_params(length=0)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+
+
+def heat_norm(values: Sequence[float]) -> Normalize:
+    """Return the logarithmic scale of a heat map. Zero counts as half of the least positive value."""
+    from matplotlib.colors import LogNorm
+
+    positive = [value for value in values if value > 0] or [1.0]
+    low, high = min(positive), max(positive)
+    low = low / 2 if 0 in values else low
+    return LogNorm(low, high) if low < high else LogNorm(low / 2, low * 2)
+
+
+def heat_colormap() -> Colormap:
+    """Return the colors of a heat map."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list("heat", list(_HEAT_COLORS))
+
+
+def _is_light(rgba: Sequence[float]) -> bool:
+    """Return whether dark text is more readable on a color than white text."""
+    return 0.299 * rgba[0] + 0.587 * rgba[1] + 0.114 * rgba[2] > 0.55
+
+
+# ---- axes and numbers ----
+
+
+def _scale(
+    axes: Axes, which: str, values: Iterable[float], *, log: bool = False, zero: bool = False
+) -> None:
+    """Set limits, ticks and tick labels of an axis.
+
+    Args:
+        axes: The axes.
+        which: "x" or "y".
+        values: The values to show.
+        log: Use a logarithmic scale if the values span more than a factor of 10.
+        zero: Start a linear axis at zero; otherwise leave a margin on both sides.
+    """
+    from matplotlib import ticker
+
+    axis = getattr(axes, f"{which}axis")
+    known = [value for value in values if math.isfinite(value)] or [0.0]
+    low, high = min(known), max(known)
+    formatter: Any = ticker.FuncFormatter(lambda value, _: short(value))
+    if log and low > 0 and high > _LOG_RATIO * low:
+        axes.set(**{f"{which}scale": "log", f"{which}lim": (low / 1.15, high * 1.15)})
+        subs = (1, 2, 5) if high < 100 * low else (1,)
+        axis.set_major_locator(ticker.LogLocator(subs=subs))
+        axis.set_minor_locator(ticker.NullLocator())
+    else:
+        low = min(low, 0.0) if zero else low
+        if low == high:
+            low, high = (low - abs(low) / 2, high + abs(high) / 2) if low else (0.0, 1.0)
+        margin = (0.05 if zero else 0.12) * (high - low)
+        start = low if zero else max(low - margin, 0.0 if low >= 0 else -math.inf)
+        axes.set(**{f"{which}lim": (start, high + margin)})
+        axis.set_major_locator(ticker.MaxNLocator(5, steps=_TICK_STEPS))
+        if high - low >= 1e-2 and max(-low, high) < 1e4:
+            formatter = ticker.ScalarFormatter(useOffset=False)  # equal numbers of decimals
+    axis.set_major_formatter(formatter)
+
+
+def short(value: float) -> str:
+    """Return a number in few characters.
+
+    Example:
+        >>> short(0.30000000000000004), short(20000.0), short(1e-05)
+        ('0.3', '20k', '1e-5')
+    """
+    if value and (abs(value) >= 1e6 or abs(value) < 1e-3):
+        mantissa, _, exponent = f"{value:.2g}".partition("e")
+        return f"{mantissa}e{int(exponent)}" if exponent else mantissa
+    if abs(value) >= 1e4:
+        return f"{value / 1000:.4g}k"
+    return f"{value:.4g}"
+
+
+def _shorten(text: str) -> str:
+    """Return a label of at most two lines."""
+    words = " ".join(text.split())
+    most = 2 * _LABEL_CHARACTERS - 8
+    return words if len(words) <= most else f"{words[: most - 1]}…"
+
+
+# ---- SVG ----
+
+_VARIABLES = (
+    *("ink", "soft", "grid", "card"),
+    *METHOD_STYLES,
+    *(f"{method}_{number}" for method in METHOD_STYLES for number in range(SHADE_COUNT)),
+)
+_PLACEHOLDERS = {name: f"#00{number:02x}ff" for number, name in enumerate(_VARIABLES)}
+
+
+def color(variable: str) -> str:
+    """Return the placeholder of a CSS variable. `to_svg` replaces it by ``var(--variable)``."""
+    return _PLACEHOLDERS[variable]
+
+
+@contextmanager
+def _chart(
+    height: float, *, left: float, right: float, top: float, bottom: float
+) -> Iterator[Axes]:
+    """Yield the axes of an empty chart, with margins in pixels."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    ink, soft = color("ink"), color("soft")
+    style = RC_PARAMS | {
+        "font.size": _FONT_SIZE,
+        "text.color": ink,
+        "axes.edgecolor": soft,
+        "axes.labelcolor": soft,
+        "axes.axisbelow": True,
+        "xtick.color": soft,
+        "ytick.color": soft,
+        "grid.color": color("grid"),
+        "grid.linewidth": 1,
+        "lines.scale_dashes": False,
+        "figure.facecolor": "none",
+        "axes.facecolor": "none",
+        "savefig.facecolor": "none",
+        # A label may hold any text: "$" does not start a formula.
+        "text.parse_math": False,
+    }
+    with rc_context(style), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # the page may use another font
+        figure = Figure(figsize=(WIDTH / 72, height / 72))
+        box = (left / WIDTH, bottom / height, (WIDTH - left - right) / WIDTH)
+        yield figure.add_axes((*box, (height - top - bottom) / height))
+
+
+def to_svg(axes: Axes, description: str) -> Markup:
+    """Return a figure as an inline SVG element with CSS variables as colors.
+
+    Args:
+        axes: The axes of the figure.
+        description: Alternative text.
+    """
+    from markupsafe import Markup
+    from matplotlib import rc_context
+    from matplotlib.text import Text
+
+    description = to_unicode(description)
+    figure: Any = axes.figure
+    for text in figure.findobj(Text):
+        text.set_text(to_unicode(text.get_text()))
+    file = io.StringIO()
+    metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    with rc_context({"svg.hashsalt": description}):  # identifiers that are unique on the page
+        figure.savefig(file, format="svg", metadata=metadata)
+    whole = file.getvalue()
+    # Without the header and its style sheet, which would apply to the whole page.
+    body = whole[whole.index("</defs>") + len("</defs>") : whole.rindex("</svg>")]
+    body = re.sub(r' id="[\w.]+_\d+"', "", body)  # of the elements; others are referenced
+    body = re.sub(r"font-family: [^;\"]*(; |(?=\"))", "", body)
+    body = re.sub(r' d="([^"]*)"', lambda found: f' d="{_compact(found[1])}"', body)
+    for variable, placeholder in _PLACEHOLDERS.items():
+        body = body.replace(placeholder, f"var(--{variable})")
+    width, height = figure.get_size_inches() * 72
+    return Markup(
+        '<svg class="chart" viewBox="0 0 {:.0f} {:.0f}" role="img" aria-label="{}">{}</svg>'
+    ).format(width, height, description, Markup(re.sub(r"\s*\n\s*", "", body)))
+
+
+def _compact(path: str) -> str:
+    """Return the data of a path with one decimal and no superfluous spaces."""
+    rounded = re.sub(r"-?\d+\.\d+", lambda number: f"{float(number[0]):.1f}", path)
+    return re.sub(r"\s*([A-Za-z])\s*", r"\1", rounded)

@@ -1,4 +1,4 @@
-"""The command that makes a record again."""
+"""Commands that reproduce a record."""
 
 from __future__ import annotations
 
@@ -7,26 +7,24 @@ import shlex
 
 from wsam.lab.run import Run
 from wsam.lab.settings import BASES
-from wsam.report.gather import Result
+from wsam.report.results import Result
 
-_OWN_OPTIONS = ("rho", "gamma", "alpha", "beta", "eta")
+_HYPER_OPTIONS = ("rho", "gamma", "alpha", "beta", "eta")
 _BASE_OPTIONS = ("lr", "momentum", "weight_decay")
-
-
-AGAIN = "again"
-"""The folder that commands write to: where a finished run has its record it is not trained again."""
+OUTPUT_FOLDER = "again"
+"""The output folder of the commands. A new one, because a finished run is not trained again."""
 
 
 def command(
     run: Run, *, device: str | None = None, keep: bool = False, out: str | None = None
 ) -> str:
-    """Return the `wsam train` that trains a run, all that decides its outcome spelt out.
+    """Return the `wsam train` command of a run, with all settings that determine its result.
 
     Args:
         run: The run.
-        device: Where it ran, if that is to be the same.
-        keep: Keep the weights, for what is measured afterwards.
-        out: The folder of its record.
+        device: The value of ``--device``, if any.
+        keep: Keep the weights for later measurements.
+        out: The output folder.
 
     Example:
         >>> command(Run(method="sam", hyper={"rho": 0.2}, epochs=3)).split(" --lr")[0]
@@ -51,7 +49,7 @@ def command(
 def _hyper(run: Run) -> list[object]:
     words: list[object] = []
     for name, value in run.hyper.items():
-        if name in _OWN_OPTIONS:
+        if name in _HYPER_OPTIONS:
             words += [f"--{name}", value]
         elif value is not None:
             words += ["--hyper", f"{name}={json.dumps(value)}"]
@@ -81,21 +79,21 @@ def _base(run: Run) -> list[object]:
         if name in _BASE_OPTIONS:
             words += [f"--{name.replace('_', '-')}", value]
         elif value != BASES[run.base][name]:
-            plain = list(value) if isinstance(value, tuple) else value
-            words += ["--base-arg", f"{name}={json.dumps(plain)}"]
+            items = list(value) if isinstance(value, tuple) else value
+            words += ["--base-arg", f"{name}={json.dumps(items)}"]
     return words
 
 
 def commands(result: Result) -> list[str]:
-    """Return the commands that make a result again: the training and what was measured then."""
+    """Return the commands that reproduce a result: training and measurements."""
     execution = result.record.get("execution") or {}
     device = "cpu" if execution.get("device") == "cpu" else None
-    train = command(result.run, device=device, keep=result.minimum is not None, out=AGAIN)
+    train = command(result.run, device=device, keep=result.minimum is not None, out=OUTPUT_FOLDER)
     processes = execution.get("processes", 1)
     if isinstance(processes, int) and processes > 1:
         train = f"torchrun --nproc_per_node {processes} -m {train}"
     if result.minimum is None:
         return [train]
-    record = f"{AGAIN}/{result.run.key}.json"
+    record = f"{OUTPUT_FOLDER}/{result.run.key}.json"
     images = result.minimum.get("images", 10_000)
     return [train, f"wsam curvature {record} --top 1 --samples {images}"]

@@ -1,4 +1,4 @@
-"""What people read: names of groups and of experiments, and how each is drawn."""
+"""Names of groups and experiments, and the line style of each group."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from wsam._format import mean_and_std
 from wsam.lab.run import Run
 from wsam.lab.settings import Value
 from wsam.plot_style import METHOD_STYLES, SHADE_COUNT, method_title
-from wsam.report.gather import Group, group_key
-from wsam.report.svg import Look
+from wsam.report.charts import LineStyle
+from wsam.report.results import Group, group_key
 
-_DASHES = tuple(dict.fromkeys(look.dashes for look in METHOD_STYLES.values()))
-MOST_LINES = len(_DASHES)
-"""More lines than this cannot be told apart without colours."""
-MOST_OF_ONE = SHADE_COUNT
-"""As many lines of one method have shades of their own, and leave room for others to compare."""
-_TONES_OF = {2: (1, 3), 3: (1, 2, 3), 4: (0, 1, 2, 3)}
-"""Which shades so many lines of a method have: the faintest, far from its colour, where need be."""
+_DASHES = tuple(dict.fromkeys(style.dashes for style in METHOD_STYLES.values()))
+MAX_LINES = len(_DASHES)
+"""More lines are not distinguishable without color."""
+MAX_LINES_PER_METHOD = SHADE_COUNT
+"""One shade for each line of a method; the rest is for other methods to compare with."""
+_SHADES = {2: (1, 3), 3: (1, 2, 3), 4: (0, 1, 2, 3)}
+"""Shades by number of lines. The lightest, which differs most from the color, is used last."""
 GREEK = {"rho": "ρ", "gamma": "γ", "alpha": "α", "beta": "β", "eta": "η", "rho_min": "ρ min"}
 Setting = Callable[[Run], object]
-_VARYING: dict[str, Setting] = {
+_SETTINGS: dict[str, Setting] = {
     "base": lambda run: run.base,
     "batch": lambda run: run.batch_size,
     "schedule": lambda run: run.schedule,
@@ -36,163 +36,165 @@ _VARYING: dict[str, Setting] = {
 
 
 @dataclass(frozen=True)
-class Line:
-    """A group with its name and its look."""
+class LabeledGroup:
+    """A group with its name and its line style."""
 
     group: Group
     name: str
-    look: Look
+    style: LineStyle
 
     @property
-    def told(self) -> str:
-        """Its name and, where runs failed, how many: figures beside it are of the others alone."""
+    def label(self) -> str:
+        """The name and the number of failed runs, because figures exclude failed runs."""
         return ", ".join(part for part in (self.name, self.group.failures) if part)
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """Groups that may be compared: same data, same model, same noise."""
+    """Groups that can be compared: same data, same model, same label noise."""
 
     title: str
-    lines: tuple[Line, ...]
+    groups: tuple[LabeledGroup, ...]
 
     @property
-    def drawn(self) -> list[Line]:
-        """Those whose curves are drawn."""
-        return [line for line in self.lines if line.look.dashes is not None]
+    def plotted(self) -> list[LabeledGroup]:
+        """The groups whose curves are drawn."""
+        return [item for item in self.groups if item.style.dashes is not None]
 
 
 def experiments(
     groups: Sequence[Group], names: Mapping[str, str] | None = None
 ) -> list[Experiment]:
-    """Sort groups by data, model and noise, and give each a name and a look.
+    """Return groups by data, model and noise, each group with a name and a line style.
 
     Args:
-        groups: As `gather` returns them.
-        names: Names of one's own for some groups, by `gather.group_key`.
+        groups: The groups of `gather`.
+        names: Names that replace the generated ones, by `results.group_key`.
     """
-    by_place: dict[str, list[Group]] = {}
+    by_title: dict[str, list[Group]] = {}
     for group in groups:
-        by_place.setdefault(experiment_title(group.run), []).append(group)
-    return [Experiment(title, tuple(_lines(mine, names or {}))) for title, mine in by_place.items()]
+        by_title.setdefault(experiment_title(group.run), []).append(group)
+    return [
+        Experiment(title, tuple(_labeled(found, names or {}))) for title, found in by_title.items()
+    ]
 
 
-def named(folder: Path) -> str:
-    """Return a folder's name; of one named ``runs``, as many are, with what it lies in."""
+def folder_title(folder: Path) -> str:
+    """Return the name of a folder; ``runs`` is preceded by the name of its parent."""
     path = folder.resolve()
     return f"{path.parent.name}/{path.name}" if path.name == "runs" else path.name
 
 
 def experiment_title(run: Run) -> str:
-    """Return ``digits, cnn, 40% of the labels redrawn``."""
+    """Return a title such as ``digits, cnn, 40% of the labels redrawn``."""
     noise = f", {100 * run.noise:g}% of the labels redrawn" if run.noise else ""
     return f"{run.data}, {run.model}{noise}"
 
 
-def _lines(groups: Sequence[Group], names: Mapping[str, str]) -> list[Line]:
-    varying = _varying([group.run for group in groups])
-    made = []
+def _labeled(groups: Sequence[Group], names: Mapping[str, str]) -> list[LabeledGroup]:
+    varying = _varying_settings([group.run for group in groups])
+    found = []
     for group in groups:
         method = group.run.method
-        name = names.get(group_key(group.run)) or label(group.run, varying)
-        made.append(Line(group, name, Look(method if method in METHOD_STYLES else "ink")))
-    return toned(dashed(made))
+        name = names.get(group_key(group.run)) or group_name(group.run, varying)
+        style = LineStyle(method if method in METHOD_STYLES else "ink")
+        found.append(LabeledGroup(group, name, style))
+    return assign_shades(assign_dashes(found))
 
 
-def best(lines: Sequence[Line], most: int) -> list[Line]:
-    """Return the lines with the smallest mean error, in their own order.
+# ---- styles ----
 
-    Those with failed runs come after those without: their means are of the survivors alone.
+
+def select_best(groups: Sequence[LabeledGroup], limit: int) -> list[LabeledGroup]:
+    """Return the groups with the smallest mean error, in their own order.
+
+    Groups with failed runs come last: their means cover the remaining runs only.
 
     Args:
-        lines: All there are.
-        most: How many; of one method at most `MOST_OF_ONE`.
+        groups: All groups.
+        limit: How many to return; at most `MAX_LINES_PER_METHOD` of one method.
     """
-    errors = {id(line): mean_and_std(line.group.values("test_error"))[0] for line in lines}
-    known = [line for line in lines if errors[id(line)] is not None]
-    kept: list[Line] = []
-    for line in sorted(known, key=lambda line: (bool(line.group.failures), errors[id(line)])):
-        alike = sum(other.look.color == line.look.color for other in kept)
-        if len(kept) < most and alike < MOST_OF_ONE:
-            kept.append(line)
-    wanted = {id(line) for line in kept}
-    return [line for line in lines if id(line) in wanted]
+    errors = {id(item): mean_and_std(item.group.values("test_error"))[0] for item in groups}
+    known = [item for item in groups if errors[id(item)] is not None]
+    selected: list[LabeledGroup] = []
+    for item in sorted(known, key=lambda item: (bool(item.group.failures), errors[id(item)])):
+        same_method = sum(other.style.color == item.style.color for other in selected)
+        if len(selected) < limit and same_method < MAX_LINES_PER_METHOD:
+            selected.append(item)
+    wanted = set(map(id, selected))
+    return [item for item in groups if id(item) in wanted]
 
 
-def dashed(lines: Sequence[Line]) -> list[Line]:
-    """Give each line that is to be drawn dashes that no other has.
+def assign_dashes(groups: Sequence[LabeledGroup]) -> list[LabeledGroup]:
+    """Give unique dashes to every group whose curves are drawn.
 
-    The first of a method has the method's own, further ones what is left over.
+    The first group of a method gets the dashes of the method, the others get unused ones.
     """
-    drawn = best(lines, MOST_LINES)
-    own = {line.look.color: line for line in reversed(drawn) if line.look.color in METHOD_STYLES}
-    taken = {METHOD_STYLES[method].dashes for method in own}
-    free = (dashes for dashes in _DASHES if dashes not in taken)
-    given = {
-        id(line): METHOD_STYLES[line.look.color].dashes
-        if own.get(line.look.color) is line
-        else next(free)
-        for line in drawn
-    }
-    return [replace(line, look=replace(line.look, dashes=given.get(id(line)))) for line in lines]
+    plotted = select_best(groups, MAX_LINES)
+    first = {g.style.color: g for g in reversed(plotted) if g.style.color in METHOD_STYLES}
+    own = {id(item): METHOD_STYLES[method].dashes for method, item in first.items()}
+    unused = (dashes for dashes in _DASHES if dashes not in own.values())
+    dashes = {id(item): own[id(item)] if id(item) in own else next(unused) for item in plotted}
+    return [replace(g, style=replace(g.style, dashes=dashes.get(id(g)))) for g in groups]
 
 
-def toned(lines: Sequence[Line]) -> list[Line]:
-    """Give lines of one method that are shown together shades of its colour, from faint to strong."""
-    by_method: dict[str, list[Line]] = {}
-    for line in best(lines, len(lines)):
-        by_method.setdefault(line.look.color, []).append(line)
+def assign_shades(groups: Sequence[LabeledGroup]) -> list[LabeledGroup]:
+    """Give groups of one method that are shown together shades of its color, light to dark."""
+    by_method: dict[str, list[LabeledGroup]] = {}
+    for item in select_best(groups, len(groups)):
+        by_method.setdefault(item.style.color, []).append(item)
     shades: dict[int, int] = {}
-    for method, mine in by_method.items():
-        if len(mine) > 1 and method in METHOD_STYLES:
-            chosen = _TONES_OF[len(mine)]
-            shades |= {id(line): tone for line, tone in zip(mine, chosen, strict=True)}
-    return [replace(line, look=replace(line.look, tone=shades.get(id(line)))) for line in lines]
+    for method, items in by_method.items():
+        if len(items) > 1 and method in METHOD_STYLES:
+            shades |= dict(zip(map(id, items), _SHADES[len(items)], strict=True))
+    return [replace(g, style=replace(g.style, shade=shades.get(id(g)))) for g in groups]
 
 
-def _varying(runs: Sequence[Run]) -> dict[str, Setting]:
-    """Return the settings, beside the method's own, in which some runs differ.
+# ---- names ----
 
-    Bases and geometries have arguments of their own, so that these are compared among runs of the
-    same one; and epochs among runs of a method, and named for those alone: the base by itself often
-    gets more of them.
+
+def _varying_settings(runs: Sequence[Run]) -> dict[str, Setting]:
+    """Return the settings that differ between runs, other than the method's own.
+
+    Arguments of bases and geometries are compared between runs of the same base or geometry. Epochs
+    are compared between runs of a method, because the base alone often gets more of them.
     """
-    found = {name: get for name, get in _VARYING.items() if _differ(runs, get)}
+    found = {name: get for name, get in _SETTINGS.items() if _differ(runs, get)}
     lengths = Counter(method for method, _ in {(run.method, run.epochs) for run in runs})
     uneven = {method for method, different in lengths.items() if different > 1}
     if uneven:
         found["epochs"] = lambda run: run.epochs if run.method in uneven else None
     for name in sorted({name for run in runs for name in run.base_args}):
-        if _differ(runs, _argument(name), lambda run: run.base):
-            found[name.replace("_", " ")] = _argument(name)
+        if _differ(runs, _base_argument(name), lambda run: run.base):
+            found[name.replace("_", " ")] = _base_argument(name)
     for name in sorted({name for run in runs for name in run.geometry or {}} - {"name"}):
-        if _differ(runs, _of_geometry(name), _of_geometry("name")):
-            found[f"geometry {GREEK.get(name, name.replace('_', ' '))}"] = _of_geometry(name)
+        if _differ(runs, _geometry_argument(name), _geometry_argument("name")):
+            found[f"geometry {GREEK.get(name, name.replace('_', ' '))}"] = _geometry_argument(name)
     return found
 
 
-def _differ(runs: Sequence[Run], get: Setting, kind: Setting | None = None) -> bool:
-    """Tell whether a setting has several values among the runs of some kind, or among all."""
+def _differ(runs: Sequence[Run], get: Setting, key: Setting | None = None) -> bool:
+    """Return whether a setting differs between runs, or between runs with the same key."""
     values: dict[str, set[str]] = {}
     for run in runs:
-        values.setdefault(str(kind(run)) if kind else "", set()).add(str(get(run)))
+        values.setdefault(str(key(run)) if key else "", set()).add(str(get(run)))
     return any(len(found) > 1 for found in values.values())
 
 
-def _argument(name: str) -> Setting:
+def _base_argument(name: str) -> Setting:
     return lambda run: run.base_args.get(name)
 
 
-def _of_geometry(name: str) -> Setting:
+def _geometry_argument(name: str) -> Setting:
     return lambda run: (run.geometry or {}).get(name)
 
 
-def label(run: Run, varying: Mapping[str, Setting] | None = None) -> str:
+def group_name(run: Run, varying: Mapping[str, Setting] | None = None) -> str:
     """Return a short name: ``WSAM γ 0.88, ρ 0.2``.
 
     Args:
         run: Any run of the group.
-        varying: Further settings to name, each by a function of a run.
+        varying: Further settings to include, each as a function of a run.
     """
     name = run.base.upper() if run.method == "vanilla" else method_title(run.method)
     parts = [f"{GREEK.get(k, k)} {_text(v)}" for k, v in run.hyper.items() if v is not None]
@@ -207,7 +209,7 @@ def label(run: Run, varying: Mapping[str, Setting] | None = None) -> str:
 
 
 def _option(name: str, value: Value) -> str:
-    """Return an option that is not at its default: a switch by its name, others with their value."""
+    """Return an option that is not at its default; a switch without its value."""
     return name if value is True else f"{name} {_text(value)}"
 
 

@@ -1,23 +1,18 @@
-"""The report as one HTML text: no network, no scripts, light and dark."""
+"""The report as one HTML file: no network, no scripts, light and dark."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from importlib.resources import files
 from pathlib import Path
 
 from wsam.lab.files import write_atomic
-from wsam.plot_style import BACKGROUNDS, METHOD_STYLES, SHADE_COUNT, shades, with_colors
+from wsam.plots.html import render, to_unicode
 from wsam.report import sections
-from wsam.report.gather import Folder, gather
-from wsam.report.html import Section, escape
-from wsam.report.labels import experiments, named
-
-_NO_BYTES = re.compile("[\ud800-\udc7f\udd00-\udfff]")
-"""Surrogates that stand for no byte: a damaged record may hold them."""
-_TONE_ENDS = tuple(f"_{number}" for number in range(SHADE_COUNT))
+from wsam.report.elements import Section
+from wsam.report.experiment import experiment_section
+from wsam.report.labels import experiments, folder_title
+from wsam.report.results import Folder, gather
 
 
 def page(
@@ -33,41 +28,43 @@ def page(
     """Return the report on a results folder.
 
     Args:
-        folder: As `gather` returns it.
-        title: Its heading; default: the folder's name.
-        lead: HTML below the heading; default: how many runs there are.
-        first: Sections that come before the experiments.
-        extra: Sections that come after the experiments.
-        names: Names of one's own for some groups, by `gather.group_key`.
-        tables: Whether each experiment begins with the table of its groups.
+        folder: The result of `gather`.
+        title: The heading. Default: the name of the folder.
+        lead: HTML below the heading. Default: the number of runs.
+        first: Sections before the experiments.
+        extra: Sections after the experiments.
+        names: Names that replace the generated ones of groups, by `results.group_key`.
+        tables: Whether each experiment starts with the table of its groups.
     """
+    from markupsafe import Markup
+
     found = experiments(folder.groups, names)
-    optional = (sections.beside_paper(folder), sections.troubles(folder))
-    parts: list[Section | None] = [*first, *(sections.experiment(one, tables) for one in found)]
-    parts += [*extra, *optional, sections.environments(folder.results)]
-    parts += [sections.reproduce(found)] if found else []
-    body = "".join(part.html for part in parts if part is not None)
-    heading = title or f"Results in {named(folder.path)}"
-    made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    text = _asset("report.html")
-    for mark, value in (
-        ("/*STYLE*/", _style()),
-        ("<!--TITLE-->", escape(heading)),
-        ("<!--LEAD-->", lead or sections.overview(folder)),
-        ("<!--MADE-->", made),
-        ("<!--BODY-->", body),  # last: nothing in it is taken for a mark
-    ):
-        text = text.replace(mark, value)
-    return _as_unicode(text)
+    parts = [
+        *first,
+        *(experiment_section(one, tables) for one in found),
+        *extra,
+        sections.paper_section(folder),
+        sections.problems_section(folder),
+        sections.environment_section(folder.results),
+        sections.reproduce_section(found) if found else None,
+    ]
+    text = render(
+        "report/templates/page.html",
+        title=title or f"Results in {folder_title(folder.path)}",
+        lead=sections.overview(folder) if lead is None else Markup(lead),
+        sections=[part for part in parts if part is not None],
+        created=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+    )
+    return to_unicode(text)
 
 
 def write(folder: Path, out: Path | None = None) -> tuple[Path, Folder]:
-    """Write the report on a results folder; return its path and what was found.
+    """Write the report on a results folder; return its path and the contents of the folder.
 
     Args:
         folder: The results.
-        out: The file; default ``report.html`` in the folder of the records, which of the
-            demonstration is its folder ``runs``: its own report stays as it is.
+        out: The file. Default: ``report.html`` in the folder of the records. For `wsam demo`
+            that is its subfolder ``runs``, so that its own report is kept.
 
     Example:
         >>> import tempfile
@@ -82,40 +79,3 @@ def write(folder: Path, out: Path | None = None) -> tuple[Path, Folder]:
     path = out or found.path / "report.html"
     write_atomic(path, page(found).encode())
     return path, found
-
-
-def _as_unicode(text: str) -> str:
-    """Return a text that can be written; what is no text, as in names of some folders, becomes �.
-
-    Python keeps the bytes of a name that it cannot decode as single surrogates: where it cannot
-    only because of the locale, these bytes are UTF-8 all the same.
-    """
-    kept = _NO_BYTES.sub("\ufffd", text).encode("utf-8", "surrogateescape")
-    return kept.decode("utf-8", "replace")
-
-
-def _style() -> str:
-    """Return the style sheet, with a rule for every colour and every tone of it."""
-    names = [f"{method}{end}" for method in METHOD_STYLES for end in ("", *_TONE_ENDS)]
-    rules = (
-        f".c-{name} {{ stroke: var(--{name}); }} .f-{name} {{ fill: var(--{name}); }}"
-        for name in names
-    )
-    text = _asset("report.css").strip().replace("/*METHODS*/", "\n".join(rules))
-    for scheme in BACKGROUNDS:
-        text = text.replace(f"/*{scheme.upper()} TONES*/", _tones(scheme))
-    return with_colors(text)
-
-
-def _tones(scheme: str) -> str:
-    """Return the declarations of all shades on a light or a dark page."""
-    colors = {method: getattr(look, scheme) for method, look in METHOD_STYLES.items()}
-    return " ".join(
-        f"--{method}{end}: {tone};"
-        for method, color in colors.items()
-        for end, tone in zip(_TONE_ENDS, shades(color, BACKGROUNDS[scheme]), strict=True)
-    )
-
-
-def _asset(name: str) -> str:
-    return files("wsam.report").joinpath("assets", name).read_text(encoding="utf-8")

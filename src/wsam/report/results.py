@@ -1,4 +1,4 @@
-"""What a results folder holds: groups of runs that differ in their seeds alone, and what went wrong."""
+"""Results of a folder: groups of runs that differ only in their seeds, and the problems found."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from wsam.lab.settings import is_number
 from wsam.paper import minima
 from wsam.plot_style import METHOD_STYLES
 
+UNFINISHED, DAMAGED, FAILED = "unfinished", "damaged", "failed"
+
 
 @dataclass(frozen=True)
 class Result:
-    """A run with its record and, where it was measured, its minimum."""
+    """A run with its record and the measurement of its minimum, if there is one."""
 
     run: Run
     record: Record
@@ -27,7 +29,7 @@ class Result:
 
     @property
     def finished(self) -> bool:
-        """Whether training went to the end."""
+        """Whether training completed."""
         return records.is_finished(self.record)
 
     def final(self, name: str) -> float | None:
@@ -45,7 +47,7 @@ class Group:
 
     @property
     def finished(self) -> tuple[Result, ...]:
-        """Those that went to the end."""
+        """The runs that completed."""
         return tuple(result for result in self.results if result.finished)
 
     def values(self, name: str) -> list[float]:
@@ -55,28 +57,42 @@ class Group:
 
     @property
     def eigenvalues(self) -> list[float]:
-        """The top eigenvalues that were measured."""
+        """The measured top eigenvalues of the Hessian."""
         return [r.minimum["top_eigenvalue"] for r in self.finished if r.minimum is not None]
 
     @property
+    def slices(self) -> list[tuple[list[float], list[float]]]:
+        """Distances and losses of every measured slice through a minimum."""
+        measured = (
+            minima.read_slice(dict(result.minimum or {}), minima.SLICE) for result in self.finished
+        )
+        return [(line.coordinates[0], list(line.losses)) for line in measured if line is not None]
+
+    @property
     def failures(self) -> str:
-        """How many of its runs failed, ``failed 4/5``; empty where none did."""
-        return failed_of(len(self.results) - len(self.finished), len(self.results))
+        """The number of failed runs, ``failed 4/5``; empty if none failed."""
+        return format_failures(len(self.results) - len(self.finished), len(self.results))
 
     @property
     def seconds(self) -> list[float]:
-        """The time of each finished run."""
+        """The training time of each finished run."""
         return [float(r.record["seconds"]) for r in self.finished if r.record.get("seconds")]
 
 
-def failed_of(failed: int, runs: int) -> str:
-    """Say how many of some runs failed, ``failed 4/5``; nothing where none did."""
+def format_failures(failed: int, runs: int) -> str:
+    """Return ``failed 4/5``, or an empty text if no run failed."""
     return f"failed {failed}/{runs}" if failed else ""
 
 
 @dataclass(frozen=True)
 class Trouble:
-    """A file or a run that is not as it should be."""
+    """A problem with a run or a file.
+
+    Args:
+        what: The run or the file.
+        kind: "unfinished", "damaged" or "failed".
+        why: The reason.
+    """
 
     what: str
     kind: str
@@ -85,7 +101,7 @@ class Trouble:
 
 @dataclass
 class Folder:
-    """All that a results folder holds."""
+    """The contents of a results folder."""
 
     path: Path
     groups: list[Group] = field(default_factory=list)
@@ -97,28 +113,25 @@ class Folder:
         return [result for group in self.groups for result in group.results]
 
     def count(self, kind: str) -> int:
-        """Return how many troubles there are of a kind."""
+        """Return the number of problems of a kind."""
         return sum(trouble.kind == kind for trouble in self.troubles)
 
 
-UNFINISHED, DAMAGED, FAILED = "unfinished", "damaged", "failed"
-
-
 def group_key(run: Run) -> str:
-    """Return what the runs of a group share: the key of their settings without the seeds."""
+    """Return the key that the runs of a group share: that of their settings without the seeds."""
     return run.replace(seed=0, noise_seed=0).key
 
 
 def gather(folder: Path) -> Folder:
-    """Read a results folder; a record that cannot be read is told of, not passed over.
+    """Read a results folder. Unreadable records are listed as problems.
 
     Args:
-        folder: Where `wsam train`, `wsam paper run`, `wsam sweep` or `wsam demo` put records; those
-            of the demonstration are in its folder ``runs``, which is looked into.
+        folder: The output folder of `wsam train`, `wsam paper run`, `wsam sweep` or `wsam demo`. The
+            records of the latter are in its subfolder ``runs``, which is read instead.
 
     Raises:
-        FileNotFoundError: There is no such folder.
-        ValueError: It holds neither a record nor a run under way.
+        FileNotFoundError: The folder does not exist.
+        ValueError: The folder contains neither a record nor an unfinished run.
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no folder {folder}")
@@ -128,48 +141,48 @@ def gather(folder: Path) -> Folder:
     for path in sorted(folder.glob("*.json")):
         if records.is_named_by_key(path):
             try:
-                result = read_result(path, found.troubles)
+                result = _read_result(path, found.troubles)
             except (OSError, ValueError) as error:
-                found.troubles.append(Trouble(path.name, DAMAGED, _why(path, error)))
+                found.troubles.append(Trouble(path.name, DAMAGED, _reason(path, error)))
                 continue
             by_group.setdefault(group_key(result.run), []).append(result)
             if not result.finished:
-                why = records.failure_reason(result.record)
-                found.troubles.append(Trouble(result.run.title, FAILED, why))
+                reason = records.failure_reason(result.record)
+                found.troubles.append(Trouble(result.run.title, FAILED, reason))
     for results in by_group.values():
         ordered = sorted(results, key=lambda result: result.run.seed)
         found.groups.append(Group(ordered[0].run, tuple(ordered)))
-    found.groups.sort(key=_order)
-    found.troubles += unfinished(folder)
+    found.groups.sort(key=_sort_key)
+    found.troubles += _unfinished(folder)
     if not found.groups and not found.troubles:
         raise ValueError(f"{folder} holds no records: train something with --out {folder} first")
     return found
 
 
 def records_folder(folder: Path) -> Path:
-    """Return the folder itself or, where it holds no record but its folder ``runs`` does, that."""
-    below = folder / "runs"
-    return below if not _holds_records(folder) and _holds_records(below) else folder
+    """Return the folder, or its subfolder ``runs`` if only that contains records."""
+    runs = folder / "runs"
+    return runs if not _has_records(folder) and _has_records(runs) else folder
 
 
-def _holds_records(folder: Path) -> bool:
-    """Tell whether records, or runs under way, lie in a folder."""
+def _has_records(folder: Path) -> bool:
+    """Return whether a folder contains records or unfinished runs."""
     paths = (*folder.glob("*.json"), *records.work_root(folder).glob("*"))
     return any(map(records.is_named_by_key, paths))
 
 
-def _why(path: Path, error: Exception) -> str:
-    """Say what is wrong with a file that should be a record."""
+def _reason(path: Path, error: Exception) -> str:
+    """Return why a record cannot be read."""
     if path.is_dir():
         return f"{path} is a folder, not a record"
     return f"{path}: {error.strerror}" if isinstance(error, OSError) else str(error)
 
 
-def read_result(path: Path, troubles: list[Trouble]) -> Result:
-    """Read one record and what was measured beside it.
+def _read_result(path: Path, troubles: list[Trouble]) -> Result:
+    """Read a record and the measurement of its minimum.
 
     Raises:
-        ValueError: Damaged, or of a run that this version cannot make.
+        ValueError: The record is damaged, or its run is unknown to this version.
     """
     record = records.read_named(path)
     run = Run.from_dict(record["settings"])
@@ -181,30 +194,30 @@ def read_result(path: Path, troubles: list[Trouble]) -> Result:
     return Result(run, record, measured)
 
 
-def unfinished(folder: Path) -> list[Trouble]:
-    """Return the runs that were begun and have no record."""
+def _unfinished(folder: Path) -> list[Trouble]:
+    """Return the runs that were started and have no record."""
     found = []
     for work in sorted(records.work_root(folder).glob("*")):
         if not work.is_dir() or (folder / f"{work.name}.json").exists():
             continue
         if not records.is_named_by_key(work):
             continue
-        what, why = work.name, "begun; no checkpoint yet"
+        name, reason = work.name, "started; no checkpoint yet"
         try:
             state = Checkpoints(records.checkpoints_folder(work)).load()
             if state is not None:
                 run, done = Run.from_dict(json.loads(state["run"])), len(state["curve"])
-                what = run.title
-                why = f"{done} of {run.epochs} epochs done; train it again to go on"
+                name = run.title
+                reason = f"{done} of {run.epochs} epochs done; run the same command to resume"
         except (OSError, ValueError, KeyError, TypeError) as error:
-            found.append(Trouble(what, DAMAGED, f"its checkpoint cannot be read: {error}"))
+            found.append(Trouble(name, DAMAGED, f"its checkpoint cannot be read: {error}"))
             continue
-        found.append(Trouble(what, UNFINISHED, why))
+        found.append(Trouble(name, UNFINISHED, reason))
     return found
 
 
-def _order(group: Group) -> tuple[Any, ...]:
-    """Sort groups by experiment, then by method, the base first, then by their numbers."""
+def _sort_key(group: Group) -> tuple[Any, ...]:
+    """Sort groups by experiment, then by method, then by hyperparameters."""
     run = group.run
     known = list(METHOD_STYLES)
     place = known.index(run.method) if run.method in known else len(known)

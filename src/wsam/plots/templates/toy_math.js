@@ -1,8 +1,8 @@
 "use strict";
-// The toy example in doubles: the same loss, perturbation and update as the Python library.
-// DATA (wells, stationary points, defaults) is written into the page by wsam.plots.toy_page.
+// The toy example in double precision: the loss, perturbation and update of the Python library.
+// wsam.plots.toy_page writes DATA (wells, stationary points, defaults) into the page.
 
-const EPS = 1e-12; // as in the library: keeps a zero gradient from dividing by zero
+const EPS = 1e-12; // as in the library: avoids division by zero
 const NUDGE = 1e-12, TAIL = 10, DECIMALS = 4, LOSS_DECIMALS = 5, DIGITS = 3;
 
 // Each well's share of the likelihood: weight * exp(-KL / width^2). NaN where sigma <= 0.
@@ -61,8 +61,8 @@ function perturbation(geometry, rho, w, g0) {
   return [scale * root[0] * z[0], scale * root[1] * z[1]];
 }
 
-// What the base is fed: loss * g0 + sharp * (g1 - g0).
-function fedWeights(setting, g0, g1) {
+// Coefficients [loss, sharp] of the gradient passed to the base: loss * g0 + sharp * (g1 - g0).
+function baseWeights(setting, g0, g1) {
   const k = setting.gamma / (1 - setting.gamma);
   switch (setting.rule) {
     case "sam": return [1, 1];
@@ -72,7 +72,7 @@ function fedWeights(setting, g0, g1) {
       const ratio = square > 0 ? (g0[0] * g1[0] + g0[1] * g1[1]) / square : 0;
       return [1 + setting.alpha * (ratio - 1), 1 + setting.alpha * ratio];
     }
-    default: return [1, 0]; // SGD, and WSAM, whose sharpness goes beside the base
+    default: return [1, 0]; // SGD, and WSAM: its sharpness term is decoupled
   }
 }
 
@@ -84,22 +84,22 @@ function trace(setting, start = setting.start) {
     const g0 = gradient(w);
     const d = perturbation(setting.geometry, setting.rho, w, g0);
     const g1 = setting.rule === "sgd" ? g0 : gradient([w[0] + d[0], w[1] + d[1]]);
-    const [plain, sharp] = fedWeights(setting, g0, g1);
-    const beside = setting.rule === "wsam" ? k : 0;
-    const rise = [g1[0] - g0[0], g1[1] - g0[1]];
-    const fed = [0, 1].map((i) => plain * g0[i] + (sharp === 0 ? 0 : sharp * rise[i]));
-    velocity = velocity === null ? fed : [0, 1].map((i) => setting.momentum * velocity[i] + fed[i]);
+    const [plain, sharp] = baseWeights(setting, g0, g1);
+    const decoupled = setting.rule === "wsam" ? k : 0;
+    const diff = [g1[0] - g0[0], g1[1] - g0[1]];
+    const baseGrad = [0, 1].map((i) => plain * g0[i] + (sharp === 0 ? 0 : sharp * diff[i]));
+    velocity = velocity === null ? baseGrad : [0, 1].map((i) => setting.momentum * velocity[i] + baseGrad[i]);
     w = [0, 1].map((i) => {
       const stepped = w[i] - setting.lr * velocity[i];
-      return beside === 0 ? stepped : stepped - setting.lr * beside * rise[i];
+      return decoupled === 0 ? stepped : stepped - setting.lr * decoupled * diff[i];
     });
     points.push(w);
   }
   return points;
 }
 
-// How far the last points move if the start is moved by 1e-12, and the loss and the eigenvalues
-// there: what rounding may do to them. Math.max is NaN where one of its numbers is.
+// How much the last points, their loss and their eigenvalues change if the start moves by 1e-12:
+// the possible effect of rounding. NaN if any of them is NaN, because Math.max is.
 function spreads(setting, points) {
   const shadow = trace(setting, setting.start.map((x) => x + NUDGE)).slice(-TAIL);
   const pairs = points.slice(-TAIL).map((p, i) => [p, shadow[i]]);
@@ -118,7 +118,7 @@ function stableDecimals(spread, most = DECIMALS) {
   return Math.max(0, Math.floor(-Math.log10(2 * spread)));
 }
 
-// How many leading digits of a value a spread leaves standing; 0 if none.
+// The number of leading digits of a value that a spread does not change.
 function stableDigits(value, spread) {
   if (spread === 0 || value === 0) return DIGITS;
   if (!Number.isFinite(spread) || !Number.isFinite(value)) return 0;

@@ -1,4 +1,4 @@
-// Numbers and controls. The page's state is one setting; every change recomputes and redraws it.
+// Numbers and controls. The state of the page is one setting; every change recomputes and redraws.
 
 const SLIDERS = [
   { name: "gamma", label: "γ, weight of sharpness", min: 0, max: 0.98, step: 0.01 },
@@ -15,7 +15,7 @@ const PRESETS = {
 };
 
 let setting = { ...PRESETS.paper95 };
-let shown = null; // { points, upTo: how many of them are drawn }
+let shown = null; // { points, upTo: the number of points drawn }
 
 function inUse(name) {
   if (name === "gamma") return setting.rule === "wsam" || setting.rule === "coupled_wsam";
@@ -28,7 +28,7 @@ function inUse(name) {
 function weightText() {
   const k = setting.gamma / (1 - setting.gamma);
   const show = (x) => String(Number(x.toPrecision(3)));
-  // Momentum gathers what the base is fed 1/(1-m) times; the decoupled term counts once.
+  // Momentum multiplies the base's gradient by 1/(1-m); the decoupled term is applied once.
   if (setting.rule === "wsam") return `${show(k * (1 - setting.momentum))} (k = ${show(k)})`;
   if (setting.rule === "coupled_wsam") return show(k);
   return setting.rule === "sgd" ? "0" : "1";
@@ -38,11 +38,11 @@ function noteText(end, spread) {
   if (end.some(Number.isNaN)) {
     const hint = setting.geometry === "adaptive"
       ? " Adaptive radii are relative to the size of the weights: try ρ between 0.05 and 0.3." : "";
-    return "The run came to σ ≤ 0, at its weights or at the perturbed ones, where the loss is not defined. " +
-      "Turn down the learning rate, ρ or γ." + hint;
+    return "The run reached σ ≤ 0, at the weights or at the perturbed weights, where the loss is undefined. " +
+      "Reduce the learning rate, ρ or γ." + hint;
   }
   if (chaotic(spread)) {
-    return "The run rattles chaotically about where it ends: moving the start by 1e-12 moves the end by about " +
+    return "The run oscillates chaotically around its end: moving the start by 1e-12 moves the end by about " +
       `${Number(spread.toPrecision(1))}. Only the digits shown can be reproduced.`;
   }
   return "";
@@ -78,7 +78,7 @@ function replay() {
   if (matchMedia("(prefers-reduced-motion: reduce)").matches) return draw();
   const run = shown, begun = performance.now();
   const tick = (now) => {
-    if (run !== shown) return; // a setting changed meanwhile
+    if (run !== shown) return; // the setting has changed
     run.upTo = Math.min(run.points.length, 1 + Math.floor(((now - begun) / 2500) * run.points.length));
     draw();
     if (run.upTo < run.points.length) requestAnimationFrame(tick);

@@ -2,7 +2,7 @@
 
 const COLOR = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const byId = (id) => document.getElementById(id);
-const REGION = DATA.region; // [mu from, mu to, sigma from, sigma to]
+const REGION = DATA.region; // [mu min, mu max, sigma min, sigma max]
 const LABELS = { sharp: "sharp minimum", flat: "flat minimum", saddle: "saddle" };
 
 let field = null; // the cached background
@@ -94,7 +94,7 @@ function disc(view, point, radius, color) {
 
 const narrow = (view) => view.width < 480;
 
-// Text at a point of the plane, moved by (dx, dy) pixels.
+// Text at a point of the plane, offset by (dx, dy) pixels.
 function label(view, text, point, dx, dy, align = "center", weight = 400) {
   write(view, text, view.x(point[0]) + dx, view.y(point[1]) + dy, align, weight);
 }
@@ -141,7 +141,7 @@ function labels(view) {
     else label(view, text, place.point, 0, place.name === "sharp" ? 32 : -18);
   }
   label(view, "start", setting.start, 10, 12, "left");
-  if (narrow(view)) { // there the map stays in sight while the numbers scroll away
+  if (narrow(view)) { // the map stays visible on a phone while the numbers scroll away
     write(view, byId("verdict").textContent, 8, 17, "left", 600);
     if (byId("end").textContent.startsWith("(")) write(view, byId("end").textContent, 8, 34, "left", 600);
   }
