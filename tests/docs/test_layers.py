@@ -1,4 +1,4 @@
-"""The house: imports point down only, `import wsam` needs torch alone, files stay small."""
+"""The house: imports point down only, `import wsam` needs torch alone."""
 
 import ast
 import re
