@@ -1,29 +1,33 @@
 # Two commands are enough on a fresh machine: `make demo` and `make test`.
 # Each builds .venv from the pinned constraints the first time and reuses it afterwards.
+# `make test` is what a change needs, in minutes; `make test-all` runs the remaining tests.
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 WORKERS ?= 2
+PYTEST  := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q
 
-.PHONY: demo test lint types unit docs format bench clean
+.PHONY: demo test test-all lint types docs format bench clean
 
 demo: $(STAMP)
 	$(BIN)/wsam demo --out demo
 
-test: lint types unit
+test: lint types
+	$(PYTEST) -m "not slow and not browser"
+
+test-all: $(STAMP)
+	@command -v chromium >/dev/null 2>&1 || echo "no chromium on PATH: the browser tests will be skipped"
+	$(PYTEST) -m "slow or browser"
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
 
 types: $(STAMP)
 	$(BIN)/mypy
-
-unit: $(STAMP)
-	@command -v chromium >/dev/null 2>&1 || echo "no chromium on PATH: the browser tests will say 'skipped'"
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q
 
 docs: $(STAMP)
 	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html

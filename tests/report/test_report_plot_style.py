@@ -4,9 +4,11 @@ import colorsys
 import re
 from importlib.resources import files
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
+import wsam
 from wsam import plot_style
 from wsam.plot_style import BACKGROUNDS, METHOD_STYLES, shades
 
@@ -59,3 +61,15 @@ def test_backgrounds_equal_those_of_the_page():
         BACKGROUNDS["light"],
         BACKGROUNDS["dark"],
     ]
+
+
+def test_each_method_has_one_style():
+    """Colours are defined once; no two styles share dashes."""
+    assert set(wsam.METHODS) <= set(METHOD_STYLES)
+    styles = set(METHOD_STYLES.values())
+    assert len({style.dashes for style in styles}) == len(styles)
+    colors = {c for style in styles for c in (style.light, style.dark, style.printed) if c}
+    for path in Path(wsam.__file__).parent.rglob("*"):
+        if path.suffix in {".py", ".css", ".js", ".html"} and path.name != "plot_style.py":
+            again = [color for color in colors if color in path.read_text().lower()]
+            assert not again, f"{path} repeats {again}"

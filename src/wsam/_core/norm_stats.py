@@ -128,19 +128,22 @@ class StatCopies:
     """
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self._modules = list(modules)
         self._buffers = [
-            (m._buffers, name, b) for m in modules for name, b in _statistics(m).items()
+            (m._buffers, name, b) for m in self._modules for name, b in _statistics(m).items()
         ]
+        self._has_lazy = any(
+            b is not None and is_lazy(b) for m in self._modules for b in m._buffers.values()
+        )
         lists: dict[Any, list[Tensor]] = {}
         for _, _, b in self._buffers:
             lists.setdefault((b.dtype, b.device), []).append(b)
         self._pairs = [(found, [torch.empty_like(b) for b in found]) for found in lists.values()]
 
-    def match(self, modules: Iterable[nn.Module]) -> bool:
+    def match(self, modules: list[nn.Module]) -> bool:
         """Whether these are copies of the buffers that the modules have now."""
-        found = [b for m in modules for b in _statistics(m).values()]
-        pairs = zip(found, self._buffers, strict=False)
-        return len(found) == len(self._buffers) and all(b is known[2] for b, known in pairs)
+        same = modules == self._modules and not self._has_lazy
+        return same and all(buffers[name] is b for buffers, name, b in self._buffers)
 
     def save(self) -> None:
         """Copy the current statistics."""

@@ -13,7 +13,7 @@ state.
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -22,9 +22,11 @@ from torch.optim import Optimizer
 from wsam._core.param_groups import STEP
 from wsam._core.validation import warn
 from wsam.accel.base_optimizers import BASES
-from wsam.accel.graph_inputs import GraphMask, GraphRng, GraphScalars
+from wsam.accel.graph_inputs import GraphMask, GraphRng, GraphScalars, sharpness_aware
 from wsam.accel.triton_backend import TritonBackend, kernels_work_on, triton_is_installed
-from wsam.optimizer import SharpnessAware
+
+if TYPE_CHECKING:
+    from wsam.optimizer import SharpnessAware
 
 EAGER_CALLS = 2
 RECORDINGS = 32
@@ -87,7 +89,7 @@ class CapturedStep:
         if fuse and not triton_is_installed():
             raise ValueError("fuse=True needs Triton, which is not installed")
         self.opt = opt
-        self.sharp = opt if isinstance(opt, SharpnessAware) else None
+        self.sharp = sharpness_aware(opt)
         self.loss_fn = loss_fn
         self._device = self._check(example)
         self._fuse = kernels_work_on(self._device) if fuse is None else fuse
@@ -274,7 +276,7 @@ def prepare_base(base: Optimizer) -> None:
 
 
 @contextlib.contextmanager
-def perturb_if(sharp: SharpnessAware, chosen: bool) -> Iterator[None]:
+def perturb_if(sharp: "SharpnessAware", chosen: bool) -> Iterator[None]:
     """Decide in advance whether the step is perturbed: a recorded step cannot evaluate intervals."""
     sharp._perturb_this_step = chosen
     try:
@@ -284,7 +286,7 @@ def perturb_if(sharp: SharpnessAware, chosen: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def use_backend(sharp: SharpnessAware, backend: TritonBackend | None) -> Iterator[None]:
+def use_backend(sharp: "SharpnessAware", backend: TritonBackend | None) -> Iterator[None]:
     """Make the optimizer use a recording's own backend during a step."""
     if backend is not None:
         backend.begin(recording=torch.cuda.is_current_stream_capturing())
@@ -296,7 +298,7 @@ def use_backend(sharp: SharpnessAware, backend: TritonBackend | None) -> Iterato
 
 
 @contextlib.contextmanager
-def no_hooks(sharp: SharpnessAware) -> Iterator[None]:
+def no_hooks(sharp: "SharpnessAware") -> Iterator[None]:
     """Disable step hooks while a step is recorded: each replay calls them."""
     pre, post = sharp._optimizer_step_pre_hooks, sharp._optimizer_step_post_hooks
     sharp._optimizer_step_pre_hooks, sharp._optimizer_step_post_hooks = type(pre)(), type(post)()

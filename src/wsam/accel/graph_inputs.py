@@ -6,7 +6,7 @@ it before a replay, and installs it in the optimizer while the step is recorded.
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -16,7 +16,14 @@ from wsam._core.param_blocks import Block
 from wsam._core.param_groups import PREFIX, STEP
 from wsam.accel.base_optimizers import BASE_NUMBERS
 from wsam.geometry import Geometry, Masked
-from wsam.optimizer import SharpnessAware
+
+if TYPE_CHECKING:
+    from wsam.optimizer import SharpnessAware
+
+
+def sharpness_aware(opt: Any) -> "SharpnessAware | None":
+    """Return `opt` if it is a `SharpnessAware`, None if it is a plain optimizer."""
+    return opt if hasattr(opt, "_step_state") else None
 
 
 class GraphScalars:
@@ -70,7 +77,8 @@ class GraphScalars:
         """Replace the groups' numbers by device tensors during a step."""
         groups = self._opt.param_groups
         numbers = [{k: g[k] for k in keys} for g, keys in zip(groups, self._keys, strict=True)]
-        values = self._opt._values if isinstance(self._opt, SharpnessAware) else None
+        sharp = sharpness_aware(self._opt)
+        values = sharp._values if sharp is not None else None
         schedules = values.schedules if values is not None else []
         position = 0
         for group, keys in zip(groups, self._keys, strict=True):
@@ -109,7 +117,7 @@ class DeviceMask(Geometry):
 class GraphMask:
     """The selection of tensors of each step, where the graph reads it."""
 
-    def __init__(self, sharp: SharpnessAware | None, device: torch.device) -> None:
+    def __init__(self, sharp: "SharpnessAware | None", device: torch.device) -> None:
         self._sharp = sharp
         self._geometry: DeviceMask | None = None
         if sharp is not None and isinstance(sharp.geometry, Masked):
@@ -172,7 +180,7 @@ class GraphRng:
         self._next_is_second = not self._next_is_second
 
     @contextlib.contextmanager
-    def installed(self, sharp: SharpnessAware | None) -> Iterator[None]:
+    def installed(self, sharp: "SharpnessAware | None") -> Iterator[None]:
         """Replace the optimizer's `RngState` while a step is recorded."""
         if sharp is None:
             yield
