@@ -121,10 +121,10 @@ def test_table_has_a_line_per_case(record: dict[str, Any]) -> None:
 def test_a_negative_optimizer_time_is_not_shown(record: dict[str, Any]) -> None:
     """It is the step minus the baseline, so a negative value is noise."""
     row = next(row for row in record["cases"] if row["name"] == "WSAM")
-    for own, shown in ((-0.28, ["eager"]), (0.25, ["eager", "0.25"])):
+    for own, printed in ((-0.28, ["eager"]), (0.25, ["eager", "0.25"])):
         changed = {**row, "own_ms": {"median": own}, "share_of_copy_bandwidth": None}
         (line,) = report.traffic_lines({**record, "cases": [changed]})[1:-1]
-        assert line.split()[1 : 1 + len(shown)] == shown
+        assert line.split()[1 : 1 + len(printed)] == printed
         assert "-" not in line
         assert line.endswith("too short")
     case = {"name": "WSAM", "form": "eager", "own_us": {"median": -3.0}}
@@ -308,9 +308,9 @@ def test_peers_compute_the_same_weights(tmp_path: Path) -> None:
         "two": "WSAM",
         "WSAM lean": "WSAM",
     }.items():
-        wanted = weights(named(ours, found), workload)
-        assert torch.allclose(weights(named(theirs, found), workload), wanted, atol=2e-5), theirs
-        assert not torch.allclose(start, wanted, atol=2e-4), (
+        expected = weights(named(ours, found), workload)
+        assert torch.allclose(weights(named(theirs, found), workload), expected, atol=2e-5), theirs
+        assert not torch.allclose(start, expected, atol=2e-4), (
             "the methods differ from the base optimizer"
         )
 

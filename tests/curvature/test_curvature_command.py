@@ -75,11 +75,11 @@ def test_unconverged_values_name_the_options_to_raise(record):
     assert measured(*common, "--trace", "--trace-tol", 5)["trace"]["converged"]
     assert measured(*common, "--density", "--density-probes", 1)["density"]["probes"] == 1
     words = ("--trace", "--trace-products", 2, "--density", "--density-probes", 1)
-    shown = wsam_command("curvature", *common, *words, "--device", "cpu").stdout
-    assert "standard error unknown, not converged: raise --trace-products or --trace-tol" in shown
+    printed = wsam_command("curvature", *common, *words, "--device", "cpu").stdout
+    assert "standard error unknown, not converged: raise --trace-products or --trace-tol" in printed
     note = "1 probe of 60 steps, not converged: raise --density-probes or --density-steps"
-    assert shown.count(note) == 2
-    assert "standard error" in shown
+    assert printed.count(note) == 2
+    assert "standard error" in printed
     page = (Path(__file__).parents[2] / "docs" / "curvature.md").read_text()
     for option in (
         "--trace-tol 0.02",
@@ -99,9 +99,9 @@ def test_fractions_below_zero_are_shown_with_their_bounds(record):
     assert found["steps"] == 30
     low, high = found["below_zero"]["low"], found["below_zero"]["high"]
     assert high - low > 0.1  # constant pixels give many zero eigenvalues
-    shown = wsam_command("curvature", *common, "--density-steps", 30).stdout
-    assert f"below zero  {100 * low:.1f}% to {100 * high:.1f}%" in " ".join(shown.split(" " * 4))
-    assert f"below {-found['sigma']:.3g}" in shown
+    printed = wsam_command("curvature", *common, "--density-steps", 30).stdout
+    assert f"below zero  {100 * low:.1f}% to {100 * high:.1f}%" in " ".join(printed.split(" " * 4))
+    assert f"below {-found['sigma']:.3g}" in printed
     fisher = wsam_command("curvature", *common, "--operator", "empirical_fisher").stdout
     assert "0.0%  of the eigenvalues: positive semi-definite by definition" in fisher
 
@@ -115,19 +115,19 @@ def test_possibly_missed_eigenvalues_are_not_shown_as_converged(record):
     few = measured(*words, "--top-products", whole["products"] // 2)["eigenvalues"]
     assert few["products"] <= whole["products"] // 2
     assert not few["complete"]
-    shown = wsam_command("curvature", *words, "--top-products", whole["products"] // 2).stdout
-    assert "not converged: raise --tol or --top-products" in shown
-    assert "error at most" in shown
+    printed = wsam_command("curvature", *words, "--top-products", whole["products"] // 2).stdout
+    assert "not converged: raise --tol or --top-products" in printed
+    assert "error at most" in printed
 
 
 def test_eigenvalues_found_with_too_few_products_are_shown(record):
     words = (record, "--samples", 32, "--top", 3, "--block", 2, "--top-products", 3)
     found = measured(*words)["eigenvalues"]
     assert (len(found["values"]), found["products"], found["complete"]) == (2, 2, False)
-    shown = wsam_command("curvature", *words, "--device", "cpu").stdout
-    assert "eigenvalue 2" in shown
-    assert "eigenvalue 3" not in shown
-    assert shown.count("not converged: raise --tol or --top-products") == 2
+    printed = wsam_command("curvature", *words, "--device", "cpu").stdout
+    assert "eigenvalue 2" in printed
+    assert "eigenvalue 3" not in printed
+    assert printed.count("not converged: raise --tol or --top-products") == 2
 
 
 def test_every_form_of_checkpoint(out, record, tmp_path):
@@ -231,8 +231,8 @@ def test_landscapes(out, record, tmp_path):
         measured(other, "--samples", 40)["info"]["loss"], rel=1e-4
     )
     assert all(Path(file).stat().st_size > 100 for file in path["files"])
-    shown = wsam_command("landscape", record, *common[:6], "--log", "--out", tmp_path / "new")
-    assert "landscape.html" in shown.stdout
+    printed = wsam_command("landscape", record, *common[:6], "--log", "--out", tmp_path / "new")
+    assert "landscape.html" in printed.stdout
 
 
 def refused(*words: object) -> str:

@@ -218,8 +218,8 @@ def test_the_progress_bar_shows_every_value(monkeypatch, capsys):
     bar.on_message("a message")
     bar.on_epoch_end(metrics | {"epoch": 1, "test_error": 9.5, "seconds": 0.1})
     bar.on_train_end()
-    shown = capsys.readouterr().err
+    printed = capsys.readouterr().err
     for words in ("loss 0.5000", "error 12.00%", "test error 9.50%", "sharpness 0.1250"):
-        assert words in shown
+        assert words in printed
     for words in ("images/s", "epoch 1/2", "a message", "before the start"):
-        assert words in shown
+        assert words in printed

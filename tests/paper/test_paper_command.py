@@ -45,9 +45,9 @@ def test_list_names_everything(tmp_path):
 )
 def test_smoke_runs(tmp_path, name, only, runs):
     words = ("paper", "run", name, "--only", only, *SMOKE, "--out", tmp_path)
-    shown = wsam_command(*words)
-    assert f"{runs} finished; records in" in shown.stdout
-    assert shown.stderr.count("finished") == runs
+    printed = wsam_command(*words)
+    assert f"{runs} finished; records in" in printed.stdout
+    assert printed.stderr.count("finished") == runs
     assert len(recorded(tmp_path)) == runs
     again = wsam_command(*words).stdout
     assert f"{runs} skipped" in again
@@ -76,8 +76,8 @@ def test_the_largest_smoke_test_takes_less_than_two_minutes(tmp_path):
 @pytest.mark.slow
 def test_minima_are_measured(tmp_path):
     words = ("paper", "run", "minima", "--only", "WSAM", *SMOKE, "--out", tmp_path)
-    shown = wsam_command(*words, "--json").stdout
-    cells = {cell["column"]: cell for cell in json.loads(shown)["cells"]}
+    printed = wsam_command(*words, "--json").stdout
+    cells = {cell["column"]: cell for cell in json.loads(printed)["cells"]}
     (run,) = Profile(smoke=True, seeds=(0,), only="WSAM").table(find("minima")).runs
     found = minima.read_measurement(tmp_path, run)
     assert cells["top eigenvalue"]["mean"] == found["top_eigenvalue"] > 0
@@ -104,14 +104,14 @@ def test_cifar_keeps_the_weights_that_minima_need(tmp_path):
     only = ("--only", "ResNet18/*SAM/CIFAR-10", *SMOKE, "--out", tmp_path)
     wsam_command("paper", "run", "cifar", *only)
     kept = {path.parent.name for path in tmp_path.glob("work/*/weights.pt")}
-    wanted = {run.key for run in Profile(smoke=True, seeds=(0,)).table(find("minima")).runs}
+    expected = {run.key for run in Profile(smoke=True, seeds=(0,)).table(find("minima")).runs}
     assert len(kept) == 2
-    assert kept < wanted
+    assert kept < expected
     (tmp_path / "work" / next(iter(kept)) / "weights.pt").unlink()
     words = ("paper", "run", "minima", "--only", "*SAM", *SMOKE, "--out", tmp_path)
-    shown = wsam_command(*words, status=1)
-    assert "its weights were not kept; remove" in shown.stderr
-    assert "1 error" in shown.stdout, "the other run is measured"
+    printed = wsam_command(*words, status=1)
+    assert "its weights were not kept; remove" in printed.stderr
+    assert "1 error" in printed.stdout, "the other run is measured"
     assert len(list(tmp_path.glob("*.minimum.json"))) == 1
 
 
@@ -121,9 +121,9 @@ def test_a_diverged_run_is_shown_as_failed(tmp_path):
         "[run]\nmethod = 'vanilla'\nepochs = 2\ntrain_limit = 128\n[grid]\nlr = [1e30, 0.05]\n"
     )
     words = ("paper", "run", grid, "--device", "cpu", "--out", tmp_path / "out")
-    shown = wsam_command(*words, status=1)
-    assert "1 failed, 1 finished" in shown.stdout
-    assert "failed digits cnn vanilla" in shown.stderr
+    printed = wsam_command(*words, status=1)
+    assert "1 failed, 1 finished" in printed.stdout
+    assert "failed digits cnn vanilla" in printed.stderr
     text = wsam_command(
         "paper", "table", grid, "--results", tmp_path / "out", "--format", "markdown"
     )
@@ -132,11 +132,11 @@ def test_a_diverged_run_is_shown_as_failed(tmp_path):
 
 def test_a_smoke_table_does_not_show_the_papers_results(tmp_path):
     words = ("paper", "table", "cifar", "--smoke", "--only", "ResNet18/*", "--results", tmp_path)
-    shown = wsam_command(*words, "--format", "markdown").stdout
-    assert "not to be compared with the paper" in shown
-    assert "| model | method | CIFAR-10 | CIFAR-100 |" in shown
+    printed = wsam_command(*words, "--format", "markdown").stdout
+    assert "not to be compared with the paper" in printed
+    assert "| model | method | CIFAR-10 | CIFAR-100 |" in printed
     assert "CIFAR-10 (n)   CIFAR-100 (n)" in wsam_command(*words).stdout
-    assert "3.62" not in shown
+    assert "3.62" not in printed
     assert {cell["paper_mean"] for cell in json.loads(wsam_command(*words, "--json").stdout)} == {
         None
     }

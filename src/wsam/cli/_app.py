@@ -28,6 +28,7 @@ INTERRUPTED = 130
 
 EXTRAS = {
     "accelerate": "accelerate",
+    "filelock": "lab",
     "jinja2": "lab",
     "matplotlib": "plots",
     "numpy": "lab",

@@ -6,7 +6,7 @@ import json
 import math
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -14,10 +14,6 @@ from wsam.cli import _checkpoints as shared
 from wsam.cli import _options as options
 from wsam.cli._app import app
 from wsam.cli._files import check_output_folder, staged
-
-if TYPE_CHECKING:
-    from wsam.curvature import Operator
-    from wsam.lab.loaded_model import LoadedModel
 
 _EXAMPLE = (
     "Example: wsam curvature runs/KEY.json --data cifar10 --top 5 --trace --density --out figures"
@@ -130,40 +126,57 @@ def curvature(
     as_json: options.Json = False,
 ) -> None:
     """Measure the curvature of a trained model's loss."""
+    from torch.nn.functional import cross_entropy
+
+    from wsam import curvature as measure
     from wsam.lab.loaded_model import load_model
 
     if tol >= 1:
         raise ValueError(f"--tol must be below 1, got {tol}")
-    measures = {
-        "--top above 0": top > 0, "--trace": trace, "--density": density,
-        "--sharpness": sharpness is not None, "--average": average is not None,
-    }  # fmt: skip
-    _check_effects(context, measures)
+    requested = {
+        "--top above 0": top > 0,
+        "--trace": trace,
+        "--density": density,
+        "--sharpness": sharpness is not None,
+        "--average": average is not None,
+    }
+    _check_effects(context, requested)
     settings = shared.loss_options(mode, precision)
     if out is not None and density:
         shared.require_matplotlib()
     means = options.make_means(data_dir, download, device=device)
     start = time.monotonic()
+    found: dict[str, Any] = {}
     with shared.progress(quiet=as_json) as follow:
         subject = load_model(
             checkpoint, means, data=data, model=model, split=split,
             samples=samples, batch_size=batch_size,
         )  # fmt: skip
-        H = _operator(operator, subject, settings)
-        requested: dict[str, dict[str, Any]] = {}
+        loss = (subject.model, cross_entropy, subject.batches)
+        H = getattr(measure, operator)(*loss, **settings)
         if top:
-            requested["eigenvalues"] = {
-                "k": top, "which": which, "method": method, "tol": tol,
-                "block": block, "max_products": top_products,
-            }  # fmt: skip
+            found["eigenvalues"] = measure.top_eigenvalues(
+                H, top, which=which, method=method, tol=tol, block=block,
+                max_products=top_products, seed=seed, report=follow("eigenvalues"),
+            )  # fmt: skip
         if trace:
-            requested["trace"] = {"tol": trace_tol, "max_products": trace_products}
+            found["trace"] = measure.trace(
+                H, tol=trace_tol, max_products=trace_products, seed=seed, report=follow("trace")
+            )
         if density:
-            requested["density"] = {"max_probes": density_probes, "steps": density_steps}
-        found = _spectrum(H, requested, seed, follow)
-        found |= _sharpness(
-            subject, settings, seed, follow, (sharpness, average), adaptive=adaptive, steps=steps
-        )
+            found["density"] = measure.density(
+                H, max_probes=density_probes, steps=density_steps, seed=seed,
+                report=follow("density"),
+            )  # fmt: skip
+        settings |= {"adaptive": adaptive, "seed": seed}
+        if sharpness is not None:
+            found["sharpness"] = measure.sharpness(
+                *loss, sharpness, steps=steps, report=follow("sharpness"), **settings
+            )
+        if average is not None:
+            found["average_sharpness"] = measure.average_sharpness(
+                *loss, average, report=follow("average sharpness"), **settings
+            )
     record = {
         **shared.describe(subject, seed, start),
         "accuracy": subject.accuracy(),
@@ -177,63 +190,14 @@ def curvature(
         _print_table(record, files)
 
 
-def _check_effects(context: typer.Context, measures: dict[str, bool]) -> None:
+def _check_effects(context: typer.Context, requested: dict[str, bool]) -> None:
     """Raise an error if an option has no effect, or if nothing is to be measured."""
     for name, required in _REQUIRES.items():
-        if shared.is_given(context, name) and not any(measures[option] for option in required):
+        if shared.is_given(context, name) and not any(requested[option] for option in required):
             option = f"--{name.replace('_', '-')}"
             raise ValueError(f"{option} has no effect without {' or '.join(required)}")
-    if not any(measures.values()):
-        raise ValueError(f"nothing to measure: give one of {', '.join(measures)}")
-
-
-def _operator(name: str, subject: LoadedModel, settings: Any) -> Operator:
-    from torch.nn.functional import cross_entropy
-
-    from wsam.curvature import empirical_fisher, gauss_newton, hessian
-
-    builders = {f.__name__: f for f in (hessian, gauss_newton, empirical_fisher)}
-    return builders[name](subject.model, cross_entropy, subject.batches, **settings)
-
-
-def _spectrum(
-    H: Operator, requested: dict[str, dict[str, Any]], seed: int, follow: Any
-) -> dict[str, Any]:
-    """Compute the requested measurements, given as {name: options}."""
-    from wsam.curvature import density, top_eigenvalues, trace
-
-    functions: dict[str, Any] = {"eigenvalues": top_eigenvalues, "trace": trace, "density": density}
-    return {
-        name: functions[name](H, seed=seed, report=follow(name), **options)
-        for name, options in requested.items()
-    }
-
-
-def _sharpness(
-    subject: LoadedModel,
-    settings: Any,
-    seed: int,
-    follow: Any,
-    radii: tuple[float | None, float | None],
-    *,
-    adaptive: bool,
-    steps: int,
-) -> dict[str, Any]:
-    from torch.nn.functional import cross_entropy
-
-    from wsam.curvature import average_sharpness, sharpness
-
-    loss = (subject.model, cross_entropy, subject.batches)
-    settings = {**settings, "adaptive": adaptive, "seed": seed}
-    rho, sigma = radii
-    found: dict[str, Any] = {}
-    if rho is not None:
-        report = follow("sharpness")
-        found["sharpness"] = sharpness(*loss, rho, steps=steps, report=report, **settings)
-    if sigma is not None:
-        report = follow("average sharpness")
-        found["average_sharpness"] = average_sharpness(*loss, sigma, report=report, **settings)
-    return found
+    if not any(requested.values()):
+        raise ValueError(f"nothing to measure: give one of {', '.join(requested)}")
 
 
 def _write(out: Path, record: dict[str, Any], found: dict[str, Any]) -> list[Path]:

@@ -102,15 +102,15 @@ def _show(summary: Summary, written: list[Path], seconds: float, as_json: bool) 
 
     from wsam.demo.page import HEADS, table_rows
 
-    shown = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     for number, head in enumerate(HEADS):
-        shown.add_column(head, justify="right" if number else "left")
+        table.add_column(head, justify="right" if number else "left")
     for row in table_rows(summary, narrow=True):
-        shown.add_row(*row)
+        table.add_row(*row)
     console = Console()
-    console.print(shown)
-    for sentence in summary.comparisons:
-        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+    console.print(table)
+    for comparison in summary.comparisons:
+        console.print(comparison, markup=False, highlight=False, soft_wrap=True)
     plots = ", ".join(path.name for path in written if path.suffix == ".png")
     print(f"{seconds:.0f} s; plots: {plots}; in {written[-1].parent}")
     print(f"open {written[-1]}")
