@@ -49,7 +49,7 @@ QUICK = {
     "toy": "--gamma 0.9 --out {out}",
     "train": f"{TRAIN} --out {{out}}",
 }
-SLOW = {"bench", "demo", "sweep"}
+SLOW = {"bench", "demo", "sweep", "toy"}
 
 
 @pytest.fixture(scope="module")

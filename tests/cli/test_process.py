@@ -14,21 +14,18 @@ from wsam.__main__ import main
 WSAM = [sys.executable, "-m", "wsam"]
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
-def test_characters_that_the_encoding_lacks(
-    encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_characters_that_the_encoding_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are printed as a question mark."""
-    stdout = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    stdout = io.TextIOWrapper(io.BytesIO(), encoding="cp1252")
     monkeypatch.setattr(sys, "stdout", stdout)
     monkeypatch.setattr(sys, "argv", ["wsam", "toy", "--gamma", "0.6"])
     with pytest.raises(SystemExit) as error:
         main()
     assert not error.value.code
     stdout.flush()
-    text = stdout.buffer.getvalue().decode(encoding)
+    text = stdout.buffer.getvalue().decode("cp1252")
     assert "sharp minimum" in text
-    assert "?" in text, "the table has a gamma, which is in neither encoding"
+    assert "?" in text, "the table has a gamma, which cp1252 lacks"
 
 
 def test_help_does_not_import_torch() -> None:

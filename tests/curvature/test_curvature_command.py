@@ -56,7 +56,8 @@ def test_values_equal_those_of_the_library(record):
 
 
 def test_all_measurements_with_plots_and_a_table(record, tmp_path):
-    words = ("--samples", 60, "--top", 1, "--which", "both", "--trace", "--density")
+    words = ("--samples", 60, "--top", 1, "--which", "both", "--trace", "--trace-tol", 0.2)
+    words += ("--density", "--density-probes", 2, "--density-steps", 30)
     measures = ("--sharpness", 0.05, "--steps", 2, "--adaptive", "--average", 0.01)
     output = wsam_command("curvature", record, *words, *measures, "--out", tmp_path / "figures")
     for word in ("eigenvalue 2", "trace", "below zero", "average sharpness", "60 train images"):
@@ -94,7 +95,8 @@ def test_unconverged_values_name_the_options_to_raise(record):
 
 
 def test_fractions_below_zero_are_shown_with_their_bounds(record):
-    common = (record, "--samples", 60, "--top", 0, "--density", "--device", "cpu")
+    common = (record, "--samples", 60, "--top", 0, "--density", "--density-probes", 3)
+    common += ("--device", "cpu")
     found = measured(*common, "--density-steps", 30)["density"]
     assert found["steps"] == 30
     low, high = found["below_zero"]["low"], found["below_zero"]["high"]
