@@ -235,7 +235,7 @@ RESUMABLE = "wsam: interrupted; run the same command again to resume"
 def test_interrupted_training_can_be_resumed_from_a_checkpoint(
     seconds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wsam.cli._options.make_watchers", lambda quiet: [StopAfter()])
+    monkeypatch.setattr("wsam.cli._options.make_callbacks", lambda quiet: [StopAfter()])
     words = f"{TRAIN} --epochs 3 --checkpoint-seconds {seconds} --out {tmp_path}"
     printed = wsam_command("train", *words.split(), status=130).stderr
     assert printed == f"{'wsam: interrupted' if seconds else RESUMABLE}\n"

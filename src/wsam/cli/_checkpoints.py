@@ -51,15 +51,15 @@ def is_given(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def describe(subject: LoadedModel, seed: int, start: float) -> dict[str, Any]:
+def describe(loaded: LoadedModel, seed: int, start: float) -> dict[str, Any]:
     """Return the first entries of a measurement's JSON: model, data, time and environment."""
     from wsam.lab import environment
 
-    device = next(subject.model.parameters()).device
+    device = next(loaded.model.parameters()).device
     return {
-        "title": subject.title,
-        "split": subject.split,
-        "labels": subject.labels,
+        "title": loaded.title,
+        "split": loaded.split,
+        "labels": loaded.labels,
         "seed": seed,
         "seconds": time.monotonic() - start,
         **environment.describe_environment(device),

@@ -88,7 +88,7 @@ def parse_seeds(text: str | None) -> tuple[int, ...] | None:
     return seeds
 
 
-def make_means(data_dir: Path | None, download: bool, **settings: Any) -> ExecutionConfig:
+def make_config(data_dir: Path | None, download: bool, **settings: Any) -> ExecutionConfig:
     """Return the execution settings of a run, given a verb's options."""
     from wsam.lab.datasets import DataSource, default_folder
     from wsam.lab.execution import ExecutionConfig
@@ -101,7 +101,7 @@ def _print_message(message: str) -> None:
     print(message, file=sys.stderr)
 
 
-def make_watchers(quiet: bool) -> list[Callback]:
+def make_callbacks(quiet: bool) -> list[Callback]:
     """Return a progress bar on a terminal, a line per epoch elsewhere, nothing if quiet."""
     from wsam.lab.callbacks import LogLines, ProgressBar
 

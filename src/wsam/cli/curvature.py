@@ -144,15 +144,15 @@ def curvature(
     settings = shared.loss_options(mode, precision)
     if out is not None and density:
         shared.require_matplotlib()
-    means = options.make_means(data_dir, download, device=device)
+    config = options.make_config(data_dir, download, device=device)
     start = time.monotonic()
     found: dict[str, Any] = {}
     with shared.progress(quiet=as_json) as follow:
-        subject = load_model(
-            checkpoint, means, data=data, model=model, split=split,
+        loaded = load_model(
+            checkpoint, config, data=data, model=model, split=split,
             samples=samples, batch_size=batch_size,
         )  # fmt: skip
-        loss = (subject.model, cross_entropy, subject.batches)
+        loss = (loaded.model, cross_entropy, loaded.batches)
         H = getattr(measure, operator)(*loss, **settings)
         if top:
             found["eigenvalues"] = measure.top_eigenvalues(
@@ -178,8 +178,8 @@ def curvature(
                 *loss, average, report=follow("average sharpness"), **settings
             )
     record = {
-        **shared.describe(subject, seed, start),
-        "accuracy": subject.accuracy(),
+        **shared.describe(loaded, seed, start),
+        "accuracy": loaded.accuracy(),
         "info": H.info.as_dict(),
         **{name: result.as_dict() for name, result in found.items()},
     }

@@ -84,27 +84,27 @@ def landscape(
         raise ValueError("--along has no effect with --to: remove one of them")
     settings = shared.loss_options(mode, precision)
     shared.require_matplotlib()
-    means = options.make_means(data_dir, download, device=device)
+    config = options.make_config(data_dir, download, device=device)
     start = time.monotonic()
     with shared.progress(quiet=as_json) as follow:
-        subject = load_model(
-            checkpoint, means, data=data, model=model, split=split,
+        loaded = load_model(
+            checkpoint, config, data=data, model=model, split=split,
             samples=samples, batch_size=batch_size,
         )  # fmt: skip
         lines, labels, origin = _directions(
-            subject, (checkpoint, to), along, dimensions, seed, settings, follow
+            loaded, (checkpoint, to), along, dimensions, seed, settings, follow
         )
         count = points or (41 if dimensions == 1 else 21)
         low, high = (-radius, 1 + radius) if to is not None else (-radius, radius)
         axis = [low + (high - low) * i / (count - 1) for i in range(count)]
         found = measure.landscape(
-            subject.model, cross_entropy, subject.batches, lines, [axis] * len(lines),
+            loaded.model, cross_entropy, loaded.batches, lines, [axis] * len(lines),
             origin=origin, labels=labels, report=follow("landscape"), **settings,
         )  # fmt: skip
     files = [out / f"landscape.{kind}" for kind in ("png", "html", "json")]
     numbers = found.as_dict()
     axes = numbers.pop("labels")  # "labels" describes the image labels
-    record = {**shared.describe(subject, seed, start), "axes": axes, **numbers}
+    record = {**shared.describe(loaded, seed, start), "axes": axes, **numbers}
     with staged(out) as staging:
         for file in files[:-1]:
             found.save(staging / file.name, log=log)
@@ -112,16 +112,16 @@ def landscape(
     if as_json:
         print(json.dumps({**record, "files": [str(f) for f in files]}, allow_nan=False))
         return
-    print(subject.title)
+    print(loaded.title)
     print(f"loss {found.info['loss']:.6g} on {found.info['samples']:,} {split} images")
-    print(f"labels {subject.labels}")
+    print(f"labels {loaded.labels}")
     if found.note:
         print(found.note)
     print(*files, sep="\n")
 
 
 def _directions(
-    subject: LoadedModel,
+    loaded: LoadedModel,
     ends: tuple[Path, Path | None],
     along: str,
     dimensions: int,
@@ -138,12 +138,12 @@ def _directions(
     first, to = ends
     if to is not None:
         second, _ = read_checkpoint(to)
-        origin, line = measure.between(_on_cpu(subject), second)
+        origin, line = measure.between(_on_cpu(loaded), second)
         return [line], [_line_label(first, to)], origin
     if along == "random":
-        lines = [measure.random_direction(subject.model, seed=seed + i) for i in range(dimensions)]
+        lines = [measure.random_direction(loaded.model, seed=seed + i) for i in range(dimensions)]
         return lines, [f"filter-normalised direction {i + 1}" for i in range(dimensions)], None
-    H = measure.hessian(subject.model, cross_entropy, subject.batches, **settings)
+    H = measure.hessian(loaded.model, cross_entropy, loaded.batches, **settings)
     found = measure.top_eigenvalues(H, dimensions, seed=seed, report=follow("eigenvalues"))
     values = [float(value) for value in found.values]
     labels = [f"eigenvector {i + 1} (eigenvalue {value:.4g})" for i, value in enumerate(values)]
@@ -156,5 +156,5 @@ def _line_label(first: Path, second: Path) -> str:
     return f"the line from {ends[0]} (0) to {ends[1]} (1)"
 
 
-def _on_cpu(subject: LoadedModel) -> dict[str, Any]:
-    return {name: tensor.cpu() for name, tensor in subject.model.state_dict().items()}
+def _on_cpu(loaded: LoadedModel) -> dict[str, Any]:
+    return {name: tensor.cpu() for name, tensor in loaded.model.state_dict().items()}

@@ -108,7 +108,7 @@ def run(
     profile = shared.make_profile(smoke, seeds, only, epochs, precision, pretrained)
     table = profile.table(find(name))
     results = shared.output_folder(out, smoke)
-    means = options.make_means(
+    config = options.make_config(
         data_dir,
         download,
         device=device,
@@ -116,10 +116,10 @@ def run(
         capture=capture,
         retry=retry,
     )
-    jobs = JobFactory(results, means, profile, measure=name == "minima", plane=plane)
-    here = InProcess(lambda: options.make_watchers(quiet=as_json or smoke))
+    jobs = JobFactory(results, config, profile, measure=name == "minima", plane=plane)
+    executor = InProcess(lambda: options.make_callbacks(quiet=as_json or smoke))
     with resumable(lambda: shared.has_progress(table.runs, results)):
-        done = shared.print_outcomes(sweep(map(jobs, table.runs), here), len(table.runs))
+        done = shared.print_outcomes(sweep(map(jobs, table.runs), executor), len(table.runs))
     shared.report(table, results, done, as_json)
 
 

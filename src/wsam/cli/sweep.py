@@ -96,7 +96,7 @@ def sweep(
 
     profile = shared.make_profile(smoke, seeds, only, epochs, precision, pretrained)
     results = shared.output_folder(out, smoke)
-    means = options.make_means(
+    config = options.make_config(
         data_dir,
         download,
         device="auto" if "," in device else device,
@@ -106,7 +106,7 @@ def sweep(
         retry=retry,
     )
     executor = _executor(results, device, workers, retries, ray, gpus, submitit, submitit_arg or [])
-    jobs = JobFactory(results, means, profile, measure=name == "minima")
+    jobs = JobFactory(results, config, profile, measure=name == "minima")
     if optuna:
         _search(name, profile, jobs, executor, results, trials, storage, as_json)
     elif trials or storage:

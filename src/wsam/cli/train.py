@@ -162,7 +162,7 @@ def train(
     """
     from wsam.lab.run import Run
 
-    means = options.make_means(
+    config = options.make_config(
         data_dir,
         download,
         device=device,
@@ -191,13 +191,13 @@ def train(
         noise=noise,
         noise_seed=noise_seed,
         schedule=schedule,
-        precision=precision or ("bf16" if means.resolve_device().type == "cuda" else "fp32"),
+        precision=precision or ("bf16" if config.resolve_device().type == "cuda" else "fp32"),
         augment=augment,
         pretrained=pretrained,
         train_limit=train_limit,
         test_limit=test_limit,
     )
-    _train(run, out, means, tensorboard, as_json)
+    _train(run, out, config, tensorboard, as_json)
 
 
 def merge_pairs(named: dict[str, Any], option: str, items: Iterable[str]) -> dict[str, Any]:
@@ -239,19 +239,21 @@ def _geometry(name: str | None, arguments: list[str]) -> dict[str, Any] | None:
 
 
 def _train(
-    run: Run, out: Path, means: ExecutionConfig, tensorboard: bool | None, as_json: bool
+    run: Run, out: Path, config: ExecutionConfig, tensorboard: bool | None, as_json: bool
 ) -> None:
-    from wsam.lab import callbacks, records
+    from wsam.lab import records
+    from wsam.lab.callbacks import TensorBoard as TensorBoardCallback
+    from wsam.lab.callbacks import has_tensorboard
     from wsam.lab.train import existing_record, has_started
     from wsam.lab.train import train as train_run
 
-    skipped = existing_record(run, out, means) is not None
+    skipped = existing_record(run, out, config) is not None
     main_process = os.environ.get("RANK", "0") == "0"  # only rank 0 prints
-    watchers = options.make_watchers(quiet=as_json or not main_process)
-    if main_process and (callbacks.has_tensorboard() if tensorboard is None else tensorboard):
-        watchers.append(callbacks.TensorBoard(records.work_folder(out, run) / "events"))
+    callbacks = options.make_callbacks(quiet=as_json or not main_process)
+    if main_process and (has_tensorboard() if tensorboard is None else tensorboard):
+        callbacks.append(TensorBoardCallback(records.work_folder(out, run) / "events"))
     with resumable(lambda: has_started(run, out)):
-        record = train_run(run, out, means, watchers)
+        record = train_run(run, out, config, callbacks)
     if not main_process:
         return
     path = records.record_path(out, run)
@@ -262,7 +264,7 @@ def _train(
         print(f"{'record:' if skipped else 'wrote'} {path}")
     if not records.is_finished(record):
         raise typer.Exit(1)
-    if means.keep_weights and not records.weights_path(out, run).exists():
+    if config.keep_weights and not records.weights_path(out, run).exists():
         note = f"the weights of this run were not kept; remove {path} to train it again"
         print(note, file=sys.stderr)
 
