@@ -128,7 +128,7 @@ def test_missing_folders(root, tmp_path):
 
 
 def test_a_run_on_an_image_folder(root, tmp_path):
-    run = Run(data="folder:pets", model="cnn", method="sam", epochs=1, batch_size=6)
+    run = Run(data="folder:pets", model="mlp", method="sam", epochs=1, batch_size=6)
     execution = ExecutionConfig(device="cpu", source=DataSource(root.parent), workers=0)
     record = train(run, tmp_path / "out", execution)
     assert record["data"] == {

@@ -106,6 +106,7 @@ def test_timm_models_match_the_task(monkeypatch):
         build_model("timm:huge", CIFAR, seed=0)
 
 
+@pytest.mark.slow
 def test_deit_from_a_local_folder(tmp_path):
     transformers = pytest.importorskip("transformers")
     config = transformers.DeiTConfig(
@@ -124,6 +125,7 @@ def test_deit_from_a_local_folder(tmp_path):
         assert torch.equal(model(x), saved.eval()(x).logits)
 
 
+@pytest.mark.slow
 def test_deit_base_has_86_million_parameters():
     pytest.importorskip("transformers")
     with torch.device("meta"):

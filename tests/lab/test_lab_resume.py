@@ -20,7 +20,12 @@ from wsam.lab.train import train
 
 @pytest.mark.parametrize(
     ("method", "hyper"),
-    [("vanilla", {}), ("wsam", {}), ("esam", {}), ("gsam", {"rho": 0.2, "rho_min": 0.01})],
+    [
+        ("wsam", {}),
+        ("esam", {}),
+        pytest.param("vanilla", {}, marks=pytest.mark.slow),
+        pytest.param("gsam", {"rho": 0.2, "rho_min": 0.01}, marks=pytest.mark.slow),
+    ],
 )
 def test_an_interrupted_run_ends_with_the_same_record(tmp_path, method, hyper):
     run = SHORT.replace(method=method, hyper=hyper, epochs=4)
@@ -79,6 +84,7 @@ def test_a_run_resumes_from_the_checkpoint_before_a_damaged_one(tmp_path):
     assert "resuming after epoch 1" in callback.messages[1]
 
 
+@pytest.mark.slow
 def test_a_run_recovers_from_damage_to_all_checkpoints(tmp_path):
     run = SHORT.replace(epochs=4)
     uninterrupted = train(run, tmp_path / "uninterrupted", CPU)

@@ -49,7 +49,7 @@ def test_every_base_trains(tmp_path, base):
 
 
 def test_digits_are_learned(tmp_path):
-    record = train(Run(method="sam", epochs=12), tmp_path, CPU)
+    record = train(Run(model="mlp", method="sam", epochs=12), tmp_path, CPU)
     assert record["final"]["test_error"] < 6
     losses = [row["train_loss"] for row in record["curve"]]
     assert losses[-1] < 0.3 * losses[0]
@@ -202,7 +202,7 @@ def test_weights_of_another_model_are_refused(tmp_path):
 
 
 def test_bf16_trains_on_a_cpu(tmp_path):
-    record = train(SHORT.replace(precision="bf16", epochs=2), tmp_path, CPU)
+    record = train(SHORT.replace(model="mlp", precision="bf16", epochs=2), tmp_path, CPU)
     assert record["curve"][1]["train_loss"] < record["curve"][0]["train_loss"]
 
 

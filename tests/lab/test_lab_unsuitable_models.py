@@ -35,6 +35,7 @@ class FakeTimm:
         return FixedSize(num_classes)
 
 
+@pytest.mark.slow
 def test_images_smaller_than_a_patch(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     out = tmp_path / "runs"
@@ -44,6 +45,7 @@ def test_images_smaller_than_a_patch(tmp_path: Path) -> None:
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_data_that_does_not_match_pretrained_weights(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     few = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}

@@ -76,6 +76,7 @@ def test_the_local_executor_of_submitit(tmp_path):
     check(sweep(jobs, executor), out, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_preempted_slurm_job_is_submitted_again(tmp_path):
     (job,) = sweeping.make_jobs(tmp_path, 1)
     task = Task()
