@@ -19,7 +19,7 @@ from wsam.lab.run import Run
 from wsam.lab.train import train
 
 RUN = Run(data="digits", model="cnn", method="vanilla", epochs=1, train_limit=60, noise=0.2)
-FEW = ("--samples", 20, "--device", "cpu")
+SMALL = ("--samples", 20, "--device", "cpu")
 
 
 @pytest.fixture(scope="module")
@@ -38,25 +38,25 @@ def doubled_variances(record: Path, path: Path) -> Path:
 
 def test_points_without_a_finite_loss_are_reported(record, tmp_path):
     other = doubled_variances(record, tmp_path / "other.pt")
-    words = ("--to", other, "--radius", 2, "--points", 6, "--out", tmp_path / "seen", *FEW)
-    shown = wsam_command("landscape", record, *words).stdout
+    options = ("--to", other, "--radius", 2, "--points", 6, "--out", tmp_path / "out", *SMALL)
+    output = wsam_command("landscape", record, *options).stdout
     note = "1 of 6 points has no finite loss (a variance of BatchNorm is negative there)"
-    assert note in shown
-    saved = json.loads((tmp_path / "seen" / "landscape.json").read_text())
+    assert note in output
+    saved = json.loads((tmp_path / "out" / "landscape.json").read_text())
     assert saved["coordinates"] == [[-2.0, -1.0, 0.0, 1.0, 2.0, 3.0]]
     assert [loss is None for loss in saved["losses"]] == [True] + [False] * 5
     assert saved["note"] == note
-    assert note in (tmp_path / "seen" / "landscape.html").read_text()
-    whole = wsam_command("landscape", record, "--to", other, "--radius", 0, *words[4:]).stdout
+    assert note in (tmp_path / "out" / "landscape.html").read_text()
+    whole = wsam_command("landscape", record, "--to", other, "--radius", 0, *options[4:]).stdout
     assert "no finite loss" not in whole
 
 
 def test_line_is_named_by_its_ends(record, tmp_path):
     other = doubled_variances(record, tmp_path / "other.pt")
-    common = ("--radius", 0, "--points", 2, "--json", "--out", tmp_path / "seen", *FEW)
+    common = ("--radius", 0, "--points", 2, "--json", "--out", tmp_path / "out", *SMALL)
     line = json.loads(wsam_command("landscape", record, "--to", other, *common).stdout)
     assert line["axes"] == [f"the line from {record.name} (0) to other.pt (1)"]
-    page = (tmp_path / "seen" / "landscape.html").read_text()
+    page = (tmp_path / "out" / "landscape.html").read_text()
     title = f"<title>Loss along the line from {record.name} (0) to other.pt (1)</title>"
     assert title in page
     # All weight files have the same name, so their paths are shown.
@@ -78,34 +78,34 @@ def test_line_is_named_by_its_ends(record, tmp_path):
 def test_other_json_files_are_not_records(tmp_path, text):
     (tmp_path / "mine.json").write_text(text)
     for verb in ("curvature", "landscape"):
-        said = wsam_command(verb, tmp_path / "mine.json", status=2).stderr
-        assert said == f"wsam: {tmp_path / 'mine.json'} is not a record of wsam train\n"
+        error = wsam_command(verb, tmp_path / "mine.json", status=2).stderr
+        assert error == f"wsam: {tmp_path / 'mine.json'} is not a record of wsam train\n"
 
 
 def test_labels_are_reported(record, tmp_path):
     bare = tmp_path / "bare.pt"
     torch.save(read_checkpoint(record)[0], bare)
-    said = ("--model", "cnn", "--data", "digits")
-    out = ("--points", 2, "--out", tmp_path / "seen")
+    source = ("--model", "cnn", "--data", "digits")
+    out = ("--points", 2, "--out", tmp_path / "out")
     noisy = "labels with the run's noise, 0.2 of them redrawn (seed 0)\n"
     unknown = "labels as in the data; the labels it was trained on are unknown\n"
     for verb, more in (("curvature", ("--top-products", 2)), ("landscape", out)):
-        assert noisy in wsam_command(verb, record, *more, *FEW).stdout
-        assert unknown in wsam_command(verb, bare, *said, *more, *FEW).stdout
-        test = wsam_command(verb, record, "--split", "test", *more, *FEW).stdout
+        assert noisy in wsam_command(verb, record, *more, *SMALL).stdout
+        assert unknown in wsam_command(verb, bare, *source, *more, *SMALL).stdout
+        test = wsam_command(verb, record, "--split", "test", *more, *SMALL).stdout
         assert "labels as in the data\n" in test
-    words = ("--top-products", 2, "--json", *FEW)
-    found = json.loads(wsam_command("curvature", record, *words).stdout)
+    options = ("--top-products", 2, "--json", *SMALL)
+    found = json.loads(wsam_command("curvature", record, *options).stdout)
     assert f"labels {found['labels']}\n" == noisy
 
 
 def test_operators_and_error_bounds_are_named(record):
-    words = (record, "--top-products", 2, *FEW)
-    shown = wsam_command("curvature", *words).stdout
-    assert "\nHessian of " in shown
-    assert "  error at most " in shown
-    shown = wsam_command("curvature", *words, "--operator", "gauss_newton").stdout
-    assert "\nGauss-Newton matrix of " in shown
+    options = (record, "--top-products", 2, *SMALL)
+    output = wsam_command("curvature", *options).stdout
+    assert "\nHessian of " in output
+    assert "  error at most " in output
+    output = wsam_command("curvature", *options, "--operator", "gauss_newton").stdout
+    assert "\nGauss-Newton matrix of " in output
 
 
 def test_progress_bar_on_a_terminal_but_not_with_json(monkeypatch):
@@ -127,14 +127,14 @@ def test_progress_bar_on_a_terminal_but_not_with_json(monkeypatch):
 
 
 def test_landscape_reports_its_labels(record, tmp_path):
-    words = ("--points", 2, "--json", "--out", tmp_path / "seen", *FEW)
-    line = json.loads(wsam_command("landscape", record, *words).stdout)
+    options = ("--points", 2, "--json", "--out", tmp_path / "out", *SMALL)
+    line = json.loads(wsam_command("landscape", record, *options).stdout)
     assert line["labels"].startswith("with the run's noise, ")
     assert line["axes"] == ["filter-normalised direction 1"]
-    saved = json.loads((tmp_path / "seen" / "landscape.json").read_text())
+    saved = json.loads((tmp_path / "out" / "landscape.json").read_text())
     assert (saved["labels"], saved["axes"]) == (line["labels"], line["axes"])
 
 
 def test_along_and_to_are_exclusive(record, tmp_path):
-    words = ("--to", record, "--along", "random", "--out", tmp_path / "seen", *FEW)
-    assert error_of("landscape", record, *words).startswith("wsam: --along has no effect with")
+    options = ("--to", record, "--along", "random", "--out", tmp_path / "out", *SMALL)
+    assert error_of("landscape", record, *options).startswith("wsam: --along has no effect with")

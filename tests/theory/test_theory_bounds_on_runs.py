@@ -146,7 +146,7 @@ def squared_gradient(loss, w):
     return gradient.square().sum().item(), gradient.abs().max().item()
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(
     seed=seeds,
     gamma=gammas,
@@ -178,7 +178,7 @@ def test_full_batch_gradient_is_below_the_corrected_bound(
     assert measured <= bound.corollary(steps, "tight") * SLACK
 
 
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(
     seed=seeds, gamma=gammas, lr=st.floats(0.05, 5), rho=st.floats(0.05, 2), steps=st.integers(2, 4)
 )

@@ -101,8 +101,10 @@ def numpy_run(setting, steps):
     return points
 
 
-@pytest.mark.parametrize("geometry", ["euclidean", "adaptive", "fisher"])
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    ("rule", "geometry"),
+    [*((rule, "euclidean") for rule in RULES), ("wsam", "adaptive"), ("coupled_wsam", "fisher")],
+)
 def test_trajectory_equals_numpy(rule, geometry):
     rho = 0.1 if geometry == "adaptive" else 2.0
     setting = Setting(rule=rule, geometry=geometry, rho=rho, gamma=0.8, steps=40)

@@ -293,7 +293,7 @@ def _norm(vector: Tensor) -> float:
 
 
 def _groups(objective: Objective, m: int | None) -> Iterator[tuple[Iterable[Any] | None, float]]:
-    """Yield the groups to maximise separately, with their sizes; None stands for all samples."""
+    """Yield the groups to maximise separately, with their sizes; None means all samples."""
     if m is None:
         yield None, 1.0
         return
