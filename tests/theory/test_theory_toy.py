@@ -219,7 +219,7 @@ class TestFigure:
         assert verdict([trace(rule="wsam", steps=1)]) == "WSAM ends at neither minimum"
 
     def test_no_runs_raise(self):
-        with pytest.raises(ValueError, match="there is no run to draw"):
+        with pytest.raises(ValueError, match="runs is empty"):
             trajectories([])
 
 
