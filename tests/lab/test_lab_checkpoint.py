@@ -138,37 +138,21 @@ def test_a_damaged_checkpoint_does_not_displace_an_intact_one(tmp_path):
     assert numbers(reopened) == [8, 10]
 
 
-def test_unreadable_checkpoints_are_kept(tmp_path, monkeypatch, messages):
+def test_a_checkpoint_that_cannot_be_loaded_is_skipped_and_removed(tmp_path, monkeypatch, messages):
     damaged(tmp_path, intact=[8, 9])
     read = Path.read_bytes
 
-    def refusing(path):
-        if path.name in ("000008.pt", "000009.pt"):
+    def fail_for_9(path):
+        if path.name == "000009.pt":
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
         return read(path)
 
-    monkeypatch.setattr(Path, "read_bytes", refusing)
+    monkeypatch.setattr(Path, "read_bytes", fail_for_9)
     reopened = Checkpoints(tmp_path, log=messages.append)
-    assert reopened.load() is None
+    assert reopened.load()["number"] == 8
     assert "cannot be read: Permission denied" in messages[0]
-    for number in (1, 2, 3):
-        reopened.save(number, state(number))
-    assert numbers(reopened) == [2, 3, 8, 9]
-    assert Checkpoints(tmp_path).load()["number"] == 3
-    monkeypatch.undo()
-    assert Checkpoints(tmp_path).load()["number"] == 9
-    reopened.save(4, state(4))
-    assert numbers(reopened) == [3, 4, 8, 9]
-
-
-def test_intact_checkpoints_that_cannot_be_loaded_are_kept(tmp_path):
-    Checkpoints(tmp_path).save(1, state(1))
-    save_state(tmp_path / "000009.pt", {"weights": Evil(tmp_path / "executed")})
-    reopened = Checkpoints(tmp_path)
-    assert reopened.load()["number"] == 1
-    for number in (2, 3):
-        reopened.save(number, state(number))
-    assert numbers(reopened) == [2, 3, 9]
+    reopened.save(10, state(10))
+    assert numbers(reopened) == [8, 10]
 
 
 @given(st.data())
@@ -237,7 +221,7 @@ def test_kill_9_at_random_moments_leaves_a_loadable_checkpoint(checkpoints, mess
     for turn in range(25):
         child = fork(save_forever)
         time.sleep(rng.uniform(0.001, 0.04))
-        while turn == 24 and newest(checkpoints).stem == "000000":
+        while turn == 24 and checkpoints.newest == 0:
             time.sleep(0.005)  # wait for the first save on a slow disk
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)

@@ -3,7 +3,7 @@
 A checkpoint is two files: ``NUMBER.pt`` (tensors and primitives) and its manifest ``NUMBER.json``
 with size and SHA-256, written after it. A checkpoint without a manifest is ignored. The newest two
 intact checkpoints are kept. `Checkpoints.load` returns the newest intact one and changes no files,
-so another process may read the folder of a running job. `Checkpoints.save` removes damaged ones.
+so another process may read the folder of a running job. `Checkpoints.save` removes all others.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from wsam.lab.files import TEMPORARY, fsync_folder, no_op, sha256, write_atomic
 State = dict[str, Any]
 RngStates = dict[str, Tensor]
 """Generator states of one process: ``cpu`` and, if it trains on one, ``cuda``."""
-_KEPT = 2  # one more than is loaded: the newest may be damaged
 _ZIP, _PICKLE = b"PK", b"\x80"
 _DISALLOWED_GLOBAL = re.compile(r"Unsupported (?:global: GLOBAL|class) (\S+)")
 
@@ -150,7 +149,7 @@ def _verified_bytes(path: Path) -> bytes:
 
     Raises:
         DamagedError: The contents do not match, or one of the two files is missing.
-        OSError: A file cannot be read, so nothing is known about its contents.
+        OSError: A file cannot be read.
     """
     try:
         manifest = json.loads(path.with_suffix(".json").read_bytes())
@@ -189,40 +188,25 @@ class Checkpoints:
     def __init__(self, folder: Path, log: Callable[[str], None] = no_op) -> None:
         self.folder = folder
         self.log = log
-        self._verified: set[int] = set()
-        self._skipped: set[int] = set()
+        self._intact: set[int] = set()
 
     def save(self, number: int, state: State) -> None:
-        """Save a checkpoint, then remove damaged ones and all intact ones but the newest two.
-
-        The checkpoint just saved is always kept. Intact checkpoints that `load` had to skip are
-        kept too: another version or machine may be able to read them.
-        """
+        """Save a checkpoint; keep it and the newest other intact one, and remove the rest."""
         save_state(self._path(number), state)
-        self._verified.add(number)
-        self._skipped.discard(number)
-        to_keep = _KEPT - 1
-        for other in self._numbers():
-            if other == number:
-                continue
-            intact = self._is_intact(other)
-            loadable = intact and other not in self._skipped
-            if intact is False or (loadable and to_keep <= 0):
+        self._intact.add(number)
+        others = [other for other in self._numbers() if other != number]
+        previous = next(filter(self._is_intact, others), None)
+        for other in others:
+            if other != previous:
                 self._remove(other)
-            elif loadable:
-                to_keep -= 1
 
-    def _is_intact(self, number: int) -> bool | None:
-        """Return whether a checkpoint matches its manifest; None if it cannot be read."""
-        if number in self._verified:
-            return True
-        try:
-            _verified_bytes(self._path(number))
-        except DamagedError:
-            return False
-        except OSError:
-            return None
-        self._verified.add(number)
+    def _is_intact(self, number: int) -> bool:
+        if number not in self._intact:
+            try:
+                load_state(self._path(number))
+            except DamagedError:
+                return False
+            self._intact.add(number)
         return True
 
     @property
@@ -240,9 +224,8 @@ class Checkpoints:
                 is_last = number == numbers[-1]
                 instead = "restarting the run" if is_last else "falling back to the previous one"
                 self.log(f"{error}; {instead}")
-                self._skipped.add(number)
             else:
-                self._verified.add(number)
+                self._intact.add(number)
                 return state
         return None
 

@@ -69,10 +69,6 @@ class Images:
             test_labels=self.test_labels[:test],
         )
 
-    def with_labels(self, train_labels: Tensor) -> Images:
-        """Return the same images with other training labels."""
-        return replace(self, train_labels=train_labels)
-
 
 @dataclass(frozen=True)
 class DataSource:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
 
-from wsam._core import validation as checks
+from wsam._core import validation
 from wsam.lab import datasets, models
 from wsam.lab.data_feed import DataFeed, MemoryFeed, add_label_noise
 from wsam.lab.image_folder import FolderFeed, find_root
@@ -42,7 +42,7 @@ class ExecutionConfig:
 
     def __post_init__(self) -> None:
         """Check the time between checkpoints; infinity means no checkpoints."""
-        checks.number("checkpoint_seconds", self.checkpoint_seconds, high_open=False)
+        validation.number("checkpoint_seconds", self.checkpoint_seconds, high_open=False)
 
     def resolve_device(self) -> torch.device:
         """Return the device.
@@ -75,7 +75,7 @@ def make_data_feed(run: Run, execution: ExecutionConfig, device: torch.device) -
         labels = add_label_noise(
             images.train_labels, images.info.classes, run.noise, run.noise_seed
         )
-        images = images.with_labels(labels)
+        images = replace(images, train_labels=labels)
         return MemoryFeed(images, run.batch_size, device, run.seed, run.augment)
     return FolderFeed(
         find_root(execution.source.folder, run.data.removeprefix("folder:")),

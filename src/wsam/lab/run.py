@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from wsam._core import validation as checks
+from wsam._core import validation
 from wsam.lab.settings import (
     BASES,
     DATA,
@@ -95,7 +95,7 @@ class Run:
         """Check every setting and convert it to its canonical form."""
         self._check_names()
         self._convert_numbers()
-        checks.flag("augment", self.augment)
+        validation.flag("augment", self.augment)
         for name in ("hyper", "base_args", "options"):
             check_mapping(name, getattr(self, name))
         hyper = with_defaults(self.method, self.hyper, method_defaults()[self.method])
@@ -123,12 +123,12 @@ class Run:
         """Convert numbers, such as numpy's, to int and float, which JSON can store."""
         limits = [n for n in ("train_limit", "test_limit") if getattr(self, n) is not None]
         for name in ("epochs", "batch_size", *limits):
-            self._set(name, checks.count(name, getattr(self, name), 1))
+            self._set(name, validation.count(name, getattr(self, name), 1))
         for name in ("seed", "noise_seed"):
-            self._set(name, checks.count(name, getattr(self, name)))
+            self._set(name, validation.count(name, getattr(self, name)))
             if getattr(self, name) >= _MAX_SEED:
                 raise ValueError(f"{name} must be less than 2**63, got {getattr(self, name)}")
-        self._set("noise", checks.number("noise", self.noise, 0, 1, high_open=False))
+        self._set("noise", validation.number("noise", self.noise, 0, 1, high_open=False))
         self._set("noise_seed", self.noise_seed if self.noise else 0)
 
     def _checked_options(self) -> dict[str, Value]:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
-from wsam._core import validation as checks
+from wsam._core import validation
 
 if TYPE_CHECKING:
     from wsam.geometry import Geometry
@@ -167,7 +167,7 @@ def with_defaults(
 def _cast_like(name: str, value: object, default: Value) -> Value:
     """Cast a value to the type of its default: ``1`` and ``1.0`` must give the same key."""
     if isinstance(default, bool):
-        return checks.flag(name, value)
+        return validation.flag(name, value)
     if isinstance(default, int):
         if isinstance(value, Integral) and not isinstance(value, bool):
             return int(value)
