@@ -49,7 +49,7 @@ def build_model(name: str, task: Task, seed: int, pretrained: str | None = None)
         ModuleNotFoundError: The model's library is not installed.
 
     Example:
-        >>> model = build("mlp", Task((1, 8, 8), 10), seed=0)
+        >>> model = build_model("mlp", Task((1, 8, 8), 10), seed=0)
         >>> model(torch.zeros(2, 1, 8, 8)).shape
         torch.Size([2, 10])
     """

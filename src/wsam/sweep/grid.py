@@ -51,7 +51,7 @@ def is_integer_setting(run: Run, name: str) -> bool:
     """Return whether a setting is an integer.
 
     Example:
-        >>> is_whole(Run(), "epochs"), is_whole(Run(hyper={"rho": 1}), "rho")
+        >>> is_integer_setting(Run(), "epochs"), is_integer_setting(Run(hyper={"rho": 1}), "rho")
         (True, False)
     """
     plain = {setting: getattr(run, setting) for setting in _PLAIN}
