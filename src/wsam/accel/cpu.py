@@ -100,8 +100,8 @@ def can_swap(block: Block, direction: Sequence[Tensor]) -> bool:
 
     Only if nothing else references their storage: a view or alias would still show w.
     """
-    if block.sharded:
-        return False
+    if block.sharded or len(set(map(id, block.params))) < len(block.params):
+        return False  # a parameter that is listed twice moves twice
     pairs = zip(block.params, direction, strict=True)
     return all(_owns_storage(w) and (d.dtype, d.shape) == (w.dtype, w.shape) for w, d in pairs)
 

@@ -128,6 +128,13 @@ class TritonBackend:
 
     def perturb(self, state: StepState) -> bool:
         """Move the weights to w + d; with `lean` also step the base."""
+        try:
+            return self._perturb(state)
+        except BaseException:
+            self._begun.clear()  # frees the buffers
+            raise
+
+    def _perturb(self, state: StepState) -> bool:
         blocks = state.blocks
         if state.mask is not None or any(block.sharded for block in blocks):
             return False
@@ -143,6 +150,7 @@ class TritonBackend:
                 return False
             scales = step.scales_of(state, blocks, whitened)
         directions = step.unwhiten(state, whitened, roots, scales)
+        del roots  # before the copies of w are allocated
         if state.lean:
             return self._begin_lean(state, directions)
         state.moved = list(blocks)

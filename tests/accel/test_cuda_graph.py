@@ -1,4 +1,4 @@
-"""The captured step: equal to the eager one, and refused where it cannot be."""
+"""A captured step equals an eager one, and what cannot be captured is rejected."""
 
 import contextlib
 import copy
@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import wsam
-from wsam import graph, standins
+from wsam.accel import cuda_graph
+from wsam.accel.graph_inputs import GraphScalars
 from wsam.schedule import Every, NormAbove, Warmup
 
 STEPS = 8
@@ -34,6 +35,16 @@ BASES = {
     "rmsprop": lambda p: torch.optim.RMSprop(p, lr=1e-3),
     "nadam": lambda p: torch.optim.NAdam(p, lr=1e-3),
 }
+# Each method over one base, and each base with a rule that keeps g0 and one that does not.
+CASES = [
+    *(("wsam", base) for base in BASES),
+    *(("sam", base) for base in BASES),
+    ("coupled_wsam", "adamw"),
+    ("gsam", "sgd"),
+    ("esam", "adamw"),
+    ("asam", "sgd"),
+    ("fisher_sam", "adamw"),
+]
 
 
 def loss_of(opt, model):
@@ -82,29 +93,21 @@ def compare(make, dropout=0.0, data=None, adjust=lambda opt, t: None, tolerance=
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 class TestOnCuda:
-    @pytest.mark.parametrize("base", BASES)
-    @pytest.mark.parametrize("name", wsam.METHODS)
-    def test_capture(self, name, base):
-        compare(lambda m: wsam.create(name, BASES[base](m.parameters()), model=m))
+    @pytest.mark.parametrize("fuse", [False, True])
+    @pytest.mark.parametrize(("method", "base"), CASES)
+    def test_methods(self, method, base, fuse):
+        compare(lambda m: wsam.create(method, BASES[base](m.parameters()), model=m), fuse=fuse)
 
-    @pytest.mark.parametrize("base", BASES)
-    @pytest.mark.parametrize("name", wsam.METHODS)
-    def test_fused(self, name, base):
-        compare(lambda m: wsam.create(name, BASES[base](m.parameters()), model=m), fuse=True)
-
-    @pytest.mark.parametrize("base", BASES)
-    def test_fused_lean(self, base):
+    @pytest.mark.parametrize(("base", "fuse"), [("sgd", False), *((base, True) for base in BASES)])
+    def test_lean(self, base, fuse):
         compare(
             lambda m: wsam.WSAM(BASES[base](m.parameters()), model=m, lean=True, gamma=0.6),
-            fuse=True,
+            fuse=fuse,
         )
 
-    @pytest.mark.parametrize("name", wsam.METHODS)
-    def test_without_model(self, name):
-        compare(lambda m: wsam.create(name, BASES["sgd"](m.parameters())))
-
-    def test_lean(self):
-        compare(lambda m: wsam.WSAM(BASES["sgd"](m.parameters()), lean=True, model=m))
+    @pytest.mark.parametrize("method", ["sam", "wsam", "gsam", "esam"])
+    def test_without_model(self, method):
+        compare(lambda m: wsam.create(method, BASES["sgd"](m.parameters())))
 
     def test_plain_base(self):
         compare(lambda m: BASES["sgd"](m.parameters()))
@@ -116,53 +119,53 @@ class TestOnCuda:
     def test_clip(self):
         compare(lambda m: wsam.WSAM(BASES["sgd"](m.parameters()), max_norm=0.1, model=m))
 
-    def test_masks_repeat(self):
-        """With d = 0 both passes agree exactly only if their dropout masks do."""
+    def test_dropout_masks_repeat(self):
+        """With d = 0 the losses of both passes are equal only if their dropout masks are."""
         model, data = network(0.5), batches(STEPS)
         opt = wsam.SAM(BASES["sgd"](model.parameters()), rho=1e-12, model=model)
         step = wsam.capture(opt, loss_of(opt, model), *data[0])
-        losses = []
         for x, y in data:
-            losses.append(step(x, y).item())
+            step(x, y)
             assert abs(opt.sharpness.item()) < 1e-6
-        before = [step(*data[0]).item() for _ in range(3)]
-        assert len(set(before)) == 3  # masks differ from step to step
+        losses = [step(*data[0]).item() for _ in range(3)]
+        assert len(set(losses)) == 3  # masks differ from step to step
 
     @pytest.mark.parametrize("base", ["sgd", "adamw"])
     @pytest.mark.parametrize("options", [{}, {"lean": True}, {"max_norm": 0.1}, {"when": Every(2)}])
-    def test_momentum_moves(self, base, options):
-        """As OneCycleLR moves it: without another recording, if the base steps by our kernels."""
+    def test_scheduled_momentum(self, base, options):
+        """As by OneCycleLR. It needs no new recording if a kernel steps the base."""
 
         def adjust(opt, t):
             for group in opt.param_groups:
-                moved = 0.95 - 0.05 * t
+                momentum = 0.95 - 0.05 * t
                 group["weight_decay"] = 1e-3 * (1 + t)
                 if "betas" in group:
-                    group["betas"] = (moved, 0.99)
+                    group["betas"] = (momentum, 0.99)
                 else:
-                    group["momentum"] = moved
+                    group["momentum"] = momentum
 
         def make(m):
             return wsam.WSAM(BASES[base](m.parameters()), model=m, gamma=0.6, **options)
 
         _, step = compare(make, adjust=adjust, fuse=True)
         recordings = step._recordings
-        alone = [r for r in recordings.values() if r.graph is not None and r.contains is None]
-        assert len(alone) == (0 if "max_norm" in options else 1)
+        recorded = [r for r in recordings.values() if r.graph is not None]
+        by_kernel = [r for r in recorded if r.base_numbers is None]
+        assert len(by_kernel) == (0 if "max_norm" in options else 1)
         assert (len(recordings) == 1) is (not options or "lean" in options)
 
-    def test_few_recordings_are_kept(self, monkeypatch):
-        monkeypatch.setattr(graph, "RECORDINGS", 3)
+    def test_the_number_of_recordings_is_limited(self, monkeypatch):
+        monkeypatch.setattr(cuda_graph, "RECORDINGS", 3)
         model, data = network(), batches(STEPS)
         opt = wsam.WSAM(BASES["sgd"](model.parameters()), model=model)
         step = wsam.capture(opt, loss_of(opt, model), *data[0])
         for size in range(3, 6):
             step(*(x[:size] for x in data[0]))
-        with pytest.warns(wsam.WsamWarning, match="not used for longest are dropped"):
+        with pytest.warns(wsam.WsamWarning, match="least recently used are dropped"):
             step(*data[0])
         assert len(step._recordings) == 3
 
-    def test_rates_change_without_recording(self):
+    def test_scheduled_hyperparameters(self):
         def adjust(opt, t):
             for group in opt.param_groups:
                 group["lr"], group["sam_rho"], group["sam_gamma"] = 0.1 / (t + 1), 0.01 * t, 0.1 * t
@@ -181,7 +184,7 @@ class TestOnCuda:
         data = [*batches(5), *batches(5, 8), *batches(3)]
         compare(lambda m: wsam.WSAM(BASES["sgd"](m.parameters()), model=m), data=data)
 
-    def test_state_can_be_loaded(self):
+    def test_loaded_states(self):
         data = batches(12)
         make = lambda m: wsam.WSAM(BASES["sgd"](m.parameters()), model=m)  # noqa: E731
         model, other = network(), network()
@@ -205,7 +208,7 @@ class TestOnCuda:
             step(x, y)
         torch.testing.assert_close(list(model.parameters()), wanted, rtol=2e-5, atol=2e-5)
 
-    def test_compiled_autocast(self):
+    def test_a_compiled_model_under_autocast(self):
         data = batches(STEPS)
         model = network()
         opt = wsam.WSAM(BASES["sgd"](model.parameters()), model=model)
@@ -220,7 +223,7 @@ class TestOnCuda:
         assert losses[-1] < 0.5 * losses[0]
         assert int(model[1].num_batches_tracked) == 30
 
-    def test_scheduler_and_hooks(self, recwarn):
+    def test_schedulers_and_step_hooks(self, recwarn):
         model, data = network(), batches(STEPS)
         opt = wsam.WSAM(BASES["sgd"](model.parameters()), model=model)
         scheduler = torch.optim.lr_scheduler.StepLR(opt, 2, 0.5)
@@ -235,7 +238,7 @@ class TestOnCuda:
         assert not [w for w in recwarn if "lr_scheduler.step" in str(w.message)]
 
     @pytest.mark.parametrize("options", [{"nonfinite": "skip"}, {"when": NormAbove()}])
-    def test_refusals(self, options):
+    def test_rejected_options(self, options):
         model, (batch, *_) = network(), batches(1)
         opt = wsam.WSAM(BASES["sgd"](model.parameters()), **options)
         with pytest.raises(ValueError, match="captured"):
@@ -252,71 +255,50 @@ def test_capture_needs_cuda():
         wsam.capture(opt, lambda x: model(x).sum(), torch.ones(2, 2))
 
 
-class Unprinted(nn.Parameter):
-    """A weight that must not be looked at: to print one is to wait for the device."""
-
-    def __repr__(self):
-        raise AssertionError
-
-
-@pytest.mark.parametrize("make", [BASES["sgd"], BASES["adamw"]])
-def test_what_a_recording_is_known_by(make):
-    """Numbers that kernels read on the device are no part of it, but for whether they are zero."""
-    opt = wsam.WSAM(make([Unprinted(torch.zeros(2))]))
-    scalars, group = standins.Scalars(opt, torch.device("cpu")), opt.param_groups[0]
-    key, numbers = scalars.fixed(), scalars.of_base()
-    group.update(lr=0.5, sam_rho=0.3, sam_gamma=0.2, weight_decay=0.5)
-    group.update({"betas": (0.5, 0.6), "eps": 0.1} if "betas" in group else {"momentum": 0.5})
-    assert scalars.fixed() == key
-    assert scalars.of_base() != numbers
-    group["weight_decay"] = 0.0
-    assert scalars.fixed() != key
+def test_fuse_needs_triton(monkeypatch):
+    monkeypatch.setattr(cuda_graph, "triton_is_installed", lambda: False)
+    model = nn.Linear(2, 2)
+    opt = wsam.WSAM(torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(ValueError, match="needs Triton"):
+        wsam.capture(opt, lambda x: model(x).sum(), torch.ones(2, 2), fuse=True)
 
 
-def test_other_groups_than_at_capture():
-    opt = wsam.WSAM(torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=0.1))
-    scalars = standins.Scalars(opt, torch.device("cpu"))
-    opt.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
-    with pytest.raises(RuntimeError, match="capture again"):
-        scalars.write()
-
-
-def without_a_device(opt):
-    """A captured step whose recordings are kept, though none is ever made."""
-    step = graph.CapturedStep.__new__(graph.CapturedStep)
+def step_on_cpu(opt):
+    """A captured step that finds its recordings but never records."""
+    step = cuda_graph.CapturedStep.__new__(cuda_graph.CapturedStep)
     step.opt, step.sharp, step._device, step._fuse = opt, None, torch.device("cpu"), False
     step._recordings, step._is_full, step._pool = {}, False, "pool"
-    step._scalars = standins.Scalars(opt, step._device)
+    step._scalars = GraphScalars(opt, step._device)
     return step
 
 
-def test_the_recording_in_use_is_kept(monkeypatch):
-    monkeypatch.setattr(graph, "RECORDINGS", 4)
-    step = without_a_device(torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1, momentum=0.9))
+def test_the_least_recently_used_recording_is_dropped(monkeypatch):
+    monkeypatch.setattr(cuda_graph, "RECORDINGS", 4)
+    step = step_on_cpu(torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1, momentum=0.9))
     usual = step._recording((torch.empty(100),), chosen=True)
-    usual.graph, usual.contains = "graph", step._scalars.of_base()
+    usual.graph, usual.base_numbers = "graph", step._scalars.base_numbers()
     for size in range(9):
-        expected = pytest.warns(wsam.WsamWarning, match="not used for longest are dropped")
+        expected = pytest.warns(wsam.WsamWarning, match="least recently used are dropped")
         with expected if size == 3 else contextlib.nullcontext():
             step._recording((torch.empty(size),), chosen=True)
         assert step._recording((torch.empty(100),), chosen=True) is usual
     assert (len(step._recordings), step._pool) == (4, "pool")
     for size in range(4):
         step._recording((torch.empty(50 + size),), chosen=True)
-    assert step._pool is None, "the last graph has gone"
+    assert step._pool is None, "its last graph was dropped"
 
 
-def test_a_recording_that_contains_numbers_is_not_used_for_others():
+def test_a_recording_with_constant_numbers_is_not_used_for_others():
     opt = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1, momentum=0.9)
-    step, batch = without_a_device(opt), (torch.empty(3),)
+    step, batch = step_on_cpu(opt), (torch.empty(3),)
     first = step._recording(batch, chosen=True)
     opt.param_groups[0]["momentum"] = 0.8
     assert step._recording(batch, chosen=True) is first, "not recorded yet"
-    first.graph, first.contains = "graph", step._scalars.of_base()
+    first.graph, first.base_numbers = "graph", step._scalars.base_numbers()
     assert step._recording(batch, chosen=True) is first
     opt.param_groups[0]["momentum"] = 0.7
     other = step._recording(batch, chosen=True)
     assert other is not first
-    first.contains = None  # our kernels have stepped the base
+    first.base_numbers = None  # as if a kernel had stepped the base
     assert step._recording(batch, chosen=True) is first
     assert step._recording(batch, chosen=False) is not first
