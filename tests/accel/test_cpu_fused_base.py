@@ -82,14 +82,16 @@ def closure_of(model: nn.Module, x: Tensor) -> Callable[[], Tensor]:
 # Steps ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("base", BASES)
-def test_fused_steps_equal_the_others(base: str, fused: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("base", "lean"), [*((base, False) for base in BASES), ("momentum", True), ("adamw", True)]
+)
+def test_fused_steps_equal_the_others(base: str, lean: bool, fused: list[str]) -> None:
     models = [network(), network()]
     bases = [
         BASES[base](models[0].parameters(), foreach=False),
         BASES[base](models[1].parameters()),
     ]
-    opts = [wsam.WSAM(b, model=m) for b, m in zip(bases, models, strict=True)]
+    opts = [wsam.WSAM(b, model=m, lean=lean) for b, m in zip(bases, models, strict=True)]
     slow = train(models[0], opts[0])
     assert not fused, "the user chose foreach=False"
     fast = train(models[1], opts[1])
@@ -97,6 +99,7 @@ def test_fused_steps_equal_the_others(base: str, fused: list[str]) -> None:
     assert len(fused) == (STEPS if base == "sgd" else STEPS - 1)
     for a, b in zip(slow, fast, strict=True):
         torch.testing.assert_close(b, a, rtol=1e-10, atol=1e-12)
+    assert opts[1].lean is lean
     assert all(group["fused"] is None for group in bases[1].param_groups)
     names = [state.keys() for state in bases[0].state.values()]
     assert names == [state.keys() for state in bases[1].state.values()]

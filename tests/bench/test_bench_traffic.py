@@ -1,19 +1,17 @@
 """Memory traffic: counted operation by operation, and as documented in docs/speed.md."""
 
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import emulated
+import emulated_kernels
 import pytest
 import torch
-from wsam.block import Block
-from wsam.kernels import Begun, Kernels
-from wsam.plan import Plan
 
 import wsam
-from wsam import aside
+from wsam._core.param_blocks import Block
+from wsam.accel.tensor_table import WorkPlan
+from wsam.accel.triton_backend import Begun, TritonBackend
 from wsam.bench import cases, memory_traffic, third_party
 from wsam.bench.cases import Case
 from wsam.bench.memory_traffic import NUMEL, Traffic, TrafficCounter
@@ -70,44 +68,45 @@ def test_traffic_of_a_fused_base() -> None:
 def test_traffic_of_fused_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """They bypass torch's dispatcher and are counted by their arguments."""
     block = Block({"lr": 0.1}, [A, B], [0, 1])
-    monkeypatch.setattr(Kernels, "scales", lambda self, *given: [torch.ones(())])
-    monkeypatch.setattr(Kernels, "save_and_add", lambda self, block, direction, scale: True)
-    monkeypatch.setattr(Kernels, "_finish_block", lambda self, *given: None)
-    counter, kernels = TrafficCounter(), object.__new__(Kernels)
+    monkeypatch.setattr(TritonBackend, "_scales", lambda self, *given: [torch.ones(())])
+    monkeypatch.setattr(TritonBackend, "_save_and_add", lambda self, *given: True)
+    monkeypatch.setattr(TritonBackend, "_finish_block", lambda self, *given: None)
+    counter, backend = TrafficCounter(), object.__new__(TritonBackend)
     with memory_traffic.count_fused_kernels(counter):
-        kernels.scales([block], [[A, B]])
+        backend._scales([block], [], [[A, B]], True)
         assert (counter.reads, counter.writes) == (2, 0)
-        assert kernels.save_and_add(block, [A, B], torch.ones(()))
+        assert backend._save_and_add(block, [A, B], torch.ones(()))
         assert (counter.reads, counter.writes) == (6, 4)
-        saved, weights, second, first = [A, B], [A, B], [A, B], [A, B]
-        kernels._finish_block(block, [saved, weights, second, first], [[A, B]], [])
+        saved, weights, g1, g0, momentum = ([0, 0] for _ in range(5))
+        backend._finish_block(block, [saved, weights, g1, g0], [momentum])
     # Reads w, g1, g0 and the momentum of each parameter; writes w and the momentum.
     assert (counter.reads, counter.writes) == (6 + 2 * 4, 4 + 2 * 2)
-    assert kernels.save_and_add(block, [A, B], torch.ones(()))
+    assert backend._save_and_add(block, [A, B], torch.ones(()))
     assert counter.reads == 14, "the methods are restored"
 
 
 def test_traffic_of_lean_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Six reads and four writes with SGD and momentum, as documented."""
     block = Block({"lr": 0.1}, [A], [0])
-    monkeypatch.setattr(Kernels, "scales", lambda self, *given: [torch.ones(())])
-    monkeypatch.setattr(Kernels, "_step", lambda self, *given, **flags: None)
+    monkeypatch.setattr(TritonBackend, "_scales", lambda self, *given: [torch.ones(())])
+    monkeypatch.setattr(TritonBackend, "_step_block", lambda self, *given, **branches: None)
     base = torch.optim.SGD([torch.nn.Parameter(A)], lr=0.1)
-    counter, kernels = TrafficCounter(), Kernels(CPU, base, Weighted(), 1.0)
-    first, plan = [B], Plan(block.params, CPU)
-    kernels._begun[id(block)] = Begun(plan, first, [0], plan.piece(), torch.zeros(3))
+    counter, backend = TrafficCounter(), TritonBackend(CPU, base, Weighted(), 1.0)
+    plan, weights, g0, momentum = WorkPlan(block.params, CPU), [1], [2], [3]
+    backend._begun[id(block)] = Begun(plan, [B], g0, plan.buffer(), torch.zeros(3))
     with memory_traffic.count_fused_kernels(counter):
-        kernels.scales([block], [first])
-        kernels._begin_lean(block, [[A], first, first], torch.ones(()), [[A]])
-        kernels._end_lean(block, [block.saved, [A], [B]])
+        backend._scales([block], [], [[B]], True)
+        backend._begin_lean_block(block, [weights, g0, g0], torch.ones(()), [momentum])
+        backend._end_lean_block(block, [[4], weights, [5]])
     assert (counter.reads, counter.writes) == (6, 4)
 
 
-def test_unfused_tensors_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Kernels, "save_and_add", lambda self, block, direction, scale: False)
+def test_steps_without_a_kernel_are_not_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TritonBackend, "_save_and_add", lambda self, *given: False)
     counter = TrafficCounter()
     with memory_traffic.count_fused_kernels(counter):
-        object.__new__(Kernels).save_and_add(Block({}, [A], [0]), [A], torch.ones(()))
+        backend = object.__new__(TritonBackend)
+        backend._save_and_add(Block({}, [A], [0]), [A], torch.ones(()))
     assert counter.reads == 0
 
 
@@ -161,6 +160,7 @@ def like_captured(method: str | None, lean: bool, fused: Fused) -> Case:
             if key in base.param_groups[0]:
                 base.param_groups[0][key] = torch.tensor(float(base.param_groups[0][key]))
         if opt is not None:
+            opt._backend = None  # as in a captured step without kernels
             return lambda: opt.step(closure)
         return lambda: (base.zero_grad(), closure(), base.step())
 
@@ -168,10 +168,7 @@ def like_captured(method: str | None, lean: bool, fused: Fused) -> Case:
 
 
 @WITH_BASE
-def test_documented_traffic_of_captured_steps(
-    fused: Fused, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(aside, "ALONE", None)  # as on CUDA, where the weights are copied
+def test_documented_traffic_of_captured_steps(fused: Fused) -> None:
     methods = {kind.__name__: name for name, kind in wsam.METHODS.items()}
     table = documented("captured")
     assert set(table) == DOCUMENTED
@@ -194,8 +191,9 @@ def test_documented_traffic_of_captured_steps(
 def test_documented_traffic_of_fused_steps(
     name: str, fused: Fused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    emulated.install(monkeypatch)
-    monkeypatch.setattr(aside, "ALONE", None)
+    kernels = emulated_kernels.install(monkeypatch)
+    for kernel in vars(kernels).values():
+        kernel.run = without_dispatch_modes(kernel.run)
     kind = name.removesuffix(" lean")
     (method,) = (method for method, found in wsam.METHODS.items() if found.__name__ == kind)
 
@@ -204,14 +202,11 @@ def test_documented_traffic_of_fused_steps(
         base = fused(model)
         options = cases.default_options(method) | ({"lean": True} if name != kind else {})
         opt = wsam.create(method, base, model=model, **options)
-        emulated.attach(opt)
+        emulated_kernels.attach(opt)
         closure = cases.forward_backward(workload, model, torch.mean)
         return lambda: opt.step(closure)
 
-    with monkeypatch.context() as hidden_kernels:
-        for kernel in vars(sys.modules["wsam._triton"]).values():
-            hidden_kernels.setattr(kernel, "run", without_dispatch_modes(kernel.run))
-        counted = memory_traffic.optimizer_traffic(Case("", "eager", "ours", make), CPU)
+    counted = memory_traffic.optimizer_traffic(Case("", "eager", "ours", make), CPU)
     reads, writes = documented("captured", skip=2)[name]
     more = FUSED[fused]
     assert (counted.reads, counted.writes) == pytest.approx((reads + more, writes + more))

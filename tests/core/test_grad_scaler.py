@@ -306,3 +306,24 @@ def test_scaler_inside_perturbed_is_refused() -> None:
     with pytest.raises(RuntimeError, match="inside perturbed"), opt.perturbed():
         scaler.step(opt)
     assert same(snapshot(opt), before)
+
+
+def test_an_overflow_is_found_although_the_mask_selects_no_tensor() -> None:
+    """The scaler checks the gradients of the second pass only."""
+    seed = next(s for s in range(99) if not any(wsam.Masked(0.5, s).mask(0, 2)))
+    p, q = (nn.Parameter(torch.ones(4)) for _ in range(2))
+    base = torch.optim.SGD([p, q], lr=0.1)
+    opt = wsam.WSAM(base, gamma=0.5, geometry=wsam.Masked(0.5, seed))
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    opt.begin()
+    scaler.scale((p * q).sum()).backward()
+    assert p.grad is not None
+    p.grad[0] = torch.inf
+    opt.ascend(scaler.get_scale())
+    scaler.scale((p * q).sum()).backward()
+    scaler.unscale_(opt)
+    opt.descend()
+    scaler.step(opt)
+    scaler.update()
+    assert torch.equal(p, torch.ones(4))
+    assert scaler.get_scale() == 4.0

@@ -7,12 +7,13 @@ leaves w untouched. And the base steps by torch's fused code, which needs no tem
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from wsam._core import step
+from wsam._core import lean, step
 from wsam._core.param_blocks import Block
 from wsam._core.param_groups import rule_values
 from wsam._core.step_state import Phase, StepState
@@ -50,8 +51,10 @@ class CpuBackend:
 
     def perturb(self, state: StepState) -> bool:
         """Move the weights to w + d in separate buffers, block by block."""
-        if state.lean or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
             return False
+        if state.lean:
+            return self._begin_lean(state)
         blocks = step.masked(state)
         if not blocks:
             return False
@@ -63,6 +66,14 @@ class CpuBackend:
             else:
                 step.save_weights(block)
                 add_scaled(block.weights(), direction, scale, scratch)
+        return True
+
+    def _begin_lean(self, state: StepState) -> bool:
+        """Step the base by fused code between the passes."""
+        with fused_base(state) as groups:
+            if not groups:
+                return False
+            lean.begin(state, guard_g0=False)  # these bases do not write into gradients
         return True
 
     def _swap(self, block: Block, direction: Sequence[Tensor], scale: Tensor) -> None:
@@ -126,10 +137,13 @@ ALONE = _use_count_of_a_single_tensor()
 
 
 @contextlib.contextmanager
-def fused_base(state: StepState) -> Iterator[None]:
+def fused_base(state: StepState) -> Iterator[list[dict[str, Any]]]:
     """Let the base step by torch's fused code, in groups where the user left that open.
 
     Groups in which the step is the base's own are left out, because they must equal it bit for bit.
+
+    Yields:
+        The groups that step by fused code.
     """
     rule = state.rule
     groups = []
@@ -141,7 +155,7 @@ def fused_base(state: StepState) -> Iterator[None]:
     try:
         for group in groups:
             group["fused"] = True
-        yield
+        yield groups
     finally:
         for group in groups:
             group["fused"] = None
