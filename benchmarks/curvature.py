@@ -274,15 +274,16 @@ def main() -> None:
         torch.set_num_threads(1)
         model, batches, problem = digits_problem()
         found = iter([cpu_record(model, batches, chosen.repeats, device)])
-    head = {
-        "problem": problem,
-        **environment.describe_environment(device),
-        "repeats": chosen.repeats,
-    }
-    head["versions"] |= peer_versions()
+    head = record_head(problem, device, chosen.repeats)
     for part in found:  # a GPU record is written after every method, in case a later one fails
         write(out, {**head, **part})
     print(json.dumps(part["to_accuracy"], indent=1), out, sep="\n")
+
+
+def record_head(problem: dict[str, Any], device: torch.device, repeats: int) -> dict[str, Any]:
+    head = {"problem": problem, **environment.describe_environment(device), "repeats": repeats}
+    head["versions"] |= peer_versions()
+    return head
 
 
 def write(out: Path, record: dict[str, Any]) -> None:

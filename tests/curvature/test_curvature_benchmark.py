@@ -47,8 +47,7 @@ def gpu_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict]:
     before = [torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32]
     try:
         versions = bench.gpu_record(model, batches, 1, device, True)
-        head = {"problem": problem, **bench.environment.facts(device), "repeats": 1}
-        head["versions"] |= bench.peer_versions()
+        head = bench.record_head(problem, device, 1)
         head["hardware"]["gpu"] = "a GPU"
         return [json.loads(json.dumps({**head, **part}, allow_nan=False)) for part in versions]
     finally:
