@@ -1,4 +1,4 @@
-"""What the frameworks' tests share: a small problem, and the plain loop they are compared with."""
+"""Helpers of the framework tests: a small problem, and the plain loops to compare with."""
 
 import contextlib
 import os
@@ -16,7 +16,8 @@ from torch.utils.data import TensorDataset
 import wsam
 
 Batch = tuple[Tensor, Tensor]
-Window = Sequence[Batch]
+Step = Sequence[Batch]
+"""The micro-batches of a step."""
 
 
 def samples(count: int = 24, dtype: torch.dtype = torch.float32) -> TensorDataset:
@@ -30,11 +31,13 @@ def net(dtype: torch.dtype = torch.float32) -> nn.Sequential:
     return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)).to(dtype)
 
 
-def windows(data: TensorDataset, size: int, every: int = 1, epochs: int = 1) -> list[Window]:
-    """The batches in order, as many to a step as are accumulated; the last step may have fewer."""
+def split_into_steps(
+    data: TensorDataset, size: int, accumulate: int = 1, epochs: int = 1
+) -> list[Step]:
+    """Return batches in order, `accumulate` of them per step; an epoch's last step may have fewer."""
     x, y = data.tensors
     batches = list(zip(x.split(size), y.split(size), strict=True))
-    return [batches[i : i + every] for i in range(0, len(batches), every)] * epochs
+    return [batches[i : i + accumulate] for i in range(0, len(batches), accumulate)] * epochs
 
 
 def wsam_over_sgd(params: Iterable[nn.Parameter], **options: Any) -> wsam.SharpnessAware:
@@ -45,59 +48,62 @@ def wsam_over_sgd(params: Iterable[nn.Parameter], **options: Any) -> wsam.Sharpn
 def plain_loop(
     model: nn.Module,
     optimizer: wsam.SharpnessAware,
-    steps: Iterable[Window],
+    steps: Iterable[Step],
     *,
-    every: int = 1,
-    after: Callable[[], Any] = lambda: None,
+    accumulate: int = 1,
+    after_step: Callable[[], Any] = lambda: None,
     autocast: torch.dtype | None = None,
 ) -> list[float]:
-    """The loop a user writes by hand: all micro-batches of a step inside the closure."""
+    """Train with `step(closure)`, all micro-batches of a step inside the closure; return losses."""
     losses = []
-    for window in steps:
+    for batches in steps:
 
-        def closure(window: Window = window) -> Tensor:
+        def closure(batches: Step = batches) -> Tensor:
             total = torch.zeros(())
-            for x, y in window:
-                with mixed(autocast):
-                    loss = optimizer.select(cross_entropy(model(x), y, reduction="none")) / every
+            for x, y in batches:
+                with autocast_to(autocast):
+                    per_sample = cross_entropy(model(x), y, reduction="none")
+                    loss = optimizer.select(per_sample) / accumulate
                 loss.backward()
                 total = total + loss.detach()
             return total
 
         losses.append(float(optimizer.step(closure)))
-        after()
+        after_step()
     return losses
 
 
-def by_hand(
-    make: Callable[..., Any] = wsam_over_sgd, count: int = 24, every: int = 1, **options: Any
+def train_plain(
+    make: Callable[..., Any] = wsam_over_sgd, count: int = 24, accumulate: int = 1, **options: Any
 ) -> Any:
-    """The same training as in the frameworks' tests, two epochs with a scheduler, in a plain loop."""
+    """Train in a plain loop as the framework tests do: two epochs with a scheduler."""
     model = net()
     optimizer = make(model.parameters())
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
-    steps = windows(samples(count), 4, every, epochs=2)
-    losses = plain_loop(model, optimizer, steps, every=every, after=scheduler.step, **options)
+    steps = split_into_steps(samples(count), 4, accumulate, epochs=2)
+    losses = plain_loop(
+        model, optimizer, steps, accumulate=accumulate, after_step=scheduler.step, **options
+    )
     return model, optimizer, losses
 
 
 def scaled_loop(
     model: nn.Module,
     optimizer: wsam.SharpnessAware,
-    steps: Iterable[Window],
+    steps: Iterable[Step],
     scaler: torch.amp.GradScaler,
     *,
-    every: int = 1,
-    after: Callable[[], Any] = lambda: None,
+    accumulate: int = 1,
+    after_step: Callable[[], Any] = lambda: None,
     autocast: torch.dtype | None = torch.float16,
 ) -> None:
-    """The same by hand with a GradScaler, as the recipes show it."""
-    for window in steps:
+    """Train with a GradScaler, as docs/recipes.md shows."""
+    for batches in steps:
 
-        def one_pass(window: Window = window) -> None:
-            for x, y in window:
-                with mixed(autocast):
-                    loss = cross_entropy(model(x), y) / every
+        def one_pass(batches: Step = batches) -> None:
+            for x, y in batches:
+                with autocast_to(autocast):
+                    loss = cross_entropy(model(x), y) / accumulate
                 scaler.scale(loss).backward()
 
         optimizer.zero_grad()
@@ -109,14 +115,14 @@ def scaled_loop(
         optimizer.descend()
         scaler.step(optimizer)
         scaler.update()
-        after()
+        after_step()
 
 
 def new_scaler(scale: float = 1024.0) -> torch.amp.GradScaler:
     return torch.amp.GradScaler("cpu", init_scale=scale)
 
 
-def mixed(dtype: torch.dtype | None) -> Any:
+def autocast_to(dtype: torch.dtype | None) -> Any:
     return contextlib.nullcontext() if dtype is None else torch.autocast("cpu", dtype)
 
 
@@ -126,14 +132,14 @@ def difference(one: nn.Module, other: nn.Module) -> float:
 
 
 def pretend_ddp(model: nn.Module) -> nn.Module:
-    """A model that passes for one in DistributedDataParallel, as `local=True` wants it."""
+    """Give a model the attributes of DistributedDataParallel that `local=True` checks."""
     model.require_backward_grad_sync = True
     model.find_unused_parameters = model.static_graph = False
     return model
 
 
-def forget_accelerators() -> None:
-    """Accelerate keeps its settings in one place for the whole process: begin afresh."""
+def reset_accelerate() -> None:
+    """Reset the settings that Accelerate keeps for the whole process."""
     state = sys.modules.get("accelerate.state")
     if state is not None:
         state.AcceleratorState._reset_state(reset_partial_state=True)
@@ -141,7 +147,7 @@ def forget_accelerators() -> None:
 
 
 def run_script(name: str, *arguments: str, timeout: float = 240.0) -> str:
-    """Run a program of this folder, as a user would run one, and return what it printed."""
+    """Run a program of tests/frameworks in a new process and return its output."""
     done = subprocess.run(
         [sys.executable, str(Path(__file__).parent / "frameworks" / name), *arguments],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},

@@ -1,4 +1,4 @@
-"""What the Lightning tests and their two-process program share: a user's module and a quiet Trainer."""
+"""Helpers of the Lightning tests: a module, and a Trainer without output."""
 
 import logging
 from collections.abc import Callable
@@ -20,8 +20,6 @@ Make = Callable[..., wsam.SharpnessAware]
 
 
 class Net(SharpnessAwareMixin, lightning.LightningModule):
-    """A user's module."""
-
     def __init__(self, make: Make = wsam_over_sgd, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.body, self.make = net(dtype), make

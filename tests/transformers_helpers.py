@@ -1,4 +1,4 @@
-"""What the Trainer's tests and their two-process program share: a tiny model and quiet arguments."""
+"""Helpers of the Trainer tests: a tiny model, and arguments without output."""
 
 import functools
 import os
@@ -10,7 +10,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import torch
 import transformers
-from framework_helpers import mixed
+from framework_helpers import autocast_to
 from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification, TrainingArguments
 
@@ -76,39 +76,39 @@ def train(
     args = arguments(folder, **options)
     kind = kind or SharpnessAwareTrainer
     trainer = kind(model=model, args=args, train_dataset=data(count), wrap=wrap)
-    # Else the loss of this model, a mean, would not be divided by the number of micro-batches.
+    # Otherwise the loss, which is a mean, is not divided by the number of micro-batches.
     trainer.model_accepts_loss_kwargs = False
     trainer.remove_callback(transformers.PrinterCallback)
     trainer.train(resume_from_checkpoint=resume)
     return trainer
 
 
-def by_hand(
+def train_plain(
     model: nn.Module,
     *,
-    every: int = 1,
+    accumulate: int = 1,
     autocast: torch.dtype | None = None,
     base: Any = None,
     make: Any = over,
     count: int = 16,
 ) -> tuple[nn.Module, wsam.SharpnessAware, list[float]]:
-    """The same training by a plain loop, in which a step's micro-batches are in the closure."""
+    """Train in a plain loop, all micro-batches of a step inside the closure."""
     base = base or functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
     optimizer = make(base(model.parameters()))
     rows = data(count)
     batches = [rows[i : i + 4] for i in range(0, len(rows), 4)]
-    steps = [batches[i : i + every] for i in range(0, len(batches), every)] * EPOCHS
+    steps = [batches[i : i + accumulate] for i in range(0, len(batches), accumulate)] * EPOCHS
     scheduler = transformers.get_scheduler("linear", optimizer, 0, len(steps))
     losses = []
     model.train()
-    for window in steps:
+    for step in steps:
 
-        def closure(window: Any = window) -> Tensor:
+        def closure(step: Any = step) -> Tensor:
             total = torch.zeros(())
-            for rows in window:
+            for rows in step:
                 batch = {k: torch.stack([row[k] for row in rows]) for k in rows[0]}
-                with mixed(autocast):
-                    loss = model(**batch).loss / len(window)
+                with autocast_to(autocast):
+                    loss = model(**batch).loss / len(step)
                 loss.backward()
                 total = total + loss.detach()
             return total

@@ -1,15 +1,15 @@
-"""Run by test_accelerate as a program of its own: two processes train as one would."""
+"""Program of test_accelerate: train in two processes, check that replicas agree, save the weights."""
 
 import ddp_pair
 import torch
+from accelerate_helpers import Run
 from framework_helpers import net, wsam_over_sgd
-from test_accelerate import Run
 
 
 def work(rank: int, folder: str) -> None:
     run = Run(
         lambda params: wsam_over_sgd(params, max_norm=0.3),
-        every=2,
+        accumulate=2,
         size=2,
         model=net(torch.float64),
     )

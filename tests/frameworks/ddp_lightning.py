@@ -1,4 +1,4 @@
-"""Run by test_lightning as a program of its own: two processes train as one would."""
+"""Program of test_lightning: train in two processes, check that replicas agree, save the weights."""
 
 import os
 import sys
@@ -31,15 +31,15 @@ class Replica(Net):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    for every, clip in [(1, None), (2, 0.3)]:
-        module, store = Replica(dtype=torch.float64), ddp_pair.meeting()
+    for accumulate, clip in [(1, None), (2, 0.3)]:
+        module, store = Replica(dtype=torch.float64), ddp_pair.open_store()
         runner = trainer(
             devices=2,
             strategy=DDPStrategy(process_group_backend="gloo", start_method="fork"),
-            accumulate_grad_batches=every,
+            accumulate_grad_batches=accumulate,
             gradient_clip_val=clip,
             use_distributed_sampler=False,
             default_root_dir=sys.argv[1],
         )
         runner.fit(module)
-        del store  # it was needed until now
+        del store  # must exist until both processes have finished

@@ -13,11 +13,10 @@ from torch.distributed import TCPStore
 Work = Callable[[int, str], None]
 
 
-def meeting() -> TCPStore:
-    """Open the place where the processes meet, on a port the system gives; keep what is returned.
+def open_store() -> TCPStore:
+    """Open the rendezvous store on a free port, as torchrun does. Keep a reference to it.
 
-    torchrun does the same. A port that was looked up, to be opened by rank 0 later, may be
-    somebody else's by then.
+    A free port that is looked up first and opened by rank 0 later may be taken in between.
     """
     store = TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
     os.environ.update(
@@ -37,9 +36,9 @@ def _join(rank: int, folder: str, work: Work) -> None:
 
 
 def start(work: Work) -> None:
-    """Run `work(rank, folder)` in both; the folder is the program's argument."""
-    store = meeting()
+    """Run `work(rank, folder)` in both processes; the folder is the program's argument."""
+    store = open_store()
     torch.multiprocessing.start_processes(
         _join, args=(sys.argv[1], work), nprocs=2, start_method="fork"
     )
-    del store  # it was needed until now
+    del store  # must exist until both processes have finished

@@ -1,4 +1,4 @@
-"""Run by test_transformers as a program of its own: two processes train as one would."""
+"""Program of test_transformers: train in two processes, check that replicas agree, save the weights."""
 
 from pathlib import Path
 

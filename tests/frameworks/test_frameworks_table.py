@@ -1,7 +1,7 @@
-"""The tables of docs/frameworks claim what tests run, and no more.
+"""The tables of docs/frameworks list exactly the tests in this folder.
 
-The table of the index is made of the tests' names: run this file as a program to write it anew. Each
-page must list every test of its framework. Every Python block of the pages runs.
+The table of the index is generated from test names: run this file as a program to write it. Each page
+must list every test of its framework. Every Python block of the pages runs.
 """
 
 import ast
@@ -13,7 +13,7 @@ import warnings
 from pathlib import Path
 
 import pytest
-from framework_helpers import forget_accelerators
+from framework_helpers import reset_accelerate
 
 TESTS = Path(__file__).parent
 PAGES = TESTS.parents[1] / "docs" / "frameworks"
@@ -21,14 +21,15 @@ BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 TABLE = re.compile(r"(?<=test_frameworks_table.py -->\n).*?(?=<!-- end -->)", re.DOTALL)
 ROW = re.compile(r"^\| .* \| (works|refused) \| `(test_\w+)` \|$", re.MULTILINE)
 
-# page -> (title, files of the tests, what their names have before "works" or "refuses")
+# page -> (title, files of the tests)
 FRAMEWORKS = {
-    "lightning": ("Lightning", ("test_lightning.py", "test_lightning_errors.py"), ""),
-    "transformers": ("HF Trainer", ("test_transformers.py",), ""),
-    "accelerate": ("Accelerate", ("test_accelerate.py",), ""),
-    "fabric": ("Fabric", ("test_fabric_skorch.py",), "fabric_"),
-    "skorch": ("skorch", ("test_fabric_skorch.py",), "skorch_"),
+    "lightning": ("Lightning", ("test_lightning.py", "test_lightning_errors.py")),
+    "transformers": ("HF Trainer", ("test_transformers.py",)),
+    "accelerate": ("Accelerate", ("test_accelerate.py",)),
+    "fabric": ("Fabric", ("test_fabric.py",)),
+    "skorch": ("skorch", ("test_skorch.py",)),
 }
+TEST_NAME = re.compile(r"test_(works|refuses)_(\w+)")
 FEATURES = {
     "training": "equals the plain loop",
     "one_step_per_step": "counters, schedulers and loggers see one step per step",
@@ -36,13 +37,13 @@ FEATURES = {
     "clipping_by_norm": "clipping by norm",
     "bf16": "bfloat16",
     "fp16_scaler": "float16 with GradScaler",
-    "fp16_overflow": "overflow leaves the weights alone",
-    "resume": "save, load, resume to the same bits",
+    "fp16_overflow": "an overflow leaves the weights unchanged",
+    "resume": "save, load and resume, bit for bit",
     "ddp_with_accumulation_and_clipping": "two processes (DDP) with accumulation and clipping",
     "same_dropout_masks": "the same dropout masks in both passes",
     "sharpness_readout": "`sharpness` can be read",
     "interval": "`when=`: steps without a second pass",
-    "error_in_second_pass": "an exception in the second pass leaves the weights at w",
+    "error_in_second_pass": "an exception in the second pass restores the weights",
     "clipping_by_value": "clipping by value",
     "clipping_with_lean": "the framework's clipping with `lean=True`",
     "sharding": "FSDP, DeepSpeed and other sharding",
@@ -51,12 +52,11 @@ FEATURES = {
 
 
 def features_of(page: str) -> dict[str, tuple[str, str]]:
-    """The framework's features: each with "works" or "refused", and its test's name."""
-    _, files, prefix = FRAMEWORKS[page]
-    pattern = re.compile(rf"test_{prefix}(works|refuses)_(\w+)")
+    """Return {feature: ("works" or "refused", name of its test)} of a framework."""
+    _, files = FRAMEWORKS[page]
     found = {}
     for node in (node for file in files for node in ast.parse((TESTS / file).read_text()).body):
-        match = pattern.fullmatch(node.name) if isinstance(node, ast.FunctionDef) else None
+        match = TEST_NAME.fullmatch(node.name) if isinstance(node, ast.FunctionDef) else None
         if match:
             found[match[2]] = ("works" if match[1] == "works" else "refused", match[0])
     return found
@@ -64,7 +64,7 @@ def features_of(page: str) -> dict[str, tuple[str, str]]:
 
 def table() -> str:
     columns = {page: features_of(page) for page in FRAMEWORKS}
-    titles = " | ".join(f"[{title}]({page}.md)" for page, (title, _, _) in FRAMEWORKS.items())
+    titles = " | ".join(f"[{title}]({page}.md)" for page, (title, _) in FRAMEWORKS.items())
     lines = [f"| | {titles} |", "|---" * (len(columns) + 1) + "|"]
     for feature, label in FEATURES.items():
         cells = [column.get(feature, ("-", ""))[0] for column in columns.values()]
@@ -72,7 +72,7 @@ def table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def test_index_is_made_of_the_tests() -> None:
+def test_index_is_generated_from_test_names() -> None:
     found = TABLE.search((PAGES / "index.md").read_text())
     assert found is not None
     assert found[0] == table(), (
@@ -92,14 +92,13 @@ def test_page_lists_every_test(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", FRAMEWORKS)
-def test_no_test_is_left_out(page: str) -> None:
-    """What the tables call tested is neither skipped nor expected to fail."""
+def test_no_listed_test_is_skipped(page: str) -> None:
     text = "".join((TESTS / file).read_text() for file in FRAMEWORKS[page][1])
     assert not re.search(r"pytest\.(skip|importorskip|xfail)|mark\.(skip|skipif|xfail)", text)
 
 
 def test_integrations_need_no_framework() -> None:
-    """Importing one needs torch alone; the framework is looked for when it is used."""
+    """Importing an integration requires only torch."""
     code = (
         "import sys\n"
         "for name in ('accelerate', 'lightning', 'pytorch_lightning', 'skorch', 'transformers'):\n"
@@ -109,19 +108,20 @@ def test_integrations_need_no_framework() -> None:
         "try:\n"
         "    trainer.SharpnessAwareTrainer\n"
         "except ImportError:\n"
-        "    print('looked for')\n"
+        "    print('imported on first use')\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120
     )
-    assert done.stdout.strip() == "looked for", done.stderr
+    assert done.stdout.strip() == "imported on first use", done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", ["index", *FRAMEWORKS])
 def test_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     logging.getLogger("lightning.fabric").setLevel(logging.ERROR)
-    forget_accelerators()
+    reset_accelerate()
     monkeypatch.chdir(tmp_path)
     text = (PAGES / f"{page}.md").read_text()
     names: dict[str, object] = {"__name__": page}
@@ -130,7 +130,7 @@ def test_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         for block in BLOCK.finditer(text):
             code = "\n" * (text.count("\n", 0, block.start()) + 1) + block.group(1)
             exec(compile(code, f"{page}.md", "exec"), names)
-    forget_accelerators()
+    reset_accelerate()
 
 
 if __name__ == "__main__":

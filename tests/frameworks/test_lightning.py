@@ -1,4 +1,4 @@
-"""Lightning's automatic optimization equals the plain loop."""
+"""Lightning's automatic optimization with the mixin equals the plain loop."""
 
 import functools
 import warnings
@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from framework_helpers import (
-    by_hand,
     difference,
     net,
     new_scaler,
@@ -16,7 +15,8 @@ from framework_helpers import (
     run_script,
     samples,
     scaled_loop,
-    windows,
+    split_into_steps,
+    train_plain,
     wsam_over_sgd,
 )
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
@@ -30,9 +30,11 @@ from torch.utils.data import DataLoader, Dataset
 import wsam
 from wsam.schedule import Every
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
-def _quiet() -> Any:
+def _no_lightning_warnings() -> Any:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="lightning")
         yield
@@ -45,7 +47,7 @@ def test_works_training(name: str) -> None:
 
     module = Net(make)
     fit(module)
-    model, _, _ = by_hand(make)
+    model, _, _ = train_plain(make)
     assert difference(module.body, model) == 0
 
 
@@ -53,7 +55,7 @@ def test_works_accumulation() -> None:
     """Three micro-batches a step, and two in the last one of an epoch."""
     module = Net()
     runner = fit(module, samples(32), accumulate_grad_batches=3)
-    model, _, _ = by_hand(count=32, every=3)
+    model, _, _ = train_plain(count=32, accumulate=3)
     assert difference(module.body, model) == 0
     assert runner.global_step == 6
     assert module.calls == 32
@@ -66,30 +68,32 @@ def esam(params: Any) -> wsam.SharpnessAware:
 def test_works_accumulation_with_selected_samples() -> None:
     module = Net(esam)
     fit(module, accumulate_grad_batches=3)
-    assert difference(module.body, by_hand(esam, every=3)[0]) == 0
+    assert difference(module.body, train_plain(esam, accumulate=3)[0]) == 0
 
 
-@pytest.mark.parametrize("every", [1, 2])
-def test_works_clipping_by_norm(every: int) -> None:
-    """The Trainer's clipping is the optimizer's max_norm: one factor for both terms."""
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_works_clipping_by_norm(accumulate: int) -> None:
+    """The Trainer's clipping becomes the optimizer's max_norm: one factor for both terms."""
     module = Net()
-    fit(module, gradient_clip_val=0.3, accumulate_grad_batches=every)
-    clipped = by_hand(lambda params: wsam_over_sgd(params, max_norm=0.3), every=every)[0]
+    fit(module, gradient_clip_val=0.3, accumulate_grad_batches=accumulate)
+    clipped = train_plain(
+        lambda params: wsam_over_sgd(params, max_norm=0.3), accumulate=accumulate
+    )[0]
     assert difference(module.body, clipped) == 0
-    assert difference(module.body, by_hand(every=every)[0]) > 1e-3
+    assert difference(module.body, train_plain(accumulate=accumulate)[0]) > 1e-3
 
 
 def test_works_bf16() -> None:
     module = Net()
     fit(module, precision="bf16-mixed", accumulate_grad_batches=2)
-    model, _, _ = by_hand(every=2, autocast=torch.bfloat16)
+    model, _, _ = train_plain(accumulate=2, autocast=torch.bfloat16)
     assert difference(module.body, model) == 0
-    assert difference(module.body, by_hand(every=2)[0]) > 0
+    assert difference(module.body, train_plain(accumulate=2)[0]) > 0
 
 
 @pytest.mark.parametrize("clip", [None, 0.3])
 def test_works_fp16_scaler(clip: float | None) -> None:
-    """True float16: on a CPU `precision="16-mixed"` would silently be bfloat16."""
+    """Uses a plugin, because on a CPU Lightning turns `precision="16-mixed"` into bfloat16."""
     scaler = new_scaler()
     module = Net()
     plugin = MixedPrecision("16-mixed", "cpu", scaler)
@@ -97,14 +101,14 @@ def test_works_fp16_scaler(clip: float | None) -> None:
     model = net()
     optimizer = wsam_over_sgd(model.parameters(), max_norm=clip)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
-    steps = windows(samples(), 4, every=2, epochs=2)
-    scaled_loop(model, optimizer, steps, new_scaler(), every=2, after=scheduler.step)
+    steps = split_into_steps(samples(), 4, accumulate=2, epochs=2)
+    scaled_loop(model, optimizer, steps, new_scaler(), accumulate=2, after_step=scheduler.step)
     assert difference(module.body, model) == 0
     assert scaler.get_scale() == 1024.0
 
 
 def test_works_fp16_overflow() -> None:
-    """A scale that overflows changes nothing and is halved once a step."""
+    """An overflow leaves the weights unchanged, and the scale is halved once per step."""
     scaler = new_scaler(2.0**40)
     module = Net()
     runner = fit(module, plugins=[MixedPrecision("16-mixed", "cpu", scaler)], max_epochs=1)
@@ -114,7 +118,7 @@ def test_works_fp16_overflow() -> None:
 
 
 class Counter(Callback):
-    """Counts what callbacks are told, and looks at weights and gradients there."""
+    """Counts the calls of hooks and records their losses."""
 
     def __init__(self) -> None:
         self.before_step = 0
@@ -138,10 +142,10 @@ class Recorder(DummyLogger):
 
 
 def test_works_one_step_per_step() -> None:
-    """Counts, schedulers, callbacks and loggers see one step a step, and the loss at w."""
+    """Counters, schedulers, callbacks and loggers see one step per step, and the loss at w."""
     module, counter, recorder = Net(), Counter(), Recorder()
     runner = fit(module, callbacks=[counter], logger=recorder, log_every_n_steps=1)
-    _, optimizer, losses = by_hand()
+    _, optimizer, losses = train_plain()
     assert runner.global_step == counter.before_step == 12
     assert runner.optimizers[0].param_groups[0]["sam_step"] == 12
     assert runner.optimizers[0].param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
@@ -152,16 +156,16 @@ def test_works_one_step_per_step() -> None:
 
 
 @pytest.mark.parametrize("make", [wsam_over_sgd, esam])
-@pytest.mark.parametrize("every", [1, 2])
-def test_works_sharpness_readout(every: int, make: Any) -> None:
-    runner = fit(Net(make), accumulate_grad_batches=every)
-    optimizer = by_hand(make, every=every)[1]
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_works_sharpness_readout(accumulate: int, make: Any) -> None:
+    runner = fit(Net(make), accumulate_grad_batches=accumulate)
+    optimizer = train_plain(make, accumulate=accumulate)[1]
     found = runner.optimizers[0].sharpness
     assert float(found) == pytest.approx(float(optimizer.sharpness), rel=1e-4)
 
 
 class Noisy(Dataset[Any]):
-    """A data set that draws random numbers as it is read, as augmentation does."""
+    """A data set that draws random numbers when it is read, as augmentation does."""
 
     def __len__(self) -> int:
         return 8
@@ -190,10 +194,10 @@ def test_works_same_dropout_masks() -> None:
     assert not any(torch.equal(module.first[0], mask) for mask in module.first[1:])
 
 
-@pytest.mark.parametrize("every", [1, 2])
-def test_works_resume(every: int, tmp_path: Path) -> None:
-    """Training stopped after an epoch and resumed from its checkpoint ends at the same bits."""
-    common = {"accumulate_grad_batches": every, "gradient_clip_val": 0.5}
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_works_resume(accumulate: int, tmp_path: Path) -> None:
+    """Training resumed from a checkpoint after an epoch ends bit for bit the same."""
+    common = {"accumulate_grad_batches": accumulate, "gradient_clip_val": 0.5}
     whole, halfway, resumed = Net(), Net(), Net()
     fit(whole, **common)
     keep = ModelCheckpoint(tmp_path, filename="epoch")
@@ -203,17 +207,17 @@ def test_works_resume(every: int, tmp_path: Path) -> None:
     assert resumed.calls == halfway.calls == whole.calls // 2
     assert difference(resumed, whole) == 0
     assert difference(resumed, halfway) > 0
-    assert runner.global_step == 12 // every
-    assert runner.optimizers[0].param_groups[0]["sam_step"] == 12 // every
+    assert runner.global_step == 12 // accumulate
+    assert runner.optimizers[0].param_groups[0]["sam_step"] == 12 // accumulate
 
 
 def test_works_interval() -> None:
-    """Steps that `when` leaves to the base have no second pass."""
+    """Steps that are not sharpness-aware have no second pass."""
     make = lambda params: wsam_over_sgd(params, when=Every(3))  # noqa: E731
     module = Net(make)
     fit(module)
     assert module.calls == 12 + 4
-    assert difference(module.body, by_hand(make)[0]) == 0
+    assert difference(module.body, train_plain(make)[0]) == 0
 
 
 class Failing(Net):
@@ -224,7 +228,7 @@ class Failing(Net):
 
 
 def test_works_error_in_second_pass() -> None:
-    """The weights are back at w, and the optimizer can go on."""
+    """The weights return to w, and the optimizer remains usable."""
     module = Failing()
     runner = trainer()
     with pytest.raises(KeyError, match="second pass"):
@@ -232,7 +236,7 @@ def test_works_error_in_second_pass() -> None:
     model = net()
     optimizer = wsam_over_sgd(model.parameters())
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
-    plain_loop(model, optimizer, windows(samples(), 4)[:3], after=scheduler.step)
+    plain_loop(model, optimizer, split_into_steps(samples(), 4)[:3], after_step=scheduler.step)
     assert difference(module.body, model) == 0
     runner.optimizers[0].state_dict()
 
@@ -244,49 +248,47 @@ def two_processes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def check_ddp(folder: Path, every: int, clip: float | None) -> None:
-    """Two processes with half of each batch equal one process, to rounding."""
-    steps, weights = torch.load(folder / f"{every}.pt")
+def check_ddp(folder: Path, accumulate: int, clip: float | None) -> None:
+    """Two processes with half of each batch equal one process, up to rounding."""
+    steps, weights = torch.load(folder / f"{accumulate}.pt")
     module = Net(dtype=torch.float64)
     data = samples(dtype=torch.float64)
-    fit(module, data, accumulate_grad_batches=every, gradient_clip_val=clip)
-    assert steps == 12 // every
+    fit(module, data, accumulate_grad_batches=accumulate, gradient_clip_val=clip)
+    assert steps == 12 // accumulate
     gaps = [float((weights[k] - v).abs().max()) for k, v in module.state_dict().items()]
     assert max(gaps) < 1e-13
 
 
-@pytest.mark.slow
 def test_works_ddp(two_processes: Path) -> None:
     check_ddp(two_processes, 1, None)
 
 
-@pytest.mark.slow
 def test_works_ddp_with_accumulation_and_clipping(two_processes: Path) -> None:
     check_ddp(two_processes, 2, 0.3)
 
 
-class Choosy(Net):
-    """Leaves batches out by returning None, as Lightning allows."""
+class LeavesOutBatches(Net):
+    """Returns None for some batches, as Lightning allows."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         return None if batch_idx in {1, 4} else super().training_step(batch, batch_idx)
 
 
 @pytest.mark.parametrize("plugins", [[], [MixedPrecision("16-mixed", "cpu", new_scaler())]])
-def test_works_left_out_batches(plugins: list[Any]) -> None:
-    module = Choosy()
+def test_works_training_step_returning_none(plugins: list[Any]) -> None:
+    module = LeavesOutBatches()
     module.configure_optimizers = lambda: wsam_over_sgd(module.parameters())  # type: ignore[method-assign]
     runner = fit(module, max_epochs=1, plugins=plugins)
     model = net()
     optimizer = wsam_over_sgd(model.parameters())
-    steps = [step for i, step in enumerate(windows(samples(), 4)) if i not in {1, 4}]
+    steps = [step for i, step in enumerate(split_into_steps(samples(), 4)) if i not in {1, 4}]
     loop = functools.partial(scaled_loop, scaler=new_scaler()) if plugins else plain_loop
     loop(model, optimizer, steps)
     assert difference(module.body, model) == 0
     assert runner.optimizers[0].param_groups[0]["sam_step"] == 4
 
 
-class Reading(Net):
+class ReadsOptimizer(Net):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         optimizer = self.optimizers()
         self.rates.append(optimizer.param_groups[0]["lr"])
@@ -295,8 +297,8 @@ class Reading(Net):
 
 
 def test_works_wrapped_optimizer() -> None:
-    """What `self.optimizers()` returns can be read as the optimizer itself."""
-    module = Reading()
+    """The wrapper returned by `self.optimizers()` forwards attributes, but not the phases."""
+    module = ReadsOptimizer()
     runner = fit(module, max_epochs=1)
     assert module.rates[::2] == [0.1, 0.1, 0.05, 0.05, 0.025, 0.025]
     wrapped = runner.strategy._lightning_optimizers[0]
@@ -324,7 +326,7 @@ class Manual(Net):
 def test_works_manual_optimization() -> None:
     module = Manual()
     runner = fit(module)
-    assert difference(module.body, by_hand()[0]) == 0
+    assert difference(module.body, train_plain()[0]) == 0
     assert runner.global_step == 12
 
 
@@ -334,14 +336,13 @@ class Plain(Net):
 
 
 def test_works_plain_optimizer_with_the_mixin() -> None:
-    """A module may switch between optimizers: a plain one is left to Lightning."""
-    module, losses = Plain(lambda params: torch.optim.SGD(params, lr=0.1)), Plain(wsam_over_sgd)
+    """The mixin leaves a plain optimizer to Lightning."""
+    module = Plain(lambda params: torch.optim.SGD(params, lr=0.1))
     fit(module, gradient_clip_val=0.1, max_epochs=1)
-    fit(losses, gradient_clip_val=0.1, max_epochs=1)
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
-    for ((x, y),) in windows(samples(), 4):
+    for ((x, y),) in split_into_steps(samples(), 4):
         optimizer.zero_grad()
         cross_entropy(model(x), y).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 0.1)
@@ -351,15 +352,15 @@ def test_works_plain_optimizer_with_the_mixin() -> None:
 
 
 @pytest.mark.parametrize("name", ["sam", "wsam"])
-def test_works_batches_left_out(name: str) -> None:
-    """A training_step that returns None leaves out its batch, in the second pass, too."""
+def test_works_second_pass_returning_none(name: str) -> None:
+    """If training_step returns None only in the second pass, the step is skipped."""
 
-    class Choosy(Net):
+    class LeavesOutSecondPass(Net):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             loss = super().training_step(batch, batch_idx)
             return None if self.calls == 4 else loss
 
-    module = Choosy(lambda params: wsam.create(name, torch.optim.SGD(params, lr=0.1)))
+    module = LeavesOutSecondPass(lambda params: wsam.create(name, torch.optim.SGD(params, lr=0.1)))
     runner = fit(module, samples(12))
     assert module.calls > 4
     assert runner.optimizers[0].skipped == 1

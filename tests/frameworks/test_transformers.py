@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer equals the plain loop; what it cannot do is refused."""
+"""The Hugging Face Trainer with the mixin equals the plain loop; unsupported settings raise."""
 
 import functools
 from pathlib import Path
@@ -9,21 +9,23 @@ import torch
 import transformers
 from framework_helpers import difference, new_scaler, pretend_ddp, run_script
 from torch import nn
-from transformers_helpers import arguments, bert, by_hand, data, over, train
+from transformers_helpers import arguments, bert, data, over, train, train_plain
 
 import wsam
 from wsam.integrations.transformers import SharpnessAwareMixin, SharpnessAwareTrainer
 from wsam.schedule import Every
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("name", ["asam", "coupled_wsam", "gsam", "wsam"])
 def test_works_training(name: str, tmp_path: Path) -> None:
-    """Over the Trainer's own AdamW, made of its arguments."""
+    """The base is the AdamW that the Trainer creates from its arguments."""
     adam = {"optim": "adamw_torch", "optim_args": None, "learning_rate": 0.01}
     model = bert()
     train(model, tmp_path, wrap=functools.partial(wsam.create, name), **adam)
     base = functools.partial(torch.optim.AdamW, lr=0.01, weight_decay=0.0)
-    expected, _, _ = by_hand(bert(), base=base, make=functools.partial(wsam.create, name))
+    expected, _, _ = train_plain(bert(), base=base, make=functools.partial(wsam.create, name))
     assert difference(model, expected) < 1e-10
     assert difference(model, bert()) > 1e-3
 
@@ -32,39 +34,41 @@ def test_works_accumulation(tmp_path: Path) -> None:
     """Three micro-batches a step, and two in the last one of an epoch."""
     model = bert()
     trainer = train(model, tmp_path, gradient_accumulation_steps=3, count=32)
-    expected, _, _ = by_hand(bert(), every=3, count=32)
+    expected, _, _ = train_plain(bert(), accumulate=3, count=32)
     assert difference(model, expected) < 1e-12
     assert trainer.state.global_step == 6
 
 
-@pytest.mark.parametrize("every", [1, 2])
-def test_works_clipping_by_norm(every: int, tmp_path: Path) -> None:
-    """`max_grad_norm` is the optimizer's max_norm: one factor for both terms."""
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_works_clipping_by_norm(accumulate: int, tmp_path: Path) -> None:
+    """`max_grad_norm` becomes the optimizer's max_norm: one factor for both terms."""
     model = bert()
-    train(model, tmp_path, max_grad_norm=0.3, gradient_accumulation_steps=every)
-    clipped = by_hand(bert(), every=every, make=functools.partial(over, max_norm=0.3))[0]
+    train(model, tmp_path, max_grad_norm=0.3, gradient_accumulation_steps=accumulate)
+    clipped = train_plain(
+        bert(), accumulate=accumulate, make=functools.partial(over, max_norm=0.3)
+    )[0]
     assert difference(model, clipped) < 1e-12
-    assert difference(model, by_hand(bert(), every=every)[0]) > 1e-3
+    assert difference(model, train_plain(bert(), accumulate=accumulate)[0]) > 1e-3
 
 
-def test_works_own_max_norm_wins(tmp_path: Path) -> None:
+def test_works_max_norm_of_the_optimizer(tmp_path: Path) -> None:
     make = functools.partial(over, max_norm=0.3)
     model = bert()
     train(model, tmp_path, wrap=make, max_grad_norm=1.0)
-    assert difference(model, by_hand(bert(), make=make)[0]) < 1e-12
+    assert difference(model, train_plain(bert(), make=make)[0]) < 1e-12
 
 
 def test_works_bf16(tmp_path: Path) -> None:
     model = bert(dtype=torch.float32)
     train(model, tmp_path, bf16=True, gradient_accumulation_steps=2)
-    low = by_hand(bert(dtype=torch.float32), every=2, autocast=torch.bfloat16)[0]
-    full = by_hand(bert(dtype=torch.float32), every=2)[0]
+    low = train_plain(bert(dtype=torch.float32), accumulate=2, autocast=torch.bfloat16)[0]
+    full = train_plain(bert(dtype=torch.float32), accumulate=2)[0]
     assert difference(model, low) < 1e-6
     assert difference(model, full) > 1e-5
 
 
 class Scaled(SharpnessAwareTrainer):
-    """float16 needs a CUDA device in Accelerate; its GradScaler does not."""
+    """Has a GradScaler, which Accelerate creates only for float16 on CUDA."""
 
     factor = 1.0
 
@@ -80,13 +84,13 @@ def test_works_fp16_scaler(tmp_path: Path) -> None:
     model = bert()
     options = {"max_grad_norm": 0.3, "gradient_accumulation_steps": 2}
     trainer = train(model, tmp_path, kind=Scaled, **options)
-    expected = by_hand(bert(), every=2, make=functools.partial(over, max_norm=0.3))[0]
+    expected = train_plain(bert(), accumulate=2, make=functools.partial(over, max_norm=0.3))[0]
     assert difference(model, expected) < 1e-12
     assert trainer.accelerator.scaler.get_scale() == 1024.0
 
 
 def test_works_fp16_overflow(tmp_path: Path) -> None:
-    """A loss that overflows when it is scaled changes nothing; the scale is halved once a step."""
+    """An overflow leaves the weights unchanged, and the scale is halved once per step."""
     model = bert(dtype=torch.float32)
     kind = type("Overflowing", (Scaled,), {"factor": 1e38})
     trainer = train(model, tmp_path, kind=kind)
@@ -96,7 +100,7 @@ def test_works_fp16_overflow(tmp_path: Path) -> None:
 
 
 def test_works_one_step_per_step(tmp_path: Path) -> None:
-    """Counts, schedulers, callbacks and logs see one step a step, and the loss at w."""
+    """Counters, schedulers, callbacks and logs see one step per step, and the loss at w."""
     seen = []
 
     class Count(transformers.TrainerCallback):
@@ -109,7 +113,7 @@ def test_works_one_step_per_step(tmp_path: Path) -> None:
 
     logging = {"logging_strategy": "steps", "logging_steps": 1}
     trainer = train(bert(), tmp_path, kind=Counting, gradient_accumulation_steps=2, **logging)
-    _, _, losses = by_hand(bert(), every=2)
+    _, _, losses = train_plain(bert(), accumulate=2)
     logs = [row for row in trainer.state.log_history if "loss" in row]
     assert seen == [0, 1, 2, 3]
     assert [row["step"] for row in logs] == [1, 2, 3, 4]
@@ -119,16 +123,16 @@ def test_works_one_step_per_step(tmp_path: Path) -> None:
     assert trainer.optimizer.param_groups[0]["sam_step"] == trainer.state.global_step == 4
 
 
-@pytest.mark.parametrize("every", [1, 2])
-def test_works_sharpness_readout(every: int, tmp_path: Path) -> None:
-    trainer = train(bert(), tmp_path, gradient_accumulation_steps=every)
-    optimizer = by_hand(bert(), every=every)[1]
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_works_sharpness_readout(accumulate: int, tmp_path: Path) -> None:
+    trainer = train(bert(), tmp_path, gradient_accumulation_steps=accumulate)
+    optimizer = train_plain(bert(), accumulate=accumulate)[1]
     found = trainer.optimizer.optimizer.sharpness
     assert float(found) == pytest.approx(float(optimizer.sharpness), rel=1e-6)
 
 
 class Masks(SharpnessAwareTrainer):
-    """Keeps the logits of both passes; with rho tiny they agree if the masks do."""
+    """Records the logits of both passes, which agree for a tiny rho if the masks do."""
 
     def compute_loss(self, model: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
         kept = self.__dict__.setdefault("second" if self.in_second_pass else "first", [])
@@ -147,12 +151,12 @@ def test_works_same_dropout_masks(tmp_path: Path) -> None:
     assert not torch.allclose(pairs[0][0], pairs[1][0], atol=1e-3)
 
 
-@pytest.mark.parametrize(("every", "at"), [(1, 5), (2, 3)])
-def test_works_resume(every: int, at: int, tmp_path: Path) -> None:
-    """With dropout and shuffling, resumed in the middle of an epoch: the same bits."""
+@pytest.mark.parametrize(("accumulate", "at"), [(1, 5), (2, 3)])
+def test_works_resume(accumulate: int, at: int, tmp_path: Path) -> None:
+    """Resuming in the middle of an epoch, with dropout and shuffling, is bit for bit the same."""
     common = {
         "wrap": functools.partial(wsam.CoupledWSAM, rho=0.1),
-        "gradient_accumulation_steps": every,
+        "gradient_accumulation_steps": accumulate,
         "max_grad_norm": 0.5,
         "train_sampling_strategy": "random",
         "optim": "adamw_torch",
@@ -163,18 +167,18 @@ def test_works_resume(every: int, at: int, tmp_path: Path) -> None:
     train(whole, tmp_path, save_strategy="steps", save_steps=at, **common)
     path = str(tmp_path / f"checkpoint-{at}")
     trainer = train(resumed, tmp_path / "again", resume_from_checkpoint=path, **common)
-    assert trainer.state.global_step == 8 // every
-    assert trainer.optimizer.param_groups[0]["sam_step"] == 8 // every
+    assert trainer.state.global_step == 8 // accumulate
+    assert trainer.optimizer.param_groups[0]["sam_step"] == 8 // accumulate
     assert difference(resumed, whole) == 0
 
 
 def test_works_interval(tmp_path: Path) -> None:
-    """Steps that `when` leaves to the base have no second pass."""
+    """Steps that are not sharpness-aware have no second pass."""
     make = functools.partial(over, when=Every(3))
     model = bert()
     trainer = train(model, tmp_path, wrap=make, kind=Masks)
     assert (len(trainer.first), len(trainer.second)) == (8, 3)
-    assert difference(model, by_hand(bert(), make=make)[0]) < 1e-12
+    assert difference(model, train_plain(bert(), make=make)[0]) < 1e-12
 
 
 class Failing(SharpnessAwareTrainer):
@@ -192,7 +196,7 @@ def test_works_error_in_second_pass(tmp_path: Path) -> None:
 
 
 def test_works_popped_labels(tmp_path: Path) -> None:
-    """A loss of one's own that takes the labels out of the inputs, as many do."""
+    """`compute_loss` may remove the labels from the inputs, as many do."""
 
     class Own(SharpnessAwareTrainer):
         def compute_loss(self, model: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
@@ -201,22 +205,21 @@ def test_works_popped_labels(tmp_path: Path) -> None:
 
     model = bert()
     train(model, tmp_path, kind=Own)
-    assert difference(model, by_hand(bert())[0]) < 1e-12
+    assert difference(model, train_plain(bert())[0]) < 1e-12
 
 
-def test_works_given_optimizer(tmp_path: Path) -> None:
+def test_works_optimizers_argument(tmp_path: Path) -> None:
     model = bert()
     optimizer = over(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
     trainer = SharpnessAwareTrainer(
         model=model, args=arguments(tmp_path), train_dataset=data(), optimizers=(optimizer, None)
     )
     trainer.train()
-    assert difference(model, by_hand(bert())[0]) < 1e-12
+    assert difference(model, train_plain(bert())[0]) < 1e-12
 
 
-@pytest.mark.slow
 def test_works_ddp_with_accumulation_and_clipping(tmp_path: Path) -> None:
-    """Two processes with half of each batch equal one process, to rounding."""
+    """Two processes with half of each batch equal one process, up to rounding."""
     run_script("ddp_transformers.py", str(tmp_path))
     model = bert()
     options = {"gradient_accumulation_steps": 2, "max_grad_norm": 0.3}
@@ -227,11 +230,11 @@ def test_works_ddp_with_accumulation_and_clipping(tmp_path: Path) -> None:
     assert max(gaps) < 1e-6  # the model computes its loss in float32
 
 
-# --- refused -----------------------------------------------------------------------------------
+# Refused settings -------------------------------------------------------------------------------
 
 
 def test_refuses_plain_trainer(tmp_path: Path) -> None:
-    """A Trainer without the mixin would leave out the second pass: the optimizer says so."""
+    """A Trainer without the mixin omits the second pass, which the optimizer detects."""
     model = bert()
     optimizer = over(torch.optim.SGD(model.parameters(), lr=0.1))
     trainer = transformers.Trainer(
@@ -263,8 +266,8 @@ def test_refuses_sharding(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_refuses_fp16_on_a_cpu(tmp_path: Path) -> None:
-    """The Trainer would train in float32 and not say so."""
-    with pytest.raises(ValueError, match="fp16 on cpu"):
+    """The Trainer would train in float32 without a warning."""
+    with pytest.raises(ValueError, match="'fp16' on cpu"):
         train(bert(), tmp_path, fp16=True)
 
 
@@ -278,9 +281,9 @@ def test_refuses_update_during_backward(tmp_path: Path) -> None:
 
 def test_refuses_local_perturbation(tmp_path: Path) -> None:
     model = pretend_ddp(bert())
-    with pytest.raises(ValueError, match="this framework does not make"):
+    with pytest.raises(ValueError, match="local=True"):
         train(model, tmp_path, wrap=functools.partial(over, local=True, model=model))
 
 
-def test_the_mixin_makes_the_trainer() -> None:
+def test_trainer_is_built_from_the_mixin() -> None:
     assert SharpnessAwareTrainer.__mro__[1:3] == (SharpnessAwareMixin, transformers.Trainer)

@@ -1,9 +1,8 @@
-"""Other people's training loops: `lightning`, `transformers` and `accelerate`.
+"""Integrations with training frameworks: `lightning`, `transformers` and `accelerate`.
 
-Each is a module of its own; none is imported here, and importing one needs nothing but torch: the
-framework itself is looked for when it is used. What they have in common is in `window`.
+Importing one of these modules requires only torch. The framework is imported on first use.
 """
 
-from wsam.integrations.window import Window, unwrap
+from wsam.integrations.microbatch_replay import MicrobatchReplay, unwrap
 
-__all__ = ["Window", "unwrap"]
+__all__ = ["MicrobatchReplay", "unwrap"]

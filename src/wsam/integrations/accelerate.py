@@ -1,7 +1,7 @@
-"""Accelerate: both passes in place of `accelerator.backward`.
+"""Accelerate: `TwoPasses.backward` replaces `accelerator.backward`.
 
-After `accelerator.prepare`, make `passes = TwoPasses(accelerator, model, optimizer)` and write
-`passes.backward(compute_loss, batch)` where the loop said `accelerator.backward(loss)`.
+passes = TwoPasses(accelerator, model, optimizer)       # after accelerator.prepare
+loss = passes.backward(compute_loss, batch)             # instead of accelerator.backward(loss)
 """
 
 import functools
@@ -10,37 +10,39 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from wsam.integrations.window import Window, unwrap
+from wsam.integrations.microbatch_replay import MicrobatchReplay, unwrap
 
-REPLICATING = ("NO", "MULTI_CPU", "MULTI_GPU", "MULTI_XPU", "MULTI_NPU", "MULTI_MLU", "MULTI_HPU")
-"""Ways to distribute in which every process holds all parameters as plain tensors."""
+SUPPORTED_TYPES = ("NO", *(f"MULTI_{kind}" for kind in ("CPU", "GPU", "XPU", "NPU", "MLU", "HPU")))
+"""Distributed types in which every process holds all parameters as plain tensors."""
 
 
 def check_accelerator(accelerator: Any) -> None:
-    """Refuse what would be silently wrong: sharded parameters, and float16 that is none."""
+    """Raise for settings whose results would be silently wrong."""
     kind = getattr(accelerator.distributed_type, "value", str(accelerator.distributed_type))
-    if kind not in REPLICATING:
+    if kind not in SUPPORTED_TYPES:
         raise ValueError(
-            f"distributed type {kind} is not supported: it shards parameters or steps by itself, so "
-            f"perturbations would be wrong; supported are {', '.join(REPLICATING)}"
+            f"distributed type {kind} is not supported: it shards parameters or updates them itself, "
+            f"so the perturbation would be wrong; use one of {', '.join(SUPPORTED_TYPES)}"
         )
     if getattr(accelerator, "parallelism_config", None) is not None:
-        raise ValueError("a parallelism_config is not supported: it shards parameters or batches")
+        raise ValueError("parallelism_config is not supported: it shards parameters or batches")
     if accelerator.mixed_precision == "fp16" and accelerator.scaler is None:
         raise ValueError(
-            f"fp16 on {accelerator.device.type} would silently be float32 in Accelerate: use bf16"
+            f"mixed_precision='fp16' on {accelerator.device.type}: Accelerate would train in float32 "
+            "without a warning; use 'bf16'"
         )
 
 
 class TwoPasses:
     """Computes gradients as `accelerator.backward` does, at w and, once a step, again at w + d.
 
-    Gradient accumulation, its `no_sync`, mixed precision and the GradScaler are the accelerator's.
+    The accelerator's gradient accumulation, `no_sync`, mixed precision and GradScaler apply to both
+    passes.
 
     Args:
         accelerator: the `Accelerator`.
         model: the prepared model.
-        optimizer: the prepared optimizer, with a sharpness-aware one inside.
+        optimizer: the prepared optimizer, which wraps a sharpness-aware one.
 
     Example:
         passes = TwoPasses(accelerator, model, optimizer)
@@ -48,25 +50,27 @@ class TwoPasses:
     """
 
     def __init__(self, accelerator: Any, model: nn.Module, optimizer: Any) -> None:
-        own = unwrap(optimizer)
-        if own is None:
-            raise TypeError(f"the optimizer is not a sharpness-aware one, got {optimizer!r}")
+        inner = unwrap(optimizer)
+        if inner is None:
+            raise TypeError(
+                f"optimizer must contain a sharpness-aware optimizer, got {optimizer!r}"
+            )
         check_accelerator(accelerator)
-        self.optimizer = own
+        self.optimizer = inner
         self._accelerator = accelerator
-        self._window = Window(own, functools.partial(accelerator.no_sync, model))
+        self._replay = MicrobatchReplay(inner, functools.partial(accelerator.no_sync, model))
 
     @property
     def in_second_pass(self) -> bool:
-        """Whether the loss is computed at w + d now: a metric kept by hand should not count then."""
-        return self._window.replaying
+        """Whether the loss is being computed at w + d. Do not update metrics then."""
+        return self._replay.in_second_pass
 
     def backward(self, compute: Callable[..., Tensor], *batch: Any) -> Tensor:
-        """Make the first pass of a micro-batch; after the last one of a step, the second pass of all.
+        """Run the first pass of a micro-batch, and after a step's last one the second pass of all.
 
         Args:
-            compute: returns the loss of a batch. It runs twice, the second time after later batches
-                have been loaded: it must not read the batch from a variable of the loop.
+            compute: returns the loss of a batch. It runs again after later batches were loaded, so it
+                must not read the batch from a variable of the loop.
             *batch: its arguments.
 
         Returns:
@@ -75,8 +79,8 @@ class TwoPasses:
         accelerator = self._accelerator
         if not batch and accelerator.gradient_accumulation_steps > 1:
             raise TypeError(
-                "give the batch as an argument, backward(compute, batch): with accumulation the "
-                "function runs again when the loop's variables hold a later batch"
+                "with gradient accumulation, pass the batch as an argument: backward(compute, batch). "
+                "compute runs again when the loop's variables hold a later batch"
             )
 
         losses: list[Tensor] = []
@@ -88,7 +92,7 @@ class TwoPasses:
             share: Tensor = losses[-1] / accelerator.gradient_accumulation_steps
             return share
 
-        self._window.first(run)
+        self._replay.run_first_pass(run)
         if accelerator.sync_gradients:
-            self._window.finish(accelerator.scaler)
+            self._replay.run_second_pass(accelerator.scaler)
         return losses[0]

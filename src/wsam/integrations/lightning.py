@@ -1,10 +1,10 @@
-"""Lightning with automatic optimization: a mixin that makes `optimizer_step` one step of two passes.
+"""Lightning with automatic optimization: a mixin that adds the second pass to `optimizer_step`.
 
     class Net(SharpnessAwareMixin, LightningModule):
         def configure_optimizers(self):
             return WSAM(torch.optim.SGD(self.parameters(), lr=0.1), rho=0.05, gamma=0.9)
 
-All else stays as it is: the Trainer's accumulation, clipping, precision and checkpoints work.
+The Trainer's options for accumulation, clipping, precision and checkpoints work as usual.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from wsam._core.step_state import Phase
-from wsam.integrations.window import Window, take_over_clipping, unwrap
+from wsam.integrations.microbatch_replay import MicrobatchReplay, clip_in_optimizer, unwrap
 from wsam.optimizer import SharpnessAware
 
 if TYPE_CHECKING:
@@ -25,26 +25,27 @@ else:
     LightningModule = object
 
 STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy")
-"""Those that tests run; found by name, so that both packages Lightning comes in are known."""
-OTHERS = ("DeepSpeedStrategy", "XLAStrategy", "SingleDeviceXLAStrategy")
-"""Those that derive from a supported one and step in a way of their own."""
+"""Supported strategies. Names, because Lightning is published as two packages."""
+UNSUPPORTED_SUBCLASSES = ("DeepSpeedStrategy", "XLAStrategy", "SingleDeviceXLAStrategy")
+"""Strategies that derive from a supported one but step in their own way."""
 
 
 def is_supported(strategy: type) -> bool:
-    """Whether each process holds all parameters, and the optimizer's own step updates them."""
+    """Whether each process holds all parameters, and `optimizer.step` updates them."""
     names = {kind.__name__ for kind in strategy.__mro__}
-    return bool(names.intersection(STRATEGIES)) and not names.intersection(OTHERS)
+    return bool(names.intersection(STRATEGIES)) and not names.intersection(UNSUPPORTED_SUBCLASSES)
 
 
 class SharpnessAwareMixin(LightningModule):  # type: ignore[misc]
-    """Makes a LightningModule's optimizer step a sharpness-aware one. List it before LightningModule.
+    """Makes the optimizer step of a LightningModule sharpness-aware. List it before LightningModule.
 
-    The first pass is Lightning's own. Then the optimizer moves to w + d, the micro-batches of the
-    step run again through `training_step`, and Lightning goes on with what the base is fed in `p.grad`.
-    What `training_step` logs in the second pass is dropped, so loggers see losses at w alone.
+    Lightning runs the first pass. Then the weights move to w + d, `training_step` runs again on the
+    micro-batches of the step, and the weights return to w. Lightning continues with the gradient for
+    the base in `p.grad`. Values logged in the second pass are dropped, so loggers receive the loss
+    at w.
     """
 
-    _window: Window | None = None
+    _replay: MicrobatchReplay | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -57,30 +58,30 @@ class SharpnessAwareMixin(LightningModule):  # type: ignore[misc]
 
     @property
     def in_second_pass(self) -> bool:
-        """Whether `training_step` runs at w + d now: a metric kept by hand should not count then."""
-        return self._window is not None and self._window.replaying
+        """Whether `training_step` is running at w + d. Do not update metrics then."""
+        return self._replay is not None and self._replay.in_second_pass
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> Any:
-        """Keep the batch for the second pass."""
-        optimizer = self._sharpness_aware()
+        """Record the batch for the second pass."""
+        optimizer = self._sharpness_aware_optimizer()
         if optimizer is not None:
-            every = self.trainer.accumulate_grad_batches
-            if self._window is None or batch_idx % every == 0:
+            accumulate = self.trainer.accumulate_grad_batches
+            if self._replay is None or batch_idx % accumulate == 0:
                 strategy = self.trainer.strategy
-                quiet = getattr(strategy, "block_backward_sync", contextlib.nullcontext)
-                self._window = Window(optimizer, quiet)
-            arguments = (batch, batch_idx) if self._takes_index() else (batch,)
-            self._window.add(functools.partial(self._run_again, arguments, every, optimizer))
+                no_sync = getattr(strategy, "block_backward_sync", contextlib.nullcontext)
+                self._replay = MicrobatchReplay(optimizer, no_sync)
+            arguments = (batch, batch_idx) if self._takes_batch_idx() else (batch,)
+            self._replay.add(functools.partial(self._run_again, arguments, accumulate, optimizer))
         return super().on_train_batch_start(batch, batch_idx)
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Remember the losses at w, to tell the sharpness."""
-        if self._window is not None and not self._window.replaying:
-            self._window.note(loss)
+        """Record the loss at w, from which the sharpness is computed."""
+        if self._replay is not None and not self._replay.in_second_pass:
+            self._replay.record_loss(loss)
         super().backward(loss, *args, **kwargs)
 
     def log(self, *args: Any, **kwargs: Any) -> None:
-        """Log what the first pass says."""
+        """Log in the first pass only."""
         if not self.in_second_pass:
             super().log(*args, **kwargs)
 
@@ -91,26 +92,26 @@ class SharpnessAwareMixin(LightningModule):  # type: ignore[misc]
         optimizer: Any,
         optimizer_closure: Callable[[], Any] | None = None,
     ) -> None:
-        """Make both passes where Lightning expects one, and let it go on from there."""
-        own = unwrap(optimizer)
-        if own is None or optimizer_closure is None:
+        """Run both passes in place of Lightning's closure."""
+        inner = unwrap(optimizer)
+        if inner is None or optimizer_closure is None:
             super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
             return
-        window = self._checked_window(own, batch_idx)
+        replay = self._checked_replay(inner, batch_idx)
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
 
         def both_passes() -> Any:
             loss = optimizer_closure()
-            # A training_step that returns None asks for its batch to be left out.
-            if any(p.grad is not None for group in own.param_groups for p in group["params"]):
-                window.finish(scaler, losses_are_scaled=True)
+            # Without gradients, training_step has returned None to leave its batch out.
+            if any(p.grad is not None for group in inner.param_groups for p in group["params"]):
+                replay.run_second_pass(scaler, losses_are_scaled=True)
             return loss
 
         try:
-            with _closure_runs_once(own):
+            with _run_closure_once(inner):
                 super().optimizer_step(epoch, batch_idx, optimizer, both_passes)
         finally:
-            self._window = None
+            self._replay = None
 
     def configure_gradient_clipping(
         self,
@@ -118,77 +119,77 @@ class SharpnessAwareMixin(LightningModule):  # type: ignore[misc]
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Leave a sharpness-aware optimizer's gradients alone: it has clipped them itself."""
+        """Do nothing for a sharpness-aware optimizer, which clips by its own `max_norm`."""
         if unwrap(optimizer) is None:
             super().configure_gradient_clipping(
                 optimizer, gradient_clip_val, gradient_clip_algorithm
             )
 
-    def _sharpness_aware(self) -> SharpnessAware | None:
+    def _sharpness_aware_optimizer(self) -> SharpnessAware | None:
         if not self.automatic_optimization or not self.trainer.optimizers:
             return None
         return unwrap(self.trainer.optimizers[0])
 
-    def _takes_index(self) -> bool:
-        """Whether `training_step` has a second argument: Lightning passes the index only then."""
+    def _takes_batch_idx(self) -> bool:
+        """Whether `training_step` has a second argument. Lightning passes the index only then."""
         spec = inspect.getfullargspec(inspect.unwrap(self.training_step))
         return len(spec.args) > 2 or spec.varargs is not None
 
     def _run_again(
-        self, arguments: tuple[Any, ...], divide_by: int, optimizer: SharpnessAware
+        self, arguments: tuple[Any, ...], accumulate: int, optimizer: SharpnessAware
     ) -> Tensor | None:
         strategy = self.trainer.strategy
         output = strategy.training_step(*arguments)
         loss: Tensor | None = output["loss"] if isinstance(output, Mapping) else output
         if loss is None:
             return None
-        loss = loss / divide_by
+        loss = loss / accumulate
         strategy.backward(loss, optimizer)
         return loss
 
-    def _checked_window(self, optimizer: SharpnessAware, batch_idx: int) -> Window:
-        """Refuse what would be silently wrong, and take over the Trainer's clipping."""
-        trainer, window = self.trainer, self._window
+    def _checked_replay(self, optimizer: SharpnessAware, batch_idx: int) -> MicrobatchReplay:
+        """Raise for settings whose results would be silently wrong; return the recorded batches."""
+        trainer, replay = self.trainer, self._replay
         if not is_supported(type(trainer.strategy)):
             raise ValueError(
-                f"{type(trainer.strategy).__name__} is not supported: it shards parameters or steps by "
-                f"itself, so perturbations would be wrong; use one of {', '.join(STRATEGIES)}"
+                f"{type(trainer.strategy).__name__} is not supported: it shards parameters or updates "
+                f"them itself, so the perturbation would be wrong; use one of {', '.join(STRATEGIES)}"
             )
         expected = batch_idx % trainer.accumulate_grad_batches + 1
-        if window is None or len(window) != expected:
+        if replay is None or len(replay) != expected:
             raise RuntimeError(
-                f"the step is made of {expected} batches, of which {len(window or ())} were kept for "
-                "the second pass: an on_train_batch_start of your own must call "
+                f"the step has {expected} batches, but {len(replay or ())} were recorded for the "
+                "second pass: an overridden on_train_batch_start must call "
                 "super().on_train_batch_start(batch, batch_idx), and training_step must take a batch"
             )
         hook = type(self).configure_gradient_clipping
         if hook is not SharpnessAwareMixin.configure_gradient_clipping:
             raise TypeError(
-                "configure_gradient_clipping is overridden, which would clip what the base is fed and "
-                "not the sharpness term beside it: give the optimizer max_norm= instead"
+                "configure_gradient_clipping is overridden: it would clip the base's gradient but not "
+                "the decoupled sharpness term; pass max_norm= to the optimizer instead"
             )
         if trainer.gradient_clip_val:
-            self._take_over_clipping(optimizer)
-        return window
+            self._clip_in_optimizer(optimizer)
+        return replay
 
-    def _take_over_clipping(self, optimizer: SharpnessAware) -> None:
-        wanted, algorithm = self.trainer.gradient_clip_val, self.trainer.gradient_clip_algorithm
+    def _clip_in_optimizer(self, optimizer: SharpnessAware) -> None:
+        max_norm, algorithm = self.trainer.gradient_clip_val, self.trainer.gradient_clip_algorithm
         if "value" in str(algorithm).lower():
             raise ValueError(
-                "gradient_clip_algorithm='value' cuts the two gradients to shapes whose difference "
-                "means nothing: use 'norm', or max_norm= of the optimizer"
+                "gradient_clip_algorithm='value' distorts the difference of the two gradients: use "
+                "'norm', or pass max_norm= to the optimizer"
             )
-        if optimizer.max_norm not in (None, wanted):
+        if optimizer.max_norm not in (None, max_norm):
             raise ValueError(
-                f"the Trainer has gradient_clip_val={wanted}, the optimizer max_norm="
-                f"{optimizer.max_norm}: give one of them"
+                f"the Trainer has gradient_clip_val={max_norm}, but the optimizer has "
+                f"max_norm={optimizer.max_norm}: set only one of them"
             )
-        take_over_clipping(optimizer, wanted, "gradient_clip_val")
+        clip_in_optimizer(optimizer, max_norm, "gradient_clip_val")
 
 
 @contextlib.contextmanager
-def _closure_runs_once(optimizer: SharpnessAware) -> Iterator[None]:
-    """Let `optimizer.step(closure)` run the closure once, for it makes both passes by itself."""
+def _run_closure_once(optimizer: SharpnessAware) -> Iterator[None]:
+    """Let `optimizer.step(closure)` run the closure once, because it runs both passes itself."""
     patched, step = vars(optimizer).get("step"), optimizer.step
 
     def run_once(closure: Any = None) -> Any:

@@ -1,12 +1,12 @@
-"""Hugging Face's Trainer: a subclass that makes each of its steps one of two passes.
+"""Hugging Face Trainer: a subclass whose steps are sharpness-aware.
 
     trainer = SharpnessAwareTrainer(
         model=model, args=args, train_dataset=data,
         wrap=lambda base: CoupledWSAM(base, rho=0.05, gamma=0.5),
     )
 
-`wrap` is given the optimizer the Trainer makes of its arguments. A Trainer of your own takes
-`SharpnessAwareMixin` as its first base class.
+`wrap` receives the optimizer that the Trainer creates from its arguments. To extend your own Trainer,
+list `SharpnessAwareMixin` as its first base class.
 """
 
 import functools
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from wsam.integrations.accelerate import check_accelerator
-from wsam.integrations.window import Window, take_over_clipping, unwrap
+from wsam.integrations.microbatch_replay import MicrobatchReplay, clip_in_optimizer, unwrap
 from wsam.optimizer import SharpnessAware
 
 if TYPE_CHECKING:
@@ -26,26 +26,26 @@ if TYPE_CHECKING:
 else:
     Trainer = object
 
-STEP_BY_THEMSELVES = ("lomo", "layerwise")
-"""Optimizers of the Trainer that update during the backward pass."""
+UPDATE_IN_BACKWARD = ("lomo", "layerwise")
+"""Parts of the names of the Trainer's optimizers that update during the backward pass."""
 
 
 class SharpnessAwareMixin(Trainer):  # type: ignore[misc]
-    """Makes a Trainer's step a sharpness-aware one. List it before Trainer.
+    """Makes the steps of a Trainer sharpness-aware. List it before Trainer.
 
-    The micro-batches of a step run as usual; after the last one the weights move to w + d, all run
-    again, and the Trainer goes on with what the base is fed in `p.grad`. `max_grad_norm` is handed to
-    the optimizer, which scales both terms of its update alike; a `max_norm` of its own wins.
+    The micro-batches of a step run as usual. After the last one the weights move to w + d, all
+    micro-batches run again, and the weights return to w. The Trainer continues with the gradient for
+    the base in `p.grad`. `max_grad_norm` becomes `max_norm` of the optimizer, unless that is set.
 
     Args:
-        *args: as for Trainer.
-        wrap: makes a sharpness-aware optimizer around the one that the Trainer creates from its
-            arguments. Not needed if `optimizers` has a sharpness-aware one.
-        **kwargs: as for Trainer.
+        *args: arguments of Trainer.
+        wrap: returns a sharpness-aware optimizer around the one that the Trainer creates. Not needed if
+            `optimizers` contains a sharpness-aware optimizer.
+        **kwargs: arguments of Trainer.
     """
 
     optimizer: Any
-    _window: Window | None = None
+    _replay: MicrobatchReplay | None = None
 
     def __init__(
         self,
@@ -58,8 +58,8 @@ class SharpnessAwareMixin(Trainer):  # type: ignore[misc]
 
     @property
     def in_second_pass(self) -> bool:
-        """Whether `compute_loss` runs at w + d now: a metric kept by hand should not count then."""
-        return self._window is not None and self._window.replaying
+        """Whether `compute_loss` is running at w + d. Do not update metrics then."""
+        return self._replay is not None and self._replay.in_second_pass
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
         """Create the base optimizer as the Trainer does, and wrap it."""
@@ -68,13 +68,13 @@ class SharpnessAwareMixin(Trainer):  # type: ignore[misc]
             return self.optimizer
         if self._wrap is None:
             raise TypeError(
-                "the Trainer has no sharpness-aware optimizer: give it one, such as "
+                "the Trainer has no sharpness-aware optimizer: pass one, for example "
                 "wrap=lambda base: wsam.CoupledWSAM(base, rho=0.05, gamma=0.5)"
             )
         name = str(getattr(self.args.optim, "value", self.args.optim))
-        if any(word in name for word in STEP_BY_THEMSELVES):
+        if any(part in name for part in UPDATE_IN_BACKWARD):
             raise ValueError(
-                f"optim={name!r} updates during the backward pass: it cannot be a base"
+                f"optim={name!r} updates during the backward pass, so it cannot be a base optimizer"
             )
         self.optimizer = self._wrap(super().create_optimizer(*args, **kwargs))
         return self.optimizer
@@ -85,40 +85,46 @@ class SharpnessAwareMixin(Trainer):  # type: ignore[misc]
         inputs: dict[str, Any],
         num_items_in_batch: Any = None,
     ) -> Tensor:
-        """Make the first pass of a micro-batch; after the window's last, the second pass of all."""
+        """Run the first pass of a micro-batch, and after a step's last one the second pass of all."""
         run = super().training_step
-        if self._window is None:
-            self._window = self._open_window(model)
-        loss = self._window.first(functools.partial(run, model, inputs, num_items_in_batch))
+        if self._replay is None:
+            self._replay = self._new_replay(model)
+        loss = self._replay.run_first_pass(
+            functools.partial(run, model, inputs, num_items_in_batch)
+        )
         if self.accelerator.sync_gradients:
-            self._window.finish(self.accelerator.scaler)
+            self._replay.run_second_pass(self.accelerator.scaler)
         return loss
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Train as the Trainer does, with a fresh window."""
-        self._window = None
+        """Train as the Trainer does."""
+        self._replay = None
         return super().train(*args, **kwargs)
 
-    def _open_window(self, model: nn.Module) -> Window:
+    def _new_replay(self, model: nn.Module) -> MicrobatchReplay:
         optimizer = unwrap(self.optimizer)
         assert optimizer is not None
         if not hasattr(super(), "_clip_grad_norm") or not hasattr(super(), "_get_grad_norm"):
-            raise RuntimeError("this version of transformers clips where it cannot be taken over")
+            raise RuntimeError(
+                "this version of transformers is not supported: Trainer has no _clip_grad_norm to "
+                "override; use a version from 5 on"
+            )
         if self.args.max_grad_norm and optimizer.max_norm is None:
-            take_over_clipping(optimizer, self.args.max_grad_norm, "max_grad_norm")
-        return Window(optimizer, functools.partial(self.accelerator.no_sync, model))
+            clip_in_optimizer(optimizer, self.args.max_grad_norm, "max_grad_norm")
+        return MicrobatchReplay(optimizer, functools.partial(self.accelerator.no_sync, model))
 
     def _clip_grad_norm(self, model: nn.Module) -> None:
-        """Do nothing: the optimizer has clipped."""
+        """Do nothing: the optimizer clips by its own `max_norm`."""
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Tensor:
-        """Return the norm of what the base is fed."""
+        """Return the norm of the base's gradient."""
         return torch.nn.utils.get_total_norm(
             [p.grad for p in model.parameters() if p.grad is not None]
         )
 
 
 def __getattr__(name: str) -> Any:
+    """Create `SharpnessAwareTrainer` on first use, so that importing this module needs only torch."""
     if name != "SharpnessAwareTrainer":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from transformers import Trainer
