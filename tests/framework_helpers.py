@@ -148,9 +148,16 @@ def reset_accelerate() -> None:
 
 def run_script(name: str, *arguments: str, timeout: float = 240.0) -> str:
     """Run a program of tests/frameworks in a new process and return its output."""
+    tests = Path(__file__).parent
+    python_path = os.pathsep.join([str(tests), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).parent / "frameworks" / name), *arguments],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
+        [sys.executable, str(tests / "frameworks" / name), *arguments],
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": python_path.rstrip(os.pathsep),
+            "PYTHONWARNINGS": "ignore",
+        },
         capture_output=True,
         text=True,
         check=False,

@@ -97,6 +97,7 @@ def test_no_listed_test_is_skipped(page: str) -> None:
     assert not re.search(r"pytest\.(skip|importorskip|xfail)|mark\.(skip|skipif|xfail)", text)
 
 
+@pytest.mark.slow
 def test_integrations_need_no_framework() -> None:
     """Importing an integration requires only torch."""
     code = (

@@ -1,6 +1,6 @@
-"""docs/migration.md: new lines run, those of pytorch_optimizer too, and both agree where they should.
+"""docs/migration.md: old and new lines run, and train to the same weights where they should.
 
-The table of differences names a test for each line; they are here and look at both sides.
+Each line of the page's table of differences names a test of this file, which runs both libraries.
 """
 
 import re
@@ -22,10 +22,10 @@ Closure = Callable[[], Tensor]
 
 
 def rows(title: str) -> list[tuple[str, str, str]]:
-    """The rows of the table of lines below a title: what it is about, old code, new code."""
+    """Return the rows of the table below a title: topic, old code, new code."""
     table = PAGE.split(f"## {title}\n\n")[1].split("\n\n")[0].splitlines()[2:]
     cells = [[cell.strip("` ") for cell in line.split("|")[1:-1]] for line in table]
-    return [(about, old, new) for about, old, new in cells]
+    return [(topic, old, new) for topic, old, new in cells]
 
 
 def make_model(*layers: nn.Module) -> nn.Module:
@@ -72,10 +72,10 @@ def test_lines_from_davda54_run_in_order() -> None:
 LINES = [row for row in rows("From pytorch_optimizer") if not row[0].startswith("a step")]
 
 
-@pytest.mark.parametrize(("about", "old", "new"), LINES, ids=[row[0] for row in LINES])
-def test_lines_from_pytorch_optimizer_agree(about: str, old: str, new: str) -> None:
-    """Both sides of a line train to the same weights, to rounding."""
-    steps = {about: (old, new) for about, old, new in rows("From pytorch_optimizer")}
+@pytest.mark.parametrize(("topic", "old", "new"), LINES, ids=[row[0] for row in LINES])
+def test_lines_from_pytorch_optimizer_agree(topic: str, old: str, new: str) -> None:
+    """Old and new line train to the same weights, up to rounding."""
+    steps = {topic: (old, new) for topic, old, new in rows("From pytorch_optimizer")}
     old_step, new_step = steps["a step of SAM" if "SAM(model.p" in old else "a step of WSAM"]
     ends = []
     for line, step, library in ((old, old_step, vars(peer)), (new, new_step, {})):
@@ -92,11 +92,11 @@ def test_lines_from_pytorch_optimizer_agree(about: str, old: str, new: str) -> N
     assert not torch.allclose(ends[0], weights(make_model().double()), atol=1e-3)
 
 
-# --- what is different --------------------------------------------------------------------------
+# Differences ------------------------------------------------------------------------------------
 
 
 def pair(kind: str, *layers: Callable[[], nn.Module], **hyper: Any) -> list[tuple[nn.Module, Any]]:
-    """The same model with the other library's optimizer, and with ours."""
+    """Return equal models, one with pytorch_optimizer's optimizer and one with ours."""
     made = []
     for ours in (False, True):
         model = make_model(*(layer() for layer in layers))
@@ -112,7 +112,7 @@ def pair(kind: str, *layers: Callable[[], nn.Module], **hyper: Any) -> list[tupl
 
 
 def test_return_to_w() -> None:
-    """A step of learning rate zero changes nothing, if the return to w is exact."""
+    """With a learning rate of zero a step changes no weight if the return to w is exact."""
     changed = []
     for model, optimizer in pair("WSAM", rho=0.5, gamma=0.9):
         for group in optimizer.param_groups:
@@ -162,7 +162,7 @@ def test_exception() -> None:
 
 
 def test_first_pass() -> None:
-    """Of SAM by a closure alone: one side steps as the plain base does, at w."""
+    """With only a closure, SAM of pytorch_optimizer steps like the plain base."""
     plain = make_model()
     base = torch.optim.SGD(plain.parameters(), **SGD)
     base.step(make_closure(plain, base))
@@ -184,7 +184,7 @@ def test_returned_loss() -> None:
 
 
 def test_clipping() -> None:
-    """Clipping scales a step; it must not turn it round."""
+    """Clipping must not change the direction of a step."""
     cosines = []
     for ours in (0, 1):
         moves = []
@@ -200,7 +200,7 @@ def test_clipping() -> None:
 
 
 def test_page_names_tests_that_exist() -> None:
-    table = PAGE.split("<!-- claims: tests/core/test_migration.py -->")[1].split("<!-- end -->")[0]
+    table = PAGE.split("<!-- claims: tests/docs/test_migration.py -->")[1].split("<!-- end -->")[0]
     claims = table.strip().splitlines()[2:]
     named = [re.findall(r"`(test_\w+)` \|$", line) for line in claims]
     assert all(len(names) == 1 for names in named)
