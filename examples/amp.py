@@ -1,8 +1,8 @@
-"""Mixed precision: bfloat16 in a closure, or float16 with a GradScaler and the phases by hand.
+"""Mixed precision: bfloat16 in a closure, or float16 with a GradScaler in a loop by hand.
 
     python examples/amp.py [bf16|fp16]
 
-Weights stay in float32; only the forward pass is cast. Runs on a GPU, or else on the CPU.
+The weights stay in float32; only the forward pass is cast. Runs on a GPU if there is one.
 """
 
 import sys
@@ -47,7 +47,7 @@ def main(precision: str = "bf16", steps: int = 200) -> None:
             scaler.scale(forward()).backward()
             scaler.unscale_(optimizer)
             optimizer.descend()  # back to w, bit for bit
-            scaler.step(optimizer)  # leaves the step out if either pass overflowed
+            scaler.step(optimizer)  # skips the step if either pass overflowed
             scaler.update()
         if step % 50 == 49:
             print(f"{precision} step {step + 1}: loss {loss.item():.3f}")

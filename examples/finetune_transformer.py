@@ -2,8 +2,8 @@
 
     python examples/finetune_transformer.py [FOLDER]
 
-FOLDER holds a model saved by transformers; without one a small BERT with random weights is made.
-The task, whether a sequence begins with a small number, stands for yours.
+FOLDER contains a model saved by transformers; by default a small BERT with random weights is used.
+The task is a placeholder: does a sequence begin with a small number?
 """
 
 import sys
@@ -37,7 +37,7 @@ def main(folder: str | None = None, steps: int = 120) -> None:
     for step in range(steps):
         words, labels = sequences(32)
 
-        def closure(words=words, labels=labels):  # dropout draws the same masks in both passes
+        def closure(words=words, labels=labels):  # dropout uses the same masks in both passes
             loss = model(input_ids=words, labels=labels).loss
             loss.backward()
             return loss

@@ -2,7 +2,7 @@
 
     torchrun --nproc_per_node 2 examples/fsdp2.py [FOLDER]
 
-On GPUs each process takes one; without, all run on the CPU.
+Each process uses one GPU if there are GPUs, otherwise the CPU.
 """
 
 import os
@@ -26,7 +26,7 @@ def main(folder: str | None) -> None:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if cuda else "gloo")
 
-    torch.manual_seed(0)  # the same weights everywhere
+    torch.manual_seed(0)  # the same weights on all ranks
     model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 2)).to(device)
     for layer in model:
         if isinstance(layer, nn.Linear):
@@ -35,7 +35,7 @@ def main(folder: str | None) -> None:
     base = torch.optim.AdamW(model.parameters(), lr=0.01)
     optimizer = CoupledWSAM(base, rho=0.05, gamma=0.5)  # after fully_shard, as any optimizer
 
-    torch.manual_seed(dist.get_rank())  # other samples everywhere
+    torch.manual_seed(dist.get_rank())  # different samples on each rank
     for step in range(100):
         inputs = torch.randn(64, 20, device=device)
         labels = (inputs[:, 0] * inputs[:, 1] > 0).long()

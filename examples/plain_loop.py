@@ -1,8 +1,8 @@
-"""Train a classifier with WSAM in a plain loop: schedule, evaluation, checkpoint.
+"""Train a classifier with WSAM in a plain loop: learning-rate schedule, evaluation, checkpoint.
 
     python examples/plain_loop.py [CHECKPOINT]
 
-The only lines that differ from training with SGD alone are the optimizer's and the closure's.
+Only the construction of the optimizer and the closure differ from training with SGD.
 """
 
 import sys
@@ -48,8 +48,8 @@ def main(checkpoint: str | None = None, epochs: int = 20) -> None:
         model.eval()
         with torch.no_grad():
             error = 100 * (model(x_test).argmax(1) != y_test).float().mean()
-        rise = optimizer.sharpness
-        print(f"epoch {epoch + 1}: loss {loss:.3f}, sharpness {rise:.4f}, test error {error:.1f}%")
+        sharp = optimizer.sharpness
+        print(f"epoch {epoch + 1}: loss {loss:.3f}, sharpness {sharp:.4f}, test error {error:.1f}%")
     if checkpoint is not None:
         torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, checkpoint)
 

@@ -1,8 +1,8 @@
-"""Train with WSAM on several processes by DistributedDataParallel.
+"""Train with WSAM on several processes with DistributedDataParallel.
 
     torchrun --nproc_per_node 2 examples/torchrun_ddp.py [local]
 
-On GPUs each process takes one; without, all run on the CPU.
+Each process uses one GPU if there are GPUs, otherwise the CPU.
 """
 
 import os
@@ -25,7 +25,7 @@ def main(local: bool) -> None:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if cuda else "gloo")
 
-    torch.manual_seed(0)  # the same data and weights everywhere
+    torch.manual_seed(0)  # the same data and weights on all ranks
     x = torch.randn(2048, 20)
     y = (x[:, 0] * x[:, 1] > 0).long()
     sampler = DistributedSampler(TensorDataset(x, y))

@@ -1,6 +1,6 @@
-"""What README, CONTRIBUTING and docs say: their Python runs, their commands parse, nothing is left out.
+"""README, CONTRIBUTING and docs: Python blocks run, commands parse, the reference is complete.
 
-The pages of docs/frameworks have a test of their own, test_frameworks_table.
+The pages of docs/frameworks are tested in tests/frameworks/test_frameworks_table.py.
 """
 
 import importlib
@@ -10,6 +10,7 @@ import shlex
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command import wsam_command
@@ -29,11 +30,18 @@ FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def _slow_except(fast: tuple[str, ...]) -> list[Any]:
+    return [
+        pytest.param(page, id=page.name, marks=() if page.name in fast else pytest.mark.slow)
+        for page in PAGES
+    ]
+
+
+@pytest.mark.parametrize("page", _slow_except(("README.md", "CONTRIBUTING.md", "recipes.md")))
 def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = page.read_text()
     monkeypatch.chdir(tmp_path)
-    # CONTRIBUTING adds a method, which no other test must see.
+    # CONTRIBUTING.md adds a method, which must not affect other tests.
     monkeypatch.setattr(methods, "METHODS", dict(wsam.METHODS))
     monkeypatch.setattr(wsam, "METHODS", methods.METHODS)
     names: dict[str, object] = {"__name__": page.stem}
@@ -44,14 +52,14 @@ def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def commands(page: Path) -> Iterator[list[str]]:
-    """The commands of a page's shell blocks, as words."""
+    """Yield the commands of a page's shell blocks, split into words."""
     for language, block in FENCE.findall(page.read_text()):
         if language not in {"console", "bash", "sh", ""}:
             continue
         for line in block.replace("\\\n", " ").splitlines():
             words = shlex.split(line.removeprefix("$ "), comments=True)
             while words and "=" in words[0]:
-                words.pop(0)  # a variable of the environment
+                words.pop(0)  # an environment variable
             if words:
                 yield words
 
@@ -59,15 +67,23 @@ def commands(page: Path) -> Iterator[list[str]]:
 COMMANDS = sorted({tuple(words) for page in ALL_PAGES for words in commands(page)})
 
 
-@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_commands_parse(words: tuple[str, ...]) -> None:
-    """A command of ours is asked for its help, other programs for what they name."""
+def test_commands_parse() -> None:
+    """Commands of wsam accept `--help`; other commands name files, extras and make targets."""
+    assert len(COMMANDS) > 30
+    for words in COMMANDS:
+        try:
+            _check_command(words)
+        except AssertionError as error:
+            raise AssertionError(f"in the documentation: {' '.join(words)}") from error
+
+
+def _check_command(words: tuple[str, ...]) -> None:
     if words[0] == "wsam":
         assert "Usage: wsam" in wsam_command(*words[1:], "--help").stdout
     elif words[0] == "torchrun" and "-m" in words:
-        of_wsam = words[words.index("-m") + 1 :]
-        assert of_wsam[0] == "wsam"
-        assert "Usage: wsam" in wsam_command(*of_wsam[1:], "--help").stdout
+        module, *arguments = words[words.index("-m") + 1 :]
+        assert module == "wsam"
+        assert "Usage: wsam" in wsam_command(*arguments, "--help").stdout
     elif words[0] in {"python", "torchrun"}:
         (file,) = [word for word in words if word.endswith(".py")] or [None]
         assert (words[1:3] == ("-m", "pytest")) if file is None else (ROOT / file).is_file()
@@ -75,15 +91,11 @@ def test_commands_parse(words: tuple[str, ...]) -> None:
         for extra in re.findall(r"\[(.*?)\]", " ".join(words)):
             assert set(extra.split(",")) <= set(PROJECT["optional-dependencies"])
     else:
-        assert words[0] == "make", f"what is {words[0]}?"
+        assert words[0] == "make", f"unknown program {words[0]}"
         assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
 
 
-def test_commands_are_found() -> None:
-    assert len(COMMANDS) > 30
-
-
-# --- README --------------------------------------------------------------------------------------
+# Tables and figures -----------------------------------------------------------------------------
 
 
 def test_readme_shows_code_early() -> None:
@@ -96,8 +108,8 @@ def test_readme_shows_code_early() -> None:
 @pytest.mark.parametrize(
     "page", [ROOT / "README.md", DOCS / "speed.md"], ids=lambda page: page.name
 )
-def test_pages_state_the_records_of_speed(page: Path) -> None:
-    """Their tables are those of the records; `python docs/speed_table.py PAGE` makes them anew."""
+def test_speed_tables_equal_the_records(page: Path) -> None:
+    """`python docs/speed_table.py PAGE` writes these tables."""
     program = runpy.run_path(str(DOCS / "speed_table.py"))
     assert any(
         words.startswith("table: ")
@@ -106,47 +118,48 @@ def test_pages_state_the_records_of_speed(page: Path) -> None:
     assert not markdown_tables.update_tables(page, program["MARK"], program["generate"], check=True)
 
 
-def test_the_picture_of_minima_is_made_of_all_records() -> None:
-    """`python docs/make_figures.py minima` draws it anew."""
-    picture = (DOCS / "_static" / "minima.svg").read_text()
+def test_minima_figure_uses_all_records() -> None:
+    """`python docs/make_figures.py minima` draws it."""
+    figure = (DOCS / "_static" / "minima.svg").read_text()
     records = {path.name for path in (ROOT / "results").glob("*.minimum.json")}
-    assert set(re.findall(r"\w+\.minimum\.json", picture)) == records
+    assert set(re.findall(r"\w+\.minimum\.json", figure)) == records
 
 
-def test_the_picture_of_gammas_is_made_of_all_records() -> None:
-    """`python docs/make_figures.py sensitivity` draws it anew."""
-    picture = (DOCS / "_static" / "sensitivity.svg").read_text()
+def test_sensitivity_figure_uses_all_records() -> None:
+    """`python docs/make_figures.py sensitivity` draws it."""
+    figure = (DOCS / "_static" / "sensitivity.svg").read_text()
     gammas = find("sensitivity").select("*/ResNet18 CIFAR-10").runs
     runs = (*gammas, *find("cifar").select("ResNet18/S*/CIFAR-10").runs)
     records = {path.name for run in runs if (path := record_path(ROOT / "results", run)).exists()}
     assert len(records) > 6
-    assert set(re.findall(r"\w+\.json", picture)) == records
+    assert set(re.findall(r"\w+\.json", figure)) == records
 
 
-@pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: page.name)
-def test_links_lead_somewhere(page: Path) -> None:
-    assert "[](" not in page.read_text(), "without a text a link shows nothing outside the site"
-    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
-        if "://" in target or target.startswith("#"):
-            continue
-        path = target.split("#")[0]
-        built_with_the_site = path.startswith("gallery/")
-        assert built_with_the_site or (page.parent / path).exists(), f"{page.name}: {target}"
+def test_links_point_to_existing_files() -> None:
+    for page in ALL_PAGES:
+        text = page.read_text()
+        assert "[](" not in text, f"{page.name}: a link without text is invisible outside the site"
+        for target in re.findall(r"\]\(([^)\s]+)\)", text):
+            if "://" in target or target.startswith("#"):
+                continue
+            path = target.split("#")[0]
+            is_generated = path.startswith("gallery/")
+            assert is_generated or (page.parent / path).exists(), f"{page.name}: {target}"
 
 
-# --- the site ------------------------------------------------------------------------------------
+# The site ---------------------------------------------------------------------------------------
 
 
 def test_every_page_is_in_the_table_of_contents() -> None:
     toctrees = re.findall(r"```{toctree}\n(.*?)```", (DOCS / "index.md").read_text(), re.DOTALL)
     listed = {line for tree in toctrees for line in tree.splitlines() if line[:1] not in {":", ""}}
-    markdown_tables = {path.stem for path in DOCS.glob("*.md")} - {"index"}
-    assert markdown_tables <= listed
-    assert {name for name in listed if "/" not in name} <= markdown_tables
+    pages = {path.stem for path in DOCS.glob("*.md")} - {"index"}
+    assert pages <= listed
+    assert {name for name in listed if "/" not in name} <= pages
 
 
 def documented() -> set[str]:
-    """Every name with a description in the site, as module.name."""
+    """Return every name that the site documents, as module.name."""
     found: set[str] = set()
     for page in (DOCS / "api.md", DOCS / "methods.md", DOCS / "curvature.md"):
         text = page.read_text()
@@ -161,12 +174,13 @@ def documented() -> set[str]:
 
 
 def test_reference_is_complete() -> None:
-    """All that `import wsam` offers, and all that the public modules list, is described."""
+    """All names of `wsam` and of the `__all__` of public modules are documented."""
     known = documented()
     last = {name.rsplit(".", 1)[1] for name in known}
     assert set(wsam.__all__) - {"__version__"} <= last
-    for room in (
+    for name in (
         "geometry",
+        "integrations",
         "rule",
         "schedule",
         "theory",
@@ -176,10 +190,10 @@ def test_reference_is_complete() -> None:
         "sweep",
         "report",
     ):
-        module = importlib.import_module(f"wsam.{room}")
-        assert {f"wsam.{room}.{name}" for name in module.__all__} <= known, room
-    for member in wsam.METHODS.values():
-        assert f"wsam.{member.__name__}" in known
+        module = importlib.import_module(f"wsam.{name}")
+        assert {f"wsam.{name}.{exported}" for exported in module.__all__} <= known, name
+    for method in wsam.METHODS.values():
+        assert f"wsam.{method.__name__}" in known
 
 
 def test_every_example_is_on_a_page() -> None:
@@ -188,7 +202,7 @@ def test_every_example_is_on_a_page() -> None:
         assert f"```{{literalinclude}} ../examples/{path.name}\n" in text, path.name
 
 
-def test_table_of_weights_is_what_the_formula_says() -> None:
+def test_table_of_effective_weights() -> None:
     """docs/choosing.md: gamma, k and k(1 - mu)."""
     from wsam.theory import effective_weight
 

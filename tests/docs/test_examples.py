@@ -1,4 +1,4 @@
-"""The examples run as they stand; those for several processes are in test_distributed_examples."""
+"""The examples run unchanged. Those for several processes are in tests/distributed."""
 
 import re
 import runpy
@@ -9,17 +9,17 @@ import pytest
 import torch
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-TEAMS = {"torchrun_ddp.py", "fsdp2.py"}
-HERE = {path.name for path in EXAMPLES.glob("*.py")} - TEAMS
+MULTI_PROCESS = {"torchrun_ddp.py", "fsdp2.py"}
+SINGLE_PROCESS = {path.name for path in EXAMPLES.glob("*.py")} - MULTI_PROCESS
 
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    """Run an example as `python examples/NAME WORDS` does; return what it prints."""
+    """Run an example as `python examples/NAME ARGUMENTS` does; return its output."""
 
-    def run(name: str, *words: str) -> str:
+    def run(name: str, *arguments: str) -> str:
         path = str(EXAMPLES / name)
-        monkeypatch.setattr(sys, "argv", [path, *words])
+        monkeypatch.setattr(sys, "argv", [path, *arguments])
         runpy.run_path(path, run_name="__main__")
         return capsys.readouterr().out
 
@@ -30,35 +30,34 @@ def numbers(text: str, word: str) -> list[float]:
     return [float(found) for found in re.findall(rf"{word} (-?[\d.]+)", text)]
 
 
+@pytest.mark.slow
 def test_plain_loop(run, tmp_path: Path) -> None:
-    told = run("plain_loop.py", str(tmp_path / "saved.pt"))
-    errors = numbers(told, "test error")
+    output = run("plain_loop.py", str(tmp_path / "saved.pt"))
+    errors = numbers(output, "test error")
     assert len(errors) == 20
     assert errors[-1] < 5 < 20 < errors[0]
-    assert min(numbers(told, "sharpness")) > 0
+    assert min(numbers(output, "sharpness")) > 0
     saved = torch.load(tmp_path / "saved.pt", weights_only=True)
     (group,) = saved["optimizer"]["param_groups"]
     assert group["sam_step"] == 20 * 40
     assert all("momentum_buffer" in each for each in saved["optimizer"]["state"].values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_amp(run, precision: str) -> None:
-    told = run("amp.py", precision)
-    losses = numbers(told, "loss")
-    assert told.count(precision) == len(losses) == 4
+    output = run("amp.py", precision)
+    losses = numbers(output, "loss")
+    assert output.count(precision) == len(losses) == 4
     assert losses[-1] < 0.1 < 0.3 < losses[0]
 
 
-@pytest.mark.parametrize("way", ["together", "each"])
-def test_accumulation(run, way: str) -> None:
-    losses = numbers(run("accumulation.py", way), "loss")
-    assert len(losses) == 4
-    assert losses[-1] < 0.25 < 0.5 < losses[0]
-
-
-def test_accumulation_differs_by_its_way(run) -> None:
-    assert run("accumulation.py", "together") != run("accumulation.py", "each")
+def test_accumulation(run) -> None:
+    modes = [numbers(run("accumulation.py", mode), "loss") for mode in ("together", "each")]
+    for losses in modes:
+        assert len(losses) == 4
+        assert losses[-1] < 0.25 < 0.5 < losses[0]
+    assert modes[0] != modes[1]
 
 
 @pytest.mark.slow
@@ -68,12 +67,13 @@ def test_finetune_transformer(run, tmp_path: Path) -> None:
     folder = tmp_path / "saved"
     module = runpy.run_path(str(EXAMPLES / "finetune_transformer.py"), run_name="example")
     transformers.BertForSequenceClassification(module["SMALL"]).save_pretrained(folder)
-    told = run("finetune_transformer.py", str(folder))
-    losses = numbers(told, "loss")
+    output = run("finetune_transformer.py", str(folder))
+    losses = numbers(output, "loss")
     assert losses[-1] < 0.2
-    assert numbers(told, "accuracy")[0] > 90
+    assert numbers(output, "accuracy")[0] > 90
 
 
+@pytest.mark.slow
 def test_label_noise(run) -> None:
     sgd, sam, wsam = numbers(run("label_noise.py"), "test error")
     assert sam < sgd / 2
@@ -81,12 +81,12 @@ def test_label_noise(run) -> None:
 
 
 def test_every_example_is_run() -> None:
-    mine = Path(__file__).read_text()
-    assert {name for name in HERE if f'run("{name}"' in mine} == HERE
+    tests = Path(__file__).read_text()
+    assert {name for name in SINGLE_PROCESS if f'run("{name}"' in tests} == SINGLE_PROCESS
 
 
-@pytest.mark.parametrize("name", sorted(HERE | TEAMS))
-def test_examples_are_short_and_say_how_to_start_them(name: str) -> None:
-    text = (EXAMPLES / name).read_text()
-    assert len(text.splitlines()) < 60
-    assert re.search(rf"^    (python|torchrun .*) examples/{name}", text, re.MULTILINE)
+def test_examples_are_short_and_state_their_command() -> None:
+    for name in SINGLE_PROCESS | MULTI_PROCESS:
+        text = (EXAMPLES / name).read_text()
+        assert len(text.splitlines()) < 60, name
+        assert re.search(rf"^    (python|torchrun .*) examples/{name}", text, re.MULTILINE), name
