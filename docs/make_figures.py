@@ -1,7 +1,8 @@
-"""Draw the figures of the documentation into docs/_static, from runs of the optimizers themselves.
+"""Draw the figures of the documentation into docs/_static, from runs of the optimizers.
 
-python docs/make_figures.py            # all of them, about five minutes on one core
-python docs/make_figures.py weight     # one of: toy, directions, weight, stability, minima, sensitivity
+python docs/make_figures.py            # all, about five minutes on one core
+python docs/make_figures.py weight     # one of: toy, directions, weight, stability, minima,
+                                       #         sensitivity, demo_map
 """
 
 import math
@@ -15,6 +16,8 @@ from matplotlib import rc_context
 from torch import Tensor, nn
 
 from wsam import SAM, WSAM, CoupledWSAM, SharpnessAware
+from wsam.demo import tuning
+from wsam.demo.figures import tuning_map
 from wsam.lab.records import record_path
 from wsam.paper import comparison, plot, plot_slices, registry
 from wsam.plot_style import COLORS, MUTED_COLOR, RC_PARAMS, method_title, new_figure
@@ -27,20 +30,20 @@ STATIC = Path(__file__).parent / "_static"
 RESULTS = Path(__file__).parents[1] / "results"
 
 
-def save(drawn, name, made_of=None):
+def save(figure, name, description=None, dpi=100):
     path = STATIC / name
     with rc_context(RC_PARAMS):
-        # The name of the drawing library is of no use to a reader, and dates make files differ.
+        # Reproducible files: no date, no version of matplotlib.
         metadata = {"Date": None} if name.endswith("svg") else {"Software": None}
-        metadata |= {"Description": made_of} if made_of else {}
-        drawn.savefig(path, dpi=100, metadata=metadata)
+        metadata |= {"Description": description} if description else {}
+        figure.savefig(path, dpi=dpi, metadata=metadata)
     print(f"wrote {path} ({path.stat().st_size / 1024:.0f} KB)")
 
 
-def draw_level(panel, height, at, text, color):
-    """A dashed line across a panel, for what the rest is compared with."""
-    panel.axhline(height, color=color, linestyle="--", linewidth=1)
-    panel.annotate(text, (at, height), (0, 5), textcoords="offset points", color=MUTED_COLOR)
+def draw_reference(axes, height, at, text, color):
+    """Draw a dashed reference line across the axes."""
+    axes.axhline(height, color=color, linestyle="--", linewidth=1)
+    axes.annotate(text, (at, height), (0, 5), textcoords="offset points", color=MUTED_COLOR)
 
 
 def draw_toy():
@@ -53,14 +56,14 @@ def draw_directions():
     save(directions(updates((0.0, 0.3, 0.5, 0.65, 0.75))), "directions.svg")
 
 
-# ---- what gamma weighs ----
+# ---- effective weight of gamma ----
 
 
 def drift(make: Callable[[torch.optim.Optimizer], SharpnessAware], momentum: float) -> Tensor:
-    """Return one step of a run that has forgotten its start, in units of lr.
+    """Return one step in units of lr, after momentum has converged.
 
-    The lr is so small that both gradients are constant: the curvature's effect on the weights is
-    not looked at, only what the optimizer makes of two constant gradients.
+    The lr is so small that both gradients are constant, so that the step depends only on how the
+    optimizer combines them.
     """
     lr, curvature = 1e-9, torch.tensor([1.0, 4.0], dtype=torch.float64)
     w = torch.tensor([1.0, 1.0], dtype=torch.float64, requires_grad=True)
@@ -80,7 +83,7 @@ def drift(make: Callable[[torch.optim.Optimizer], SharpnessAware], momentum: flo
 
 
 def measured_weight(gamma: float, momentum: float) -> float:
-    """Return by how much of (g1 - g0) a step exceeds the base's, beside SAM's share, which is 1."""
+    """Return the weight of (g1 - g0) in a step, relative to SAM's, which is 1."""
     base = drift(lambda base: WSAM(base, rho=0.1, gamma=0.0), momentum)
     sam = drift(lambda base: SAM(base, rho=0.1), momentum) - base
     mine = drift(lambda base: WSAM(base, rho=0.1, gamma=gamma), momentum) - base
@@ -89,18 +92,18 @@ def measured_weight(gamma: float, momentum: float) -> float:
 
 def draw_weight():
     with rc_context(RC_PARAMS):
-        drawn = new_figure(6.4, 3.9)
-        panel = drawn.subplots()
+        figure = new_figure(6.4, 3.9)
+        axes = figure.subplots()
         gammas = [i / 200 for i in range(197)]
         shades = {0.0: COLORS["sgd"], 0.9: COLORS["wsam"]}
         for momentum, color in shades.items():
             curve = [effective_weight(g, momentum) for g in gammas]
-            panel.plot(gammas, curve, color=color, label=f"k(1 − μ), μ = {momentum:g}")
+            axes.plot(gammas, curve, color=color, label=f"k(1 − μ), μ = {momentum:g}")
             some = [0.2, 0.5, 0.7, 0.8, 0.88, 0.94, 0.97]
             dots = [measured_weight(g, momentum) for g in some]
-            panel.plot(some, dots, "o", color=color, markersize=5)
+            axes.plot(some, dots, "o", color=color, markersize=5)
             parity = parity_gamma(momentum)
-            panel.annotate(
+            axes.annotate(
                 f"γ = {parity:.3f}",
                 (parity, 1),
                 (5, -13),
@@ -109,18 +112,18 @@ def draw_weight():
                 ha="left",
                 fontsize=9,
             )
-        panel.axhline(1, color=MUTED_COLOR, linewidth=0.8, linestyle="--")
-        panel.annotate(
+        axes.axhline(1, color=MUTED_COLOR, linewidth=0.8, linestyle="--")
+        axes.annotate(
             "SAM's weight", (0.02, 1), (0, -12), textcoords="offset points", color=MUTED_COLOR
         )
-        panel.set(xlabel="γ", ylabel="weight of sharpness", yscale="log")
-        panel.set(xlim=(0, 1), ylim=(0.02, 60))
-        panel.set_title("Decoupled WSAM over SGD: formula (lines), optimizer (dots)", loc="left")
-        panel.legend(loc="upper left")
-    save(drawn, "weight.svg")
+        axes.set(xlabel="γ", ylabel="weight of sharpness", yscale="log")
+        axes.set(xlim=(0, 1), ylim=(0.02, 60))
+        axes.set_title("Decoupled WSAM over SGD: formula (lines), optimizer (dots)", loc="left")
+        axes.legend(loc="upper left")
+    save(figure, "weight.svg")
 
 
-# ---- what k * rho does to training ----
+# ---- stability by k * rho ----
 
 
 def noisy_digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -164,8 +167,8 @@ def test_error(make: Callable[..., torch.optim.Optimizer], seed: int) -> float:
 def draw_stability():
     products = [0.1 * 2**i for i in range(9)]
     with rc_context(RC_PARAMS):
-        drawn = new_figure(7.2, 4.2)
-        panel = drawn.subplots()
+        figure = new_figure(7.2, 4.2)
+        axes = figure.subplots()
         for rule, name, color in (
             (CoupledWSAM, method_title("coupled_wsam"), COLORS["coupled_wsam"]),
             (WSAM, f"{method_title('wsam')} (decoupled)", COLORS["wsam"]),
@@ -181,42 +184,48 @@ def draw_stability():
                     )
                 label = f"{name}, γ = {gamma:g}"
                 style = {"marker": marker, "markersize": 5, "alpha": 0.85}
-                panel.plot(products, errors, color=color, label=label, linewidth=1.3, **style)
-        plain = (test_error(just_the_base, 0) + test_error(just_the_base, 1)) / 2
-        draw_level(panel, plain, 0.28, method_title("sgd"), COLORS["sgd"])
-        panel.set(xscale="log", xlabel="k ρ", ylabel="test error (%)", ylim=(0, 95))
-        panel.set_xticks(products, [f"{p:g}" for p in products])
-        panel.minorticks_off()
-        panel.set_title("Noisy digits, momentum 0.9: what counts is the product k ρ", loc="left")
-        panel.legend(fontsize=8, loc="upper left")
-    save(drawn, "stability.svg")
+                axes.plot(products, errors, color=color, label=label, linewidth=1.3, **style)
+        base = (test_error(base_only, 0) + test_error(base_only, 1)) / 2
+        draw_reference(axes, base, 0.28, method_title("sgd"), COLORS["sgd"])
+        axes.set(xscale="log", xlabel="k ρ", ylabel="test error (%)", ylim=(0, 95))
+        axes.set_xticks(products, [f"{p:g}" for p in products])
+        axes.minorticks_off()
+        axes.set_title("Noisy digits, momentum 0.9: the product k ρ matters", loc="left")
+        axes.legend(fontsize=8, loc="upper left")
+    save(figure, "stability.svg")
 
 
 def draw_minima():
-    """The records' minima; the picture names its records, so that one that is missing is noticed."""
+    """Draw the minima. The file lists its records, so that a test notices missing ones."""
     table = registry.find("minima")
     entries, slices = comparison.gather(table, RESULTS), plot_slices.read_slices(table, RESULTS)
     with rc_context(RC_PARAMS):
-        drawn = plot.draw(table, entries, slices)
-    save(drawn, "minima.svg", " ".join(sorted(p.name for p in RESULTS.glob("*.minimum.json"))))
+        figure = plot.draw(table, entries, slices)
+    save(figure, "minima.svg", " ".join(sorted(p.name for p in RESULTS.glob("*.minimum.json"))))
 
 
 def draw_sensitivity():
-    """WSAM's error by gamma beside those of SGDM and SAM; names its records, too."""
+    """Draw WSAM's error by gamma, with those of SGDM and SAM. The file lists its records."""
     table = registry.find("sensitivity").select("*/ResNet18 CIFAR-10")
     others = registry.find("cifar").select("ResNet18/S*/CIFAR-10")
     with rc_context(RC_PARAMS):
-        drawn = plot.draw(table, comparison.gather(table, RESULTS))
-        panel = drawn.axes[0]
+        figure = plot.draw(table, comparison.gather(table, RESULTS))
+        axes = figure.axes[0]
         for entry in comparison.gather(others, RESULTS):
             label = f"{entry.cell.row[1]} (n = {entry.ours.n})"
             color = COLORS.get(entry.cell.runs[0].method, COLORS["sgd"])
-            draw_level(panel, entry.ours.mean, 0.48, label, color)
+            draw_reference(axes, entry.ours.mean, 0.48, label, color)
     shown = {record_path(RESULTS, run) for run in (*table.runs, *others.runs)}
-    save(drawn, "sensitivity.svg", " ".join(sorted(p.name for p in shown if p.exists())))
+    save(figure, "sensitivity.svg", " ".join(sorted(p.name for p in shown if p.exists())))
 
 
-def just_the_base(base, **_):
+def draw_demo_map():
+    with rc_context(RC_PARAMS):
+        figure = tuning_map(tuning.read())
+    save(figure, "demo_map.png", dpi=160)
+
+
+def base_only(base, **_):
     return base
 
 
@@ -224,7 +233,7 @@ if __name__ == "__main__":
     STATIC.mkdir(exist_ok=True)
     drawings = {"toy": draw_toy, "directions": draw_directions}
     drawings |= {"weight": draw_weight, "stability": draw_stability, "minima": draw_minima}
-    drawings |= {"sensitivity": draw_sensitivity}
+    drawings |= {"sensitivity": draw_sensitivity, "demo_map": draw_demo_map}
     for wanted in sys.argv[1:] or drawings:
         if wanted not in drawings:
             sys.exit(f"there is no figure {wanted!r}: choose from {', '.join(drawings)}")

@@ -122,10 +122,10 @@ def test_a_checkpoint_without_a_curve_is_listed_as_damage(results):
 
 def test_a_single_run_has_no_deviation(tmp_path):
     record = train(small(), tmp_path, ExecutionConfig(device="cpu"))
-    made = page(gather(tmp_path))
-    assert f">{record['final']['test_error']:.2f}<" in made
-    assert "1 finished run " in made
-    assert "standard deviation." not in made
+    text = page(gather(tmp_path))
+    assert f">{record['final']['test_error']:.2f}<" in text
+    assert "1 finished run " in text
+    assert "standard deviation." not in text
 
 
 @pytest.mark.parametrize(
@@ -148,15 +148,15 @@ def test_commands_reproduce_the_run(run, monkeypatch):
 
     from wsam.cli import train as verb
 
-    made = []
-    monkeypatch.setattr(verb, "_train", lambda run, *rest: made.append((run, rest[1])))
+    trained = []
+    monkeypatch.setattr(verb, "_train", lambda run, *rest: trained.append((run, rest[1])))
     words = shlex.split(command(run, device="cpu", keep=True))
     wsam_command(*words[1:])
-    ((again, means),) = made
+    ((again, execution),) = trained
     assert again == run
     assert again.key == run.key
-    assert means.device == "cpu"
-    assert means.keep_weights
+    assert execution.device == "cpu"
+    assert execution.keep_weights
 
 
 def test_commands_include_measurements(folder):
@@ -173,14 +173,14 @@ def test_bit_identical_results_are_promised_only_for_one_thread(tmp_path):
     assert ", not bit-identical: on a GPU" in page(gather(RESULTS))
     assert "are bit-identical" not in page(gather(RESULTS)), "these ran on a GPU"
     runs = [small(seed=seed, epochs=1) for seed in (0, 1)]
-    made = [train(run, tmp_path, ExecutionConfig(device="cpu")) for run in runs]
-    for run, record in zip(runs, made, strict=True):
+    written = [train(run, tmp_path, ExecutionConfig(device="cpu")) for run in runs]
+    for run, record in zip(runs, written, strict=True):
         records.write(tmp_path, run, record | {"hardware": {"threads": 1}})
     text = page(gather(tmp_path))
     assert "These ran on one CPU thread: on the same kind of processor" in text
     assert "not bit-identical" not in text
     assert "runs/KEY" not in text
-    records.write(tmp_path, runs[0], made[0] | {"hardware": {"threads": 2}})
+    records.write(tmp_path, runs[0], written[0] | {"hardware": {"threads": 2}})
     assert "1 of 2 ran on one CPU thread: " in page(gather(tmp_path))
 
 
@@ -289,21 +289,23 @@ def test_command(folder, tmp_path):
     assert "7 finished runs in 5 groups" in shown
     assert f"wrote {out}" in shown
     assert out.read_text().startswith("<!DOCTYPE html>")
-    told = json.loads(wsam_command("report", folder, "--out", out, "--json").stdout)
-    names = [group["name"] for one in told["experiments"] for group in one["groups"]]
+    printed = json.loads(wsam_command("report", folder, "--out", out, "--json").stdout)
+    names = [group["name"] for one in printed["experiments"] for group in one["groups"]]
     assert "WSAM γ 0.8, ρ 0.1, lr 0.05" in names
-    assert len(told["troubles"]) == 5
+    assert len(printed["troubles"]) == 5
     assert not list(folder.glob("*.tmp"))
     assert not (folder / "report.html").exists()
     assert write(folder)[0] == folder / "report.html"
 
 
-@pytest.mark.parametrize(("name", "said"), [("empty", "holds no records"), ("none", "no folder")])
-def test_a_folder_without_records_is_an_error(tmp_path, name, said):
+@pytest.mark.parametrize(
+    ("name", "message"), [("empty", "holds no records"), ("none", "no folder")]
+)
+def test_a_folder_without_records_is_an_error(tmp_path, name, message):
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "notes.json").write_text("{}")
     error = wsam_command("report", tmp_path / name, status=2).stderr
-    assert said in error
+    assert message in error
     assert error.count("\n") == 1
     assert list((tmp_path / "empty").iterdir()) == [tmp_path / "empty" / "notes.json"]
 

@@ -85,14 +85,14 @@ def test_the_shipped_tuning_results_belong_to_the_grids():
 
 
 def test_of_equal_points_the_weakest_is_chosen():
-    def place(mean, **point):
+    def point(mean, **point):
         return tuning.GridPoint(point, (mean - 1, mean + 1))
 
-    several = (place(9.0, rho=0.1), place(4.4, rho=0.2), place(4.0, rho=0.4), place(4.4, rho=0.8))
+    several = (point(9.0, rho=0.1), point(4.4, rho=0.2), point(4.0, rho=0.4), point(4.4, rho=0.8))
     assert tuning.TuningResults({"x": several}, {}).best("x").hyper == {"rho": 0.2}
-    apart = (place(5.0, rho=0.2), place(4.0, rho=0.4))
-    assert tuning.TuningResults({"x": apart}, {}).best("x").hyper == {"rho": 0.4}
-    failed = (tuning.GridPoint({"rho": 0.1}, (1.0, None)), place(5.0, rho=0.2))
+    distinct = (point(5.0, rho=0.2), point(4.0, rho=0.4))
+    assert tuning.TuningResults({"x": distinct}, {}).best("x").hyper == {"rho": 0.4}
+    failed = (tuning.GridPoint({"rho": 0.1}, (1.0, None)), point(5.0, rho=0.2))
     assert tuning.TuningResults({"x": failed}, {}).best("x").hyper == {"rho": 0.2}
     assert tuning.strength({"gamma": 0.8, "rho": 0.1}) == pytest.approx(0.4)
 
@@ -134,7 +134,7 @@ def small():
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def output(tmp_path_factory):
     """Run `wsam demo --map` once; return its folder and its JSON output."""
     out = tmp_path_factory.mktemp("demo") / "here"
     words = ("demo", "--out", out, "--map", "--seeds", "0,1", "--workers", "1", "--json")
@@ -146,22 +146,22 @@ def made(tmp_path_factory):
 
 @pytest.mark.slow
 class TestWhole:
-    def test_figures_equal_the_records(self, made, small):
-        out, printed = made
+    def test_figures_equal_the_records(self, output, small):
+        out, printed = output
         for name, row in contenders().items():
-            told = printed["rows"][name]
+            row_figures = printed["rows"][name]
             found = [records.read(out / "runs", run) for run in row.runs((0, 1))]
             errors = [record["final"]["test_error"] for record in found]
-            assert told["test_error"]["mean"] == pytest.approx(statistics.fmean(errors))
-            assert told["test_error"]["deviation"] == pytest.approx(statistics.stdev(errors))
-            assert told["keys"] == [record["key"] for record in found]
+            assert row_figures["test_error"]["mean"] == pytest.approx(statistics.fmean(errors))
+            assert row_figures["test_error"]["deviation"] == pytest.approx(statistics.stdev(errors))
+            assert row_figures["keys"] == [record["key"] for record in found]
             for figure in ("train_loss", "top_eigenvalue", "seconds"):
-                assert told[figure]["mean"] > 0
-            assert told["sharpness"]["deviation"] is not None
+                assert row_figures[figure]["mean"] > 0
+            assert row_figures["sharpness"]["deviation"] is not None
         assert json.loads((out / "demo.json").read_text())["rows"] == printed["rows"]
 
-    def test_everything_is_written(self, made):
-        out, printed = made
+    def test_everything_is_written(self, output):
+        out, printed = output
         pictures = ["curves", "errors", "landscape", "map"]
         names = [f"{name}.{kind}" for name in pictures for kind in ("png", "svg")]
         assert {*names, "demo.json", "report.html", "map.json", "runs", "map"} == {
@@ -172,8 +172,8 @@ class TestWhole:
             assert (out / name).stat().st_size > 5_000
         assert not [*out.rglob("*.tmp"), *out.rglob(".unfinished*")]
 
-    def test_page_has_setup_and_heat_map(self, made):
-        out, _ = made
+    def test_page_has_setup_and_heat_map(self, output):
+        out, _ = output
         page = (out / "report.html").read_text()
         assert not re.search(r"https?:|<link|<script|<img|@import|url\((?!#)", page)
         for words in ("Setup</h2>", "How gamma and rho were chosen", "seeds 100 and 101",
@@ -181,8 +181,8 @@ class TestWhole:
             assert words in page
         assert "WSAM&#39;s test error (%) by gamma and rho" in page
 
-    def test_second_call_runs_nothing(self, made, small):
-        out, printed = made
+    def test_second_call_runs_nothing(self, output, small):
+        out, printed = output
         before = {path: path.stat().st_mtime_ns for path in (out / "runs").rglob("*.json")}
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(multiprocessing.process.BaseProcess, "start", pytest.fail)
@@ -195,8 +195,8 @@ class TestWhole:
         for sentence in printed["claims"]:
             assert sentence in " ".join(answer.stdout.split())
 
-    def test_the_heat_map_shows_the_tuning_of_the_folder(self, made):
-        out, _ = made
+    def test_the_heat_map_shows_the_tuning_of_the_folder(self, output):
+        out, _ = output
         found = tuning.read(out / tuning.FILE_NAME)
         assert {len(points) for points in found.points.values()} == {1, 2, 4}
         assert found.metadata["runs"] == 14
@@ -204,9 +204,9 @@ class TestWhole:
         assert f">{mean:.1f}</text>" in (out / "report.html").read_text()
 
     def test_a_record_without_weights_is_removed_if_it_was_not_measured(
-        self, made, small, tmp_path
+        self, output, small, tmp_path
     ):
-        out = shutil.copytree(made[0] / "runs", tmp_path / "runs")
+        out = shutil.copytree(output[0] / "runs", tmp_path / "runs")
         job = jobs.demo_jobs(out, (1,))[-1]
         jobs.remove_unmeasurable(job)
         assert jobs.is_done(job)
@@ -216,8 +216,8 @@ class TestWhole:
         jobs.remove_unmeasurable(job)
         assert not list(out.glob(f"{job.run.key}*.json")), "so that it is trained again"
 
-    def test_comparisons_agree_with_the_figures(self, made, small):
-        out, _ = made
+    def test_comparisons_agree_with_the_figures(self, output, small):
+        out, _ = output
         summary = summarise(out / "runs", (0, 1))
         for other, sentence in zip(("SGD", "SGD, own lr", "SAM"), summary.comparisons, strict=True):
             gap, spread = summary.error_gap("WSAM", other)
@@ -225,9 +225,9 @@ class TestWhole:
             assert sentence.startswith(f"WSAM against {other}: ")
             assert word in sentence
 
-    def test_one_seed_allows_no_comparison(self, made, small):
+    def test_one_seed_allows_no_comparison(self, output, small):
         """It has no deviation to compare a difference with."""
-        out, _ = made
+        out, _ = output
         summary = summarise(out / "runs", (1,))
         assert summary.error_gap("WSAM", "SGD")[1] is None
         for sentence in summary.comparisons:
@@ -243,8 +243,8 @@ class TestWhole:
 
     @needs_browser
     @pytest.mark.browser
-    def test_page_on_a_phone(self, made):
-        out, _ = made
+    def test_page_on_a_phone(self, output):
+        out, _ = output
         with running() as browser, opened(browser, out / "report.html", **PHONE) as page:
             assert page.evaluate("document.documentElement.scrollWidth") <= 390
             assert page.locator("svg.chart").count() >= 7
@@ -319,16 +319,16 @@ def test_a_pipe_gets_one_line_per_finished_run(small, tmp_path, capsys, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("--seeds", "a"), "seeds must be"),
         (("--workers", "0"), "workers"),
         (("--nonsense",), "--nonsense"),
     ],
 )
-def test_user_errors_are_one_line(tmp_path, words, said):
+def test_user_errors_are_one_line(tmp_path, words, message):
     error = wsam_command("demo", "--out", tmp_path / "x", *words, status=2).stderr
-    assert said in error
+    assert message in error
     assert error.count("\n") == 1
     assert not (tmp_path / "x").exists()
 
@@ -397,8 +397,8 @@ def test_an_interruption_leaves_no_partial_files(tmp_path):
     stdout, stderr = demo.communicate(timeout=90)
     assert demo.returncode == 130
     assert stdout == ""
-    said = "wsam: interrupted; work is kept: the same command goes on from there"
-    assert stderr.splitlines()[1:] == [said]
+    message = "wsam: interrupted; work is kept: the same command goes on from there"
+    assert stderr.splitlines()[1:] == [message]
     left = [path.relative_to(out) for path in out.rglob("*") if path.is_file()]
     assert not [path for path in left if path.name.endswith(".tmp")]
     assert all(path.parts[:2] == ("runs", "work") for path in left), left

@@ -123,7 +123,7 @@ def _hyper_text(name: str, hyper: str) -> str:
 def _tuning(tuning: TuningResults) -> Section:
     heat_map = error_heat_map(tuning)
     chart = heat_chart("WSAM's test error (%) by gamma and rho", heat_map)
-    caption = "Mean test error (%) of WSAM over the two tuning seeds; the ring marks the choice."
+    caption = "Mean test error (%) of WSAM over the two tuning seeds; the frame marks the choice."
     metadata = tuning.metadata
     body = render(
         "demo/templates/tuning.html",

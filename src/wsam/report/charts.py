@@ -388,6 +388,7 @@ def _chart(
         "axes.labelcolor": soft,
         "axes.axisbelow": True,
         "xtick.color": soft,
+        "xtick.major.pad": 6,
         "ytick.color": soft,
         "grid.color": color("grid"),
         "grid.linewidth": 1,
