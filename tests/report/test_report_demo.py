@@ -114,7 +114,7 @@ def tiny_runs():
 
     def tiny(*arguments, **hyper):
         run = whole(*arguments, **hyper)
-        return run.replace(epochs=run.epochs // 15, train_limit=192, test_limit=100)
+        return run.replace(model="mlp", epochs=run.epochs // 15, train_limit=128, test_limit=100)
 
     patch.setattr(config, "demo_run", tiny)
     for name, values in (("GAMMAS", (0.8, 0.92)), ("RHOS", (0.1, 0.4)), ("SAM_RHOS", (0.4,))):
@@ -397,7 +397,7 @@ def test_an_interruption_leaves_no_partial_files(tmp_path):
     stdout, stderr = demo.communicate(timeout=90)
     assert demo.returncode == 130
     assert stdout == ""
-    message = "wsam: interrupted; work is kept: the same command goes on from there"
+    message = "wsam: interrupted; run the same command again to resume"
     assert stderr.splitlines()[1:] == [message]
     left = [path.relative_to(out) for path in out.rglob("*") if path.is_file()]
     assert not [path for path in left if path.name.endswith(".tmp")]

@@ -73,3 +73,18 @@ def test_each_method_has_one_style():
         if path.suffix in {".py", ".css", ".js", ".html"} and path.name != "plot_style.py":
             again = [color for color in colors if color in path.read_text().lower()]
             assert not again, f"{path} repeats {again}"
+
+
+def test_every_method_has_a_style_with_unique_dashes():
+    assert set(wsam.METHODS) <= set(METHOD_STYLES)
+    styles = set(METHOD_STYLES.values())
+    assert len({style.dashes for style in styles}) == len(styles)
+
+
+def test_colors_are_defined_in_one_place():
+    styles = METHOD_STYLES.values()
+    colors = {c for s in styles for c in (s.light, s.dark, s.printed) if c}
+    for path in Path(plot_style.__file__).parent.rglob("*"):
+        if path.suffix in {".py", ".css", ".js", ".html"} and path.name != "plot_style.py":
+            repeated = [color for color in colors if color in path.read_text().lower()]
+            assert not repeated, path

@@ -11,6 +11,7 @@ import dataclasses
 import inspect
 import math
 from collections.abc import Iterable, Mapping
+from functools import cache
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
@@ -74,6 +75,14 @@ def join_names(names: Iterable[str]) -> str:
     return ", ".join(names) or "none"
 
 
+def _parameters(cls: Any) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of a class."""
+    return _cached_signature(cls).parameters
+
+
+_cached_signature = cache(inspect.signature)  # every `Run` checks its settings
+
+
 def method_defaults() -> dict[str, dict[str, Value]]:
     """Return the hyperparameters of every method with their defaults.
 
@@ -84,10 +93,10 @@ def method_defaults() -> dict[str, dict[str, Value]]:
     from wsam.methods import METHODS
     from wsam.optimizer import SharpnessAware
 
-    common = inspect.signature(SharpnessAware).parameters.keys() - {"rho"} | {SEED}
+    common = _parameters(SharpnessAware).keys() - {"rho"} | {SEED}
     found: dict[str, dict[str, Value]] = {VANILLA: {}}
     for name, method in METHODS.items():
-        parameters = inspect.signature(method).parameters.values()
+        parameters = _parameters(method).values()
         keywords = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
         found[name] = {p.name: p.default for p in keywords if p.name not in common}
     return found
@@ -97,7 +106,7 @@ def accepts_geometry(method: str) -> bool:
     """Return whether a method's geometry can be chosen."""
     from wsam.methods import METHODS
 
-    return method != VANILLA and "geometry" in inspect.signature(METHODS[method]).parameters
+    return method != VANILLA and "geometry" in _parameters(METHODS[method])
 
 
 def geometry_defaults() -> dict[str, dict[str, Value]]:
