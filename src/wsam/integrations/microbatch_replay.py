@@ -27,7 +27,7 @@ def unwrap(optimizer: Any) -> SharpnessAware | None:
     `sharpness`, on the returned optimizer.
     """
     while optimizer is not None:
-        # A wrapper may derive from the class of what it wraps, but it has no base of its own.
+        # A wrapper may derive from the class of what it wraps, but only the optimizer has a base.
         if isinstance(optimizer, SharpnessAware) and "base" in vars(optimizer):
             return optimizer
         optimizer = getattr(optimizer, "optimizer", None)
