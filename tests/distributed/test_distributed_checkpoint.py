@@ -9,7 +9,10 @@ from workers import saving
 from workers.pair import team
 
 ROUNDING = 1e-12
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
+]
 
 
 def on(kind: str, task: Any, *args: Any) -> Any:

@@ -15,6 +15,8 @@ from workers.problem import STEPS, judged, net
 
 import wsam
 
+pytestmark = pytest.mark.slow
+
 ROUNDING = 1e-12
 LATE_AND_LEAN = [(name, False) for name in MEMBERS] + [
     (name, True) for name in MEMBERS if reference.MEMBERS[name].rule == "wsam"

@@ -28,6 +28,7 @@ def test_page_states_the_record(record: dict[str, Any], style: str) -> None:
     assert "\n".join(traffic.program().table(record, style)) in PAGE
 
 
+@pytest.mark.slow
 def test_record_is_what_is_counted(record: dict[str, Any]) -> None:
     assert team().run(traffic.measure) == [record, record]
 

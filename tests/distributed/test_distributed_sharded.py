@@ -9,6 +9,8 @@ from workers import sharded
 from workers.pair import team
 from workers.problem import judged
 
+pytestmark = pytest.mark.slow
+
 ROUNDING = 1e-12
 LATE_AND_LEAN = [(name, False) for name in MEMBERS] + [
     (name, True) for name in MEMBERS if reference.MEMBERS[name].rule == "wsam"
