@@ -201,7 +201,7 @@ class CoupledWSAM(SharpnessAware):
 
 
 class GSAM(SharpnessAware):
-    """Surrogate-gap guided SAM: also descend along the part of g0 that is orthogonal to g1.
+    """Surrogate-gap guided SAM: also ascend along the part of g0 that is orthogonal to g1.
 
         w <- w - base(g1 - alpha (g0 - <g0,g1>/<g1,g1> g1))
 

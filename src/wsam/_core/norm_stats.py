@@ -83,6 +83,8 @@ class NormStats:
         with torch.no_grad():
             for saved in reversed(self._late_copies):
                 saved.restore()
+            if self._late_copies:
+                self._copies.rebind()
         self._late_copies = []
 
     def _warn_if_compiled(self) -> None:
@@ -151,12 +153,15 @@ class StatCopies:
             torch._foreach_copy_(kept, tensors)
 
     def restore(self) -> None:
-        """Copy them back, also where a module has replaced its buffers."""
+        """Copy them back."""
+        for tensors, kept in self._pairs:
+            torch._foreach_copy_(tensors, kept)
+
+    def rebind(self) -> None:
+        """Give modules their buffers back, where they have replaced them by new tensors."""
         for buffers, name, tensor in self._buffers:
             if buffers[name] is not tensor:
                 buffers[name] = tensor
-        for tensors, kept in self._pairs:
-            torch._foreach_copy_(tensors, kept)
 
 
 def _statistics(module: nn.Module) -> dict[str, Tensor]:
