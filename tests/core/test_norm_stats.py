@@ -11,6 +11,7 @@ from square_loss import (
     with_and_without_model,
 )
 from torch import Tensor, nn
+from torch.func import functional_call
 
 import wsam
 
@@ -76,11 +77,23 @@ def assert_untouched(model: nn.Module, own: dict[str, Tensor], before: dict[str,
     assert all(torch.equal(now[name], before[name]) for name in own)
 
 
-@pytest.mark.parametrize("calls", [1, 2])
-def test_buffers_that_are_replaced_in_each_of_many_calls(calls: int) -> None:
-    model = nn.Sequential(nn.Linear(4, 4), Rebinding())
-    train_forward(lambda: torch.stack([model(X) for _ in range(calls)]), model.parameters())
-    assert counts(model) == [3 * calls]
+def test_functional_call_leaves_the_modules_own_buffers() -> None:
+    """Buffers passed to `functional_call` move once a step, and do not replace the module's."""
+    model = normed()
+    own = dict(model.named_buffers())
+    passed = {name: b.clone() for name, b in own.items()}
+    opt = wsam.SAM(torch.optim.SGD(model.parameters(), lr=0.1))
+
+    def closure() -> Tensor:
+        loss = functional_call(model, {**dict(model.named_parameters()), **passed}, (X,)).mean()
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        opt.step(closure)
+    assert all(model.get_buffer(name) is b for name, b in own.items())
+    assert int(passed["1.num_batches_tracked"]) == 3
+    assert int(own["1.num_batches_tracked"]) == 0
 
 
 def test_buffers_that_two_modules_share() -> None:

@@ -1,0 +1,147 @@
+"""Deliberate faults, each of which `make test` must detect.
+
+    python tests/faults.py            # all faults, in a copy of the repository
+    python tests/faults.py sign       # those whose name contains "sign"
+
+Each fault is one replacement in the source. The program applies it to a copy, runs the fast tests of
+the given folders until one fails, and prints the name of that test.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+
+
+class Fault(NamedTuple):
+    """A replacement in a file of src/wsam, and the tests that should detect it."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: str = "tests/core"
+
+
+FAULTS = [
+    Fault(
+        "sign of the sharpness term",
+        "_core/step.py",
+        "torch._foreach_sub_(difference, g0)\n            state",
+        "torch._foreach_sub_(difference, g0)\n"
+        "                torch._foreach_neg_(difference)\n            state",
+    ),
+    Fault(
+        "weight decay at w + d",
+        "_core/step.py",
+        "            block.saved.restore(block.weights())",
+        "            block.saved.restore(block.weights()) if not block.group.get('weight_decay') "
+        "else None",
+    ),
+    Fault(
+        "statistics counted twice",
+        "_core/norm_stats.py",
+        "            torch._foreach_copy_(tensors, kept)\n\n    def rebind",
+        "            pass\n\n    def rebind",
+    ),
+    Fault(
+        "norm per group instead of global",
+        "_core/step.py",
+        "    norm = squared_norm(blocks, whitened).sqrt()\n    # An",
+        "    norm = squared_norm(blocks[:1], whitened[:1]).sqrt()\n    # An",
+    ),
+    Fault(
+        "stale autocast cache",
+        "optimizer.py",
+        "        torch.clear_autocast_cache()  # an enclosing",
+        "        # an enclosing",
+    ),
+    Fault(
+        "momentum lost on resume",
+        "_core/state_dict.py",
+        "theirs = {key: value for key, value in self._state.items() if key != ENTRY}",
+        "theirs = {k: v for k, v in self._state.items() if k != ENTRY} | {'state': {}}",
+    ),
+    Fault(
+        "clipping of the base's gradient alone",
+        "_core/step.py",
+        "        term.scale = on_device(factor, term.block.device) * term.scale",
+        "        pass",
+    ),
+    Fault(
+        "dropout masks differ between the passes",
+        "optimizer.py",
+        "            self._rng.write(before)",
+        "            pass",
+    ),
+    Fault(
+        "first gradients not unscaled",
+        "_core/step.py",
+        "        torch._foreach_div_(block.shards(block.g0), grad_scale)",
+        "        pass",
+    ),
+    Fault(
+        "weights restored by subtraction of d",
+        "_core/param_blocks.py",
+        "        torch._foreach_copy_(list(weights), self.tensors)",
+        "        torch._foreach_add_(list(weights), torch._foreach_sub(self.tensors, list(weights)))",
+    ),
+    Fault(
+        "ESAM keeps one sample fewer",
+        "_core/sample_selection.py",
+        "return max(1, math.floor(self.keep * samples + 1e-9))",
+        "return max(1, math.floor(self.keep * samples + 1e-9) - 1)",
+    ),
+    Fault(
+        "weight swap not undone after an error",
+        "optimizer.py",
+        "            with torch.no_grad():\n                self._restore()\n            if state.is_done",
+        "            if state.is_done",
+    ),
+]
+
+
+def detect(fault: Fault) -> str | None:
+    """Return the first test that fails with the fault, None if all pass."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "wsam"
+        ignored = shutil.ignore_patterns(".git", ".venv", "results", "docs", "__pycache__")
+        shutil.copytree(ROOT, copy, ignore=ignored)
+        path = copy / "src" / "wsam" / fault.file
+        text = path.read_text()
+        if text.count(fault.old) != 1:
+            raise SystemExit(
+                f"{fault.name}: the text to replace occurs {text.count(fault.old)} times"
+            )
+        path.write_text(text.replace(fault.old, fault.new))
+        environment = {**os.environ, "PYTHONPATH": str(copy / "src"), "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
+            + ["-m", "not slow and not browser", *fault.tests.split()],
+            cwd=copy,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+        return failed[0].split(" - ")[0] if failed else None
+
+
+def main() -> None:
+    wanted = sys.argv[1] if len(sys.argv) > 1 else ""
+    missed = 0
+    for fault in (fault for fault in FAULTS if wanted in fault.name):
+        found = detect(fault)
+        missed += found is None
+        print(f"{fault.name}: {found or 'NOT DETECTED'}", flush=True)
+    sys.exit(missed)
+
+
+if __name__ == "__main__":
+    main()
