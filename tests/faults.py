@@ -16,6 +16,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
+PYTEST = (
+    *(sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"),
+    *("-m", "not slow and not browser"),
+)
 
 
 class Fault(NamedTuple):
@@ -37,7 +41,7 @@ FAULTS = [
         "                torch._foreach_neg_(difference)\n            state",
     ),
     Fault(
-        "weight decay at w + d",
+        "weights left at w + d under weight decay",
         "_core/step.py",
         "            block.saved.restore(block.weights())",
         "            block.saved.restore(block.weights()) if not block.group.get('weight_decay') "
@@ -100,8 +104,8 @@ FAULTS = [
     Fault(
         "weight swap not undone after an error",
         "optimizer.py",
-        "            with torch.no_grad():\n                self._restore()\n            if state.is_done",
-        "            if state.is_done",
+        "                self._restore()\n            if state.is_done",
+        "                pass\n            if state.is_done",
     ),
 ]
 
@@ -121,8 +125,7 @@ def detect(fault: Fault) -> str | None:
         path.write_text(text.replace(fault.old, fault.new))
         environment = {**os.environ, "PYTHONPATH": str(copy / "src"), "OMP_NUM_THREADS": "1"}
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
-            + ["-m", "not slow and not browser", *fault.tests.split()],
+            [*PYTEST, *fault.tests.split()],
             cwd=copy,
             env=environment,
             capture_output=True,
