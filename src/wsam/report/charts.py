@@ -325,7 +325,7 @@ def _scale(
     else:
         low = min(low, 0.0) if zero else low
         if low == high:
-            low, high = (low - abs(low) / 2, high + abs(high) / 2) if low else (0.0, 1.0)
+            low, high = (low - abs(low) / 10, high + abs(high) / 10) if low else (0.0, 1.0)
         margin = (0.05 if zero else 0.12) * (high - low)
         start = low if zero else max(low - margin, 0.0 if low >= 0 else -math.inf)
         axes.set(**{f"{which}lim": (start, high + margin)})
