@@ -149,6 +149,7 @@ def compare(case: str, feature: str, rounds: int, steps: int, device: torch.devi
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cuda", action="store_true")
+    parser.add_argument("--only", help="measure this case only")
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--out", type=Path)
@@ -157,7 +158,7 @@ def main() -> None:
     torch.set_num_threads(1)
     rows = []
     for case, features in (ON_CUDA if options.cuda else ON_CPU).items():
-        for feature in features:
+        for feature in features if options.only in (None, case) else ():
             row = compare(case, feature, options.rounds, options.steps, device)
             if row is not None:
                 rows.append(row)
@@ -167,7 +168,7 @@ def main() -> None:
         "clock": "wall" if options.cuda else "CPU time of one thread",
         "commit": os.environ.get("WSAM_COMMIT"),
         "torch": torch.__version__,
-        "hardware": torch.cuda.get_device_name() if options.cuda else platform.processor(),
+        "hardware": torch.cuda.get_device_name() if options.cuda else platform.machine(),
         "rows": rows,
     }
     if options.out:
