@@ -240,12 +240,12 @@ class SharpnessAware(Optimizer):
         In the first pass these are all samples; in the second the share `keep` whose loss increased
         most (ESAM).
         """
+        if self._step_state.phase is Phase.READY:
+            self._drop_unfinished()  # a new first pass has begun
         state = self._step_state
         if state.phase is Phase.READ_ONLY or state.action is Action.BASE_ONLY:
             return losses.mean()
-        if state.phase is Phase.READY:
-            self._drop_unfinished()  # a new first pass has begun
-        return self._selection.mean(losses, self._step_state.phase is Phase.PERTURBED)
+        return self._selection.mean(losses, second_pass=state.phase is Phase.PERTURBED)
 
     def __repr__(self) -> str:
         self._values.sync()
