@@ -24,7 +24,7 @@ class Geometry:
     """Base class of geometries."""
 
     def root(self, block: Block, first: list[Tensor]) -> list[Tensor] | None:
-        """Return sqrt(S) in at least float32, one tensor for each weight; None stands for 1.
+        """Return sqrt(S) in at least float32, one tensor for each weight; None means 1.
 
         Args:
             block: `block.weights()` are this rank's shards of the parameters, `block.names` their names

@@ -22,7 +22,7 @@ _DAMAGED = "the entry 'sharpness' of the state_dict is damaged"
 
 
 def base_state(base: Optimizer) -> dict[str, Any]:
-    """Return the base's own state, or raise if nothing can be saved beside it."""
+    """Return the base's own state, or raise if our entry cannot be added to it."""
     state: Any = base.state_dict()
     name = type(base).__name__
     if not isinstance(state, dict):
