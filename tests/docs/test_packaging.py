@@ -1,4 +1,4 @@
-"""What is shipped: wheel, sdist, types, extras; the wheel works where there is torch and no more."""
+"""The package: wheel, sdist, types and extras; the wheel works with torch alone."""
 
 import importlib.metadata as metadata
 import re
@@ -16,6 +16,7 @@ from packaging.requirements import Requirement
 import wsam
 from wsam import __version__
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 ABSENT = {"numpy", "typer", "rich", "matplotlib", "scipy", "sklearn"}  # not needed, so not there
@@ -153,14 +154,14 @@ def test_first_steps_need_torch_alone(bare: Path, tmp_path: Path, page: str) -> 
     assert re.search(r"\d\.\d", done.stdout), "it prints what it found"
 
 
-def test_rooms_are_entered_without_another_import(bare: Path, tmp_path: Path) -> None:
-    look = "import wsam; print(*(getattr(wsam, name).__name__ for name in wsam._OPEN))"
+def test_submodules_need_no_import_of_their_own(bare: Path, tmp_path: Path) -> None:
+    look = "import wsam; print(*(getattr(wsam, name).__name__ for name in wsam._SUBMODULES))"
     done = run(bare, "python", "-c", look, cwd=tmp_path)
-    assert done.stdout.split() == [f"wsam.{name}" for name in wsam._OPEN], done.stderr
-    assert set(wsam._OPEN) <= set(dir(wsam))
+    assert done.stdout.split() == [f"wsam.{name}" for name in wsam._SUBMODULES], done.stderr
+    assert set(wsam._SUBMODULES) <= set(dir(wsam))
 
 
-def test_the_command_says_what_it_needs(bare: Path, tmp_path: Path) -> None:
+def test_the_command_names_the_missing_library(bare: Path, tmp_path: Path) -> None:
     done = run(bare, "wsam", "--help", cwd=tmp_path)
     assert done.returncode != 0
     assert done.stdout == ""
@@ -170,9 +171,10 @@ def test_the_command_says_what_it_needs(bare: Path, tmp_path: Path) -> None:
 # --- what is run elsewhere ------------------------------------------------------------------------
 
 
-def test_continuous_integration_runs_what_people_run() -> None:
+def test_continuous_integration_runs_the_documented_commands() -> None:
     workflow = (ROOT / ".github" / "workflows" / "test.yml").read_text()
     assert "run: make test\n" in workflow
+    assert "run: make test-all\n" in workflow
     pythons = re.search(r"python: \[(.*)\]", workflow)
     assert pythons
     listed = [c.split(" :: ")[-1] for c in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", c)]

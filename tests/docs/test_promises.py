@@ -1,6 +1,6 @@
 """The table of promises in CONTRIBUTING.md names existing tests and their tiers.
 
-    python tests/docs/test_promises.py     # writes the table again
+python tests/docs/test_promises.py     # writes the table again
 """
 
 import ast
@@ -66,7 +66,9 @@ def tests() -> dict[str, str]:
 def table() -> str:
     known, lines = tests(), ["| promise | tests | tier |", "|---|---|---|"]
     for promise, parts in PROMISES.items():
-        names = [min((n for n in known if part in n), key=len, default=f"?{part}") for part in parts]
+        names = [
+            min((n for n in known if part in n), key=len, default=f"?{part}") for part in parts
+        ]
         tiers = sorted({known.get(name, "missing") for name in names}, reverse=True)
         shown = ", ".join(f"`{name}`" for name in names)
         lines.append(f"| {promise} | {shown} | {', '.join(tiers)} |")
