@@ -1,4 +1,4 @@
-"""Every test starts from the same random state, and all run on one thread: tensors are tiny."""
+"""Fixtures and settings of all tests: fixed seeds, one thread, a hypothesis profile, a browser."""
 
 import random
 import sys
@@ -13,13 +13,13 @@ from hypothesis import HealthCheck, settings
 torch.set_num_threads(1)
 ONEDNN = torch.backends.mkldnn.enabled
 settings.register_profile(
-    "house",
+    "wsam",
     deadline=None,
     max_examples=25,
     derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow],  # a busy machine is no fault of the test
+    suppress_health_check=[HealthCheck.too_slow],  # the machine may be busy
 )
-settings.load_profile("house")
+settings.load_profile("wsam")
 
 
 def _seed() -> None:
@@ -29,13 +29,13 @@ def _seed() -> None:
 
 
 def pytest_collectstart(collector: pytest.Collector) -> None:
-    """Data that a module draws while it is imported must be the same in every run, too."""
+    """Seed before a module is imported, which may draw random data."""
     if isinstance(collector, pytest.Module):
         _seed()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes long by itself takes minutes where other programs share the machine."""
+    """Give slow tests a longer timeout, as the machine may be busy."""
     for item in items:
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.timeout(900))
@@ -43,7 +43,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> None:
-    """What a whole module shares must not depend on the test that came before it."""
+    """Seed before a shared fixture, so that it does not depend on earlier tests."""
     if fixturedef.scope != "function":
         _seed()
 
@@ -51,16 +51,16 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> None:
 @pytest.fixture(autouse=True)
 def _fresh_start() -> None:
     _seed()
-    # Where a CPU lacks bfloat16, torch gives oneDNN up in this process at the first such product.
+    # On a CPU without bfloat16, torch disables oneDNN at the first bfloat16 product.
     torch.backends.mkldnn.enabled = ONEDNN
     compiler = sys.modules.get("torch._dynamo.utils")
-    if compiler is not None:  # what an earlier test has compiled is no business of this one
+    if compiler is not None:  # counts of earlier tests
         compiler.counters.clear()
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """A headless browser for the tests of a page, which say by `needs_browser` that they want one."""
+    """A headless browser, for tests marked with `needs_browser`."""
     from browsing import running
 
     with running() as found:

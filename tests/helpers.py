@@ -1,25 +1,82 @@
-"""What the optimizer's tests share: small problems, base optimizers, and the ways to make a step."""
+"""Shared by the optimizer's tests: problems, base optimizers, ways to step, and parameter lists."""
 
 import copy
 import functools
-from collections.abc import Callable
+import io
+import itertools
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import reference
 import torch
 from torch import Tensor, nn
 
 import wsam
 
-MEMBERS = sorted(wsam.METHODS)
+METHODS = sorted(wsam.METHODS)
+RULES = ["sam", "wsam", "gsam"]
+"""One method for each kind of rule: g1 only, a decoupled term, inner products of the gradients."""
+LEAN = "lean_wsam"
+VARIANTS = [*METHODS, LEAN]
+"""All methods, and WSAM with lean=True."""
+RULE_VARIANTS = [*RULES, LEAN]
 STYLES = ["closure", "two_step", "phases"]
 Weights = list[Tensor]
 
 
+def full(**factors: Sequence[Any]) -> pytest.MarkDecorator:
+    """Parametrize a test with all combinations of the factors' values."""
+    return pytest.mark.parametrize(tuple(factors), list(itertools.product(*factors.values())))
+
+
+def covering(strength: int = 1, **factors: Sequence[Any]) -> pytest.MarkDecorator:
+    """Parametrize a test with all combinations, of which all but a covering array are slow.
+
+    Args:
+        strength: 1 for an array that has each value of each factor at least once, 2 for one that has
+            each pair of values of two factors.
+        factors: for each argument of the test its values.
+    """
+    rows = list(itertools.product(*(range(len(values)) for values in factors.values())))
+    chosen = _covering_rows(rows, strength)
+    cases = [
+        pytest.param(
+            *(values[i] for values, i in zip(factors.values(), row, strict=True)),
+            marks=() if row in chosen else pytest.mark.slow,
+        )
+        for row in rows
+    ]
+    return pytest.mark.parametrize(tuple(factors), cases)
+
+
+def _covering_rows(rows: list[tuple[int, ...]], strength: int) -> set[tuple[int, ...]]:
+    """Choose rows greedily: most tuples not yet covered, then values that were used least."""
+    bits: dict[Any, int] = {}
+    masks = {}
+    for row in rows:
+        found = itertools.combinations(enumerate(row), strength)
+        masks[row] = sum(1 << bits.setdefault(values, len(bits)) for values in found)
+    left, chosen, uses = (1 << len(bits)) - 1, set(), Counter()
+    while left:
+        best = max(
+            rows,
+            key=lambda row: (
+                (masks[row] & left).bit_count(),
+                -sum(uses[value] for value in enumerate(row)),
+            ),
+        )
+        left &= ~masks[best]
+        chosen.add(best)
+        uses.update(enumerate(best))
+    return chosen
+
+
 @dataclass(frozen=True)
 class Problem:
-    """A function of a list of weights, with a loss for each of ten samples."""
+    """A function of a list of weights that returns a loss for each of ten samples."""
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
@@ -30,13 +87,13 @@ class Problem:
         return [0.7 * torch.randn(s, generator=generator, dtype=torch.float64) for s in self.shapes]
 
     def losses(self, w: Weights, step: int) -> Tensor:
-        """Each sample's loss on the mini-batch of this step."""
+        """Return the per-sample losses on the mini-batch of this step."""
         return self.outputs(w, batch(step))
 
 
 @functools.cache
 def batch(step: int) -> Tensor:
-    """Ten samples of five numbers, others at each step, the same for everyone."""
+    """Ten samples of five numbers, different at each step, the same in every test."""
     i = torch.arange(50, dtype=torch.float64).reshape(10, 5)
     return torch.sin(1.7 * i + 0.37 * step * (i % 7)) + 0.1 * torch.cos(3.1 * i)
 
@@ -95,7 +152,7 @@ def parameters(w: Weights) -> list[nn.Parameter]:
 def make_step(
     opt: wsam.SharpnessAware, loss: Callable[[], Tensor], style: str = "closure"
 ) -> Tensor:
-    """One whole step of `opt`; `loss` computes the loss and leaves the backward pass to us."""
+    """Make one step of `opt`. `loss` computes the loss without calling backward."""
 
     def backward() -> Tensor:
         opt.zero_grad()
@@ -128,12 +185,12 @@ def train(
     steps: range,
     style: str = "closure",
 ) -> list[Tensor]:
-    """Let `opt` make these steps on the problem; return the losses."""
+    """Make these steps on the problem; return the losses."""
     return [make_step(opt, lambda t=t: opt.select(problem.losses(params, t)), style) for t in steps]
 
 
 def snapshot(opt: torch.optim.Optimizer) -> dict[str, Any]:
-    """A copy of weights, base state and groups that later changes cannot reach."""
+    """Return deep copies of weights, base state and groups."""
     params = [p for group in opt.param_groups for p in group["params"]]
     return {
         "weights": [p.detach().clone() for p in params],
@@ -145,8 +202,16 @@ def snapshot(opt: torch.optim.Optimizer) -> dict[str, Any]:
     }
 
 
+def save_and_load(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a state as a checkpoint file returns it, with plain values and tensors only."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
 def same(x: Any, y: Any) -> bool:
-    """Whether two nests of tensors and values are equal to the last bit (NaN equals NaN)."""
+    """Whether two nested structures of tensors and values are bitwise equal; NaN equals NaN."""
     if isinstance(x, Tensor) or isinstance(y, Tensor):
         return (
             isinstance(x, Tensor)
@@ -163,14 +228,29 @@ def same(x: Any, y: Any) -> bool:
 
 
 def gap(x: Weights, y: Weights) -> float:
-    """The largest difference relative to the size of the whole vector."""
+    """The largest absolute difference, relative to the largest element of `y`."""
     size = max(float(v.detach().abs().max()) for v in y)
     return max(float((u - v).detach().abs().max()) for u, v in zip(x, y, strict=True)) / size
 
 
-def member(name: str, base: torch.optim.Optimizer, **options: Any) -> wsam.SharpnessAware:
-    """The registered member with its own defaults; but Coupled-WSAM's would be SAM."""
-    own = {"gamma": 0.8} if name == "coupled_wsam" else {}
+def make_method(
+    name: str, base: torch.optim.Optimizer, all_samples: bool = False, **options: Any
+) -> wsam.SharpnessAware:
+    """Construct a method, or the lean variant of WSAM, with its defaults.
+
+    Coupled-WSAM has another gamma than by default, where it equals SAM.
+
+    Args:
+        name: one of `VARIANTS`.
+        base: the base optimizer.
+        all_samples: let ESAM use the whole batch in its second pass.
+        options: arguments of the constructor.
+    """
+    own: dict[str, Any] = {"gamma": 0.8} if name == "coupled_wsam" else {}
+    if all_samples and name == "esam":
+        own["gamma"] = 1.0
+    if name == LEAN:
+        name, own = "wsam", {"lean": True}
     return wsam.create(name, base, **{**own, **options})
 
 
@@ -180,13 +260,13 @@ def small_model(dtype: torch.dtype = torch.float64) -> nn.Sequential:
 
 
 def model_loss(opt: wsam.SharpnessAware, model: nn.Module, step: int = 0) -> Callable[[], Tensor]:
-    """A loss of `model` on the mini-batch of the step, with `opt` selecting samples if it does."""
+    """Return a function that computes the loss of `model` on the mini-batch of the step."""
     x = batch(step).to(next(model.parameters()).dtype)
     return lambda: opt.select((model(x) ** 2).sum(1))
 
 
 def closure(opt: wsam.SharpnessAware, model: nn.Module, step: int = 0) -> Callable[[], Tensor]:
-    """The closure a user writes."""
+    """Return the closure that a user writes."""
     loss = model_loss(opt, model, step)
 
     def run() -> Tensor:

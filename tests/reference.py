@@ -1,7 +1,7 @@
-"""The judge: the sharpness-aware family in plain float64, one tensor at a time.
+"""Reference implementation of all methods: plain float64, one tensor at a time.
 
-Written from the paper's algorithms and the formulas of the family alone; it shares no code with the
-library and calls no optimizer of torch. Nothing here is fast, in place or clever.
+It is written from the papers' formulas. It shares no code with the library, uses no optimizer of torch,
+and does nothing in place.
 
 Names: `w` weights, `g0` the gradient at w, `d` the perturbation, `g1` the gradient at w + d.
 """
@@ -21,7 +21,7 @@ EPS = 1e-12
 
 @dataclass(frozen=True)
 class Method:
-    """A rule and a geometry with their numbers; a number may also be a list, one for each tensor."""
+    """A rule and a geometry with their hyperparameters; some may differ by tensor, as a list."""
 
     rule: str
     geometry: str = "euclidean"
@@ -29,15 +29,16 @@ class Method:
     gamma: float | Sequence[float] = 0.9
     alpha: float | Sequence[float] = 0.1
     eta: float = 0.0
-    adapted: Sequence[bool] | None = None  # tensors that T = |w| + eta applies to; None: all
-    beta: float = 1.0  # chance of a tensor to be perturbed
-    keep: float = 1.0  # part of the samples used in the second pass
+    adapted: Sequence[bool] | None = None  # tensors with T = |w| + eta; None: all
+    beta: float = 1.0  # probability that a tensor is perturbed
+    keep: float = 1.0  # share of the samples in the second pass
     max_norm: float | None = None
 
 
-MEMBERS = {
+METHODS = {
     "sam": Method("sam"),
     "wsam": Method("wsam"),
+    "lean_wsam": Method("wsam"),
     "coupled_wsam": Method("coupled", gamma=0.8),
     "gsam": Method("gsam"),
     "esam": Method("sam", "masked", beta=0.6, keep=0.6),
@@ -55,7 +56,7 @@ def dot(x: Weights, y: Weights) -> float:
 
 
 def gradient(losses: Losses, w: Weights, samples: list[int] | None) -> tuple[Tensor, Weights]:
-    """Return every sample's loss, and the gradient of the mean over the samples given."""
+    """Return per-sample losses, and the gradient of the mean over the given samples."""
     w = [p.detach().double().requires_grad_() for p in w]
     each = losses(w)
     chosen = each if samples is None else each[samples]
@@ -63,7 +64,7 @@ def gradient(losses: Losses, w: Weights, samples: list[int] | None) -> tuple[Ten
 
 
 def metric(m: Method, w: Tensor, g: Tensor, i: int, mask: Sequence[bool] | None) -> Tensor:
-    """The diagonal S of d = rho S g0 / (sqrt(<g0, S g0>) + eps), for tensor i."""
+    """Return the diagonal S of d = rho S g0 / (sqrt(<g0, S g0>) + eps), for tensor i."""
     if m.geometry == "adaptive":
         use = m.adapted is None or m.adapted[i]
         return (w.abs() + m.eta) ** 2 if use else torch.ones_like(w)
@@ -84,7 +85,7 @@ def perturbation(m: Method, w: Weights, g0: Weights, mask: Sequence[bool] | None
 
 
 def coefficients(m: Method, g0: Weights, g1: Weights, i: int) -> tuple[float, float, float, float]:
-    """The base is fed a g0 + b g1, then w -= lr (c g0 + e g1)."""
+    """Return a, b, c, e: the base receives a g0 + b g1, then w -= lr (c g0 + e g1)."""
     k = at(m.gamma, i) / (1 - at(m.gamma, i))
     alpha = at(m.alpha, i)
     if m.rule == "sam":
@@ -98,10 +99,10 @@ def coefficients(m: Method, g0: Weights, g1: Weights, i: int) -> tuple[float, fl
 
 
 def kept_samples(before: Tensor, after: Tensor, keep: float) -> list[int] | None:
-    """The samples whose loss grew most: keep * B of them rounded down, at least one."""
+    """Return the samples whose loss increased most: keep * B rounded down, at least one."""
     count = max(1, math.floor(keep * len(before) + 1e-9))
-    growth = (after - before).tolist()
-    return sorted(range(len(growth)), key=lambda i: growth[i], reverse=True)[:count]
+    increase = (after - before).tolist()
+    return sorted(range(len(increase)), key=lambda i: increase[i], reverse=True)[:count]
 
 
 def two_gradients(
@@ -116,21 +117,21 @@ def two_gradients(
 
 
 def update(m: Method, base: "Base", w: Weights, g0: Weights, g1: Weights) -> Weights:
-    """Make the new weights out of the two gradients: clip, feed the base, apply the rest beside."""
+    """Return the new weights: combine, clip, step the base, apply the decoupled term."""
     rows = [coefficients(m, g0, g1, i) for i in range(len(w))]
     pairs = list(zip(rows, g0, g1, strict=True))
-    fed = [a * x + b * y for (a, b, _, _), x, y in pairs]
-    beside = [c * x + e * y for (_, _, c, e), x, y in pairs]
+    base_grad = [a * x + b * y for (a, b, _, _), x, y in pairs]
+    decoupled = [c * x + e * y for (_, _, c, e), x, y in pairs]
     if m.max_norm is not None:
-        total = [x + y for x, y in zip(fed, beside, strict=True)]
+        total = [x + y for x, y in zip(base_grad, decoupled, strict=True)]
         factor = min(1.0, m.max_norm / (math.sqrt(dot(total, total)) + 1e-6))
-        fed, beside = [factor * x for x in fed], [factor * x for x in beside]
-    stepped = base.step(w, fed)
-    return [p - base.lr * x for p, x in zip(stepped, beside, strict=True)]
+        base_grad, decoupled = ([factor * x for x in part] for part in (base_grad, decoupled))
+    stepped = base.step(w, base_grad)
+    return [p - base.lr * x for p, x in zip(stepped, decoupled, strict=True)]
 
 
 class Base:
-    """The base optimizers, by name, with torch's default numbers where none is given."""
+    """A base optimizer by name, with torch's defaults."""
 
     def __init__(self, name: str, lr: float, weight_decay: float = 0.0, **hyper: Any) -> None:
         self.name, self.lr, self.decay, self.hyper = name, lr, weight_decay, hyper
@@ -142,10 +143,10 @@ class Base:
         rule = getattr(self, self.name)
         out = []
         for i, (p, x) in enumerate(zip(w, g, strict=True)):
-            decoupled = self.name == "adamw"
-            start = p - self.lr * self.decay * p if decoupled else p
-            slope = x if decoupled else x + self.decay * p
-            move = rule(slope, self.memory.setdefault(i, {}), **self.hyper)
+            decouples_decay = self.name == "adamw"
+            start = p - self.lr * self.decay * p if decouples_decay else p
+            gradient = x if decouples_decay else x + self.decay * p
+            move = rule(gradient, self.memory.setdefault(i, {}), **self.hyper)
             out.append(start - self.lr * move)
         return out
 

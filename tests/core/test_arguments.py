@@ -1,6 +1,8 @@
-"""Promises about wrong use: every mistake is an error in words, and nothing has moved."""
+"""Constructor arguments: what is accepted, and the errors for what is not."""
 
+import inspect
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -8,12 +10,12 @@ import numpy as np
 import pytest
 import reference
 import torch
-from helpers import MEMBERS, closure, member, model_loss, same, small_model, snapshot
+from helpers import METHODS, closure, full, make_method, model_loss, same, small_model, snapshot
 from torch import Tensor, nn
 
 import wsam
 
-ALL = [
+BAD_FOR_ALL: list[tuple[str, Any]] = [
     ("rho", -0.1),
     ("rho", math.nan),
     ("rho", math.inf),
@@ -35,7 +37,7 @@ ALL = [
     ("repeat_randomness", "no"),
     ("local", True),
 ]
-OWN: dict[str, list[tuple[str, Any]]] = {
+BAD: dict[str, list[tuple[str, Any]]] = {
     "sam": [("keep", 0.0), ("keep", 1.5), ("keep", math.nan), ("geometry", "adaptive")],
     "wsam": [("gamma", g) for g in (-0.1, 1.0, 1.5, math.nan, math.inf, "0.9", None, True)],
     "coupled_wsam": [("gamma", g) for g in (-0.1, 1.0, 1.5, math.nan, "0.9", None)],
@@ -53,73 +55,133 @@ OWN: dict[str, list[tuple[str, Any]]] = {
     "asam": [("eta", -0.1), ("eta", math.nan), ("eta", "0.01"), ("weights_only", True)],
     "fisher_sam": [("eta", -0.1), ("eta", math.nan), ("eta", None)],
 }
-CASES = [(name, key, value) for name in MEMBERS for key, value in [*ALL, *OWN.get(name, [])]]
 
 
-def untouched_base() -> tuple[torch.optim.Optimizer, Callable[[], bool]]:
+def base_to_watch() -> tuple[torch.optim.Optimizer, Callable[[], bool]]:
+    """Return a base, and a function that tells whether it is unchanged."""
     base = torch.optim.SGD([nn.Parameter(torch.ones(3))], lr=0.1, momentum=0.9)
     before = snapshot(base)
     return base, lambda: same(snapshot(base), before)
 
 
-@pytest.mark.parametrize(("name", "key", "value"), CASES)
-def test_bad_arguments(name: str, key: str, value: Any) -> None:
-    """The message says which argument, and what was given."""
-    base, untouched = untouched_base()
-    with pytest.raises((ValueError, TypeError)) as caught:
-        member(name, base, **{key: value})
-    message = str(caught.value)
-    words = {"gamma": ("gamma", "keep", "share"), "rho_min": ("rho", "low")}.get(key, (key,))
-    assert any(word in message for word in words), message
-    assert len(message) > 15, message
-    assert untouched(), "a refused construction has changed the base"
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 
-@pytest.mark.parametrize("name", MEMBERS)
-def test_bad_arguments_say_what_is_allowed(name: str) -> None:
-    with pytest.raises(ValueError, match=r"rho.*\[0, inf\).*-0\.25"):
-        member(name, untouched_base()[0], rho=-0.25)
-    with pytest.raises(ValueError, match=r"propagate.*skip.*raise.*'ignore'"):
-        member(name, untouched_base()[0], nonfinite="ignore")
-    if reference.MEMBERS[name].rule in {"wsam", "coupled"}:
-        with pytest.raises(ValueError, match=r"gamma.*\[0, 1\).*1\.0"):
-            member(name, untouched_base()[0], gamma=1.0)
+# --- signatures ------------------------------------------------------------------------------------
+
+COMMON = {
+    *("rho", "model", "lean", "max_norm", "nonfinite", "repeat_randomness", "when", "local"),
+}
+OWN = {
+    "sam": {"geometry", "keep"},
+    "wsam": {"gamma", "geometry", "keep"},
+    "coupled_wsam": {"gamma", "geometry", "keep"},
+    "gsam": {"alpha", "rho_min", "lr_min", "geometry", "keep"},
+    "esam": {"beta", "gamma", "seed"},
+    "asam": {"eta", "weights_only", "keep"},
+    "fisher_sam": {"eta", "keep"},
+}
 
 
-@pytest.mark.parametrize("name", MEMBERS)
+@pytest.mark.parametrize("name", METHODS)
+def test_signature_lists_all_arguments(name: str) -> None:
+    """No `**kwargs`, so that help(), editors and type checkers show every argument."""
+    signature = inspect.signature(wsam.METHODS[name])
+    base, *options = signature.parameters.values()
+    assert base.name == "base"
+    assert all(p.kind is inspect.Parameter.KEYWORD_ONLY for p in options)
+    assert all(p.default is not inspect.Parameter.empty for p in options)
+    assert {p.name for p in options} == COMMON | OWN[name]
+    documented = inspect.getdoc(wsam.METHODS[name]) or ""
+    assert all(f"{p.name}: " in documented for p in options)
+
+
+@pytest.mark.parametrize("name", METHODS)
 def test_bad_arguments_unknown(name: str) -> None:
-    base, untouched = untouched_base()
+    base, unchanged = base_to_watch()
     with pytest.raises(TypeError, match="radius"):
-        member(name, base, radius=0.1)
+        make_method(name, base, radius=0.1)
     with pytest.raises(TypeError):
-        wsam.METHODS[name](base, 0.1)  # everything after the base is by keyword
-    assert untouched()
+        wsam.METHODS[name](base, 0.1)  # only the base is positional
+    assert unchanged()
 
 
-@pytest.mark.parametrize("name", MEMBERS)
-def test_bad_base(name: str) -> None:
+# --- values ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_bad_arguments(name: str) -> None:
+    """The message names the argument and what was given."""
+    for key, value in [*BAD_FOR_ALL, *BAD[name]]:
+        base, unchanged = base_to_watch()
+        with pytest.raises((ValueError, TypeError)) as caught:
+            make_method(name, base, **{key: value})
+        message = str(caught.value)
+        words = {"gamma": ("gamma", "keep", "share"), "rho_min": ("rho", "low")}.get(key, (key,))
+        assert any(word in message for word in words), message
+        assert len(message) > 15, message
+        assert unchanged(), "a rejected construction has changed the base"
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_bad_arguments_state_what_is_allowed(name: str) -> None:
+    with pytest.raises(ValueError, match=r"rho.*\[0, inf\).*-0\.25"):
+        make_method(name, base_to_watch()[0], rho=-0.25)
+    with pytest.raises(ValueError, match=r"propagate.*skip.*raise.*'ignore'"):
+        make_method(name, base_to_watch()[0], nonfinite="ignore")
+    if reference.METHODS[name].rule in {"wsam", "coupled"}:
+        with pytest.raises(ValueError, match=r"gamma.*\[0, 1\).*1\.0"):
+            make_method(name, base_to_watch()[0], gamma=1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "hyper", "message"),
+    [
+        ("wsam", {"rho": torch.tensor(-1.0)}, "rho must be in"),
+        ("wsam", {"gamma": torch.tensor(1.0)}, "gamma must be in"),
+        ("esam", {"gamma": 0.0}, "gamma must be in"),
+        ("gsam", {"rho": 0.05, "rho_min": 0.1}, "rho_min must be in"),
+        ("gsam", {"rho_min": 0.01, "lr_min": 1.0}, "lr_min must be in"),
+        ("gsam", {"rho_min": "x"}, "rho_min must be a number"),
+        ("gsam", {"lr_min": 0.01}, "pass rho_min"),
+        ("asam", {"geometry": wsam.Fisher()}, "unexpected keyword argument 'geometry'"),
+        ("sam", {"gamma": 0.9}, "unexpected keyword argument 'gamma'"),
+        ("wsam", {"rho": lambda step: 0.1}, "wsam.schedule.Function"),
+        ("wsam", {"gamma": lambda step: 0.1}, "wsam.schedule.Function"),
+    ],
+)
+def test_bad_arguments_messages(name: str, hyper: dict[str, object], message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=re.escape(message)):
+        wsam.create(name, base_to_watch()[0], **hyper)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_bad_arguments_base(name: str) -> None:
     params = [nn.Parameter(torch.ones(3))]
     sam = wsam.SAM(torch.optim.SGD(params, lr=0.1))
     for base in (torch.optim.SGD, params, None, "sgd", sam):
         with pytest.raises(TypeError, match="base"):
-            member(name, base)  # type: ignore[arg-type]
+            make_method(name, base)  # type: ignore[arg-type]
+    for kind in (torch.optim.LBFGS, torch.optim.SparseAdam):
+        with pytest.raises((TypeError, ValueError), match=kind.__name__):
+            make_method(name, kind(params))
 
 
-@pytest.mark.parametrize("name", MEMBERS)
-@pytest.mark.parametrize("group", [{"sam_rho": -1.0}, {"sam_rho": "big"}, {"rho": math.nan}])
-def test_bad_group_values(name: str, group: dict[str, Any]) -> None:
+@full(name=METHODS, group=[{"sam_rho": -1.0}, {"sam_rho": "big"}, {"rho": math.nan}])
+def test_bad_arguments_of_groups(name: str, group: dict[str, Any]) -> None:
     good = {"params": [nn.Parameter(torch.ones(2))], "rho": 0.1}
     base = torch.optim.SGD([good, {"params": [nn.Parameter(torch.ones(3))], **group}], lr=0.1)
     before = snapshot(base)
     with pytest.raises((ValueError, TypeError), match="rho"):
-        member(name, base)
+        make_method(name, base)
     assert same(snapshot(base), before)
 
 
-@pytest.mark.parametrize("name", MEMBERS)
-def test_bad_value_set_by_hand(name: str) -> None:
+@pytest.mark.parametrize("name", METHODS)
+def test_bad_value_written_into_a_group(name: str) -> None:
     model = small_model()
-    opt = member(name, torch.optim.SGD(model.parameters(), lr=0.1))
+    opt = make_method(name, sgd(model))
     opt.param_groups[0]["sam_rho"] = -1.0
     before = snapshot(opt)
     with pytest.raises(ValueError, match="rho"):
@@ -130,10 +192,10 @@ def test_bad_value_set_by_hand(name: str) -> None:
 
 
 def test_bad_value_of_a_schedule() -> None:
-    """A function of the step may go wrong late: the step is refused, the weights stay."""
+    """A function of the step may become invalid late: the step raises, the weights stay."""
     model = small_model()
     gamma = wsam.schedule.Function(lambda step: 0.5 + step)
-    opt = wsam.WSAM(torch.optim.SGD(model.parameters(), lr=0.1), gamma=gamma)
+    opt = wsam.WSAM(sgd(model), gamma=gamma)
     opt.step(closure(opt, model))
     weights = snapshot(opt)["weights"]
     with pytest.raises(ValueError, match="gamma"):
@@ -141,36 +203,22 @@ def test_bad_value_of_a_schedule() -> None:
     assert same(snapshot(opt)["weights"], weights)
     for bad in (wsam.schedule.Warmup(1.5, 10), wsam.schedule.Constant(-0.1)):
         with pytest.raises(ValueError, match="gamma"):
-            wsam.WSAM(untouched_base()[0], gamma=bad)
+            wsam.WSAM(base_to_watch()[0], gamma=bad)
 
 
-# Read at every step, so that setting them counts.
-ATTRIBUTES = {"geometry", "model", "lean", "max_norm", "nonfinite", "repeat_randomness", "when"}
-ATTRIBUTES |= {"local"}
+def test_unknown_method() -> None:
+    with pytest.raises(ValueError, match=r"'sharp'.*wsam"):
+        wsam.create("sharp", base_to_watch()[0])
 
 
-READ = {"keep", "beta", "seed", "eta", "weights_only"}
-
-
-def test_an_integer_may_be_of_numpy() -> None:
-    geometry = wsam.ESAM(untouched_base()[0], seed=np.int64(3)).geometry
+def test_numpy_integer_as_seed() -> None:
+    geometry = wsam.ESAM(base_to_watch()[0], seed=np.int64(3)).geometry
     assert geometry == wsam.Masked(seed=3)
     assert geometry.mask(7, 100) == wsam.Masked(seed=3).mask(7, 100)
 
 
-def test_a_wrapper_whose_base_has_another() -> None:
-    base, _ = untouched_base()
-    old, _ = wsam.WSAM(base), wsam.SAM(base)
-    with pytest.raises(RuntimeError, match="wrapped again"):
-        old.step(lambda: None)
-    new = wsam.SAM(base)
-    base.param_groups.pop()
-    with pytest.raises(RuntimeError, match="removed from the base"):
-        new.step(lambda: None)
-
-
 @pytest.mark.parametrize(
-    ("name", "key", "shape"),
+    ("name", "key", "geometry"),
     [
         ("esam", "beta", wsam.Masked(0.9)),
         ("esam", "seed", wsam.Masked(0.6, seed=7)),
@@ -178,168 +226,37 @@ def test_a_wrapper_whose_base_has_another() -> None:
         ("fisher_sam", "eta", wsam.Fisher(eta=3.0)),
     ],
 )
-def test_arguments_that_live_in_the_geometry(name: str, key: str, shape: Any) -> None:
-    """What the message recommends has the effect of the argument."""
+def test_geometry_attribute_has_the_effect_of_the_argument(
+    name: str, key: str, geometry: Any
+) -> None:
     weights = []
-    for given in ({}, {key: getattr(shape, key)}):
+    for given in ({}, {key: getattr(geometry, key)}):
         model = small_model()
-        opt = member(name, torch.optim.SGD(model.parameters(), lr=0.1), rho=0.5, **given)
+        opt = make_method(name, torch.optim.SGD(model.parameters(), lr=0.1), rho=0.5, **given)
         if not given:
-            opt.geometry = shape
+            opt.geometry = geometry
+        assert getattr(opt, key) == getattr(geometry, key)
         for t in range(3):
             opt.step(closure(opt, model, t))
         weights.append(snapshot(opt)["weights"])
     assert same(*weights)
 
 
-def test_unknown_method() -> None:
-    with pytest.raises(ValueError, match=r"'sharp'.*wsam"):
-        wsam.create("sharp", untouched_base()[0])
-
-
-# --- lean, where it would be wrong -----------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", [n for n in MEMBERS if reference.MEMBERS[n].rule != "wsam"])
-def test_lean_is_refused_by_rules_that_feed_the_second_gradient(name: str) -> None:
-    with pytest.raises(ValueError, match=r"lean.*second"):
-        member(name, untouched_base()[0], lean=True)
-
-
-@pytest.mark.parametrize("option", [{"max_norm": 1.0}, {"nonfinite": "skip"}])
-def test_lean_is_refused_where_a_step_must_be_undone(option: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=rf"lean.*{next(iter(option))}"):
-        wsam.WSAM(untouched_base()[0], lean=True, **option)
-
-
-def test_lean_with_a_scaler_or_a_list_is_refused() -> None:
+@pytest.mark.parametrize("name", METHODS)
+def test_weights_only_needs_names(name: str) -> None:
+    """They come from model=, or from a base constructed with named parameters."""
     model = small_model()
-    opt = wsam.WSAM(torch.optim.SGD(model.parameters(), lr=0.1), lean=True)
-    before = snapshot(opt)
-    model_loss(opt, model)().backward()
-    with pytest.raises((ValueError, RuntimeError), match="lean"):
-        opt.ascend(grad_scale=1024.0)
-    with pytest.raises((ValueError, RuntimeError), match="lean"):
-        opt.step([closure(opt, model), closure(opt, model, 1)])
-    assert same(snapshot(opt), before)
-    opt.step(closure(opt, model))
-
-
-# --- wrong order -----------------------------------------------------------------------------------
-
-
-def look(opt: wsam.SharpnessAware, model: nn.Module) -> None:
-    with opt.perturbed():
-        raise AssertionError("never reached")
-
-
-MISTAKES: dict[str, Callable[[wsam.SharpnessAware, nn.Module], Any]] = {
-    "ascend": lambda opt, model: opt.ascend(),
-    "first_step": lambda opt, model: opt.first_step(),
-    "begin": lambda opt, model: opt.begin(),
-    "closure": lambda opt, model: opt.step(closure(opt, model)),
-    "step": lambda opt, model: opt.step(),
-    "perturbed": look,
-    "add": lambda opt, model: opt.add_param_group({"params": [nn.Parameter(torch.ones(2))]}),
-    "state_dict": lambda opt, model: opt.state_dict(),
-}
-
-
-@pytest.mark.parametrize("mistake", MISTAKES)
-@pytest.mark.parametrize("name", MEMBERS)
-def test_wrong_order_while_perturbed(name: str, mistake: str) -> None:
-    """Between ascend and descend nothing else is allowed, and the step can still be finished."""
-    models = small_model(), small_model()
-    opts = [member(name, torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9)) for m in models]
-    for opt, model in zip(opts, models, strict=True):
-        loss = model_loss(opt, model)
-        loss().backward()
-        opt.ascend()
-        if opt is opts[0]:
-            before = snapshot(opt)
-            with pytest.raises(RuntimeError, match=r"descend|w \+ d"):
-                MISTAKES[mistake](opt, model)
-            assert same(snapshot(opt), before)
-        loss().backward()
-        opt.second_step()
-    assert same(snapshot(opts[0]), snapshot(opts[1]))
-
-
-@pytest.mark.parametrize("call", ["descend", "second_step"])
-@pytest.mark.parametrize("name", MEMBERS)
-def test_wrong_order_second_before_first(name: str, call: str) -> None:
-    model = small_model()
-    opt = member(name, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
-    model_loss(opt, model)().backward()
-    before = snapshot(opt)
-    with pytest.raises(RuntimeError, match=r"ascend|first_step"):
-        getattr(opt, call)()
-    assert same(snapshot(opt), before)
-    opt.step(closure(opt, model))
-    after = snapshot(opt)
-    with pytest.raises(RuntimeError, match=r"ascend|first_step"):
-        getattr(opt, call)()
-    assert same(snapshot(opt), after)
-
-
-@pytest.mark.parametrize("name", MEMBERS)
-def test_no_closure(name: str) -> None:
-    """step() alone is legal with zero learning rate and zero gradients only."""
-    model = small_model()
-    opt = member(name, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
-    before = snapshot(opt)
-    with pytest.raises((RuntimeError, TypeError), match="closure"):
-        opt.step()
-    model_loss(opt, model)().backward()
-    with pytest.raises((RuntimeError, TypeError), match="closure"):
-        opt.step()
-    opt.param_groups[0]["lr"] = 0.0
-    with pytest.raises((RuntimeError, TypeError), match="closure"):
-        opt.step()  # the gradients are not zero
-    opt.param_groups[0]["lr"] = 0.1
-    assert same(snapshot(opt), before)
-    opt.param_groups[0]["lr"] = 0.0
-    for p in model.parameters():
-        p.grad = torch.zeros_like(p)
-    opt.step(closure=None)
-    assert same(snapshot(opt)["weights"], before["weights"])
-
-
-@pytest.mark.parametrize("wrong", [3, "loss", [], [None], torch.ones(())])
-@pytest.mark.parametrize("name", MEMBERS)
-def test_closure_that_is_none(name: str, wrong: Any) -> None:
-    model = small_model()
-    opt = member(name, torch.optim.SGD(model.parameters(), lr=0.1))
-    before = snapshot(opt)
-    with pytest.raises(TypeError, match=r"function|closure|callable"):
-        opt.step(wrong)
-    assert same(snapshot(opt), before)
-
-
-@pytest.mark.parametrize("name", MEMBERS)
-def test_perturbed_needs_gradients(name: str) -> None:
-    model = small_model()
-    opt = member(name, torch.optim.SGD(model.parameters(), lr=0.1))
-    with pytest.raises(RuntimeError, match="gradient"), opt.perturbed():
-        pass
-    opt.step(closure(opt, model))
-
-
-@pytest.mark.parametrize("name", MEMBERS)
-def test_names_for_weights_only(name: str) -> None:
-    """The adaptive metric by name needs names: from model=, or from named parameters."""
-    model = small_model()
-    shape = wsam.Adaptive(weights_only=True)
-    option: dict[str, Any] = {"weights_only": True} if name == "asam" else {"geometry": shape}
+    geometry = wsam.Adaptive(weights_only=True)
+    option: dict[str, Any] = {"weights_only": True} if name == "asam" else {"geometry": geometry}
     if name in {"esam", "fisher_sam"}:
         with pytest.raises(TypeError, match="geometry"):
-            member(name, torch.optim.SGD(model.parameters(), lr=0.1), **option)
+            make_method(name, sgd(model), **option)
         return
     with pytest.raises(ValueError, match="name"):
-        member(name, torch.optim.SGD(model.parameters(), lr=0.1), **option)
+        make_method(name, sgd(model), **option)
     opts = [
-        member(name, torch.optim.SGD(model.named_parameters(), lr=0.1), **option),
-        member(name, torch.optim.SGD(model.parameters(), lr=0.1), model=model, **option),
+        make_method(name, torch.optim.SGD(model.named_parameters(), lr=0.1), **option),
+        make_method(name, torch.optim.SGD(model.parameters(), lr=0.1), model=model, **option),
     ]
     seen: list[list[Tensor]] = []
     for opt in opts:
@@ -348,3 +265,29 @@ def test_names_for_weights_only(name: str) -> None:
         with opt.perturbed():
             seen.append([p.detach().clone() for p in model.parameters()])
     assert same(*seen)
+
+
+def test_decoupled_term_over_a_differentiable_base_is_rejected() -> None:
+    base = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1, differentiable=True)
+    with pytest.raises(ValueError, match="use CoupledWSAM"):
+        wsam.WSAM(base)
+    wsam.SAM(base)
+
+
+# --- text ------------------------------------------------------------------------------------------
+
+
+def test_repr() -> None:
+    base = sgd(nn.Linear(3, 1))
+    text = repr(wsam.ASAM(base, rho=wsam.schedule.Warmup(1.0, steps=5), max_norm=2.0))
+    assert text.startswith("ASAM(rho=Warmup(level=1.0, steps=5, start=0.0), geometry=Adaptive(eta")
+    assert "max_norm=2.0" in text
+    assert "lean" not in text
+    assert "base=SGD (" in text
+
+
+def test_warnings_point_to_the_callers_line() -> None:
+    weights = [nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))]
+    with pytest.warns(wsam.WsamWarning, match="bfloat16") as record:
+        wsam.SAM(torch.optim.SGD(weights, lr=0.1))
+    assert record[0].filename == __file__

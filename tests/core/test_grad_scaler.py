@@ -1,4 +1,4 @@
-"""Promises about gradients that are not finite, and about a GradScaler's."""
+"""Gradients that are not finite, and GradScaler: an overflow changes nothing."""
 
 import math
 from collections.abc import Callable
@@ -7,7 +7,18 @@ from typing import Any
 import pytest
 import reference
 import torch
-from helpers import MEMBERS, closure, make_step, member, model_loss, same, small_model, snapshot
+from helpers import (
+    METHODS,
+    RULES,
+    closure,
+    covering,
+    make_method,
+    make_step,
+    model_loss,
+    same,
+    small_model,
+    snapshot,
+)
 from torch import Tensor, nn
 
 import wsam
@@ -15,12 +26,17 @@ import wsam
 MOMENTUM = {"lr": 0.1, "momentum": 0.9}
 
 
-# --- not finite --------------------------------------------------------------------------------
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), **MOMENTUM)
 
 
-def poisoned(
+# --- nonfinite= ------------------------------------------------------------------------------------
+
+
+def with_overflow(
     opt: wsam.SharpnessAware, model: nn.Module, bad_pass: int, bad: float
 ) -> Callable[[], Tensor]:
+    """Return a closure whose gradient is not finite in one pass."""
     calls, inner = 0, closure(opt, model, 1)
 
     def run() -> Tensor:
@@ -34,46 +50,45 @@ def poisoned(
     return run
 
 
-@pytest.mark.parametrize("policy", ["skip", "raise", "propagate"])
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-@pytest.mark.parametrize("bad_pass", [1, 2])
-@pytest.mark.parametrize("name", MEMBERS)
+@covering(
+    2,
+    name=METHODS,
+    bad_pass=[1, 2],
+    bad=[math.nan, math.inf],
+    policy=["skip", "raise", "propagate"],
+)
 def test_nan_grad(name: str, bad_pass: int, bad: float, policy: str) -> None:
     models = small_model(), small_model()
-    opts = [
-        member(name, torch.optim.SGD(m.parameters(), **MOMENTUM), nonfinite=policy) for m in models
-    ]
+    opts = [make_method(name, sgd(m), nonfinite=policy) for m in models]
     opt, model = opts[0], models[0]
     for o, m in zip(opts, models, strict=True):
         o.step(closure(o, m, 0))
     before = snapshot(opt)
     if policy == "propagate":
-        opt.step(poisoned(opt, model, bad_pass, bad))
+        opt.step(with_overflow(opt, model, bad_pass, bad))
         assert not all(p.isfinite().all() for p in model.parameters())
         assert int(opt.skipped) == 0
         return
     if policy == "raise":
-        with pytest.raises((ValueError, RuntimeError, ArithmeticError), match=r"finite|NaN|inf"):
-            opt.step(poisoned(opt, model, bad_pass, bad))
+        with pytest.raises(FloatingPointError, match="NaN or infinite"):
+            opt.step(with_overflow(opt, model, bad_pass, bad))
     else:
-        opt.step(poisoned(opt, model, bad_pass, bad))
+        opt.step(with_overflow(opt, model, bad_pass, bad))
         assert int(opt.skipped) == 1
     assert same(snapshot(opt)["weights"], before["weights"])
     assert same(snapshot(opt)["state"], before["state"])
     for o, m in zip(opts, models, strict=True):
         o.step(closure(o, m, 2))
     assert all(p.isfinite().all() for p in model.parameters())
-    if reference.MEMBERS[name].geometry != "masked":  # a skipped step may count for the masks
+    if reference.METHODS[name].geometry != "masked":  # a skipped step may count for the masks
         assert same(snapshot(opt)["weights"], snapshot(opts[1])["weights"])
         assert same(snapshot(opt)["state"], snapshot(opts[1])["state"])
 
 
-@pytest.mark.parametrize("style", ["two_step", "phases"])
-@pytest.mark.parametrize("bad_pass", [1, 2])
-@pytest.mark.parametrize("name", MEMBERS)
+@covering(name=METHODS, bad_pass=[1, 2], style=["two_step", "phases"])
 def test_nan_grad_by_hand(name: str, bad_pass: int, style: str) -> None:
     model = small_model()
-    opt = member(name, torch.optim.SGD(model.parameters(), **MOMENTUM), nonfinite="skip")
+    opt = make_method(name, sgd(model), nonfinite="skip")
     make_step(opt, model_loss(opt, model, 0), style)
     before = snapshot(opt)
     calls = 0
@@ -93,11 +108,11 @@ def test_nan_grad_by_hand(name: str, bad_pass: int, style: str) -> None:
     assert not same(snapshot(opt)["weights"], before["weights"])
 
 
-@pytest.mark.parametrize("name", MEMBERS)
-def test_large_is_not_infinite(name: str) -> None:
-    """Large finite gradients are no reason to raise, or for NaN (norms are float32 at least)."""
+@pytest.mark.parametrize("name", METHODS)
+def test_large_gradients_are_finite(name: str) -> None:
+    """Their norm is computed in float32 at least and does not overflow."""
     p = nn.Parameter(torch.tensor([1.0, -2.0, 3.0]))
-    opt = member(name, torch.optim.SGD([p], lr=1e-17), nonfinite="raise", rho=0.1)
+    opt = make_method(name, torch.optim.SGD([p], lr=1e-17), nonfinite="raise", rho=0.1)
     slope = torch.tensor([1e17, -2e17, 2e17])
     make_step(opt, lambda: opt.select(p * slope))
     assert p.isfinite().all()
@@ -106,30 +121,30 @@ def test_large_is_not_infinite(name: str) -> None:
 
 def test_skipped_steps_are_counted_across_a_resume() -> None:
     model = small_model()
-    opt = wsam.WSAM(torch.optim.SGD(model.parameters(), lr=0.1), nonfinite="skip")
+    opt = wsam.WSAM(sgd(model), nonfinite="skip")
     for _ in range(3):
-        opt.step(poisoned(opt, model, 2, math.nan))
-    other = wsam.WSAM(torch.optim.SGD(model.parameters(), lr=0.1), nonfinite="skip")
+        opt.step(with_overflow(opt, model, 2, math.nan))
+    other = wsam.WSAM(sgd(model), nonfinite="skip")
     other.load_state_dict(opt.state_dict())
     assert int(other.skipped) == 3
 
 
-# --- GradScaler: the documented pattern, with public API only ------------------------------------
+# --- GradScaler: the documented pattern, with public API only --------------------------------------
 
 
 def scaled_step(
     opt: wsam.SharpnessAware,
     scaler: torch.amp.GradScaler,
     loss: Callable[[], Tensor],
-    spoil: Callable[[int], None] = lambda number: None,
+    after_pass: Callable[[int], None] = lambda number: None,
 ) -> None:
     opt.zero_grad()
     opt.begin()
     scaler.scale(loss()).backward()
-    spoil(1)
+    after_pass(1)
     opt.ascend(grad_scale=scaler.get_scale())
     scaler.scale(loss()).backward()
-    spoil(2)
+    after_pass(2)
     scaler.unscale_(opt)
     opt.descend()
     scaler.step(opt)
@@ -140,12 +155,11 @@ def new_scaler() -> torch.amp.GradScaler:
     return torch.amp.GradScaler("cpu", init_scale=1024.0)
 
 
-@pytest.mark.parametrize("options", [{}, {"max_norm": 0.5}], ids=["", "clip"])
-@pytest.mark.parametrize("name", MEMBERS)
-def test_scaler_parity(name: str, options: dict[str, float]) -> None:
-    """The scale is a power of two, so the scaled run gives the very bits of the unscaled one."""
+@covering(name=METHODS, max_norm=[None, 0.5])
+def test_scaler_parity(name: str, max_norm: float | None) -> None:
+    """The scale is a power of two, so the scaled run equals the unscaled one bit for bit."""
     models = small_model(), small_model()
-    opts = [member(name, torch.optim.SGD(m.parameters(), **MOMENTUM), **options) for m in models]
+    opts = [make_method(name, sgd(m), max_norm=max_norm) for m in models]
     scaler = new_scaler()
     for t in range(4):
         scaled_step(opts[0], scaler, model_loss(opts[0], models[0], t))
@@ -154,78 +168,70 @@ def test_scaler_parity(name: str, options: dict[str, float]) -> None:
     assert scaler.get_scale() == 1024.0
 
 
-class Spoiled:
-    """Two that made a step alike, of which the first then met an overflow in one of its passes."""
+class Overflow:
+    """Two equal optimizers after a step, the first of which then had an overflow in one pass."""
 
     def __init__(self, name: str, bad_pass: int, **options: Any) -> None:
         self.models, self.scaler = (small_model(), small_model()), new_scaler()
-        bases = [torch.optim.SGD(m.parameters(), **MOMENTUM) for m in self.models]
-        self.opts = [member(name, base, **options) for base in bases]
+        self.opts = [make_method(name, sgd(m), **options) for m in self.models]
         opt, model = self.opts[0], self.models[0]
         for o, m in zip(self.opts, self.models, strict=True):
             scaled_step(o, self.scaler, model_loss(o, m, 0))
         self.before = snapshot(opt)
 
-        def spoil(number: int) -> None:
+        def overflow(number: int) -> None:
             if number == bad_pass:
                 model[0].weight.grad[0, 0] = math.inf
 
-        scaled_step(opt, self.scaler, model_loss(opt, model, 1), spoil)
+        scaled_step(opt, self.scaler, model_loss(opt, model, 1), overflow)
 
 
-def check_overflow(name: str, bad_pass: int, **options: str) -> None:
-    spoiled = Spoiled(name, bad_pass, **options)
-    opts, models, scaler = spoiled.opts, spoiled.models, spoiled.scaler
-    opt, before = opts[0], spoiled.before
+def check_overflow(name: str, bad_pass: int, nonfinite: str) -> None:
+    case = Overflow(name, bad_pass, nonfinite=nonfinite)
+    opts, models, scaler = case.opts, case.models, case.scaler
+    opt, before = opts[0], case.before
     assert same(snapshot(opt)["weights"], before["weights"])
     assert same(snapshot(opt)["state"], before["state"])
     assert scaler.get_scale() == 512.0
     for o, m in zip(opts, models, strict=True):
         scaled_step(o, scaler, model_loss(o, m, 2))
     assert scaler.get_scale() == 512.0
-    if reference.MEMBERS[name].geometry != "masked":  # a skipped step may count for the masks
+    if reference.METHODS[name].geometry != "masked":  # a skipped step may count for the masks
         assert same(snapshot(opt)["weights"], snapshot(opts[1])["weights"])
 
 
-@pytest.mark.parametrize("name", MEMBERS)
-def test_inf_pass1(name: str) -> None:
-    check_overflow(name, 1)
+@covering(name=METHODS, nonfinite=["propagate", "skip"])
+def test_inf_pass1(name: str, nonfinite: str) -> None:
+    check_overflow(name, 1, nonfinite)
 
 
-@pytest.mark.parametrize("name", MEMBERS)
-def test_inf_pass2(name: str) -> None:
-    check_overflow(name, 2)
+@covering(name=METHODS, nonfinite=["propagate", "skip"])
+def test_inf_pass2(name: str, nonfinite: str) -> None:
+    check_overflow(name, 2, nonfinite)
 
 
-@pytest.mark.parametrize("bad_pass", [1, 2])
-@pytest.mark.parametrize("name", MEMBERS)
-def test_the_scaler_hears_of_what_is_skipped_anyway(name: str, bad_pass: int) -> None:
-    check_overflow(name, bad_pass, nonfinite="skip")
-
-
-@pytest.mark.parametrize("max_norm", [None, 0.1])
-@pytest.mark.parametrize("bad_pass", [1, 2])
-@pytest.mark.parametrize("name", MEMBERS)
-def test_inf_in_a_step_that_is_left_to_the_base(
-    name: str, bad_pass: int, max_norm: float | None
-) -> None:
-    """The scaler has looked at the second pass's gradients, so these are what the base is fed."""
-    spoiled = Spoiled(name, bad_pass, when=wsam.schedule.Every(2), max_norm=max_norm)
-    (opt, other), scaler = spoiled.opts, spoiled.scaler
+@covering(2, name=RULES, bad_pass=[1, 2], max_norm=[None, 0.1])
+def test_inf_in_a_step_of_the_base_alone(name: str, bad_pass: int, max_norm: float | None) -> None:
+    """The scaler has checked the second pass's gradients, so these are what the base receives."""
+    case = Overflow(name, bad_pass, when=wsam.schedule.Every(2), max_norm=max_norm)
+    (opt, other), scaler = case.opts, case.scaler
     if bad_pass == 2:
-        assert same(snapshot(opt)["weights"], spoiled.before["weights"])
+        assert same(snapshot(opt)["weights"], case.before["weights"])
         assert scaler.get_scale() == 512.0
         return
     assert scaler.get_scale() == 1024.0
-    other.step(closure(other, spoiled.models[1], 1))
+    other.step(closure(other, case.models[1], 1))
     assert same(snapshot(opt), snapshot(other)), "at w both passes have the same gradient"
 
 
-@pytest.mark.parametrize("name", MEMBERS)
-def test_scaler_with_a_closure_is_refused(name: str) -> None:
-    """`scaler.step(opt, closure)` would step on scaled gradients, 1024 times too far."""
+# --- GradScaler: calls that are rejected -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_scaler_with_a_closure_is_rejected(name: str) -> None:
+    """`scaler.step(opt, closure)` would step with scaled gradients, 1024 times too far."""
     model = small_model()
-    opt = member(name, torch.optim.SGD(model.parameters(), lr=0.1))
+    opt = make_method(name, sgd(model))
     before = snapshot(opt)
     scaler = new_scaler()
     loss = model_loss(opt, model)
@@ -240,15 +246,15 @@ def test_scaler_with_a_closure_is_refused(name: str) -> None:
     with pytest.raises((RuntimeError, TypeError, ValueError)):
         scaler.step(opt, run)
     assert same(snapshot(opt), before)
-    opt.step(closure(opt, model))  # without the scaler all is well
+    opt.step(closure(opt, model))  # works without the scaler
     assert not same(snapshot(opt), before)
 
 
-@pytest.mark.parametrize("name", MEMBERS)
-def test_scaler_without_unscale_is_refused(name: str) -> None:
-    """Where `unscale_` was forgotten the fed gradient holds the scale: an error, not a leap."""
+@pytest.mark.parametrize("name", RULES)
+def test_scaler_without_unscale_is_rejected(name: str) -> None:
+    """Otherwise the base would receive scaled gradients."""
     model = small_model()
-    opt = member(name, torch.optim.SGD(model.parameters(), lr=0.1))
+    opt = make_method(name, sgd(model))
     before, scaler, loss = snapshot(opt), new_scaler(), model_loss(opt, model)
     scaler.scale(loss()).backward()
     opt.ascend(grad_scale=scaler.get_scale())
@@ -264,17 +270,15 @@ def test_scaler_without_unscale_is_refused(name: str) -> None:
     assert all(p.abs().max() < 100 for p in model.parameters())
 
 
-@pytest.mark.parametrize("told", [True, False])
-@pytest.mark.parametrize("bad", [1.0, math.inf])
-@pytest.mark.parametrize("name", MEMBERS)
-def test_scaler_before_descend_is_refused(name: str, bad: float, told: bool) -> None:
-    """The weights are at w + d, and would stay there if the step were taken or skipped."""
+@covering(2, name=RULES, factor=[1.0, math.inf], scale_passed=[True, False])
+def test_scaler_before_descend_is_rejected(name: str, factor: float, scale_passed: bool) -> None:
+    """The weights would stay at w + d, whether the scaler steps or skips."""
     model = small_model()
-    opt = member(name, torch.optim.SGD(model.parameters(), lr=0.1), rho=1.0)
+    opt = make_method(name, sgd(model), rho=1.0)
     before, scaler, loss = snapshot(opt), new_scaler(), model_loss(opt, model)
     scaler.scale(loss()).backward()
-    opt.ascend(scaler.get_scale() if told else None)
-    scaler.scale(loss() * bad).backward()
+    opt.ascend(scaler.get_scale() if scale_passed else None)
+    scaler.scale(loss() * factor).backward()
     scaler.unscale_(opt)
     with pytest.raises(RuntimeError, match="descend"):
         scaler.step(opt)
@@ -282,9 +286,24 @@ def test_scaler_before_descend_is_refused(name: str, bad: float, told: bool) -> 
     assert same(snapshot(opt)["weights"], before["weights"])
 
 
-def test_a_step_that_is_refused_forgets_the_scaler() -> None:
+def test_scaler_needs_the_scale_in_ascend() -> None:
     model = small_model()
-    opt = wsam.WSAM(torch.optim.SGD(model.parameters(), lr=0.1))
+    opt = wsam.WSAM(sgd(model))
+    before, scaler, loss = snapshot(opt), new_scaler(), model_loss(opt, model)
+    opt.begin()
+    scaler.scale(loss()).backward()
+    opt.ascend()
+    scaler.scale(loss()).backward()
+    scaler.unscale_(opt)
+    opt.descend()
+    with pytest.raises(RuntimeError, match=r"ascend\(scaler.get_scale\(\)\)"):
+        scaler.step(opt)
+    assert same(snapshot(opt)["weights"], before["weights"])
+
+
+def test_scaler_attributes_are_removed_after_an_error() -> None:
+    model = small_model()
+    opt = wsam.WSAM(sgd(model))
     scaler, loss = new_scaler(), model_loss(opt, model)
     scaler.scale(loss()).backward()
     opt.ascend(scaler.get_scale())
@@ -298,9 +317,9 @@ def test_a_step_that_is_refused_forgets_the_scaler() -> None:
     opt.step(closure(opt, model))
 
 
-def test_scaler_inside_perturbed_is_refused() -> None:
+def test_scaler_inside_perturbed_is_rejected() -> None:
     model = small_model()
-    opt, scaler = wsam.SAM(torch.optim.SGD(model.parameters(), lr=0.1)), new_scaler()
+    opt, scaler = wsam.SAM(sgd(model)), new_scaler()
     before = snapshot(opt)
     scaler.scale(model_loss(opt, model)()).backward()
     with pytest.raises(RuntimeError, match="inside perturbed"), opt.perturbed():
@@ -308,7 +327,7 @@ def test_scaler_inside_perturbed_is_refused() -> None:
     assert same(snapshot(opt), before)
 
 
-def test_an_overflow_is_found_although_the_mask_selects_no_tensor() -> None:
+def test_inf_pass1_if_the_mask_selects_no_tensor() -> None:
     """The scaler checks the gradients of the second pass only."""
     seed = next(s for s in range(99) if not any(wsam.Masked(0.5, s).mask(0, 2)))
     p, q = (nn.Parameter(torch.ones(4)) for _ in range(2))

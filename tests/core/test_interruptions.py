@@ -1,5 +1,6 @@
-"""Whatever goes wrong between the passes, weights and statistics are as they were."""
+"""Errors and Ctrl-C at any point of a step: weights and statistics return to w, the next step works."""
 
+import gc
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -7,15 +8,26 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import METHODS, closure, covering, make_method, same, small_model, snapshot
 from torch import Tensor, nn
 
 import wsam
 from wsam._core import lean as lean_step
 
 X = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
+LIBRARY = str(Path(wsam.__file__).parent)
 
 
-def problem(**options: Any) -> tuple[nn.Module, wsam.SharpnessAware, Callable[[], Tensor]]:
+def closure_of(model: nn.Module) -> Callable[[], Tensor]:
+    def run() -> Tensor:
+        loss = model(X).square().mean()
+        loss.backward()
+        return loss
+
+    return run
+
+
+def two_layers(**options: Any) -> tuple[nn.Module, wsam.SharpnessAware, Callable[[], Tensor]]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     groups = [{"params": layer.parameters()} for layer in model]
@@ -23,93 +35,141 @@ def problem(**options: Any) -> tuple[nn.Module, wsam.SharpnessAware, Callable[[]
     return model, opt, closure_of(model)
 
 
-def closure_of(model: nn.Module) -> Callable[[], Tensor]:
-    def closure() -> Tensor:
-        loss = model(X).square().mean()
-        loss.backward()
-        return loss
-
-    return closure
+# --- closures that raise ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("call", range(4))
-@pytest.mark.parametrize("steps", [0, 2])
-@pytest.mark.parametrize("name", ["_foreach_copy_", "_foreach_addcmul_", "_foreach_norm"])
-def test_ctrl_c_while_the_weights_move(
-    name: str, steps: int, call: int, monkeypatch: pytest.MonkeyPatch
+def failing(
+    opt: wsam.SharpnessAware,
+    model: nn.Module,
+    fail_in: int,
+    error: BaseException,
+    after_backward: bool,
+) -> Callable[[], Tensor]:
+    """Return a closure that raises in the given pass, before or after its backward."""
+    calls, inner = 0, closure(opt, model, 1)
+
+    def run() -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == fail_in and not after_backward:
+            raise error
+        value = inner()
+        if calls == fail_in:
+            raise error
+        return value
+
+    return run
+
+
+def check_failure(name: str, fail_in: int, error: BaseException, after_backward: bool) -> None:
+    models = small_model(), small_model()
+    opts = [
+        make_method(name, torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9), rho=0.3)
+        for m in models
+    ]
+    for opt, model in zip(opts, models, strict=True):
+        opt.step(closure(opt, model, 0))
+    opt, model = opts[0], models[0]
+    before = snapshot(opt)
+    with pytest.raises(type(error)):
+        opt.step(failing(opt, model, fail_in, error, after_backward))
+    assert same(snapshot(opt), before)
+    opt.state_dict()
+    for opt, model in zip(opts, models, strict=True):
+        opt.step(closure(opt, model, 2))
+    assert same(snapshot(opts[0]), snapshot(opts[1])), "the next step gives another result"
+
+
+@covering(name=METHODS, after_backward=[False, True])
+def test_raise_pass1(name: str, after_backward: bool) -> None:
+    check_failure(name, 1, RuntimeError("no batch"), after_backward)
+
+
+@covering(name=METHODS, after_backward=[False, True])
+def test_raise_pass2(name: str, after_backward: bool) -> None:
+    check_failure(name, 2, RuntimeError("no batch"), after_backward)
+
+
+@covering(name=METHODS, after_backward=[False, True])
+def test_ctrl_c_pass2(name: str, after_backward: bool) -> None:
+    check_failure(name, 2, KeyboardInterrupt(), after_backward)
+
+
+# --- errors inside the step ------------------------------------------------------------------------
+
+
+@covering(
+    2,
+    function=["_foreach_copy_", "_foreach_addcmul_", "_foreach_norm"],
+    steps=[0, 2],
+    call=range(4),
+)
+def test_ctrl_c_while_weights_move(
+    function: str, steps: int, call: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Memory of an earlier step's copy is not taken for this step's."""
-    model, opt, closure = problem()
+    """The copy of an earlier step must not be restored."""
+    model, opt, run = two_layers()
     for _ in range(steps):
-        opt.step(closure)
+        opt.step(run)
     before = [p.detach().clone() for p in model.parameters()]
-    own, calls = getattr(torch, name), []
+    original, calls = getattr(torch, function), []
 
-    def interrupted(*given: Any, **more: Any) -> Any:
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
         calls.append(1)
         if len(calls) == call + 1:
             raise KeyboardInterrupt
-        return own(*given, **more)
+        return original(*args, **kwargs)
 
     with monkeypatch.context() as patched:
-        patched.setattr(torch, name, interrupted)
+        patched.setattr(torch, function, interrupted)
         for _ in range(2):
             if not all(map(torch.equal, before, model.parameters())):
-                break  # the step went through: the call came in no step, or later
+                break  # a whole step was made: the call was not reached
             try:
-                opt.step(closure)
+                opt.step(run)
             except KeyboardInterrupt:
                 assert all(map(torch.equal, before, model.parameters()))
-    opt.step(closure)
+    opt.step(run)
 
 
 @pytest.mark.parametrize("lean", [False, True])
-def test_no_memory_for_a_copy(lean: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, opt, closure = problem(lean=lean)
+def test_out_of_memory_while_weights_are_copied(
+    lean: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, opt, run = two_layers(lean=lean)
     before = [p.detach().clone() for p in model.parameters()]
-    own, calls = torch.empty_like, []
+    original, calls = torch.empty_like, []
 
-    def scarce(*given: Any, **more: Any) -> Tensor:
+    def limited(*args: Any, **kwargs: Any) -> Tensor:
         calls.append(1)
         if len(calls) == 3:
             raise RuntimeError("can't allocate memory")
-        return own(*given, **more)
+        return original(*args, **kwargs)
 
     with monkeypatch.context() as patched:
-        patched.setattr(torch, "empty_like", scarce)
+        patched.setattr(torch, "empty_like", limited)
         with pytest.raises(RuntimeError, match="allocate memory"):
-            opt.step(closure)
+            opt.step(run)
     assert all(map(torch.equal, before, model.parameters()))
-    opt.step(closure)
+    opt.step(run)
 
 
-def test_a_base_that_fails_in_the_lean_plan() -> None:
-    class Bad(torch.optim.SGD):
-        def step(self, closure: Any = None) -> None:
-            raise RuntimeError("the base failed")
-
-    model = nn.Linear(4, 4)
-    opt = wsam.WSAM(Bad(model.parameters(), lr=0.1), model=model, lean=True, rho=0.5)
-    before = [p.detach().clone() for p in model.parameters()]
-    with pytest.raises(RuntimeError, match="the base failed") as caught:
-        opt.step(closure_of(model))
-    assert all(map(torch.equal, before, model.parameters()))
-    assert not getattr(caught.value, "__notes__", []), "nothing had stepped"
-
-
-@pytest.mark.parametrize("second", [slice(0, 64), slice(32, 96)], ids=["tied", "partly"])
-@pytest.mark.parametrize("apart", [False, True], ids=["one group", "two groups"])
-@pytest.mark.parametrize("name", wsam.METHODS)
-def test_weights_that_share_memory_come_back(name: str, apart: bool, second: slice) -> None:
+@covering(
+    name=METHODS,
+    second=[slice(0, 64), slice(32, 96)],
+    groups=[1, 2],
+)
+def test_overlapping_weights_are_restored(name: str, second: slice, groups: int) -> None:
+    """Parameters that share a storage, wholly or in part."""
     flat = torch.randn(128, generator=torch.Generator().manual_seed(1))
     before = flat.clone()
     a, b = nn.Parameter(flat[:64]), nn.Parameter(flat[second])
-    groups: Any = [{"params": [a]}, {"params": [b]}] if apart else [a, b]
-    opt = wsam.create(name, torch.optim.SGD(groups, lr=0.1), rho=0.5)
+    params: Any = [{"params": [a]}, {"params": [b]}] if groups == 2 else [a, b]
+    opt = wsam.create(name, torch.optim.SGD(params, lr=0.1), rho=0.5)
     passes = []
 
-    def closure() -> Tensor:
-        passes.append(flat.clone())
+    def run() -> Tensor:
+        passes.append(1)
         loss = a.square().sum() + (b - 1).pow(3).sum()
         loss.backward()
         if len(passes) == 2:
@@ -117,71 +177,19 @@ def test_weights_that_share_memory_come_back(name: str, apart: bool, second: sli
         return loss
 
     with pytest.raises(KeyboardInterrupt):
-        opt.step(closure)
+        opt.step(run)
     assert torch.equal(flat, before)
 
 
-class Rebinding(nn.Module):
-    """Makes new buffers instead of writing into those it has."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("running_mean", torch.zeros(4))
-        self.register_buffer("num_batches_tracked", torch.tensor(0))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.running_mean = 0.9 * self.running_mean + 0.1 * x.mean(0).detach()
-        self.num_batches_tracked = self.num_batches_tracked + 1
-        return x
-
-
-def test_buffers_that_are_replaced_in_a_pass() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), Rebinding())
-    opt = wsam.WSAM(torch.optim.SGD(model.parameters(), lr=0.1), model=model)
-    for _ in range(3):
-        opt.step(closure_of(model))
-    assert int(model[1].num_batches_tracked) == 3
-
-
-def test_a_count_whose_memory_is_replaced() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
-    opt = wsam.WSAM(torch.optim.SGD(model.parameters(), lr=0.1), model=model)
-    opt.step(closure_of(model))
-    model[1].num_batches_tracked.data = torch.tensor(10)
-    for _ in range(2):
-        opt.step(closure_of(model))
-    assert int(model[1].num_batches_tracked) == 12
-
-
-def test_a_lazy_layer_that_is_used_late() -> None:
-    class Late(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.norm = nn.Linear(4, 4), nn.LazyBatchNorm1d(affine=False)
-            self.use = False
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.norm(self.first(x)) if self.use else self.first(x)
-
-    model = Late()
-    opt = wsam.WSAM(torch.optim.SGD(model.first.parameters(), lr=0.1), model=model)
-    opt.step(closure_of(model))
-    model.use = True
-    model(X)
-    for _ in range(2):
-        opt.step(closure_of(model))
-    assert int(model.norm.num_batches_tracked) == 3
-
-
-LIBRARY = str(Path(wsam.__file__).parent)
+# --- Ctrl-C at every line --------------------------------------------------------------------------
 
 
 class Tracer:
-    """Presses Ctrl-C at one line of the library; the lines are counted as they run."""
+    """Raises KeyboardInterrupt at one line of the library, counted as lines are executed."""
 
     def __init__(self, line: int) -> None:
         self.left = line
-        self.place = ""
+        self.function = ""
 
     def __call__(self, frame: Any, event: str, arg: Any) -> Any:
         if not frame.f_code.co_filename.startswith(LIBRARY):
@@ -192,12 +200,12 @@ class Tracer:
         if event == "line":
             self.left -= 1
             if self.left == 0:
-                self.place = frame.f_code.co_name
+                self.function = frame.f_code.co_name
                 raise KeyboardInterrupt
         return self.count
 
 
-def normalised(name: str, **options: Any) -> tuple[nn.Module, wsam.SharpnessAware, Any]:
+def normalized(name: str, **options: Any) -> tuple[nn.Module, wsam.SharpnessAware, Any]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
     base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -207,46 +215,59 @@ def normalised(name: str, **options: Any) -> tuple[nn.Module, wsam.SharpnessAwar
 
 
 def after_a_step(name: str, **options: Any) -> list[Tensor]:
-    model, opt, closure = normalised(name, **options)
-    opt.step(closure)
+    model, opt, run = normalized(name, **options)
+    opt.step(run)
     return [p.detach().clone() for p in model.parameters()]
 
 
+def lines_of_a_step(name: str, **options: Any) -> int:
+    _, opt, run = normalized(name, **options)
+    tracer = Tracer(10**9)
+    traced(tracer, lambda: opt.step(run))
+    return 10**9 - tracer.left
+
+
+def traced(tracer: Tracer, call: Callable[[], Any]) -> BaseException | None:
+    """Call with the tracer; return the interrupt."""
+    before = sys.gettrace()
+    sys.settrace(tracer)
+    try:
+        call()
+    except KeyboardInterrupt as error:
+        return error
+    finally:
+        sys.settrace(before)
+    return None
+
+
 UPDATE = ("_update", "finish", "apply", "device", "sign", "sign_of", "on_device", "weights")
-"""Where the base has stepped and the decoupled term is being applied: an update of two parts."""
+"""Functions in which the base has stepped and the decoupled term is being applied."""
+EVERY_LINE = pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.slow)])
 
 
+@EVERY_LINE
 @pytest.mark.parametrize("name", ["sam", "wsam"])
-def test_ctrl_c_at_every_line(name: str) -> None:
-    whole = after_a_step(name)
-    line = 0
-    while True:
-        line += 1
-        model, opt, closure = normalised(name)
+def test_ctrl_c_at_every_line(name: str, stride: int) -> None:
+    whole, lines = after_a_step(name), lines_of_a_step(name)
+    assert lines > 300
+    for line in range(1, lines + 1, stride):
+        model, opt, run = normalized(name)
         before = [p.detach().clone() for p in model.parameters()]
-        tracer, untraced = Tracer(line), sys.gettrace()
-        sys.settrace(tracer)
-        try:
-            opt.step(closure)
-        except KeyboardInterrupt:
-            pass
-        finally:
-            sys.settrace(untraced)
+        tracer = Tracer(line)
+        assert traced(tracer, lambda opt=opt, run=run: opt.step(run)) is not None
         now = list(model.parameters())
-        left = all(map(torch.equal, before, now)) or all(map(torch.equal, whole, now))
-        assert left or tracer.place in (*UPDATE, "add_scaled"), (line, tracer.place)
-        assert int(model[1].num_batches_tracked) <= 2, (line, tracer.place)
-        opt.step(closure)
-        if not tracer.place:
-            break
-    assert line > 300, "the lines of a whole step"
+        unbroken = all(map(torch.equal, before, now)) or all(map(torch.equal, whole, now))
+        assert unbroken or tracer.function in (*UPDATE, "add_scaled"), (line, tracer.function)
+        assert int(model[1].num_batches_tracked) <= 2, (line, tracer.function)
+        opt.step(run)
 
 
-def test_ctrl_c_at_every_line_of_the_lean_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once the base has stepped the weights are left at its result, and the error says so."""
+@EVERY_LINE
+def test_ctrl_c_at_every_line_of_a_lean_step(stride: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once the base has stepped the weights keep its result, and a note of the error states that."""
     monkeypatch.setattr(lean_step, "EXCHANGE_BYTES", 1)
-    whole = after_a_step("wsam", lean=True)
-    model, opt, _ = normalised("wsam", lean=True)
+    whole, lines = after_a_step("wsam", lean=True), lines_of_a_step("wsam", lean=True)
+    model, opt, _ = normalized("wsam", lean=True)
     passes = []
 
     def fails() -> Tensor:
@@ -259,29 +280,72 @@ def test_ctrl_c_at_every_line_of_the_lean_plan(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(KeyboardInterrupt):
         opt.step(fails)
     stepped = [p.detach().clone() for p in model.parameters()]
-    line, silent, places = 0, 0, set()
-    while True:
-        line += 1
-        model, opt, closure = normalised("wsam", lean=True)
+    without_note, functions = 0, set()
+    for line in range(1, lines + 1, stride):
+        model, opt, run = normalized("wsam", lean=True)
         before = [p.detach().clone() for p in model.parameters()]
-        tracer, untraced = Tracer(line), sys.gettrace()
-        noted = False
-        sys.settrace(tracer)
-        try:
-            opt.step(closure)
-        except KeyboardInterrupt as error:
-            noted = "could not be undone" in "".join(getattr(error, "__notes__", []))
-        finally:
-            sys.settrace(untraced)
+        tracer = Tracer(line)
+        error = traced(tracer, lambda opt=opt, run=run: opt.step(run))
+        noted = "could not be undone" in "".join(getattr(error, "__notes__", []))
         now = list(model.parameters())
         if all(map(torch.equal, before, now)):
-            assert not noted, (line, tracer.place)
-        elif all(map(torch.equal, stepped, now)) and tracer.place:
-            places.add(tracer.place)
+            assert not noted, (line, tracer.function)
+        elif all(map(torch.equal, stepped, now)):
+            functions.add(tracer.function)
         elif not all(map(torch.equal, whole, now)):
-            silent += not noted and tracer.place not in (*UPDATE, "add_scaled")
-            assert tracer.place != "_exchange", line
-        if not tracer.place:
-            break
-    assert {"_exchange", "_hold_model", "_restore"} <= places
-    assert silent == 1, "between the base's step and `base_stepped = True`"
+            without_note += not noted and tracer.function not in (*UPDATE, "add_scaled")
+            assert tracer.function != "_exchange", line
+    assert "_exchange" in functions
+    if stride == 1:
+        assert {"_hold_model", "_restore"} <= functions
+        assert without_note == 1, "between the base's step and `base_stepped = True`"
+    assert without_note <= 1
+
+
+# --- global state ----------------------------------------------------------------------------------
+
+
+def global_hooks() -> int:
+    return len(torch.nn.modules.module._global_forward_pre_hooks)
+
+
+@pytest.mark.parametrize("with_model", [False, True])
+@pytest.mark.parametrize("fail_in", [1, 2])
+def test_nothing_left_behind(fail_in: int, with_model: bool) -> None:
+    """An interrupted step leaves no hook, paused iteration, moved generator or fused flag."""
+    layer = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4))
+    model = nn.Sequential(layer, nn.BatchNorm1d(4), nn.Dropout(0.5))
+    base = torch.optim.SGD(model.parameters(), lr=0.1)
+    opt = wsam.WSAM(base, model=model if with_model else None)
+    hooks, flags = global_hooks(), [group["fused"] for group in base.param_groups]
+    states: list[Tensor] = []
+
+    def fails() -> Tensor:
+        loss = closure_of(model)()
+        states.append(torch.get_rng_state())
+        if len(states) == fail_in:
+            raise KeyboardInterrupt
+        return loss
+
+    with pytest.raises(KeyboardInterrupt):
+        opt.step(fails)
+    assert global_hooks() == hooks
+    assert torch.equal(torch.get_rng_state(), states[0]), "as the first pass left it"
+    assert layer.parametrizations.weight[0].n_power_iterations == 1
+    assert [group["fused"] for group in base.param_groups] == flags
+    assert all(m.training for m in model.modules())
+    assert all(p.requires_grad for p in model.parameters())
+
+
+def test_nothing_left_behind_by_a_deleted_optimizer() -> None:
+    """Without model= a hook is registered between the passes; it must not keep the optimizer alive."""
+    model, hooks = nn.Linear(4, 1), global_hooks()
+    for _ in range(2):
+        opt = wsam.WSAM(torch.optim.SGD(model.parameters(), lr=0.1))
+        opt.begin()
+        closure_of(model)()
+        opt.ascend()
+        assert global_hooks() == hooks + 1
+        del opt
+        gc.collect()
+        assert global_hooks() == hooks

@@ -1,7 +1,13 @@
-"""Whose running statistics are held still: threads, lent buffers, graphs, scripts."""
+"""Running statistics and spectral norms: they advance once a step, with and without model=."""
+
+import copy
+import functools
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from helpers import METHODS, RULE_VARIANTS, STYLES, covering, make_method, make_step, same
 from square_loss import (
     X,
     run_in_thread,
@@ -15,37 +21,188 @@ from torch.func import functional_call
 
 import wsam
 
+WITH_MODEL = [True, False]
 SCRIPTED = pytest.mark.filterwarnings("ignore:.*torch.jit", "ignore::torch.jit.TracerWarning")
 
 
-def normed() -> nn.Sequential:
-    torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+def sam(weights: Any, model: nn.Module | None = None) -> wsam.SharpnessAware:
+    return wsam.SAM(torch.optim.SGD(weights, lr=0.1), model=model, rho=0.5)
 
 
 def counts(model: nn.Module) -> list[int]:
     return [int(b) for name, b in model.named_buffers() if "num_batches" in name]
 
 
-class Rebinding(nn.Module):
-    """Makes new buffers instead of writing into those it has."""
+def statistics(model: nn.Module) -> dict[str, Tensor]:
+    return {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
 
-    def __init__(self) -> None:
+
+def small_normed() -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+
+
+# --- every kind of layer ---------------------------------------------------------------------------
+
+NORMS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "1d": (lambda: nn.BatchNorm1d(4), (6, 4)),
+    "2d": (lambda: nn.BatchNorm2d(4), (6, 4, 3, 3)),
+    "3d": (lambda: nn.BatchNorm3d(4), (2, 4, 2, 3, 3)),
+    "cumulative": (lambda: nn.BatchNorm1d(4, momentum=None), (6, 4)),
+    "lazy": (nn.LazyBatchNorm1d, (6, 4)),
+    "not_affine": (lambda: nn.BatchNorm1d(4, affine=False), (6, 4)),
+    "instance": (lambda: nn.InstanceNorm1d(4, track_running_stats=True), (6, 4, 5)),
+    "instance2d": (lambda: nn.InstanceNorm2d(4, track_running_stats=True), (6, 4, 3, 3)),
+    "untracked": (lambda: nn.BatchNorm1d(4, track_running_stats=False), (6, 4)),
+}
+
+
+class Normed(nn.Module):
+    """A trained scale before a normalization layer, so that its input differs at w + d."""
+
+    def __init__(self, norm: nn.Module) -> None:
         super().__init__()
-        self.register_buffer("num_batches_tracked", torch.tensor(0))
+        self.scale = nn.Parameter(torch.tensor([1.0, -0.5, 2.0, 0.3]))
+        self.norm = norm
+        self.after = nn.Parameter(torch.tensor([0.5, 1.0, -1.0, 2.0]))
 
     def forward(self, x: Tensor) -> Tensor:
-        self.num_batches_tracked = self.num_batches_tracked + 1
-        return x
+        shape = (1, 4) + (1,) * (x.dim() - 2)
+        y = self.norm(x * self.scale.reshape(shape) + 0.1) * self.after.reshape(shape)
+        return ((y - 1) ** 3 + y).flatten(1).sum(1)
 
 
-# --- threads -----------------------------------------------------------------------------------
+def normed(kind: str) -> tuple[Normed, Callable[[int], Tensor]]:
+    make, shape = NORMS[kind]
+    model = Normed(make())
+
+    def data(step: int) -> Tensor:
+        generator = torch.Generator().manual_seed(step)
+        return torch.randn(shape, generator=generator) + 1.0
+
+    if kind == "lazy":  # an optimizer cannot be built before the first forward pass
+        model(data(0))
+        model.norm.reset_running_stats()
+    return model, data
+
+
+@covering(2, name=RULE_VARIANTS, kind=list(NORMS), style=STYLES, pass_model=WITH_MODEL)
+def test_bn_one_update(name: str, kind: str, style: str, pass_model: bool) -> None:
+    """Each step leaves the statistics where its first pass alone would have left them."""
+    model, data = normed(kind)
+    options = {"model": model} if pass_model else {}
+    opt = make_method(name, torch.optim.SGD(model.parameters(), lr=0.01), rho=1.0, **options)
+    for t in range(3):
+        twin = copy.deepcopy(model)
+        twin(data(t))
+        make_step(opt, lambda t=t: opt.select(model(data(t))), style)
+        assert same(statistics(model), statistics(twin))
+    if kind != "untracked":
+        counts = not kind.startswith("instance")  # torch's InstanceNorm counts no batches
+        assert int(model.norm.num_batches_tracked) == (3 if counts else 0)
+        assert not torch.equal(model.norm.running_mean, torch.zeros(4))
+
+
+@covering(
+    2,
+    name=RULE_VARIANTS,
+    kind=["1d", "cumulative", "instance"],
+    fail_in=[1, 2],
+    pass_model=WITH_MODEL,
+)
+def test_bn_one_update_after_an_error(name: str, kind: str, fail_in: int, pass_model: bool) -> None:
+    """An error in either pass leaves at most the first pass in the statistics; the next step works."""
+    model, data = normed(kind)
+    options = {"model": model} if pass_model else {}
+    opt = make_method(name, torch.optim.SGD(model.parameters(), lr=0.01), rho=1.0, **options)
+    make_step(opt, lambda: opt.select(model(data(0))))
+    before, once = statistics(model), copy.deepcopy(model)
+    once(data(1))
+    calls = 0
+
+    def run() -> Tensor:
+        nonlocal calls
+        calls += 1
+        opt.select(model(data(1))).backward()
+        if calls == fail_in:
+            raise KeyboardInterrupt
+        return torch.zeros(())
+
+    with pytest.raises(KeyboardInterrupt):
+        opt.step(run)
+    assert same(statistics(model), before) or same(statistics(model), statistics(once))
+    twin = copy.deepcopy(model)
+    twin(data(2))
+    make_step(opt, lambda: opt.select(model(data(2))))
+    assert same(statistics(model), statistics(twin))
+    model(data(3))  # outside a step the layers update as usual
+    assert not same(statistics(model), statistics(twin))
+
+
+@covering(2, reason=["interval", "radius", "skip"], style=STYLES, pass_model=WITH_MODEL)
+def test_bn_one_update_in_a_step_without_perturbation(
+    reason: str, style: str, pass_model: bool
+) -> None:
+    """A loop by hand runs its second pass anyway, which must not count either."""
+    model, data = normed("2d")
+    options: dict[str, Any] = {
+        "interval": {"when": wsam.schedule.Every(2, offset=1)},
+        "radius": {"rho": 0.0},
+        "skip": {"nonfinite": "skip"},
+    }[reason]
+    if pass_model:
+        options["model"] = model
+    opt = wsam.WSAM(torch.optim.SGD(model.parameters(), lr=0.01), **options)
+    for t in range(2):
+        twin = copy.deepcopy(model)
+        twin(data(t))
+        factor = torch.nan if reason == "skip" else 1.0
+        make_step(opt, lambda t=t, f=factor: opt.select(model(data(t))) * f, style)
+        assert same(statistics(model), statistics(twin))
+        assert int(model.norm.num_batches_tracked) == t + 1
 
 
 @with_and_without_model
-def test_another_thread_trains_a_model_of_its_own(pass_model: bool) -> None:
-    """Its layers run between our passes, and what they do is not undone."""
-    model, other = normed(), normed()
+def test_bn_in_evaluation_mode(pass_model: bool) -> None:
+    model, data = normed("2d")
+    model.eval()
+    options = {"model": model} if pass_model else {}
+    opt = wsam.WSAM(torch.optim.SGD(model.parameters(), lr=0.01), **options)
+    before = statistics(model)
+    make_step(opt, lambda: opt.select(model(data(0))))
+    assert same(statistics(model), before)
+    assert not model.training
+
+
+def test_bn_counts_are_copied_as_bits() -> None:
+    """These counts would be NaN if they were copied as floats."""
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+    opt = wsam.SAM(torch.optim.SGD(model.parameters(), lr=0.0), model=model)
+    for count in (2**61 + 12345, 0x7F8000017F800001, 0x7FF8000000000001):
+        model[1].num_batches_tracked.fill_(count)
+        opt.step(square_closure(lambda: model(torch.randn(4, 2))))
+        assert int(model[1].num_batches_tracked) == count + 1
+
+
+@covering(name=METHODS, pass_model=WITH_MODEL)
+def test_perturbed_keeps_statistics(name: str, pass_model: bool) -> None:
+    model, data = normed("2d")
+    options = {"model": model} if pass_model else {}
+    opt = make_method(name, torch.optim.SGD(model.parameters(), lr=0.01), rho=1.0, **options)
+    opt.select(model(data(0))).backward()
+    before = statistics(model)
+    with opt.perturbed():
+        model(data(1))
+    assert same(statistics(model), before)
+
+
+# --- threads ---------------------------------------------------------------------------------------
+
+
+@with_and_without_model
+def test_model_of_another_thread_is_not_affected(pass_model: bool) -> None:
+    """Its layers run during our passes, and their updates are kept."""
+    model, other = small_normed(), small_normed()
 
     def forward() -> Tensor:
         run_in_thread(lambda: other(X))
@@ -56,48 +213,51 @@ def test_another_thread_trains_a_model_of_its_own(pass_model: bool) -> None:
     assert counts(other) == [6], "once in each pass"
 
 
-def test_a_step_in_another_thread_than_the_optimizer_was_made_in() -> None:
-    model = normed()
-    opt = run_in_thread(lambda: wsam.SAM(torch.optim.SGD(model.parameters(), lr=0.1)))
+def test_optimizer_constructed_in_another_thread() -> None:
+    model = small_normed()
+    opt = run_in_thread(lambda: sam(model.parameters()))
     for _ in range(3):
         opt.step(square_closure(lambda: model(X)))
     assert counts(model) == [3]
 
 
-# --- buffers that are lent for a call ----------------------------------------------------------
+# --- buffers that change ---------------------------------------------------------------------------
 
 
-def lent(model: nn.Module) -> dict[str, Tensor]:
-    return {name: b.clone() for name, b in model.named_buffers()}
+class Rebinding(nn.Module):
+    """Creates new buffers instead of writing into the existing ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("running_mean", torch.zeros(4))
+        self.register_buffer("num_batches_tracked", torch.tensor(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.running_mean = 0.9 * self.running_mean + 0.1 * x.mean(0).detach()
+        self.num_batches_tracked = self.num_batches_tracked + 1
+        return x
 
 
-def assert_untouched(model: nn.Module, own: dict[str, Tensor], before: dict[str, Tensor]) -> None:
-    now = dict(model.named_buffers())
-    assert all(now[name] is own[name] for name in own)
-    assert all(torch.equal(now[name], before[name]) for name in own)
+def test_buffers_replaced_in_a_pass() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), Rebinding())
+    train(model, pass_model=True)
+    assert counts(model) == [3]
 
 
-def test_functional_call_leaves_the_modules_own_buffers() -> None:
+def test_functional_call_keeps_the_modules_own_buffers() -> None:
     """Buffers passed to `functional_call` move once a step, and do not replace the module's."""
-    model = normed()
+    model = small_normed()
     own = dict(model.named_buffers())
     passed = {name: b.clone() for name, b in own.items()}
-    opt = wsam.SAM(torch.optim.SGD(model.parameters(), lr=0.1))
-
-    def closure() -> Tensor:
-        loss = functional_call(model, {**dict(model.named_parameters()), **passed}, (X,)).mean()
-        loss.backward()
-        return loss
-
-    for _ in range(3):
-        opt.step(closure)
+    tensors = {**dict(model.named_parameters()), **passed}
+    train_forward(lambda: functional_call(model, tensors, (X,)), model.parameters())
     assert all(model.get_buffer(name) is b for name, b in own.items())
     assert int(passed["1.num_batches_tracked"]) == 3
     assert int(own["1.num_batches_tracked"]) == 0
 
 
-def test_buffers_that_two_modules_share() -> None:
-    """The second is found when the first has moved them: the older copy is put back."""
+def test_buffers_shared_by_two_modules() -> None:
+    """The second module is found after the first has changed them: the older copy is restored."""
     layer, again = nn.BatchNorm1d(4), nn.BatchNorm1d(4)
     again._buffers = dict(layer._buffers)
     train_forward(lambda: again(layer(X)), [*layer.parameters(), *again.parameters()], steps=1)
@@ -105,9 +265,9 @@ def test_buffers_that_two_modules_share() -> None:
 
 
 @with_and_without_model
-def test_buffers_whose_memory_moves_between_steps(pass_model: bool) -> None:
-    model = normed()
-    opt = wsam.SAM(torch.optim.SGD(model.parameters(), lr=0.1), model=model if pass_model else None)
+def test_buffers_with_new_storage_between_steps(pass_model: bool) -> None:
+    model = small_normed()
+    opt = sam(model.parameters(), model if pass_model else None)
     for _ in range(3):
         opt.step(square_closure(lambda: model(X)))
         for buffer in model.buffers():
@@ -115,37 +275,124 @@ def test_buffers_whose_memory_moves_between_steps(pass_model: bool) -> None:
     assert counts(model) == [3]
 
 
-# --- everything that runs ----------------------------------------------------------------------
+def test_count_with_new_storage() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    opt = sam(model.parameters(), model)
+    opt.step(square_closure(lambda: model(X)))
+    model[1].num_batches_tracked.data = torch.tensor(10)
+    for _ in range(2):
+        opt.step(square_closure(lambda: model(X)))
+    assert counts(model) == [12]
 
 
-@pytest.mark.parametrize("given", [None, "both"])
-def test_two_models_in_one_closure(given: str | None) -> None:
-    """A generator's step runs the discriminator, too: model= is given both."""
+def test_buffers_created_in_inference_mode_are_skipped() -> None:
+    with torch.inference_mode():
+        features = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6)).eval().requires_grad_(False)
+    head = nn.Linear(6, 1)
+    opt = sam(head.parameters(), nn.Sequential(features, head))
+
+    def forward() -> Tensor:
+        with torch.no_grad():
+            seen = features(X)
+        return head(seen)
+
+    for _ in range(2):
+        opt.step(square_closure(forward))
+
+
+# --- models that change ----------------------------------------------------------------------------
+
+
+@with_and_without_model
+def test_closure_that_calls_train_and_eval(pass_model: bool) -> None:
+    model = small_normed().eval()
+    opt = sam(model.parameters(), model if pass_model else None)
+
+    def closure() -> Tensor:
+        model.train()
+        loss = square_closure(lambda: model(X))()
+        model.eval()
+        return loss
+
+    for _ in range(5):
+        opt.step(closure)
+    assert counts(model) == [5]
+
+
+@with_and_without_model
+def test_replaced_layer(pass_model: bool) -> None:
+    """As SyncBatchNorm.convert_sync_batchnorm does."""
+    model = small_normed()
+    opt = sam(model.parameters(), model if pass_model else None)
+    new = nn.BatchNorm1d(8)
+    new.weight, new.bias = model[1].weight, model[1].bias
+    for name, buffer in model[1].named_buffers():
+        setattr(new, name, buffer)
+    model[1] = new
+    for _ in range(5):
+        opt.step(square_closure(lambda: model(X)))
+    assert counts(model) == [5]
+
+
+def test_layer_added_with_its_parameter_group() -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    opt = sam(model.parameters(), model)
+    model.append(nn.BatchNorm1d(4))
+    opt.add_param_group({"params": model[1].parameters()})
+    for count in (1, 2):
+        opt.step(square_closure(lambda: model(X)))
+        assert counts(model) == [count]
+
+
+def test_lazy_layer_initialized_later() -> None:
+    class Late(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.norm = nn.Linear(4, 4), nn.LazyBatchNorm1d(affine=False)
+            self.use = False
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(self.first(x)) if self.use else self.first(x)
+
+    model = Late()
+    opt = sam(model.first.parameters(), model)
+    opt.step(square_closure(lambda: model(X)))
+    model.use = True
+    model(X)
+    for _ in range(2):
+        opt.step(square_closure(lambda: model(X)))
+    assert counts(model) == [3]
+
+
+@pytest.mark.parametrize("pass_model", WITH_MODEL)
+def test_two_models_in_one_closure(pass_model: bool) -> None:
+    """A generator's step also runs the discriminator; model= contains both."""
     generator = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
-    discriminator = normed()
-    model = nn.ModuleList([generator, discriminator]) if given else None
+    discriminator = small_normed()
+    model = nn.ModuleList([generator, discriminator]) if pass_model else None
     train_forward(lambda: discriminator(generator(X)), generator.parameters(), model)
     assert counts(generator) == counts(discriminator) == [3]
 
 
+# --- graphs and scripts ----------------------------------------------------------------------------
+
+
 @with_and_without_model
-def test_a_model_from_torch_export(pass_model: bool) -> None:
-    """Its normalisation is an operation of a graph, no module that could be seen to run."""
-    model = torch.export.export(normed().train(), (X,)).module()
+def test_exported_model(pass_model: bool) -> None:
+    """Its normalization is an operation of a graph, for which no module hook is called."""
+    model = torch.export.export(small_normed().train(), (X,)).module()
     train(model, pass_model)
     assert counts(model) == [3]
 
 
 @SCRIPTED
-@with_and_without_model
-@pytest.mark.parametrize("part", [False, True], ids=["whole", "part"])
-@pytest.mark.parametrize("kind", ["scripted", "traced"])
+@covering(kind=["scripted", "traced"], part=[False, True], pass_model=WITH_MODEL)
 def test_torchscript(kind: str, part: bool, pass_model: bool) -> None:
     make = torch.jit.script if kind == "scripted" else lambda m: torch.jit.trace(m, X)
-    model = make(normed())
+    model = make(small_normed())
     if part:
         model = nn.Sequential(nn.Linear(4, 4), model, nn.BatchNorm1d(2))
-    before = counts(model)  # a trace was made by running it
+    before = counts(model)  # tracing runs the model
     train(model, pass_model)
     assert counts(model) == [count + 3 for count in before]
 
@@ -153,4 +400,123 @@ def test_torchscript(kind: str, part: bool, pass_model: bool) -> None:
 @SCRIPTED
 @with_and_without_model
 def test_torchscript_without_statistics(pass_model: bool) -> None:
-    train(nn.Sequential(nn.Linear(4, 4), torch.jit.script(nn.ReLU()), nn.Linear(4, 2)), pass_model)
+    part = torch.jit.script(nn.ReLU())
+    train(nn.Sequential(nn.Linear(4, 4), part, nn.Linear(4, 2)), pass_model)
+
+
+# --- spectral norms --------------------------------------------------------------------------------
+
+SPECTRAL_NORMS: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "hook": nn.utils.spectral_norm,
+    "parametrization": nn.utils.parametrizations.spectral_norm,
+}
+SPECTRAL = pytest.mark.parametrize("kind", SPECTRAL_NORMS)
+
+
+def spectral(kind: str) -> nn.Sequential:
+    """A model whose singular vectors are far from converged."""
+    torch.manual_seed(0)
+    model = nn.Sequential(SPECTRAL_NORMS[kind](nn.Linear(6, 6)), nn.Linear(6, 2)).double()
+    for name, vector in model.named_buffers():
+        if name.endswith(("_u", "_v")):
+            vector.copy_(nn.functional.normalize(torch.randn_like(vector), dim=0))
+    return model
+
+
+def recording_closure(model: nn.Module, gradients: list[Tensor]) -> Callable[[], Tensor]:
+    x = torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def closure() -> Tensor:
+        loss = square_closure(lambda: model(x))()
+        found = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+        gradients.append(torch.cat(found))
+        return loss
+
+    return closure
+
+
+@with_and_without_model
+@SPECTRAL
+def test_spectral_norm_is_the_same_function_in_both_passes(kind: str, pass_model: bool) -> None:
+    """At a tiny radius g1 equals g0, and the vectors have moved as in one pass."""
+    model = spectral(kind)
+    base = torch.optim.SGD(model.parameters(), lr=0.1)
+    opt = wsam.WSAM(base, rho=1e-9, model=model if pass_model else None)
+    for _ in range(3):
+        twin, gradients = spectral(kind), []
+        twin.load_state_dict(model.state_dict())
+        recording_closure(twin, [])()
+        opt.step(recording_closure(model, gradients))
+        first, second = gradients
+        assert (second - first).norm() < 1e-7 * first.norm()
+        assert all(map(torch.equal, model.buffers(), twin.buffers()))
+
+
+@with_and_without_model
+@SPECTRAL
+def test_spectral_norm_iterates_after_an_error(kind: str, pass_model: bool) -> None:
+    model = spectral(kind)
+    opt = sam(model.parameters(), model if pass_model else None)
+    passes: list[Tensor] = []
+
+    def fails() -> Tensor:
+        loss = recording_closure(model, passes)()
+        if len(passes) == 2:
+            raise KeyboardInterrupt
+        return loss
+
+    with pytest.raises(KeyboardInterrupt):
+        opt.step(fails)
+    before = statistics(model)
+    recording_closure(model, [])()
+    assert not same(statistics(model), before)
+
+
+@with_and_without_model
+def test_spectral_norm_of_a_vector(pass_model: bool) -> None:
+    """It needs no power iteration."""
+    layer = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4), "bias")
+    train(nn.Sequential(layer, nn.Linear(4, 2)), pass_model)
+
+
+def norm_of(layer: nn.Module) -> Any:
+    (hook,) = layer._forward_pre_hooks.values() or [None]
+    return hook or layer.parametrizations.weight[0]
+
+
+def square_layer(kind: str) -> nn.Module:
+    torch.manual_seed(0)
+    return SPECTRAL_NORMS[kind](nn.Linear(4, 4))
+
+
+def chain(*layers: nn.Module) -> Callable[[], Tensor]:
+    return square_closure(lambda: functools.reduce(lambda x, layer: layer(x), layers, X))
+
+
+@SPECTRAL
+def test_spectral_norms_of_two_modules(kind: str) -> None:
+    one, two = square_layer(kind), square_layer(kind)
+    sam([*one.parameters(), *two.parameters()]).step(chain(one, two))
+    for norm in map(norm_of, (one, two)):
+        assert type(norm.n_power_iterations) is int
+        assert norm.n_power_iterations == 1
+
+
+@with_and_without_model
+@SPECTRAL
+def test_number_of_power_iterations_may_be_set(kind: str, pass_model: bool) -> None:
+    """Between steps and inside the second pass."""
+    layer = square_layer(kind)
+    opt = sam(layer.parameters(), layer if pass_model else None)
+    closure, norm = chain(layer), norm_of(layer)
+    for iterations in (1, 5, 0, 2):
+        norm.n_power_iterations = iterations
+        opt.step(closure)
+        assert norm.n_power_iterations == iterations
+    closure()
+    opt.ascend()
+    closure()
+    norm.n_power_iterations = 7
+    opt.descend()
+    opt.step()
+    assert norm.n_power_iterations == 7

@@ -1,64 +1,111 @@
-"""Promises about parameter groups: added late, with values of their own, never ignored."""
+"""Parameter groups: their own hyperparameters, groups added later, and attributes for all groups."""
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import reference
 import torch
 from helpers import (
-    MEMBERS,
+    METHODS,
     PROBLEMS,
+    RULE_VARIANTS,
     STYLES,
+    VARIANTS,
     closure,
+    covering,
     gap,
+    make_method,
     make_step,
-    member,
     parameters,
     reference_base,
     same,
+    small_model,
     snapshot,
     torch_base,
     train,
 )
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 import wsam
-from wsam.accel.graph_inputs import GraphScalars as Scalars
+from wsam.accel.graph_inputs import GraphScalars
+from wsam.rule import NOTHING, Mix, Part, Rule
+from wsam.schedule import Warmup
 
 MLP = PROBLEMS["mlp"]
-LATE_AND_LEAN = [(name, False) for name in MEMBERS] + [
-    (name, True) for name in MEMBERS if reference.MEMBERS[name].rule == "wsam"
-]
 
 
-@pytest.mark.parametrize("base", ["momentum", "adam"])
-@pytest.mark.parametrize(("name", "lean"), LATE_AND_LEAN)
-def test_add_param_group(name: str, lean: bool, base: str) -> None:
-    """A group added later works like one that was there from the start."""
+def sgd(*groups: dict[str, Any]) -> torch.optim.Optimizer:
+    """Return SGD over these groups, with one parameter each."""
+    return torch.optim.SGD(
+        [{"params": [nn.Parameter(torch.ones(2))], **group} for group in groups], lr=0.1
+    )
+
+
+def values(opt: wsam.SharpnessAware, name: str) -> list[Any]:
+    return [group[f"sam_{name}"] for group in opt.param_groups]
+
+
+def step_on(opt: wsam.SharpnessAware) -> None:
+    params = [p for group in opt.param_groups for p in group["params"]]
+    make_step(opt, lambda: opt.select(torch.stack([p.square().sum() for p in params])))
+
+
+# --- groups added later ----------------------------------------------------------------------------
+
+
+@covering(name=VARIANTS, base=["momentum", "adam"])
+def test_add_param_group(name: str, base: str) -> None:
+    """A group added later works like one from the start."""
     ours, theirs = parameters(MLP.weights()), parameters(MLP.weights())
     late = {"params": ours[2:], "lr": 0.003, "sam_rho": 0.2}
-    opt = member(name, torch_base(base, ours[:2]), lean=lean)
+    opt = make_method(name, torch_base(base, ours[:2]))
     opt.add_param_group(late)
     whole = [{"params": theirs[:2]}, {"params": theirs[2:], "lr": 0.003, "sam_rho": 0.2}]
-    twin = member(name, torch_base(base, whole), lean=lean)
+    twin = make_method(name, torch_base(base, whole))
     train(opt, ours, MLP, range(4))
     train(twin, theirs, MLP, range(4))
     assert opt.base.param_groups is opt.param_groups
     assert same(snapshot(opt), snapshot(twin))
 
 
-@pytest.mark.parametrize("name", MEMBERS)
-def test_add_param_group_refuses_bad_values(name: str) -> None:
+@pytest.mark.parametrize("name", METHODS)
+def test_add_param_group_with_a_bad_value(name: str) -> None:
     params = parameters(MLP.weights())
-    opt = member(name, torch.optim.SGD(params[:2], lr=0.1))
+    opt = make_method(name, torch.optim.SGD(params[:2], lr=0.1))
     before = snapshot(opt)
     with pytest.raises(ValueError, match="rho"):
         opt.add_param_group({"params": params[2:], "sam_rho": -0.1})
     assert len(opt.param_groups) == len(opt.base.param_groups) == 1
     assert same(snapshot(opt), before)
 
+
+@pytest.mark.parametrize("name", METHODS)
+def test_add_param_group_to_the_base(name: str) -> None:
+    """A group that was added to the base itself gets values, too."""
+    ours, theirs = parameters(MLP.weights()), parameters(MLP.weights())
+    opt = make_method(name, torch_base("momentum", ours[:2]))
+    opt.base.add_param_group({"params": ours[2:]})
+    groups = [{"params": theirs[:2]}, {"params": theirs[2:]}]
+    twin = make_method(name, torch_base("momentum", groups))
+    train(opt, ours, MLP, range(3))
+    train(twin, theirs, MLP, range(3))
+    assert same(snapshot(opt), snapshot(twin))
+
+
+def test_add_param_group_without_the_names_that_weights_only_needs() -> None:
+    model, late = nn.Linear(2, 2), nn.Parameter(torch.full((2,), 5.0))
+    opt = wsam.ASAM(torch.optim.SGD(model.parameters(), lr=0.1), weights_only=True, model=model)
+    with pytest.raises(ValueError, match="names"):
+        opt.add_param_group({"params": [late]})
+    assert len(opt.param_groups) == len(opt._values.schedules) == 1
+    model.late = late
+    opt.add_param_group({"params": [late]})
+
+
+# --- keys of the base ------------------------------------------------------------------------------
 
 DENSE = sorted(
     name
@@ -69,9 +116,8 @@ DENSE = sorted(
 )
 
 
-@pytest.mark.parametrize("base", DENSE)
-@pytest.mark.parametrize(("name", "lean"), LATE_AND_LEAN)
-def test_every_torch_base(name: str, lean: bool, base: str) -> None:
+@covering(2, name=RULE_VARIANTS, base=DENSE)
+def test_every_torch_base(name: str, base: str) -> None:
     """All of torch's optimizers for dense gradients run, and keep their own group keys."""
     assert {"RMSprop", "Adadelta", "Adam"} <= set(DENSE)
     torch.manual_seed(0)
@@ -79,7 +125,7 @@ def test_every_torch_base(name: str, lean: bool, base: str) -> None:
     kind = getattr(torch.optim, base)
     wrapped = kind(model.parameters(), lr=0.01)
     own = {k: v for k, v in wrapped.param_groups[0].items() if k != "params"}
-    opt = member(name, wrapped, lean=lean)
+    opt = make_method(name, wrapped)
     start = [p.detach().clone() for p in model.parameters()]
     for t in range(3):
         opt.step(closure(opt, model, t))
@@ -89,34 +135,40 @@ def test_every_torch_base(name: str, lean: bool, base: str) -> None:
     assert {k: opt.param_groups[0][k] for k in own} == own
 
 
-@pytest.mark.parametrize("name", MEMBERS)
-def test_lbfgs_and_sparse_adam_are_refused(name: str) -> None:
+def test_keys_of_the_base_do_not_collide() -> None:
+    """`alpha` of RMSprop and `rho` of Adadelta stay the base's own."""
     p = nn.Parameter(torch.zeros(3))
-    for kind in (torch.optim.LBFGS, torch.optim.SparseAdam):
-        with pytest.raises((TypeError, ValueError), match=kind.__name__):
-            member(name, kind([p]))
+    gsam = wsam.GSAM(torch.optim.RMSprop([{"params": [p], "alpha": 0.7}]), alpha=0.2)
+    assert (gsam.param_groups[0]["alpha"], gsam.param_groups[0]["sam_alpha"]) == (0.7, 0.2)
+    sam = wsam.SAM(torch.optim.Adadelta([{"params": [p], "rho": 0.8}]), rho=0.3)
+    assert (sam.param_groups[0]["rho"], sam.param_groups[0]["sam_rho"]) == (0.8, 0.3)
+    sam.param_groups[0]["rho"] = 0.7
+    step_on(sam)
+    assert (sam.param_groups[0]["rho"], sam.param_groups[0]["sam_rho"]) == (0.7, 0.3)
 
 
-@pytest.mark.parametrize("style", STYLES)
-@pytest.mark.parametrize(("name", "lean"), LATE_AND_LEAN)
-def test_per_group_hyper(name: str, lean: bool, style: str) -> None:
-    """Each group has its own radius and weights of sharpness; the norm stays global."""
+# --- values of groups ------------------------------------------------------------------------------
+
+
+@covering(name=VARIANTS, style=STYLES)
+def test_per_group_hyper(name: str, style: str) -> None:
+    """Each group has its own radius and weight of sharpness; the norm stays global."""
     own = {
         "wsam": ("gamma", [0.3, 0.3, 0.8, 0.8]),
         "coupled": ("gamma", [0.3, 0.3, 0.8, 0.8]),
         "gsam": ("alpha", [0.1, 0.1, 0.7, 0.7]),
     }
     params, rho = parameters(MLP.weights()), [0.1, 0.1, 0.4, 0.4]
-    method = replace(reference.MEMBERS[name], rho=rho)
+    method = replace(reference.METHODS[name], rho=rho)
     groups: list[dict[str, Any]] = [
         {"params": params[:2], "rho": 0.1},
         {"params": params[2:], "sam_rho": 0.4},
     ]
     if method.rule in own:
-        key, values = own[method.rule]
-        method = replace(method, **{key: values})
-        groups[0][key], groups[1][f"sam_{key}"] = values[0], values[-1]
-    opt = member(name, torch_base("momentum", groups), lean=lean)
+        key, numbers = own[method.rule]
+        method = replace(method, **{key: numbers})
+        groups[0][key], groups[1][f"sam_{key}"] = numbers[0], numbers[-1]
+    opt = make_method(name, torch_base("momentum", groups))
     w, base = MLP.weights(), reference_base("momentum")
     for t in range(5):
         mask = opt.geometry.mask(t, 4) if method.geometry == "masked" else None
@@ -126,30 +178,38 @@ def test_per_group_hyper(name: str, lean: bool, style: str) -> None:
     assert gap(params, w) < 1e-12
 
 
-@pytest.mark.parametrize("name", MEMBERS)
+@pytest.mark.parametrize("name", METHODS)
 def test_per_group_hyper_is_never_ignored(name: str) -> None:
-    """A value for a group that the member has no use for is an error, not a silent nothing."""
-    has = {"wsam": "gamma", "coupled": "gamma", "gsam": "alpha"}.get(reference.MEMBERS[name].rule)
+    """A value that the method does not use is an error."""
+    used = {"wsam": "gamma", "coupled": "gamma", "gsam": "alpha"}.get(reference.METHODS[name].rule)
     for key in ("gamma", "alpha"):
-        p = nn.Parameter(torch.zeros(3))
-        base = torch.optim.SGD([{"params": [p], f"sam_{key}": 0.5}], lr=0.1)
-        if key == has:
-            assert member(name, base).param_groups[0][f"sam_{key}"] == 0.5
+        base = sgd({f"sam_{key}": 0.5})
+        if key == used:
+            assert values(make_method(name, base), key) == [0.5]
         else:
             with pytest.raises(ValueError, match=key):
-                member(name, base)
+                make_method(name, base)
 
 
-def test_keys_of_the_base_are_its_own() -> None:
-    """`alpha` of RMSprop and `rho` of Adadelta stay what they were and mean nothing to us."""
-    p = nn.Parameter(torch.zeros(3))
-    gsam = wsam.GSAM(torch.optim.RMSprop([{"params": [p], "alpha": 0.7}]), alpha=0.2)
-    assert (gsam.param_groups[0]["alpha"], gsam.param_groups[0]["sam_alpha"]) == (0.7, 0.2)
-    sam = wsam.SAM(torch.optim.Adadelta([{"params": [p], "rho": 0.8}]), rho=0.3)
-    assert (sam.param_groups[0]["rho"], sam.param_groups[0]["sam_rho"]) == (0.8, 0.3)
+@pytest.mark.parametrize("key", ["sam_rhoo", "eta", "beta", "alpha"])
+def test_per_group_hyper_unknown(key: str) -> None:
+    with pytest.raises(ValueError, match="groups of this method may set rho, gamma"):
+        wsam.WSAM(sgd({key: 0.1}))
 
 
-def test_values_changed_by_hand_count() -> None:
+def test_per_group_hyper_of_a_custom_rule() -> None:
+    @dataclass(frozen=True)
+    class Mixed(Rule):
+        mixing: float = 0.5
+
+        def mix(self, hyper, products):
+            return Mix(Part(1.0, hyper["mixing"]), NOTHING)
+
+    opt = wsam.SharpnessAware(sgd({"mixing": 0.1}, {}), rule=Mixed())
+    assert values(opt, "mixing") == [0.1, 0.5]
+
+
+def test_values_written_into_a_group() -> None:
     ours, theirs = parameters(MLP.weights()), parameters(MLP.weights())
     opt = wsam.WSAM(torch_base("momentum", ours), rho=0.05, gamma=0.9)
     opt.param_groups[0]["sam_rho"] = 0.3
@@ -160,66 +220,144 @@ def test_values_changed_by_hand_count() -> None:
     assert same(ours, theirs)
 
 
-@pytest.mark.parametrize("name", MEMBERS)
-def test_add_param_group_to_the_base(name: str) -> None:
-    """A group that was added to the base itself is not overlooked."""
-    ours, theirs = parameters(MLP.weights()), parameters(MLP.weights())
-    opt = member(name, torch_base("momentum", ours[:2]))
-    opt.base.add_param_group({"params": ours[2:]})
-    twin = member(name, torch_base("momentum", [{"params": theirs[:2]}, {"params": theirs[2:]}]))
-    train(opt, ours, MLP, range(3))
-    train(twin, theirs, MLP, range(3))
-    assert same(snapshot(opt), snapshot(twin))
+@pytest.mark.parametrize("name", ["rho", "gamma"])
+def test_plain_names_written_into_a_group_later_are_rejected(name: str) -> None:
+    """They are read at construction; later they would have no effect."""
+    opt = wsam.WSAM(sgd({}))
+    opt.param_groups[0][name] = 0.2
+    with pytest.raises(ValueError, match=f"set group\\['sam_{name}'\\]"):
+        step_on(opt)
+    del opt.param_groups[0][name]
+    step_on(opt)
 
 
-def test_what_a_captured_step_writes_of_groups_with_values_of_their_own() -> None:
-    model = nn.Linear(2, 2)
-    opt = wsam.SAM(torch.optim.SGD([{"params": model.parameters(), "rho": 0.1}], lr=0.1))
-    opt.add_param_group({"params": nn.Linear(2, 2).parameters(), "rho": 0.2})
-    Scalars(opt, torch.device("cpu")).write()
+@pytest.mark.parametrize("name", ["rho", "gamma"])
+def test_schedule_written_into_a_group_is_rejected(name: str) -> None:
+    """The entry of a group is the value of the current step."""
+    opt = wsam.WSAM(sgd({}))
+    opt.param_groups[0][f"sam_{name}"] = Warmup(0.1, steps=10)
+    with pytest.raises(TypeError, match="pass a schedule to the constructor"):
+        step_on(opt)
 
 
-def test_names_are_needed_of_parameters_that_come_late() -> None:
-    model, late = nn.Linear(2, 2), nn.Parameter(torch.full((2,), 5.0))
-    opt = wsam.ASAM(torch.optim.SGD(model.parameters(), lr=0.1), weights_only=True, model=model)
-    with pytest.raises(ValueError, match="names"):
-        opt.add_param_group({"params": [late]})
-    assert len(opt.param_groups) == len(opt._values.schedules) == 1
-    model.late = late
-    opt.add_param_group({"params": [late]})
-
-
-def test_layers_that_come_late_keep_their_statistics() -> None:
-    model = nn.Sequential(nn.Linear(4, 4))
-    opt = wsam.SAM(torch.optim.SGD(model.parameters(), lr=0.1), model=model)
-    model.append(nn.BatchNorm1d(4))
-    opt.add_param_group({"params": model[1].parameters()})
-
-    def run() -> torch.Tensor:
-        loss = model(torch.arange(8.0).reshape(2, 4)).square().mean()
-        loss.backward()
-        return loss
-
-    for count in (1, 2):
-        opt.step(run)
-        assert int(model[1].num_batches_tracked) == count
-
-
-def test_a_radius_in_a_tensor_of_one_element() -> None:
+def test_radius_in_a_tensor_of_one_element() -> None:
     p = nn.Parameter(torch.tensor(1.0))
     opt = wsam.SAM(torch.optim.SGD([p], lr=0.1), rho=torch.tensor([0.5]))
     assert "rho=0.5" in repr(opt)
     opt.param_groups[0]["sam_rho"] = torch.tensor([0.25])
+    seen: list[float] = []
 
-    def run() -> torch.Tensor:
+    def run() -> Tensor:
         seen.append(p.item())
         loss = p.square()
         loss.backward()
         return loss
 
-    seen: list[float] = []
     opt.step(run)
     assert seen == [1.0, 1.25]
+
+
+def test_graph_inputs_of_groups_with_their_own_values() -> None:
+    opt = wsam.SAM(sgd({"rho": 0.1}))
+    opt.add_param_group({"params": nn.Linear(2, 2).parameters(), "rho": 0.2})
+    GraphScalars(opt, torch.device("cpu")).write()
+
+
+# --- attributes ------------------------------------------------------------------------------------
+
+PROPERTIES: list[tuple[type[wsam.SharpnessAware], str]] = [
+    *((kind, "rho") for kind in wsam.METHODS.values()),
+    (wsam.WSAM, "gamma"),
+    (wsam.CoupledWSAM, "gamma"),
+    (wsam.GSAM, "alpha"),
+]
+
+
+@pytest.mark.parametrize(("kind", "name"), PROPERTIES)
+def test_hyperparameter_attributes(kind: Callable[..., wsam.SharpnessAware], name: str) -> None:
+    """Reading returns the first group's value, setting changes all groups."""
+    opt = kind(sgd({f"sam_{name}": 0.3}, {}), **{name: 0.2})
+    assert getattr(opt, name) == 0.3
+    setattr(opt, name, 0.4)
+    assert getattr(opt, name) == 0.4
+    assert values(opt, name) == [0.4, 0.4]
+    step_on(opt)
+    assert values(opt, name) == [0.4, 0.4]
+    opt.param_groups[0][f"sam_{name}"] = 0.1
+    assert getattr(opt, name) == 0.1
+
+
+@pytest.mark.parametrize(("kind", "name"), PROPERTIES)
+def test_hyperparameter_attributes_accept_a_schedule(
+    kind: Callable[..., wsam.SharpnessAware], name: str
+) -> None:
+    """It is evaluated at each step in all groups; a number ends it."""
+    opt = kind(sgd({}, {}))
+    setattr(opt, name, Warmup(0.4, steps=2, start=0.2))
+    for value in (0.2, 0.3, 0.4):
+        step_on(opt)
+        assert values(opt, name) == pytest.approx([value] * 2)
+    setattr(opt, name, 0.1)
+    step_on(opt)
+    assert values(opt, name) == [0.1, 0.1]
+    assert opt.state_dict()["sharpness"]["schedules"] == [{}, {}]
+
+
+@pytest.mark.parametrize(("kind", "name"), PROPERTIES)
+def test_hyperparameter_attributes_reject_bad_values(
+    kind: Callable[..., wsam.SharpnessAware], name: str
+) -> None:
+    opt = kind(sgd({}, {}), **{name: 0.2})
+    before = snapshot(opt)
+    for bad in (-0.1, float("nan"), "0.1", None, Warmup(-0.1, steps=2), lambda step: 0.1):
+        with pytest.raises((ValueError, TypeError), match=name):
+            setattr(opt, name, bad)
+        assert same(snapshot(opt), before)
+    assert opt.state_dict()["sharpness"]["schedules"] == [{}, {}]
+
+
+# --- a base that is wrapped again ------------------------------------------------------------------
+
+
+def test_rewrapped_base_starts_from_the_new_arguments() -> None:
+    """Values of groups, schedules and the number of steps of the old optimizer are dropped."""
+    base = sgd({"rho": 0.3}, {"gamma": 0.5})
+    old = wsam.WSAM(base, rho=Warmup(0.2, steps=3), gamma=0.7)
+    step_on(old)
+    new = wsam.WSAM(base, rho=0.1)
+    assert values(new, "rho") == [0.1, 0.1]
+    assert values(new, "gamma") == [0.9, 0.9]
+    assert values(new, "step") == [0, 0]
+    sam = wsam.SAM(base)
+    assert all("sam_gamma" not in group for group in base.param_groups)
+    base.param_groups[0]["rho"] = 0.4  # set before the base is wrapped again
+    assert values(wsam.SAM(base, rho=0.2), "rho") == [0.4, 0.2]
+    assert sam.base is base
+
+
+def test_rewrapped_base_equals_a_fresh_one() -> None:
+    models = small_model(), small_model()
+    bases = [torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in models]
+    wsam.GSAM(bases[0], rho=0.3)
+    opts = [wsam.WSAM(base, rho=0.2) for base in bases]
+    for t in range(3):
+        for opt, model in zip(opts, models, strict=True):
+            opt.step(closure(opt, model, t))
+    assert same(snapshot(opts[0]), snapshot(opts[1]))
+
+
+def test_old_optimizer_of_a_rewrapped_base_is_rejected() -> None:
+    base = sgd({})
+    old, _ = wsam.WSAM(base), wsam.SAM(base)
+    with pytest.raises(RuntimeError, match="wrapped again"):
+        step_on(old)
+    new = wsam.SAM(base)
+    base.param_groups.pop()
+    with pytest.raises(RuntimeError, match="removed from the base"):
+        new.step(lambda: None)
+
+
+# --- a radius that follows the learning rate -------------------------------------------------------
 
 
 def gsam_of(rates: list[float], **options: float) -> tuple[wsam.GSAM, list[nn.Parameter]]:
@@ -228,21 +366,21 @@ def gsam_of(rates: list[float], **options: float) -> tuple[wsam.GSAM, list[nn.Pa
     return wsam.GSAM(torch.optim.SGD(groups), rho=0.05, rho_min=0.01, **options), params
 
 
-def test_layers_with_rates_of_their_own_have_a_radius_that_follows_them() -> None:
-    """Each group is measured against its own largest rate, one that comes late, too."""
+def test_radius_follows_the_rate_of_each_group() -> None:
+    """Relative to the group's own largest learning rate, also in a group that is added later."""
     opt, params = gsam_of([0.1, 0.001])
     late = nn.Parameter(torch.ones(2))
     opt.add_param_group({"params": [late], "lr": 0.02})
-    assert [g["sam_rho"] for g in opt.param_groups] == [pytest.approx(0.05)] * 3
+    assert values(opt, "rho") == pytest.approx([0.05] * 3)
     LambdaLR(opt, lambda t: 0.5)
     make_step(opt, lambda: (params[0] * params[1] * late).square().sum())
-    assert [g["sam_rho"] for g in opt.param_groups] == [pytest.approx(0.03)] * 3
+    assert values(opt, "rho") == pytest.approx([0.03] * 3)
 
 
-def test_a_group_whose_rate_is_never_above_the_least() -> None:
-    """It stays at rho_min until its rate is set by hand; the other group has its line."""
+def test_radius_of_a_group_with_a_rate_below_lr_min() -> None:
+    """It is rho_min until the group's learning rate is set higher."""
     opt, params = gsam_of([0.1, 0.001], lr_min=0.01)
-    assert [g["sam_rho"] for g in opt.param_groups] == [pytest.approx(0.05), 0.01]
+    assert values(opt, "rho") == [pytest.approx(0.05), 0.01]
     opt.param_groups[0]["lr"], opt.param_groups[1]["lr"] = 0.055, 0.02
     make_step(opt, lambda: (params[0] * params[1]).square().sum())
-    assert [g["sam_rho"] for g in opt.param_groups] == [pytest.approx(0.03), 0.05]
+    assert values(opt, "rho") == [pytest.approx(0.03), 0.05]

@@ -1,25 +1,30 @@
-"""Promises about saving and loading: everything a resume needs, and nothing else."""
+"""Saving and loading: state_dict, torch.distributed.checkpoint, deepcopy and pickle."""
 
 import copy
-import io
+import pickle
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
-import reference
 import torch
 import torch.distributed.checkpoint as dcp
 from helpers import (
     BASES,
-    MEMBERS,
+    METHODS,
     PROBLEMS,
+    RULES,
     STYLES,
+    VARIANTS,
     closure,
+    covering,
+    full,
+    make_method,
     make_step,
-    member,
     model_loss,
     parameters,
     same,
+    save_and_load,
     small_model,
     snapshot,
     torch_base,
@@ -37,41 +42,29 @@ import wsam
 
 MLP = PROBLEMS["mlp"]
 STEPS = 6
-LATE_AND_LEAN = [(name, False) for name in MEMBERS] + [
-    (name, True) for name in MEMBERS if reference.MEMBERS[name].rule == "wsam"
-]
-
-
-def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
-    """What a checkpoint gives back; `weights_only` proves that it holds plain values alone."""
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    buffer.seek(0)
-    return torch.load(buffer, weights_only=True)
 
 
 def scheduled(name: str) -> dict[str, Any]:
-    """Hyperparameters that move with the steps, so that losing the step's number would show."""
+    """Return scheduled hyperparameters, which show whether the number of steps is lost."""
     options: dict[str, Any] = {"rho": wsam.schedule.InverseSqrt(0.3)}
-    if name in {"wsam", "coupled_wsam"}:
+    if name.endswith("wsam"):
         options["gamma"] = wsam.schedule.Warmup(0.8, steps=4, start=0.1)
     if name == "gsam":
         options["alpha"] = wsam.schedule.Warmup(0.5, steps=3)
     return options
 
 
-@pytest.mark.parametrize("base", ["momentum", "adamw"])
-@pytest.mark.parametrize(("name", "lean"), LATE_AND_LEAN)
-def test_resume_bitwise_every_step(name: str, lean: bool, base: str) -> None:
+@full(name=VARIANTS, base=["momentum", "adamw"])
+def test_resume_bitwise_every_step(name: str, base: str) -> None:
     def build(w: list[torch.Tensor]) -> tuple[list[nn.Parameter], wsam.SharpnessAware]:
         params = parameters(w)
-        opt = member(name, torch_base(base, params, 0.01), lean=lean, **scheduled(name))
+        opt = make_method(name, torch_base(base, params, 0.01), **scheduled(name))
         return params, opt
 
     params, opt = build(MLP.weights())
     saved = []
     for t in range(STEPS):
-        saved.append(through_a_file({"w": [p.detach() for p in params], "opt": opt.state_dict()}))
+        saved.append(save_and_load({"w": [p.detach() for p in params], "opt": opt.state_dict()}))
         train(opt, params, MLP, range(t, t + 1))
     for t, checkpoint in enumerate(saved):
         other, resumed = build(checkpoint["w"])
@@ -81,18 +74,18 @@ def test_resume_bitwise_every_step(name: str, lean: bool, base: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["wsam", "gsam"])
-def test_schedules_live_in_the_state(name: str) -> None:
-    """A run resumed by an optimizer built without them goes on with the saved schedules."""
+def test_schedules_are_part_of_the_state(name: str) -> None:
+    """An optimizer constructed without them continues with the saved schedules."""
     ours, theirs = parameters(MLP.weights()), parameters(MLP.weights())
-    opt = member(name, torch_base("sgd", ours), **scheduled(name))
-    other = member(name, torch_base("sgd", theirs))
-    other.load_state_dict(through_a_file(opt.state_dict()))
+    opt = make_method(name, torch_base("sgd", ours), **scheduled(name))
+    other = make_method(name, torch_base("sgd", theirs))
+    other.load_state_dict(save_and_load(opt.state_dict()))
     train(opt, ours, MLP, range(5))
     train(other, theirs, MLP, range(5))
     assert same(snapshot(opt), snapshot(other))
 
 
-def test_interval_lives_in_the_state() -> None:
+def test_interval_is_part_of_the_state() -> None:
     every = wsam.schedule.Every(3)
     ours, theirs = parameters(MLP.weights()), parameters(MLP.weights())
     opt = wsam.WSAM(torch_base("sgd", ours), when=every)
@@ -101,20 +94,19 @@ def test_interval_lives_in_the_state() -> None:
     with torch.no_grad():
         for p, q in zip(theirs, ours, strict=True):
             p.copy_(q)
-    other.load_state_dict(through_a_file(opt.state_dict()))
+    other.load_state_dict(save_and_load(opt.state_dict()))
     train(opt, ours, MLP, range(2, 6))
     train(other, theirs, MLP, range(2, 6))
     assert same(snapshot(opt), snapshot(other))
 
 
-@pytest.mark.parametrize("base", BASES)
-@pytest.mark.parametrize("name", MEMBERS)
+@covering(name=METHODS, base=list(BASES))
 def test_plain_base_loads_the_state(name: str, base: str) -> None:
-    """The state is the base's own, without scratch; the base alone can go on from it."""
+    """The state contains the base's own entries only; the base alone can continue from it."""
     params = parameters(MLP.weights())
-    opt = member(name, torch_base(base, params))
+    opt = make_method(name, torch_base(base, params))
     train(opt, params, MLP, range(3))
-    state = through_a_file(opt.state_dict())
+    state = save_and_load(opt.state_dict())
     plain = torch_base(base, params)
     plain.load_state_dict(state)
     for p in params:
@@ -127,15 +119,15 @@ def test_plain_base_loads_the_state(name: str, base: str) -> None:
     assert [set(state["state"].get(i, {})) for i in range(len(params))] == keys
 
 
-@pytest.mark.parametrize("name", MEMBERS)
+@pytest.mark.parametrize("name", METHODS)
 def test_state_of_a_plain_base_loads(name: str) -> None:
-    """The one-line swap in the middle of a run: what the base has saved is taken over."""
+    """A run may change from the plain base to a method."""
     params = parameters(MLP.weights())
     plain = torch_base("momentum", params)
     MLP.losses(params, 0).mean().backward()
     plain.step()
     state = copy.deepcopy(plain.state_dict())
-    opt = member(name, torch_base("momentum", params))
+    opt = make_method(name, torch_base("momentum", params))
     opt.load_state_dict(state)
     assert same([dict(opt.state[p]) for p in params], [dict(plain.state[p]) for p in params])
     train(opt, params, MLP, range(1, 2))
@@ -145,7 +137,7 @@ def test_state_of_a_plain_base_loads(name: str) -> None:
 def test_state_dict_while_perturbed(lean: bool) -> None:
     model = small_model()
     opt = wsam.WSAM(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), lean=lean)
-    rest = copy.deepcopy(opt.state_dict())
+    initial = copy.deepcopy(opt.state_dict())
     opt.step(closure(opt, model, 0))
     loss = model_loss(opt, model, 1)
     loss().backward()
@@ -154,27 +146,17 @@ def test_state_dict_while_perturbed(lean: bool) -> None:
     with pytest.raises(RuntimeError, match=r"w \+ d"):
         opt.state_dict()
     with pytest.raises(RuntimeError, match=r"w \+ d"):
-        opt.load_state_dict(rest)
+        opt.load_state_dict(initial)
     assert same(snapshot(opt), before)
     loss().backward()
     opt.second_step()
     opt.state_dict()
 
 
-@pytest.mark.parametrize("name", MEMBERS)
-def test_state_dict_inside_perturbed(name: str) -> None:
-    model = small_model()
-    opt = member(name, torch.optim.SGD(model.parameters(), lr=0.1))
-    model_loss(opt, model)().backward()
-    with opt.perturbed(), pytest.raises(RuntimeError):
-        opt.state_dict()
-    opt.state_dict()
-
-
-@pytest.mark.parametrize("name", MEMBERS)
+@pytest.mark.parametrize("name", METHODS)
 def test_lr_scheduler_after_load(name: str) -> None:
     model = small_model()
-    opt = member(name, torch.optim.SGD(model.parameters(), lr=0.8, momentum=0.9))
+    opt = make_method(name, torch.optim.SGD(model.parameters(), lr=0.8, momentum=0.9))
     scheduler = StepLR(opt, step_size=1, gamma=0.5)
     opt.step(closure(opt, model))
     scheduler.step()
@@ -186,10 +168,10 @@ def test_lr_scheduler_after_load(name: str) -> None:
     assert [group["lr"] for group in opt.base.param_groups] == [0.2]
 
 
-@pytest.mark.parametrize("name", MEMBERS)
-def test_loading_into_the_base_keeps_sharing(name: str) -> None:
+@pytest.mark.parametrize("name", METHODS)
+def test_base_that_loads_a_state_stays_shared(name: str) -> None:
     model = small_model()
-    opt = member(name, torch.optim.SGD(model.parameters(), lr=0.8, momentum=0.9))
+    opt = make_method(name, torch.optim.SGD(model.parameters(), lr=0.8, momentum=0.9))
     opt.step(closure(opt, model))
     scheduler = StepLR(opt, step_size=1, gamma=0.5)
     opt.base.load_state_dict(copy.deepcopy(opt.base.state_dict()))
@@ -200,30 +182,28 @@ def test_loading_into_the_base_keeps_sharing(name: str) -> None:
     assert [group["lr"] for group in opt.base.param_groups] == [0.4]
 
 
-@pytest.mark.parametrize("base", ["momentum", "adam"])
-@pytest.mark.parametrize("name", MEMBERS)
+@covering(name=METHODS, base=["momentum", "adam"])
 def test_load_no_alias(name: str, base: str) -> None:
     ours, theirs = parameters(MLP.weights()), parameters(MLP.weights())
-    source = member(name, torch_base(base, theirs))
+    source = make_method(name, torch_base(base, theirs))
     train(source, theirs, MLP, range(2))
     state = source.state_dict()
     kept = copy.deepcopy(state)
-    opt = member(name, torch_base(base, ours))
+    opt = make_method(name, torch_base(base, ours))
     opt.load_state_dict(state)
     train(opt, ours, MLP, range(2))
-    assert same(state, kept), "loading has tied the source to the loader"
+    assert same(state, kept), "the loaded state shares tensors with the source"
     mine = snapshot(opt)
     train(source, theirs, MLP, range(2, 3))
     assert same(snapshot(opt), mine)
 
 
-@pytest.mark.parametrize("base", ["momentum", "adam", "sgd"])
-@pytest.mark.parametrize("name", MEMBERS)
+@full(name=RULES, base=["momentum", "adam", "sgd"])
 def test_shape_mismatch_load(name: str, base: str) -> None:
     def build(shapes: list[tuple[int, ...]], cut: int) -> wsam.SharpnessAware:
         params = [nn.Parameter(torch.ones(s)) for s in shapes]
         groups = [{"params": part} for part in (params[:cut], params[cut:]) if part]
-        opt = member(name, torch_base(base, groups))
+        opt = make_method(name, torch_base(base, groups))
         make_step(opt, lambda: opt.select(sum((p**2).sum() for p in params).reshape(1)))
         return opt
 
@@ -245,16 +225,15 @@ def test_shape_mismatch_load(name: str, base: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::wsam.WsamWarning")
-@pytest.mark.parametrize("base", [torch.optim.Adam, torch.optim.NAdam])
-@pytest.mark.parametrize("name", MEMBERS)
+@full(name=RULES, base=[torch.optim.Adam, torch.optim.NAdam])
 def test_bf16_load_keeps_counters(name: str, base: Any) -> None:
     p = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
-    opt = member(name, base([p], lr=0.01))
+    opt = make_method(name, base([p], lr=0.01))
     make_step(opt, lambda: opt.select(p.float() ** 2))
     opt.state[p]["step"].fill_(257.0)  # not a bfloat16 number
     opt.param_groups[0]["sam_step"] = 257
-    state = through_a_file(opt.state_dict())
-    other = member(name, base([nn.Parameter(p.detach().clone())], lr=0.01))
+    state = save_and_load(opt.state_dict())
+    other = make_method(name, base([nn.Parameter(p.detach().clone())], lr=0.01))
     other.load_state_dict(state)
     q = other.param_groups[0]["params"][0]
     assert same(dict(other.state[q]), dict(opt.state[p]))
@@ -263,21 +242,20 @@ def test_bf16_load_keeps_counters(name: str, base: Any) -> None:
     assert isinstance(other.param_groups[0]["sam_step"], int)
 
 
-@pytest.mark.parametrize("flatten", [False, True])
-@pytest.mark.parametrize("used", [False, True])
-@pytest.mark.parametrize("base", ["momentum", "adam", "sgd"])
-@pytest.mark.parametrize("name", MEMBERS)
+@covering(
+    2, name=METHODS, base=["momentum", "adam", "sgd"], used=[False, True], flatten=[False, True]
+)
 def test_dcp_fresh_optimizer(name: str, base: str, used: bool, flatten: bool) -> None:
-    """A used optimizer's state goes into a fresh or a used one; momentum comes along."""
+    """A fresh and a used optimizer both load the state of a used one, momentum included."""
     options = StateDictOptions(flatten_optimizer_state_dict=flatten)
     model = small_model()
-    opt = member(name, torch_base(base, model.parameters()))
+    opt = make_method(name, torch_base(base, model.parameters()))
     for t in range(3):
         opt.step(closure(opt, model, t))
     state = copy.deepcopy(get_optimizer_state_dict(model, opt, options=options))
 
     twin = small_model()
-    other = member(name, torch_base(base, twin.parameters()))
+    other = make_method(name, torch_base(base, twin.parameters()))
     if used:
         other.step(closure(other, twin, 7))
         other.zero_grad()
@@ -293,16 +271,16 @@ def test_dcp_fresh_optimizer(name: str, base: str, used: bool, flatten: bool) ->
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-@pytest.mark.parametrize("name", MEMBERS)
-def test_dcp_saves_a_fresh_optimizer(name: str, tmp_path: Path) -> None:
-    """Neither saving nor loading before the first step disturbs weights or learning rate."""
+@pytest.mark.parametrize("name", METHODS)
+def test_dcp_fresh_optimizer_is_saved(name: str, tmp_path: Path) -> None:
+    """Saving and loading before the first step change neither weights nor learning rates."""
     models = small_model(), small_model()
-    opts = [member(name, torch.optim.Adam(m.parameters(), lr=0.01)) for m in models]
+    opts = [make_method(name, torch.optim.Adam(m.parameters(), lr=0.01)) for m in models]
     before = snapshot(opts[0])
     saved = {"opt": get_optimizer_state_dict(models[0], opts[0])}
     after = snapshot(opts[0])
     assert same(after["weights"], before["weights"])
-    assert same(after["groups"], before["groups"]), "initialising a state is no step"
+    assert same(after["groups"], before["groups"]), "creating the state does not count as a step"
     dcp.save(saved, checkpoint_id=tmp_path, no_dist=True)
     loaded = {"opt": get_optimizer_state_dict(models[1], opts[1])}
     dcp.load(loaded, checkpoint_id=tmp_path, no_dist=True)
@@ -330,7 +308,7 @@ def test_steps_are_counted(style: str) -> None:
         ("shapes", [[[5, 3]]]),
     ],
 )
-def test_a_damaged_entry_changes_nothing(key: str, value: Any) -> None:
+def test_damaged_entry_changes_nothing(key: str, value: Any) -> None:
     model = small_model()
     opt = wsam.WSAM(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
     opt.step(closure(opt, model))
@@ -344,18 +322,105 @@ def test_a_damaged_entry_changes_nothing(key: str, value: Any) -> None:
     assert opt.param_groups[0]["lr"] == 0.1
 
 
-def test_groups_that_were_added_to_the_base() -> None:
-    """They get values at the next step; a state is saved and loaded before it all the same."""
+def test_state_with_a_group_that_was_added_to_the_base() -> None:
+    """It gets its values at the next step, but can be saved and loaded before."""
 
-    def made() -> wsam.SharpnessAware:
+    def make() -> wsam.SharpnessAware:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
         opt = wsam.SAM(torch.optim.SGD(model[0].parameters(), lr=0.1), rho=0.3)
         opt.base.add_param_group({"params": model[1].parameters()})
         return opt
 
-    state = made().state_dict()
+    state = make().state_dict()
     assert len(state["sharpness"]["schedules"]) == 2
-    other = made()
+    other = make()
     other.load_state_dict(state)
     assert [group["sam_rho"] for group in other.param_groups] == [0.3, 0.3]
+
+
+# --- states that are rejected ----------------------------------------------------------------------
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def test_load_rejects_what_is_not_a_state() -> None:
+    opt = wsam.WSAM(sgd(small_model()))
+    good = opt.state_dict()
+    for bad in ({**good, "sharpness": {}}, {**good, "param_groups": 5}, {}, None):
+        with pytest.raises((ValueError, TypeError), match="state_dict"):
+            opt.load_state_dict(bad)
+    wrong = copy.deepcopy(good)
+    wrong["param_groups"][0]["sam_rho"] = -3.0
+    with pytest.raises(ValueError, match="rho must be in"):
+        opt.load_state_dict(wrong)
+    assert opt.param_groups[0]["sam_rho"] == 0.05
+
+
+def test_load_rejects_the_state_of_another_base() -> None:
+    """Nothing has changed, and the groups are still shared."""
+    models = small_model(), small_model()
+    opt = wsam.WSAM(torch.optim.AdamW(models[0].parameters(), lr=0.03), rho=0.1)
+    other = wsam.WSAM(sgd(models[1]))
+    opt.step(closure(opt, models[0]))
+    other.step(closure(other, models[1]))
+    before, groups = snapshot(opt), opt.param_groups
+    with pytest.raises(ValueError, match="AdamW finds no 'step'"):
+        opt.load_state_dict(other.state_dict())
+    assert opt.param_groups is groups
+    assert same(snapshot(opt), before)
+    opt.step(closure(opt, models[0]))
+
+
+def test_load_warns_about_the_state_of_another_rule() -> None:
+    model = small_model()
+    state = wsam.CoupledWSAM(sgd(model), gamma=0.5).state_dict()
+    with pytest.warns(wsam.WsamWarning, match="rule Coupled, this optimizer has Weighted"):
+        wsam.WSAM(sgd(model)).load_state_dict(state)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        wsam.CoupledWSAM(sgd(model)).load_state_dict(state)
+        del state["sharpness"]["rule"]  # as saved by earlier versions
+        wsam.WSAM(sgd(model)).load_state_dict(state)
+
+
+class InterruptedLoad(torch.optim.SGD):
+    """Is interrupted when it has loaded half of a state."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.__dict__["half"] = True
+        self.__dict__["param_groups"] = []
+        raise KeyboardInterrupt
+
+
+def test_interrupted_load_changes_nothing() -> None:
+    opt = wsam.WSAM(InterruptedLoad(small_model().parameters(), lr=0.1))
+    groups = opt.param_groups
+    with pytest.raises(KeyboardInterrupt):
+        opt.load_state_dict(opt.state_dict())
+    assert opt.param_groups is groups
+    assert not hasattr(opt.base, "half")
+
+
+# --- copies ----------------------------------------------------------------------------------------
+
+
+@covering(2, name=VARIANTS, base=["momentum", "adamw"], how=["deepcopy", "pickle"])
+def test_deepcopy_pickle(name: str, base: str, how: str) -> None:
+    """A copy steps as the original does."""
+    model = small_model()
+    options = {"gamma": wsam.schedule.Warmup(0.9, 5)} if name.endswith("wsam") else {}
+    opt = make_method(name, torch_base(base, model.parameters()), **options)
+    for t in range(2):
+        opt.step(closure(opt, model, t))
+    pair = (model, opt)
+    twin = copy.deepcopy(pair) if how == "deepcopy" else pickle.loads(pickle.dumps(pair))
+    assert twin[1].param_groups is twin[1].base.param_groups
+    assert twin[1].state is twin[1].base.state
+    for m, o in (pair, twin):
+        for t in range(2, 5):
+            o.step(closure(o, m, t))
+    assert same(snapshot(opt), snapshot(twin[1]))
+    assert all(p is not q for p, q in zip(model.parameters(), twin[0].parameters(), strict=True))

@@ -1,12 +1,12 @@
-"""torch.distributed.checkpoint: what two ranks saved goes on on two ranks, or on one."""
+"""torch.distributed.checkpoint: a state saved on two ranks continues on two ranks, or on one."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import MEMBERS, gap, same
-from workers import saving
-from workers.pair import team
+from helpers import METHODS, covering, gap, same
+from workers import checkpoints
+from workers.process_group import process_group
 
 ROUNDING = 1e-12
 pytestmark = [
@@ -16,42 +16,48 @@ pytestmark = [
 
 
 def on(kind: str, task: Any, *args: Any) -> Any:
-    """Run the task on two ranks that must agree, or in this process."""
+    """Run the task on two ranks, whose results must be equal, or in this process."""
     if kind == "alone":
         return task(*args)
-    one, other = team().run(task, *args)
+    one, other = process_group().run(task, *args)
     assert same(one, other)
     return one
 
 
 def check(mine: Any, saved: Any, exact: bool) -> None:
-    """The middle is what was saved, to the bit; the end to the bit on ranks of the same kind."""
+    """The loaded state is bitwise the saved one; so is the end if both are of the same kind."""
     assert same(mine[0], saved[0])
-    assert mine[1]["step"] == saved[1]["step"] == 2 * saving.HALF
+    assert mine[1]["step"] == saved[1]["step"] == 2 * checkpoints.HALF
     assert mine[1]["rho"] == saved[1]["rho"]
     if exact:
         assert same(mine[1], saved[1])
     assert gap(mine[1]["weights"], saved[1]["weights"]) < ROUNDING
 
 
-@pytest.mark.parametrize("used", [False, True], ids=["fresh", "used"])
-@pytest.mark.parametrize("to", ["alone", "ddp", "fsdp2"])
-@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
-@pytest.mark.parametrize("base", ["momentum", "adamw"])
+@covering(
+    2,
+    base=["momentum", "adamw"],
+    kind=["ddp", "fsdp2"],
+    to=["alone", "ddp", "fsdp2"],
+    used=[False, True],
+)
 def test_dcp_save_on_two_load_on_one_or_two(
     base: str, kind: str, to: str, used: bool, tmp_path: Path
 ) -> None:
     setting = (str(tmp_path), "wsam", base)
-    saved = on(kind, saving.save, *setting, kind, False)
-    mine = on(to, saving.resume, *setting, to, False, used)
+    saved = on(kind, checkpoints.save, *setting, kind, False)
+    mine = on(to, checkpoints.resume, *setting, to, False, used)
     check(mine, saved, exact=kind == to)
 
 
-@pytest.mark.parametrize(
-    ("name", "flatten"), [*((name, False) for name in MEMBERS), ("wsam", True), ("sam", True)]
-)
-def test_dcp_every_member(name: str, flatten: bool, tmp_path: Path) -> None:
+@covering(name=METHODS, flatten=[False, True])
+def test_dcp_every_method(name: str, flatten: bool, tmp_path: Path) -> None:
     setting = (str(tmp_path), name, "adamw")
-    saved = on("fsdp2", saving.save, *setting, "fsdp2", flatten)
-    check(on("fsdp2", saving.resume, *setting, "fsdp2", flatten, False), saved, exact=True)
-    check(on("alone", saving.resume, *setting, "alone", flatten, True), saved, exact=False)
+    saved = on("fsdp2", checkpoints.save, *setting, "fsdp2", flatten)
+    check(on("fsdp2", checkpoints.resume, *setting, "fsdp2", flatten, False), saved, exact=True)
+    check(on("alone", checkpoints.resume, *setting, "alone", flatten, True), saved, exact=False)
+
+
+def test_zero_redundancy_optimizer_resumes_bitwise() -> None:
+    """The state is divided among the ranks, and consolidated on rank 0."""
+    assert process_group().run(checkpoints.resume_zero_redundancy) == [[True, True]] * 2

@@ -1,4 +1,4 @@
-"""docs/distributed.md says what is counted, what is tested and what the examples are."""
+"""docs/distributed.md shows the recorded communication, existing tests and the examples."""
 
 import json
 import re
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from workers import traffic
-from workers.pair import team
+from workers.process_group import process_group
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "distributed.md").read_text()
@@ -24,24 +24,24 @@ def calls(record: dict[str, Any], case: str) -> int:
 
 
 @pytest.mark.parametrize("style", ["ddp", "fsdp2"])
-def test_page_states_the_record(record: dict[str, Any], style: str) -> None:
+def test_page_shows_the_record(record: dict[str, Any], style: str) -> None:
     assert "\n".join(traffic.program().table(record, style)) in PAGE
 
 
 @pytest.mark.slow
-def test_record_is_what_is_counted(record: dict[str, Any]) -> None:
-    assert team().run(traffic.measure) == [record, record]
+def test_record_is_up_to_date(record: dict[str, Any]) -> None:
+    assert process_group().run(traffic.measure) == [record, record]
 
 
 def test_reductions_of_gradients(record: dict[str, Any]) -> None:
     assert calls(record, "plain base") == 1
     assert calls(record, "SAM, ESAM, ASAM, Fisher SAM") == 2
     assert calls(record, "SAM, ESAM, ASAM, Fisher SAM, local") == 1
-    assert calls(record, "WSAM, Coupled-WSAM, GSAM, local") == 2, "coalesced, not one a tensor"
+    assert calls(record, "WSAM, Coupled-WSAM, GSAM, local") == 2, "one coalesced reduction"
 
 
 def test_page_names_tests_that_exist() -> None:
-    """Every line of the tables of support names the test that holds it, and that test is there."""
+    """Every row of the tables of supported features names an existing test."""
     files = [*(ROOT / "tests" / "distributed").glob("test_*.py")]
     written = {name for file in files for name in re.findall(r"def (test_\w+)", file.read_text())}
     claims = [line for line in PAGE.splitlines() if re.match(r"\| .*\| (works|refused)", line)]

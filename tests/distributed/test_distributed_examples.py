@@ -1,4 +1,4 @@
-"""The examples run as they stand, on two processes started by torchrun."""
+"""The examples run unchanged, on two processes started by torchrun."""
 
 import os
 import re
@@ -15,7 +15,7 @@ LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--npro
 
 
 def losses(name: str, *words: str) -> list[float]:
-    """Run an example; return the losses it prints."""
+    """Run an example; return the losses that it prints."""
     done = subprocess.run(
         [*LAUNCH, str(EXAMPLES / name), *words],
         capture_output=True,

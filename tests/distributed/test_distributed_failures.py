@@ -1,28 +1,28 @@
-"""A rank that hangs or dies ends the others within the group's timeout, with a message."""
+"""If a rank hangs or dies, the others raise within the timeout of the group."""
 
 import re
 
 import pytest
 from workers import ddp
-from workers.pair import Team
+from workers.process_group import ProcessGroup
 
-PATIENCE = 8.0  # also for the steps before: other programs may hold a rank up for seconds
+TIMEOUT = 8.0  # also for the steps before, which take seconds on a busy machine
 
 
 @pytest.mark.slow
 def test_a_lost_rank_ends_the_others() -> None:
-    team = Team()
+    group = ProcessGroup()
     try:
-        hung = team.ask(ddp.deserted, "hangs", True, PATIENCE)
-        died = team.ask(ddp.deserted, "dies", False, PATIENCE)
+        hung = group.try_run(ddp.lost_rank, "hangs", True, TIMEOUT)
+        died = group.try_run(ddp.lost_rank, "dies", False, TIMEOUT)
     finally:
-        team.close()
-    assert [fine for fine, _ in hung] == [True, True]
-    assert [fine for fine, _ in died] == [True, False]
-    for (said, waited, restored), words in (
+        group.close()
+    assert [succeeded for succeeded, _ in hung] == [True, True]
+    assert [succeeded for succeeded, _ in died] == [True, False]
+    for (message, waited, restored), words in (
         (hung[0][1], "Timed out"),
-        (died[0][1], "by peer|Broken pipe"),  # depends on who notices first, reader or writer
+        (died[0][1], "by peer|Broken pipe"),  # depends on whether a read or a write fails first
     ):
-        assert re.search(words, said)
-        assert waited < PATIENCE + 30, "and not the minutes of the team's own group"
-        assert restored, "the weights are back at w"
+        assert re.search(words, message)
+        assert waited < TIMEOUT + 30, "not the timeout of the default group"
+        assert restored, "the weights are at w"

@@ -1,98 +1,94 @@
-"""FSDP2 and tensor parallelism: one global norm over all shards, weights restored on the shards."""
+"""FSDP2 and tensor parallelism: one global norm over all shards, weights restored in the shards."""
 
 from typing import Any
 
 import pytest
-import reference
-from helpers import MEMBERS, gap, same
+from helpers import LEAN, METHODS, RULES, VARIANTS, covering, gap, same
 from workers import sharded
-from workers.pair import team
-from workers.problem import judged
+from workers.problem import expected_weights
+from workers.process_group import process_group
 
 pytestmark = pytest.mark.slow
 
 ROUNDING = 1e-12
-LATE_AND_LEAN = [(name, False) for name in MEMBERS] + [
-    (name, True) for name in MEMBERS if reference.MEMBERS[name].rule == "wsam"
-]
 
 
-def close(results: list[Any], expected: Any) -> None:
-    """All ranks have the same bits, and these are the judge's to rounding."""
+def assert_close(results: list[Any], expected: Any) -> None:
+    """All ranks are bitwise equal, and equal to the reference up to rounding."""
     for result in results:
         assert same(result, results[0])
     assert gap(results[0], expected) < ROUNDING
 
 
-@pytest.mark.parametrize("style", ["closure", "phases"])
-@pytest.mark.parametrize(("name", "lean"), LATE_AND_LEAN)
-def test_fsdp2_parity(name: str, lean: bool, style: str) -> None:
-    close(team().run(sharded.train, name, lean=lean, style=style), judged(name))
+@covering(name=VARIANTS, style=["closure", "phases"])
+def test_fsdp2_parity(name: str, style: str) -> None:
+    results = process_group().run(sharded.train, name, style=style)
+    assert_close(results, expected_weights(name))
 
 
-@pytest.mark.parametrize("name", MEMBERS)
+@pytest.mark.parametrize("name", RULES)
 def test_fsdp2_adam_and_clipping(name: str) -> None:
-    results = team().run(sharded.train, name, base="adamw", max_norm=0.5)
-    close(results, judged(name, base="adamw", max_norm=0.5))
+    results = process_group().run(sharded.train, name, base="adamw", max_norm=0.5)
+    assert_close(results, expected_weights(name, base="adamw", max_norm=0.5))
 
 
-@pytest.mark.parametrize("name", MEMBERS)
+@pytest.mark.parametrize("name", METHODS)
 def test_fsdp2_restores_bitwise(name: str) -> None:
-    for moved, back, same_memory in team().run(sharded.restored, name):
+    for moved, restored, same_storages in process_group().run(sharded.restored, name):
         assert moved
-        assert back
-        assert same_memory == 5
+        assert restored
+        assert same_storages == 5
 
 
-@pytest.mark.parametrize("name", MEMBERS)
+@pytest.mark.parametrize("name", RULES)
 def test_fsdp2_inf_one_rank_only(name: str) -> None:
-    assert team().run(sharded.poisoned, name) == [(1, True, False)] * 2
+    assert process_group().run(sharded.overflow_on_one_rank, name) == [(1, True, False)] * 2
 
 
-@pytest.mark.parametrize("lean", [False, True])
-def test_fsdp2_accumulation(lean: bool) -> None:
-    close(team().run(sharded.accumulated, "wsam", lean), judged("wsam"))
+@pytest.mark.parametrize("name", ["wsam", LEAN])
+def test_fsdp2_accumulation(name: str) -> None:
+    assert_close(process_group().run(sharded.accumulated, name), expected_weights(name))
 
 
-@pytest.mark.parametrize("name", ["sam", "wsam", "gsam"])
+@pytest.mark.parametrize("name", RULES)
 def test_fsdp2_micro_perturbation(name: str) -> None:
-    for mine, alone in team().run(sharded.micro_batches, name):
-        assert gap(mine, alone) < ROUNDING
+    for found, single in process_group().run(sharded.micro_batches, name):
+        assert gap(found, single) < ROUNDING
 
 
-@pytest.mark.parametrize("kind", ["plain", "ignored", "replicated"])
-@pytest.mark.parametrize(("name", "lean"), LATE_AND_LEAN)
-def test_fsdp2_mixed_with_plain(name: str, lean: bool, kind: str) -> None:
-    close(team().run(sharded.mixed, name, lean, kind), judged(name))
+@covering(name=VARIANTS, kind=["plain", "ignored", "replicated"])
+def test_fsdp2_mixed_with_plain(name: str, kind: str) -> None:
+    assert_close(process_group().run(sharded.mixed, name, kind), expected_weights(name))
 
 
-@pytest.mark.parametrize("name", MEMBERS)
+@pytest.mark.parametrize("name", RULES)
 def test_fsdp2_mixed_precision(name: str) -> None:
-    for apart, travelled in team().run(sharded.low_precision, name):
-        assert apart < 0.02 * travelled
+    for difference, distance in process_group().run(sharded.low_precision, name):
+        assert difference < 0.02 * distance
 
 
-@pytest.mark.parametrize("style", ["closure", "phases"])
-@pytest.mark.parametrize(("name", "lean"), LATE_AND_LEAN)
-def test_tensor_parallel_parity(name: str, lean: bool, style: str) -> None:
-    for mine, alone, kinds in team().run(sharded.tensor_parallel, name, lean, style):
-        assert gap(mine, alone) < ROUNDING
-        assert any("Partial" in kind for kind in kinds), "gradients that are still to be summed"
+@covering(name=VARIANTS, style=["closure", "phases"])
+def test_tensor_parallel_parity(name: str, style: str) -> None:
+    for found, single, kinds in process_group().run(sharded.tensor_parallel, name, style):
+        assert gap(found, single) < ROUNDING
+        assert any("Partial" in kind for kind in kinds), "no gradient was a partial sum"
 
 
-@pytest.mark.parametrize(("name", "lean"), LATE_AND_LEAN)
-def test_fsdp2_over_tensor_parallel(name: str, lean: bool) -> None:
-    results = team(4).run(sharded.two_dimensions, name, lean)
-    close([w for w, _ in results], judged(name, hidden=8))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", VARIANTS)
+def test_fsdp2_over_tensor_parallel(name: str) -> None:
+    results = process_group(4).run(sharded.two_dimensions, name)
+    assert_close([w for w, _ in results], expected_weights(name, hidden=8))
     assert "StridedShard" in str(results[0][1])
 
 
-@pytest.mark.parametrize(("name", "lean"), LATE_AND_LEAN)
-def test_hsdp_parity(name: str, lean: bool) -> None:
-    close(team(4).run(sharded.hybrid, name, lean), judged(name))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", VARIANTS)
+def test_hsdp_parity(name: str) -> None:
+    assert_close(process_group(4).run(sharded.hybrid, name), expected_weights(name))
 
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_fsdp1_is_refused(whole: bool) -> None:
-    for said in team().run(sharded.first_version, whole):
-        assert "fully_shard" in said
+    for message in process_group().run(sharded.fsdp1_error, whole):
+        assert "fully_shard" in message

@@ -1,1 +1,1 @@
-"""What runs inside the processes that the tests of torch.distributed start."""
+"""Tasks that run in the processes of the tests of torch.distributed."""

@@ -1,4 +1,4 @@
-"""Tasks for ranks under DistributedDataParallel. Each returns plain tensors and numbers."""
+"""Tasks with DistributedDataParallel. Each returns plain tensors and numbers."""
 
 import contextlib
 import copy
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from helpers import member, snapshot
+from helpers import make_method, snapshot
 from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join
 from torch.distributed.fsdp import fully_shard
@@ -17,12 +17,12 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import wsam
 
-from .problem import STEPS, Net, base_of, net, share
+from .problem import STEPS, Net, base_of, local_batch, net
 
 VIEWS = {
     "copies": {},
     "views": {"gradient_as_bucket_view": True},
-    # A bucket with one tensor: the view is as large as what it is a view of.
+    # A bucket with one tensor: the view has the size of its storage.
     "views of one": {"gradient_as_bucket_view": True, "bucket_cap_mb": 1e-6},
 }
 
@@ -36,7 +36,7 @@ def first_pass(model: nn.Module, local: bool) -> Any:
 
 
 def step(opt: wsam.SharpnessAware, model: nn.Module, x: Tensor, style: str) -> None:
-    """One step as a user writes it, in one of the two forms."""
+    """Make one step with a closure or by hand."""
 
     def backward() -> Tensor:
         loss = opt.select(model(x))
@@ -68,47 +68,47 @@ def train(
 ) -> list[Tensor]:
     """Train a few steps; return the weights."""
     model = DDP(net(), **VIEWS[buckets], **(ddp or {}))
-    opt = member(name, base_of(model, base), model=model, **options)
+    opt = make_method(name, base_of(model, base), model=model, **options)
     for t in range(steps):
-        step(opt, model, share(t, dist.get_rank()), style)
+        step(opt, model, local_batch(t, dist.get_rank()), style)
     return weights(model)
 
 
 def long_run(name: str, local: bool, base: str, steps: int) -> dict[str, Any]:
-    """Train in float32, where rounding shows; return weights, state and groups."""
+    """Train in float32, where rounding is visible; return weights, state and groups."""
     model = DDP(net(torch.float32), gradient_as_bucket_view=True)
-    opt = member(name, base_of(model, base), model=model, local=local, max_norm=1.0)
+    opt = make_method(name, base_of(model, base), model=model, local=local, max_norm=1.0)
     for t in range(steps):
-        step(opt, model, share(t, dist.get_rank(), torch.float32), "closure")
+        step(opt, model, local_batch(t, dist.get_rank(), torch.float32), "closure")
     return snapshot(opt)
 
 
 def frozen(local: bool) -> tuple[list[Tensor], bool]:
-    """One parameter is frozen; return the weights, and whether the base has a state for it."""
+    """Train with a frozen parameter; return the weights, and whether the base has a state for it."""
     plain = net()
     plain.second.weight.requires_grad_(False)
     model = DDP(plain)
     opt = wsam.WSAM(base_of(model, "adamw"), model=model, local=local)
     for t in range(STEPS):
-        step(opt, model, share(t, dist.get_rank()), "closure")
+        step(opt, model, local_batch(t, dist.get_rank()), "closure")
     return weights(model), bool(opt.state.get(plain.second.weight))
 
 
-def poisoned(name: str, local: bool, where: int, policy: str) -> dict[str, Any]:
-    """One rank's gradient is not finite, at step 1 in the given pass; the other steps are sound."""
+def overflow_on_one_rank(name: str, local: bool, bad_pass: int, policy: str) -> dict[str, Any]:
+    """Train with an infinite gradient on rank 1 at step 1, in the given pass."""
     model = DDP(net(), gradient_as_bucket_view=True)
-    opt = member(name, base_of(model, "adam"), model=model, local=local, nonfinite=policy)
+    opt = make_method(name, base_of(model, "adam"), model=model, local=local, nonfinite=policy)
     before: Any = None
     after: Any = None
     raised = ""
     for t in range(3):
-        x, passes = share(t, dist.get_rank()), 0
+        x, passes = local_batch(t, dist.get_rank()), 0
 
         def closure(t: int = t, x: Tensor = x) -> Tensor:
             nonlocal passes
             passes += 1
             loss = opt.select(model(x))
-            if t == 1 and passes == where and dist.get_rank() == 1:
+            if t == 1 and passes == bad_pass and dist.get_rank() == 1:
                 loss = loss * torch.inf
             loss.backward()
             return loss
@@ -131,21 +131,21 @@ def poisoned(name: str, local: bool, where: int, policy: str) -> dict[str, Any]:
 
 
 def uneven(name: str, local: bool, initial: bool) -> tuple[str, list[Tensor]]:
-    """Rank 1 runs out of batches after the second step; return an error, and the weights."""
+    """Train with fewer batches on rank 1; return the error message, and the weights."""
     model = DDP(net())
-    opt = member(name, base_of(model, "momentum"), model=model, local=local)
+    opt = make_method(name, base_of(model, "momentum"), model=model, local=local)
     rank = dist.get_rank()
     try:
         with Join([model], divide_by_initial_world_size=initial):
             for t in range(2 if rank == 1 else STEPS):
-                step(opt, model, share(t, rank), "closure")
+                step(opt, model, local_batch(t, rank), "closure")
     except RuntimeError as error:
         return str(error), weights(model)
     return "", weights(model)
 
 
 class Branches(nn.Module):
-    """Takes one of two ways, and has one that nobody takes."""
+    """A model with two branches of which each pass uses one, and an unused layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -153,41 +153,40 @@ class Branches(nn.Module):
 
     def forward(self, x: Tensor, left: bool) -> Tensor:
         """Return one loss for each sample."""
-        way = self.left if left else self.right
-        return way(torch.tanh(self.shared(x))).square().sum(1)
+        branch = self.left if left else self.right
+        return branch(torch.tanh(self.shared(x))).square().sum(1)
 
 
-def branches(name: str, plain: bool, ways: list[list[bool]]) -> tuple[list[Tensor], list[Tensor]]:
-    """Ranks take other branches; return the weights, and those of one process that takes them all.
-
-    The judge is the library in one process, which is judged elsewhere.
-    """
+def branches(
+    name: str, alternating: bool, lefts: list[list[bool]]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Train with a different branch on each rank; return the weights, and those of one process."""
     torch.manual_seed(2)
     alone = Branches().double()
     model = DDP(copy.deepcopy(alone), find_unused_parameters=True, gradient_as_bucket_view=True)
-    options: dict[str, Any] = {"when": wsam.schedule.Every(2, offset=1)} if plain else {}
-    opt = member(name, base_of(model, "adamw"), model=model, **options)
-    judge = member(name, base_of(alone, "adamw"), **options)
+    options: dict[str, Any] = {"when": wsam.schedule.Every(2, offset=1)} if alternating else {}
+    opt = make_method(name, base_of(model, "adamw"), model=model, **options)
+    single = make_method(name, base_of(alone, "adamw"), **options)
     rank = dist.get_rank()
-    for t, way in enumerate(ways):
+    for t, left in enumerate(lefts):
 
-        def closure(t: int = t, way: list[bool] = way) -> Tensor:
-            loss = model(share(t, rank), way[rank]).mean()
+        def closure(t: int = t, left: list[bool] = left) -> Tensor:
+            loss = model(local_batch(t, rank), left[rank]).mean()
             loss.backward()
             return loss
 
-        def whole(t: int = t, way: list[bool] = way) -> Tensor:
-            loss = sum(alone(share(t, r), way[r]).mean() / 2 for r in range(2))
+        def whole(t: int = t, left: list[bool] = left) -> Tensor:
+            loss = sum(alone(local_batch(t, r), left[r]).mean() / 2 for r in range(2))
             loss.backward()
             return loss
 
         opt.step(closure)
-        judge.step(whole)
+        single.step(whole)
     return weights(model), weights(alone)
 
 
-def refused(kind: str) -> str:
-    """What is said of a model that `local=True` cannot work with."""
+def local_error(kind: str) -> str:
+    """Return the error message for a model that does not support `local=True`."""
     model: Any = Net()
     if kind == "fsdp2":
         fully_shard(model)
@@ -201,11 +200,11 @@ def refused(kind: str) -> str:
 
 
 def micro_batches(name: str, local: bool, buckets: str) -> tuple[list[Tensor], list[Tensor]]:
-    """A perturbation for each of two micro-batches a rank; and the same in one process."""
+    """Perturb for each of two micro-batches per rank; return the weights, and those of one process."""
     alone = net()
     model = DDP(net(), **VIEWS[buckets])
-    opt = member(name, base_of(model, "momentum"), model=model, local=local)
-    judge = member(name, base_of(alone, "momentum"))
+    opt = make_method(name, base_of(model, "momentum"), model=model, local=local)
+    single = make_method(name, base_of(alone, "momentum"))
 
     def closure(of: wsam.SharpnessAware, run: nn.Module, count: int, *parts: Tensor) -> Any:
         def backward() -> Tensor:
@@ -216,24 +215,23 @@ def micro_batches(name: str, local: bool, buckets: str) -> tuple[list[Tensor], l
         return backward
 
     for t in range(3):
-        halves = [share(t, rank).chunk(2) for rank in range(2)]
+        halves = [local_batch(t, rank).chunk(2) for rank in range(2)]
         mine = halves[dist.get_rank()]
-        # Each rank's mean counts half, by DistributedDataParallel's own average.
+        # DistributedDataParallel averages over the ranks.
         opt.step([closure(opt, model, 2, x) for x in mine])
         if local:
-            judge.step([closure(judge, alone, 4, x) for half in halves for x in half])
+            single.step([closure(single, alone, 4, x) for half in halves for x in half])
         else:
-            judge.step([closure(judge, alone, 4, *both) for both in zip(*halves, strict=True)])
+            single.step([closure(single, alone, 4, *both) for both in zip(*halves, strict=True)])
     return weights(model), weights(alone)
 
 
-def accumulated(name: str, local: bool, lean: bool) -> list[Tensor]:
-    """Micro-batches inside the closure, all but the last under no_sync."""
+def accumulated(name: str, local: bool) -> list[Tensor]:
+    """Accumulate micro-batches in the closure, all but the last under no_sync."""
     model = DDP(net(), gradient_as_bucket_view=True)
-    options = {"lean": True} if lean else {"local": local}
-    opt = member(name, base_of(model, "momentum"), model=model, **options)
+    opt = make_method(name, base_of(model, "momentum"), model=model, local=local)
     for t in range(STEPS):
-        x = share(t, dist.get_rank())
+        x = local_batch(t, dist.get_rank())
         parts = x.split([2, len(x) - 2])
 
         def closure(parts: Any = parts, size: int = len(x)) -> Tensor:
@@ -249,12 +247,12 @@ def accumulated(name: str, local: bool, lean: bool) -> list[Tensor]:
     return weights(model)
 
 
-def looked_at(buckets: str) -> tuple[bool, bool]:
-    """Whether gradients and weights survive a backward pass inside `perturbed()`."""
+def perturbed_with_backward(buckets: str) -> tuple[bool, bool]:
+    """Return whether a backward pass inside `perturbed()` leaves gradients and weights unchanged."""
     model = DDP(net(), **VIEWS[buckets])
     opt = wsam.SAM(base_of(model, "momentum"))
-    x = share(0, dist.get_rank())
-    for _ in range(3):  # after the first pass the buckets are made anew
+    x = local_batch(0, dist.get_rank())
+    for _ in range(3):  # the first pass rebuilds the buckets
         opt.zero_grad()
         model(x).mean().backward()
     before = [p.grad.clone() for p in model.parameters()], weights(model)
@@ -267,13 +265,13 @@ def looked_at(buckets: str) -> tuple[bool, bool]:
 
 
 def scaled(local: bool) -> dict[str, Any]:
-    """A GradScaler's loop; at step 1 the first pass of rank 1 alone overflows."""
+    """Train with a GradScaler; the first pass of step 1 overflows on rank 1 only."""
     model = DDP(net(torch.float32))
     opt = wsam.WSAM(base_of(model, "momentum"), model=model, local=local)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     kept: list[list[Tensor]] = []
     for t in range(3):
-        x = share(t, dist.get_rank(), torch.float32)
+        x = local_batch(t, dist.get_rank(), torch.float32)
         factor = torch.inf if t == 1 and dist.get_rank() == 1 else 1.0
         opt.zero_grad()
         opt.begin()
@@ -290,7 +288,7 @@ def scaled(local: bool) -> dict[str, Any]:
 
 
 class Normed(nn.Module):
-    """With running statistics."""
+    """A model with running statistics."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -302,23 +300,27 @@ class Normed(nn.Module):
 
 
 def statistics(local: bool) -> list[list[Tensor]]:
-    """Running statistics after three steps of SAM with learning rate 0, and of plain forward passes."""
+    """Return running statistics after three steps of SAM at lr 0, and after plain forward passes."""
     torch.manual_seed(0)
     models = [DDP(copy.deepcopy(m)) for m in [Normed().double()] * 2]
     opt = wsam.SAM(torch.optim.SGD(models[0].parameters(), lr=0.0), model=models[0], local=local)
     for t in range(3):
-        x = share(t, dist.get_rank())
+        x = local_batch(t, dist.get_rank())
         step(opt, models[0], x, "closure")
         models[1](x).mean().backward()
     return [[b.clone() for b in model.buffers()] for model in models]
 
 
-def deserted(how: str, local: bool, patience: float) -> tuple[str, float, bool]:
-    """Rank 1 leaves in its second pass; what rank 0 hears, how long it waited, its weights restored."""
-    group = dist.new_group(timeout=timedelta(seconds=patience))
+def lost_rank(how: str, local: bool, timeout: float) -> tuple[str, float, bool]:
+    """Rank 1 hangs or dies in its second pass.
+
+    Returns:
+        The error of rank 0, the seconds it waited, and whether its weights are restored.
+    """
+    group = dist.new_group(timeout=timedelta(seconds=timeout))
     model = DDP(net(), process_group=group)
     opt = wsam.WSAM(base_of(model, "momentum"), model=model, local=local)
-    x, passes = share(0, dist.get_rank()), 0
+    x, passes = local_batch(0, dist.get_rank()), 0
     step(opt, model, x, "closure")
     before = weights(model)
 
@@ -328,7 +330,7 @@ def deserted(how: str, local: bool, patience: float) -> tuple[str, float, bool]:
         if passes == 2 and dist.get_rank() == 1:
             if how == "dies":
                 os._exit(9)
-            time.sleep(patience + 2)
+            time.sleep(timeout + 2)
         loss = model(x).mean()
         loss.backward()
         return loss

@@ -1,4 +1,4 @@
-"""One small problem for all tests of several ranks, and the judge who solves it in one process."""
+"""A small problem for tests with several ranks, and its expected result from the reference."""
 
 import dataclasses
 import functools
@@ -19,7 +19,7 @@ Weights = list[Tensor]
 
 
 class Net(nn.Module):
-    """By default of odd sizes, so that shards are uneven and one of them is empty."""
+    """A network with odd sizes by default, so that shards are uneven and one is empty."""
 
     def __init__(self, hidden: int = 7) -> None:
         super().__init__()
@@ -34,13 +34,13 @@ class Net(nn.Module):
 
 
 def net(dtype: torch.dtype = torch.float64, hidden: int = 7) -> Net:
-    """The same weights for everyone."""
+    """Return the network with the same weights on all ranks."""
     torch.manual_seed(1)
     return Net(hidden).to(dtype)
 
 
-def share(step: int, rank: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """A rank's samples of this step's batch."""
+def local_batch(step: int, rank: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Return a rank's samples of this step's batch."""
     return batch(step).to(dtype).chunk(RANKS)[rank]
 
 
@@ -53,49 +53,50 @@ def average(lists: list[Weights]) -> Weights:
 
 
 @functools.cache
-def judged(
+def expected_weights(
     name: str,
     local: bool = False,
     base: str = "momentum",
     steps: int = STEPS,
     max_norm: float | None = None,
-    plain: tuple[int, ...] = (),
+    base_steps: tuple[int, ...] = (),
     idle_after: int = STEPS,
     halved: bool = False,
     hidden: int = 7,
 ) -> Weights:
-    """The weights after these steps, by the reference alone: no wsam, no torch.distributed.
+    """Return the weights after these steps by the reference, without torch.distributed.
 
     Args:
-        name: of the member.
-        local: whether each rank's share is perturbed by its own gradient.
-        base: of the base optimizer.
-        steps: how many.
-        max_norm: of clipping.
-        plain: numbers of the steps that the base makes alone.
+        name: the method.
+        local: whether each rank is perturbed by its own gradient.
+        base: the base optimizer.
+        steps: the number of steps.
+        max_norm: for clipping.
+        base_steps: the steps that the base makes alone.
         idle_after: from this step on only rank 0 has samples.
-        halved: whether its gradients count half then.
-        hidden: units of the network.
+        halved: whether its gradients then count half.
+        hidden: the number of hidden units.
     """
     model = net(hidden=hidden)
-    method = reference.MEMBERS[name]
+    method = reference.METHODS[name]
     if max_norm is not None:
         method = dataclasses.replace(method, max_norm=max_norm)
     keys = [key for key, _ in model.named_parameters()]
     w = [p.detach().clone() for p in model.parameters()]
-    twin = reference_base(base, DECAY)
+    plain = reference_base(base, DECAY)
     for step in range(steps):
         mask = mask_of(name, step, len(w))
         busy, factor = (1, 0.5 if halved else 1.0) if step >= idle_after else (RANKS, 1.0)
         losses = [
-            functools.partial(losses_of, model, keys, share(step, r), factor) for r in range(busy)
+            functools.partial(losses_of, model, keys, local_batch(step, r), factor)
+            for r in range(busy)
         ]
         if local:
             pairs = [reference.two_gradients(method, w, each, mask) for each in losses]
             g0, g1 = (average([pair[i] for pair in pairs]) for i in range(2))
         else:
-            g0, g1 = together(method, w, losses, mask)
-        w = twin.step(w, g0) if step in plain else reference.update(method, twin, w, g0, g1)
+            g0, g1 = synchronized_gradients(method, w, losses, mask)
+        w = plain.step(w, g0) if step in base_steps else reference.update(method, plain, w, g0, g1)
     return w
 
 
@@ -103,8 +104,10 @@ def losses_of(model: nn.Module, keys: list[str], x: Tensor, factor: float, w: We
     return factor * functional_call(model, dict(zip(keys, w, strict=True)), (x,))
 
 
-def together(method: Any, w: Weights, losses: list[Any], mask: Any) -> tuple[Weights, Weights]:
-    """Both gradients of all shares, perturbed by the average; each share selects its own samples."""
+def synchronized_gradients(
+    method: Any, w: Weights, losses: list[Any], mask: Any
+) -> tuple[Weights, Weights]:
+    """Return both gradients of all ranks, perturbed by the average; each selects its own samples."""
     firsts = [reference.gradient(each, w, None) for each in losses]
     g0 = average([g for _, g in firsts])
     moved = [p + d for p, d in zip(w, reference.perturbation(method, w, g0, mask), strict=True)]
@@ -118,5 +121,5 @@ def together(method: Any, w: Weights, losses: list[Any], mask: Any) -> tuple[Wei
 
 
 def mask_of(name: str, step: int, tensors: int) -> list[bool] | None:
-    """Which tensors ESAM perturbs: drawn by the library, for the draw itself is not judged here."""
+    """Return which tensors ESAM perturbs; the library's own draw, which is not tested here."""
     return wsam.Masked().mask(step, tensors) if name == "esam" else None

@@ -1,11 +1,11 @@
-"""Tasks for ranks that hold shards: FSDP2 (`fully_shard`) and tensor parallelism."""
+"""Tasks with sharded parameters: FSDP2 (`fully_shard`) and tensor parallelism."""
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from helpers import batch, member
+from helpers import batch, make_method
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
@@ -29,11 +29,11 @@ from torch.distributed.tensor.parallel import (
 
 import wsam
 
-from .problem import STEPS, Net, base_of, net, share
+from .problem import STEPS, Net, base_of, local_batch, net
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The tensor out of its shards."""
+    """Return the unsharded tensor."""
     tensor = tensor.detach()
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).clone()
 
@@ -61,7 +61,7 @@ def step(opt: wsam.SharpnessAware, loss: Callable[[], Tensor], style: str = "clo
 
 
 def sharded(model: nn.Module, **options: Any) -> nn.Module:
-    """Each layer a group of its own, the rest another, as a user shards a model."""
+    """Shard each layer, then the rest."""
     for layer in (model.first, model.second):
         fully_shard(layer, **options)
     return fully_shard(model, **options)
@@ -69,20 +69,20 @@ def sharded(model: nn.Module, **options: Any) -> nn.Module:
 
 def train(name: str, *, style: str = "closure", base: str = "momentum", **options: Any) -> Any:
     model = sharded(net())
-    opt = member(name, base_of(model, base), **options)
+    opt = make_method(name, base_of(model, base), **options)
     for t in range(STEPS):
-        x = share(t, dist.get_rank())
+        x = local_batch(t, dist.get_rank())
         step(opt, lambda x=x: opt.select(model(x)), style)
     return weights(model)
 
 
 def restored(name: str) -> tuple[bool, bool, int]:
-    """Whether weights move and come back bit for bit, by copy into the very same shards."""
+    """Return whether weights move, whether they return bitwise, and how many storages are the same."""
     model = sharded(net(torch.float32))
-    opt = member(name, base_of(model, "momentum"), rho=0.3)
+    opt = make_method(name, base_of(model, "momentum"), rho=0.3)
     shards = [p.to_local() for p in model.parameters()]
     before = [s.detach().clone() for s in shards]
-    x = share(0, dist.get_rank(), torch.float32)
+    x = local_batch(0, dist.get_rank(), torch.float32)
     opt.select(model(x)).backward()
     opt.ascend()
     moved = any(not torch.equal(s, b) for s, b in zip(shards, before, strict=True))
@@ -94,13 +94,19 @@ def restored(name: str) -> tuple[bool, bool, int]:
     return moved, back, same
 
 
-def poisoned(name: str) -> tuple[int, bool, bool]:
-    """One rank's data are infinite at step 1; return skips, and whether weights stayed and moved on."""
+def overflow_on_one_rank(name: str) -> tuple[int, bool, bool]:
+    """Train with infinite data on rank 1 at step 1.
+
+    Returns:
+        The number of skipped steps, and whether the weights stayed at step 1 and at step 2.
+    """
     model = sharded(net())
-    opt = member(name, base_of(model, "momentum"), nonfinite="skip")
+    opt = make_method(name, base_of(model, "momentum"), nonfinite="skip")
     kept = []
     for t in range(3):
-        x = share(t, dist.get_rank()) * (torch.inf if t == 1 and dist.get_rank() == 1 else 1.0)
+        x = local_batch(t, dist.get_rank()) * (
+            torch.inf if t == 1 and dist.get_rank() == 1 else 1.0
+        )
         step(opt, lambda x=x: opt.select(model(x)))
         kept.append(weights(model))
     equal = [
@@ -109,12 +115,12 @@ def poisoned(name: str) -> tuple[int, bool, bool]:
     return opt.skipped, equal[0], equal[1]
 
 
-def accumulated(name: str, lean: bool) -> list[Tensor]:
-    """Micro-batches inside the closure; only the last one reduces."""
+def accumulated(name: str) -> list[Tensor]:
+    """Accumulate micro-batches in the closure; only the last one reduces."""
     model: Any = sharded(net())
-    opt = member(name, base_of(model, "momentum"), lean=lean)
+    opt = make_method(name, base_of(model, "momentum"))
     for t in range(STEPS):
-        x = share(t, dist.get_rank())
+        x = local_batch(t, dist.get_rank())
         parts = x.split([2, len(x) - 2])
 
         def closure(parts: Any = parts, size: int = len(x)) -> Tensor:
@@ -131,11 +137,11 @@ def accumulated(name: str, lean: bool) -> list[Tensor]:
 
 
 def micro_batches(name: str) -> tuple[list[Tensor], list[Tensor]]:
-    """A perturbation for each micro-batch, with some parameters plain; and the same in one process."""
+    """Perturb for each micro-batch; return the weights, and those of one process."""
     alone, model = net(), net()
     fully_shard(model.second)
-    opt = member(name, base_of(model, "momentum"))
-    judge = member(name, base_of(alone, "momentum"))
+    opt = make_method(name, base_of(model, "momentum"))
+    single = make_method(name, base_of(alone, "momentum"))
 
     def closure(of: wsam.SharpnessAware, run: nn.Module, x: Tensor) -> Callable[[], Tensor]:
         def backward() -> Tensor:
@@ -146,22 +152,22 @@ def micro_batches(name: str) -> tuple[list[Tensor], list[Tensor]]:
         return backward
 
     for t in range(3):
-        # All ranks have the same samples: then plain gradients need no reduction.
+        # All ranks have the same samples, so unsharded gradients need no reduction.
         opt.step([closure(opt, model, x) for x in batch(t).chunk(2)])
-        judge.step([closure(judge, alone, x) for x in batch(t).chunk(2)])
+        single.step([closure(single, alone, x) for x in batch(t).chunk(2)])
     return weights(model), weights(alone)
 
 
 def average_plain(model: nn.Module) -> None:
-    """What a user must do for parameters that nobody reduces."""
+    """Average the gradients of unsharded parameters, which FSDP2 does not reduce."""
     for p in model.parameters():
         if not isinstance(p, DTensor) and p.grad is not None:
             dist.all_reduce(p.grad)
             p.grad /= dist.get_world_size()
 
 
-def mixed(name: str, lean: bool, kind: str) -> list[Tensor]:
-    """Some parameters sharded, some plain or replicated DTensors."""
+def mixed(name: str, kind: str) -> list[Tensor]:
+    """Train with some parameters sharded, others plain or replicated DTensors."""
     model = net()
     if kind == "plain":
         fully_shard(model.first)
@@ -171,11 +177,11 @@ def mixed(name: str, lean: bool, kind: str) -> list[Tensor]:
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
         model.scale = nn.Parameter(distribute_tensor(model.scale.detach(), mesh, [Replicate()]))
         fully_shard(model.first, mesh=mesh)
-    opt = member(name, base_of(model, "momentum"), lean=lean)
+    opt = make_method(name, base_of(model, "momentum"))
     for t in range(STEPS):
 
         def closure(t: int = t) -> Tensor:
-            loss = opt.select(run(model, share(t, dist.get_rank()), kind))
+            loss = opt.select(run(model, local_batch(t, dist.get_rank()), kind))
             loss.backward()
             average_plain(model)
             if kind == "replicated":
@@ -195,26 +201,27 @@ def run(model: Net, x: Tensor, kind: str) -> Tensor:
 
 
 def low_precision(name: str) -> tuple[float, float]:
-    """bfloat16 inside, float32 weights: distances to the same in one process, and travelled.
+    """Train with MixedPrecisionPolicy in bfloat16, and in one process with weights cast by hand.
 
-    In one process the weights are cast by hand and each rank's share runs by itself.
+    Returns:
+        The distance between the two results, and from the initial weights.
     """
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     start = [p.detach().clone() for p in net(torch.float32).parameters()]
     model, alone = sharded(net(torch.float32), mp_policy=policy), net(torch.float32)
-    opt = member(name, base_of(model, "momentum"))
-    judge = member(name, base_of(alone, "momentum"))
+    opt = make_method(name, base_of(model, "momentum"))
+    single = make_method(name, base_of(alone, "momentum"))
     names = [key for key, _ in alone.named_parameters()]
 
     def cast(x: Tensor) -> Tensor:
         low = {k: p.bfloat16() for k, p in zip(names, alone.parameters(), strict=True)}
-        return judge.select(torch.func.functional_call(alone, low, (x.bfloat16(),)))
+        return single.select(torch.func.functional_call(alone, low, (x.bfloat16(),)))
 
     for t in range(STEPS):
-        shares = [share(t, r, torch.float32) for r in range(2)]
+        shares = [local_batch(t, r, torch.float32) for r in range(2)]
         mine = shares[dist.get_rank()]
         step(opt, lambda x=mine: opt.select(model(x)))
-        step(judge, lambda xs=shares: sum(cast(x) for x in xs) / 2)
+        step(single, lambda xs=shares: sum(cast(x) for x in xs) / 2)
     flat = [torch.cat([p.reshape(-1) for p in w]) for w in (weights(model), weights(alone), start)]
     dtypes = {p.dtype for p in model.parameters()}
     assert dtypes == {torch.float32}
@@ -222,7 +229,7 @@ def low_precision(name: str) -> tuple[float, float]:
 
 
 class Normed(Net):
-    """With a norm whose weights are replicated while its inputs are sharded."""
+    """A network with a norm whose weights are replicated while its inputs are sharded."""
 
     def __init__(self) -> None:
         super().__init__(hidden=8)
@@ -238,12 +245,11 @@ def normed() -> Normed:
     return Normed().double()
 
 
-def tensor_parallel(
-    name: str, lean: bool, style: str
-) -> tuple[list[Tensor], list[Tensor], list[str]]:
-    """Layers split by columns and rows, a norm with sharded inputs, a plain parameter; and alone.
+def tensor_parallel(name: str, style: str) -> tuple[list[Tensor], list[Tensor], list[str]]:
+    """Train with layers split by columns and rows, a norm with sharded inputs, a plain parameter.
 
-    Also returns the placements that the gradients had after a backward pass.
+    Returns:
+        The weights, those of one process, and the placements of the gradients after backward.
     """
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     model, alone = normed(), normed()
@@ -256,8 +262,8 @@ def tensor_parallel(
         return forward(spread).full_tensor()
 
     model.norm.forward = over_samples  # type: ignore[method-assign]
-    opt = member(name, base_of(model, "momentum"), lean=lean)
-    judge = member(name, base_of(alone, "momentum"), lean=lean)
+    opt = make_method(name, base_of(model, "momentum"))
+    single = make_method(name, base_of(alone, "momentum"))
     opt.zero_grad()
     model(batch(0)).mean().backward()
     grads = [p.grad for p in model.parameters()]
@@ -265,22 +271,22 @@ def tensor_parallel(
     opt.zero_grad()
     for t in range(STEPS):
         step(opt, lambda t=t: opt.select(model(batch(t))), style)
-        step(judge, lambda t=t: judge.select(alone(batch(t))), style)
+        step(single, lambda t=t: single.select(alone(batch(t))), style)
     return weights(model), weights(alone), kinds
 
 
-def two_dimensions(name: str, lean: bool) -> tuple[list[Tensor], list[str]]:
-    """FSDP2 over tensor parallelism, on a mesh of two by two."""
+def two_dimensions(name: str) -> tuple[list[Tensor], list[str]]:
+    """Train with FSDP2 over tensor parallelism, on a mesh of two by two."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
     model = net(hidden=8)
     plan = {"first": ColwiseParallel(), "second": RowwiseParallel()}
     parallelize_module(model, mesh["model"], plan)
     fully_shard(model, mesh=mesh["data"], ignored_params={model.scale})
-    opt = member(name, base_of(model, "momentum"), lean=lean)
+    opt = make_method(name, base_of(model, "momentum"))
     for t in range(STEPS):
 
         def closure(t: int = t) -> Tensor:
-            loss = opt.select(model(share(t, mesh["data"].get_local_rank())))
+            loss = opt.select(model(local_batch(t, mesh["data"].get_local_rank())))
             loss.backward()
             average_plain(model)
             return loss
@@ -290,19 +296,19 @@ def two_dimensions(name: str, lean: bool) -> tuple[list[Tensor], list[str]]:
     return weights(model), sorted(kinds)
 
 
-def hybrid(name: str, lean: bool) -> list[Tensor]:
-    """Shards over two ranks, replicated twice; ranks of a column see the same samples."""
+def hybrid(name: str) -> list[Tensor]:
+    """Train with shards over two ranks, replicated twice."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
     model = sharded(net(), mesh=mesh)
-    opt = member(name, base_of(model, "momentum"), lean=lean)
+    opt = make_method(name, base_of(model, "momentum"))
     for t in range(STEPS):
-        x = share(t, dist.get_rank() % 2)
+        x = local_batch(t, dist.get_rank() % 2)
         step(opt, lambda x=x: opt.select(model(x)))
     return weights(model)
 
 
-def first_version(whole: bool) -> str:
-    """What is said of FSDP's first version."""
+def fsdp1_error(whole: bool) -> str:
+    """Return the error message for FSDP's first version."""
     device = torch.device("cpu")
     model = FullyShardedDataParallel(net(), use_orig_params=not whole, device_id=device)
     try:

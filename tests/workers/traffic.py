@@ -1,4 +1,4 @@
-"""Tasks that count what steps send, by the benchmark that counts it for the documents."""
+"""Tasks that count communication, with the benchmark whose results the documentation shows."""
 
 import importlib.util
 from pathlib import Path
@@ -9,7 +9,7 @@ PROGRAM = Path(__file__).parents[2] / "benchmarks" / "communication.py"
 
 
 def program() -> ModuleType:
-    """The benchmark as a module; it is a program, not a part of the package."""
+    """Load the benchmark script as a module."""
     spec = importlib.util.spec_from_file_location("communication", PROGRAM)
     assert spec is not None
     assert spec.loader is not None

@@ -1,4 +1,4 @@
-"""torch's own optimizer test inputs, driven through the wrapper."""
+"""The interface of torch.optim: torch's own test inputs, hooks and learning-rate schedulers."""
 
 import copy
 import functools
@@ -6,39 +6,53 @@ import sys
 import types
 import unittest
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from helpers import MEMBERS, member, same, snapshot
+from helpers import (
+    METHODS,
+    RULES,
+    STYLES,
+    VARIANTS,
+    covering,
+    make_method,
+    make_step,
+    model_loss,
+    same,
+    small_model,
+    snapshot,
+)
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR
 
 import wsam
 
-REFUSED = {"LBFGS", "SparseAdam"}
+NOT_SUPPORTED = {"LBFGS", "SparseAdam"}
 DENSE = sorted(
     name
     for name, kind in vars(torch.optim).items()
     if isinstance(kind, type)
     and issubclass(kind, torch.optim.Optimizer)
-    and name not in {"Optimizer", *REFUSED}
+    and name not in {"Optimizer", *NOT_SUPPORTED}
 )
 
 
 @functools.cache
 def database() -> types.ModuleType:
-    """torch.testing._internal.common_optimizers, without the traces its import leaves behind."""
+    """Import torch.testing._internal.common_optimizers, and undo the side effects of the import."""
     if "expecttest" not in sys.modules:
         try:
             import expecttest  # noqa: F401
-        except ModuleNotFoundError:  # torch's test base class derives from it; we use no test case
+        except ModuleNotFoundError:  # the base class of torch's test cases, which are not used here
             stub = types.ModuleType("expecttest")
             stub.TestCase = unittest.TestCase  # type: ignore[attr-defined]
             sys.modules["expecttest"] = stub
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from torch.testing._internal import common_optimizers
-    # The import forbids setting backend flags, for torch's own suite; ours goes on.
+    # The import forbids setting backend flags, which other tests do.
     torch.backends.disable_global_flags.__globals__["__allow_nonbracketed_mutation_flag"] = True
     return common_optimizers
 
@@ -48,7 +62,7 @@ def info(name: str) -> Any:
 
 
 def inputs(name: str) -> list[Any]:
-    """Every configuration torch tests on a CPU, fused and foreach kernels included."""
+    """Return every configuration torch tests on a CPU, fused and foreach kernels included."""
     found = database()._get_optim_inputs_including_global_cliquey_kwargs(
         "cpu", torch.float32, info(name), skip=("differentiable",)
     )
@@ -57,7 +71,7 @@ def inputs(name: str) -> list[Any]:
 
 
 class Line:
-    """torch's own toy problem for optimizers: a linear function driven to zero."""
+    """torch's toy problem for optimizers: a linear function is driven to zero."""
 
     def __init__(self, two_dimensional: bool) -> None:
         torch.manual_seed(3)
@@ -78,7 +92,7 @@ def build(
 ) -> tuple[Line, wsam.SharpnessAware]:
     line = Line(two_dimensional=name == "Muon")
     base = getattr(torch.optim, name)(line.params, **copy.deepcopy(options))
-    return line, member(method, base, **ours)
+    return line, make_method(method, base, **ours)
 
 
 def run(opt: wsam.SharpnessAware, line: Line, steps: int, maximize: bool = False) -> None:
@@ -92,16 +106,15 @@ def run(opt: wsam.SharpnessAware, line: Line, steps: int, maximize: bool = False
         opt.step(closure)
 
 
-def test_the_database_is_complete() -> None:
+def test_database_is_complete() -> None:
     known = {i.optim_cls.__name__ for i in database().optim_db}
-    assert set(DENSE) | REFUSED == known
-    torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark  # flags can be set as before
+    assert set(DENSE) | NOT_SUPPORTED == known
+    torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark  # may still be set
 
 
-@pytest.mark.parametrize("name", DENSE)
-@pytest.mark.parametrize("method", ["sam", "wsam"])
-def test_goes_the_right_direction(method: str, name: str) -> None:
-    """Every configuration gets nearer to its goal: down, or up where it maximises."""
+@covering(name=DENSE, method=["sam", "wsam"])
+def test_loss_decreases(name: str, method: str) -> None:
+    """In every configuration; with `maximize` the negative loss is used."""
     ours = {"gamma": 0.5} if method == "wsam" else {}
     for entry in inputs(name):
         up = bool(entry.kwargs.get("maximize"))
@@ -112,10 +125,9 @@ def test_goes_the_right_direction(method: str, name: str) -> None:
         assert all(p.isfinite().all() for p in line.params)
 
 
-@pytest.mark.parametrize("name", DENSE)
-@pytest.mark.parametrize("method", ["wsam", "gsam"])
-def test_rho_zero_is_torch(method: str, name: str) -> None:
-    """With no radius every configuration is bitwise torch's own optimizer."""
+@covering(name=DENSE, method=["wsam", "gsam"])
+def test_rho_zero_is_torch(name: str, method: str) -> None:
+    """With a radius of 0 every configuration is bitwise torch's own optimizer."""
     for entry in inputs(name):
         line, opt = build(method, name, entry.kwargs, rho=0.0)
         other = Line(two_dimensional=name == "Muon")
@@ -160,7 +172,7 @@ def test_deepcopy(name: str) -> None:
 
 @pytest.mark.parametrize("name", DENSE)
 def test_errors(name: str) -> None:
-    """What torch refuses stays refused, with torch's words."""
+    """Errors and warnings of torch's constructors are unchanged."""
     for entry in info(name).optim_error_inputs_func(device="cpu", dtype=torch.float32):
         given = entry.optimizer_error_input
         params = Line(name == "Muon").params if given.params is None else given.params
@@ -173,7 +185,7 @@ def test_errors(name: str) -> None:
                 wrap()
             continue
         if entry.error_on is database().OptimizerErrorEnum.STEP_ERROR:
-            # torch finds out at the first step; the wrapper when it is made.
+            # torch raises at the first step, the method at construction.
             assert any(p.is_complex() for p in params)
             with pytest.raises(TypeError, match="complex"):
                 wrap()
@@ -182,10 +194,9 @@ def test_errors(name: str) -> None:
             wrap()
 
 
-@pytest.mark.parametrize("name", DENSE)
-@pytest.mark.parametrize("method", MEMBERS)
-def test_param_group_errors(method: str, name: str) -> None:
-    """A group that torch would not add is not added here either."""
+@covering(name=DENSE, method=METHODS)
+def test_param_group_errors(name: str, method: str) -> None:
+    """A group that torch rejects is rejected, and nothing changes."""
     line, opt = build(method, name, {"lr": 0.01})
     run(opt, line, 1)
     before = snapshot(opt)
@@ -208,7 +219,7 @@ def test_param_group_errors(method: str, name: str) -> None:
 
 @pytest.mark.parametrize("name", DENSE)
 def test_lr_schedulers(name: str) -> None:
-    """torch's choice of schedulers drives the wrapped base's learning rate, and the loss falls."""
+    """torch's selection of schedulers changes the base's learning rate, and the loss decreases."""
     for makers in info(name).scheduler_inputs:
         line, opt = build("wsam", name, {"lr": 0.01}, gamma=0.5)
         _, plain = build("wsam", name, {"lr": 0.01})
@@ -234,12 +245,52 @@ def test_lr_schedulers(name: str) -> None:
         assert line.loss() < before
 
 
-# --- hooks -----------------------------------------------------------------------------------------
+# --- hooks and schedulers --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", MEMBERS)
+@covering(name=VARIANTS, style=STYLES)
+def test_hook_count(name: str, style: str) -> None:
+    """Hooks of the optimizer and of its base are called once a step; a scheduler does not warn."""
+    model = small_model()
+    opt = make_method(name, torch.optim.SGD(model.parameters(), lr=0.1))
+    calls: list[str] = []
+
+    def record(word: str) -> Callable[..., None]:
+        return lambda *args, **kwargs: calls.append(word)
+
+    opt.register_step_pre_hook(record("pre"))
+    opt.register_step_post_hook(record("post"))
+    opt.base.register_step_pre_hook(record("base pre"))
+    opt.base.register_step_post_hook(record("base post"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scheduler = CosineAnnealingLR(opt, T_max=10)
+        for t in range(2):
+            make_step(opt, model_loss(opt, model, t), style)
+            scheduler.step()
+    if opt.lean and style != "closure":  # the base steps inside ascend
+        assert sorted(calls) == sorted(["base pre", "base post", "pre", "post"] * 2)
+    else:
+        assert calls == ["pre", "base pre", "base post", "post"] * 2
+    assert opt.param_groups[0]["lr"] == opt.base.param_groups[0]["lr"] < 0.1
+
+
+def test_scheduler_of_the_base_after_a_skipped_step() -> None:
+    """It does not warn that the optimizer has not stepped."""
+    model = small_model()
+    base = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = StepLR(base, 1)
+    opt = wsam.SAM(base, nonfinite="skip")
+    make_step(opt, lambda: model_loss(opt, model)() * torch.inf)
+    assert opt.skipped == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scheduler.step()
+
+
+@pytest.mark.parametrize("method", RULES)
 def test_step_hooks(method: str) -> None:
-    """Hooks fire in torch's order, see the wrapper, and can be removed."""
+    """Hooks are called in torch's order with the optimizer, and can be removed."""
     line, opt = build(method, "SGD", {"lr": 0.01})
     calls: list[str] = []
     seen: list[Any] = []
@@ -262,7 +313,7 @@ def test_step_hooks(method: str) -> None:
     assert len(calls) == 4
 
 
-@pytest.mark.parametrize("method", MEMBERS)
+@pytest.mark.parametrize("method", RULES)
 def test_state_dict_hooks(method: str) -> None:
     line, opt = build(method, "SGD", {"lr": 0.01, "momentum": 0.9})
     run(opt, line, 1)

@@ -1,8 +1,8 @@
-"""A few processes that form one gloo group and do what they are told, task after task.
+"""Processes that form a gloo group and run tasks, one after the other.
 
-Starting a process and importing torch takes seconds, a task milliseconds: so the processes live as
-long as the tests do. A task is a function of a module that the processes can import; every rank
-calls it with the same arguments, and what they return comes back in the order of ranks.
+Starting a process and importing torch takes seconds, a task milliseconds, so all tests use the same
+processes. A task is a function that the processes can import. Every rank calls it with the same
+arguments; the results are returned in the order of ranks.
 """
 
 import atexit
@@ -21,19 +21,17 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as processes
+import torch.multiprocessing
 
 TIMEOUT = 240.0
-"""Seconds a task may take on a busy machine; it should take less than one.
-
-The first task waits for the processes to start, too: some seconds.
-"""
+"""Seconds a task may take on a busy machine. It usually takes less than one; the first task also waits
+for the processes to start."""
 GRACE = 20.0
-"""Seconds the others get to fail, too, once one rank has."""
+"""Seconds to wait for the other ranks after one has failed."""
 
 
 def serve(rank: int, size: int, timeout: float, store: str, pipe: Connection) -> None:
-    """The life of a rank: join the group, then run tasks until the pipe closes."""
+    """Join the group as a rank, and run tasks until the pipe closes."""
     import wsam
 
     torch.set_num_threads(1)
@@ -51,41 +49,43 @@ def serve(rank: int, size: int, timeout: float, store: str, pipe: Connection) ->
         except BaseException:
             answer = (False, traceback.format_exc())
         with contextlib.suppress(BrokenPipeError):
-            pipe.send_bytes(pickle.dumps(answer))  # not `send`: no memory is to be shared
+            pipe.send_bytes(pickle.dumps(answer))  # `send` would share memory
 
 
-class Team:
-    """Processes started when first needed, and again after a task has failed."""
+class ProcessGroup:
+    """Processes that are started at the first task, and again after a task has failed."""
 
     def __init__(self, size: int = 2, timeout: float = TIMEOUT) -> None:
         self.size, self.timeout = size, timeout
         self._pipes: list[Connection] = []
-        self._members: list[Any] = []
+        self._processes: list[Any] = []
         atexit.register(self.close)
 
     def run(self, task: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
-        """Let every rank call the task; return their results, or fail with their tracebacks."""
-        answers = self.ask(task, *args, **kwargs)
-        if not all(fine for fine, _ in answers):
-            said = [f"rank {rank}: {text}" for rank, (_, text) in enumerate(answers)]
-            raise AssertionError("\n".join(said))
+        """Call the task on every rank; return the results, or fail with the tracebacks."""
+        answers = self.try_run(task, *args, **kwargs)
+        if not all(succeeded for succeeded, _ in answers):
+            errors = [f"rank {rank}: {text}" for rank, (_, text) in enumerate(answers)]
+            raise AssertionError("\n".join(errors))
         return [result for _, result in answers]
 
-    def ask(self, task: Callable[..., Any], *args: Any, **kwargs: Any) -> list[tuple[bool, Any]]:
-        """Return for each rank whether all went well, and its result or what went wrong."""
-        if not self._members:
+    def try_run(
+        self, task: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> list[tuple[bool, Any]]:
+        """Return for each rank whether it succeeded, and its result or its traceback."""
+        if not self._processes:
             self._start()
         message = pickle.dumps((task, args, kwargs))
         for pipe in self._pipes:
             pipe.send_bytes(message)
-        said = dict(self._answers())
-        answers = [said.get(rank, (False, "no answer")) for rank in range(self.size)]
-        if not all(fine for fine, _ in answers):
-            self.close()  # the ranks may be out of step with each other
+        found = dict(self._answers())
+        answers = [found.get(rank, (False, "no answer")) for rank in range(self.size)]
+        if not all(succeeded for succeeded, _ in answers):
+            self.close()  # the ranks may be in different collectives
         return answers
 
     def _answers(self) -> Iterator[tuple[int, tuple[bool, Any]]]:
-        """Yield what ranks answer, until all have or none will."""
+        """Yield ranks with their answers, until all have answered or the time is over."""
         deadline = time.monotonic() + TIMEOUT
         waiting = list(self._pipes)
         while waiting and (left := deadline - time.monotonic()) > 0:
@@ -100,34 +100,34 @@ class Team:
                 yield self._pipes.index(pipe), answer
 
     def _start(self) -> None:
-        context = processes.get_context("spawn")
+        context = torch.multiprocessing.get_context("spawn")
         self._folder = tempfile.TemporaryDirectory()
         store = str(Path(self._folder.name) / "store")
         for rank in range(self.size):
             here, there = context.Pipe()
-            member = context.Process(
+            process = context.Process(
                 target=serve, args=(rank, self.size, self.timeout, store, there), daemon=True
             )
-            member.start()
+            process.start()
             there.close()
             self._pipes.append(here)
-            self._members.append(member)
+            self._processes.append(process)
 
     def close(self) -> None:
         """End the processes."""
         for pipe in self._pipes:
             pipe.close()
-        for member in self._members:
-            member.join(0.2)
-            if member.is_alive():
-                member.kill()
-                member.join()
-        if self._members:
+        for process in self._processes:
+            process.join(0.2)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        if self._processes:
             self._folder.cleanup()
-        self._pipes, self._members = [], []
+        self._pipes, self._processes = [], []
 
 
 @functools.cache
-def team(size: int = 2) -> Team:
-    """The one team of this size in this process."""
-    return Team(size)
+def process_group(size: int = 2) -> ProcessGroup:
+    """Return the process group of this size, which all tests share."""
+    return ProcessGroup(size)

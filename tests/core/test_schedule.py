@@ -1,5 +1,6 @@
-"""Radius and weight of sharpness that move with the steps; steps that are perturbed or not."""
+"""Schedules of hyperparameters, and intervals of steps that are sharpness-aware."""
 
+import copy
 import math
 from collections.abc import Callable
 from typing import Any
@@ -8,12 +9,13 @@ import pytest
 import reference
 import torch
 from helpers import (
-    MEMBERS,
+    METHODS,
     PROBLEMS,
     STYLES,
+    covering,
     gap,
+    make_method,
     make_step,
-    member,
     parameters,
     reference_base,
     torch_base,
@@ -33,6 +35,7 @@ from wsam.schedule import (
     Every,
     FollowLR,
     Function,
+    Interval,
     InverseSqrt,
     NormAbove,
     Schedule,
@@ -51,16 +54,19 @@ FORMULAS: dict[str, tuple[Schedule, Callable[[int], float]]] = {
 }
 
 
-@pytest.mark.parametrize("style", STYLES)
-@pytest.mark.parametrize("kind", FORMULAS)
-@pytest.mark.parametrize(("name", "key"), [("wsam", "gamma"), ("wsam", "rho"), ("gsam", "alpha")])
-def test_scheduled_values_are_the_formulas(name: str, key: str, kind: str, style: str) -> None:
-    """The judge is given the formula's value at each step, counted from the first."""
-    schedule, formula = FORMULAS[kind]
+@covering(
+    2,
+    value=[("wsam", "gamma"), ("wsam", "rho"), ("gsam", "alpha")],
+    kind=list(FORMULAS),
+    style=STYLES,
+)
+def test_scheduled_values(value: tuple[str, str], kind: str, style: str) -> None:
+    """Each step uses the formula's value; steps are counted from zero."""
+    (name, key), (schedule, formula) = value, FORMULAS[kind]
     params, w, base = parameters(MLP.weights()), MLP.weights(), reference_base("momentum")
-    opt = member(name, torch_base("momentum", params), **{key: schedule})
+    opt = make_method(name, torch_base("momentum", params), **{key: schedule})
     for t in range(6):
-        method = Method(reference.MEMBERS[name].rule, **{key: formula(t)})
+        method = Method(reference.METHODS[name].rule, **{key: formula(t)})
         g0, g1 = reference.two_gradients(method, w, lambda v, t=t: MLP.losses(v, t))
         w = reference.update(method, base, w, g0, g1)
         train(opt, params, MLP, range(t, t + 1), style)
@@ -68,11 +74,11 @@ def test_scheduled_values_are_the_formulas(name: str, key: str, kind: str, style
     assert gap(params, w) < 1e-12
 
 
-@pytest.mark.parametrize("name", MEMBERS)
-def test_every_member_takes_a_scheduled_radius(name: str) -> None:
+@pytest.mark.parametrize("name", METHODS)
+def test_scheduled_radius_of_every_method(name: str) -> None:
     ours, theirs = parameters(MLP.weights()), parameters(MLP.weights())
-    opt = member(name, torch_base("sgd", ours), rho=Function(lambda t: 0.1 * (t + 1)))
-    twin = member(name, torch_base("sgd", theirs), rho=0.1)
+    opt = make_method(name, torch_base("sgd", ours), rho=Function(lambda t: 0.1 * (t + 1)))
+    twin = make_method(name, torch_base("sgd", theirs), rho=0.1)
     for t in range(4):
         twin.param_groups[0]["sam_rho"] = 0.1 * (t + 1)
         train(opt, ours, MLP, range(t, t + 1))
@@ -82,7 +88,7 @@ def test_every_member_takes_a_scheduled_radius(name: str) -> None:
 
 @given(lr=st.floats(0.0, 0.2))
 def test_radius_follows_the_learning_rate(lr: float) -> None:
-    """rho_min + (rho_max - rho_min)(lr - lr_min)/(lr_max - lr_min), within [rho_min, rho_max]."""
+    """rho_min + (rho_max - rho_min)(lr - lr_min)/(lr_max - lr_min), clamped."""
     wanted = min(0.3, max(0.02, 0.02 + (0.3 - 0.02) * (lr - 0.01) / (0.1 - 0.01)))
     found = FollowLR(0.3, 0.02, lr_high=0.1, lr_low=0.01).value(0, lr)
     assert float(found) == pytest.approx(wanted, rel=1e-9)
@@ -91,7 +97,7 @@ def test_radius_follows_the_learning_rate(lr: float) -> None:
 
 
 def test_gsam_radius_through_warmup_and_decay() -> None:
-    """The radius follows the scheduler's learning rate and does not go negative in warm-up."""
+    """The radius follows the scheduler's learning rate and is not negative during warm-up."""
     p = nn.Parameter(torch.tensor([1.0, -2.0]))
     opt = wsam.GSAM(torch.optim.SGD([p], lr=0.1), rho=0.3, rho_min=0.02, lr_min=0.01)
     rates = [0.0, 0.05, 1.0, 0.5, 0.1, 0.001]
@@ -115,8 +121,8 @@ SCHEDULERS: dict[str, Callable[[Any], LRScheduler]] = {
 @pytest.mark.parametrize(
     ("kind", "lr"), [("warmup", 0.1), ("from zero", 0.1), ("one cycle", 0.01), ("one cycle", 0.7)]
 )
-def test_gsam_radius_whenever_the_scheduler_is_made(kind: str, lr: float, first: bool) -> None:
-    """Around the base before, or around the optimizer after: the largest rate to come is 0.1."""
+def test_gsam_radius_with_a_scheduler(kind: str, lr: float, first: bool) -> None:
+    """Constructed before the optimizer or after it; the largest learning rate is 0.1."""
     p = nn.Parameter(torch.tensor([1.0, -2.0]))
     base = torch.optim.SGD([p], lr=lr)
     scheduler = SCHEDULERS[kind](base) if first else None
@@ -134,7 +140,7 @@ def test_gsam_radius_whenever_the_scheduler_is_made(kind: str, lr: float, first:
     assert min(radii) < 0.015
 
 
-def test_gsam_radius_above_the_largest_rate_that_was_known() -> None:
+def test_gsam_radius_above_the_largest_known_rate() -> None:
     p = nn.Parameter(torch.ones(2))
     opt = wsam.GSAM(torch.optim.SGD([p], lr=0.1), rho=0.05, rho_min=0.01)
     LambdaLR(opt, lambda t: 3.0)
@@ -142,7 +148,7 @@ def test_gsam_radius_above_the_largest_rate_that_was_known() -> None:
     assert opt.param_groups[0]["sam_rho"] == 0.05
     other = torch.optim.SGD([p], lr=0.1)
     LambdaLR(other, lambda t: 2.0)
-    again = wsam.GSAM(other, rho=0.05, rho_min=0.01)  # which knows of 0.2 from the start
+    again = wsam.GSAM(other, rho=0.05, rho_min=0.01)  # the scheduler has set 0.2 before
     again.param_groups[0]["lr"] = 0.1
     make_step(again, lambda: p.square().sum())
     assert again.param_groups[0]["sam_rho"] == pytest.approx(0.03)
@@ -153,7 +159,7 @@ def test_gsam_radius_without_a_learning_rate() -> None:
         wsam.GSAM(torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.0), rho_min=0.01)
 
 
-def test_any_member_may_follow_the_largest_rate_of_its_groups() -> None:
+def test_follow_lr_with_another_method() -> None:
     p = nn.Parameter(torch.ones(2))
     opt = wsam.WSAM(torch.optim.SGD([p], lr=torch.tensor(0.1)), rho=FollowLR(0.05, 0.01))
     assert "rho=FollowLR(high=0.05, low=0.01, lr_high=None, lr_low=0.0)" in repr(opt)
@@ -164,7 +170,7 @@ def test_any_member_may_follow_the_largest_rate_of_its_groups() -> None:
         FollowLR(0.05, 0.01).value(0, 0.1)
 
 
-def test_groups_have_schedules_of_their_own() -> None:
+def test_schedules_of_groups() -> None:
     params = parameters(MLP.weights())
     groups = [
         {"params": params[:2], "sam_gamma": Warmup(0.8, 4)},
@@ -179,7 +185,7 @@ def test_groups_have_schedules_of_their_own() -> None:
 
 
 def passes_of(when: Any, steps: int, style: str = "closure", rho: Any = 0.5) -> list[bool]:
-    """Which steps were perturbed, told by the weights that the passes see."""
+    """Return for each step whether the second pass was at other weights than the first."""
     w = nn.Parameter(torch.tensor([3.0, -1.0]))
     opt = wsam.SAM(torch.optim.SGD([w], lr=0.01), rho=rho, when=when)
     chosen = []
@@ -209,14 +215,14 @@ def test_intervals(style: str) -> None:
 
 
 def test_interval_by_gradient_norm() -> None:
-    """The step whose gradient stands out is chosen; a quiet one after it is not."""
+    """The step with a large gradient is chosen, the next one is not."""
     chosen = passes_of(NormAbove(), 6)
     assert chosen[3]
     assert not chosen[4]
 
 
-def test_interval_by_gradient_norm_is_its_formula() -> None:
-    """q >= mean + factor sqrt(variance); the first asking, at whatever step, sets the mean."""
+def test_interval_by_gradient_norm_formula() -> None:
+    """q >= mean + factor sqrt(variance); the first call, at any step, sets the mean."""
     when = NormAbove(factor=2.0, decay=0.5)
     answers, statistics = [], []
     for step, square in enumerate([4.0, 9.0, 15.0, 14.0], start=7):
@@ -231,15 +237,15 @@ def test_interval_by_gradient_norm_is_its_formula() -> None:
     assert NormAbove().chosen(7, lambda: 1e-9), "the first is chosen, however small"
 
 
-def test_interval_by_gradient_norm_begins_with_the_first_radius() -> None:
-    """It is not asked while the radius is 0, and then begins as it would have at step 0."""
+def test_interval_by_gradient_norm_with_a_radius_of_zero_first() -> None:
+    """It is not evaluated while the radius is 0, and then starts as at step 0."""
     rho = Function(lambda t: 0.5 if t >= 2 else 0.0)
     assert passes_of(NormAbove(), 8, rho=rho) == [False] * 2 + [True, True] + [False] * 4
     asked = passes_of(NormAbove() | Between(100), 8, rho=rho)
     assert asked == [False] * 2 + [True, True] + [False] * 4
 
 
-def test_interval_by_gradient_norm_of_an_earlier_version() -> None:
+def test_interval_by_gradient_norm_saved_by_an_earlier_version() -> None:
     saved = {"kind": "NormAbove", "factor": 1.0, "decay": 0.9, "mean": 4.0, "variance": 8.0}
     when = unpack(saved, wsam.schedule.Interval)
     assert isinstance(when, NormAbove)
@@ -267,8 +273,7 @@ def test_bad_schedules(make: Callable[[], Any]) -> None:
         make()
 
 
-def test_scheduler_of_the_learning_rate_reaches_the_decoupled_term() -> None:
-    """The decoupled term uses the learning rate of its own step."""
+def test_decoupled_term_uses_the_scheduled_learning_rate() -> None:
     params, w = parameters(MLP.weights()), MLP.weights()
     method, base = Method("wsam", gamma=0.8), reference_base("sgd")
     opt = wsam.WSAM(torch_base("sgd", params), gamma=0.8)
@@ -282,8 +287,8 @@ def test_scheduler_of_the_learning_rate_reaches_the_decoupled_term() -> None:
     assert gap(params, w) < 1e-12
 
 
-def test_a_schedule_of_ones_own_with_a_name_of_ours() -> None:
-    """It cannot be saved, and is not replaced by ours."""
+def test_custom_schedule_with_the_name_of_a_built_in_one() -> None:
+    """It is not saved, and not replaced by the built-in one."""
 
     class Warmup(wsam.schedule.Warmup):
         def value(self, step: int, lr: Any) -> float:
@@ -301,7 +306,7 @@ def test_a_schedule_of_ones_own_with_a_name_of_ours() -> None:
         assert opt._values.schedules == [{"rho": own}]
 
 
-def test_a_step_that_fails_leaves_no_trace_in_the_running_norm() -> None:
+def test_failed_step_does_not_change_the_running_norm() -> None:
     p = nn.Parameter(torch.ones(2))
     when = wsam.schedule.NormAbove() & wsam.schedule.Every(1)
     opt = wsam.SAM(torch.optim.SGD([p], lr=0.1), when=when)
@@ -322,7 +327,7 @@ def test_a_step_that_fails_leaves_no_trace_in_the_running_norm() -> None:
     assert opt.state_dict()["sharpness"]["interval"]["one"]["mean"] == pytest.approx(8.0)
 
 
-def test_a_step_that_is_skipped_leaves_no_trace_in_the_running_norm() -> None:
+def test_skipped_step_does_not_change_the_running_norm() -> None:
     p, when = nn.Parameter(torch.ones(2)), wsam.schedule.NormAbove()
     opt = wsam.SAM(torch.optim.SGD([p], lr=0.1), when=when, nonfinite="skip")
     passes: list[int] = []
@@ -339,8 +344,8 @@ def test_a_step_that_is_skipped_leaves_no_trace_in_the_running_norm() -> None:
     assert when.mean == 0.0
 
 
-def test_an_interval_of_ones_own_is_not_copied() -> None:
-    """It may hold what cannot be copied, the optimizer itself included."""
+def test_custom_interval_is_not_copied() -> None:
+    """It may hold what cannot be copied, such as the optimizer itself."""
 
     class Own(wsam.schedule.Interval):
         needs_norm = True
@@ -353,3 +358,117 @@ def test_an_interval_of_ones_own_is_not_copied() -> None:
     when.opt = opt = wsam.SAM(torch.optim.SGD([p], lr=0.1), when=when)
     make_step(opt, lambda: p.square().sum())
     assert opt.when is when
+
+
+# --- steps outside the interval --------------------------------------------------------------------
+
+BASES: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "momentum": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9, weight_decay=0.01),
+    "adamw": lambda params: torch.optim.AdamW(params, lr=0.01, amsgrad=True),
+}
+INTERVALS: dict[str, Interval] = {
+    "every": Every(3),
+    "offset": Every(2, offset=1),
+    "last part": Between(4),
+    "both": Every(2) & Between(3),
+    "norm": NormAbove(factor=0.0),
+}
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(
+        nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 3)
+    )
+
+
+def losses(model: nn.Module, step: int) -> Tensor:
+    generator = torch.Generator().manual_seed(step)
+    x, y = torch.randn(12, 6, generator=generator), torch.randint(3, (12,), generator=generator)
+    return nn.functional.cross_entropy(model(x), y, reduction="none")
+
+
+class Twins:
+    """A method with an interval and, for each of its steps, a plain base in the same state."""
+
+    def __init__(self, name: str, base: str, when: Interval) -> None:
+        self.base_name = base
+        self.model = network()
+        self.opt = make_method(name, BASES[base](self.model.parameters()), when=when)
+        self.passes = 0
+
+    def step(self, number: int, style: str = "closure") -> tuple[bool, Tensor, Tensor]:
+        """Make one step with both; return whether they are bitwise equal, and both losses."""
+        plain = copy.deepcopy(self.model)
+        base = BASES[self.base_name](plain.parameters())
+        saved = {k: v for k, v in self.opt.state_dict().items() if k != "sharpness"}
+        base.load_state_dict(copy.deepcopy(saved))
+        start = torch.get_rng_state()
+        self.passes = 0
+
+        def run() -> Tensor:
+            self.passes += 1
+            return self.opt.select(losses(self.model, number))
+
+        ours = make_step(self.opt, run, style)
+        end = torch.get_rng_state()
+        torch.set_rng_state(start)
+        base.zero_grad()
+        loss = losses(plain, number).mean()
+        loss.backward()
+        base.step()
+        same = all(
+            torch.equal(p, q)
+            for p, q in zip(
+                [*self.model.state_dict().values(), *state_tensors(self.opt)],
+                [*plain.state_dict().values(), *state_tensors(base)],
+                strict=True,
+            )
+        )
+        if style != "two_step":  # without begin() both passes draw
+            same = same and torch.equal(end, torch.get_rng_state())
+        return same, ours, loss.detach()
+
+
+def state_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    return [v for p in params for v in optimizer.state[p].values() if isinstance(v, Tensor)]
+
+
+@covering(name=METHODS, base=list(BASES))
+def test_steps_outside_the_interval_are_bitwise_the_base(name: str, base: str) -> None:
+    """Weights, statistics, optimizer state, generator and loss; one pass per step."""
+    twins = Twins(name, base, Every(3))
+    for number in range(7):
+        same, ours, plain = twins.step(number)
+        assert same == (number % 3 != 0), number
+        assert twins.passes == (2 if number % 3 == 0 else 1)
+        assert torch.equal(ours, plain)
+        assert twins.opt.sharpness is not None
+        assert bool(twins.opt.sharpness.isnan()) == (number % 3 != 0)
+    assert twins.opt.param_groups[0]["sam_step"] == 7
+
+
+@covering(kind=list(INTERVALS), style=STYLES)
+def test_steps_outside_the_interval_by_style(kind: str, style: str) -> None:
+    """In a loop by hand the second pass may run nevertheless, without any effect."""
+    when = copy.deepcopy(INTERVALS[kind])
+    twins = Twins("wsam", "momentum", when)
+    seen = [twins.step(number, style)[0] for number in range(8)]
+    assert any(seen)
+    assert not all(seen)
+    if kind == "last part":
+        assert seen == [True] * 4 + [False] * 4
+    if kind == "both":
+        assert seen == [number % 2 == 1 or number < 3 for number in range(8)]
+
+
+def test_interval_is_resumed() -> None:
+    """After four steps of `Every(3)`, the third one is perturbed."""
+    twins = Twins("sam", "momentum", Every(3))
+    for number in range(4):
+        twins.step(number)
+    again = Twins("sam", "momentum", Every(3))
+    again.model.load_state_dict(twins.model.state_dict())
+    again.opt.load_state_dict(twins.opt.state_dict())
+    assert [again.step(number)[0] for number in range(4, 8)] == [True, True, False, True]

@@ -1,10 +1,11 @@
-"""Tasks for torch.distributed.checkpoint: save on some ranks, load on others, go on."""
+"""Tasks with checkpoints: save on some ranks, load on others, continue."""
 
 from typing import Any
 
+import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from helpers import member
+from helpers import make_method, make_step, same
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -17,15 +18,15 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import wsam
 
-from .problem import base_of, net, share
+from .problem import base_of, local_batch, net
 from .sharded import sharded, step, weights, whole
 
 HALF = 2
-"""Steps before the checkpoint, and after it."""
+"""The number of steps before the checkpoint, and after it."""
 
 
 class Run:
-    """A model, its optimizer and its samples: in one process, or on this rank of several."""
+    """A model and its optimizer, in one process or on one of several ranks."""
 
     def __init__(self, name: str, base: str, kind: str) -> None:
         model: Any = net()
@@ -35,18 +36,18 @@ class Run:
         elif kind == "fsdp2":
             model = sharded(model)
         self.model = model
-        # A radius that moves with the steps: losing the step's number would show.
+        # A scheduled radius shows whether the number of steps is lost.
         rho = wsam.schedule.InverseSqrt(0.3)
-        self.opt = member(name, base_of(model, base), rho=rho)
+        self.opt = make_method(name, base_of(model, base), rho=rho)
 
     def train(self, first: int, count: int = HALF) -> None:
         for t in range(first, first + count):
             ranks = range(2) if self.alone else [dist.get_rank()]
-            samples = [share(t, rank) for rank in ranks]
+            samples = [local_batch(t, rank) for rank in ranks]
             step(self.opt, lambda xs=samples: self.loss(xs))
 
     def loss(self, samples: list[Tensor]) -> Tensor:
-        """Return the mean over the ranks' means: each selects among its own samples."""
+        """Return the mean over the ranks; each selects among its own samples."""
         return sum(self.opt.select(self.model(x)) for x in samples) / len(samples)
 
     def states(self, flatten: bool) -> dict[str, Any]:
@@ -57,7 +58,7 @@ class Run:
         }
 
     def summary(self) -> dict[str, Any]:
-        """Return weights, base state and the count of steps, whole."""
+        """Return unsharded weights, base state and the number of steps."""
         state = [self.opt.state.get(p, {}) for p in self.model.parameters()]
         return {
             "weights": weights(self.model),
@@ -71,7 +72,7 @@ class Run:
 
 
 def save(folder: str, name: str, base: str, kind: str, flatten: bool) -> Any:
-    """Save in the middle; return how things stood then and at the end."""
+    """Save half-way; return the summaries then and at the end."""
     run = Run(name, base, kind)
     run.train(0)
     dcp.save(run.states(flatten), checkpoint_id=folder)
@@ -81,7 +82,7 @@ def save(folder: str, name: str, base: str, kind: str, flatten: bool) -> Any:
 
 
 def resume(folder: str, name: str, base: str, kind: str, flatten: bool, used: bool) -> Any:
-    """Load into a fresh or a used optimizer and go on; return the middle and the end."""
+    """Load into a fresh or a used optimizer and continue; return the summaries then and at the end."""
     run = Run(name, base, kind)
     if used:
         run.train(7)
@@ -93,3 +94,34 @@ def resume(folder: str, name: str, base: str, kind: str, flatten: bool, used: bo
     middle = run.summary()
     run.train(HALF)
     return middle, run.summary()
+
+
+def resume_zero_redundancy() -> list[bool]:
+    """Save half a run with ZeroRedundancyOptimizer on rank 0, and load it on all ranks.
+
+    Returns:
+        Whether the state is complete, and whether both runs end with the same weights.
+    """
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # warns about torch.jit
+
+    def build() -> tuple[torch.nn.Module, wsam.SharpnessAware]:
+        model = DDP(net())
+        base = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01)
+        return model, wsam.WSAM(base, rho=0.1, model=model)
+
+    def train(model: torch.nn.Module, opt: wsam.SharpnessAware, steps: range) -> None:
+        for t in steps:
+            make_step(opt, lambda t=t: model(local_batch(t, dist.get_rank())).square().mean())
+
+    model, opt = build()
+    train(model, opt, range(HALF))
+    opt.base.consolidate_state_dict(to=0)
+    saved = [opt.state_dict() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(saved, src=0)
+    other, resumed = build()
+    other.load_state_dict(model.state_dict())
+    resumed.load_state_dict(saved[0])
+    train(model, opt, range(HALF, 2 * HALF))
+    train(other, resumed, range(HALF, 2 * HALF))
+    complete = len(saved[0]["state"]) == len(list(model.parameters()))
+    return [complete, same(list(model.parameters()), list(other.parameters()))]

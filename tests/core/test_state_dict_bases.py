@@ -1,4 +1,4 @@
-"""Bases of other libraries, that save in ways of their own: nothing of them is lost, or it is said."""
+"""States of bases with their own formats, as those of other libraries: nothing is lost silently."""
 
 import copy
 from collections.abc import Callable
@@ -6,13 +6,17 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from helpers import PROBLEMS, make_step, parameters, same, snapshot, torch_base, train
-from test_state_dict import through_a_file
+from helpers import (
+    PROBLEMS,
+    make_step,
+    parameters,
+    same,
+    save_and_load,
+    snapshot,
+    torch_base,
+    train,
+)
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel as DDP
-from workers.pair import team
-from workers.problem import net, share
 
 import wsam
 
@@ -22,27 +26,27 @@ State = dict[str, Any]
 MakeBase = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
-class Beside(torch.optim.SGD):
-    """Keeps a number of its own, by which its rate falls, and saves it beside its state."""
+class ExtraEntry(torch.optim.SGD):
+    """Saves a counter, which its learning rate depends on, as an entry of its own."""
 
-    seen = 0
+    count = 0
 
     def step(self, closure: Any = None) -> Any:  # type: ignore[override]
-        self.seen += 1
+        self.count += 1
         for group in self.param_groups:
-            group["lr"] = 0.05 / self.seen
+            group["lr"] = 0.05 / self.count
         return super().step(closure)
 
     def state_dict(self) -> State:
-        return {**super().state_dict(), "seen": self.seen}
+        return {**super().state_dict(), "count": self.count}
 
     def load_state_dict(self, state_dict: State) -> None:
         super().load_state_dict(state_dict)
-        self.seen = state_dict["seen"]
+        self.count = state_dict["count"]
 
 
 class Nested(torch.optim.SGD):
-    """Saves its groups and its state one floor deeper, as wrappers of optimizers do."""
+    """Saves its groups and state in a nested dict, as wrappers of optimizers do."""
 
     def state_dict(self) -> State:
         return {"inner": super().state_dict()}
@@ -51,8 +55,8 @@ class Nested(torch.optim.SGD):
         super().load_state_dict(state_dict["inner"])
 
 
-class Momenta(torch.optim.SGD):
-    """Saves momentum alone, and no groups at all."""
+class MomentumOnly(torch.optim.SGD):
+    """Saves momentum, and no groups."""
 
     def state_dict(self) -> State:
         held = [p for group in self.param_groups for p in group["params"]]
@@ -64,8 +68,8 @@ class Momenta(torch.optim.SGD):
             self.state[p]["momentum_buffer"] = momentum
 
 
-class Chosen(torch.optim.SGD):
-    """Saves of its groups what it knows itself."""
+class SavesOwnKeys(torch.optim.SGD):
+    """Saves only the group keys that it defines."""
 
     def state_dict(self) -> State:
         state = super().state_dict()
@@ -74,8 +78,8 @@ class Chosen(torch.optim.SGD):
         return {"state": state["state"], "param_groups": groups}
 
 
-class Merging(torch.optim.SGD):
-    """Takes from a state's groups what it knows itself."""
+class LoadsOwnKeys(torch.optim.SGD):
+    """Loads only the group keys that it defines."""
 
     def load_state_dict(self, state_dict: State) -> None:
         groups = [dict(group) for group in self.param_groups]
@@ -84,7 +88,7 @@ class Merging(torch.optim.SGD):
             group.update({k: v for k, v in mine.items() if k not in self.defaults})
 
 
-OWN = [Beside, Nested, Momenta, Chosen, Merging]
+CUSTOM = [ExtraEntry, Nested, MomentumOnly, SavesOwnKeys, LoadsOwnKeys]
 
 
 def momentum(kind: type[torch.optim.SGD]) -> MakeBase:
@@ -93,57 +97,57 @@ def momentum(kind: type[torch.optim.SGD]) -> MakeBase:
     )
 
 
-def resumes(make: MakeBase) -> None:
-    """Half a run, saved and loaded by another optimizer, ends as the whole one, to the bit."""
+def check_resume(make: MakeBase) -> None:
+    """A run that is saved and loaded half-way ends bitwise as an uninterrupted one."""
 
     def build(w: list[torch.Tensor]) -> tuple[list[nn.Parameter], wsam.SharpnessAware]:
         params = parameters(w)
-        # A schedule shows whether the steps' number is lost.
+        # A schedule shows whether the number of steps is lost.
         return params, wsam.SAM(make(params), rho=wsam.schedule.InverseSqrt(0.3))
 
     params, opt = build(MLP.weights())
     train(opt, params, MLP, range(HALF))
     other, resumed = build([p.detach().clone() for p in params])
-    resumed.load_state_dict(through_a_file(opt.state_dict()))
+    resumed.load_state_dict(save_and_load(opt.state_dict()))
     for ours, one in ((params, opt), (other, resumed)):
-        torch.manual_seed(0)  # for bases that throw dice
+        torch.manual_seed(0)  # for bases that draw random numbers
         train(one, ours, MLP, range(HALF, 2 * HALF))
     assert same(snapshot(resumed), snapshot(opt))
     assert all(group["sam_step"] == 2 * HALF for group in resumed.param_groups)
 
 
-@pytest.mark.parametrize("kind", OWN)
-def test_a_base_that_saves_in_its_own_way_resumes_bitwise(kind: type[torch.optim.SGD]) -> None:
-    resumes(momentum(kind))
+@pytest.mark.parametrize("kind", CUSTOM)
+def test_custom_format_resumes_bitwise(kind: type[torch.optim.SGD]) -> None:
+    check_resume(momentum(kind))
 
 
-@pytest.mark.parametrize("kind", OWN)
-def test_a_base_that_saves_in_its_own_way_loads_the_state_alone(
+@pytest.mark.parametrize("kind", CUSTOM)
+def test_custom_format_is_loaded_by_the_plain_base(
     kind: type[torch.optim.SGD],
 ) -> None:
     params = parameters(MLP.weights())
     opt = wsam.SAM(momentum(kind)(params))
     train(opt, params, MLP, range(HALF))
     alone = kind([{"params": params[:2]}, {"params": params[2:]}], lr=0.3, momentum=0.9)
-    alone.load_state_dict(through_a_file(opt.state_dict()))
+    alone.load_state_dict(save_and_load(opt.state_dict()))
     assert same([alone.state[p] for p in params], [opt.state[p] for p in params])
 
 
-@pytest.mark.parametrize("kind", OWN)
-def test_the_state_of_such_a_base_alone_loads(kind: type[torch.optim.SGD]) -> None:
+@pytest.mark.parametrize("kind", CUSTOM)
+def test_custom_format_of_a_plain_base_loads(kind: type[torch.optim.SGD]) -> None:
     params = parameters(MLP.weights())
     alone = kind([{"params": params[:2]}, {"params": params[2:]}], lr=0.05, momentum=0.9)
     MLP.losses(params, 0).mean().backward()
     alone.step()
     opt = wsam.SAM(momentum(kind)(params), rho=0.1)
-    opt.load_state_dict(through_a_file(alone.state_dict()))
+    opt.load_state_dict(save_and_load(alone.state_dict()))
     assert same([alone.state[p] for p in params], [opt.state[p] for p in params])
     assert [group["sam_rho"] for group in opt.param_groups] == [0.2, 0.1]
     train(opt, params, MLP, range(1, 2))
 
 
-@pytest.mark.parametrize("kind", OWN)
-def test_loading_does_not_tie_such_a_base_to_the_source(kind: type[torch.optim.SGD]) -> None:
+@pytest.mark.parametrize("kind", CUSTOM)
+def test_load_no_alias_of_a_custom_format(kind: type[torch.optim.SGD]) -> None:
     params, theirs = parameters(MLP.weights()), parameters(MLP.weights())
     source = wsam.SAM(momentum(kind)(theirs))
     train(source, theirs, MLP, range(2))
@@ -155,8 +159,8 @@ def test_loading_does_not_tie_such_a_base_to_the_source(kind: type[torch.optim.S
     assert same(state, kept)
 
 
-class Split(torch.optim.SGD):
-    """Saves its groups as one."""
+class OneGroup(torch.optim.SGD):
+    """Saves all groups as one."""
 
     def state_dict(self) -> State:
         state = super().state_dict()
@@ -167,15 +171,15 @@ class Split(torch.optim.SGD):
         }
 
 
-def test_a_base_that_saves_another_number_of_groups_has_our_values_beside() -> None:
-    opt = wsam.SAM(momentum(Split)(parameters(MLP.weights())), rho=0.1)
+def test_values_are_saved_separately_if_the_base_merges_groups() -> None:
+    opt = wsam.SAM(momentum(OneGroup)(parameters(MLP.weights())), rho=0.1)
     values = opt.state_dict()["sharpness"]["values"]
     assert [group["sam_rho"] for group in values] == [0.2, 0.1]
 
 
-@pytest.mark.parametrize("kind", [Nested, Momenta])
-def test_the_state_of_another_model_is_refused(kind: type[torch.optim.SGD]) -> None:
-    """Though the base's own format does not tell, and before anything is changed."""
+@pytest.mark.parametrize("kind", [Nested, MomentumOnly])
+def test_shape_mismatch_load_of_a_custom_format(kind: type[torch.optim.SGD]) -> None:
+    """Rejected before anything changes, although the base's format has no shapes."""
 
     def build(*groups: list[tuple[int, ...]]) -> wsam.SharpnessAware:
         made = [{"params": [nn.Parameter(torch.ones(s)) for s in shapes]} for shapes in groups]
@@ -191,7 +195,7 @@ def test_the_state_of_another_model_is_refused(kind: type[torch.optim.SGD]) -> N
 
 @pytest.mark.parametrize("values", [[{}], {"sam_rho": 1.0}, [{"sam_rho": -1.0}, {}]])
 def test_damaged_values_change_nothing(values: Any) -> None:
-    opt = wsam.SAM(momentum(Momenta)(parameters(MLP.weights())))
+    opt = wsam.SAM(momentum(MomentumOnly)(parameters(MLP.weights())))
     state, before = opt.state_dict(), snapshot(opt)
     state["sharpness"]["values"] = values
     with pytest.raises(ValueError, match=r"damaged|rho"):
@@ -199,7 +203,7 @@ def test_damaged_values_change_nothing(values: Any) -> None:
     assert same(snapshot(opt), before)
 
 
-def test_the_state_of_another_base_is_refused_in_words() -> None:
+def test_load_rejects_the_state_of_another_format() -> None:
     params = parameters(MLP.weights())
     plain = wsam.SAM(torch_base("momentum", [{"params": params[:2]}, {"params": params[2:]}]))
     opt = wsam.SAM(momentum(Nested)(params))
@@ -210,34 +214,34 @@ def test_the_state_of_another_base_is_refused_in_words() -> None:
 @pytest.mark.parametrize(
     ("saves", "error"), [(["a", "list"], TypeError), ({"sharpness": 1}, ValueError)]
 )
-def test_a_format_that_cannot_carry_ours_is_refused(saves: Any, error: type[Exception]) -> None:
-    class Odd(torch.optim.SGD):
+def test_format_that_cannot_hold_our_entry_is_rejected(saves: Any, error: type[Exception]) -> None:
+    class Unusual(torch.optim.SGD):
         def state_dict(self) -> Any:
             return saves
 
-    with pytest.raises(error, match=r"Odd\.state_dict\(\)"):
-        wsam.SAM(Odd(parameters(MLP.weights()), lr=0.1)).state_dict()
+    with pytest.raises(error, match=r"Unusual\.state_dict\(\)"):
+        wsam.SAM(Unusual(parameters(MLP.weights()), lr=0.1)).state_dict()
 
 
-@pytest.mark.parametrize("kind", [torch.optim.SGD, Beside, Nested])
-def test_hooks_of_both_run_once(kind: type[torch.optim.SGD]) -> None:
-    """What a hook of the base adds travels along, to a hook of the base that loads it."""
+@pytest.mark.parametrize("kind", [torch.optim.SGD, ExtraEntry, Nested])
+def test_state_dict_hooks_run_once(kind: type[torch.optim.SGD]) -> None:
+    """Those of the optimizer and of its base; entries that they add are passed on."""
     opt = wsam.SAM(momentum(kind)(parameters(MLP.weights())))
-    heard: list[Any] = []
-    opt.register_state_dict_pre_hook(lambda one: heard.append(("before", one)))
-    opt.register_state_dict_post_hook(lambda one, state: heard.append(("after", one)))
+    calls: list[Any] = []
+    opt.register_state_dict_pre_hook(lambda one: calls.append(("before", one)))
+    opt.register_state_dict_post_hook(lambda one, state: calls.append(("after", one)))
     opt.register_state_dict_post_hook(lambda one, state: {**state, "more": 1})
-    if kind is not Nested:  # whose own state is one floor deeper
+    if kind is not Nested:  # its state is nested
         opt.base.register_state_dict_post_hook(lambda _, state: {**state, "of_base": 2})
-        opt.base.register_load_state_dict_pre_hook(lambda _, state: heard.append(state["of_base"]))
+        opt.base.register_load_state_dict_pre_hook(lambda _, state: calls.append(state["of_base"]))
     state = opt.state_dict()
-    assert heard == [("before", opt), ("after", opt)]
+    assert calls == [("before", opt), ("after", opt)]
     assert state["more"] == 1
     opt.load_state_dict(state)
-    assert heard[2:] == ([] if kind is Nested else [2])
+    assert calls[2:] == ([] if kind is Nested else [2])
 
 
-def test_the_state_over_a_base_of_torch_is_what_it_was() -> None:
+def test_state_over_a_base_of_torch() -> None:
     params = parameters(MLP.weights())
     opt = wsam.SAM(torch_base("adam", params))
     train(opt, params, MLP, range(2))
@@ -249,11 +253,11 @@ def test_the_state_over_a_base_of_torch_is_what_it_was() -> None:
     assert set(state["sharpness"]) == kept
 
 
-# --- shapes and types of a state ---------------------------------------------------------------
+# --- shapes and types ------------------------------------------------------------------------------
 
 
 class RowWise(torch.optim.Optimizer):
-    """Has a second moment for each row, under the name that torch uses for one of each weight."""
+    """Has a second moment for each row, under the name that torch uses for elementwise ones."""
 
     def __init__(self, params: Any, lr: float) -> None:
         super().__init__(params, {"lr": lr})
@@ -269,13 +273,13 @@ class RowWise(torch.optim.Optimizer):
                 p.addcdiv_(p.grad, moment.sqrt() + 1e-3, value=-group["lr"])
 
 
-def test_a_state_of_other_shapes_than_torch_has_resumes() -> None:
-    resumes(lambda params: RowWise(params, lr=0.01))
+def test_state_tensors_of_other_shapes_resume() -> None:
+    check_resume(lambda params: RowWise(params, lr=0.01))
 
 
 @pytest.mark.parametrize("base", ["momentum", "adam"])
-def test_a_plain_state_of_another_model_is_still_refused(base: str) -> None:
-    """It does not say the shapes of its weights: torch's momentum does."""
+def test_shape_mismatch_load_of_a_plain_state(base: str) -> None:
+    """It has no shapes of weights; those of torch's momentum are compared."""
     p, q = nn.Parameter(torch.ones(2, 3)), nn.Parameter(torch.ones(3, 2))
     plain = torch_base(base, [p])
     p.grad = torch.ones(2, 3)
@@ -288,19 +292,19 @@ def test_a_plain_state_of_another_model_is_still_refused(base: str) -> None:
 @pytest.mark.filterwarnings("ignore::wsam.WsamWarning")
 @pytest.mark.parametrize("kind", [torch.optim.NAdam, torch.optim.ASGD])
 @pytest.mark.parametrize("shape", [(1,), ()])
-def test_counters_of_a_weight_alone_keep_their_type(shape: tuple[int, ...], kind: Any) -> None:
+def test_bf16_load_keeps_counters_of_scalar_weights(shape: tuple[int, ...], kind: Any) -> None:
     p = nn.Parameter(torch.ones(shape, dtype=torch.bfloat16))
     opt = wsam.SAM(kind([p], lr=0.01), rho=0.3)
     for _ in range(2):
         make_step(opt, lambda: p.float().square().sum())
     q = nn.Parameter(p.detach().clone())
     other = wsam.SAM(kind([q], lr=0.01), rho=0.3)
-    other.load_state_dict(through_a_file(opt.state_dict()))
+    other.load_state_dict(save_and_load(opt.state_dict()))
     assert same(dict(other.state[q]), dict(opt.state[p]))
 
 
 @pytest.mark.filterwarnings("ignore::wsam.WsamWarning")
-def test_momentum_of_a_weight_alone_takes_the_type_of_the_weight() -> None:
+def test_bf16_load_casts_momentum_of_scalar_weights() -> None:
     p, q = (nn.Parameter(torch.ones(1, dtype=t)) for t in (torch.float32, torch.bfloat16))
     opt, other = wsam.SAM(torch.optim.NAdam([p])), wsam.SAM(torch.optim.NAdam([q]))
     make_step(opt, lambda: p.square().sum())
@@ -309,57 +313,26 @@ def test_momentum_of_a_weight_alone_takes_the_type_of_the_weight() -> None:
     assert other.state[q]["mu_product"].dtype == torch.float32
 
 
-# --- other libraries ---------------------------------------------------------------------------
+# --- other libraries -------------------------------------------------------------------------------
 
 
 def sgd(params: list[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(params, lr=0.05, momentum=0.9)
 
 
-PEERS: dict[str, Callable[[Any, list[nn.Parameter]], torch.optim.Optimizer]] = {
-    "StableSPAM": lambda peer, params: peer.StableSPAM(params, lr=0.01),
-    "Lookahead": lambda peer, params: peer.Lookahead(sgd(params), k=2),
-    "Magma": lambda peer, params: peer.Magma(sgd(params)),
-    "TRAC": lambda peer, params: peer.TRAC(sgd(params)),
-    "Nero": lambda peer, params: peer.Nero(params, lr=0.01),
-    "Amos": lambda peer, params: peer.Amos(params, lr=0.01),
-    "SPAM": lambda peer, params: peer.SPAM(params, lr=0.01),
-    "SARA": lambda peer, params: peer.load_optimizer("sara")(params, lr=0.01),
+THIRD_PARTY: dict[str, Callable[[Any, list[nn.Parameter]], torch.optim.Optimizer]] = {
+    "StableSPAM": lambda library, params: library.StableSPAM(params, lr=0.01),
+    "Lookahead": lambda library, params: library.Lookahead(sgd(params), k=2),
+    "Magma": lambda library, params: library.Magma(sgd(params)),
+    "TRAC": lambda library, params: library.TRAC(sgd(params)),
+    "Nero": lambda library, params: library.Nero(params, lr=0.01),
+    "Amos": lambda library, params: library.Amos(params, lr=0.01),
+    "SPAM": lambda library, params: library.SPAM(params, lr=0.01),
+    "SARA": lambda library, params: library.load_optimizer("sara")(params, lr=0.01),
 }
 
 
-@pytest.mark.parametrize("name", PEERS)
+@pytest.mark.parametrize("name", THIRD_PARTY)
 def test_bases_of_pytorch_optimizer_resume_bitwise(name: str) -> None:
-    peer = pytest.importorskip("pytorch_optimizer")
-    resumes(lambda params: PEERS[name](peer, params))
-
-
-def resume_with_shared_state() -> list[bool]:
-    """Save half a run on rank 0, load it on both; say whether both runs end the same."""
-    from torch.distributed.optim import ZeroRedundancyOptimizer  # which warns of torch.jit
-
-    def build() -> tuple[nn.Module, wsam.SharpnessAware]:
-        model = DDP(net())
-        base = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01)
-        return model, wsam.WSAM(base, rho=0.1, model=model)
-
-    def go(model: nn.Module, opt: wsam.SharpnessAware, steps: range) -> None:
-        for t in steps:
-            make_step(opt, lambda t=t: model(share(t, dist.get_rank())).square().mean())
-
-    model, opt = build()
-    go(model, opt, range(HALF))
-    opt.base.consolidate_state_dict(to=0)
-    saved = [opt.state_dict() if dist.get_rank() == 0 else None]
-    dist.broadcast_object_list(saved, src=0)
-    other, resumed = build()
-    other.load_state_dict(model.state_dict())
-    resumed.load_state_dict(saved[0])
-    go(model, opt, range(HALF, 2 * HALF))
-    go(other, resumed, range(HALF, 2 * HALF))
-    moments = len(saved[0]["state"]) == len(list(model.parameters()))
-    return [moments, same(list(model.parameters()), list(other.parameters()))]
-
-
-def test_a_state_that_ranks_share_out_resumes_bitwise() -> None:
-    assert team().run(resume_with_shared_state) == [[True, True]] * 2
+    library = pytest.importorskip("pytorch_optimizer")
+    check_resume(lambda params: THIRD_PARTY[name](library, params))
