@@ -11,8 +11,7 @@ from workers.process_group import process_group
 
 import wsam
 
-pytestmark = pytest.mark.slow
-
+pytestmark = pytest.mark.slow  # the processes take seconds to start
 ROUNDING = 1e-12
 LOCAL = [False, True]
 

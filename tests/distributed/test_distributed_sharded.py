@@ -8,8 +8,7 @@ from workers import sharded
 from workers.problem import expected_weights
 from workers.process_group import process_group
 
-pytestmark = pytest.mark.slow
-
+pytestmark = pytest.mark.slow  # the processes take seconds to start
 ROUNDING = 1e-12
 
 
