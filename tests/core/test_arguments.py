@@ -58,7 +58,7 @@ BAD: dict[str, list[tuple[str, Any]]] = {
 
 
 def base_to_watch() -> tuple[torch.optim.Optimizer, Callable[[], bool]]:
-    """Return a base, and a function that tells whether it is unchanged."""
+    """Return a base, and a function that returns whether it is unchanged."""
     base = torch.optim.SGD([nn.Parameter(torch.ones(3))], lr=0.1, momentum=0.9)
     before = snapshot(base)
     return base, lambda: same(snapshot(base), before)

@@ -241,8 +241,8 @@ def test_interval_by_gradient_norm_with_a_radius_of_zero_first() -> None:
     """It is not evaluated while the radius is 0, and then starts as at step 0."""
     rho = Function(lambda t: 0.5 if t >= 2 else 0.0)
     assert passes_of(NormAbove(), 8, rho=rho) == [False] * 2 + [True, True] + [False] * 4
-    asked = passes_of(NormAbove() | Between(100), 8, rho=rho)
-    assert asked == [False] * 2 + [True, True] + [False] * 4
+    chosen = passes_of(NormAbove() | Between(100), 8, rho=rho)
+    assert chosen == [False] * 2 + [True, True] + [False] * 4
 
 
 def test_interval_by_gradient_norm_saved_by_an_earlier_version() -> None:

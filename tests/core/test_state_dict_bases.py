@@ -27,7 +27,7 @@ MakeBase = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
 class ExtraEntry(torch.optim.SGD):
-    """Saves a counter, which its learning rate depends on, as an entry of its own."""
+    """Saves a counter, which its learning rate depends on, as a separate entry."""
 
     count = 0
 

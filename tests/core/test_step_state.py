@@ -401,14 +401,14 @@ def test_documented_loop_equals_the_closure(name: str, title: str) -> None:
 def test_perturbed_between_the_phases_has_no_effect() -> None:
     """Dropout masks, selected samples and a prepared update stay."""
 
-    def run(look: bool) -> list[Tensor]:
+    def run(evaluated: bool) -> list[Tensor]:
         torch.manual_seed(1)
         model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))
         opt = wsam.ESAM(torch.optim.SGD(model.parameters(), lr=0.1), rho=0.5, gamma=0.5)
         x = torch.randn(6, 4)
 
         def evaluate() -> None:
-            if look:
+            if evaluated:
                 with opt.perturbed(), torch.random.fork_rng():
                     model(x)
 
@@ -423,7 +423,7 @@ def test_perturbed_between_the_phases_has_no_effect() -> None:
             opt.step()
         return [p.detach() for p in model.parameters()]
 
-    assert same(run(look=True), run(look=False))
+    assert same(run(evaluated=True), run(evaluated=False))
 
 
 def test_two_optimizers_in_one_loop() -> None:
