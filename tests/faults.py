@@ -36,9 +36,9 @@ FAULTS = [
     Fault(
         "sign of the sharpness term",
         "_core/step.py",
-        "torch._foreach_sub_(difference, g0)\n            state",
-        "torch._foreach_sub_(difference, g0)\n"
-        "                torch._foreach_neg_(difference)\n            state",
+        "torch._foreach_sub_(block.shards(g1), g0)\n            difference",
+        "torch._foreach_sub_(block.shards(g1), g0)\n"
+        "                torch._foreach_neg_(block.shards(g1))\n            difference",
     ),
     Fault(
         "weights left at w + d under weight decay",

@@ -1,6 +1,6 @@
 """The named methods of the family: each a geometry, a rule, defaults and a docstring.
 
-A new method is a class here, with its rule or geometry, and a line in `METHODS`.
+A new method is a class with its rule or geometry, here or in its own file, and a line in `METHODS`.
 """
 
 from typing import Any
@@ -27,17 +27,17 @@ class SAM(SharpnessAware):
         d = rho g0 / (norm(g0) + eps),    w <- w - base(g1)
 
     Args:
-        base: the base optimizer's instance.
+        base: an instance of a torch optimizer, such as `torch.optim.SGD(model.parameters(), lr=0.1)`.
         rho: the radius; 0.05 to 0.2 on CIFAR.
         geometry: the shape of the neighbourhood; a ball if None.
         model: the trained module; see `SharpnessAware`, also for the other arguments.
         lean: only for methods whose base receives g0 alone.
         max_norm: clip by the norm of the combined gradient.
-        nonfinite: "propagate", "skip" or "raise".
+        nonfinite: what to do about NaN or inf in a gradient: "propagate", "skip" or "raise".
         repeat_randomness: draw the same dropout masks in both passes.
         keep: the share of samples that `select` uses in the second pass.
         when: an `Interval` of steps that are sharpness-aware.
-        local: perturb by each rank's own gradient.
+        local: perturb by each rank's own gradient, under DistributedDataParallel; needs `model`.
 
     Reference: Foret et al., Sharpness-Aware Minimization for Efficiently Improving Generalization,
     ICLR 2021.
@@ -84,23 +84,28 @@ class WSAM(SharpnessAware):
     has the weight of SAM. Choose gamma and rho together; training diverges if k * rho is too large.
 
     Args:
-        base: the base optimizer's instance.
-        rho: the radius.
+        base: an instance of a torch optimizer, such as `torch.optim.SGD(model.parameters(), lr=0.1)`.
+        rho: the radius; 0.05 to 0.2 on CIFAR.
         gamma: the weight of sharpness, in [0, 1); 0.8 to 0.95 over SGD with momentum.
         geometry: the shape of the neighbourhood; a ball if None.
         model: the trained module; see `SharpnessAware`, also for the other arguments.
-        lean: let the base step between the passes.
+        lean: let the base step between the passes: saves a buffer, but a step cannot be undone.
         max_norm: clip by the norm of the combined gradient.
-        nonfinite: "propagate", "skip" or "raise".
+        nonfinite: what to do about NaN or inf in a gradient: "propagate", "skip" or "raise".
         repeat_randomness: draw the same dropout masks in both passes.
         keep: the share of samples that `select` uses in the second pass.
         when: an `Interval` of steps that are sharpness-aware.
-        local: perturb by each rank's own gradient.
+        local: perturb by each rank's own gradient, under DistributedDataParallel; needs `model`.
 
     Example:
         >>> import torch
         >>> model = torch.nn.Linear(2, 1)
         >>> opt = WSAM(torch.optim.SGD(model.parameters(), lr=0.1), rho=0.05, gamma=0.9)
+        >>> def closure():
+        ...     loss = model(torch.ones(4, 2)).square().mean()
+        ...     loss.backward()
+        ...     return loss
+        >>> loss = opt.step(closure)
 
     Reference: Yue et al., Sharpness-Aware Minimization Revisited: Weighted Sharpness as a
     Regularization Term, KDD 2023.
@@ -149,7 +154,7 @@ class CoupledWSAM(SharpnessAware):
     decoupled term bypasses.
 
     Args:
-        base: the base optimizer's instance.
+        base: an instance of a torch optimizer, such as `torch.optim.SGD(model.parameters(), lr=0.1)`.
         rho: the radius.
         gamma: the weight of sharpness, in [0, 1). Start at 1/2 and go up to about 0.65: momentum does
             not reduce the weight as it does in WSAM.
@@ -157,11 +162,11 @@ class CoupledWSAM(SharpnessAware):
         model: the trained module; see `SharpnessAware`, also for the other arguments.
         lean: only for methods whose base receives g0 alone.
         max_norm: clip by the norm of the combined gradient.
-        nonfinite: "propagate", "skip" or "raise".
+        nonfinite: what to do about NaN or inf in a gradient: "propagate", "skip" or "raise".
         repeat_randomness: draw the same dropout masks in both passes.
         keep: the share of samples that `select` uses in the second pass.
         when: an `Interval` of steps that are sharpness-aware.
-        local: perturb by each rank's own gradient.
+        local: perturb by each rank's own gradient, under DistributedDataParallel; needs `model`.
 
     Reference: Yue et al., KDD 2023, Algorithm 4; Zhao et al., Penalizing Gradient Norm, ICML 2022.
     """
@@ -206,7 +211,7 @@ class GSAM(SharpnessAware):
         w <- w - base(g1 - alpha (g0 - <g0,g1>/<g1,g1> g1))
 
     Args:
-        base: the base optimizer's instance.
+        base: an instance of a torch optimizer, such as `torch.optim.SGD(model.parameters(), lr=0.1)`.
         rho: the radius; with `rho_min` the largest one.
         alpha: the weight of the orthogonal part; 0 is SAM.
         rho_min: if given, the radius follows the learning rate: from `rho` at each group's largest
@@ -217,11 +222,11 @@ class GSAM(SharpnessAware):
         model: the trained module; see `SharpnessAware`, also for the other arguments.
         lean: only for methods whose base receives g0 alone.
         max_norm: clip by the norm of the combined gradient.
-        nonfinite: "propagate", "skip" or "raise".
+        nonfinite: what to do about NaN or inf in a gradient: "propagate", "skip" or "raise".
         repeat_randomness: draw the same dropout masks in both passes.
         keep: the share of samples that `select` uses in the second pass.
         when: an `Interval` of steps that are sharpness-aware.
-        local: perturb by each rank's own gradient.
+        local: perturb by each rank's own gradient, under DistributedDataParallel; needs `model`.
 
     Reference: Zhuang et al., Surrogate Gap Minimization Improves Sharpness-Aware Training, ICLR 2022.
     """
@@ -292,7 +297,7 @@ class ESAM(SharpnessAware):
         loss = opt.select(F.cross_entropy(model(x), y, reduction="none"))
 
     Args:
-        base: the base optimizer's instance.
+        base: an instance of a torch optimizer, such as `torch.optim.SGD(model.parameters(), lr=0.1)`.
         rho: the radius.
         beta: the probability that a tensor is perturbed, in (0, 1].
         gamma: the share of samples in the second pass, in (0, 1].
@@ -300,10 +305,10 @@ class ESAM(SharpnessAware):
         model: the trained module; see `SharpnessAware`, also for the other arguments.
         lean: only for methods whose base receives g0 alone.
         max_norm: clip by the norm of the combined gradient.
-        nonfinite: "propagate", "skip" or "raise".
+        nonfinite: what to do about NaN or inf in a gradient: "propagate", "skip" or "raise".
         repeat_randomness: draw the same dropout masks in both passes.
         when: an `Interval` of steps that are sharpness-aware.
-        local: perturb by each rank's own gradient.
+        local: perturb by each rank's own gradient, under DistributedDataParallel; needs `model`.
 
     Reference: Du et al., Efficient Sharpness-aware Minimization for Improved Training of Neural
     Networks, ICLR 2022.
@@ -356,18 +361,18 @@ class ASAM(SharpnessAware):
         d = rho T^2 g0 / (norm(T g0) + eps),    T = abs(w) + eta,    w <- w - base(g1)
 
     Args:
-        base: the base optimizer's instance.
+        base: an instance of a torch optimizer, such as `torch.optim.SGD(model.parameters(), lr=0.1)`.
         rho: the radius; larger than SAM's, 0.5 to 5.
         eta: keeps T positive.
         weights_only: use T = 1 for tensors whose name does not contain "weight".
         model: the trained module; see `SharpnessAware`, also for the other arguments.
         lean: only for methods whose base receives g0 alone.
         max_norm: clip by the norm of the combined gradient.
-        nonfinite: "propagate", "skip" or "raise".
+        nonfinite: what to do about NaN or inf in a gradient: "propagate", "skip" or "raise".
         repeat_randomness: draw the same dropout masks in both passes.
         keep: the share of samples that `select` uses in the second pass.
         when: an `Interval` of steps that are sharpness-aware.
-        local: perturb by each rank's own gradient.
+        local: perturb by each rank's own gradient, under DistributedDataParallel; needs `model`.
 
     Reference: Kwon et al., ASAM: Adaptive Sharpness-Aware Minimization, ICML 2021.
     """
@@ -413,17 +418,17 @@ class FisherSAM(SharpnessAware):
         d = rho F^-1 g0 / (sqrt(<g0, F^-1 g0>) + eps),    F = 1 + eta g0^2,    w <- w - base(g1)
 
     Args:
-        base: the base optimizer's instance.
+        base: an instance of a torch optimizer, such as `torch.optim.SGD(model.parameters(), lr=0.1)`.
         rho: the radius.
         eta: the weight of the Fisher information.
         model: the trained module; see `SharpnessAware`, also for the other arguments.
         lean: only for methods whose base receives g0 alone.
         max_norm: clip by the norm of the combined gradient.
-        nonfinite: "propagate", "skip" or "raise".
+        nonfinite: what to do about NaN or inf in a gradient: "propagate", "skip" or "raise".
         repeat_randomness: draw the same dropout masks in both passes.
         keep: the share of samples that `select` uses in the second pass.
         when: an `Interval` of steps that are sharpness-aware.
-        local: perturb by each rank's own gradient.
+        local: perturb by each rank's own gradient, under DistributedDataParallel; needs `model`.
 
     Reference: Kim et al., Fisher SAM: Information Geometry and Sharpness Aware Minimisation, ICML 2022.
     """
@@ -478,7 +483,7 @@ def create(name: str, base: Optimizer, **hyper: Any) -> SharpnessAware:
 
     Args:
         name: a key of `METHODS`.
-        base: the base optimizer's instance.
+        base: an instance of a torch optimizer, such as `torch.optim.SGD(model.parameters(), lr=0.1)`.
         **hyper: keyword arguments of the method.
 
     Example:

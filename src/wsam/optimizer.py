@@ -355,23 +355,11 @@ class SharpnessAware(Optimizer):
             raise
 
     def _check_grad_scaler(self, closure: Any) -> None:
-        scale, state = self.__dict__["grad_scale"], self._step_state
-        if closure is not None or (state.phase is Phase.IDLE and scale is not None):
-            raise RuntimeError(
-                "under a GradScaler run the two passes by hand: scale both losses, then "
-                "ascend(scaler.get_scale()), scaler.unscale_(optimizer), descend(), "
-                "scaler.step(optimizer)"
-            )
-        if state.moved or state.phase is Phase.READ_ONLY:
-            state.require_weights("step")
-        if scale is not None:
-            raise RuntimeError("call scaler.unscale_(optimizer) before descend()")
+        state = self._step_state
+        state.require_unscaled(closure, self.__dict__["grad_scale"])
         if state.phase is not Phase.IDLE and not state.unscaled:
             self._drop_unfinished()
-            raise RuntimeError(
-                "ascend() did not get the scale of the first gradients: call "
-                "ascend(scaler.get_scale()), or ascend(1.0) if they were unscaled by hand"
-            )
+        state.require_grad_scale()
 
     # The step by hand ---------------------------------------------------------------------------
 
@@ -646,10 +634,7 @@ class SharpnessAware(Optimizer):
     def _initialize_base(self) -> None:
         """Step the base with zero gradients, as torch.distributed.checkpoint does to create state."""
         if not _is_zero_step(self.param_groups):
-            raise RuntimeError(
-                "step() needs a closure that computes the loss, calls backward() and returns the loss: "
-                "optimizer.step(closure); or, by hand, ascend() and descend() before it"
-            )
+            self._step_state.require_prepared_update()
         self.base.step()
 
     def _end_step(self) -> None:

@@ -352,7 +352,7 @@ def test_state_dict_keys_and_run_keys():
 
 def test_optimizer_states_of_v0_1_continue_as_before():
     saved = torch.load(V0_1 / "optimizers.pt", weights_only=True)
-    assert saved.keys() == cases().keys()
+    assert saved.keys() <= cases().keys()
     for case, (weights, state, expected) in saved.items():
         optimizer, named = optimizer_of(case, weights)
         optimizer.load_state_dict(state)

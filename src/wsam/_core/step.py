@@ -6,8 +6,10 @@
     decoupled = c g0 + e (g1 - g0)
     w <- w - base(base_grad) - lr * decoupled           the base's own step, then `apply`
 
-For WSAM base_grad = g0 and decoupled = k (g1 - g0) with k = gamma / (1 - gamma). Nothing here
-synchronizes with the device or depends on a method's name.
+For WSAM base_grad = g0 and decoupled = k (g1 - g0) with k = gamma / (1 - gamma). The coefficients
+(a, b) and (c, e) are the `Part`s of a `Mix`. Nothing here synchronizes with the device or depends on a
+method's name. `SharpnessAware` calls these functions in this order; an accelerator may replace
+`perturb`, or all that follows the second pass, with the same result.
 """
 
 from collections.abc import Sequence
@@ -210,18 +212,19 @@ def combine(state: StepState, layout: Sequence[Block]) -> None:
     blocks = [*state.blocks, *late]
     g1s = [_second_gradients(block, rule.keeps_g0) for block in blocks]
     values = [rule_values(block.group, rule) for block in blocks]
-    projected = [rule.needs_products(value) for value in values]
-    products = _subtract_with_products(blocks, g1s, projected) if any(projected) else None
+    subtracted = [rule.needs_products(value) for value in values]
+    products = _subtract_with_products(blocks, g1s, subtracted) if any(subtracted) else None
     base_grads = []
-    for block, g1, value, has_difference in zip(blocks, g1s, values, projected, strict=True):
-        mix = rule.mix(value, products if has_difference else None)
-        if mix.base_grad.is_g1 and mix.decoupled.is_zero and not has_difference:
+    for block, g1, value, is_difference in zip(blocks, g1s, values, subtracted, strict=True):
+        mix = rule.mix(value, products if is_difference else None)
+        if mix.base_grad.is_g1 and mix.decoupled.is_zero and not is_difference:
             base_grad = g1
         else:
             assert block.g0 is not None
-            g0, difference = block.shards(block.g0), block.shards(g1)
-            if not has_difference:
-                torch._foreach_sub_(difference, g0)
+            g0 = block.shards(block.g0)
+            if not is_difference:
+                torch._foreach_sub_(block.shards(g1), g0)
+            difference = block.shards(g1)
             state.decoupled += _decoupled_terms(block, mix, g0, difference)
             _mix_into_g0(mix, g0, difference)
             base_grad = block.g0
@@ -271,14 +274,14 @@ def blocks_without_g0(layout: Sequence[Block], blocks: Sequence[Block]) -> list[
 
 
 def _subtract_with_products(
-    blocks: Sequence[Block], g1s: Sequence[list[Tensor]], in_place: Sequence[bool]
+    blocks: Sequence[Block], g1s: Sequence[list[Tensor]], subtracted: Sequence[bool]
 ) -> Products:
     """Replace g1 by g1 - g0 in the selected blocks, and return the inner products of all blocks."""
     g0s = [block.shards(block.g0) for block in blocks]
     differences = [block.shards(g1) for block, g1 in zip(blocks, g1s, strict=True)]
     first, second = squared_norm(blocks, g0s), squared_norm(blocks, differences)
     for i, (g1, g0) in enumerate(zip(differences, g0s, strict=True)):
-        if in_place[i]:
+        if subtracted[i]:
             torch._foreach_sub_(g1, g0)
         else:
             differences[i] = list(torch._foreach_sub(g1, g0))
@@ -346,6 +349,6 @@ def apply(decoupled: Sequence[DecoupledTerm]) -> None:
     """Compute `w -= lr * scale * tensors`, with the learning rate of each block's group."""
     for term in decoupled:
         device = term.block.device
-        step = -term.block.sign * on_device(term.block.group["lr"], device)
-        scale = step * on_device(term.scale, device)
+        signed_lr = -term.block.sign * on_device(term.block.group["lr"], device)
+        scale = signed_lr * on_device(term.scale, device)
         add_scaled(term.block.weights(), term.tensors, scale, term.scratch)

@@ -125,6 +125,36 @@ class StepState:
             remedy = "call descend() first, or abandon()" if self.manual else "not inside a closure"
             raise RuntimeError(f"cannot {operation} while the weights are at w + d: {remedy}")
 
+    def require_prepared_update(self) -> None:
+        """Raise if `step()` was called without a closure and without passes by hand."""
+        if self.phase is Phase.IDLE:
+            raise RuntimeError(
+                "step() needs a closure that computes the loss, calls backward() and returns the loss: "
+                "optimizer.step(closure); or, by hand, ascend() and descend() before it. Do not call "
+                "it inside a closure"
+            )
+
+    def require_unscaled(self, closure: Any, grad_scale: Any) -> None:
+        """Raise unless a GradScaler calls `step` after both passes, with all gradients unscaled."""
+        if closure is not None or (self.phase is Phase.IDLE and grad_scale is not None):
+            raise RuntimeError(
+                "under a GradScaler run the two passes by hand: scale both losses, then "
+                "ascend(scaler.get_scale()), scaler.unscale_(optimizer), descend(), "
+                "scaler.step(optimizer)"
+            )
+        if self.moved or self.phase is Phase.READ_ONLY:
+            self.require_weights("step")
+        if grad_scale is not None:
+            raise RuntimeError("call scaler.unscale_(optimizer) before descend()")
+
+    def require_grad_scale(self) -> None:
+        """Raise if `ascend` did not get the scale of a GradScaler."""
+        if self.phase is not Phase.IDLE and not self.unscaled:
+            raise RuntimeError(
+                "ascend() did not get the scale of the first gradients: call "
+                "ascend(scaler.get_scale()), or ascend(1.0) if they were unscaled by hand"
+            )
+
     def require_descend(self) -> None:
         """Raise unless `descend` may be called now."""
         if self.phase is Phase.READ_ONLY:
