@@ -17,7 +17,7 @@ X = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
 
 
 def square_closure(forward: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    """Return a closure that minimises the mean square of the model's output."""
+    """Return a closure that computes the mean square of the output, and its gradient."""
 
     def closure() -> Tensor:
         loss = forward().square().mean()
