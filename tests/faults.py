@@ -39,6 +39,7 @@ FAULTS = [
         "torch._foreach_sub_(block.shards(g1), g0)\n            difference",
         "torch._foreach_sub_(block.shards(g1), g0)\n"
         "                torch._foreach_neg_(block.shards(g1))\n            difference",
+        "tests/core/test_reference_agreement.py",
     ),
     Fault(
         "weights left at w + d under weight decay",
@@ -46,18 +47,21 @@ FAULTS = [
         "            block.saved.restore(block.weights())",
         "            block.saved.restore(block.weights()) if not block.group.get('weight_decay') "
         "else None",
+        "tests/core/test_reference_agreement.py",
     ),
     Fault(
         "statistics counted twice",
         "_core/norm_stats.py",
         "            torch._foreach_copy_(tensors, kept)\n\n    def rebind",
         "            pass\n\n    def rebind",
+        "tests/core/test_norm_stats.py",
     ),
     Fault(
         "norm per group instead of global",
         "_core/step.py",
         "    norm = squared_norm(blocks, whitened).sqrt()\n    # An",
         "    norm = squared_norm(blocks[:1], whitened[:1]).sqrt()\n    # An",
+        "tests/core/test_identities.py",
     ),
     Fault(
         "stale autocast cache",
@@ -70,24 +74,28 @@ FAULTS = [
         "_core/state_dict.py",
         "theirs = {key: value for key, value in self._state.items() if key != ENTRY}",
         "theirs = {k: v for k, v in self._state.items() if k != ENTRY} | {'state': {}}",
+        "tests/core/test_state_dict.py",
     ),
     Fault(
         "clipping of the base's gradient alone",
         "_core/step.py",
         "        term.scale = on_device(factor, term.block.device) * term.scale",
         "        pass",
+        "tests/core/test_reference_agreement.py",
     ),
     Fault(
         "dropout masks differ between the passes",
         "optimizer.py",
         "            self._rng.write(before)",
         "            pass",
+        "tests/core/test_rng.py",
     ),
     Fault(
         "first gradients not unscaled",
         "_core/step.py",
         "        torch._foreach_div_(block.shards(block.g0), grad_scale)",
         "        pass",
+        "tests/core/test_grad_scaler.py",
     ),
     Fault(
         "weights restored by subtraction of d",
@@ -100,12 +108,14 @@ FAULTS = [
         "_core/sample_selection.py",
         "return max(1, math.floor(self.keep * samples + 1e-9))",
         "return max(1, math.floor(self.keep * samples + 1e-9) - 1)",
+        "tests/core/test_sample_selection.py",
     ),
     Fault(
         "weight swap not undone after an error",
         "optimizer.py",
         "                self._restore()\n            if state.is_done",
         "                pass\n            if state.is_done",
+        "tests/core/test_interruptions.py",
     ),
 ]
 
