@@ -412,10 +412,7 @@ class SharpnessAware(Optimizer):
         `scaler.update()`.
         """
         self._reject_framework_wrapper()
-        if self._step_state.phase is Phase.READ_ONLY:
-            self._step_state.require_weights("abandon a step")
-        if self._in_closure:
-            raise RuntimeError("abandon() inside a closure: raise an exception instead")
+        self._step_state.require_abandonable(self._in_closure)
         self._cancel(sys.exc_info()[1])
 
     def first_step(self, zero_grad: bool = False) -> None:

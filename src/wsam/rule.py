@@ -8,7 +8,6 @@ optimizer receives, and a decoupled term that is applied with the base's learnin
 Each vector is a `Part`, `loss * g0 + sharp * (g1 - g0)`.
 """
 
-import functools
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
@@ -17,11 +16,6 @@ import torch
 from wsam._core.mix import G0, G1, NOTHING, Mix, Part, Products, Scalar, is_number
 from wsam._core.schedule_base import Schedule
 from wsam._core.validation import number
-
-
-@functools.cache
-def _field_names(rule: type) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(rule))
 
 
 class Rule:
@@ -49,7 +43,7 @@ class Rule:
     @classmethod
     def hyper(cls) -> tuple[str, ...]:
         """Return the names of the hyperparameters."""
-        return _field_names(cls)  # type: ignore[arg-type]
+        return tuple(field.name for field in fields(cls))  # type: ignore[arg-type]
 
     @classmethod
     def check(cls, name: str, value: float) -> float:

@@ -162,6 +162,13 @@ class StepState:
         if self.phase is not Phase.PERTURBED:
             raise RuntimeError("descend() without ascend(): the weights are not at w + d")
 
+    def require_abandonable(self, in_closure: bool) -> None:
+        """Raise if `abandon` is called inside `perturbed()` or a closure."""
+        if self.phase is Phase.READ_ONLY:
+            self.require_weights("abandon a step")
+        if in_closure:
+            raise RuntimeError("abandon() inside a closure: raise an exception instead")
+
     def require_no_pending_update(self) -> None:
         """Raise if `descend` has prepared an update that `step()` must finish."""
         if self.phase is Phase.READY and self.manual:
