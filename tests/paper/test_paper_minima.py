@@ -180,4 +180,4 @@ def test_command_measures_and_draws(tmp_path):
     for words in ("loss around the minimum", "SAM: loss in a plane"):
         assert words in picture.read_text()
     refused = wsam_command("paper", "run", "cifar", *how, *where, "--plane", status=2)
-    assert "--plane looks around minima" in refused.stderr
+    assert "--plane applies to minima only" in refused.stderr
