@@ -133,7 +133,7 @@ class SharpnessAware(Optimizer):
 
     _SCRATCH: ClassVar[tuple[str, ...]] = (
         *("_step_state", "_known_layout", "_norm_stats", "_rng", "_rng_before_first_pass"),
-        *("_base_keeps_grads", "_perturb_this_step", "_backend", "_sharpness", "_in_closure"),
+        *("_base_leaves_grads", "_perturb_this_step", "_backend", "_sharpness", "_in_closure"),
         "step",  # learning-rate schedulers patch it
     )
     """Attributes that `_reset_scratch` creates; not copied or pickled."""
@@ -208,7 +208,9 @@ class SharpnessAware(Optimizer):
         self._norm_stats = NormStats(self.model)
         self._rng = RngState(p.device for g in self.param_groups for p in g["params"])
         self._rng_before_first_pass: tuple[Any, ...] | None = None
-        self._base_keeps_grads = False  # whether a lean step has shown that the base does not write
+        self._base_leaves_grads = (
+            False  # whether a lean step has shown that the base does not write
+        )
         self._perturb_this_step: bool | None = None  # decided in advance by a captured step
         self._backend: Any = None
         self._sharpness: Tensor | None = None
@@ -443,7 +445,7 @@ class SharpnessAware(Optimizer):
         gradients = step.gradients_of(state.blocks)
         try:
             with torch.no_grad():
-                step.keep_g0(state.blocks)
+                step.own_g0(state.blocks)
                 gradients = step.gradients_of(
                     state.blocks
                 )  # which a backward pass cannot overwrite
@@ -490,7 +492,7 @@ class SharpnessAware(Optimizer):
         try:
             moved = self._perturb(state)
             if moved or manual:  # a loop by hand may run its second pass although nothing moved
-                self._hold_model(state)
+                self._protect_model(state)
             return moved
         except BaseException as error:
             self._cancel(error)
@@ -518,17 +520,17 @@ class SharpnessAware(Optimizer):
     def _perturb(self, state: StepState) -> bool:
         if state.action is not Action.SHARPNESS_AWARE:
             if state.action is Action.BASE_ONLY:
-                step.keep_g0(state.blocks)
+                step.own_g0(state.blocks)
             step.clear_gradients(state.blocks)
             return False
         if self.rule.keeps_g0 and not state.lean:
-            step.keep_g0(state.blocks)
+            step.own_g0(state.blocks)
         state.mask = self._mask()
         if self._backend is not None and self._backend.perturb(state):
             pass
         elif state.lean:
-            base_writes = lean.begin(state, guard_g0=not self._base_keeps_grads)
-            self.lean, self._base_keeps_grads = not base_writes, True
+            base_writes = lean.begin(state, guard_g0=not self._base_leaves_grads)
+            self.lean, self._base_leaves_grads = not base_writes, True
         else:
             step.perturb(state)
         step.clear_gradients(state.blocks)
@@ -538,7 +540,7 @@ class SharpnessAware(Optimizer):
         torch.clear_autocast_cache()  # an enclosing autocast would reuse casts of w
         return True
 
-    def _hold_model(self, state: StepState) -> None:
+    def _protect_model(self, state: StepState) -> None:
         """Protect running statistics, and let the second pass draw the numbers of the first."""
         self._norm_stats.hold()
         before = self._rng_before_first_pass

@@ -297,7 +297,7 @@ def test_ctrl_c_at_every_line_of_a_lean_step(stride: int, monkeypatch: pytest.Mo
             assert tracer.function != "_exchange", line
     assert "_exchange" in functions
     if stride == 1:
-        assert {"_hold_model", "_restore"} <= functions
+        assert {"_protect_model", "_restore"} <= functions
         assert without_note == 1, "between the base's step and `base_stepped = True`"
     assert without_note <= 1
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from wsam._core.param_blocks import Block, is_sharded, local
+from wsam._core.param_blocks import Block, is_sharded, local_shards
 from wsam._core.step import blocks_without_g0, clear_gradients, owned
 from wsam._core.step_state import Action, StepState
 
@@ -67,4 +67,4 @@ def _accumulate(sums: dict[Tensor, Tensor], pairs: Iterable[tuple[Tensor, Tensor
         else:
             (sums[p],) = owned([g], is_sharded(g))  # the next backward pass may overwrite a view
     if known:
-        torch._foreach_add_(local(known), local(fresh))
+        torch._foreach_add_(local_shards(known), local_shards(fresh))

@@ -66,11 +66,11 @@ class Block:
 
     def weights(self) -> list[Tensor]:
         """Return the local shards of the parameters."""
-        return local(self.params) if self.sharded else self.params
+        return local_shards(self.params) if self.sharded else self.params
 
     def shards(self, tensors: list[Tensor] | None) -> list[Tensor]:
         """Return the local shards of gradients of this block."""
-        return local(tensors or []) if self.sharded else tensors or []
+        return local_shards(tensors or []) if self.sharded else tensors or []
 
     def subset(self, keep: Sequence[bool]) -> "Block | None":
         """Return a block of the selected parameters, with their g0; None if there are none."""
@@ -104,7 +104,7 @@ def is_sharded(tensor: Tensor) -> bool:
     return module is not None and isinstance(tensor, module.DTensor)
 
 
-def local(tensors: Sequence[Tensor]) -> list[Tensor]:
+def local_shards(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return the local shards; a plain tensor is its own shard."""
     return [t.to_local() if is_sharded(t) else t for t in tensors]  # type: ignore[attr-defined]
 

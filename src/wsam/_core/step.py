@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from wsam._core.mix import Mix, Products, Scalar, is_number
-from wsam._core.param_blocks import Block, CopiedWeights, local, squared_norm
+from wsam._core.param_blocks import Block, CopiedWeights, local_shards, squared_norm
 from wsam._core.param_groups import RHO, rule_values
 from wsam._core.step_state import DecoupledTerm, StepState
 from wsam._core.tensor_ops import (
@@ -52,7 +52,7 @@ def unscale(blocks: Sequence[Block], grad_scale: Scalar) -> None:
         torch._foreach_div_(block.shards(block.g0), grad_scale)
 
 
-def keep_g0(blocks: Sequence[Block]) -> None:
+def own_g0(blocks: Sequence[Block]) -> None:
     """Make g0 survive the second backward pass: copy gradients that are views.
 
     DistributedDataParallel with `gradient_as_bucket_view=True` reuses their storage.
@@ -65,7 +65,7 @@ def owned(gradients: list[Tensor], sharded: bool) -> list[Tensor]:
     """Return the gradients, with copies of those that are views of a larger storage."""
     if torch.compiler.is_compiling():  # cannot trace the size of a storage
         return [g.clone() if g._is_view() else g for g in gradients]
-    shards = local(gradients) if sharded else gradients
+    shards = local_shards(gradients) if sharded else gradients
     views = [s._is_view() or s.untyped_storage().nbytes() > s.nbytes for s in shards]
     return [g.clone() if view else g for g, view in zip(gradients, views, strict=True)]
 
