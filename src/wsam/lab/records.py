@@ -1,6 +1,6 @@
 """Records: the result of a run as JSON, named by the run's key.
 
-``OUT/KEY.json`` is the record. The work folder ``OUT/work/KEY`` holds checkpoints, the lock,
+``OUT/KEY.json`` is the record. Its work folder, ``work/KEY`` in OUT, holds checkpoints, the lock,
 TensorBoard events and, if they are kept, the final weights. Numbers that are not finite are written
 as null, so a record is valid JSON.
 """
