@@ -236,6 +236,11 @@ class SharpnessAware(Optimizer):
         """
         return self._sharpness
 
+    @property
+    def second_pass(self) -> bool:
+        """Whether the second pass is running, so that a closure can leave out metrics and logs."""
+        return self._step_state.phase is Phase.PERTURBED
+
     def select(self, losses: Tensor) -> Tensor:
         """Return the mean of per-sample losses over the samples that are used in this pass.
 

@@ -57,7 +57,7 @@ DOCUMENTED = {
 # Methods of `SharpnessAware` that docs/api.md lists; subclasses inherit them.
 OPTIMIZER_METHODS = (
     *("step", "begin", "ascend", "descend", "abandon", "first_step", "second_step", "perturbed"),
-    *("select", "sharpness", "state_dict", "load_state_dict", "add_param_group"),
+    *("select", "sharpness", "second_pass", "state_dict", "load_state_dict", "add_param_group"),
 )
 OPTIMIZER_ATTRIBUTES = ("base", "skipped", "param_groups", "state", "defaults")
 BASE_OPTIMIZERS = {
