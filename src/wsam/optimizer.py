@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from wsam._core import lean, losses, step
+from wsam._core.arguments import CheckedArguments
 from wsam._core.framework_checks import check_closure
 from wsam._core.grad_accumulator import GradAccumulator
 from wsam._core.mix import Scalar, is_number
@@ -85,7 +86,7 @@ def group_value(name: str) -> Any:
     return property(get, put, doc=f"The value of {name} in the first parameter group.")
 
 
-class SharpnessAware(Optimizer):
+class SharpnessAware(CheckedArguments, Optimizer):
     """Train with a base optimizer and two gradients a step, at w and at w + d.
 
         d  = rho * S g0 / (sqrt(<g0, S g0>) + eps)              S from the geometry

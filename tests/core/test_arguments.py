@@ -1,7 +1,9 @@
 """Constructor arguments: what is accepted, and the errors for what is not."""
 
+import copy
 import inspect
 import math
+import pickle
 import re
 from collections.abc import Callable
 from typing import Any
@@ -95,6 +97,35 @@ def test_bad_arguments_unknown(name: str) -> None:
     with pytest.raises(TypeError):
         wsam.METHODS[name](base, 0.1)  # only the base is positional
     assert unchanged()
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda p: wsam.WSAM(p, lr=0.1), "write WSAM(torch.optim.SGD(model.parameters(), lr=0.1)"),
+        (lambda p: wsam.SAM(p, torch.optim.SGD, rho=0.1), "write SAM(torch.optim.SGD("),
+        (lambda p: wsam.SAM(rho=0.1), "lambda base: SAM(base, ...)"),
+        (lambda p: wsam.SAM(sgd(nn.Linear(2, 1)), max_grad_norm=1.0), "did you mean 'max_norm'?"),
+        (lambda p: wsam.SAM(sgd(nn.Linear(2, 1)), adaptive=True), "geometry=wsam.Adaptive()"),
+        (lambda p: wsam.SAM(sgd(nn.Linear(2, 1)), adaptive=True), "wsam.ASAM(base)"),
+        (lambda p: wsam.WSAM(sgd(nn.Linear(2, 1)), gama=0.9), "did you mean 'gamma'?"),
+        (lambda p: wsam.GSAM(base_optimizer=sgd(nn.Linear(2, 1))), "did you mean 'base'?"),
+        (lambda p: wsam.SAM(sgd(nn.Linear(2, 1)), gamma=0.9), "it takes base, rho,"),
+    ],
+)
+def test_bad_arguments_suggest_what_to_write(make: Callable[..., Any], expected: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(expected)):
+        make(nn.Linear(2, 1).parameters())
+
+
+class OverSGD(wsam.SAM):
+    def __init__(self, params: Any, lr: float, **options: Any) -> None:
+        super().__init__(torch.optim.SGD(params, lr=lr), **options)
+
+
+def test_subclass_with_other_arguments() -> None:
+    opt = OverSGD(nn.Linear(2, 1).parameters(), 0.1, rho=0.2)
+    assert [o.rho for o in (opt, copy.deepcopy(opt), pickle.loads(pickle.dumps(opt)))] == [0.2] * 3
 
 
 # --- values ----------------------------------------------------------------------------------------
