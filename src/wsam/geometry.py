@@ -23,13 +23,13 @@ from wsam._core.validation import count, flag, number
 class Geometry:
     """Base class of geometries."""
 
-    def root(self, block: Block, first: list[Tensor]) -> list[Tensor] | None:
+    def sqrt_metric(self, block: Block, g0: list[Tensor]) -> list[Tensor] | None:
         """Return sqrt(S) in at least float32, one tensor for each weight; None means 1.
 
         Args:
             block: `block.weights()` are this rank's shards of the parameters, `block.names` their names
                 if known, `block.group` their parameter group.
-            first: g0 of these shards.
+            g0: the first gradients of these shards.
         """
         raise NotImplementedError
 
@@ -53,7 +53,7 @@ class Euclidean(Geometry):
     Reference: Foret et al., ICLR 2021.
     """
 
-    def root(self, block: Block, first: list[Tensor]) -> None:
+    def sqrt_metric(self, block: Block, g0: list[Tensor]) -> None:
         """Return None: S is 1."""
 
 
@@ -88,7 +88,7 @@ class Adaptive(Geometry):
                 "base from model.named_parameters()"
             )
 
-    def root(self, block: Block, first: list[Tensor]) -> list[Tensor]:
+    def sqrt_metric(self, block: Block, g0: list[Tensor]) -> list[Tensor]:
         """Return abs(w) + eta."""
         scale = list(torch._foreach_abs(widened(block.weights())))
         if self.eta > 0:
@@ -118,9 +118,9 @@ class Fisher(Geometry):
         """Validate eta."""
         number("eta", self.eta)
 
-    def root(self, block: Block, first: list[Tensor]) -> list[Tensor]:
+    def sqrt_metric(self, block: Block, g0: list[Tensor]) -> list[Tensor]:
         """Return 1/sqrt(1 + eta g0^2)."""
-        wide = widened(first)
+        wide = widened(g0)
         scale = list(torch._foreach_mul(wide, wide))
         torch._foreach_mul_(scale, self.eta)
         torch._foreach_add_(scale, 1.0)
@@ -163,7 +163,7 @@ class Masked(Geometry):
         chosen: list[bool] = (torch.rand(tensors, generator=generator) < self.beta).tolist()
         return chosen
 
-    def root(self, block: Block, first: list[Tensor]) -> None:
+    def sqrt_metric(self, block: Block, g0: list[Tensor]) -> None:
         """Return None: S is 1 for the selected tensors."""
 
 

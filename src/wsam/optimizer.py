@@ -133,7 +133,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
     _step_supports_amp_scaling = True
 
     _SCRATCH: ClassVar[tuple[str, ...]] = (
-        *("_step_state", "_known_layout", "_norm_stats", "_rng", "_rng_before_first_pass"),
+        *("_step_state", "_known_blocks", "_norm_stats", "_rng", "_rng_before_first_pass"),
         *("_base_leaves_grads", "_perturb_this_step", "_backend", "_sharpness", "_in_closure"),
         "step",  # learning-rate schedulers patch it
     )
@@ -177,7 +177,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         self.base = base
         self._values = values
         self._reset_scratch()
-        self._layout()
+        self._all_blocks()
         _warn_about_low_precision(self.param_groups)
 
     def _check_options(self) -> None:
@@ -205,7 +205,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
             raise ValueError(f"lean=True lets the base step between the passes, but {reason}")
 
     def _reset_scratch(self) -> None:
-        self._known_layout: tuple[Any, list[Block]] | None = None
+        self._known_blocks: tuple[Any, list[Block]] | None = None
         self._norm_stats = NormStats(self.model)
         self._rng = RngState(p.device for g in self.param_groups for p in g["params"])
         self._rng_before_first_pass: tuple[Any, ...] | None = None
@@ -333,11 +333,11 @@ class SharpnessAware(CheckedArguments, Optimizer):
                 increases.append(self._selection.corrected(increase))
             if len(closures) > 1:
                 self._restore()
-                gradients.add(self._step_state, self._layout())
+                gradients.add(self._step_state, self._all_blocks())
                 self._step_state = self._new_step()
         if len(closures) > 1:
             self._step_state.max_norm = self.max_norm
-            gradients.fill(self._step_state, self._layout())
+            gradients.fill(self._step_state, self._all_blocks())
             self._step_state.enter(Phase.PERTURBED)
         self._combine()
         if not increases:
@@ -379,7 +379,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         self._reject_framework_wrapper()
         self._step_state.require_weights("begin a step")
         self._drop_unfinished()
-        step.clear_gradients(self._layout())
+        step.clear_gradients(self._all_blocks())
         self._selection.reset()
         self._rng_before_first_pass = self._rng.read() if self.repeat_randomness else None
 
@@ -442,7 +442,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         pending.require_weights("perturb again")
         self._values.refresh()
         state = self._new_step()
-        state.blocks = collect_gradients(self._layout(refresh=True))
+        state.blocks = collect_gradients(self._all_blocks(refresh=True))
         if not state.blocks:
             raise RuntimeError("perturbed() needs gradients: call backward() before it")
         state.mask = self._mask()
@@ -486,7 +486,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         self._values.refresh()
         state = self._new_step()
         state.lean, state.manual, state.max_norm = self.lean, manual, self.max_norm
-        state.blocks = collect_gradients(self._layout(refresh=True))
+        state.blocks = collect_gradients(self._all_blocks(refresh=True))
         if not state.blocks:
             raise RuntimeError("no parameter has a gradient: call backward() in the first pass")
         if grad_scale is not None:
@@ -567,22 +567,22 @@ class SharpnessAware(CheckedArguments, Optimizer):
 
     def _combine(self) -> None:
         """Make the base's gradient and the decoupled term from g0 and g1."""
-        state, layout = self._step_state, self._layout()
+        state, all_blocks = self._step_state, self._all_blocks()
         if self._finish_with_backend(state):
             return
         self._restore()
-        align_gradients(layout)
+        align_gradients(all_blocks)
         state.require_second_gradients()
         checked = state.action is Action.SHARPNESS_AWARE and self.nonfinite != "propagate"
-        if checked and self._has_overflow(collect_gradients(layout)):
+        if checked and self._has_overflow(collect_gradients(all_blocks)):
             state.action = Action.SKIP
         base_only = state.action is Action.BASE_ONLY
         if base_only and state.unscaled and state.has_second_gradients:
             # Both passes ran at w, and the GradScaler has checked the second gradients.
-            state.blocks = collect_gradients(layout)
+            state.blocks = collect_gradients(all_blocks)
         elif self.local and (base_only or self.rule.keeps_g0) and state.action is not Action.SKIP:
             group: Any = self.model.process_group  # type: ignore[union-attr]
-            state.blocks = average_g0_over_ranks(layout, state.blocks, group)
+            state.blocks = average_g0_over_ranks(all_blocks, state.blocks, group)
         if state.action is Action.SKIP:
             self.zero_grad(set_to_none=True)
         elif base_only:
@@ -590,11 +590,11 @@ class SharpnessAware(CheckedArguments, Optimizer):
             if self.max_norm is not None:
                 step.clip_g0(state.blocks, self.max_norm)
         elif state.base_stepped:
-            lean.finish(state, layout)
+            lean.finish(state, all_blocks)
         else:
-            step.combine(state, layout)
+            step.combine(state, all_blocks)
             if state.decoupled and state.manual:
-                grads = [p.grad for block in layout for p in block.params if p.grad is not None]
+                grads = [p.grad for block in all_blocks for p in block.params if p.grad is not None]
                 state.grad_versions = [(g, g._version) for g in grads]
         state.enter(Phase.READY)
 
@@ -604,7 +604,9 @@ class SharpnessAware(CheckedArguments, Optimizer):
             return False
         if self.local or self.max_norm is not None or self.nonfinite != "propagate":
             return False
-        if step.blocks_without_g0(self._layout(), state.blocks) or not self._backend.finish(state):
+        if step.blocks_without_g0(self._all_blocks(), state.blocks) or not self._backend.finish(
+            state
+        ):
             return False
         state.moved, state.base_stepped = [], True
         state.enter(Phase.READY)
@@ -620,7 +622,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         if state.phase is Phase.PERTURBED and state.action is not Action.SHARPNESS_AWARE:
             self._combine()
         state.require_weights("step")
-        state.require_unchanged_gradients(self._layout())
+        state.require_unchanged_gradients(self._all_blocks())
         self._end_step()
         self.base.__dict__["_opt_called"] = True  # for a scheduler of the base, if it is not called
         if state.action is Action.SKIP:
@@ -680,19 +682,19 @@ class SharpnessAware(CheckedArguments, Optimizer):
 
     # What the phases need -----------------------------------------------------------------------
 
-    def _layout(self, refresh: bool = False) -> list[Block]:
+    def _all_blocks(self, refresh: bool = False) -> list[Block]:
         """Return all parameters in blocks; with `refresh`, check whether they have changed."""
-        if self._known_layout is not None and not refresh:
-            return self._known_layout[1]
+        if self._known_blocks is not None and not refresh:
+            return self._known_blocks[1]
         groups = self.param_groups
         key = [(id(g), [(id(p), p.dtype, p.device) for p in g["params"]]) for g in groups]
-        if self._known_layout is None or self._known_layout[0] != key:
+        if self._known_blocks is None or self._known_blocks[0] != key:
             blocks = self._build_blocks(groups)
             self.geometry.check_names(blocks)
-            self._known_layout = (key, blocks)
+            self._known_blocks = (key, blocks)
             self._norm_stats.find_layers(self.model)
             self._backend = select_backend(blocks)
-        return self._known_layout[1]
+        return self._known_blocks[1]
 
     def _build_blocks(self, groups: list[dict[str, Any]]) -> list[Block]:
         named = self.model.named_parameters() if self.model is not None else ()
@@ -710,7 +712,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         square = step.squared_norm_of_g0(blocks)
         if average:
             group: Any = self.model.process_group  # type: ignore[union-attr]
-            square = square.to(self._layout()[0].device) / group.size()
+            square = square.to(self._all_blocks()[0].device) / group.size()
             sum_over_ranks(square, group)
         return square
 
@@ -737,7 +739,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         try:
             _check_group(self.param_groups[-1], self.base, self.rule)
             self._values.sync()
-            self._layout(refresh=True)
+            self._all_blocks(refresh=True)
         except Exception:
             self.base.param_groups.pop()
             self._values.forget_last_group()

@@ -5,7 +5,7 @@ optimizer receives, and a decoupled term that is applied with the base's learnin
 
     w <- w - base(base_grad) - lr * decoupled
 
-Each vector is a `Part`, `loss * g0 + sharp * (g1 - g0)`.
+Each vector is a `Part`, `part.g0 * g0 + part.difference * (g1 - g0)`.
 """
 
 from dataclasses import dataclass, fields
@@ -89,7 +89,7 @@ class Weighted(_Gamma):
 
     def mix(self, hyper: dict[str, Scalar], products: Products | None) -> Mix:
         """Return base_grad = g0, decoupled = k (g1 - g0)."""
-        return Mix(G0, Part(0.0, sharpness_weight(hyper["gamma"])))
+        return Mix(G0, Part(g0=0.0, difference=sharpness_weight(hyper["gamma"])))
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Coupled(_Gamma):
 
     def mix(self, hyper: dict[str, Scalar], products: Products | None) -> Mix:
         """Return base_grad = g0 + k (g1 - g0)."""
-        return Mix(Part(1.0, sharpness_weight(hyper["gamma"])), NOTHING)
+        return Mix(Part(g0=1.0, difference=sharpness_weight(hyper["gamma"])), NOTHING)
 
 
 @dataclass(frozen=True)
@@ -130,8 +130,8 @@ class SurrogateGap(Rule):
             return Mix(G1, NOTHING)
         assert products is not None
         # Where g1 vanishes, all of g0 is orthogonal to it: r = 0 instead of 0/0.
-        ratio = products.cross / products.second.clamp(min=torch.finfo(products.second.dtype).tiny)
-        return Mix(Part(1 + alpha * (ratio - 1), 1 + alpha * ratio), NOTHING)
+        ratio = products.g0_g1 / products.g1_g1.clamp(min=torch.finfo(products.g1_g1.dtype).tiny)
+        return Mix(Part(g0=1 + alpha * (ratio - 1), difference=1 + alpha * ratio), NOTHING)
 
 
 __all__ = ["Coupled", "Mix", "Part", "Perturbed", "Products", "Rule", "SurrogateGap", "Weighted"]

@@ -60,7 +60,9 @@ class Loop:
 def state_of(opt: wsam.SharpnessAware, gradients: list[list[Tensor]] | None = None) -> StepState:
     """Return a step after its first pass."""
     state = StepState(opt.base, opt.rule, opt.geometry)
-    state.blocks = [block.subset([True] * len(block.params)) or block for block in opt._layout()]
+    state.blocks = [
+        block.subset([True] * len(block.params)) or block for block in opt._all_blocks()
+    ]
     for i, block in enumerate(state.blocks):
         block.g0 = gradients[i] if gradients else [torch.ones_like(p) for p in block.params]
     state.enter(Phase.PERTURBED)
@@ -120,20 +122,20 @@ def test_the_buffer_is_allocated_after_the_geometry_is_freed(
 ) -> None:
     """Otherwise the peak would be one parameter-sized buffer higher."""
     loop = Loop(monkeypatch, method, geometry=geometry)
-    roots: list[weakref.ref[Tensor]] = []
-    own_root, own_buffer = type(geometry).root, WorkPlan.buffer
+    metrics: list[weakref.ref[Tensor]] = []
+    own_metric, own_buffer = type(geometry).sqrt_metric, WorkPlan.buffer
 
-    def root(self: Any, *given: Any) -> Any:
-        made = own_root(self, *given)
-        roots.extend(weakref.ref(t) for t in made)
+    def sqrt_metric(self: Any, *given: Any) -> Any:
+        made = own_metric(self, *given)
+        metrics.extend(weakref.ref(t) for t in made)
         return made
 
     def buffer(plan: WorkPlan) -> WeightBuffer:
-        assert roots
-        assert not any(ref() is not None for ref in roots)
+        assert metrics
+        assert not any(ref() is not None for ref in metrics)
         return own_buffer(plan)
 
-    monkeypatch.setattr(type(geometry), "root", root)
+    monkeypatch.setattr(type(geometry), "sqrt_metric", sqrt_metric)
     monkeypatch.setattr(WorkPlan, "buffer", buffer)
     loop.train(2)
 
@@ -355,7 +357,7 @@ def test_a_backend_fits_until_the_base_changes() -> None:
 def linear() -> tuple[nn.Linear, TritonBackend, Block]:
     model = nn.Linear(2, 3)
     opt = wsam.WSAM(torch.optim.SGD(model.parameters(), lr=0.1))
-    (block,) = opt._layout()
+    (block,) = opt._all_blocks()
     return model, TritonBackend(CPU, opt.base, opt.rule, 1.0), block
 
 
@@ -378,7 +380,7 @@ def test_the_number_of_plans_is_limited() -> None:
     model = nn.Sequential(*(nn.Linear(1, 1, bias=False) for _ in range(30)))
     opt = wsam.WSAM(torch.optim.SGD(model.parameters(), lr=0.1))
     backend = TritonBackend(CPU, opt.base, opt.rule, 1.0)
-    (block,) = opt._layout()
+    (block,) = opt._all_blocks()
     for number in range(30):
         part = block.subset([n == number for n in range(30)])
         assert part is not None

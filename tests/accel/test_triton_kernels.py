@@ -153,7 +153,7 @@ class Projected(wsam.rule.Rule):
         if products is None:
             return wsam.rule.Mix(wsam.rule.Part(1.0, 0.5), wsam.rule.Part(0.25, 0.1))
         share = hyper["share"]
-        cosine = products.cross / (products.first * products.second).sqrt()
+        cosine = products.g0_g1 / (products.g0_g0 * products.g1_g1).sqrt()
         base_grad = wsam.rule.Part(1 + share * cosine, 1 - share * cosine)
         return wsam.rule.Mix(base_grad, wsam.rule.Part(share * cosine**2, 0.5))
 

@@ -203,7 +203,7 @@ def test_per_group_hyper_of_a_custom_rule() -> None:
         mixing: float = 0.5
 
         def mix(self, hyper, products):
-            return Mix(Part(1.0, hyper["mixing"]), NOTHING)
+            return Mix(Part(g0=1.0, difference=hyper["mixing"]), NOTHING)
 
     opt = wsam.SharpnessAware(sgd({"mixing": 0.1}, {}), rule=Mixed())
     assert values(opt, "mixing") == [0.1, 0.5]

@@ -18,7 +18,7 @@ class GradAccumulator:
         self._g1: dict[Tensor, Tensor] = {}
         self._actions: set[Action] = set()
 
-    def add(self, state: StepState, layout: Sequence[Block]) -> None:
+    def add(self, state: StepState, all_blocks: Sequence[Block]) -> None:
         """Add the gradients of a micro-batch whose passes are done, with the weights restored."""
         state.require_second_gradients()
         self._actions.add(state.action)
@@ -37,13 +37,13 @@ class GradAccumulator:
                     for p, g0 in pairs
                 ),
             )
-        for block in blocks_without_g0(layout, state.blocks):
+        for block in blocks_without_g0(all_blocks, state.blocks):
             _accumulate(self._g1, ((p, p.grad) for p in block.params))
-        clear_gradients(layout)
+        clear_gradients(all_blocks)
 
-    def fill(self, state: StepState, layout: Sequence[Block]) -> None:
+    def fill(self, state: StepState, all_blocks: Sequence[Block]) -> None:
         """Make the sums the two gradients of one step."""
-        for block in layout:
+        for block in all_blocks:
             part = block.subset([p in self._g0 for p in block.params])
             if part is not None:
                 part.g0 = [self._g0[p] for p in part.params]

@@ -34,11 +34,11 @@ EXCHANGE_BYTES = 1 << 22
 
 
 def begin(state: StepState, *, guard_g0: bool) -> bool:
-    """Step the base, move the weights to w + d and keep A in `block.saved`.
+    """Step the base, move the weights to w + d and save A in `block.saved`.
 
     Args:
         state: the step. `p.grad` still holds g0.
-        guard_g0: keep a copy of g0 while the base steps, in case it writes into gradients.
+        guard_g0: hold a copy of g0 while the base steps, in case it writes into gradients.
 
     Returns:
         Whether the base wrote into gradients. With `guard_g0` the step is right all the same.
@@ -60,17 +60,17 @@ def begin(state: StepState, *, guard_g0: bool) -> bool:
     for block, g0, tensors in zip(blocks, guards if written else g0s, perturbed, strict=True):
         weights, part = block.weights(), _mix(state, block).decoupled
         lr = on_device(block.group["lr"], block.device)
-        if not is_number(weight := part.loss - part.sharp, 0.0):
+        if not is_number(weight := part.g0 - part.difference, 0.0):
             add_scaled(weights, g0, -block.sign * lr * on_device(weight, block.device), True)
         _exchange(block, tensors)
         block.g0 = None
     return written
 
 
-def finish(state: StepState, layout: Sequence[Block]) -> None:
+def finish(state: StepState, all_blocks: Sequence[Block]) -> None:
     """Set the term that remains once A is restored: lr * e * g1."""
     begun = {index for block in state.blocks for index in block.indices}
-    for block in layout:
+    for block in all_blocks:
         pairs = zip(block.params, block.indices, strict=True)
         missing = begun.intersection(i for p, i in pairs if p.grad is None)
         if missing:
@@ -81,9 +81,9 @@ def finish(state: StepState, layout: Sequence[Block]) -> None:
         part = block.subset([p.grad is not None for p in block.params])
         if part is not None:
             grads = [p.grad for p in part.params if p.grad is not None]
-            sharp = _mix(state, block).decoupled.sharp
-            if not is_number(sharp, 0.0):
-                term = DecoupledTerm(part, part.shards(grads), sharp, scratch=False)
+            weight = _mix(state, block).decoupled.difference
+            if not is_number(weight, 0.0):
+                term = DecoupledTerm(part, part.shards(grads), weight, scratch=False)
                 state.decoupled.append(term)
 
 
@@ -119,9 +119,9 @@ def _exchange(block: Block, perturbed: list[Tensor]) -> None:
             done = slice(part.stop)
         block.saved = CopiedWeights(perturbed)
     except BaseException:
-        for part, kept in [(done, perturbed[done]), *([current] if current else [])]:
-            if kept:
-                torch._foreach_copy_(weights[part], kept)
+        for part, values in [(done, perturbed[done]), *([current] if current else [])]:
+            if values:
+                torch._foreach_copy_(weights[part], values)
         raise
 
 

@@ -5,9 +5,9 @@ optimizer receives, and a decoupled term that is applied directly with the base'
 
     w <- w - base(base_grad) - lr * decoupled
 
-Each vector is written as `loss * g0 + sharp * (g1 - g0)`. In this basis the paper's objective,
-L + k * sharpness, can be read off, and the family's identities hold bit for bit: where g1 = g0, the
-sharpness part is exactly zero.
+Each vector is written as `part.g0 * g0 + part.difference * (g1 - g0)`. In this basis the paper's
+objective, L + k * sharpness, can be read off, and the family's identities hold bit for bit: where
+g1 = g0, the difference is exactly zero.
 """
 
 from typing import NamedTuple
@@ -24,30 +24,30 @@ def is_number(value: Scalar, wanted: float) -> bool:
 
 
 class Part(NamedTuple):
-    """The vector `loss * g0 + sharp * (g1 - g0)`."""
+    """The vector `part.g0 * g0 + part.difference * (g1 - g0)`."""
 
-    loss: Scalar
-    sharp: Scalar
+    g0: Scalar
+    difference: Scalar
 
     @property
     def is_zero(self) -> bool:
         """Whether both coefficients are the number 0."""
-        return is_number(self.loss, 0.0) and is_number(self.sharp, 0.0)
+        return is_number(self.g0, 0.0) and is_number(self.difference, 0.0)
 
     @property
     def is_g0(self) -> bool:
         """Whether this is g0 itself."""
-        return is_number(self.loss, 1.0) and is_number(self.sharp, 0.0)
+        return is_number(self.g0, 1.0) and is_number(self.difference, 0.0)
 
     @property
     def is_g1(self) -> bool:
         """Whether this is g1 itself."""
-        return is_number(self.loss, 1.0) and is_number(self.sharp, 1.0)
+        return is_number(self.g0, 1.0) and is_number(self.difference, 1.0)
 
 
-NOTHING = Part(0.0, 0.0)
-G0 = Part(1.0, 0.0)
-G1 = Part(1.0, 1.0)
+NOTHING = Part(g0=0.0, difference=0.0)
+G0 = Part(g0=1.0, difference=0.0)
+G1 = Part(g0=1.0, difference=1.0)
 
 
 class Mix(NamedTuple):
@@ -67,14 +67,14 @@ class Mix(NamedTuple):
 class Products(NamedTuple):
     """Global inner products of the two gradients: <g0,g0>, <g0,g1>, <g1,g1>."""
 
-    first: Tensor
-    cross: Tensor
-    second: Tensor
+    g0_g0: Tensor
+    g0_g1: Tensor
+    g1_g1: Tensor
 
     @classmethod
-    def of_squares(cls, first: Tensor, second: Tensor, difference: Tensor) -> "Products":
+    def of_squares(cls, g0: Tensor, g1: Tensor, difference: Tensor) -> "Products":
         """Compute them from the squared norms of g0, g1 and g1 - g0.
 
         2<g0,g1> = norm(g0)^2 + norm(g1)^2 - norm(g1 - g0)^2, which is exact where g1 = g0.
         """
-        return cls(first, (first + second - difference) / 2, second)
+        return cls(g0, (g0 + g1 - difference) / 2, g1)

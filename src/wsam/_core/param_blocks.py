@@ -72,11 +72,11 @@ class Block:
         """Return the local shards of gradients of this block."""
         return local_shards(tensors or []) if self.sharded else tensors or []
 
-    def subset(self, keep: Sequence[bool]) -> "Block | None":
+    def subset(self, selected: Sequence[bool]) -> "Block | None":
         """Return a block of the selected parameters, with their g0; None if there are none."""
-        if all(keep) and keep:
+        if all(selected) and selected:
             return replace(self, saved=None)
-        chosen = [i for i, yes in enumerate(keep) if yes]
+        chosen = [i for i, yes in enumerate(selected) if yes]
         if not chosen:
             return None
 
@@ -122,10 +122,10 @@ def build_blocks(groups: list[dict[str, Any]], names: dict[Tensor, str]) -> list
         own_names = group.get("param_names")
         for i, p in enumerate(group["params"]):
             sharded = is_sharded(p)
-            layout = (p.device_mesh, p.placements) if sharded else None
-            key = (position, p.device, p.dtype, layout)
+            placement = (p.device_mesh, p.placements) if sharded else None
+            key = (position, p.device, p.dtype, placement)
             if key not in blocks:
-                blocks[key] = Block(group, [], [], [], sharded, _shard_groups(layout))
+                blocks[key] = Block(group, [], [], [], sharded, _shard_groups(placement))
             block = blocks[key]
             block.params.append(p)
             block.indices.append(index)
@@ -138,10 +138,10 @@ def build_blocks(groups: list[dict[str, Any]], names: dict[Tensor, str]) -> list
     return list(blocks.values())
 
 
-def _shard_groups(layout: Any) -> tuple[Any, tuple[int, ...]] | None:
-    if layout is None:
+def _shard_groups(placement: Any) -> tuple[Any, tuple[int, ...]] | None:
+    if placement is None:
         return None
-    mesh, placements = layout
+    mesh, placements = placement
     # Not `is_shard`, which is False for the strided shards of FSDP2 with tensor parallelism.
     dimensions = tuple(i for i, kind in enumerate(placements) if not kind.is_replicate())
     return (mesh, dimensions) if dimensions else None
@@ -156,11 +156,11 @@ def reject_flat_shards(groups: list[dict[str, Any]]) -> None:
         )
 
 
-def collect_gradients(layout: Sequence[Block]) -> list[Block]:
+def collect_gradients(all_blocks: Sequence[Block]) -> list[Block]:
     """Return the blocks of parameters that have gradients, with these as g0."""
-    align_gradients(layout)
+    align_gradients(all_blocks)
     found = []
-    for block in layout:
+    for block in all_blocks:
         grads = list(map(_GRAD, block.params))
         block.g0 = None
         part = block.subset([g is not None for g in grads])
@@ -176,13 +176,13 @@ def collect_gradients(layout: Sequence[Block]) -> list[Block]:
     return found
 
 
-def align_gradients(layout: Sequence[Block]) -> None:
+def align_gradients(all_blocks: Sequence[Block]) -> None:
     """Redistribute DTensor gradients to the placements of their parameters.
 
     Tensor parallelism leaves the gradient of a replicated parameter as partial sums, which
     element-wise work on local shards would not add up.
     """
-    for p in (p for block in layout if block.sharded for p in block.params):
+    for p in (p for block in all_blocks if block.sharded for p in block.params):
         g: Any = p.grad
         if g is not None and g.placements != p.placements:  # type: ignore[attr-defined]
             p.grad = g.redistribute(placements=p.placements)  # type: ignore[attr-defined]
@@ -222,14 +222,14 @@ def squared_norm(blocks: Sequence[Block], lists: Sequence[list[Tensor]]) -> Tens
 
 
 def average_g0_over_ranks(
-    layout: Sequence[Block], blocks: Sequence[Block], process_group: Any
+    all_blocks: Sequence[Block], blocks: Sequence[Block], process_group: Any
 ) -> list[Block]:
     """Average g0 over the ranks of a process group, by one reduction for each dtype.
 
     A gradient that this rank lacks counts as zero, since other ranks may have it.
     """
     own = {i: g for block in blocks for i, g in zip(block.indices, block.g0 or [], strict=True)}
-    parts = [block.subset([p.requires_grad for p in block.params]) for block in layout]
+    parts = [block.subset([p.requires_grad for p in block.params]) for block in all_blocks]
     trained = [part for part in parts if part is not None]
     lists: dict[Any, list[Tensor]] = {}
     for block in trained:

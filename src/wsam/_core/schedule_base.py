@@ -55,7 +55,7 @@ class Interval:
 
 
 Kind = TypeVar("Kind", bound=type)
-Part = TypeVar("Part", Schedule, Interval)
+Plan = TypeVar("Plan", Schedule, Interval)
 _SAVEABLE: dict[str, type] = {}
 
 
@@ -122,7 +122,7 @@ def pack(part: Schedule | Interval) -> dict[str, Any] | None:
     return packed
 
 
-def unpack(packed: Any, kind: type[Part]) -> Part:
+def unpack(packed: Any, kind: type[Plan]) -> Plan:
     """Return the schedule or interval that `pack` was given.
 
     Raises:

@@ -92,7 +92,7 @@ def put_back_g0(blocks: Sequence[Block]) -> None:
 
 
 def perturb(state: StepState) -> None:
-    """Move the weights to w + d, and keep w in `block.saved`.
+    """Move the weights to w + d, and save w in `block.saved`.
 
         d = rho * S g0 / (sqrt(<g0, S g0>) + eps)
 
@@ -133,43 +133,43 @@ def _propagate_overflow(state: StepState) -> None:
 
 def directions(state: StepState, blocks: Sequence[Block]) -> list[Direction]:
     """Return S g0 for each block, and the scale that turns it into d."""
-    whitened, roots = whiten(state, blocks)
+    whitened, metrics = whiten(state, blocks)
     scales = scales_of(state, blocks, whitened)
-    return unwhiten(state, whitened, roots, scales)
+    return unwhiten(state, whitened, metrics, scales)
 
 
 def whiten(
     state: StepState, blocks: Sequence[Block]
 ) -> tuple[list[list[Tensor]], list[list[Tensor] | None]]:
     """Return z = sqrt(S) g0 for each block, and sqrt(S)."""
-    whitened, roots = [], []
+    whitened, metrics = [], []
     for block in blocks:
         g0 = block.shards(block.g0)
-        root = state.geometry.root(block, g0)
-        if root is None:
+        metric = state.geometry.sqrt_metric(block, g0)
+        if metric is None:
             z = g0
         elif state.g0_is_scratch and not accumulation_dtype(g0[0]):
-            torch._foreach_mul_(g0, root)
+            torch._foreach_mul_(g0, metric)
             z = g0
         else:
-            z = list(torch._foreach_mul(widened(g0), root))
+            z = list(torch._foreach_mul(widened(g0), metric))
         whitened.append(z)
-        roots.append(root)
-    return whitened, roots
+        metrics.append(metric)
+    return whitened, metrics
 
 
 def unwhiten(
     state: StepState,
     whitened: Sequence[list[Tensor]],
-    roots: Sequence[list[Tensor] | None],
+    metrics: Sequence[list[Tensor] | None],
     scales: Sequence[Tensor],
 ) -> list[Direction]:
     """Turn z = sqrt(S) g0 into S g0, in place."""
     result = []
-    for z, root, scale in zip(whitened, roots, scales, strict=True):
-        if root is not None:
-            torch._foreach_mul_(z, root)
-        result.append((z, scale, root is not None or state.g0_is_scratch))
+    for z, metric, scale in zip(whitened, metrics, scales, strict=True):
+        if metric is not None:
+            torch._foreach_mul_(z, metric)
+        result.append((z, scale, metric is not None or state.g0_is_scratch))
     return result
 
 
@@ -205,10 +205,10 @@ def restore(state: StepState) -> None:
 # The two gradients ----------------------------------------------------------------------------------
 
 
-def combine(state: StepState, layout: Sequence[Block]) -> None:
+def combine(state: StepState, all_blocks: Sequence[Block]) -> None:
     """Set `p.grad` to what the base receives, and `state.decoupled` to what is applied directly."""
     rule = state.rule
-    late = blocks_without_g0(layout, state.blocks)
+    late = blocks_without_g0(all_blocks, state.blocks)
     blocks = [*state.blocks, *late]
     g1s = [_second_gradients(block, rule.keeps_g0) for block in blocks]
     values = [rule_values(block.group, rule) for block in blocks]
@@ -241,7 +241,7 @@ def combine(state: StepState, layout: Sequence[Block]) -> None:
 def _second_gradients(block: Block, keeps_g0: bool) -> list[Tensor]:
     """Return g1 of the block's parameters.
 
-    A parameter without a second gradient gets no sharpness term: g1 counts as g0 where the rule keeps
+    A parameter without a second gradient gets no sharpness term: g1 counts as g0 where the rule needs
     g0; otherwise the parameter leaves the block.
     """
     grads = [p.grad for p in block.params]
@@ -252,19 +252,19 @@ def _second_gradients(block: Block, keeps_g0: bool) -> list[Tensor]:
         assert block.g0 is not None
         pairs = zip(grads, block.g0, strict=True)
         return [g0.clone() if g is None else g for g, g0 in pairs]
-    kept = [i for i, g in enumerate(grads) if g is not None]
-    block.params = [block.params[i] for i in kept]
-    block.indices = [block.indices[i] for i in kept]
+    found = [i for i, g in enumerate(grads) if g is not None]
+    block.params = [block.params[i] for i in found]
+    block.indices = [block.indices[i] for i in found]
     return present
 
 
-def blocks_without_g0(layout: Sequence[Block], blocks: Sequence[Block]) -> list[Block]:
+def blocks_without_g0(all_blocks: Sequence[Block], blocks: Sequence[Block]) -> list[Block]:
     """Return blocks of the parameters whose gradient appeared in the second pass; their g0 is 0."""
-    if sum(len(block.params) for block in blocks) == sum(len(block.params) for block in layout):
+    if sum(len(block.params) for block in blocks) == sum(len(block.params) for block in all_blocks):
         return []
     known = {index for block in blocks for index in block.indices}
     late = []
-    for block in layout:
+    for block in all_blocks:
         pairs = zip(block.params, block.indices, strict=True)
         part = block.subset([p.grad is not None and i not in known for p, i in pairs])
         if part is not None:
@@ -279,13 +279,13 @@ def _subtract_with_products(
     """Replace g1 by g1 - g0 in the selected blocks, and return the inner products of all blocks."""
     g0s = [block.shards(block.g0) for block in blocks]
     differences = [block.shards(g1) for block, g1 in zip(blocks, g1s, strict=True)]
-    first, second = squared_norm(blocks, g0s), squared_norm(blocks, differences)
+    g0_g0, g1_g1 = squared_norm(blocks, g0s), squared_norm(blocks, differences)
     for i, (g1, g0) in enumerate(zip(differences, g0s, strict=True)):
         if subtracted[i]:
             torch._foreach_sub_(g1, g0)
         else:
             differences[i] = list(torch._foreach_sub(g1, g0))
-    return Products.of_squares(first, second, squared_norm(blocks, differences))
+    return Products.of_squares(g0_g0, g1_g1, squared_norm(blocks, differences))
 
 
 def _decoupled_terms(
@@ -294,10 +294,10 @@ def _decoupled_terms(
     part = mix.decoupled
     if part.is_zero:
         return []
-    if is_number(part.loss, 0.0):
-        return [DecoupledTerm(block, difference, part.sharp)]
-    tensors = list(torch._foreach_mul(g0, on_device(part.loss, block.device)))
-    add_scaled(tensors, difference, on_device(part.sharp, block.device), scratch=False)
+    if is_number(part.g0, 0.0):
+        return [DecoupledTerm(block, difference, part.difference)]
+    tensors = list(torch._foreach_mul(g0, on_device(part.g0, block.device)))
+    add_scaled(tensors, difference, on_device(part.difference, block.device), scratch=False)
     return [DecoupledTerm(block, tensors, 1.0)]
 
 
@@ -305,11 +305,11 @@ def _mix_into_g0(mix: Mix, g0: list[Tensor], difference: list[Tensor]) -> None:
     """Turn g0 into the base's gradient, in place. A zero coefficient is a branch: 0 * inf is NaN."""
     if not g0:
         return
-    loss, sharp = (on_device(value, g0[0].device) for value in mix.base_grad)
-    if not is_number(loss, 1.0):
-        torch._foreach_mul_(g0, loss)
-    if not is_number(sharp, 0.0):
-        add_scaled(g0, difference, sharp, scratch=mix.decoupled.is_zero)
+    of_g0, of_difference = (on_device(value, g0[0].device) for value in mix.base_grad)
+    if not is_number(of_g0, 1.0):
+        torch._foreach_mul_(g0, of_g0)
+    if not is_number(of_difference, 0.0):
+        add_scaled(g0, difference, of_difference, scratch=mix.decoupled.is_zero)
 
 
 def clip(

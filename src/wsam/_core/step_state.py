@@ -185,11 +185,11 @@ class StepState:
                 "no parameter has a gradient: call backward() in the second pass, too"
             )
 
-    def require_unchanged_gradients(self, layout: list[Block]) -> None:
+    def require_unchanged_gradients(self, all_blocks: list[Block]) -> None:
         """Raise if `p.grad` was modified between `descend` and `step`: that scales half the update."""
         if not self.grad_versions:
             return
-        present = {id(p.grad) for block in layout for p in block.params}
+        present = {id(p.grad) for block in all_blocks for p in block.params}
         if any(g._version != version or id(g) not in present for g, version in self.grad_versions):
             raise RuntimeError(
                 "p.grad was changed between descend() and step(), but the decoupled term was not: "

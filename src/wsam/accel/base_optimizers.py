@@ -73,7 +73,7 @@ def _may_be_fused(group: dict[str, Any]) -> bool:
 def numbers_of(group: dict[str, Any], rule: Rule, boost: float) -> list[float]:
     """Return a group's row of numbers, in the order in which kernels read them.
 
-    0: radius; 1, 2: coefficients (loss, sharp) of base_grad; 3, 4: of decoupled; 5: learning rate;
+    0: radius; 1, 2: coefficients (g0, difference) of base_grad; 3, 4: of decoupled; 5: learning rate;
     6: weight decay; 7, 8: momentum and dampening of SGD, betas of Adam; 9: Adam's epsilon; 10, 11: the
     logarithms of the betas.
     """

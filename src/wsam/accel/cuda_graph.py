@@ -93,7 +93,7 @@ class CapturedStep:
         self.loss_fn = loss_fn
         self._device = self._check(example)
         if self.sharp is not None:
-            self.sharp._layout(refresh=True)  # parameters may have moved to the device just now
+            self.sharp._all_blocks(refresh=True)  # parameters may have moved to the device just now
         self._fuse = kernels_work_on(self._device) if fuse is None else fuse
         prepare_base(self.sharp.base if self.sharp else opt)
         self._scalars = GraphScalars(opt, self._device)

@@ -60,12 +60,14 @@ class GraphScalars:
 
         Of the numbers that kernels read on the device, only whether they are zero is constant.
         """
-        kept = []
+        settings = []
         for group, keys in zip(self._opt.param_groups, self._keys, strict=True):
             left_out = {"params", "param_names", STEP, "initial_lr", *keys}
             values = ((k, v) for k, v in group.items() if k not in left_out)
-            kept.append(tuple((k, bool(v) if k in BASE_NUMBERS else repr(v)) for k, v in values))
-        return tuple(kept)
+            settings.append(
+                tuple((k, bool(v) if k in BASE_NUMBERS else repr(v)) for k, v in values)
+            )
+        return tuple(settings)
 
     def base_numbers(self) -> tuple[Any, ...]:
         """Return the base's numbers, which are constants of a recording if the base steps by itself."""
@@ -109,7 +111,7 @@ class DeviceMask(Geometry):
         boost: float = self._boost  # type: ignore[attr-defined]
         return boost
 
-    def root(self, block: Block, first: list[Tensor]) -> list[Tensor]:
+    def sqrt_metric(self, block: Block, g0: list[Tensor]) -> list[Tensor]:
         """Return 0-d tensors of 0 or 1."""
         return [self._values[index] for index in block.indices]  # type: ignore[attr-defined]
 

@@ -169,11 +169,11 @@ def _sgd(table, index, n, at, inside, w, grad, numbers, BRANCHES: tl.constexpr):
     if DECAY & BRANCHES:
         grad += _number(numbers, 6) * w
     if MOMENTUM & BRANCHES:
-        keep = _number(numbers, 7)
+        momentum = _number(numbers, 7)
         take = (1.0 - tl.load(numbers + 8)).to(tl.float32)
-        m = keep * _read(table, 4, index, n, at, inside) + take * grad
+        m = momentum * _read(table, 4, index, n, at, inside) + take * grad
         _write(table, 4, index, n, at, inside, m)
-        grad = grad + keep * m if NESTEROV & BRANCHES else m
+        grad = grad + momentum * m if NESTEROV & BRANCHES else m
     return w - _number(numbers, 5) * grad
 
 
@@ -261,9 +261,9 @@ def begin_lean(
 
 @triton.jit
 def _end_lean(table, index, n, at, inside, numbers):
-    kept = _read(table, 0, index, n, at, inside)
+    partial = _read(table, 0, index, n, at, inside)
     g1 = _read(table, 2, index, n, at, inside)
-    new = kept - _number(numbers, 5) * _times(_number(numbers, 4), g1)
+    new = partial - _number(numbers, 5) * _times(_number(numbers, 4), g1)
     _write(table, 1, index, n, at, inside, new)
 
 
