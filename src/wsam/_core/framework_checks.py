@@ -1,13 +1,24 @@
-"""Closures of frameworks that would be silently wrong in a two-pass step.
+"""Frameworks that would run a two-pass step wrongly, recognized by module names.
 
-The check reads the closure's module name, so nothing is imported here.
+Nothing of them is imported here.
 """
 
 import functools
+import sys
 from typing import Any
 
 _MIXIN = "let the module derive from wsam.integrations.lightning.SharpnessAwareMixin"
 _LIGHTNING = ("lightning", "pytorch_lightning")
+_INTEGRATIONS = {
+    "transformers.trainer": (
+        "use wsam.integrations.transformers.SharpnessAwareTrainer instead of Trainer, or list its "
+        "SharpnessAwareMixin before your Trainer"
+    ),
+    "accelerate.optimizer": (
+        "use wsam.integrations.accelerate.TwoPasses, whose backward() replaces accelerator.backward()"
+    ),
+}
+"""What runs both passes, by the framework's module that calls `optimizer.step()`."""
 
 
 def check_closure(closure: Any) -> None:
@@ -31,3 +42,13 @@ def check_closure(closure: Any) -> None:
             "Lightning would clip in both passes, which distorts the difference of the gradients: "
             f"pass max_norm= to the optimizer, or {_MIXIN}"
         )
+
+
+def integration_hint() -> str:
+    """Return a sentence about the integration for the framework that calls, "" if there is none."""
+    modules, frame = set(), sys._getframe().f_back
+    while frame is not None:
+        modules.add(frame.f_globals.get("__name__"))
+        frame = frame.f_back
+    found = [remedy for name, remedy in _INTEGRATIONS.items() if name in modules]
+    return f". This framework runs one pass: {found[0]}" if found else ""

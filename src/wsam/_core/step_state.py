@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from wsam._core.framework_checks import integration_hint
 from wsam._core.mix import Scalar
 from wsam._core.param_blocks import Block
 
@@ -131,7 +132,7 @@ class StepState:
             raise RuntimeError(
                 "step() needs a closure that computes the loss, calls backward() and returns the loss: "
                 "optimizer.step(closure); or, by hand, ascend() and descend() before it. Do not call "
-                "it inside a closure"
+                f"it inside a closure{integration_hint()}"
             )
 
     def require_unscaled(self, closure: Any, grad_scale: Any) -> None:
@@ -140,7 +141,7 @@ class StepState:
             raise RuntimeError(
                 "under a GradScaler run the two passes by hand: scale both losses, then "
                 "ascend(scaler.get_scale()), scaler.unscale_(optimizer), descend(), "
-                "scaler.step(optimizer)"
+                f"scaler.step(optimizer){integration_hint()}"
             )
         if self.moved or self.phase is Phase.READ_ONLY:
             self.require_weights("step")
