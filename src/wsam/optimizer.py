@@ -752,8 +752,9 @@ class SharpnessAware(CheckedArguments, Optimizer):
         for pre_hook in self._optimizer_state_dict_pre_hooks.values():
             pre_hook(self)
         state = base_state(self.base)
+        method = type(self).__name__
         entry = sharpness_entry(
-            state, self.param_groups, self._values, self.when, self.skipped, self.rule
+            state, self.param_groups, self._values, self.when, self.skipped, self.rule, method
         )
         for hook in self._optimizer_state_dict_post_hooks.values():
             changed = hook(self, state)
@@ -767,7 +768,8 @@ class SharpnessAware(CheckedArguments, Optimizer):
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = hook(self, state_dict) or state_dict
         self._values.sync()
-        loaded = LoadedState(state_dict, self.base, self._values, self.when, self.rule)
+        method = type(self).__name__
+        loaded = LoadedState(state_dict, self.base, self._values, self.when, self.rule, method)
         loaded.load_base()
         self._values.replace(loaded.values, loaded.schedules)
         self.when = loaded.interval

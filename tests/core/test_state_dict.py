@@ -374,15 +374,23 @@ def test_load_rejects_the_state_of_another_base() -> None:
     opt.step(closure(opt, models[0]))
 
 
-def test_load_warns_about_the_state_of_another_rule() -> None:
+def test_load_warns_about_the_state_of_another_method() -> None:
     model = small_model()
     state = wsam.CoupledWSAM(sgd(model), gamma=0.5).state_dict()
-    with pytest.warns(wsam.WsamWarning, match="rule Coupled, this optimizer has Weighted"):
+    with pytest.warns(wsam.WsamWarning, match="of CoupledWSAM, the optimizer is WSAM"):
         wsam.WSAM(sgd(model)).load_state_dict(state)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         wsam.CoupledWSAM(sgd(model)).load_state_dict(state)
         del state["sharpness"]["rule"]  # as saved by earlier versions
+        wsam.WSAM(sgd(model)).load_state_dict(state)
+
+
+def test_load_warns_about_a_method_that_an_early_state_does_not_name() -> None:
+    model = small_model()
+    state = wsam.SAM(sgd(model)).state_dict()
+    del state["sharpness"]["method"]
+    with pytest.warns(wsam.WsamWarning, match="of a method with the rule Perturbed, .* is WSAM"):
         wsam.WSAM(sgd(model)).load_state_dict(state)
 
 

@@ -39,6 +39,7 @@ def sharpness_entry(
     interval: Interval | None,
     skipped: int,
     rule: "Rule",
+    method: str,
 ) -> dict[str, Any]:
     """Return what a resume needs in addition to the base's `state`.
 
@@ -52,6 +53,7 @@ def sharpness_entry(
         "interval_lost": interval is not None and packed is None,
         "skipped": skipped,
         "rule": type(rule).__name__,
+        "method": method,
     }
     own = [own_values(group) for group in groups]
     saved = state["param_groups"] if _has_torch_format(state) else []
@@ -78,6 +80,7 @@ class LoadedState:
         values: the hyperparameters of its groups.
         interval: the optimizer's own interval.
         rule: the optimizer's rule.
+        method: the name of the optimizer's class, for messages.
 
     Raises:
         ValueError: if the state has other groups or shapes, or is damaged.
@@ -90,6 +93,7 @@ class LoadedState:
         values: GroupValues,
         interval: Interval | None,
         rule: "Rule",
+        method: str,
     ) -> None:
         if not isinstance(state, dict):
             raise TypeError(f"not an optimizer's state_dict: {type(state).__name__}")
@@ -109,9 +113,10 @@ class LoadedState:
             self.schedules = self._saved_schedules(values)
             self.interval = self._saved_interval(interval)
             if self.entry.get("rule", type(rule).__name__) != type(rule).__name__:
+                saved = self.entry.get("method", f"a method with the rule {self.entry['rule']}")
                 warn(
-                    f"the state was saved with the rule {self.entry['rule']}, this optimizer has "
-                    f"{type(rule).__name__}: hyperparameters may have another meaning"
+                    f"the state is of {saved}, the optimizer is {method}: hyperparameters may have "
+                    "another meaning"
                 )
 
     def _check_shapes(self) -> None:
