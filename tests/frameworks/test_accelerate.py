@@ -207,7 +207,7 @@ def test_refuses_step_without_second_pass() -> None:
     run = Run()
     x, y = next(iter(run.loader))
     run.accelerator.backward(run.loss(x, y))
-    with pytest.raises(RuntimeError, match="accelerate.TwoPasses"):
+    with pytest.raises(RuntimeError, match=r"accelerate\.TwoPasses"):
         run.optimizer.step()
     assert difference(run.body, net()) == 0
 
