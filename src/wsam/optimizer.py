@@ -53,6 +53,10 @@ _BASE_STEPPED = (
     "lean=True: the base had already stepped, so the step could not be undone; the weights are at "
     "w + u + lr k g0, where u is the base's update"
 )
+_FORWARD_OUTSIDE = (
+    "the closure runs twice, at w and at w + d, so it must contain the forward pass: move the call of "
+    "the model and the computation of the loss into it, before backward()"
+)
 
 
 def _shared_with_base(name: str) -> Any:
@@ -663,6 +667,8 @@ class SharpnessAware(CheckedArguments, Optimizer):
     def _cancel(self, error: BaseException | None = None) -> None:
         """Undo what a step has done to weights, statistics and generators."""
         state = self._step_state
+        if error is not None and "backward through the graph a second time" in str(error):
+            error.add_note(_FORWARD_OUTSIDE)
         if state.phase is not Phase.IDLE:
             with torch.no_grad():
                 self._restore()

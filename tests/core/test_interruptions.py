@@ -90,6 +90,19 @@ def test_raise_pass2(name: str, after_backward: bool) -> None:
     check_failure(name, 2, RuntimeError("no batch"), after_backward)
 
 
+@pytest.mark.parametrize("backward_before", [False, True])
+def test_forward_pass_outside_the_closure(backward_before: bool) -> None:
+    model, opt, _ = two_layers()
+    loss = model(X).square().mean()
+    if backward_before:
+        loss.backward()
+    before = snapshot(opt)["weights"]
+    with pytest.raises(RuntimeError, match="graph a second time") as caught:
+        opt.step(lambda: loss.backward() or loss)
+    assert ["move the call of the model" in note for note in caught.value.__notes__] == [True]
+    assert same(snapshot(opt)["weights"], before)
+
+
 @covering(name=METHODS, after_backward=[False, True])
 def test_ctrl_c_pass2(name: str, after_backward: bool) -> None:
     check_failure(name, 2, KeyboardInterrupt(), after_backward)
