@@ -138,3 +138,60 @@ def test_sharpness_readout_of_a_tuple_without_a_loss(first: Callable[[Tensor], T
     opt.step(run)
     assert opt.sharpness is not None
     assert opt.sharpness.isnan()
+
+
+def returning(kind: str, model: torch.nn.Module) -> Callable[[], Any]:
+    """Return a closure whose result has this form."""
+    x = torch.ones(4, 5).double()
+
+    def run() -> Any:
+        out = model(x)
+        loss = out.square().mean()
+        loss.backward()
+        if kind == "ModelOutput":
+            from transformers.modeling_outputs import SequenceClassifierOutput
+
+            return SequenceClassifierOutput(loss=loss, logits=out)
+        forms: dict[str, Any] = {
+            "tuple": (loss, {"logits": out, "names": ["a"]}),
+            "list": (loss, [out, out]),
+            "dict": {"loss": loss, "logits": out},
+        }
+        return forms[kind]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "kind", ["tuple", "list", "dict", pytest.param("ModelOutput", marks=pytest.mark.slow)]
+)
+def test_outputs_in_any_container(kind: str) -> None:
+    """Tensors are those of the first pass, detached; the sharpness is that of the loss."""
+    model, twin = small_model(), small_model()
+    opt, plain = wsam.SAM(sgd(model), rho=0.5), wsam.SAM(sgd(twin), rho=0.5)
+    first = model(torch.ones(4, 5).double()).detach()
+    found = opt.step(returning(kind, model))
+    wanted, _ = plain.step(returning("tuple", twin))
+    loss = found[0] if isinstance(found, tuple) else found["loss"]
+    logits = {
+        "tuple": lambda: found[1]["logits"],
+        "list": lambda: found[1][0],
+        "dict": lambda: found["logits"],
+        "ModelOutput": lambda: found.logits,
+    }[kind]()
+    assert not loss.requires_grad
+    assert not logits.requires_grad
+    assert torch.equal(loss, wanted)
+    assert torch.equal(logits, first)
+    assert opt.sharpness is not None
+    assert plain.sharpness is not None
+    assert torch.equal(opt.sharpness, plain.sharpness)
+    assert float(opt.sharpness) > 0
+
+
+def test_several_closures_return_the_sum_of_their_losses() -> None:
+    model, twin = small_model(), small_model()
+    opt, plain = wsam.SAM(sgd(model)), wsam.SAM(sgd(twin))
+    found = opt.step([returning("dict", model), returning("tuple", model)])
+    single = plain.step([returning("dict", twin)])["loss"]
+    assert torch.equal(found, single + single)

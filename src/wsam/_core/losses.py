@@ -1,40 +1,42 @@
-"""What closures return: a loss, or a tuple that begins with one."""
+"""What closures return: a loss, a tuple that begins with one, or a dict with the key "loss"."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
-
-_NUMBER = (int, float, Tensor)
+from torch.utils._pytree import tree_map_only
 
 
 def detach(value: Any) -> Any:
     """Return a closure's result without its autograd graph."""
+    return tree_map_only(Tensor, Tensor.detach, value)
+
+
+def loss_of(value: Any) -> Any:
+    """Return the loss in a closure's result, as a number or tensor; None if there is none.
+
+    A Hugging Face `ModelOutput` is a dict.
+    """
+    if isinstance(value, tuple) and value:
+        value = value[0]
+    elif isinstance(value, dict):
+        value = value.get("loss")
     if isinstance(value, Tensor):
-        return value.detach()
-    if isinstance(value, tuple):
-        parts = map(detach, value)
-        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
-    return value
+        return value if value.numel() == 1 and value.is_floating_point() else None
+    return value if isinstance(value, int | float) else None
 
 
-def loss_increase(second: Any, first: Any) -> Any:
+def loss_increase(second: Any, first: Any) -> Tensor:
     """Return L(w + d) - L(w); NaN if the closure returned no loss."""
-    if isinstance(second, tuple) and isinstance(first, tuple) and second and first:
-        second, first = second[0], first[0]
-    if _is_loss(second) and _is_loss(first):
-        return torch.as_tensor(second - first)
-    return torch.full((), torch.nan)
-
-
-def _is_loss(value: Any) -> bool:
-    if isinstance(value, Tensor):
-        return value.numel() == 1 and value.is_floating_point()
-    return isinstance(value, _NUMBER)
+    after, before = loss_of(second), loss_of(first)
+    if after is None or before is None:
+        return torch.full((), torch.nan)
+    return torch.as_tensor(after - before)
 
 
 def total(values: list[Any]) -> Any:
-    """Return the sum of numbers. A single other value is returned as it is, several give None."""
-    if all(isinstance(value, _NUMBER) for value in values):
-        return sum(values[1:], values[0])
-    return values[0] if len(values) == 1 else None
+    """Return what a step returns: the only result, or the sum of the losses of several closures."""
+    if len(values) == 1:
+        return values[0]
+    losses = [loss_of(value) for value in values]
+    return None if any(loss is None for loss in losses) else sum(losses[1:], losses[0])
