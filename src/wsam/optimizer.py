@@ -109,7 +109,8 @@ class SharpnessAware(CheckedArguments, Optimizer):
         lean: let the base step between the passes, which saves WSAM a buffer.
         max_norm: clip by the norm of base_grad + decoupled; scales both alike.
         nonfinite: what to do about NaN or inf in a gradient: "propagate" as torch does, "skip" the step
-            and count it in `skipped`, or "raise". The last two synchronize with the device each step.
+            and count it in `skipped`, or "raise". The last two synchronize with the device each step,
+            and restore the running statistics from before the step (by hand, from `begin`).
         repeat_randomness: draw the same dropout masks in both passes.
         keep: the share of samples that `select` uses in the second pass.
         when: an `Interval` of steps that are sharpness-aware; on others the base steps alone.
@@ -137,7 +138,8 @@ class SharpnessAware(CheckedArguments, Optimizer):
     _step_supports_amp_scaling = True
 
     _SCRATCH: ClassVar[tuple[str, ...]] = (
-        *("_step_state", "_known_blocks", "_norm_stats", "_rng", "_rng_before_first_pass"),
+        *("_step_state", "_known_blocks", "_norm_stats", "_norm_stats_before", "_rng"),
+        "_rng_before_first_pass",
         *("_base_leaves_grads", "_perturb_this_step", "_backend", "_sharpness", "_in_closure"),
         "step",  # learning-rate schedulers patch it
     )
@@ -211,6 +213,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
     def _reset_scratch(self) -> None:
         self._known_blocks: tuple[Any, list[Block]] | None = None
         self._norm_stats = NormStats(self.model)
+        self._norm_stats_before = NormStats(self.model, same_function=False)  # of a skipped step
         self._rng = RngState(p.device for g in self.param_groups for p in g["params"])
         self._rng_before_first_pass: tuple[Any, ...] | None = None
         self._base_leaves_grads = (
@@ -304,6 +307,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         self._step_state.require_no_pending_update()
         self._step_state.require_weights("begin a step")
         try:
+            self._save_statistics()
             self._in_closure = True
             loss, self._sharpness = self._run_passes(closures)
         except BaseException as error:
@@ -383,6 +387,8 @@ class SharpnessAware(CheckedArguments, Optimizer):
         self._reject_framework_wrapper()
         self._step_state.require_weights("begin a step")
         self._drop_unfinished()
+        if not self._in_closure:
+            self._save_statistics()
         step.clear_gradients(self._all_blocks())
         self._selection.reset()
         self._rng_before_first_pass = self._rng.read() if self.repeat_randomness else None
@@ -476,6 +482,11 @@ class SharpnessAware(CheckedArguments, Optimizer):
         if "base" not in self.__dict__:
             name = type(self).__name__
             raise TypeError(f"{name} is a framework's wrapper: call this on its .optimizer")
+
+    def _save_statistics(self) -> None:
+        """Copy running statistics, where a step may have to be undone because of its batch."""
+        if self.nonfinite != "propagate":
+            self._norm_stats_before.hold()
 
     # The phases ---------------------------------------------------------------------------------
 
@@ -627,6 +638,8 @@ class SharpnessAware(CheckedArguments, Optimizer):
             self._combine()
         state.require_weights("step")
         state.require_unchanged_gradients(self._all_blocks())
+        if state.action is Action.SKIP:
+            self._norm_stats_before.release()  # the batch may have made them NaN
         self._end_step()
         self.base.__dict__["_opt_called"] = True  # for a scheduler of the base, if it is not called
         if state.action is Action.SKIP:
@@ -651,6 +664,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
     def _end_step(self) -> None:
         self._step_state = self._new_step()
         self._rng_before_first_pass = None
+        self._norm_stats_before.discard()
         self._selection.reset()
 
     def _drop_unfinished(self) -> None:
@@ -698,7 +712,8 @@ class SharpnessAware(CheckedArguments, Optimizer):
             blocks = self._build_blocks(groups)
             self.geometry.check_names(blocks)
             self._known_blocks = (key, blocks)
-            self._norm_stats.find_layers(self.model)
+            for statistics in (self._norm_stats, self._norm_stats_before):
+                statistics.find_layers(self.model)
             self._backend = select_backend(blocks)
         return self._known_blocks[1]
 
@@ -729,6 +744,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         if bool(torch.isfinite(self._squared_norm(blocks, average))):
             return False
         if self.nonfinite == "raise":
+            self._norm_stats_before.release()
             raise FloatingPointError("a gradient is NaN or infinite; no weight was changed")
         return True
 

@@ -139,7 +139,7 @@ def test_bn_one_update_after_an_error(name: str, kind: str, fail_in: int, pass_m
     assert not same(statistics(model), statistics(twin))
 
 
-@covering(2, reason=["interval", "radius", "skip"], style=STYLES, pass_model=WITH_MODEL)
+@covering(2, reason=["interval", "radius"], style=STYLES, pass_model=WITH_MODEL)
 def test_bn_one_update_in_a_step_without_perturbation(
     reason: str, style: str, pass_model: bool
 ) -> None:
@@ -148,7 +148,6 @@ def test_bn_one_update_in_a_step_without_perturbation(
     options: dict[str, Any] = {
         "interval": {"when": wsam.schedule.Every(2, offset=1)},
         "radius": {"rho": 0.0},
-        "skip": {"nonfinite": "skip"},
     }[reason]
     if pass_model:
         options["model"] = model
@@ -156,8 +155,7 @@ def test_bn_one_update_in_a_step_without_perturbation(
     for t in range(2):
         twin = copy.deepcopy(model)
         twin(data(t))
-        factor = torch.nan if reason == "skip" else 1.0
-        make_step(opt, lambda t=t, f=factor: opt.select(model(data(t))) * f, style)
+        make_step(opt, lambda t=t: opt.select(model(data(t))), style)
         assert same(statistics(model), statistics(twin))
         assert int(model.norm.num_batches_tracked) == t + 1
 
@@ -520,3 +518,91 @@ def test_number_of_power_iterations_may_be_set(kind: str, pass_model: bool) -> N
     opt.descend()
     opt.step()
     assert norm.n_power_iterations == 7
+
+
+# --- a batch that is skipped -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pass_model", [True, False])
+@pytest.mark.parametrize("policy", ["skip", "raise"])
+@pytest.mark.parametrize("style", ["closure", "closures", "hand"])
+def test_a_nan_batch_leaves_the_statistics(style: str, policy: str, pass_model: bool) -> None:
+    """Nothing changes in a skipped step, so the next batch trains as if it had not been there."""
+    models, bad = (small_normed(), small_normed()), torch.full((4, 4), torch.nan)
+    weights = [torch.optim.SGD(m.parameters(), lr=0.1) for m in models]
+    opt, twin = (
+        wsam.SAM(base, model=m if pass_model else None, nonfinite=policy)
+        for base, m in zip(weights, models, strict=True)
+    )
+
+    def step(opt: wsam.SharpnessAware, model: nn.Module, x: Tensor) -> None:
+        def run() -> Tensor:
+            loss = model(x).square().mean()
+            loss.backward()
+            return loss
+
+        if style == "hand":
+            opt.begin()
+            run()
+            if opt.ascend():
+                run()
+            opt.descend()
+            opt.step()
+        else:
+            opt.step(run if style == "closure" else [run, run])
+
+    good = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
+    step(opt, models[0], good)
+    before = {name: b.clone() for name, b in statistics(models[0]).items()}
+    if policy == "skip":
+        step(opt, models[0], bad)
+    else:
+        with pytest.raises(FloatingPointError):
+            step(opt, models[0], bad)
+        opt.abandon()
+    assert opt.skipped == (policy == "skip")
+    for name, buffer in statistics(models[0]).items():
+        assert torch.equal(buffer, before[name]), name
+    step(opt, models[0], good)
+    for _ in range(2):
+        step(twin, models[1], good)
+    for one, other in zip(
+        models[0].state_dict().values(), models[1].state_dict().values(), strict=True
+    ):
+        assert torch.equal(one, other)
+
+
+# --- model= without all modules --------------------------------------------------------------------
+
+
+def test_model_without_a_layer_that_runs_is_rejected() -> None:
+    """Its statistics would move twice a step."""
+    model, other = small_normed(), small_normed()
+    opt = wsam.SAM(torch.optim.SGD(model.parameters(), lr=0.1), model=other)
+    weights, x = [p.clone() for p in model.parameters()], torch.randn(4, 4)
+
+    def run() -> Tensor:
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss
+
+    with pytest.raises(RuntimeError, match=r"BatchNorm1d in training mode.*not part of\s+model="):
+        opt.step(run)
+    assert all(torch.equal(p, w) for p, w in zip(model.parameters(), weights, strict=True))
+    assert counts(model) == [1] * len(counts(model))
+    assert not torch.nn.modules.module._global_forward_pre_hooks
+
+
+def test_layer_in_evaluation_mode_may_be_outside_of_model() -> None:
+    model, fixed = small_normed(), small_normed().eval()
+    opt = wsam.SAM(torch.optim.SGD(model.parameters(), lr=0.1), model=model)
+    x = torch.randn(4, 4)
+
+    def run() -> Tensor:
+        loss = (model(x) - fixed(x)).square().mean()
+        loss.backward()
+        return loss
+
+    for _ in range(2):
+        opt.step(run)
+    assert counts(model) == [2] * len(counts(model))

@@ -2,7 +2,8 @@
 
 Statistics of BatchNorm and similar layers move in the first pass only. They are copied before the
 second pass and copied back after it, which is right for every kind of layer and momentum. The power
-iteration of spectral norms is paused, so that both passes compute the same function.
+iteration of spectral norms is paused, so that both passes compute the same function. A step that is
+skipped restores the statistics from before its first pass in the same way.
 """
 
 import sys
@@ -13,10 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.modules.module import _global_forward_pre_hooks
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.utils.hooks import RemovableHandle
 
 from wsam._core.validation import warn
 
@@ -24,18 +26,21 @@ STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 class NormStats:
-    """Holds the running statistics of a model constant during the second pass.
+    """Copies the running statistics of a model before a pass, and restores them after it.
 
     With `model`, its layers are known in advance. Without it, a global forward hook finds each module
-    when it first runs in the second pass. The hook is registered between `hold` and `release` only.
+    when it first runs in the pass. The hook is registered between `hold` and `release` only.
 
     Args:
         model: contains every module that runs in training mode; None to find modules by a hook.
+        same_function: also pause power iterations, so that the pass computes what the one before did.
     """
 
-    def __init__(self, model: nn.Module | None) -> None:
+    def __init__(self, model: nn.Module | None, *, same_function: bool = True) -> None:
         self._modules: list[nn.Module] = []
         self._has_model = model is not None
+        self._model_is_checked = False
+        self._same_function = same_function
         self._copies = StatCopies([])
         self._late_copies: list[StatCopies] = []
         self._paused: list[tuple[Any, int]] = []
@@ -57,7 +62,8 @@ class NormStats:
             self._modules = [m for m in model.modules() if _has_statistics(m) or _spectral_norms(m)]
 
     def hold(self) -> None:
-        """Copy the statistics. Call before the second pass."""
+        """Copy the statistics. Call before the pass."""
+        self._remove_hooks()
         if not self._copies.match(self._modules):
             self._copies = StatCopies(self._modules)
         self._copies.save()
@@ -65,17 +71,34 @@ class NormStats:
         self._pause_power_iteration(self._modules)
         if not self._has_model:
             self._seen.clear()
-            self._thread = threading.get_ident()
-            handle = register_module_forward_pre_hook(_weak_hook(self._on_forward))
-            self._hooks.append(weakref.finalize(self, handle.remove))
+            self._add_hook(self._on_forward)
+        elif not self._model_is_checked and not _compiled_graphs():  # a hook compiles them again
+            self._add_hook(self._reject_unknown_layer)
+        self._model_is_checked = True
 
-    def release(self) -> None:
-        """Restore the statistics. May be called twice."""
-        if self._hooks:
-            self._warn_if_compiled()
+    def _add_hook(self, method: Any) -> None:
+        self._thread = threading.get_ident()
+        # `register_module_forward_pre_hook` returns the handle after it has added the hook; a Ctrl-C
+        # in between would leave the hook for good.
+        handle = RemovableHandle(_global_forward_pre_hooks)
+        self._hooks.append(weakref.finalize(self, handle.remove))
+        _global_forward_pre_hooks[handle.id] = _weak_hook(method)
+
+    def discard(self) -> None:
+        """End without restoring anything."""
+        self._remove_hooks()
+        self._late_copies = []
+
+    def _remove_hooks(self) -> None:
         for remove in self._hooks:
             remove()
         self._hooks.clear()
+
+    def release(self) -> None:
+        """Restore the statistics. May be called twice."""
+        if self._hooks and not self._has_model:
+            self._warn_if_compiled()
+        self._remove_hooks()
         for norm, iterations in self._paused:
             if norm.n_power_iterations == 0:  # otherwise the closure has set another number
                 norm.n_power_iterations = iterations
@@ -98,10 +121,23 @@ class NormStats:
         )
 
     def _pause_power_iteration(self, modules: Iterable[nn.Module]) -> None:
+        if not self._same_function:
+            return
         for norm in (norm for module in modules for norm in _spectral_norms(module)):
             if norm.n_power_iterations:
                 self._paused.append((norm, norm.n_power_iterations))
                 norm.n_power_iterations = 0
+
+    def _reject_unknown_layer(self, module: nn.Module, args: Any) -> None:
+        """Raise if a layer updates its statistics in the second pass and is not part of the model."""
+        if threading.get_ident() != self._thread or not module.training:
+            return
+        if not self._copies.contain(_statistics(module).values()):
+            raise RuntimeError(
+                f"the closure runs a {type(module).__name__} in training mode that is not part of "
+                "model=, so its running statistics would move twice a step: pass a module that "
+                "contains all that the closure runs, such as nn.ModuleList([a, b]), or omit model="
+            )
 
     def _on_forward(self, module: nn.Module, args: Any) -> None:
         """Copy the statistics of a module, and of all its parts, when it first runs."""
@@ -146,6 +182,10 @@ class StatCopies:
         """Whether these are copies of the buffers that the modules have now."""
         same = modules == self._modules and not self._has_lazy
         return same and all(buffers[name] is b for buffers, name, b in self._buffers)
+
+    def contain(self, tensors: Iterable[Tensor]) -> bool:
+        """Whether these tensors are all among those that are copied."""
+        return {id(b) for _, _, b in self._buffers}.issuperset(map(id, tensors))
 
     def save(self) -> None:
         """Copy the current statistics."""
