@@ -275,6 +275,52 @@ def test_ctrl_c_at_every_line(name: str, stride: int) -> None:
         opt.step(run)
 
 
+class OpcodeTracer:
+    """Raises KeyboardInterrupt at one instruction of the functions that hold running statistics."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def __call__(self, frame: Any, event: str, argument: Any) -> Any:
+        caller = frame
+        while caller is not None:
+            code = caller.f_code
+            if code.co_name in ("hold", "release") and "norm_stats" in code.co_filename:
+                frame.f_trace_opcodes = True
+                return self.trace
+            caller = caller.f_back
+        return None
+
+    def trace(self, frame: Any, event: str, argument: Any) -> Any:
+        if event == "opcode":
+            self.left -= 1
+            if self.left == 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return self.trace
+
+
+@pytest.mark.slow
+def test_ctrl_c_at_every_instruction_leaves_no_hook() -> None:
+    """Without model= a global hook finds the layers that run."""
+
+    def interrupted(count: int) -> int:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+        opt = wsam.SAM(torch.optim.SGD(model.parameters(), lr=0.1), rho=0.5)
+        tracer: Any = OpcodeTracer(count)
+        error = traced(tracer, lambda: opt.step(closure_of(model)))
+        assert (error is None) == (tracer.left > 0)
+        assert not nn.modules.module._global_forward_pre_hooks, count
+        assert int(model[1].num_batches_tracked) == 1
+        return int(tracer.left)
+
+    total = 10**6 - interrupted(10**6)
+    assert total > 200
+    for count in range(1, total + 1):
+        interrupted(count)
+
+
 @EVERY_LINE
 def test_ctrl_c_at_every_line_of_a_lean_step(stride: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once the base has stepped the weights keep its result, and a note of the error states that."""

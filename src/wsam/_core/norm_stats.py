@@ -45,7 +45,7 @@ class NormStats:
         self._late_copies: list[StatCopies] = []
         self._paused: list[tuple[Any, int]] = []
         self._seen: set[int] = set()
-        self._hooks: list[weakref.finalize[Any, Any]] = []
+        self._hooks: list[RemovableHandle] = []
         self._thread = 0
         self._warned = False
         self._compiled_before = _compiled_graphs()
@@ -81,8 +81,8 @@ class NormStats:
         # `register_module_forward_pre_hook` returns the handle after it has added the hook; a Ctrl-C
         # in between would leave the hook for good.
         handle = RemovableHandle(_global_forward_pre_hooks)
-        self._hooks.append(weakref.finalize(self, handle.remove))
-        _global_forward_pre_hooks[handle.id] = _weak_hook(method)
+        self._hooks.append(handle)
+        _global_forward_pre_hooks[handle.id] = _weak_hook(method, handle)
 
     def discard(self) -> None:
         """End without restoring anything."""
@@ -90,8 +90,8 @@ class NormStats:
         self._late_copies = []
 
     def _remove_hooks(self) -> None:
-        for remove in self._hooks:
-            remove()
+        for handle in self._hooks:
+            handle.remove()
         self._hooks.clear()
 
     def release(self) -> None:
@@ -231,14 +231,16 @@ def _compiled_graphs() -> int:
     return int(compiler.counters["stats"]["unique_graphs"]) if compiler is not None else 0
 
 
-def _weak_hook(method: Any) -> Any:
-    """Return a hook that does not keep the optimizer alive."""
+def _weak_hook(method: Any, handle: RemovableHandle) -> Any:
+    """Return a hook that does not keep the optimizer alive, and ends with it."""
     reference, function = weakref.ref(method.__self__), method.__func__
 
     def hook(*arguments: Any) -> None:
         found = reference()
         if found is not None:
             function(found, *arguments)
+        else:
+            handle.remove()
 
     if "torch._dynamo" in sys.modules:  # otherwise nothing is compiled, and the import is slow
         return torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
