@@ -107,9 +107,9 @@ def test_batches_depend_on_the_seed_only():
 def test_the_test_set_is_complete_and_in_order():
     source = images(test=1203)
     feed = MemoryFeed(source, 16, CPU, seed=0, augment=True)
-    labels = torch.cat([y for _, y in feed.test()])
+    labels = torch.cat([y for _, y in feed.evaluation("test")])
     assert torch.equal(labels, source.test_labels)
-    assert sum(len(x) for x, _ in feed.test()) == feed.test_count == 1203
+    assert sum(len(x) for x, _ in feed.evaluation("test")) == feed.test_count == 1203
 
 
 def test_the_batch_size_is_at_most_the_number_of_images():

@@ -55,7 +55,7 @@ def test_classes_are_numbered_by_name(root):
         assert x.shape == (4, 3, 32, 32)
         # The strongest channel identifies the class.
         assert torch.equal(x.mean((2, 3)).argmax(1), y)
-    x, y = next(images.test())
+    x, y = next(images.evaluation("test"))
     assert y.tolist() == [0, 0, 1, 1, 2, 2]
 
 

@@ -82,7 +82,7 @@ def test_vanilla_equals_a_plain_loop(tmp_path):
         assert row["train_error"] == pytest.approx(100 * wrong / (len(losses) * 64))
         assert row["lr"] == pytest.approx(rate)
     model.eval()
-    x, y = next(feed.test())
+    x, y = next(feed.evaluation("test"))
     error = 100 * (model(x).argmax(1) != y).float().mean().item()
     assert record["final"]["test_error"] == pytest.approx(error, abs=1e-6)
 
@@ -165,7 +165,7 @@ def test_weights_are_kept_on_request(tmp_path):
     record = train(run, tmp_path, ExecutionConfig(device="cpu", keep_weights=True))
     model, feed = restore(run, tmp_path, CPU)
     assert not model.training
-    _, error = step.evaluate(model, feed.test(), "fp32", torch.device("cpu"))
+    _, error = step.evaluate(model, feed.evaluation("test"), "fp32", torch.device("cpu"))
     assert error == record["final"]["test_error"]
     assert not records.weights_path(tmp_path, run.replace(seed=1)).exists()
     with pytest.raises(FileNotFoundError, match="no weights of digits cnn wsam"):

@@ -38,7 +38,7 @@ class FakeExecutor:
         for job in jobs:
             self.runs.append(job.run)
             error = 100 * abs(job.run.hyper["rho"] - 0.12) + abs(job.run.hyper["gamma"] - 0.8)
-            yield Outcome(job, Status.FINISHED, error=error)
+            yield Outcome(job, Status.FINISHED, objective=error)
 
 
 def run_search(search, executor, trials=0):
@@ -91,7 +91,7 @@ def test_trials_of_a_killed_search_are_run_again(tmp_path):
     search = make(tmp_path)
     run_search(search, FakeExecutor())
     assert points_of(search) == ALL
-    first.tell(Outcome(running[1], Status.FINISHED, error=1.0))  # late reports are ignored
+    first.tell(Outcome(running[1], Status.FINISHED, objective=1.0))  # late reports are ignored
     assert points_of(search) == ALL
 
 

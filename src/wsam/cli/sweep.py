@@ -182,6 +182,7 @@ def _search(
         raise ValueError(f"--only matches none of the columns {', '.join(grid.bases)}")
     seeds = profile.seeds or (0,)
     bests: list[dict[str, Any]] = []
+    lines: list[str] = []
     settled = True
     with resumable(lambda: shared.has_progress(_grid_runs(grid, columns, seeds), out)):
         for column in columns:
@@ -192,14 +193,21 @@ def _search(
                     settled = settled and outcome.status.value not in ("error", "lost")
                 best = search.best()
             if best is not None:
-                bests.append({"column": column, "best": best[0], "test_error": best[1]})
+                name = search.objective_name
+                bests.append({"column": column, "best": best[0], name.replace(" ", "_"): best[1]})
+                lines.append(_best_line(column, best[0], name, best[1]))
     if as_json:
         print(json.dumps(bests, allow_nan=False))
-    for found in [] if as_json else bests:
-        point = ", ".join(f"{axis} {value:g}" for axis, value in found["best"].items())
-        print(f"{found['column']}: best at {point}: test error {found['test_error']:.2f}%")
+    for line in [] if as_json else lines:
+        print(line)
     if not settled:
         raise typer.Exit(1)
+
+
+def _best_line(column: str, best: dict[str, float], name: str, value: float) -> str:
+    point = ", ".join(f"{axis} {at:g}" for axis, at in best.items())
+    figure = f"{value:.2f}%" if name.endswith("error") else f"{value:g}"
+    return f"{column}: best at {point}: {name} {figure}"
 
 
 def _grid_runs(grid: Grid, columns: Sequence[str], seeds: Sequence[int]) -> Iterator[Run]:

@@ -100,6 +100,15 @@ Pretrained = Annotated[
 ]
 TrainLimit = Annotated[int | None, typer.Option(help="Train on this many images only.")]
 TestLimit = Annotated[int | None, typer.Option(help="Test on this many images only.")]
+Validation = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="Hold out a part of the training data: a fraction or a number of samples. "
+        "The test set is then evaluated once, at the end.",
+    ),
+]
+ValidationSeed = Annotated[int | None, typer.Option(help="Seed of the validation split.")]
 
 # How the run is executed. Not part of its key.
 KeepCheckpoint = Annotated[bool, typer.Option("--keep-checkpoint", help="Keep the final weights.")]
@@ -144,6 +153,8 @@ def train(
     pretrained: Pretrained = None,
     train_limit: TrainLimit = None,
     test_limit: TestLimit = None,
+    validation: Validation = None,
+    validation_seed: ValidationSeed = None,
     out: options.Out = Path("runs"),
     data_dir: options.DataDir = None,
     download: options.Download = True,
@@ -196,6 +207,8 @@ def train(
         pretrained=pretrained,
         train_limit=train_limit,
         test_limit=test_limit,
+        validation=options.parse_validation(validation),
+        validation_seed=validation_seed,
     )
     _train(run, out, config, tensorboard, as_json)
 

@@ -37,7 +37,7 @@ class Callback:
         """Called after each step; `metrics` of the epoch so far are given about twice a second."""
 
     def on_epoch_end(self, metrics: Metrics) -> None:
-        """Called after each epoch, including its evaluation on the test set."""
+        """Called after each epoch, including its evaluation on the validation or test set."""
 
     def on_message(self, message: str) -> None:
         """Called with each message for the user."""
@@ -186,8 +186,9 @@ def has_tensorboard() -> bool:
 def format_metrics(metrics: Metrics) -> str:
     """Return the metrics of an epoch in one line."""
     parts = [f"loss {metrics['train_loss']:.4f}", f"error {metrics['train_error']:.2f}%"]
-    if metrics.get("test_error") is not None:
-        parts.append(f"test error {metrics['test_error']:.2f}%")
+    for split in ("validation", "test"):
+        if (error := metrics.get(f"{split}_error")) is not None:
+            parts.append(f"{split} error {error:.2f}%")
     if metrics.get("sharpness") is not None:
         parts.append(f"sharpness {metrics['sharpness']:.4f}")
     return "  ".join(parts)

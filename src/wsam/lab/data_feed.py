@@ -16,6 +16,7 @@ from torch import Tensor
 from wsam.lab.datasets import DatasetInfo, Images
 
 Batch = tuple[Tensor, Tensor]
+TRAIN, VALIDATION, TEST = SPLITS = ("train", "validation", "test")
 _TEST_BATCH_CUDA, _TEST_BATCH_CPU = 2000, 500
 
 
@@ -29,6 +30,8 @@ class DataFeed(Protocol):
     steps: int
     """Steps per epoch."""
     train_count: int
+    validation_count: int
+    """0 if the run has no validation split."""
     test_count: int
     verified: str
     generator: torch.Generator
@@ -38,9 +41,38 @@ class DataFeed(Protocol):
         """Yield the training batches of the next epoch."""
         ...
 
-    def test(self) -> Iterator[Batch]:
-        """Yield the test set in large batches."""
+    def fixed(self, split: str, count: int, size: int) -> Iterator[Batch]:
+        """Yield the first `count` samples of a split without augmentation, in batches of `size`."""
         ...
+
+    def evaluation(self, split: str) -> Iterator[Batch]:
+        """Yield a whole split without augmentation, in large batches."""
+        ...
+
+
+def split_validation(count: int, size: float | int, seed: int) -> tuple[Tensor, Tensor]:
+    """Divide training samples at random into a training and a validation part.
+
+    Args:
+        count: Number of samples.
+        size: Fraction or number of samples for validation.
+        seed: Seed of the choice.
+
+    Returns:
+        The indices of the training and of the validation samples, both ascending.
+
+    Raises:
+        ValueError: One of the two parts would be empty.
+    """
+    chosen = round(size * count) if isinstance(size, float) else size
+    if not 0 < chosen < count:
+        raise ValueError(
+            f"a validation split of {size:g} leaves {chosen} of {count} samples for validation "
+            f"and {count - chosen} for training; both parts need at least one"
+        )
+    generator = torch.Generator().manual_seed(derive_seed(seed, "validation"))
+    order = torch.randperm(count, generator=generator)
+    return order[chosen:].sort().values, order[:chosen].sort().values
 
 
 def derive_seed(seed: int, name: str) -> int:
@@ -134,6 +166,7 @@ class MemoryFeed:
         self.verified = images.verified
         self.train_count, rows, columns, channels = images.train_images.shape
         self.test_count = len(images.test_labels)
+        self.validation_count = 0
         self.shape = (channels, rows, columns)
         self.batch_size = min(batch_size, self.train_count)
         self.steps = self.train_count // self.batch_size
@@ -146,6 +179,10 @@ class MemoryFeed:
         self.train_labels = images.train_labels.to(device)
         self.test_images = images.test_images.to(device)
         self.test_labels = images.test_labels.to(device)
+        if images.validation_images is not None and images.validation_labels is not None:
+            self.validation_images = images.validation_images.to(device)
+            self.validation_labels = images.validation_labels.to(device)
+            self.validation_count = len(self.validation_labels)
         self.normalize = Normalizer(self.info, device)
 
     def epoch(self) -> Iterator[Batch]:
@@ -168,9 +205,14 @@ class MemoryFeed:
         size = (self.train_count,)
         return torch.randint(high, size, generator=self.generator, device=self.device)
 
-    def test(self) -> Iterator[Batch]:
-        """Yield the test set in large batches."""
+    def fixed(self, split: str, count: int, size: int) -> Iterator[Batch]:
+        """Yield the first `count` images of a split without augmentation, in batches of `size`."""
+        images, labels = getattr(self, f"{split}_images"), getattr(self, f"{split}_labels")
+        for start in range(0, count, size):
+            part = slice(start, min(start + size, count))
+            yield self.normalize(images[part]), labels[part]
+
+    def evaluation(self, split: str) -> Iterator[Batch]:
+        """Yield a whole split without augmentation, in large batches."""
         size = _TEST_BATCH_CUDA if self.device.type == "cuda" else _TEST_BATCH_CPU
-        for start in range(0, self.test_count, size):
-            part = slice(start, start + size)
-            yield self.normalize(self.test_images[part]), self.test_labels[part]
+        return self.fixed(split, getattr(self, f"{split}_count"), size)

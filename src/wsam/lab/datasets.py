@@ -58,6 +58,8 @@ class Images:
     test_labels: Tensor
     verified: str
     """How the files were compared with the published ones."""
+    validation_images: Tensor | None = None
+    validation_labels: Tensor | None = None
 
     def limited(self, train: int | None, test: int | None) -> Images:
         """Return the first `train` and `test` images; None for all."""
@@ -67,6 +69,16 @@ class Images:
             train_labels=self.train_labels[:train],
             test_images=self.test_images[:test],
             test_labels=self.test_labels[:test],
+        )
+
+    def split(self, train: Tensor, validation: Tensor) -> Images:
+        """Return the training images with these indices, and others as the validation images."""
+        return replace(
+            self,
+            train_images=self.train_images[train],
+            train_labels=self.train_labels[train],
+            validation_images=self.train_images[validation],
+            validation_labels=self.train_labels[validation],
         )
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from wsam._core import validation
 from wsam.lab import datasets, models
-from wsam.lab.data_feed import DataFeed, MemoryFeed, add_label_noise
+from wsam.lab.data_feed import DataFeed, MemoryFeed, add_label_noise, split_validation
 from wsam.lab.image_folder import FolderFeed, find_root
 from wsam.lab.run import Run
 
@@ -72,6 +72,10 @@ def make_data_feed(run: Run, execution: ExecutionConfig, device: torch.device) -
     if run.data in datasets.LOADERS:
         images = datasets.load(run.data, execution.source)
         images = images.limited(run.train_limit, run.test_limit)
+        if run.validation is not None:
+            count = len(images.train_labels)
+            seed = run.validation_seed or 0
+            images = images.split(*split_validation(count, run.validation, seed))
         labels = add_label_noise(
             images.train_labels, images.info.classes, run.noise, run.noise_seed
         )
@@ -86,6 +90,7 @@ def make_data_feed(run: Run, execution: ExecutionConfig, device: torch.device) -
         noise=(run.noise, run.noise_seed),
         limits=(run.train_limit, run.test_limit),
         workers=execution.workers,
+        validation=None if run.validation is None else (run.validation, run.validation_seed or 0),
     )
 
 

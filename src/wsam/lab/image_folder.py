@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from wsam.lab.data_feed import Batch, Normalizer, add_label_noise, derive_seed
+from wsam.lab.data_feed import Batch, Normalizer, add_label_noise, derive_seed, split_validation
 from wsam.lab.datasets import UNVERIFIED, DatasetInfo
 from wsam.lab.environment import available_cores
 
@@ -72,6 +72,10 @@ class ImageFiles(Dataset[Batch]):
 
     def __len__(self) -> int:
         return len(self.paths)
+
+    def subset(self, index: Tensor) -> ImageFiles:
+        """Return the files with the given indices, in their order."""
+        return ImageFiles([self.paths[n] for n in index.tolist()], self.labels[index], self.size)
 
     def __getitem__(self, sample: Sample) -> Batch:
         """Return (rows, columns, channels) bytes and the label."""
@@ -135,6 +139,7 @@ class FolderFeed:
         limits: Maximum number of training and test images; None for all.
         size: Rows and columns of an image as passed to the model.
         workers: Processes that decode; None: one per core.
+        validation: Size and seed of the validation split, as for `split_validation`; None for none.
     """
 
     verified = UNVERIFIED
@@ -150,14 +155,21 @@ class FolderFeed:
         limits: tuple[int | None, int | None] = (None, None),
         size: int = 224,
         workers: int | None = None,
+        validation: tuple[float | int, int] | None = None,
     ) -> None:
         classes = sorted(path.name for path in (root / "train").iterdir() if path.is_dir())
         self.info = DatasetInfo(len(classes), _MEAN, _STD)
         self.train_set = self._split(root / "train", classes, limits[0], size)
+        self.validation_set = self.train_set.subset(torch.arange(0))
+        if validation is not None:
+            kept, held_out = split_validation(len(self.train_set), *validation)
+            self.validation_set = self.train_set.subset(held_out)
+            self.train_set = self.train_set.subset(kept)
         self.train_set.labels = add_label_noise(self.train_set.labels, len(classes), *noise)
         self.test_set = self._split(root / "val", classes, limits[1], size)
         self.shape = (3, size, size)
         self.train_count, self.test_count = len(self.train_set), len(self.test_set)
+        self.validation_count = len(self.validation_set)
         self.batch_size = min(batch_size, self.train_count)
         self.steps = self.train_count // self.batch_size
         self.generator = torch.Generator().manual_seed(derive_seed(seed, "data"))
@@ -167,13 +179,12 @@ class FolderFeed:
 
     @staticmethod
     def _split(folder: Path, classes: list[str], limit: int | None, size: int) -> ImageFiles:
-        paths, labels = list_images(folder, classes)
-        if limit is not None:
-            # The list is sorted by class; a fixed shuffle keeps all classes in a small subset.
-            generator = torch.Generator().manual_seed(0)
-            subset = torch.randperm(len(paths), generator=generator)[:limit]
-            paths, labels = [paths[index] for index in subset.tolist()], labels[subset]
-        return ImageFiles(paths, labels, size)
+        images = ImageFiles(*list_images(folder, classes), size)
+        if limit is None:
+            return images
+        # The list is sorted by class; a fixed shuffle keeps all classes in a small subset.
+        generator = torch.Generator().manual_seed(0)
+        return images.subset(torch.randperm(len(images), generator=generator)[:limit])
 
     def epoch(self) -> Iterator[Batch]:
         """Yield the training batches of the next epoch."""
@@ -182,10 +193,20 @@ class FolderFeed:
         used = order[: self.steps * self.batch_size]
         return self.batches(self.train_set, [(index, seed) for index in used], self.batch_size)
 
-    def test(self) -> Iterator[Batch]:
-        """Yield the test set in large batches."""
-        samples: list[Sample] = [(index, None) for index in range(self.test_count)]
-        return self.batches(self.test_set, samples, _TEST_BATCH)
+    def fixed(self, split: str, count: int, size: int) -> Iterator[Batch]:
+        """Yield `count` center crops of a split in batches of `size`.
+
+        The files are sorted by class, so their order is shuffled with a fixed seed.
+        """
+        images: ImageFiles = getattr(self, f"{split}_set")
+        generator = torch.Generator().manual_seed(0)
+        order = torch.randperm(len(images), generator=generator)[:count].tolist()
+        return self.batches(images, [(index, None) for index in order], size)
+
+    def evaluation(self, split: str) -> Iterator[Batch]:
+        """Yield the center crops of a whole split, in large batches."""
+        images: ImageFiles = getattr(self, f"{split}_set")
+        return self.batches(images, [(index, None) for index in range(len(images))], _TEST_BATCH)
 
     def batches(self, images: ImageFiles, samples: list[Sample], size: int) -> Iterator[Batch]:
         """Yield batches of the given samples, in their order, on the device."""

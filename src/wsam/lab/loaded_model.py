@@ -23,7 +23,7 @@ from wsam.lab.checkpoint import (
 )
 from wsam.lab.data_feed import Batch, MemoryFeed
 from wsam.lab.execution import ExecutionConfig, make_data_feed, make_model
-from wsam.lab.image_folder import FolderFeed, Sample
+from wsam.lab.image_folder import FolderFeed
 from wsam.lab.run import Run
 from wsam.lab.settings import check_choice
 
@@ -86,34 +86,14 @@ class FixedBatches:
         if isinstance(feed, MemoryFeed) and feed.padding:
             raise ValueError("the images are padded for augmentation; use a feed without it")
         self.feed, self.split, self.batch_size = feed, split, batch_size
-        available = feed.train_count if split == "train" else feed.test_count
+        available: int = getattr(feed, f"{split}_count")
         self.count = available if samples is None else min(samples, available)
-        self._order: Tensor | None = None
-        if isinstance(feed, FolderFeed):
-            generator = torch.Generator().manual_seed(0)
-            self._order = torch.randperm(available, generator=generator)[: self.count]
 
     def __len__(self) -> int:
         return math.ceil(self.count / self.batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
-        if isinstance(self.feed, MemoryFeed):
-            return self._from_memory(self.feed)
-        return self._from_files(self.feed)
-
-    def _from_memory(self, feed: MemoryFeed) -> Iterator[Batch]:
-        train = self.split == "train"
-        images = feed.train_images if train else feed.test_images
-        labels = feed.train_labels if train else feed.test_labels
-        for start in range(0, self.count, self.batch_size):
-            part = slice(start, min(start + self.batch_size, self.count))
-            yield feed.normalize(images[part]), labels[part]
-
-    def _from_files(self, feed: FolderFeed) -> Iterator[Batch]:
-        assert self._order is not None
-        images = feed.train_set if self.split == "train" else feed.test_set
-        samples: list[Sample] = [(index, None) for index in self._order.tolist()]
-        return feed.batches(images, samples, self.batch_size)
+        return self.feed.fixed(self.split, self.count, self.batch_size)
 
 
 def load_model(

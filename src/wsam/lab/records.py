@@ -25,7 +25,9 @@ FINISHED, FAILED = "finished", "failed"
 WEIGHTS = "weights.pt"
 _KEY = re.compile("[0-9a-f]{12}")
 _REQUIRED = ("format", "key", "title", "status", "settings", "final", "curve", "seconds")
-_METRICS = ("epoch", "train_loss", "test_error")
+_METRICS = ("epoch", "train_loss")
+METRIC = {"name": "error", "unit": "%", "lower_is_better": True, "split": "test"}
+"""Entry ``metric`` of records that have none. ``split`` is the one evaluated after each epoch."""
 _ADVICE = "remove it to run again"
 
 
@@ -210,7 +212,10 @@ def _metrics_problem(record: Record) -> str | None:
         return "contains an invalid epoch"
     if not _is_epoch(final):
         return "contains invalid final metrics"
-    last_values = [row[name] for row in (curve[-1], final) for name in _METRICS]
+    if not isinstance(record.get("metric", METRIC), dict):
+        return "has a metric that is not a mapping"
+    needed = (*_METRICS, _column(record, "test"))
+    last_values = [row.get(name) for row in (curve[-1], final) for name in needed]
     if is_finished(record) and None in last_values:
         return "is marked as finished, but lacks metrics of its last epoch"
     return None if is_number(record["seconds"]) else "has seconds that are not a number"
@@ -254,6 +259,44 @@ def failure_reason(record: Record) -> str:
 
 
 def final_error(record: Record) -> float | None:
-    """Return the test error of the last epoch in percent; None if the run failed."""
-    value = record["curve"][-1]["test_error"] if is_finished(record) else None
+    """Return the test error of the last epoch in percent; None if the run failed or has none."""
+    value = record["curve"][-1].get("test_error") if is_finished(record) else None
     return None if value is None else float(value)
+
+
+def metric(record: Record) -> dict[str, Any]:
+    """Return name, unit, direction and split of a run's metric.
+
+    Returns:
+        ``name``, ``unit`` (``%`` or empty), ``lower_is_better``, and ``split``: the one evaluated
+        after each epoch, ``validation`` or ``test``. Older records have the test error.
+    """
+    return {**METRIC, **record.get("metric", {})}
+
+
+def final_figure(record: Record, split: str = "test") -> float | None:
+    """Return a run's metric on a split after the last epoch; None if the run failed or has none."""
+    value = record["curve"][-1].get(_column(record, split)) if is_finished(record) else None
+    return None if value is None else float(value)
+
+
+def objective(record: Record) -> float | None:
+    """Return what a search minimizes; None if the run failed.
+
+    That is the metric on the validation split if the run has one, else on the test set; negated if
+    higher values are better.
+    """
+    found = metric(record)
+    value = final_figure(record, found["split"])
+    return value if value is None or found["lower_is_better"] else -value
+
+
+def objective_name(record: Record) -> str:
+    """Return the name of `objective`, such as ``validation error``."""
+    found = metric(record)
+    return f"{found['split']} {found['name']}"
+
+
+def _column(record: Record, split: str) -> str:
+    """Return the name of the metric on a split in the rows of the curve."""
+    return f"{split}_{metric(record)['name']}".replace("-", "_")

@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from types import MappingProxyType
 from typing import Any
 
@@ -31,6 +32,8 @@ from wsam.lab.settings import (
     with_defaults,
 )
 
+# Added after version 0.1: a record without them is the same as before.
+_OPTIONAL = ("validation", "validation_seed")
 _MAX_SEED = 2**63  # torch's generators accept less than this on every device
 
 
@@ -62,6 +65,10 @@ class Run:
         pretrained: Folder or hub name of initial weights (``deit-base``, ``timm:``).
         train_limit: Use only this many training images.
         test_limit: Use only this many test images.
+        validation: Part of the training data to hold out: a fraction, or a number of samples. The
+            curve then has the figures of these samples, and the test set is evaluated once, at the
+            end. None: the curve has the figures of the test set.
+        validation_seed: Seed of the held-out part, 0 by default; None if `validation` is None.
 
     Example:
         >>> run = Run(method="wsam", hyper={"rho": 0.2, "gamma": 0.88}, epochs=5)
@@ -90,6 +97,8 @@ class Run:
     pretrained: str | None = None
     train_limit: int | None = None
     test_limit: int | None = None
+    validation: float | int | None = None
+    validation_seed: int | None = None
 
     def __post_init__(self) -> None:
         """Check every setting and convert it to its canonical form."""
@@ -125,11 +134,17 @@ class Run:
         for name in ("epochs", "batch_size", *limits):
             self._set(name, validation.count(name, getattr(self, name), 1))
         for name in ("seed", "noise_seed"):
-            self._set(name, validation.count(name, getattr(self, name)))
-            if getattr(self, name) >= _MAX_SEED:
-                raise ValueError(f"{name} must be less than 2**63, got {getattr(self, name)}")
+            self._set(name, _checked_seed(name, getattr(self, name)))
         self._set("noise", validation.number("noise", self.noise, 0, 1, high_open=False))
         self._set("noise_seed", self.noise_seed if self.noise else 0)
+        self._check_validation()
+
+    def _check_validation(self) -> None:
+        if self.validation is None:
+            self._set("validation_seed", None)
+            return
+        self._set("validation", validation_size(self.validation))
+        self._set("validation_seed", _checked_seed("validation_seed", self.validation_seed or 0))
 
     def _checked_options(self) -> dict[str, Value]:
         defaults = {} if self.method == VANILLA else OPTIONS
@@ -159,8 +174,9 @@ class Run:
         self._set(name, MappingProxyType(value))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all settings as JSON-compatible data."""
-        return {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
+        """Return all settings as JSON-compatible data; those in `_OPTIONAL` only if they are set."""
+        found = {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
+        return {n: v for n, v in found.items() if v is not None or n not in _OPTIONAL}
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> Run:
@@ -212,6 +228,30 @@ class Run:
     def __reduce__(self) -> tuple[Any, ...]:
         # Mapping proxies cannot be pickled; unpickling checks the settings again.
         return (Run.from_dict, (self.to_dict(),))
+
+
+def validation_size(value: object) -> float | int:
+    """Return a fraction as float, a number of samples as int.
+
+    Raises:
+        TypeError: Not a number.
+        ValueError: Neither a fraction between 0 and 1 nor a whole number of at least 1.
+    """
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"validation must be a fraction or a number of samples, got {value!r}")
+    size = int(value) if isinstance(value, Integral) else float(value)
+    if 0 < size < 1 or (isinstance(size, int) and size >= 1):
+        return size
+    raise ValueError(
+        f"validation must be a fraction between 0 and 1 or a whole number of samples, got {value!r}"
+    )
+
+
+def _checked_seed(name: str, value: object) -> int:
+    seed = validation.count(name, value)
+    if seed >= _MAX_SEED:
+        raise ValueError(f"{name} must be less than 2**63, got {seed}")
+    return seed
 
 
 def _plain(value: Any) -> Any:

@@ -25,7 +25,7 @@ from wsam.lab.checkpoint import (
     save_state,
     set_rng_states,
 )
-from wsam.lab.data_feed import MemoryFeed
+from wsam.lab.data_feed import TEST, VALIDATION, MemoryFeed
 from wsam.lab.distributed import DistributedContext, init_distributed
 from wsam.lab.execution import ExecutionConfig, make_data_feed, make_model
 from wsam.lab.files import no_op
@@ -45,7 +45,7 @@ from wsam.lab.step import (
 )
 
 _LIVE_SECONDS = 0.5
-_FINAL = ("train_loss", "train_error", "test_loss", "test_error", "sharpness")
+_NOT_FINAL = ("lr", "seconds")
 
 
 def train(
@@ -181,6 +181,7 @@ class Trainer:
         if self.captured and not single:
             raise ValueError("a step of several processes cannot be captured: use --no-capture")
         self.feed = make_data_feed(run, execution, self.device)
+        self.split = VALIDATION if self.feed.validation_count else TEST
         context.check_batch_size(self.feed.batch_size)
         self.model = make_model(run, self.feed, self.device)
         count = min(2, self.feed.batch_size // context.world_size)
@@ -220,6 +221,8 @@ class Trainer:
                 continues = failure is None and len(self.curve) < run.epochs
                 if continues and self.context.run_on_main(self._checkpoint_due):
                     self._save_checkpoint()
+        if failure is None and self.split != TEST:
+            failure = self._evaluate(TEST, self.curve[-1])
         return self.context.run_on_main(lambda: self._write_record(failure))
 
     def _make_stepper(self) -> Stepper:
@@ -252,19 +255,25 @@ class Trainer:
         metrics["seconds"] = time.monotonic() - start
         failure = None
         if math.isfinite(metrics["train_loss"]):
-            loss, error = self.context.run_on_main(
-                lambda: evaluate(self.model, feed.test(), run.precision, self.device)
-            )
-            metrics |= {"test_loss": loss, "test_error": error}
-            if not math.isfinite(loss):
-                failure = f"the test loss became {loss} in epoch {number}"
+            failure = self._evaluate(self.split, metrics)
         else:
-            metrics |= {"test_loss": None, "test_error": None}
+            metrics |= {f"{self.split}_loss": None, f"{self.split}_error": None}
             failure = f"the training loss became {metrics['train_loss']} in epoch {number}"
         self.curve.append(metrics)
         for callback in self.callbacks:
             callback.on_epoch_end(metrics)
         return failure
+
+    def _evaluate(self, split: str, metrics: Metrics) -> str | None:
+        """Add the figures of a split to `metrics`; return the reason if its loss is not finite."""
+        run = self.run
+        loss, error = self.context.run_on_main(
+            lambda: evaluate(self.model, self.feed.evaluation(split), run.precision, self.device)
+        )
+        metrics |= {f"{split}_loss": loss, f"{split}_error": error}
+        if math.isfinite(loss):
+            return None
+        return f"the {split} loss became {loss} in epoch {metrics['epoch']}"
 
     def _read_metrics(self, stepper: Stepper) -> Metrics:
         loss, error, sharpness = self.context.mean(stepper.totals.means(), self.device)
@@ -346,7 +355,8 @@ class Trainer:
             "status": records.FINISHED if failure is None else records.FAILED,
             "failure": failure,
             "settings": run.to_dict(),
-            "final": {name: last[name] for name in ("epoch", *_FINAL)},
+            "final": {name: value for name, value in last.items() if name not in _NOT_FINAL},
+            "metric": {**records.METRIC, "split": self.split},
             "curve": self.curve,
             "seconds": self.previous_seconds + time.monotonic() - self.start_time,
             "epoch_seconds": epoch_seconds,
@@ -355,6 +365,7 @@ class Trainer:
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
             "data": {
                 "train": feed.train_count,
+                **({VALIDATION: feed.validation_count} if feed.validation_count else {}),
                 "test": feed.test_count,
                 "steps": feed.steps,
                 "verified": feed.verified,

@@ -37,8 +37,14 @@ def command(
         words += ["--noise", run.noise, "--noise-seed", run.noise_seed]
     words += ["--schedule", run.schedule, "--precision", run.precision]
     words += [] if run.augment else ["--no-augment"]
-    limits = (("--train-limit", run.train_limit), ("--test-limit", run.test_limit))
-    for option, value in (("--pretrained", run.pretrained), *limits):
+    optional = (
+        ("--pretrained", run.pretrained),
+        ("--train-limit", run.train_limit),
+        ("--test-limit", run.test_limit),
+        ("--validation", run.validation),
+        ("--validation-seed", run.validation_seed),
+    )
+    for option, value in optional:
         words += [] if value is None else [option, value]
     words += [] if device is None else ["--device", device]
     words += ["--keep-checkpoint"] if keep else []

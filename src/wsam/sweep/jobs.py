@@ -69,6 +69,8 @@ class Outcome:
         error: The final test error.
         seconds: How long it took.
         missing_module: The module that is not installed, if the job was refused for that.
+        objective: What a search minimizes: `records.objective` of the record.
+        objective_name: Its name, such as ``validation error``.
     """
 
     job: Job
@@ -77,6 +79,8 @@ class Outcome:
     error: float | None = None
     seconds: float = 0.0
     missing_module: str | None = None
+    objective: float | None = None
+    objective_name: str = "test error"
 
     @property
     def has_record(self) -> bool:
@@ -125,7 +129,14 @@ def run_job(job: Job, callbacks: Sequence[Callback] = ()) -> Outcome:
     if not records.is_finished(record):
         return Outcome(job, Status.FAILED, str(record.get("failure")), seconds=seconds)
     status = Status.FINISHED if flag.started else Status.SKIPPED
-    return Outcome(job, status, error=records.final_error(record), seconds=seconds)
+    return Outcome(
+        job,
+        status,
+        error=records.final_error(record),
+        objective=records.objective(record),
+        objective_name=records.objective_name(record),
+        seconds=seconds,
+    )
 
 
 def _concerns_this_run_only(error: Exception, run: Run) -> bool:

@@ -38,7 +38,9 @@ class _RunningTrial:
 
 
 class Search:
-    """A study of one column of a grid that minimizes the mean final test error over seeds.
+    """A study of one column of a grid that minimizes the mean of `records.objective` over seeds.
+
+    That is the final validation error of runs with a validation split, else the test error.
 
     Args:
         grid: Its points are tried first; the ends of its axes bound the points tried after them.
@@ -63,6 +65,7 @@ class Search:
         self.grid, self.column, self.seeds = grid, column, tuple(seeds)
         self.make_job, self.out = make_job, out
         self.running: list[_RunningTrial] = []
+        self.objective_name = "test error"
         self.failed: set[int] = set()  # trials of this search; a later search may try them again
         optuna = _import_optuna()
         # Other base runs or seeds define another objective, so they get another study.
@@ -194,14 +197,16 @@ class Search:
                 self.failed.add(entry.trial.number)
                 self.running.remove(entry)
                 continue
-            entry.errors[key] = DIVERGED if outcome.error is None else outcome.error
+            if outcome.has_record:
+                self.objective_name = outcome.objective_name
+            entry.errors[key] = DIVERGED if outcome.objective is None else outcome.objective
             if entry.keys == entry.errors.keys():
                 mean = sum(entry.errors.values()) / len(entry.errors)
                 self.study.tell(entry.trial, mean, skip_if_finished=True)
                 self.running.remove(entry)
 
     def best(self) -> tuple[dict[str, float], float] | None:
-        """Return the best point and its mean error in percent; None if no trial is complete."""
+        """Return the best point and its mean objective; None if no trial is complete."""
         done = self.study.get_trials(deepcopy=False, states=(_state("COMPLETE"),))
         if not done:
             return None
