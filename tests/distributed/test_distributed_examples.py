@@ -11,13 +11,14 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+WORKER = Path(__file__).parents[1] / "workers" / "example.py"
 LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
 
 
 def losses(name: str, *words: str) -> list[float]:
     """Run an example; return the losses that it prints."""
     done = subprocess.run(
-        [*LAUNCH, str(EXAMPLES / name), *words],
+        [*LAUNCH, str(WORKER), str(EXAMPLES / name), *words],
         capture_output=True,
         text=True,
         check=False,

@@ -30,6 +30,12 @@ class StoppingTrainer(Trainer):
         return super()._epoch(stepper)
 
 
+def check_no_gloo_threads() -> None:
+    """Gloo's worker threads must end before the interpreter does, which they may abort."""
+    names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+    assert "pt_gloo_runloop" not in names, names
+
+
 def with_dropout(task: models.Task) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, task.classes))
 
@@ -40,3 +46,5 @@ if __name__ == "__main__":
     models._BUILDERS["mlp"] = with_dropout
     with suppress(Stop), mock.patch("wsam.lab.train.Trainer", trainer):
         train(RUN, Path(out), ExecutionConfig(device="cpu", checkpoint_seconds=0))
+    if sys.platform == "linux":
+        check_no_gloo_threads()

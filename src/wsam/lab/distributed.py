@@ -7,10 +7,12 @@ record. BatchNorm statistics are those of each process's shard, as in Distribute
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, TypeVar, cast
 
 import torch
@@ -89,6 +91,9 @@ class DistributedContext:
 def init_distributed(device: str) -> Iterator[tuple[DistributedContext, str]]:
     """Initialise the process group if torchrun started several processes.
 
+    At the end the group is destroyed. Its worker threads end with its last reference, so a model of
+    `DistributedContext.wrap_model` must not be used after that.
+
     Args:
         device: The device's name as given by the user.
 
@@ -101,6 +106,12 @@ def init_distributed(device: str) -> Iterator[tuple[DistributedContext, str]]:
         return
     import torch.distributed as dist
 
+    # Gloo's worker threads release tensors a little after a collective has returned. One that does
+    # so while the interpreter exits aborts the process, so the threads must have ended before: the
+    # group must have no reference left. The functions of this module keep one in their default
+    # arguments if it is imported (by DistributedDataParallel) while there is a group.
+    import_module("torch.distributed.nn.functional")
+
     cuda = torch.cuda.is_available() if device == "auto" else device.startswith("cuda")
     local = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if cuda else "cpu"
     if cuda:
@@ -110,3 +121,4 @@ def init_distributed(device: str) -> Iterator[tuple[DistributedContext, str]]:
         yield DistributedContext(dist.get_rank(), world_size), local
     finally:
         dist.destroy_process_group()
+        gc.collect()  # models in reference cycles, which refer to the group

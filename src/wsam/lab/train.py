@@ -80,24 +80,34 @@ def train(
     """
     execution = execution or ExecutionConfig()
     with init_distributed(execution.device) as (context, device):
-        execution = replace(execution, device=device)
+        return _train(run, out, replace(execution, device=device), callbacks, context)
+
+
+def _train(
+    run: Run,
+    out: Path,
+    execution: ExecutionConfig,
+    callbacks: Sequence[Callback],
+    context: DistributedContext,
+) -> Record:
+    """Return the existing record, or train in this process, one of `context.world_size`."""
+    record = context.run_on_main(lambda: existing_record(run, out, execution))
+    if record is not None:
+        return record
+    context.run_on_main(lambda: records.check_unlocked(out, run))
+    callbacks = callbacks if context.is_main else ()
+    # Before locking, which creates a folder: a run that is refused here leaves no files.
+    trainer = Trainer(run, out, execution, callbacks, context)
+    lock = records.lock_run(out, run) if context.is_main else nullcontext()
+    with lock:
         record = context.run_on_main(lambda: existing_record(run, out, execution))
         if record is not None:
-            return record
-        context.run_on_main(lambda: records.check_unlocked(out, run))
-        callbacks = callbacks if context.is_main else ()
-        # Before locking, which creates a folder: a run that is refused here leaves no files.
-        trainer = Trainer(run, out, execution, callbacks, context)
-        lock = records.lock_run(out, run) if context.is_main else nullcontext()
-        with lock:
-            record = context.run_on_main(lambda: existing_record(run, out, execution))
-            if record is not None:
-                return record  # another process finished it in the meantime
-            try:
-                return trainer.train()
-            finally:
-                for callback in callbacks:
-                    callback.on_train_end()
+            return record  # another process finished it in the meantime
+        try:
+            return trainer.train()
+        finally:
+            for callback in callbacks:
+                callback.on_train_end()
 
 
 def restore(
