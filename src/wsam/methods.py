@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from wsam._core.schedule_base import Interval, Schedule
-from wsam._core.validation import number
+from wsam._core.validation import number, warn
 from wsam.geometry import Adaptive, Fisher, Geometry, Masked
 from wsam.optimizer import SharpnessAware, group_value
 from wsam.rule import Coupled, Perturbed, SurrogateGap, Weighted
@@ -142,6 +142,17 @@ class WSAM(SharpnessAware):
             keep=keep,
             when=when,
             local=local,
+        )
+        _warn_about_adaptive_base(base)
+
+
+def _warn_about_adaptive_base(base: Optimizer) -> None:
+    """Warn if the base normalizes its step, as Adam, Adagrad, RMSprop and Lion do."""
+    if any("eps" in group or "betas" in group for group in base.param_groups):
+        warn(
+            f"WSAM over {type(base).__name__}: the decoupled term lr k (g1 - g0) has almost no effect, "
+            "because it shrinks with the gradient and the base's step does not. Use CoupledWSAM or SAM. "
+            "To use WSAM nevertheless: warnings.filterwarnings('ignore', 'WSAM over')"
         )
 
 

@@ -5,6 +5,7 @@ import inspect
 import math
 import pickle
 import re
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -312,3 +313,26 @@ def test_warnings_point_to_the_callers_line() -> None:
     with pytest.warns(wsam.WsamWarning, match="bfloat16") as record:
         wsam.SAM(torch.optim.SGD(weights, lr=0.1))
     assert record[0].filename == __file__
+
+
+ADAPTIVE = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "RMSprop", "Adadelta")
+
+
+@pytest.mark.parametrize("base", ADAPTIVE)
+def test_decoupled_term_over_an_adaptive_base_warns(base: str) -> None:
+    params = [nn.Parameter(torch.ones(2))]
+    with pytest.warns(wsam.WsamWarning, match=f"WSAM over {base}.*CoupledWSAM or SAM") as record:
+        wsam.WSAM(getattr(torch.optim, base)(params, lr=0.1))
+    assert [warning.filename for warning in record] == [__file__]
+
+
+@pytest.mark.filterwarnings("error")
+def test_other_methods_and_bases_do_not_warn() -> None:
+    params = [nn.Parameter(torch.ones(2))]
+    for name in set(METHODS) - {"wsam"}:
+        wsam.create(name, torch.optim.AdamW(params, lr=0.1))
+    for base in (torch.optim.SGD, torch.optim.ASGD):
+        wsam.WSAM(base(params, lr=0.1))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "WSAM over")
+        wsam.WSAM(torch.optim.AdamW(params, lr=0.1))

@@ -36,6 +36,7 @@ def serve(rank: int, size: int, timeout: float, store: str, pipe: Connection) ->
 
     torch.set_num_threads(1)
     warnings.simplefilter("error", wsam.WsamWarning)
+    warnings.filterwarnings("ignore", "WSAM over", wsam.WsamWarning)
     limit = timedelta(seconds=timeout)
     dist.init_process_group("gloo", f"file://{store}", timeout=limit, rank=rank, world_size=size)
     while True:
