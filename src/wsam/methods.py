@@ -151,8 +151,8 @@ def _warn_about_adaptive_base(base: Optimizer) -> None:
     if any("eps" in group or "betas" in group for group in base.param_groups):
         warn(
             f"WSAM over {type(base).__name__}: the decoupled term lr k (g1 - g0) has almost no effect, "
-            "because it shrinks with the gradient and the base's step does not. Use CoupledWSAM or SAM. "
-            "To use WSAM nevertheless: warnings.filterwarnings('ignore', 'WSAM over')"
+            "because it shrinks with the gradient and the base's step does not: use CoupledWSAM or "
+            "SAM. To use WSAM nevertheless: warnings.filterwarnings('ignore', 'WSAM over')"
         )
 
 
