@@ -20,6 +20,7 @@ from wsam._core.framework_checks import check_closure
 from wsam._core.grad_accumulator import GradAccumulator
 from wsam._core.mix import Scalar, is_number
 from wsam._core.norm_stats import NormStats
+from wsam._core.overflow import OverflowReport
 from wsam._core.param_blocks import (
     Block,
     align_gradients,
@@ -361,7 +362,8 @@ class SharpnessAware(CheckedArguments, Optimizer):
         """Handle a call by `GradScaler.step`, which has set `grad_scale` and `found_inf`."""
         try:
             self._check_grad_scaler(closure)
-            if bool(self.__dict__["found_inf"]):
+            report, found_inf = self._step_state.overflow_report, self.__dict__["found_inf"]
+            if bool(found_inf if report is None else report.joined(found_inf)):
                 self._drop_unfinished()
             else:
                 self._update()
@@ -511,6 +513,8 @@ class SharpnessAware(CheckedArguments, Optimizer):
         state.enter(Phase.PERTURBED)
         self._step_state = state
         try:
+            if state.unscaled and state.action is Action.SHARPNESS_AWARE:
+                state.overflow_report = OverflowReport(state.blocks)
             moved = self._perturb(state)
             if moved or manual:  # a loop by hand may run its second pass although nothing moved
                 self._protect_model(state)
@@ -575,6 +579,8 @@ class SharpnessAware(CheckedArguments, Optimizer):
         state = self._step_state
         step.restore(state)
         self._norm_stats.release()
+        if state.overflow_report is not None:
+            state.overflow_report.remove()
         if state.rng_after_first_pass is not None:
             self._rng.write(state.rng_after_first_pass)
             state.rng_after_first_pass = None

@@ -346,3 +346,36 @@ def test_inf_pass1_if_the_mask_selects_no_tensor() -> None:
     scaler.update()
     assert torch.equal(p, torch.ones(4))
     assert scaler.get_scale() == 4.0
+
+
+# --- GradScaler: an overflow that the second pass does not show ------------------------------------
+
+
+@pytest.mark.parametrize("nonfinite", ["propagate", "skip"])
+@pytest.mark.parametrize("name", METHODS)
+def test_overflow_of_the_first_pass_reaches_the_scaler(name: str, nonfinite: str) -> None:
+    """At NaN weights this loss has a zero gradient, which the scaler finds finite."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    options = {"geometry": wsam.Masked(1.0)} if name == "wsam" else {}
+    opt = make_method(name, sgd(model), nonfinite=nonfinite, **options)
+    x, y = torch.randn(8, 4), torch.randint(3, (8,))
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**15)
+
+    def loss(factor: float) -> Callable[[], Tensor]:
+        def compute() -> Tensor:
+            each = nn.functional.multi_margin_loss(model(x), y, reduction="none")
+            return opt.select(each) * (1.0 if opt.second_pass else factor)
+
+        return compute
+
+    before = snapshot(opt)
+    scaled_step(opt, scaler, loss(1e38))  # finite, but its scaled gradient is not
+    assert same(snapshot(opt)["weights"], before["weights"])
+    assert opt.skipped == 1
+    assert scaler.get_scale() == 2.0**14
+    scaled_step(opt, scaler, loss(1.0))
+    assert opt.skipped == 1
+    assert not same(snapshot(opt)["weights"], before["weights"])
+    assert all(bool(p.isfinite().all()) for p in model.parameters())
+    assert not any(p._post_accumulate_grad_hooks for p in model.parameters())

@@ -18,6 +18,7 @@ from wsam._core.mix import Scalar
 from wsam._core.param_blocks import Block
 
 if TYPE_CHECKING:
+    from wsam._core.overflow import OverflowReport
     from wsam.geometry import Geometry
     from wsam.rule import Rule
 
@@ -90,6 +91,8 @@ class StepState:
     """The passes are run by the user's loop instead of a closure."""
     unscaled: bool = False
     """`ascend` received the scale of a GradScaler."""
+    overflow_report: "OverflowReport | None" = None
+    """Reports an overflow of the first pass to that scaler."""
     grad_versions: list[tuple[Tensor, int]] = field(default_factory=list)
     """Gradients prepared for the base, with their version counters."""
     rng_after_first_pass: tuple[Any, ...] | None = None

@@ -1,0 +1,40 @@
+"""Overflow of the first pass under a GradScaler, which checks the gradients of the second pass only."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+from wsam._core.param_blocks import Block, local_shards
+from wsam._core.step import squared_norm_of_g0
+
+
+class OverflowReport:
+    """Makes a gradient of the second pass NaN if one of the first pass was not finite.
+
+    At w + d a gradient can be zero although the weights are NaN, so the perturbation itself does not
+    always show the overflow to the scaler, which must lower its scale.
+
+    Args:
+        blocks: the parameters, with their unscaled g0.
+    """
+
+    def __init__(self, blocks: Sequence[Block]) -> None:
+        self._zero_or_nan = 0.0 * squared_norm_of_g0(blocks)
+        self._handle: RemovableHandle = blocks[-1].params[-1].register_post_accumulate_grad_hook(
+            self._add
+        )
+
+    def _add(self, p: Tensor) -> None:
+        with torch.no_grad():
+            (grad,) = local_shards([p.grad])  # type: ignore[list-item]
+            grad.add_(self._zero_or_nan.to(grad.device))
+
+    def remove(self) -> None:
+        """Remove the hook."""
+        self._handle.remove()
+
+    def joined(self, found_inf: Tensor) -> Tensor:
+        """Return whether the scaler or the first pass has found an overflow, as a tensor."""
+        return found_inf + self._zero_or_nan.isnan().to(found_inf.device)
