@@ -159,8 +159,9 @@ class Masked(Geometry):
 
     def mask(self, step: int, tensors: int) -> list[bool]:
         """Return a Bernoulli(beta) sample for each tensor."""
-        generator = torch.Generator().manual_seed((self.seed * 1_000_003 + step) % 2**63)
-        chosen: list[bool] = (torch.rand(tensors, generator=generator) < self.beta).tolist()
+        generator = torch.Generator("cpu").manual_seed((self.seed * 1_000_003 + step) % 2**63)
+        draws = torch.rand(tensors, generator=generator, device="cpu")
+        chosen: list[bool] = (draws < self.beta).tolist()
         return chosen
 
     def sqrt_metric(self, block: Block, g0: list[Tensor]) -> None:

@@ -6,6 +6,7 @@ arithmetic is in `wsam._core.step`.
 """
 
 import contextlib
+import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
@@ -653,11 +654,11 @@ class SharpnessAware(CheckedArguments, Optimizer):
             self.skipped += 1
             return
         if state.action is Action.BASE_ONLY:
-            self.base.step()
+            state.step_base()
         elif state.base_stepped:
             step.apply(state.decoupled)
         elif self._backend is None or not self._backend.finish(state):
-            self.base.step()
+            state.step_base()
             step.apply(state.decoupled)
         self._values.count_update()
 
@@ -835,6 +836,11 @@ def _check_base(base: Any, rule: Any) -> None:
         raise TypeError("LBFGS evaluates its closure itself and cannot be a base")
     if isinstance(base, torch.optim.SparseAdam):
         raise TypeError("SparseAdam takes sparse gradients, sharpness-aware steps need dense ones")
+    arguments = inspect.signature(base.step).parameters
+    if "closure" in arguments and arguments["closure"].default is inspect.Parameter.empty:
+        raise TypeError(f"{name}.step needs a closure of its own, so it cannot be a base")
+    if "hessian" in arguments:
+        raise TypeError(f"{name} needs second derivatives, which a base does not receive")
     for group in base.param_groups:
         _check_group(group, base, rule)
     reject_flat_shards(base.param_groups)

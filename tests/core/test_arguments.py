@@ -336,3 +336,71 @@ def test_other_methods_and_bases_do_not_warn() -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "WSAM over")
         wsam.WSAM(torch.optim.AdamW(params, lr=0.1))
+
+
+# --- bases of other libraries ----------------------------------------------------------------------
+
+
+class NeedsClosure(torch.optim.SGD):
+    def step(self, closure: Callable[[], Any]) -> Any:  # type: ignore[override]
+        return closure()
+
+
+class NeedsHessian(torch.optim.SGD):
+    def step(self, closure: Any = None, hessian: Any = None) -> Any:  # type: ignore[override]
+        raise RuntimeError("element 0 of tensors does not require grad")
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [(NeedsClosure, "NeedsClosure.step needs a closure"), (NeedsHessian, "second derivatives")],
+)
+def test_base_with_a_closure_of_its_own_is_rejected(kind: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        wsam.SAM(kind(small_model().parameters(), lr=0.1))
+
+
+def test_error_of_the_base_names_the_base() -> None:
+    class Broken(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            raise RuntimeError("no graph")
+
+    model = small_model()
+    opt = wsam.SAM(Broken(model.parameters(), lr=0.1))
+    with pytest.raises(RuntimeError, match="no graph") as caught:
+        opt.step(closure(opt, model))
+    assert "raised by the base, Broken.step()" in "".join(caught.value.__notes__)
+
+
+class OwnGamma(torch.optim.Optimizer):
+    """Stores gamma in its groups, but not in `defaults`."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+        for group in self.param_groups:
+            group["gamma"] = 5.0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.sub_(p.grad, alpha=group["lr"] * group["gamma"])
+
+
+def test_base_may_store_its_own_gamma() -> None:
+    model = small_model()
+    with pytest.warns(UserWarning, match="'gamma' is left to the base, OwnGamma.*'sam_gamma'"):
+        opt = wsam.WSAM(OwnGamma(model.parameters()), gamma=0.5)
+    opt.step(closure(opt, model))
+    assert opt.param_groups[0]["gamma"] == 5.0
+    assert opt.gamma == 0.5
+
+
+def test_masks_do_not_depend_on_the_default_device() -> None:
+    wanted = wsam.Masked(0.5, 3).mask(7, 20)
+    torch.set_default_device("meta")
+    try:
+        assert wsam.Masked(0.5, 3).mask(7, 20) == wanted
+    finally:
+        torch.set_default_device(None)

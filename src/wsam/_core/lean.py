@@ -52,7 +52,7 @@ def begin(state: StepState, *, guard_g0: bool) -> bool:
     g0s = [block.shards(block.g0) for block in blocks]
     guards = [copies(g0) for g0 in g0s] if guard_g0 else g0s
     versions = _versions(g0s)
-    state.base.step()
+    state.step_base()
     state.base_stepped = True
     written = _versions(g0s) != versions
     if written and not guard_g0:

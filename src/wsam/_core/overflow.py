@@ -22,8 +22,8 @@ class OverflowReport:
 
     def __init__(self, blocks: Sequence[Block]) -> None:
         self._zero_or_nan = 0.0 * squared_norm_of_g0(blocks)
-        self._handle: RemovableHandle = blocks[-1].params[-1].register_post_accumulate_grad_hook(
-            self._add
+        self._handle: RemovableHandle = (
+            blocks[-1].params[-1].register_post_accumulate_grad_hook(self._add)
         )
 
     def _add(self, p: Tensor) -> None:

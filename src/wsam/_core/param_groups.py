@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from wsam._core.mix import Scalar
 from wsam._core.schedule_base import Schedule
-from wsam._core.validation import number
+from wsam._core.validation import number, warn
 
 if TYPE_CHECKING:
     from wsam.rule import Rule
@@ -106,6 +106,11 @@ class GroupValues:
         given = {key.removeprefix(PREFIX): v for key, v in own_values(group).items() if key != STEP}
         for name in self._plain_names(group):
             given[name] = group[name]
+        for name in {*self._unprefixed(group)} - {*given}:
+            warn(
+                f"a group's {name!r} is left to the base, {type(self._base).__name__}; to set it for "
+                f"this method, write {PREFIX + name!r}"
+            )
         for name in given:
             if name not in self.defaults:
                 raise ValueError(
@@ -116,7 +121,15 @@ class GroupValues:
         return {name: check_value(name, value, self._rule) for name, value in merged.items()}
 
     def _plain_names(self, group: dict[str, Any]) -> list[str]:
-        """Return hyperparameters that a group sets without the prefix."""
+        """Return hyperparameters that a group sets without the prefix.
+
+        A base of another library may store its own values under these names, so there they are left.
+        """
+        if not type(self._base).__module__.startswith("torch.optim."):
+            return []
+        return self._unprefixed(group)
+
+    def _unprefixed(self, group: dict[str, Any]) -> list[str]:
         names = dict.fromkeys((*FAMILY, *self.defaults))
         return [name for name in names if name in group and name not in self._base.defaults]
 
@@ -154,7 +167,7 @@ class GroupValues:
                 if self._valid.get((i, name)) is not value:
                     self._check_current(group, name, value)
                     self._valid[i, name] = group[PREFIX + name]
-                if name in group and name not in self._base.defaults:
+                if name in self._plain_names(group):
                     raise ValueError(
                         f"a parameter group was given {name!r} after construction, where it has no "
                         f"effect: set group[{PREFIX + name!r}] and remove {name!r}"

@@ -118,6 +118,17 @@ class StepState:
         assert phase in _TRANSITIONS[self.phase], f"no transition {self.phase} -> {phase}"
         self.phase = phase
 
+    def step_base(self) -> None:
+        """Step the base optimizer."""
+        try:
+            self.base.step()
+        except Exception as error:
+            error.add_note(
+                f"raised by the base, {type(self.base).__name__}.step(), which is called without a "
+                "closure and with gradients that have no graph"
+            )
+            raise
+
     def require_weights(self, operation: str) -> None:
         """Raise unless the weights are at w, as `operation` needs them."""
         if self.phase is Phase.READ_ONLY:

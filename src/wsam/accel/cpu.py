@@ -101,7 +101,7 @@ class CpuBackend:
         if state.phase is not Phase.READY:
             return False
         with fused_base(state):
-            state.base.step()
+            state.step_base()
             step.apply(state.decoupled)
         return True
 
