@@ -29,15 +29,8 @@ class SAM(SharpnessAware):
     Args:
         base: an instance of a torch optimizer, such as `torch.optim.SGD(model.parameters(), lr=0.1)`.
         rho: the radius; 0.05 to 0.2 on CIFAR.
-        geometry: the shape of the neighbourhood; a ball if None.
-        model: the trained module; see `SharpnessAware`, also for the other arguments.
-        lean: only for methods whose base receives g0 alone.
-        max_norm: clip by the norm of the combined gradient.
-        nonfinite: what to do about NaN or inf in a gradient: "propagate", "skip" or "raise".
-        repeat_randomness: draw the same dropout masks in both passes.
-        keep: the share of samples that `select` uses in the second pass.
-        when: an `Interval` of steps that are sharpness-aware.
-        local: perturb by each rank's own gradient, under DistributedDataParallel; needs `model`.
+        geometry, model, max_norm, nonfinite, repeat_randomness, keep, when, local: see
+            `SharpnessAware`.
 
     Reference: Foret et al., Sharpness-Aware Minimization for Efficiently Improving Generalization,
     ICLR 2021.
@@ -50,7 +43,6 @@ class SAM(SharpnessAware):
         rho: float | Schedule = 0.05,
         geometry: Geometry | None = None,
         model: nn.Module | None = None,
-        lean: bool = False,
         max_norm: float | None = None,
         nonfinite: str = "propagate",
         repeat_randomness: bool = True,
@@ -64,7 +56,6 @@ class SAM(SharpnessAware):
             rho=rho,
             geometry=geometry,
             model=model,
-            lean=lean,
             max_norm=max_norm,
             nonfinite=nonfinite,
             repeat_randomness=repeat_randomness,
@@ -87,15 +78,9 @@ class WSAM(SharpnessAware):
         base: an instance of a torch optimizer, such as `torch.optim.SGD(model.parameters(), lr=0.1)`.
         rho: the radius; 0.05 to 0.2 on CIFAR.
         gamma: the weight of sharpness, in [0, 1); 0.8 to 0.95 over SGD with momentum.
-        geometry: the shape of the neighbourhood; a ball if None.
-        model: the trained module; see `SharpnessAware`, also for the other arguments.
         lean: let the base step between the passes: saves a buffer, but a step cannot be undone.
-        max_norm: clip by the norm of the combined gradient.
-        nonfinite: what to do about NaN or inf in a gradient: "propagate", "skip" or "raise".
-        repeat_randomness: draw the same dropout masks in both passes.
-        keep: the share of samples that `select` uses in the second pass.
-        when: an `Interval` of steps that are sharpness-aware.
-        local: perturb by each rank's own gradient, under DistributedDataParallel; needs `model`.
+        geometry, model, max_norm, nonfinite, repeat_randomness, keep, when, local: see
+            `SharpnessAware`.
 
     Example:
         >>> import torch
@@ -169,15 +154,8 @@ class CoupledWSAM(SharpnessAware):
         rho: the radius.
         gamma: the weight of sharpness, in [0, 1). Start at 1/2 and go up to about 0.65: momentum does
             not reduce the weight as it does in WSAM.
-        geometry: the shape of the neighbourhood; a ball if None.
-        model: the trained module; see `SharpnessAware`, also for the other arguments.
-        lean: only for methods whose base receives g0 alone.
-        max_norm: clip by the norm of the combined gradient.
-        nonfinite: what to do about NaN or inf in a gradient: "propagate", "skip" or "raise".
-        repeat_randomness: draw the same dropout masks in both passes.
-        keep: the share of samples that `select` uses in the second pass.
-        when: an `Interval` of steps that are sharpness-aware.
-        local: perturb by each rank's own gradient, under DistributedDataParallel; needs `model`.
+        geometry, model, max_norm, nonfinite, repeat_randomness, keep, when, local: see
+            `SharpnessAware`.
 
     Reference: Yue et al., KDD 2023, Algorithm 4; Zhao et al., Penalizing Gradient Norm, ICML 2022.
     """
@@ -192,7 +170,6 @@ class CoupledWSAM(SharpnessAware):
         gamma: float | Schedule = 0.5,
         geometry: Geometry | None = None,
         model: nn.Module | None = None,
-        lean: bool = False,
         max_norm: float | None = None,
         nonfinite: str = "propagate",
         repeat_randomness: bool = True,
@@ -206,7 +183,6 @@ class CoupledWSAM(SharpnessAware):
             rho=rho,
             geometry=geometry,
             model=model,
-            lean=lean,
             max_norm=max_norm,
             nonfinite=nonfinite,
             repeat_randomness=repeat_randomness,
@@ -229,15 +205,8 @@ class GSAM(SharpnessAware):
             learning rate down to `rho_min` at `lr_min`, clamped to [rho_min, rho]. Short for
             `rho=FollowLR(rho, rho_min, lr_low=lr_min)`.
         lr_min: see `rho_min`.
-        geometry: the shape of the neighbourhood; a ball if None.
-        model: the trained module; see `SharpnessAware`, also for the other arguments.
-        lean: only for methods whose base receives g0 alone.
-        max_norm: clip by the norm of the combined gradient.
-        nonfinite: what to do about NaN or inf in a gradient: "propagate", "skip" or "raise".
-        repeat_randomness: draw the same dropout masks in both passes.
-        keep: the share of samples that `select` uses in the second pass.
-        when: an `Interval` of steps that are sharpness-aware.
-        local: perturb by each rank's own gradient, under DistributedDataParallel; needs `model`.
+        geometry, model, max_norm, nonfinite, repeat_randomness, keep, when, local: see
+            `SharpnessAware`.
 
     Reference: Zhuang et al., Surrogate Gap Minimization Improves Sharpness-Aware Training, ICLR 2022.
     """
@@ -254,7 +223,6 @@ class GSAM(SharpnessAware):
         lr_min: float = 0.0,
         geometry: Geometry | None = None,
         model: nn.Module | None = None,
-        lean: bool = False,
         max_norm: float | None = None,
         nonfinite: str = "propagate",
         repeat_randomness: bool = True,
@@ -272,7 +240,6 @@ class GSAM(SharpnessAware):
             rho=rho,
             geometry=geometry,
             model=model,
-            lean=lean,
             max_norm=max_norm,
             nonfinite=nonfinite,
             repeat_randomness=repeat_randomness,
@@ -313,13 +280,7 @@ class ESAM(SharpnessAware):
         beta: the probability that a tensor is perturbed, in (0, 1].
         gamma: the share of samples in the second pass, in (0, 1].
         seed: of the selection of tensors.
-        model: the trained module; see `SharpnessAware`, also for the other arguments.
-        lean: only for methods whose base receives g0 alone.
-        max_norm: clip by the norm of the combined gradient.
-        nonfinite: what to do about NaN or inf in a gradient: "propagate", "skip" or "raise".
-        repeat_randomness: draw the same dropout masks in both passes.
-        when: an `Interval` of steps that are sharpness-aware.
-        local: perturb by each rank's own gradient, under DistributedDataParallel; needs `model`.
+        model, max_norm, nonfinite, repeat_randomness, when, local: see `SharpnessAware`.
 
     Reference: Du et al., Efficient Sharpness-aware Minimization for Improved Training of Neural
     Networks, ICLR 2022.
@@ -342,7 +303,6 @@ class ESAM(SharpnessAware):
         gamma: float = 0.6,
         seed: int = 0,
         model: nn.Module | None = None,
-        lean: bool = False,
         max_norm: float | None = None,
         nonfinite: str = "propagate",
         repeat_randomness: bool = True,
@@ -356,7 +316,6 @@ class ESAM(SharpnessAware):
             rho=rho,
             geometry=Masked(beta, seed),
             model=model,
-            lean=lean,
             max_norm=max_norm,
             nonfinite=nonfinite,
             repeat_randomness=repeat_randomness,
@@ -376,14 +335,7 @@ class ASAM(SharpnessAware):
         rho: the radius; larger than SAM's, 0.5 to 5.
         eta: keeps T positive.
         weights_only: use T = 1 for tensors whose name does not contain "weight".
-        model: the trained module; see `SharpnessAware`, also for the other arguments.
-        lean: only for methods whose base receives g0 alone.
-        max_norm: clip by the norm of the combined gradient.
-        nonfinite: what to do about NaN or inf in a gradient: "propagate", "skip" or "raise".
-        repeat_randomness: draw the same dropout masks in both passes.
-        keep: the share of samples that `select` uses in the second pass.
-        when: an `Interval` of steps that are sharpness-aware.
-        local: perturb by each rank's own gradient, under DistributedDataParallel; needs `model`.
+        model, max_norm, nonfinite, repeat_randomness, keep, when, local: see `SharpnessAware`.
 
     Reference: Kwon et al., ASAM: Adaptive Sharpness-Aware Minimization, ICML 2021.
     """
@@ -399,7 +351,6 @@ class ASAM(SharpnessAware):
         eta: float = 0.01,
         weights_only: bool = False,
         model: nn.Module | None = None,
-        lean: bool = False,
         max_norm: float | None = None,
         nonfinite: str = "propagate",
         repeat_randomness: bool = True,
@@ -413,7 +364,6 @@ class ASAM(SharpnessAware):
             rho=rho,
             geometry=Adaptive(eta, weights_only),
             model=model,
-            lean=lean,
             max_norm=max_norm,
             nonfinite=nonfinite,
             repeat_randomness=repeat_randomness,
@@ -432,14 +382,7 @@ class FisherSAM(SharpnessAware):
         base: an instance of a torch optimizer, such as `torch.optim.SGD(model.parameters(), lr=0.1)`.
         rho: the radius.
         eta: the weight of the Fisher information.
-        model: the trained module; see `SharpnessAware`, also for the other arguments.
-        lean: only for methods whose base receives g0 alone.
-        max_norm: clip by the norm of the combined gradient.
-        nonfinite: what to do about NaN or inf in a gradient: "propagate", "skip" or "raise".
-        repeat_randomness: draw the same dropout masks in both passes.
-        keep: the share of samples that `select` uses in the second pass.
-        when: an `Interval` of steps that are sharpness-aware.
-        local: perturb by each rank's own gradient, under DistributedDataParallel; needs `model`.
+        model, max_norm, nonfinite, repeat_randomness, keep, when, local: see `SharpnessAware`.
 
     Reference: Kim et al., Fisher SAM: Information Geometry and Sharpness Aware Minimisation, ICML 2022.
     """
@@ -453,7 +396,6 @@ class FisherSAM(SharpnessAware):
         rho: float | Schedule = 0.05,
         eta: float = 1.0,
         model: nn.Module | None = None,
-        lean: bool = False,
         max_norm: float | None = None,
         nonfinite: str = "propagate",
         repeat_randomness: bool = True,
@@ -467,7 +409,6 @@ class FisherSAM(SharpnessAware):
             rho=rho,
             geometry=Fisher(eta),
             model=model,
-            lean=lean,
             max_norm=max_norm,
             nonfinite=nonfinite,
             repeat_randomness=repeat_randomness,

@@ -30,8 +30,13 @@ def sgd(model: nn.Module, **options: Any) -> torch.optim.Optimizer:
 
 @pytest.mark.parametrize("name", [n for n in METHODS if reference.METHODS[n].rule != "wsam"])
 def test_lean_needs_a_base_that_receives_g0(name: str) -> None:
-    with pytest.raises(ValueError, match=r"lean.*second"):
+    with pytest.raises(TypeError, match="lean"):
         make_method(name, sgd(small_model()), lean=True)
+
+
+def test_lean_needs_a_rule_whose_base_receives_g0() -> None:
+    with pytest.raises(ValueError, match=r"lean.*second"):
+        wsam.SharpnessAware(sgd(small_model()), rule=wsam.rule.Perturbed(), lean=True)
 
 
 @pytest.mark.parametrize("option", [{"max_norm": 1.0}, {"nonfinite": "skip"}])

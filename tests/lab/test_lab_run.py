@@ -145,6 +145,7 @@ def test_replacing_the_method_resets_its_arguments():
         ({"epochs": 0}, ["epochs", "at least 1"]),
         ({"noise": 1.5}, ["noise", "in [0, 1]"]),
         ({"options": {"keep": 0.5}}, ["wsam's options", "lean"]),
+        ({"method": "sam", "options": {"lean": True}}, ["sam", "lean", "wsam"]),
     ],
 )
 def test_invalid_settings_list_the_valid_ones(given, words):

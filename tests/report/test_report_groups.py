@@ -131,7 +131,7 @@ def test_names_of_an_experiment_are_unique(tmp_path):
         Run(epochs=5, geometry={"name": "fisher"}),
         Run(epochs=5, options={"max_norm": 1.0}),
         Run(epochs=5, options={"max_norm": 2.0}),
-        Run(method="sam", epochs=5, options={"lean": True}),
+        Run(epochs=5, options={"lean": True}),
         Run(epochs=5, batch_size=64),
         Run(epochs=5, train_limit=100),
     ]

@@ -22,6 +22,7 @@ from wsam.lab.settings import (
     VANILLA,
     Value,
     accepts_geometry,
+    accepts_lean,
     check_choice,
     check_mapping,
     check_str,
@@ -53,7 +54,7 @@ class Run:
         geometry: None for the method's own, or ``{"name": "adaptive", "eta": 0.01}``.
         base: The base optimizer, one of `settings.BASES`.
         base_args: Its arguments, such as ``{"lr": 0.05, "momentum": 0.9}``.
-        options: Options of all methods: ``lean``, ``max_norm``.
+        options: ``max_norm``, and ``lean`` for WSAM.
         epochs: Passes over the training data.
         batch_size: Images per step.
         seed: Seed of the weights, the order of the images and their augmentation.
@@ -149,6 +150,12 @@ class Run:
     def _checked_options(self) -> dict[str, Value]:
         defaults = {} if self.method == VANILLA else OPTIONS
         options = with_defaults(f"{self.method}'s options", self.options, defaults)
+        if options.get("lean") and not accepts_lean(self.method):
+            others = [method for method in method_defaults() if accepts_lean(method)]
+            raise ValueError(
+                f"{self.method} passes the second gradient to its base, so lean saves nothing; "
+                f"methods with lean: {join_names(others)}"
+            )
         return {name: value for name, value in options.items() if value != defaults[name]}
 
     def _checked_geometry(self, geometry: Mapping[str, Value]) -> dict[str, Value]:

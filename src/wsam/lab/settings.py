@@ -67,7 +67,7 @@ BASE_CLASSES = {
 SEED = "seed"
 """An argument of some methods and geometries that is set to the run's seed."""
 OPTIONS: dict[str, Value] = {"lean": False, "max_norm": None}
-"""Options of all methods that a run may set, with the values that turn them off."""
+"""Options that a run may set, with the values that turn them off. Only WSAM accepts `lean`."""
 
 
 def join_names(names: Iterable[str]) -> str:
@@ -104,9 +104,18 @@ def method_defaults() -> dict[str, dict[str, Value]]:
 
 def accepts_geometry(method: str) -> bool:
     """Return whether a method's geometry can be chosen."""
+    return _accepts(method, "geometry")
+
+
+def accepts_lean(method: str) -> bool:
+    """Return whether the base of a method may step between the two passes."""
+    return _accepts(method, "lean")
+
+
+def _accepts(method: str, argument: str) -> bool:
     from wsam.methods import METHODS
 
-    return method != VANILLA and "geometry" in _parameters(METHODS[method])
+    return method != VANILLA and argument in _parameters(METHODS[method])
 
 
 def geometry_defaults() -> dict[str, dict[str, Value]]:
