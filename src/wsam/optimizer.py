@@ -35,7 +35,7 @@ from wsam._core.param_groups import PREFIX, RHO, STEP, GroupValues
 from wsam._core.rng import RngState
 from wsam._core.sample_selection import SampleSelection
 from wsam._core.schedule_base import Interval, Schedule
-from wsam._core.state_dict import ENTRY, LoadedState, base_state, sharpness_entry
+from wsam._core.state_dict import ENTRY, load, sharpness_entry
 from wsam._core.step_state import Action, Phase, StepState
 from wsam._core.validation import flag, number, warn
 from wsam.geometry import Euclidean, Geometry
@@ -780,11 +780,8 @@ class SharpnessAware(CheckedArguments, Optimizer):
         self._values.sync()
         for pre_hook in self._optimizer_state_dict_pre_hooks.values():
             pre_hook(self)
-        state = base_state(self.base)
-        method = type(self).__name__
-        entry = sharpness_entry(
-            state, self.param_groups, self._values, self.when, self.skipped, self.rule, method
-        )
+        state = dict(self.base.state_dict())
+        entry = sharpness_entry(self, state)
         for hook in self._optimizer_state_dict_post_hooks.values():
             changed = hook(self, state)
             state = state if changed is None else changed
@@ -797,13 +794,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = hook(self, state_dict) or state_dict
         self._values.sync()
-        method = type(self).__name__
-        loaded = LoadedState(state_dict, self.base, self._values, self.when, self.rule, method)
-        loaded.load_base()
-        self._values.replace(loaded.values, loaded.schedules)
-        self.when = loaded.interval
-        if loaded.entry is not None:
-            self.skipped = loaded.entry["skipped"]
+        load(self, state_dict)
         self._step_state = self._new_step()
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)

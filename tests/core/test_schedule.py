@@ -247,7 +247,7 @@ def test_interval_by_gradient_norm_with_a_radius_of_zero_first() -> None:
 
 def test_interval_by_gradient_norm_saved_by_an_earlier_version() -> None:
     saved = {"kind": "NormAbove", "factor": 1.0, "decay": 0.9, "mean": 4.0, "variance": 8.0}
-    when = unpack(saved, wsam.schedule.Interval)
+    when = unpack(saved)
     assert isinstance(when, NormAbove)
     assert not when.chosen(3, lambda: 2.0)
     assert when.mean == pytest.approx(4.0)

@@ -195,7 +195,7 @@ class GroupValues:
     def replace(self, values: list[dict[str, Any]], schedules: list[dict[str, Schedule]]) -> None:
         """Take over the values and schedules of a loaded state."""
         self.sync()
-        for group, loaded in zip(self._groups, values, strict=True):
+        for group, loaded in zip(self._groups, values, strict=False):
             group.update(loaded)
         self.schedules = schedules
 

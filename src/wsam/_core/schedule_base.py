@@ -55,7 +55,6 @@ class Interval:
 
 
 Kind = TypeVar("Kind", bound=type)
-Plan = TypeVar("Plan", Schedule, Interval)
 _SAVEABLE: dict[str, type] = {}
 
 
@@ -122,24 +121,10 @@ def pack(part: Schedule | Interval) -> dict[str, Any] | None:
     return packed
 
 
-def unpack(packed: Any, kind: type[Plan]) -> Plan:
-    """Return the schedule or interval that `pack` was given.
-
-    Raises:
-        ValueError: if `packed` does not describe one of this kind.
-    """
-    try:
-        values = {
-            k: unpack(v, Interval) if isinstance(v, dict) else v
-            for k, v in packed.items()
-            if k != "kind"
-        }
-        part = _SAVEABLE[packed["kind"]](**values)
-    except (AttributeError, KeyError, TypeError, ValueError):
-        part = None
-    if not isinstance(part, kind):
-        raise ValueError(
-            f"the entry 'sharpness' of the state_dict is damaged: no {kind.__name__.lower()} can be "
-            f"created from {packed!r}"
-        )
-    return part
+def unpack(packed: dict[str, Any]) -> Any:
+    """Return the schedule or interval that `pack` was given."""
+    values = {k: unpack(v) if isinstance(v, dict) else v for k, v in packed.items()}
+    kind = values.pop("kind")
+    if kind not in _SAVEABLE:
+        raise ValueError(f"the state_dict has an unknown schedule or interval: {packed!r}")
+    return _SAVEABLE[kind](**values)

@@ -5,55 +5,43 @@ can load it and no code is executed. A state that does not fit is rejected befor
 """
 
 import copy
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 
-from wsam._core.param_groups import PREFIX, GroupValues, check_value, own_values
-from wsam._core.schedule_base import Interval, Schedule, pack, unpack
+from wsam._core.param_groups import own_values
+from wsam._core.schedule_base import pack, unpack
 from wsam._core.validation import warn
 
 if TYPE_CHECKING:
-    from wsam.rule import Rule
+    from wsam.optimizer import SharpnessAware
 
 ENTRY = "sharpness"
-_DAMAGED = "the entry 'sharpness' of the state_dict is damaged"
+_SHAPED = frozenset(
+    ("momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum")
+)
+"""State of torch's optimizers that has the shape of its parameter."""
+_COUNTERS = frozenset(("mu_product", "eta", "mu"))
+"""Counters of torch's optimizers other than "step"."""
 
 
-def base_state(base: Optimizer) -> dict[str, Any]:
-    """Return the base's own state, or raise if our entry cannot be added to it."""
-    state: Any = base.state_dict()
-    name = type(base).__name__
-    if not isinstance(state, dict):
-        raise TypeError(f"{name}.state_dict() must return a dict, got {type(state).__name__}")
-    if ENTRY in state:
-        raise ValueError(f"{name}.state_dict() already has an entry {ENTRY!r}")
-    return dict(state)
-
-
-def sharpness_entry(
-    state: dict[str, Any],
-    groups: list[dict[str, Any]],
-    values: GroupValues,
-    interval: Interval | None,
-    skipped: int,
-    rule: "Rule",
-    method: str,
-) -> dict[str, Any]:
+def sharpness_entry(opt: "SharpnessAware", state: dict[str, Any]) -> dict[str, Any]:
     """Return what a resume needs in addition to the base's `state`.
 
     A schedule or interval that cannot be saved is None; "interval_lost" tells that there was one.
     """
-    packed = None if interval is None else pack(interval)
+    groups = opt.param_groups
+    interval = None if opt.when is None else pack(opt.when)
     entry = {
         "shapes": [[list(p.shape) for p in group["params"]] for group in groups],
-        "schedules": [{k: pack(v) for k, v in named.items()} for named in values.schedules],
-        "interval": packed,
-        "interval_lost": interval is not None and packed is None,
-        "skipped": skipped,
-        "rule": type(rule).__name__,
-        "method": method,
+        "schedules": [{k: pack(v) for k, v in named.items()} for named in opt._values.schedules],
+        "interval": interval,
+        "interval_lost": opt.when is not None and interval is None,
+        "skipped": opt.skipped,
+        "rule": type(opt.rule).__name__,
+        "method": type(opt).__name__,
     }
     own = [own_values(group) for group in groups]
     saved = state["param_groups"] if _has_torch_format(state) else []
@@ -61,6 +49,45 @@ def sharpness_entry(
         mine.keys() <= theirs.keys() for mine, theirs in zip(own, saved, strict=True)
     )
     return entry if complete else {**entry, "values": own}
+
+
+def load(opt: "SharpnessAware", state: Any) -> None:
+    """Load what `state_dict` returned, or the state of a plain base.
+
+    Raises:
+        ValueError: if the state has other groups or shapes, or is no state of an optimizer.
+    """
+    base, values, interval = opt.base, opt._values, opt.when
+    torch_format = isinstance(state, dict) and _has_torch_format(state)
+    if not torch_format and type(base).state_dict is Optimizer.state_dict:
+        raise ValueError(
+            "not an optimizer's state_dict: it needs 'state', a dict, and 'param_groups', a list of "
+            "dicts with 'params'"
+        )
+    entry = state.get(ENTRY) or {}
+    _check_fits(state, base, entry, torch_format)
+    saved_groups = entry.get("values") or (state["param_groups"] if torch_format else [])
+    saved_values = [copy.deepcopy(own_values(group)) for group in saved_groups]
+    schedules = values.schedules
+    if entry:
+        schedules = [
+            {name: _unpacked(name, packed, own.get(name)) for name, packed in saved.items()}
+            for saved, own in zip(entry["schedules"], schedules, strict=True)
+        ]
+        if entry["interval"] is not None or entry.get("interval_lost"):
+            interval = _unpacked("interval `when`", entry["interval"], interval)
+        elif "interval_lost" in entry:  # absent from states of earlier versions
+            interval = None
+        rule = type(opt.rule).__name__
+        if entry.get("rule", rule) != rule:
+            saved = entry.get("method", f"a method with the rule {entry['rule']}")
+            warn(
+                f"the state is of {saved}, the optimizer is {type(opt).__name__}: hyperparameters may "
+                "have another meaning"
+            )
+    _load_base({key: v for key, v in state.items() if key != ENTRY}, base, torch_format)
+    values.replace(saved_values, schedules)
+    opt.when, opt.skipped = interval, entry.get("skipped", opt.skipped)
 
 
 def _has_torch_format(state: dict[str, Any]) -> bool:
@@ -71,176 +98,86 @@ def _has_torch_format(state: dict[str, Any]) -> bool:
     return all(isinstance(group, dict) and "params" in group for group in groups)
 
 
-class LoadedState:
-    """A state that was checked against the optimizer that will load it.
-
-    Args:
-        state: what `state_dict` returned, or the state of a plain base.
-        base: the base optimizer.
-        values: the hyperparameters of its groups.
-        interval: the optimizer's own interval.
-        rule: the optimizer's rule.
-        method: the name of the optimizer's class, for messages.
-
-    Raises:
-        ValueError: if the state has other groups or shapes, or is damaged.
-    """
-
-    def __init__(
-        self,
-        state: Any,
-        base: Optimizer,
-        values: GroupValues,
-        interval: Interval | None,
-        rule: "Rule",
-        method: str,
-    ) -> None:
-        if not isinstance(state, dict):
-            raise TypeError(f"not an optimizer's state_dict: {type(state).__name__}")
-        self._state, self._base = state, base
-        self._has_torch_format = _has_torch_format(state)
-        own_format = getattr(base.state_dict, "__func__", None) is not Optimizer.state_dict
-        if not self._has_torch_format and not own_format:
+def _check_fits(
+    state: dict[str, Any], base: Optimizer, entry: dict[str, Any], torch_format: bool
+) -> None:
+    """Raise if the state has other groups, or tensors of other shapes."""
+    present = [len(group["params"]) for group in base.param_groups]
+    found = [[len(shapes) for shapes in entry["shapes"]]] if entry else []
+    if torch_format:
+        found.append([len(group["params"]) for group in state["param_groups"]])
+    for saved in found:
+        if saved != present:
             raise ValueError(
-                "not an optimizer's state_dict: it needs 'state', a dict, and 'param_groups', a list "
-                f"of dicts with 'params'; it has {', '.join(map(repr, state)) or 'nothing'}"
+                f"the parameter groups of the state have {saved} parameters, those of the optimizer "
+                f"{present}"
             )
-        self.entry: Any = state.get(ENTRY)
-        self._check_shapes()
-        self.values = self._saved_values(values, rule)
-        self.schedules, self.interval = values.schedules, interval
-        if self.entry is not None:
-            self.schedules = self._saved_schedules(values)
-            self.interval = self._saved_interval(interval)
-            if self.entry.get("rule", type(rule).__name__) != type(rule).__name__:
-                saved = self.entry.get("method", f"a method with the rule {self.entry['rule']}")
-                warn(
-                    f"the state is of {saved}, the optimizer is {method}: hyperparameters may have "
-                    "another meaning"
-                )
-
-    def _check_shapes(self) -> None:
-        groups = self._base.param_groups
-        entry = self.entry
-        if entry is not None and not {"shapes", "schedules", "interval", "skipped"} <= set(entry):
-            raise ValueError(_DAMAGED)
-        if self._has_torch_format:
-            saved = self._state["param_groups"]
-            _check_count("parameter groups", len(saved), len(groups))
-            for index, (old, new) in enumerate(zip(saved, groups, strict=True)):
-                _check_count(f"parameters in group {index}", len(old["params"]), len(new["params"]))
-        elif entry is not None:
-            _check_count("parameter groups", len(entry["schedules"]), len(groups))
-        params = [p for group in groups for p in group["params"]]
-        if entry is not None and entry["shapes"] is not None:
-            shapes = [shape for group in entry["shapes"] for shape in group]
-            if len(shapes) != len(params):
-                raise ValueError(f"{_DAMAGED}: its shapes")
-            for index, (shape, p) in enumerate(zip(shapes, params, strict=True)):
-                _check_shape(f"parameter {index}", shape, p)
-        if self._has_torch_format and type(self._base).__module__.startswith("torch.optim."):
-            for key, p in self._saved_params():
-                saved_state = self._state["state"].get(key, {})
-                for name in _SHAPED.intersection(saved_state):
-                    if isinstance(saved_state[name], Tensor):
-                        _check_shape(f"{name} of parameter {key}", saved_state[name].shape, p)
-
-    def _saved_params(self) -> list[tuple[Any, Tensor]]:
-        """Return each key of the saved state with the parameter that it belongs to."""
-        keys = [key for group in self._state["param_groups"] for key in group["params"]]
-        params = [p for group in self._base.param_groups for p in group["params"]]
-        return list(zip(keys, params, strict=True))
-
-    def _saved_values(self, values: GroupValues, rule: "Rule") -> list[dict[str, Any]]:
-        groups = self._base.param_groups
-        saved = (self.entry or {}).get("values")
-        if saved is None:
-            saved = self._state["param_groups"] if self._has_torch_format else [{} for _ in groups]
-        if not isinstance(saved, list) or len(saved) != len(groups):
-            raise ValueError(f"{_DAMAGED}: its values")
-        result = [copy.deepcopy(own_values(group)) for group in saved]
-        for group in result:
-            for name in values.defaults:
-                if PREFIX + name in group:
-                    check_value(name, group[PREFIX + name], rule)
-        return result
-
-    def _saved_schedules(self, values: GroupValues) -> list[dict[str, Schedule]]:
-        """Return the saved schedules. One that could not be saved stays as it was constructed."""
-        if len(self.entry["schedules"]) != len(values.schedules):
-            raise ValueError(f"{_DAMAGED}: its schedules")
-        loaded = []
-        for saved, own in zip(self.entry["schedules"], values.schedules, strict=True):
-            lost = [name for name, packed in saved.items() if packed is None and name not in own]
-            if lost:
-                raise ValueError(
-                    f"the saved schedule of {', '.join(lost)} was a function, which a state cannot "
-                    "hold: construct the optimizer with it before loading"
-                )
-            loaded.append(
-                {
-                    name: own[name] if packed is None else unpack(packed, Schedule)
-                    for name, packed in saved.items()
-                }
-            )
-        return loaded
-
-    def _saved_interval(self, own: Interval | None) -> Interval | None:
-        """Return the saved interval. One that could not be saved stays as it was constructed."""
-        entry = self.entry
-        if entry["interval"] is not None:
-            return unpack(entry["interval"], Interval)
-        if entry.get("interval_lost") and own is None:
+    for what, shape, p in _saved_shapes(state, base, entry, torch_format):
+        if list(shape) != list(p.shape):
             raise ValueError(
-                "the saved interval `when` is of your own class, which a state cannot hold: construct "
-                "the optimizer with it before loading"
+                f"{what} has shape {tuple(shape)} in the state, {tuple(p.shape)} in the optimizer"
             )
-        return own if entry.get("interval_lost", True) else None
 
-    def load_base(self) -> None:
-        """Load the base's part, without sharing tensors with the source.
 
-        torch casts all floating-point state but "step" to the parameter's dtype, which would round
-        other counters of bfloat16 parameters, such as NAdam's "mu_product".
-        """
-        theirs = {key: value for key, value in self._state.items() if key != ENTRY}
-        before = dict(self._base.__dict__)
-        try:
-            self._base.load_state_dict(copy.deepcopy(theirs))
-        except BaseException as error:
-            self._base.__dict__.clear()
-            self._base.__dict__.update(before)
-            if not isinstance(error, KeyError):
-                raise
-            raise ValueError(
-                f"{type(self._base).__name__} finds no {error} in the state_dict: it may belong to "
-                "another optimizer"
-            ) from error
-        if not self._has_torch_format:
-            return
-        for key, p in self._saved_params():
-            loaded: Any = self._base.state.get(p)
-            saved: Any = theirs["state"].get(key)
-            for name in _COUNTERS.intersection(saved or ()) if loaded else ():
+def _saved_shapes(
+    state: dict[str, Any], base: Optimizer, entry: dict[str, Any], torch_format: bool
+) -> Iterator[tuple[str, Any, Tensor]]:
+    """Yield what should have the shape of a parameter, its shape, and the parameter."""
+    if entry:
+        shapes = [shape for group in entry["shapes"] for shape in group]
+        for i, (shape, p) in enumerate(zip(shapes, _params(base), strict=True)):
+            yield f"parameter {i}", shape, p
+    if torch_format and type(base).__module__.startswith("torch.optim."):
+        for i, saved, p in _saved_tensors(state, base):
+            for name in _SHAPED.intersection(saved):
                 if isinstance(saved[name], Tensor):
-                    loaded[name] = saved[name].detach().clone().to(loaded[name].device)
+                    yield f"{name} of parameter {i}", saved[name].shape, p
 
 
-_SHAPED = frozenset(
-    ("momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum")
-)
-"""State of torch's optimizers that has the shape of its parameter."""
-_COUNTERS = frozenset(("mu_product", "eta", "mu"))
-"""Counters of torch's optimizers other than "step"."""
+def _params(base: Optimizer) -> list[Tensor]:
+    return [p for group in base.param_groups for p in group["params"]]
 
 
-def _check_count(what: str, saved: int, present: int) -> None:
-    if saved != present:
-        raise ValueError(f"the state has {saved} {what}, the optimizer {present}")
+def _saved_tensors(
+    state: dict[str, Any], base: Optimizer
+) -> Iterator[tuple[Any, dict[str, Any], Tensor]]:
+    """Yield the key of each parameter in the state, what the state holds for it, and the parameter."""
+    keys = [key for group in state["param_groups"] for key in group["params"]]
+    for key, p in zip(keys, _params(base), strict=True):
+        yield key, state["state"].get(key) or {}, p
 
 
-def _check_shape(what: str, shape: Any, p: Tensor) -> None:
-    if list(shape) != list(p.shape):
+def _unpacked(name: str, packed: Any, own: Any) -> Any:
+    """Return a saved schedule or interval. One that a state cannot hold stays as constructed."""
+    if packed is not None:
+        return unpack(packed)
+    if own is None:
         raise ValueError(
-            f"{what} has shape {tuple(shape)} in the state, {tuple(p.shape)} in the optimizer"
+            f"the saved {name} is a function or of your own class, which a state cannot hold: "
+            "construct the optimizer with it before loading"
         )
+    return own
+
+
+def _load_base(state: dict[str, Any], base: Optimizer, torch_format: bool) -> None:
+    """Load the base's part, without sharing tensors with the source.
+
+    torch casts all floating-point state but "step" to the parameter's dtype, which would round
+    other counters of bfloat16 parameters, such as NAdam's "mu_product".
+    """
+    before = dict(base.__dict__)
+    try:
+        base.load_state_dict(copy.deepcopy(state))
+    except KeyError as error:
+        base.__dict__.clear()
+        base.__dict__.update(before)
+        raise ValueError(
+            f"{type(base).__name__} finds no {error} in the state_dict: it may belong to another "
+            "optimizer"
+        ) from error
+    if torch_format:
+        for _, saved, p in _saved_tensors(state, base):
+            for name in _COUNTERS.intersection(saved, base.state.get(p) or ()):
+                if isinstance(saved[name], Tensor):
+                    loaded = base.state[p][name]
+                    base.state[p][name] = saved[name].detach().clone().to(loaded.device)
