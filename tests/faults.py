@@ -72,8 +72,8 @@ FAULTS = [
     Fault(
         "momentum lost on resume",
         "_core/state_dict.py",
-        "theirs = {key: value for key, value in self._state.items() if key != ENTRY}",
-        "theirs = {k: v for k, v in self._state.items() if k != ENTRY} | {'state': {}}",
+        "base.load_state_dict(copy.deepcopy(state))",
+        "base.load_state_dict({**copy.deepcopy(state), 'state': {}})",
         "tests/core/test_state_dict.py",
     ),
     Fault(
