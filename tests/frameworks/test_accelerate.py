@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torchmetrics
 from accelerate import Accelerator
 from accelerate_helpers import Run
 from framework_helpers import (
@@ -153,6 +154,23 @@ def test_works_interval() -> None:
     run = Run(make).epochs(2)
     assert run.calls == 12 + 4
     assert difference(run.body, train_plain(make)[0]) == 0
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.samples = net(), torchmetrics.SumMetric()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.samples.update(len(x))
+        return self.body(x)
+
+
+def test_works_metrics() -> None:
+    """Metrics of torchmetrics inside the model count each sample once."""
+    run = Run(model=Counting(), accumulate=2).epochs()
+    assert run.calls == 12
+    assert run.model.samples.compute() == 24
 
 
 def test_works_error_in_second_pass() -> None:

@@ -33,6 +33,7 @@ TEST_NAME = re.compile(r"test_(works|refuses)_(\w+)")
 FEATURES = {
     "training": "equals the plain loop",
     "one_step_per_step": "counters, schedulers and loggers see one step per step",
+    "metrics": "metrics and logs count each sample once",
     "accumulation": "gradient accumulation",
     "clipping_by_norm": "clipping by norm",
     "bf16": "bfloat16",

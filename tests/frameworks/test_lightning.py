@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torchmetrics
 from framework_helpers import (
     difference,
     net,
@@ -153,6 +154,57 @@ def test_works_one_step_per_step() -> None:
     assert counter.outputs == pytest.approx(losses)
     assert [step for step, _ in recorder.rows] == list(range(12))
     assert [loss for _, loss in recorder.rows] == pytest.approx(losses)
+
+
+class Metered(Net):
+    """Has metrics with sums, with growing lists, and in a collection that shares states."""
+
+    def __init__(self, make: Any) -> None:
+        super().__init__(make)
+        self.accuracy = torchmetrics.Accuracy("multiclass", num_classes=3)
+        self.auroc = torchmetrics.AUROC("multiclass", num_classes=3)
+        self.samples = torchmetrics.SumMetric()
+        metrics = [torchmetrics.Recall, torchmetrics.Precision]
+        self.collection = torchmetrics.MetricCollection(
+            [metric("multiclass", num_classes=3) for metric in metrics]
+        )
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        logits, y = self.body(batch[0]), batch[1]
+        loss = cross_entropy(logits, y)
+        self.samples.update(len(y))
+        self.auroc.update(logits, y)
+        self.accuracy(logits, y)
+        self.collection(logits, y)
+        self.log("accuracy", self.accuracy, on_step=True, on_epoch=True)
+        self.log("auroc", self.auroc, on_step=False, on_epoch=True)
+        self.log("samples", self.samples, on_step=False, on_epoch=True)
+        self.log_dict(self.collection, on_step=False, on_epoch=True)
+        self.log_dict({"mean": loss.detach()}, on_epoch=True)
+        return loss
+
+
+class Rows(DummyLogger):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[tuple[int, dict[str, float]]] = []
+
+    def log_metrics(self, metrics: dict[str, float], step: int) -> None:
+        self.rows.append((step, metrics))
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_works_metrics(accumulate: int) -> None:
+    """Metrics and logs have the values that a plain optimizer gives: each sample counts once."""
+    found = []
+    for method in (lambda base: base, wsam.SAM):
+        module = Metered(lambda params, method=method: method(torch.optim.SGD(params, lr=0.0)))
+        rows = Rows()
+        options = {"logger": rows, "log_every_n_steps": 1, "accumulate_grad_batches": accumulate}
+        fit(module, **options)
+        found.append(rows.rows)
+    assert found[0] == found[1]
+    assert [row["samples"] for _, row in found[1] if "samples" in row] == [24, 24]
 
 
 @pytest.mark.parametrize("make", [wsam_over_sgd, esam])
@@ -316,6 +368,7 @@ class Manual(Net):
 
         def closure() -> Tensor:
             loss = cross_entropy(self.body(x), y)
+            self.log("loss", loss)
             self.manual_backward(loss)
             return loss
 
@@ -324,10 +377,12 @@ class Manual(Net):
 
 
 def test_works_manual_optimization() -> None:
-    module = Manual()
-    runner = fit(module)
-    assert difference(module.body, train_plain()[0]) == 0
+    module, recorder = Manual(), Recorder()
+    runner = fit(module, logger=recorder, log_every_n_steps=1)
+    model, _, losses = train_plain()
+    assert difference(module.body, model) == 0
     assert runner.global_step == 12
+    assert [loss for _, loss in recorder.rows] == pytest.approx(losses)
 
 
 class Plain(Net):

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+import torchmetrics
 import transformers
 from framework_helpers import difference, new_scaler, pretend_ddp, run_script
 from torch import nn
-from transformers_helpers import arguments, bert, data, over, train, train_plain
+from transformers_helpers import LENGTH, arguments, bert, data, over, train, train_plain
 
 import wsam
 from wsam.integrations.transformers import SharpnessAwareMixin, SharpnessAwareTrainer
@@ -121,6 +122,40 @@ def test_works_one_step_per_step(tmp_path: Path) -> None:
     assert [row["learning_rate"] for row in logs] == pytest.approx([0.1, 0.075, 0.05, 0.025])
     assert all(row["grad_norm"] > 0 for row in logs)
     assert trainer.optimizer.param_groups[0]["sam_step"] == trainer.state.global_step == 4
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_works_metrics(accumulate: int, tmp_path: Path) -> None:
+    """Metrics, tokens and logs are those of a plain optimizer: each sample counts once."""
+
+    class Metered(transformers.Trainer):
+        def compute_loss(self, model: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
+            loss, outputs = super().compute_loss(model, inputs, return_outputs=True, **named)
+            self.accuracy.update(outputs.logits, inputs["labels"])
+            model.samples.update(len(inputs["labels"]))
+            self.log({"own": float(loss.detach())})
+            return loss
+
+    logging = {"logging_strategy": "steps", "logging_steps": 1, "learning_rate": 0.0}
+    seen = {"include_num_input_tokens_seen": "all", "gradient_accumulation_steps": accumulate}
+    found = []
+    for mixin in ((), (SharpnessAwareMixin,)):
+        model = bert()
+        model.samples = torchmetrics.SumMetric()
+        wrap = {"wrap": wsam.SAM} if mixin else {}
+        trainer = type("Own", (*mixin, Metered), {})(
+            model=model, args=arguments(tmp_path, **logging, **seen), train_dataset=data(), **wrap
+        )
+        trainer.accuracy = torchmetrics.Accuracy("multiclass", num_classes=3)
+        trainer.train()
+        logs = [
+            {key: row.get(key) for key in ("loss", "own", "step", "num_input_tokens_seen")}
+            for row in trainer.state.log_history
+        ]
+        counts = (float(model.samples.compute()), trainer.state.num_input_tokens_seen)
+        found.append((logs, counts, float(trainer.accuracy.compute())))
+    assert found[0] == found[1]
+    assert counts == (32, 32 * LENGTH)
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
@@ -248,6 +283,20 @@ def test_refuses_plain_trainer(tmp_path: Path) -> None:
 def test_refuses_no_optimizer(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="wrap="):
         train(bert(), tmp_path, wrap=None)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        wsam.SAM(torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)),
+        "sam",
+        lambda base: base,
+    ],
+)
+def test_refuses_wrap_that_is_no_function(wrap: Any, tmp_path: Path) -> None:
+    """It must be a function that returns a sharpness-aware optimizer."""
+    with pytest.raises(TypeError, match=r"wrap must .* sharpness-aware.*got"):
+        train(bert(), tmp_path, wrap=wrap)
 
 
 def test_refuses_clipping_with_lean(tmp_path: Path) -> None:

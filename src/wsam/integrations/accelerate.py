@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from wsam.integrations.metrics import metrics_unchanged
 from wsam.integrations.microbatch_replay import MicrobatchReplay, unwrap
 
 SUPPORTED_TYPES = ("NO", *(f"MULTI_{kind}" for kind in ("CPU", "GPU", "XPU", "NPU", "MLU", "HPU")))
@@ -57,12 +58,12 @@ class TwoPasses:
             )
         check_accelerator(accelerator)
         self.optimizer = inner
-        self._accelerator = accelerator
+        self._accelerator, self._model = accelerator, model
         self._replay = MicrobatchReplay(inner, functools.partial(accelerator.no_sync, model))
 
     @property
     def in_second_pass(self) -> bool:
-        """Whether the loss is being computed at w + d. Do not update metrics then."""
+        """Whether the loss is being computed at w + d. Do not update metrics of your own then."""
         return self._replay.in_second_pass
 
     def backward(self, compute: Callable[..., Tensor], *batch: Any) -> Tensor:
@@ -94,5 +95,6 @@ class TwoPasses:
 
         self._replay.run_first_pass(run)
         if accelerator.sync_gradients:
-            self._replay.run_second_pass(accelerator.scaler)
+            with metrics_unchanged(self._model.modules()):
+                self._replay.run_second_pass(accelerator.scaler)
         return losses[0]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from wsam._core.step_state import Phase
+from wsam.integrations.metrics import metrics_unchanged
 from wsam.integrations.microbatch_replay import MicrobatchReplay, clip_in_optimizer, unwrap
 from wsam.optimizer import SharpnessAware
 
@@ -41,8 +42,8 @@ class SharpnessAwareMixin(LightningModule):  # type: ignore[misc]
 
     Lightning runs the first pass. Then the weights move to w + d, `training_step` runs again on the
     micro-batches of the step, and the weights return to w. Lightning continues with the gradient for
-    the base in `p.grad`. Values logged in the second pass are dropped, so loggers receive the loss
-    at w.
+    the base in `p.grad`. In the second pass `self.log` and `self.log_dict` do nothing, and metrics of
+    torchmetrics that are submodules keep their states, so that each sample is counted once, at w.
     """
 
     _replay: MicrobatchReplay | None = None
@@ -58,8 +59,11 @@ class SharpnessAwareMixin(LightningModule):  # type: ignore[misc]
 
     @property
     def in_second_pass(self) -> bool:
-        """Whether `training_step` is running at w + d. Do not update metrics then."""
-        return self._replay is not None and self._replay.in_second_pass
+        """Whether the model is running at w + d. Do not update metrics of your own then."""
+        if self._replay is not None:
+            return self._replay.in_second_pass
+        optimizers = self.trainer.optimizers if self._trainer is not None else ()
+        return any(found.second_pass for found in map(unwrap, optimizers) if found is not None)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> Any:
         """Record the batch for the second pass."""
@@ -85,6 +89,11 @@ class SharpnessAwareMixin(LightningModule):  # type: ignore[misc]
         if not self.in_second_pass:
             super().log(*args, **kwargs)
 
+    def log_dict(self, *args: Any, **kwargs: Any) -> None:
+        """Log in the first pass only."""
+        if not self.in_second_pass:
+            super().log_dict(*args, **kwargs)
+
     def optimizer_step(
         self,
         epoch: int,
@@ -104,7 +113,8 @@ class SharpnessAwareMixin(LightningModule):  # type: ignore[misc]
             loss = optimizer_closure()
             # Without gradients, training_step has returned None to leave its batch out.
             if any(p.grad is not None for group in inner.param_groups for p in group["params"]):
-                replay.run_second_pass(scaler, losses_are_scaled=True)
+                with metrics_unchanged(self.modules()):
+                    replay.run_second_pass(scaler, losses_are_scaled=True)
             return loss
 
         try:

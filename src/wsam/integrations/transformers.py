@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from wsam.integrations.accelerate import check_accelerator
+from wsam.integrations.metrics import metrics_unchanged
 from wsam.integrations.microbatch_replay import MicrobatchReplay, clip_in_optimizer, unwrap
 from wsam.optimizer import SharpnessAware
 
@@ -35,7 +36,9 @@ class SharpnessAwareMixin(Trainer):  # type: ignore[misc]
 
     The micro-batches of a step run as usual. After the last one the weights move to w + d, all
     micro-batches run again, and the weights return to w. The Trainer continues with the gradient for
-    the base in `p.grad`. `max_grad_norm` becomes `max_norm` of the optimizer, unless that is set.
+    the base in `p.grad`. `max_grad_norm` becomes `max_norm` of the optimizer, unless that is set. In
+    the second pass `self.log` does nothing, and metrics of torchmetrics that are attributes of the
+    Trainer or submodules of the model keep their states.
 
     Args:
         *args: arguments of Trainer.
@@ -53,12 +56,18 @@ class SharpnessAwareMixin(Trainer):  # type: ignore[misc]
         wrap: Callable[[Optimizer], SharpnessAware] | None = None,
         **kwargs: Any,
     ) -> None:
+        if wrap is not None and not callable(wrap):
+            raise TypeError(
+                "wrap must be a function that takes the base optimizer and returns a sharpness-aware "
+                f"one, such as wrap=lambda base: wsam.SAM(base, rho=0.05), got {wrap!r}. To pass an "
+                "optimizer, write optimizers=(optimizer, None)"
+            )
         self._wrap = wrap
         super().__init__(*args, **kwargs)
 
     @property
     def in_second_pass(self) -> bool:
-        """Whether `compute_loss` is running at w + d. Do not update metrics then."""
+        """Whether `compute_loss` is running at w + d. Do not update metrics of your own then."""
         return self._replay is not None and self._replay.in_second_pass
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
@@ -76,7 +85,10 @@ class SharpnessAwareMixin(Trainer):  # type: ignore[misc]
             raise ValueError(
                 f"optim={name!r} updates during the backward pass, so it cannot be a base optimizer"
             )
-        self.optimizer = self._wrap(super().create_optimizer(*args, **kwargs))
+        optimizer = self._wrap(super().create_optimizer(*args, **kwargs))
+        if unwrap(optimizer) is None:
+            raise TypeError(f"wrap must return a sharpness-aware optimizer, got {optimizer!r}")
+        self.optimizer = optimizer
         return self.optimizer
 
     def training_step(
@@ -93,8 +105,14 @@ class SharpnessAwareMixin(Trainer):  # type: ignore[misc]
             functools.partial(run, model, inputs, num_items_in_batch)
         )
         if self.accelerator.sync_gradients:
-            self._replay.run_second_pass(self.accelerator.scaler)
+            with metrics_unchanged([*model.modules(), *vars(self).values()]):
+                self._replay.run_second_pass(self.accelerator.scaler)
         return loss
+
+    def log(self, *args: Any, **kwargs: Any) -> None:
+        """Log in the first pass only."""
+        if not self.in_second_pass:
+            super().log(*args, **kwargs)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train as the Trainer does."""
