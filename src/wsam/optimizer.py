@@ -113,7 +113,8 @@ class SharpnessAware(CheckedArguments, Optimizer):
         nonfinite: what to do about NaN or inf in a gradient: "propagate" as torch does, "skip" the step
             and count it in `skipped`, or "raise". The last two synchronize with the device each step,
             and restore the running statistics from before the step (by hand, from `begin`).
-        repeat_randomness: draw the same dropout masks in both passes.
+        repeat_randomness: draw the same dropout masks in both passes. This rewinds torch's default
+            generators, so other threads that draw from them meanwhile need generators of their own.
         keep: the share of samples that `select` uses in the second pass.
         when: an `Interval` of steps that are sharpness-aware; on others the base steps alone.
         local: under DistributedDataParallel, perturb by each rank's own gradient (m-sharpness).
@@ -141,7 +142,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
 
     _SCRATCH: ClassVar[tuple[str, ...]] = (
         *("_step_state", "_known_blocks", "_norm_stats", "_norm_stats_before", "_rng"),
-        "_rng_before_first_pass",
+        *("_rng_before_first_pass", "_scale_check"),
         *("_base_leaves_grads", "_perturb_this_step", "_backend", "_sharpness", "_in_closure"),
         "step",  # learning-rate schedulers patch it
     )
@@ -224,6 +225,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         self._perturb_this_step: bool | None = None  # decided in advance by a captured step
         self._backend: Any = None
         self._sharpness: Tensor | None = None
+        self._scale_check = losses.ScaleCheck()
         self._in_closure = False
         self._step_state = self._new_step()
 
@@ -357,7 +359,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
     def _run(self, closure: Closure, synchronize: bool = True) -> Any:
         context = contextlib.nullcontext() if synchronize else self.model.no_sync()  # type: ignore[union-attr, operator]
         with torch.enable_grad(), context:
-            return losses.detach(closure())
+            return losses.detach(self._scale_check.run(closure))
 
     def _step_for_grad_scaler(self, closure: Any) -> None:
         """Handle a call by `GradScaler.step`, which has set `grad_scale` and `found_inf`."""

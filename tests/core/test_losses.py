@@ -195,3 +195,41 @@ def test_several_closures_return_the_sum_of_their_losses() -> None:
     found = opt.step([returning("dict", model), returning("tuple", model)])
     single = plain.step([returning("dict", twin)])["loss"]
     assert torch.equal(found, single + single)
+
+
+# --- a loss that was scaled before backward --------------------------------------------------------
+
+
+def scaled_closure(
+    model: torch.nn.Module, scale: float, accumulate: int = 1
+) -> Callable[[], Tensor]:
+    def run() -> Tensor:
+        total = torch.zeros(())
+        for _ in range(accumulate):
+            loss = (model(batch(0)) ** 2).sum(1).mean() / accumulate
+            (loss * scale).backward()
+            total = total + loss.detach()
+        return total
+
+    return run
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_a_scaled_loss_is_rejected(accumulate: int) -> None:
+    """Its gradients would move the weights 65536 times too far."""
+    model = small_model()
+    opt = wsam.WSAM(sgd(model))
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(RuntimeError, match=r"6\.554e\+04 times as much.*train_step"):
+        opt.step(scaled_closure(model, 65536.0, accumulate))
+    assert same(list(model.parameters()), before)
+
+
+def test_a_moderate_factor_is_accepted() -> None:
+    """Such as a mean over micro-batches of which the sum is returned."""
+    model = small_model()
+    opt = wsam.WSAM(sgd(model))
+    backward = torch.autograd.backward
+    for scale in (1 / 64, 64.0):
+        opt.step(scaled_closure(model, scale))
+    assert torch.autograd.backward is backward

@@ -1,5 +1,9 @@
 """What closures return: a loss, a tuple that begins with one, or a dict with the key "loss"."""
 
+import contextlib
+import math
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -40,3 +44,59 @@ def total(values: list[Any]) -> Any:
         return values[0]
     losses = [loss_of(value) for value in values]
     return None if any(loss is None for loss in losses) else sum(losses[1:], losses[0])
+
+
+LARGEST_RATIO = 1000.0
+"""Between the loss that backward is called on and the returned one. A GradScaler starts at 65536."""
+
+
+class ScaleCheck:
+    """Checks, in the first pass of all, that backward is called on the loss that is returned.
+
+    Gradients of a loss that a GradScaler has scaled would move the weights thousands of times too far.
+    """
+
+    def __init__(self) -> None:
+        self._is_done = False
+
+    def run(self, closure: Callable[[], Any]) -> Any:
+        """Call the closure and return its result.
+
+        Raises:
+            RuntimeError: if the closure calls backward on a much larger loss than it returns.
+        """
+        if self._is_done or torch.compiler.is_compiling():
+            return closure()
+        self._is_done = True
+        with _observe_backward() as roots:
+            result = closure()
+        returned = loss_of(detach(result))
+        if roots and returned is not None and all(root.numel() == 1 for root in roots):
+            used, returned = sum(float(root) for root in roots), float(returned)
+            if math.isfinite(used) and abs(used) > LARGEST_RATIO * abs(returned) > 0:
+                raise RuntimeError(
+                    f"the closure returned the loss {returned:.4g} and called backward on "
+                    f"{used:.4g}, {used / returned:.4g} times as much: call backward on the loss that "
+                    "is returned. With a GradScaler, use wsam.train_step(optimizer, loss_fn, "
+                    "scaler=scaler), or scale in a loop by hand"
+                )
+        return result
+
+
+@contextlib.contextmanager
+def _observe_backward() -> Iterator[list[Tensor]]:
+    """Collect the tensors on which this thread calls backward."""
+    original, thread = torch.autograd.backward, threading.get_ident()
+    roots: list[Tensor] = []
+
+    def backward(tensors: Any, *arguments: Any, **options: Any) -> None:
+        if threading.get_ident() == thread:
+            found = [tensors] if isinstance(tensors, Tensor) else tensors
+            roots.extend(tensor.detach() for tensor in found)
+        original(tensors, *arguments, **options)
+
+    torch.autograd.backward = backward
+    try:
+        yield roots
+    finally:
+        torch.autograd.backward = original

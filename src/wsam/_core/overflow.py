@@ -1,7 +1,6 @@
 """Overflow of the first pass under a GradScaler, which checks the gradients of the second pass only."""
 
 from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
