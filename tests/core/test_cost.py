@@ -124,6 +124,7 @@ def test_no_device_sync(name: str, options: dict[str, Any]) -> None:
     model = small_model()
     base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     opt = make_method(name, base, **options)
+    opt.step(closure(opt, model))  # compares the returned loss with that of backward
     with NoSync():
         for t in range(2):
             loss = opt.step(closure(opt, model, t))

@@ -1,6 +1,7 @@
 """Overflow of the first pass under a GradScaler, which checks the gradients of the second pass only."""
 
 from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
@@ -21,9 +22,8 @@ class OverflowReport:
 
     def __init__(self, blocks: Sequence[Block]) -> None:
         self._zero_or_nan = 0.0 * squared_norm_of_g0(blocks)
-        self._handle: RemovableHandle = (
-            blocks[-1].params[-1].register_post_accumulate_grad_hook(self._add)
-        )
+        add_hook = blocks[-1].params[-1].register_post_accumulate_grad_hook
+        self._handle: RemovableHandle = add_hook(self._add)  # type: ignore[no-untyped-call]
 
     def _add(self, p: Tensor) -> None:
         with torch.no_grad():
