@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         create,
     )
     from wsam.optimizer import SharpnessAware
+    from wsam.training_step import train_step
 
 _EXPORTS = {
     "_core.validation": ("WsamWarning",),
@@ -41,6 +42,7 @@ _EXPORTS = {
         "create",
     ),
     "optimizer": ("SharpnessAware",),
+    "training_step": ("train_step",),
 }
 _SUBMODULES = ("curvature", "geometry", "integrations", "rule", "schedule", "theory", "toy")
 """Modules that are available as `wsam.schedule.Warmup` without another import."""
@@ -66,6 +68,7 @@ __all__ = [
     "__version__",
     "capture",
     "create",
+    "train_step",
 ]
 
 

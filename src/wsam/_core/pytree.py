@@ -1,0 +1,42 @@
+"""Tensors in nested containers: batches, and what loss functions return."""
+
+import copy
+from collections.abc import Callable, MutableMapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+
+def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
+    """Return a copy of `tree` with each tensor replaced by `function(tensor)`.
+
+    Besides the containers of `torch.utils._pytree`, other mappings (Hugging Face's ModelOutput and
+    BatchEncoding) and dataclasses are traversed. Containers keep their types.
+    """
+
+    def convert(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return function(leaf)
+        if isinstance(leaf, MutableMapping):
+            mapping = copy.copy(leaf)
+            for key, value in leaf.items():
+                mapping[key] = map_tensors(function, value)
+            return mapping
+        if is_dataclass(leaf) and not isinstance(leaf, type):
+            instance = copy.copy(leaf)
+            for field in fields(leaf):
+                value = map_tensors(function, getattr(leaf, field.name))
+                object.__setattr__(instance, field.name, value)  # it may be frozen
+            return instance
+        return leaf
+
+    return tree_map(convert, tree)
+
+
+def tensors_of(tree: Any) -> list[Tensor]:
+    """Return the tensors in `tree`, in the order in which `map_tensors` visits them."""
+    found: list[Tensor] = []
+    map_tensors(found.append, tree)
+    return found

@@ -1,0 +1,405 @@
+"""`train_step`: one call for a whole training step, the same on every device."""
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from wsam._core import losses
+from wsam._core.pytree import map_tensors, tensors_of
+from wsam._core.validation import count, flag
+from wsam.optimizer import SharpnessAware
+
+if TYPE_CHECKING:
+    from wsam.accel.cuda_graph import GraphedStep
+
+LossFn = Callable[..., Any]
+CAPTURE = ("auto", True, False)
+_logger = logging.getLogger(__name__)
+
+
+def train_step(
+    optimizer: Optimizer,
+    loss_fn: LossFn,
+    *,
+    autocast: torch.dtype | None = None,
+    scaler: torch.amp.GradScaler | None = None,
+    micro_batches: int = 1,
+    perturb_per_micro_batch: bool = False,
+    capture: bool | Literal["auto"] = "auto",
+) -> "TrainStep":
+    """Return a function that makes one training step on a batch.
+
+    A call runs both passes, forward and backward, clears gradients and updates the weights. It returns
+    the loss at w and the outputs of the first pass.
+
+    Args:
+        optimizer: any method of this library, or a plain `torch.optim.Optimizer`. Options such as
+            `max_norm`, `when` and `local` are those of the optimizer. Pass `model=` to it.
+        loss_fn: a function of the batch. It returns the loss, or `(loss, outputs)`, or a dict with the
+            key "loss", such as a model of Hugging Face returns it. It must not call `backward`. It
+            runs twice a step; `optimizer.second_pass` tells the passes apart.
+        autocast: the dtype of mixed precision, `torch.bfloat16` or `torch.float16`; None for none.
+        scaler: the GradScaler for float16. `train_step` scales, unscales, steps and updates it.
+        micro_batches: split each tensor of the batch along its first dimension into so many parts, and
+            accumulate their gradients. The result is that of the whole batch if the loss is a mean
+            over samples: parts are weighted by their sizes. Other values are passed to each part.
+        perturb_per_micro_batch: compute a perturbation for each micro-batch (m-sharpness) instead of
+            one for the batch.
+        capture: "auto" records the step into a CUDA graph once a shape has occurred twice, if all
+            parameters are on one CUDA device and nothing prevents it, and logs once what does. True
+            raises an error instead. False makes eager steps. A graph does not repeat what `loss_fn`
+            does on the host, such as counting, and reads only the batch and tensors that are
+            modified in place.
+
+    Returns:
+        The step, `step(*batch) -> (loss, outputs)` or `step(**batch)`. The loss is a tensor on the
+        device. Outputs are detached: None if `loss_fn` returns the loss alone, the whole dict if it
+        returns one. Those of micro-batches are combined: tensors are concatenated along the first
+        dimension, scalars are averaged, and summed if they are integers.
+
+    Raises:
+        ValueError: With `capture=True`, the step cannot be captured.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 3)
+        >>> base = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> optimizer = wsam.WSAM(base, rho=0.05, gamma=0.9, model=model)
+        >>> def loss_fn(x, y):
+        ...     logits = model(x)
+        ...     return torch.nn.functional.cross_entropy(logits, y), logits
+        >>> step = wsam.train_step(optimizer, loss_fn)
+        >>> loss, logits = step(torch.ones(4, 2), torch.tensor([0, 1, 2, 0]))
+    """
+    return TrainStep(
+        optimizer,
+        loss_fn,
+        autocast=autocast,
+        scaler=scaler,
+        micro_batches=micro_batches,
+        perturb_per_micro_batch=perturb_per_micro_batch,
+        capture=capture,
+    )
+
+
+class Part(NamedTuple):
+    """A micro-batch, and its share of the batch."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    weight: float
+
+
+class TrainStep:
+    """A training step as a function of the batch; see `train_step`."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        loss_fn: LossFn,
+        *,
+        autocast: torch.dtype | None = None,
+        scaler: torch.amp.GradScaler | None = None,
+        micro_batches: int = 1,
+        perturb_per_micro_batch: bool = False,
+        capture: bool | Literal["auto"] = "auto",
+    ) -> None:
+        self.optimizer, self.loss_fn = optimizer, loss_fn
+        self._sharp = optimizer if isinstance(optimizer, SharpnessAware) else None
+        self._autocast = autocast
+        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        self._micro_batches = count("micro_batches", micro_batches, 1)
+        self._separate = flag("perturb_per_micro_batch", perturb_per_micro_batch)
+        self._capture = capture
+        self._check_arguments()
+        model = self._sharp.model if self._sharp is not None else None
+        modules = model.modules() if model is not None else ()
+        self._synchronized: list[Any] = [m for m in modules if _reduces(m)]
+        self._check_backward = True  # in the first step: does loss_fn call it?
+        self._host_work: list[str] = []
+        self._graph: GraphedStep | None = None
+        if capture is True:
+            self._graph = self._make_graph()
+
+    def _check_arguments(self) -> None:
+        if not isinstance(self.optimizer, Optimizer):
+            raise TypeError(
+                f"optimizer must be a torch.optim.Optimizer, got {type(self.optimizer).__name__}"
+            )
+        if self._sharp is not None:
+            self._sharp._reject_framework_wrapper()
+        if not callable(self.loss_fn):
+            raise TypeError(
+                "loss_fn must be a function of the batch that returns the loss, got "
+                f"{type(self.loss_fn).__name__}"
+            )
+        if self._autocast is not None and not isinstance(self._autocast, torch.dtype):
+            raise TypeError(
+                f"autocast must be a dtype such as torch.bfloat16, or None, got {self._autocast!r}"
+            )
+        if self._capture not in CAPTURE:
+            raise ValueError(f"capture must be 'auto', True or False, got {self._capture!r}")
+        if self._separate and self._scaler is not None:
+            raise ValueError(
+                "perturb_per_micro_batch=True does not support a GradScaler: use "
+                "autocast=torch.bfloat16 without one"
+            )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
+        """Make one step; return the loss at w and the outputs of the first pass, detached."""
+        if self._capture is False or not self._is_on_cuda():
+            return self._make_step(*args, **kwargs)
+        from wsam.accel.cuda_graph import RECORDINGS, flatten_batch
+
+        leaves, structure = flatten_batch(args, kwargs)
+        if self._capture == "auto":
+            self._prepare_graph(leaves)
+        if self._graph is None:
+            return self._make_step(*args, **kwargs)
+        result = self._graph.run(leaves, structure)
+        if self._host_work:
+            self._do_not_capture(self._host_work[0])
+        elif self._capture == "auto" and len(self._graph) == RECORDINGS:
+            self._do_not_capture(f"batches have {RECORDINGS} different shapes or settings")
+        return result
+
+    # Eager --------------------------------------------------------------------------------------
+
+    def _make_step(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
+        """Make an eager step, which a CUDA graph may be recording."""
+        parts = self._split(args, kwargs)
+        outputs: dict[int, Any] = {}
+
+        def run(index: int) -> Tensor:
+            loss, found = self._run(parts[index])
+            if index not in outputs:  # of the first pass
+                outputs[index] = map_tensors(Tensor.detach, found)
+            return loss
+
+        def run_all() -> Tensor:
+            if self._sharp is None:
+                self.optimizer.zero_grad()
+            with self._without_reduction():
+                found = [run(index) for index in range(len(parts) - 1)]
+            found.append(run(len(parts) - 1))
+            return sum(found[1:], found[0])
+
+        if self._scaler is not None:
+            loss = self._scaled_step(run_all, self._scaler)
+        elif self._separate and len(parts) > 1 and self._sharp is not None:
+            closures = [lambda index=index: run(index) for index in range(len(parts))]
+            loss = self._sharp.step(closures)
+        else:
+            loss = self.optimizer.step(run_all)  # type: ignore[arg-type, assignment]
+        self._check_backward = False
+        if len(parts) == 1:
+            return loss.detach(), outputs[0]
+        return loss.detach(), _combine([outputs[i] for i in range(len(parts))], parts)
+
+    def _run(self, part: Part) -> tuple[Tensor, Any]:
+        """Run a micro-batch forward and backward; return its share of the loss, and the outputs."""
+        is_clear = self._check_backward and not self._has_gradients()
+        with torch.enable_grad():
+            with self._autocast_context(), self._host_work_context():
+                result = self.loss_fn(*part.args, **part.kwargs)
+            if is_clear and self._has_gradients():
+                raise RuntimeError(
+                    "loss_fn called backward(), which train_step does itself: return the loss instead"
+                )
+            loss, outputs = _loss_and_outputs(result)
+            loss = loss if part.weight == 1.0 else loss * part.weight
+            scaled = loss if self._scaler is None else self._scaler.scale(loss)
+            scaled.backward()  # type: ignore[no-untyped-call]
+        return loss.detach(), outputs
+
+    def _scaled_step(self, run_all: Callable[[], Tensor], scaler: torch.amp.GradScaler) -> Tensor:
+        """Make a step with a GradScaler, which needs the passes one by one."""
+        if self._sharp is None:
+            loss = run_all()
+            scaler.step(self.optimizer)
+            scaler.update()
+            return loss
+        optimizer, is_unscaled = self._sharp, False
+        local: Any = optimizer.model if optimizer.local else None
+        try:
+            optimizer.begin()
+            with contextlib.nullcontext() if local is None else local.no_sync():
+                first = run_all()
+            moved = optimizer.ascend(scaler.get_scale())
+            increase = losses.loss_increase(run_all(), first)
+            sharpness = optimizer._selection.corrected(increase) if moved else increase * torch.nan
+            scaler.unscale_(optimizer)
+            is_unscaled = True
+            optimizer.descend()
+            scaler.step(optimizer)
+        except BaseException:
+            optimizer.abandon()
+            if is_unscaled:
+                scaler.update()
+            raise
+        scaler.update()
+        optimizer._sharpness = sharpness
+        return first
+
+    def _has_gradients(self) -> bool:
+        groups = self.optimizer.param_groups
+        return any(p.grad is not None for group in groups for p in group["params"])
+
+    def _autocast_context(self) -> AbstractContextManager[Any]:
+        if self._autocast is None:
+            return contextlib.nullcontext()
+        device = self.optimizer.param_groups[0]["params"][0].device
+        return torch.autocast(device.type, self._autocast)
+
+    @contextlib.contextmanager
+    def _without_reduction(self) -> Iterator[None]:
+        """Let backward passes accumulate gradients without reducing them over processes."""
+        with contextlib.ExitStack() as contexts:
+            for module in self._synchronized if self._micro_batches > 1 else ():
+                if hasattr(module, "no_sync"):
+                    contexts.enter_context(module.no_sync())
+                else:
+                    module.set_requires_gradient_sync(False)
+                    contexts.callback(module.set_requires_gradient_sync, True)
+            yield
+
+    def _split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Part]:
+        if self._micro_batches == 1:
+            return [Part(args, kwargs, 1.0)]
+        sizes = {len(tensor) for tensor in tensors_of((args, kwargs)) if tensor.dim()}
+        if len(sizes) != 1 or 0 in sizes:
+            found = ", ".join(map(str, sorted(sizes))) or "none"
+            raise ValueError(
+                f"micro_batches={self._micro_batches} splits each tensor of the batch along its first "
+                f"dimension, which must have the same size, at least 1, in all of them; found: {found}"
+            )
+        (size,) = sizes
+        parts, start = [], 0
+        number = min(self._micro_batches, size)
+        for index in range(number):
+            stop = size * (index + 1) // number
+            cut_args, cut_kwargs = map_tensors(_slicer(start, stop), (args, kwargs))
+            parts.append(Part(cut_args, cut_kwargs, (stop - start) / size))
+            start = stop
+        return parts
+
+    # Captured -----------------------------------------------------------------------------------
+
+    def _is_on_cuda(self) -> bool:
+        groups = self.optimizer.param_groups
+        return any(group["params"] and group["params"][0].is_cuda for group in groups)
+
+    def _make_graph(self) -> "GraphedStep":
+        """Return the recorder of this step.
+
+        Raises:
+            ValueError: The step cannot be captured.
+        """
+        from wsam.accel.cuda_graph import GraphedStep
+
+        if self._scaler is not None:
+            raise ValueError(
+                "a GradScaler reads its scale on the host, which a captured step cannot: use "
+                "autocast=torch.bfloat16 without one"
+            )
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            raise ValueError("a step of several processes cannot be captured")
+        return GraphedStep(self.optimizer, self._make_step)
+
+    def _prepare_graph(self, leaves: list[Any]) -> None:
+        """Make a recorder if there is none, unless something prevents the step from being captured."""
+        tensors = [x for x in leaves if isinstance(x, Tensor)]
+        if not all(x.is_cuda and not x.requires_grad for x in tensors):
+            self._do_not_capture("a tensor of the batch is on the CPU, or requires a gradient")
+        elif self._graph is None and (self._sharp is None or self._sharp.model is None):
+            self._do_not_capture(
+                "the model is unknown, so that train() and eval() would not be noticed: pass model= to "
+                "the sharpness-aware optimizer, or capture=True"
+            )
+        elif self._graph is None:
+            try:
+                self._graph = self._make_graph()
+            except ValueError as error:
+                self._do_not_capture(str(error))
+
+    def _do_not_capture(self, reason: str) -> None:
+        """Make eager steps from now on, or raise if the user insists on a CUDA graph."""
+        if self._capture is True:
+            raise ValueError(f"the step cannot be captured: {reason}; use capture=False")
+        _logger.warning("train_step makes eager steps: %s", reason)
+        self._capture, self._graph = False, None
+
+    def _host_work_context(self) -> AbstractContextManager[Any]:
+        """Look for work on the host before a graph is recorded, while the step is still eager."""
+        if self._graph is None or not self._graph.is_last_eager_call:
+            return contextlib.nullcontext()
+        from wsam.accel.host_work import find_host_work
+
+        return find_host_work(self._host_work)
+
+
+def _reduces(module: Any) -> bool:
+    """Whether the module reduces gradients over processes, and can leave that out."""
+    if hasattr(module, "require_backward_grad_sync"):  # DistributedDataParallel
+        return not module.static_graph  # torch records it in the first backward pass
+    return hasattr(module, "set_requires_gradient_sync")  # FSDP2
+
+
+def _slicer(start: int, stop: int) -> Callable[[Tensor], Tensor]:
+    return lambda x: x[start:stop] if x.dim() else x
+
+
+def _loss_and_outputs(result: Any) -> tuple[Tensor, Any]:
+    """Return the loss, a scalar, and the outputs of what a loss function returned."""
+    loss, outputs = result, None
+    if isinstance(result, tuple):
+        if len(result) != 2:
+            raise TypeError(
+                f"loss_fn returned a tuple of {len(result)}: return the loss, or (loss, outputs)"
+            )
+        loss, outputs = result
+    elif isinstance(result, Mapping):
+        if result.get("loss") is None:
+            raise TypeError(
+                f'loss_fn returned a {type(result).__name__} without "loss", with the keys '
+                f"{[*result]}: add it (a model of Hugging Face needs labels)"
+            )
+        loss, outputs = result["loss"], result
+    if not isinstance(loss, Tensor):
+        raise TypeError(
+            "loss_fn must return the loss as a tensor, or (loss, outputs), or a dict with the key "
+            f'"loss"; it returned {"a loss of type " if loss is not result else ""}'
+            f"{type(loss).__name__}"
+        )
+    if loss.numel() != 1:
+        raise ValueError(
+            f"loss_fn returned a loss of shape {tuple(loss.shape)}: reduce it to one number, for "
+            "example by mean()"
+        )
+    if not loss.requires_grad:
+        raise RuntimeError(
+            "the loss has no gradient: compute it in loss_fn from the trained parameters, without "
+            "detach(), item() or no_grad()"
+        )
+    return loss.reshape(()), outputs
+
+
+def _combine(outputs: list[Any], parts: list[Part]) -> Any:
+    """Return the outputs of all micro-batches in the form of the first."""
+    columns = zip(*map(tensors_of, outputs), strict=True)
+    return map_tensors(lambda _: _join(next(columns), parts), outputs[0])
+
+
+def _join(tensors: tuple[Tensor, ...], parts: list[Part]) -> Tensor:
+    if tensors[0].dim():
+        return torch.cat(tensors)
+    stacked = torch.stack(tensors)
+    if not stacked.is_floating_point():
+        return stacked.sum()
+    weights = [part.weight for part in parts]
+    return torch.stack([w * x for w, x in zip(weights, tensors, strict=True)]).sum()
