@@ -112,6 +112,15 @@ class TestOnCuda:
     def test_plain_base(self):
         compare(lambda m: BASES["sgd"](m.parameters()))
 
+    def test_hooks_of_a_plain_base_run_once(self):
+        model, data = network(), batches(STEPS)
+        opt, calls = BASES["sgd"](model.parameters()), []
+        opt.register_step_post_hook(lambda *_: calls.append(1))
+        step = wsam.capture(opt, loss_of(opt, model), *data[0])
+        for x, y in data:
+            step(x, y)
+        assert len(calls) == STEPS
+
     @pytest.mark.parametrize("geometry", [wsam.Adaptive(), wsam.Fisher(), wsam.Masked(0.5)])
     def test_geometry(self, geometry):
         compare(lambda m: wsam.WSAM(BASES["sgd"](m.parameters()), geometry=geometry, model=m))
@@ -148,7 +157,7 @@ class TestOnCuda:
             return wsam.WSAM(BASES[base](m.parameters()), model=m, gamma=0.6, **options)
 
         _, step = compare(make, adjust=adjust, fuse=True)
-        recordings = step._recordings
+        recordings = step._graph._recordings
         recorded = [r for r in recordings.values() if r.graph is not None]
         by_kernel = [r for r in recorded if r.base_numbers is None]
         assert len(by_kernel) == (0 if "max_norm" in options else 1)
@@ -163,7 +172,7 @@ class TestOnCuda:
             step(*(x[:size] for x in data[0]))
         with pytest.warns(wsam.WsamWarning, match="least recently used are dropped"):
             step(*data[0])
-        assert len(step._recordings) == 3
+        assert len(step._graph) == 3
 
     def test_scheduled_hyperparameters(self):
         def adjust(opt, t):
@@ -264,8 +273,9 @@ def test_fuse_needs_triton(monkeypatch):
 
 
 def step_on_cpu(opt):
-    """A captured step that finds its recordings but never records."""
-    step = cuda_graph.CapturedStep.__new__(cuda_graph.CapturedStep)
+    """A graphed step that finds its recordings but never records."""
+    step = cuda_graph.GraphedStep.__new__(cuda_graph.GraphedStep)
+    step._params, step._modules = [p for g in opt.param_groups for p in g["params"]], []
     step.opt, step.sharp, step._device, step._fuse = opt, None, torch.device("cpu"), False
     step._recordings, step._is_full, step._pool = {}, False, "pool"
     step._scalars = GraphScalars(opt, step._device)
@@ -275,30 +285,54 @@ def step_on_cpu(opt):
 def test_the_least_recently_used_recording_is_dropped(monkeypatch):
     monkeypatch.setattr(cuda_graph, "RECORDINGS", 4)
     step = step_on_cpu(torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1, momentum=0.9))
-    usual = step._recording((torch.empty(100),), chosen=True)
+    usual = step._recording([torch.empty(100)], None, chosen=True)
     usual.graph, usual.base_numbers = "graph", step._scalars.base_numbers()
     for size in range(9):
         expected = pytest.warns(wsam.WsamWarning, match="least recently used are dropped")
         with expected if size == 3 else contextlib.nullcontext():
-            step._recording((torch.empty(size),), chosen=True)
-        assert step._recording((torch.empty(100),), chosen=True) is usual
+            step._recording([torch.empty(size)], None, chosen=True)
+        assert step._recording([torch.empty(100)], None, chosen=True) is usual
     assert (len(step._recordings), step._pool) == (4, "pool")
     for size in range(4):
-        step._recording((torch.empty(50 + size),), chosen=True)
+        step._recording([torch.empty(50 + size)], None, chosen=True)
     assert step._pool is None, "its last graph was dropped"
 
 
 def test_a_recording_with_constant_numbers_is_not_used_for_others():
     opt = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1, momentum=0.9)
-    step, batch = step_on_cpu(opt), (torch.empty(3),)
-    first = step._recording(batch, chosen=True)
+    step, batch = step_on_cpu(opt), [torch.empty(3)]
+    first = step._recording(batch, None, chosen=True)
     opt.param_groups[0]["momentum"] = 0.8
-    assert step._recording(batch, chosen=True) is first, "not recorded yet"
+    assert step._recording(batch, None, chosen=True) is first, "not recorded yet"
     first.graph, first.base_numbers = "graph", step._scalars.base_numbers()
-    assert step._recording(batch, chosen=True) is first
+    assert step._recording(batch, None, chosen=True) is first
     opt.param_groups[0]["momentum"] = 0.7
-    other = step._recording(batch, chosen=True)
+    other = step._recording(batch, None, chosen=True)
     assert other is not first
     first.base_numbers = None  # as if a kernel had stepped the base
-    assert step._recording(batch, chosen=True) is first
-    assert step._recording(batch, chosen=False) is not first
+    assert step._recording(batch, None, chosen=True) is first
+    assert step._recording(batch, None, chosen=False) is not first
+
+
+def test_frozen_weights_modes_and_constants_lead_to_other_recordings():
+    weight, layer = nn.Parameter(torch.ones(2)), nn.Dropout()
+    step = step_on_cpu(torch.optim.SGD([weight], lr=0.1))
+    step._modules = [layer]
+    leaves, structure = cuda_graph.flatten_batch((torch.empty(3),), {"flag": True})
+    found = [step._recording(leaves, structure, chosen=True)]
+    weight.requires_grad_(False)
+    found.append(step._recording(leaves, structure, chosen=True))
+    layer.eval()
+    found.append(step._recording(leaves, structure, chosen=True))
+    leaves, structure = cuda_graph.flatten_batch((torch.empty(3),), {"flag": False})
+    found.append(step._recording(leaves, structure, chosen=True))
+    leaves, structure = cuda_graph.flatten_batch((torch.empty(3),), {"other": False})
+    found.append(step._recording(leaves, structure, chosen=True))
+    assert len(set(map(id, found))) == len(step._recordings) == 5
+    assert step._recording(leaves, structure, chosen=True) is found[-1]
+
+
+def test_a_batch_with_other_objects_is_refused():
+    step = step_on_cpu(torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1))
+    with pytest.raises(TypeError, match="contains a object: pass tensors"):
+        step._recording(*cuda_graph.flatten_batch((object(),), {}), chosen=True)

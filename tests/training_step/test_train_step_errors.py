@@ -1,0 +1,110 @@
+"""Wrong uses of `train_step` raise one clear error, and leave the weights unchanged."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from helpers import batch, same, small_model, snapshot
+from torch import Tensor, nn
+
+import wsam
+
+
+def optimizer(kind: str, model: nn.Module) -> torch.optim.Optimizer:
+    base = torch.optim.SGD(model.parameters(), lr=0.1)
+    return wsam.WSAM(base) if kind == "wsam" else base
+
+
+def loss(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).square().mean()
+
+
+def calling_backward(model: nn.Module, x: Tensor) -> Tensor:
+    value = loss(model, x)
+    value.backward()
+    return value
+
+
+def sum_calling_backward(model: nn.Module, x: Tensor) -> Tensor:
+    """torch would allow a second backward pass, because this graph has no saved tensors."""
+    value = sum(p.sum() for p in model.parameters())
+    value.backward()
+    return value
+
+
+def number_after_backward(model: nn.Module, x: Tensor) -> float:
+    return calling_backward(model, x).item()
+
+
+MISTAKES: dict[str, tuple[Callable[[nn.Module, Tensor], Any], type[Exception], str]] = {
+    "backward": (calling_backward, RuntimeError, r"called backward\(\).*return the loss instead"),
+    "backward of a sum": (sum_calling_backward, RuntimeError, r"called backward\(\)"),
+    "a number after backward": (number_after_backward, RuntimeError, r"called backward\(\)"),
+    "nothing": (lambda m, x: None, TypeError, "must return the loss.*returned NoneType"),
+    "a number": (lambda m, x: loss(m, x).item(), TypeError, "as a tensor.*returned float"),
+    "no gradient": (lambda m, x: loss(m, x).detach(), RuntimeError, "has no gradient.*detach"),
+    "several elements": (lambda m, x: m(x).sum(1), ValueError, r"shape \(10,\).*mean\(\)"),
+    "no elements": (lambda m, x: m(x)[:0].sum(1), ValueError, r"shape \(0,\)"),
+    "no loss": (lambda m, x: {"logits": m(x)}, TypeError, r'a dict without "loss".*\[.logits.\]'),
+    "loss None": (lambda m, x: {"loss": None}, TypeError, 'a dict without "loss"'),
+    "three values": (lambda m, x: (loss(m, x), 1, 2), TypeError, r"tuple of 3.*\(loss, outputs\)"),
+    "an empty tuple": (lambda m, x: (), TypeError, "tuple of 0"),
+    "outputs first": (lambda m, x: ("x", loss(m, x)), TypeError, "a loss of type str"),
+}
+
+
+@pytest.mark.parametrize("kind", ["wsam", "base"])
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_in_the_loss_function(mistake: str, kind: str) -> None:
+    function, error, message = MISTAKES[mistake]
+    model = small_model()
+    opt = optimizer(kind, model)
+    before = snapshot(opt)
+    wrong = wsam.train_step(opt, lambda x: function(model, x))
+    with pytest.raises(error, match=message):
+        wrong(batch(0))
+    with pytest.raises(error, match=message):  # again, not only once
+        wrong(batch(0))
+    assert same(snapshot(opt)["weights"], before["weights"])
+    wsam.train_step(opt, lambda x: loss(model, x))(batch(0))
+    assert not same(snapshot(opt)["weights"], before["weights"])
+
+
+def test_gradients_from_before_are_not_mistaken_for_a_call_of_backward() -> None:
+    model = small_model()
+    for kind in ("wsam", "base"):
+        opt = optimizer(kind, model)
+        loss(model, batch(0)).backward()
+        wsam.train_step(opt, lambda x: loss(model, x), micro_batches=2)(batch(0))
+
+
+ARGUMENTS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "optimizer": ({"optimizer": "sgd"}, TypeError, "must be a torch.optim.Optimizer, got str"),
+    "loss_fn": ({"loss_fn": torch.ones(1)}, TypeError, "function of the batch.*got Tensor"),
+    "autocast": ({"autocast": True}, TypeError, "torch.bfloat16, or None, got True"),
+    "capture": ({"capture": "always"}, ValueError, "'auto', True or False, got 'always'"),
+    "no micro-batch": ({"micro_batches": 0}, ValueError, "at least 1, got 0"),
+    "half": ({"micro_batches": 0.5}, TypeError, "micro_batches must be a whole number"),
+    "flag": ({"perturb_per_micro_batch": 1}, TypeError, "True or False, got 1"),
+    "scaler": (
+        {"perturb_per_micro_batch": True, "scaler": torch.amp.GradScaler("cpu")},
+        ValueError,
+        "does not support a GradScaler",
+    ),
+    "capture on a CPU": ({"capture": True}, ValueError, "one CUDA device, they are on cpu"),
+    "capture with a scaler": (
+        {"capture": True, "scaler": torch.amp.GradScaler("cpu")},
+        ValueError,
+        "GradScaler reads its scale on the host",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_bad_arguments_of_train_step(name: str) -> None:
+    given, error, message = ARGUMENTS[name]
+    model = small_model()
+    usual = {"optimizer": optimizer("wsam", model), "loss_fn": lambda x: loss(model, x)}
+    with pytest.raises(error, match=message):
+        wsam.train_step(**{**usual, **given})

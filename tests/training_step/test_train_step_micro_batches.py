@@ -1,0 +1,112 @@
+"""Micro-batches of `train_step`: equal to the whole batch, or each with its own perturbation."""
+
+from typing import Any
+
+import pytest
+import torch
+from helpers import METHODS, RULES, VARIANTS, batch, covering, gap, make_method, small_model
+from torch import Tensor, nn
+
+import wsam
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+def loss_of(opt: Any, model: nn.Module) -> Any:
+    def loss_fn(x: Tensor) -> tuple[Tensor, Any]:
+        out = model(x)
+        each = out.square().sum(1)
+        outputs = {"out": out, "mean": out.mean(), "positive": (out > 0).sum()}
+        return (opt.select(each) if hasattr(opt, "select") else each.mean()), outputs
+
+    return loss_fn
+
+
+@covering(name=[*VARIANTS, "base"], micro_batches=[2, 3, 4, 10, 64])
+def test_micro_batches_equal_the_whole_batch(name: str, micro_batches: int) -> None:
+    """Ten samples: parts of unequal sizes count by their sizes."""
+    models = small_model(), small_model()
+    opts: list[Any] = [sgd(m) for m in models]
+    if name != "base":
+        opts = [make_method(name, base, all_samples=True, max_norm=None) for base in opts]
+    one = wsam.train_step(opts[0], loss_of(opts[0], models[0]))
+    split = wsam.train_step(opts[1], loss_of(opts[1], models[1]), micro_batches=micro_batches)
+    for t in range(3):
+        torch.testing.assert_close(split(batch(t)), one(batch(t)), rtol=1e-12, atol=1e-12)
+        if name != "base":
+            torch.testing.assert_close(opts[1].sharpness, opts[0].sharpness, rtol=1e-9, atol=1e-12)
+    assert gap(list(models[1].parameters()), list(models[0].parameters())) < 1e-12
+
+
+@covering(name=METHODS, max_norm=[None, 0.5])
+def test_perturb_per_micro_batch(name: str, max_norm: float | None) -> None:
+    """Equals a list of closures."""
+    models = small_model(), small_model()
+    opts = [make_method(name, sgd(m), all_samples=True, max_norm=max_norm) for m in models]
+    step = wsam.train_step(
+        opts[0], loss_of(opts[0], models[0]), micro_batches=2, perturb_per_micro_batch=True
+    )
+    loss_fn = loss_of(opts[1], models[1])
+
+    def closure(part: Tensor) -> Any:
+        def run() -> Tensor:
+            loss = loss_fn(part)[0] / 2
+            loss.backward()
+            return loss
+
+        return run
+
+    for t in range(3):
+        loss, outputs = step(batch(t))
+        expected = opts[1].step([closure(part) for part in batch(t).chunk(2)])
+        torch.testing.assert_close((loss, opts[0].sharpness), (expected, opts[1].sharpness))
+        assert outputs["out"].shape == (10, 2)
+    assert gap(list(models[0].parameters()), list(models[1].parameters())) < 1e-12
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_perturb_per_micro_batch_differs_from_one_perturbation(name: str) -> None:
+    models = small_model(), small_model()
+    opts = [make_method(name, sgd(m), rho=0.5) for m in models]
+    for opt, model, own in zip(opts, models, (False, True), strict=True):
+        loss_fn = loss_of(opt, model)
+        wsam.train_step(opt, loss_fn, micro_batches=2, perturb_per_micro_batch=own)(batch(0))
+    assert gap(list(models[0].parameters()), list(models[1].parameters())) > 1e-4
+
+
+def test_scalars_and_other_values_are_passed_to_each_part() -> None:
+    model, seen = small_model(), []
+    opt = wsam.SAM(sgd(model))
+
+    def loss_fn(x: Tensor, scale: Tensor, name: str) -> Tensor:
+        seen.append((len(x), scale.item(), name))
+        return scale * model(x).square().mean()
+
+    wsam.train_step(opt, loss_fn, micro_batches=3)(batch(0), torch.tensor(2.0), name="x")
+    assert seen == [(3, 2.0, "x"), (3, 2.0, "x"), (4, 2.0, "x")] * 2
+
+
+@pytest.mark.parametrize(
+    ("args", "found"),
+    [
+        ((torch.ones(4, 5), torch.ones(3)), "3, 4"),
+        ((torch.ones(0, 5),), "0"),
+        ((torch.ones(()),), "none"),
+        (([1.0, 2.0],), "none"),
+    ],
+)
+def test_a_batch_that_cannot_be_split(args: Any, found: str) -> None:
+    model = small_model()
+    step = wsam.train_step(wsam.SAM(sgd(model)), lambda *_: None, micro_batches=2)
+    with pytest.raises(ValueError, match=f"along its first dimension.*; found: {found}$"):
+        step(*args)
+
+
+def test_lean_needs_one_perturbation() -> None:
+    model = small_model()
+    opt = wsam.WSAM(sgd(model), lean=True)
+    step = wsam.train_step(opt, loss_of(opt, model), micro_batches=2, perturb_per_micro_batch=True)
+    with pytest.raises(ValueError, match="lean=True"):
+        step(batch(0))
