@@ -1,6 +1,13 @@
 """Settings of the documentation site."""
 
+import sys
+from pathlib import Path
+from typing import Any
+
 from wsam import __version__
+
+sys.path.insert(0, str(Path(__file__).parent))
+from api_page import for_site
 
 project = "wsam"
 author = "the wsam authors"
@@ -35,3 +42,12 @@ sphinx_gallery_conf = {
     "download_all_examples": False,
     "show_signature": False,
 }
+
+
+def setup(app: Any) -> None:
+    """Show autodoc's directives in place of the generated text of the reference."""
+
+    def replace(_app: Any, _page: str, source: list[str]) -> None:
+        source[0] = for_site(source[0])
+
+    app.connect("source-read", replace)

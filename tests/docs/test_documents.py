@@ -27,6 +27,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md")
 ALL_PAGES = [*PAGES, *sorted((DOCS / "frameworks").glob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+API = runpy.run_path(str(DOCS / "api_page.py"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
@@ -161,8 +162,8 @@ def test_every_page_is_in_the_table_of_contents() -> None:
 def documented() -> set[str]:
     """Return every name that the site documents, as module.name."""
     found: set[str] = set()
-    for page in (DOCS / "api.md", DOCS / "methods.md", DOCS / "curvature.md"):
-        text = page.read_text()
+    for page in API["PAGES"]:
+        text = API["for_site"](page.read_text())
         found |= set(re.findall(r"\.\. auto(?:class|function|data|exception):: (\S+)", text))
         for module, options in re.findall(r"\.\. automodule:: (\S+)\n((?:   .*\n)*)", text):
             members = re.search(r":members:(.*)", options)
@@ -194,6 +195,16 @@ def test_reference_is_complete() -> None:
         assert {f"wsam.{name}.{exported}" for exported in module.__all__} <= known, name
     for method in wsam.METHODS.values():
         assert f"wsam.{method.__name__}" in known
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", API["PAGES"], ids=lambda page: page.name)
+def test_reference_shows_signatures_and_docstrings(page: Path) -> None:
+    """`python docs/api_page.py` writes them; the site shows autodoc's directives instead."""
+    assert not markdown_tables.update_tables(page, API["MARK"], API["markdown"], check=True)
+    site = API["for_site"](page.read_text())
+    assert "```py\nclass wsam" not in site
+    assert site.count(".. auto") == page.read_text().count("<!-- api: ")
 
 
 def test_every_example_is_on_a_page() -> None:
