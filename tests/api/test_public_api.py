@@ -46,6 +46,7 @@ DOCUMENTED = {
     "wsam.curvature": None,
     "wsam.theory": None,
     "wsam.toy": None,
+    "wsam.lab": None,
     "wsam.lab.run": ["Run"],
     "wsam.lab.execution": ["ExecutionConfig"],
     "wsam.lab.train": ["train"],

@@ -45,7 +45,7 @@ def test_an_interrupted_run_ends_with_the_same_record(tmp_path, method, hyper):
 @pytest.mark.parametrize("older", [False, True], ids=["current", "older format"])
 def test_dropout_masks_resume(tmp_path, monkeypatch, older):
     def with_dropout(task):
-        return nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, task.classes))
+        return nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, task.outputs))
 
     monkeypatch.setitem(models._BUILDERS, "mlp", with_dropout)
     run = SHORT.replace(model="mlp")

@@ -15,9 +15,10 @@ from wsam.lab import datasets, records, step
 from wsam.lab.checkpoint import save_state
 from wsam.lab.data_feed import derive_seed
 from wsam.lab.distributed import DistributedContext
-from wsam.lab.execution import ExecutionConfig, make_data_feed
+from wsam.lab.execution import ExecutionConfig
 from wsam.lab.loaded_model import FixedBatches
 from wsam.lab.models import Task, build_model
+from wsam.lab.problem import Problem, make_data_feed
 from wsam.lab.run import Run
 from wsam.lab.train import Trainer, restore, train
 
@@ -165,8 +166,9 @@ def test_weights_are_kept_on_request(tmp_path):
     record = train(run, tmp_path, ExecutionConfig(device="cpu", keep_weights=True))
     model, feed = restore(run, tmp_path, CPU)
     assert not model.training
-    _, error = step.evaluate(model, feed.evaluation("test"), "fp32", torch.device("cpu"))
-    assert error == record["final"]["test_error"]
+    problem = Problem(model, feed, feed.loss, feed.metric)
+    figures = step.evaluate(problem, feed.evaluation("test"), "fp32", torch.device("cpu"))
+    assert figures["error"] == record["final"]["test_error"]
     assert not records.weights_path(tmp_path, run.replace(seed=1)).exists()
     with pytest.raises(FileNotFoundError, match="no weights of digits cnn wsam"):
         restore(run.replace(seed=1), tmp_path, CPU)

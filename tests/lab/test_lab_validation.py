@@ -9,7 +9,7 @@ from training import CPU, SHORT, Stop, StopAfter, curve
 
 from wsam.lab import records
 from wsam.lab.data_feed import split_validation
-from wsam.lab.execution import make_data_feed
+from wsam.lab.problem import make_data_feed
 from wsam.lab.train import train
 
 HELD_OUT = SHORT.replace(validation=0.2)

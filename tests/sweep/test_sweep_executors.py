@@ -37,7 +37,7 @@ def test_a_job_finishes_then_skips(tmp_path):
 
 def test_a_locked_run_is_busy(tmp_path, monkeypatch):
     """Its data is not loaded, since a sweep tries it repeatedly."""
-    monkeypatch.setattr("wsam.lab.train.make_data_feed", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr("wsam.lab.train.make_problem", lambda *_: pytest.fail("loaded"))
     (job,) = sweeping.make_jobs(tmp_path, 1)
     with records.lock_run(tmp_path, job.run):
         assert run_job(job).status is Status.BUSY

@@ -37,7 +37,7 @@ def check_no_gloo_threads() -> None:
 
 
 def with_dropout(task: models.Task) -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, task.classes))
+    return nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, task.outputs))
 
 
 if __name__ == "__main__":

@@ -114,7 +114,7 @@ def image_workload(
     pixels = PIXELS if pixels is None else pixels
     if pixels < 8:
         raise ValueError(f"--pixels must be at least 8, not {pixels}")
-    task = Task((3, pixels, pixels), CIFAR.classes)
+    task = Task((3, pixels, pixels), CIFAR.outputs)
     on_gpu = device.type == "cuda"
     layout = torch.channels_last if on_gpu else torch.contiguous_format
 
@@ -124,7 +124,7 @@ def image_workload(
 
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(batch_size, *task.shape, generator=generator)
-    labels = torch.randint(CIFAR.classes, (batch_size,), generator=generator)
+    labels = torch.randint(CIFAR.outputs, (batch_size,), generator=generator)
     batch = (images.to(device, memory_format=layout), labels.to(device))
     precision = "bf16" if on_gpu else "fp32"
 
@@ -147,7 +147,7 @@ def mlp10m(task: Task) -> nn.Module:
         layers: list[nn.Module] = [nn.Flatten()]
         for inputs, outputs in itertools.pairwise(widths):
             layers += [nn.Linear(inputs, outputs), nn.ReLU()]
-        return nn.Sequential(*layers, nn.Linear(widths[-1], task.classes))
+        return nn.Sequential(*layers, nn.Linear(widths[-1], task.outputs))
 
 
 class _FixedGradients(torch.autograd.Function):

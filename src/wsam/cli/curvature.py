@@ -126,8 +126,6 @@ def curvature(
     as_json: options.Json = False,
 ) -> None:
     """Measure the curvature of a trained model's loss."""
-    from torch.nn.functional import cross_entropy
-
     from wsam import curvature as measure
     from wsam.lab.loaded_model import load_model
 
@@ -152,7 +150,7 @@ def curvature(
             checkpoint, config, data=data, model=model, split=split,
             samples=samples, batch_size=batch_size,
         )  # fmt: skip
-        loss = (loaded.model, cross_entropy, loaded.batches)
+        loss = (loaded.model, loaded.batches.loss, loaded.batches)
         H = getattr(measure, operator)(*loss, **settings)
         if top:
             found["eigenvalues"] = measure.top_eigenvalues(
@@ -226,7 +224,9 @@ def _print_table(record: dict[str, Any], files: list[Path]) -> None:
         f"{record['split']} images, {info['mode']} mode, {info['dtype']}{rounded}, {info['device']}"
     )
     print(f"labels {record['labels']}")
-    rows = [("loss", f"{info['loss']:.6g}", ""), ("accuracy", f"{record['accuracy']:.4f}", "")]
+    rows = [("loss", f"{info['loss']:.6g}", "")]
+    if record["accuracy"] is not None:
+        rows.append(("accuracy", f"{record['accuracy']:.4f}", ""))
     if eigen := record.get("eigenvalues"):
         columns = (eigen["values"], eigen["residuals"], eigen["converged"])
         for number, (value, bound, good) in enumerate(zip(*columns, strict=True), 1):

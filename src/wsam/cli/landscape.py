@@ -71,8 +71,6 @@ def landscape(
 
     Along directions through its weights, or from one model to another.
     """
-    from torch.nn.functional import cross_entropy
-
     from wsam import curvature as measure
     from wsam.lab.loaded_model import load_model
 
@@ -98,7 +96,7 @@ def landscape(
         low, high = (-radius, 1 + radius) if to is not None else (-radius, radius)
         axis = [low + (high - low) * i / (count - 1) for i in range(count)]
         found = measure.landscape(
-            loaded.model, cross_entropy, loaded.batches, lines, [axis] * len(lines),
+            loaded.model, loaded.batches.loss, loaded.batches, lines, [axis] * len(lines),
             origin=origin, labels=labels, report=follow("landscape"), **settings,
         )  # fmt: skip
     files = [out / f"landscape.{kind}" for kind in ("png", "html", "json")]
@@ -130,8 +128,6 @@ def _directions(
     follow: Any,
 ) -> tuple[list[Any], list[str], Any]:
     """Return directions, their labels, and their origin (None: the weights of the model)."""
-    from torch.nn.functional import cross_entropy
-
     from wsam import curvature as measure
     from wsam.lab.loaded_model import read_checkpoint
 
@@ -143,7 +139,7 @@ def _directions(
     if along == "random":
         lines = [measure.random_direction(loaded.model, seed=seed + i) for i in range(dimensions)]
         return lines, [f"filter-normalised direction {i + 1}" for i in range(dimensions)], None
-    H = measure.hessian(loaded.model, cross_entropy, loaded.batches, **settings)
+    H = measure.hessian(loaded.model, loaded.batches.loss, loaded.batches, **settings)
     found = measure.top_eigenvalues(H, dimensions, seed=seed, report=follow("eigenvalues"))
     values = [float(value) for value in found.values]
     labels = [f"eigenvector {i + 1} (eigenvalue {value:.4g})" for i, value in enumerate(values)]

@@ -28,9 +28,19 @@ _EXAMPLE = (
 
 # Settings of a run. They are part of its key.
 Data = Annotated[
-    str, typer.Option(help="digits, cifar10, cifar100, fashion, imagenet or folder:NAME.")
+    str,
+    typer.Option(
+        help="digits, cifar10, cifar100, fashion, imagenet, folder:NAME, or your own function: "
+        "path.py:function or package.module:function."
+    ),
 ]
-Model = Annotated[str, typer.Option(help="cnn, mlp, resnet18, wrn-28-10, deit-base or timm:NAME.")]
+Model = Annotated[
+    str,
+    typer.Option(
+        help="cnn, mlp, resnet18, wrn-28-10, deit-base, timm:NAME, or your own function: "
+        "path.py:function or package.module:function."
+    ),
+]
 Method = Annotated[
     str, typer.Option(help="vanilla, sam, wsam, coupled_wsam, gsam, esam, asam or fisher_sam.")
 ]
@@ -108,6 +118,14 @@ Validation = Annotated[
         "The test set is then evaluated once, at the end.",
     ),
 ]
+MetricName = Annotated[
+    str | None,
+    typer.Option(
+        "--metric",
+        help="error, accuracy, loss, mse, macro-f1 or path.py:NAME of a wsam.lab.Metric. "
+        "[default: as fits the data]",
+    ),
+]
 ValidationSeed = Annotated[int | None, typer.Option(help="Seed of the validation split.")]
 
 # How the run is executed. Not part of its key.
@@ -155,6 +173,7 @@ def train(
     test_limit: TestLimit = None,
     validation: Validation = None,
     validation_seed: ValidationSeed = None,
+    metric: MetricName = None,
     out: options.Out = Path("runs"),
     data_dir: options.DataDir = None,
     download: options.Download = True,
@@ -209,6 +228,7 @@ def train(
         test_limit=test_limit,
         validation=options.parse_validation(validation),
         validation_seed=validation_seed,
+        metric=metric,
     )
     _train(run, out, config, tensorboard, as_json)
 
@@ -290,9 +310,11 @@ def _summary(record: Record, skipped: bool) -> str:
         if skipped:
             return f"failed before: {failure}; {advice}, or use --retry"
         return f"failed: {failure}; {advice}"
-    last = record["curve"][-1]
+    metric, figure = records.metric(record), records.final_figure(record)
+    assert figure is not None
+    value = f"{figure:.2f}%" if metric["unit"] == "%" else f"{figure:.6g}{metric['unit']}"
     return (
-        f"{'already finished: ' if skipped else ''}{record['title']}: test error "
-        f"{last['test_error']:.2f}% after {pluralize(last['epoch'], 'epoch')} "
+        f"{'already finished: ' if skipped else ''}{record['title']}: test {metric['name']} "
+        f"{value} after {pluralize(record['final']['epoch'], 'epoch')} "
         f"in {record['seconds']:.0f} s"
     )

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 Metrics = dict[str, Any]
 """One epoch of the curve: losses, errors in percent, sharpness, learning rate, seconds."""
+_PERCENT = ("error", "accuracy", "macro_f1")
 
 
 class Callback:
@@ -185,10 +186,14 @@ def has_tensorboard() -> bool:
 
 def format_metrics(metrics: Metrics) -> str:
     """Return the metrics of an epoch in one line."""
-    parts = [f"loss {metrics['train_loss']:.4f}", f"error {metrics['train_error']:.2f}%"]
-    for split in ("validation", "test"):
-        if (error := metrics.get(f"{split}_error")) is not None:
-            parts.append(f"{split} error {error:.2f}%")
+    parts = [f"loss {metrics['train_loss']:.4f}"]
+    if metrics.get("train_error") is not None:
+        parts.append(f"error {metrics['train_error']:.2f}%")
+    for name, value in metrics.items():
+        split, _, figure = name.partition("_")
+        if split in ("validation", "test") and figure != "loss" and value is not None:
+            text = f"{value:.2f}%" if figure in _PERCENT else f"{value:.4g}"
+            parts.append(f"{split} {figure.replace('_', '-')} {text}")
     if metrics.get("sharpness") is not None:
         parts.append(f"sharpness {metrics['sharpness']:.4f}")
     return "  ".join(parts)

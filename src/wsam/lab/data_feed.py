@@ -7,25 +7,26 @@ left over after the last full batch (80 of CIFAR's 50,000 at batch size 128) dif
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from wsam.lab.datasets import DatasetInfo, Images
+from wsam.lab.metrics import ERROR, Loss, Metric, cross_entropy
+from wsam.lab.models import Task
 
-Batch = tuple[Tensor, Tensor]
+Batch = tuple[Any, Any]
+"""What the model is called with, and the targets."""
 TRAIN, VALIDATION, TEST = SPLITS = ("train", "validation", "test")
 _TEST_BATCH_CUDA, _TEST_BATCH_CPU = 2000, 500
 
 
-class DataFeed(Protocol):
-    """The data of a run, in memory or in files."""
+class DataFeed(ABC):
+    """The data of a run, in memory or in files, with its loss and its metric."""
 
-    info: DatasetInfo
-    shape: tuple[int, int, int]
-    """Channels, rows and columns of an image as passed to the model."""
     batch_size: int
     steps: int
     """Steps per epoch."""
@@ -36,18 +37,31 @@ class DataFeed(Protocol):
     verified: str
     generator: torch.Generator
     """Source of all randomness in order and augmentation; its state is all a resume needs."""
+    loss: Loss
+    metric: Metric
+    name: str = "the data"
+    """Name of the data, for messages."""
 
+    @property
+    @abstractmethod
+    def task(self) -> Task:
+        """What a named model must know of the data."""
+
+    @abstractmethod
+    def example(self, count: int) -> Batch:
+        """Return a batch of the shape of `count` samples, to check the model with."""
+
+    @abstractmethod
     def epoch(self) -> Iterator[Batch]:
         """Yield the training batches of the next epoch."""
-        ...
 
+    @abstractmethod
     def fixed(self, split: str, count: int, size: int) -> Iterator[Batch]:
         """Yield the first `count` samples of a split without augmentation, in batches of `size`."""
-        ...
 
+    @abstractmethod
     def evaluation(self, split: str) -> Iterator[Batch]:
         """Yield a whole split without augmentation, in large batches."""
-        ...
 
 
 def split_validation(count: int, size: float | int, seed: int) -> tuple[Tensor, Tensor]:
@@ -145,7 +159,29 @@ class Normalizer:
         return torch.addcmul(self.shift, images.float(), self.scale).permute(0, 3, 1, 2)
 
 
-class MemoryFeed:
+class ImageFeed(DataFeed):
+    """Labelled images."""
+
+    shape: tuple[int, int, int]
+    """Channels, rows and columns of an image as passed to the model."""
+
+    def __init__(self, info: DatasetInfo, device: torch.device) -> None:
+        self.info, self.device = info, device
+        self.loss, self.metric = cross_entropy, ERROR
+        self.normalize = Normalizer(info, device)
+
+    @property
+    def task(self) -> Task:
+        """What a named model must know of the data."""
+        return Task(self.shape, self.info.classes, self.name)
+
+    def example(self, count: int) -> Batch:
+        """Return black images of the first class."""
+        labels = torch.zeros(count, dtype=torch.int64, device=self.device)
+        return torch.zeros(count, *self.shape, device=self.device), labels
+
+
+class MemoryFeed(ImageFeed):
     """Batches of images that are stored on the training device as bytes.
 
     The random numbers of an epoch are drawn on the device when it begins. No step synchronizes with
@@ -162,7 +198,7 @@ class MemoryFeed:
     def __init__(
         self, images: Images, batch_size: int, device: torch.device, seed: int, augment: bool
     ) -> None:
-        self.info = images.info
+        super().__init__(images.info, device)
         self.verified = images.verified
         self.train_count, rows, columns, channels = images.train_images.shape
         self.test_count = len(images.test_labels)
@@ -171,7 +207,6 @@ class MemoryFeed:
         self.batch_size = min(batch_size, self.train_count)
         self.steps = self.train_count // self.batch_size
         self.generator = torch.Generator(device).manual_seed(derive_seed(seed, "data"))
-        self.device = device
         self.padding = self.info.padding if augment else 0
         self.flip = self.info.flip and augment
         border = (0, 0, *[self.padding] * 4)
@@ -183,7 +218,6 @@ class MemoryFeed:
             self.validation_images = images.validation_images.to(device)
             self.validation_labels = images.validation_labels.to(device)
             self.validation_count = len(self.validation_labels)
-        self.normalize = Normalizer(self.info, device)
 
     def epoch(self) -> Iterator[Batch]:
         """Yield the training batches of the next epoch."""

@@ -33,9 +33,15 @@ class DistributedContext:
         """Whether this is rank 0."""
         return self.rank == 0
 
-    def shard(self, batch: Tensor) -> Tensor:
-        """Return this process's shard of a batch."""
-        return batch if self.world_size == 1 else batch.chunk(self.world_size)[self.rank]
+    def shard(self, batch: Any) -> Any:
+        """Return this process's shard of a batch: of a tensor, or of each tensor in a container."""
+        if self.world_size == 1:
+            return batch
+        if isinstance(batch, Tensor):
+            return batch.chunk(self.world_size)[self.rank]
+        if isinstance(batch, dict):
+            return {name: self.shard(value) for name, value in batch.items()}
+        return tuple(map(self.shard, batch)) if isinstance(batch, tuple) else batch
 
     def check_batch_size(self, batch_size: int) -> None:
         """Raise ValueError unless the batch can be split evenly."""

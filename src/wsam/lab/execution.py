@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
-from torch import nn
 
 from wsam._core import validation
-from wsam.lab import datasets, models
-from wsam.lab.data_feed import DataFeed, MemoryFeed, add_label_noise, split_validation
-from wsam.lab.image_folder import FolderFeed, find_root
-from wsam.lab.run import Run
+from wsam.lab import datasets
 
 
 @dataclass(frozen=True)
@@ -26,7 +22,7 @@ class ExecutionConfig:
         checkpoint_seconds: Minimum time between checkpoints, which are saved after an epoch.
         source: Where data is stored and whether it may be downloaded.
         retry: Train a run again whose record is marked as failed.
-        workers: Processes that decode image files; None: one per core.
+        workers: Processes that read samples; None: one per core for image files, else none.
     """
 
     device: str = "auto"
@@ -65,38 +61,3 @@ class ExecutionConfig:
             reason = str(error).partition("\n")[0]
             raise ValueError(f"device {self.device!r} cannot be used: {reason}") from error
         return device
-
-
-def make_data_feed(run: Run, execution: ExecutionConfig, device: torch.device) -> DataFeed:
-    """Return the run's data, with its label noise and limits, as batches on the device."""
-    if run.data in datasets.LOADERS:
-        images = datasets.load(run.data, execution.source)
-        images = images.limited(run.train_limit, run.test_limit)
-        if run.validation is not None:
-            count = len(images.train_labels)
-            seed = run.validation_seed or 0
-            images = images.split(*split_validation(count, run.validation, seed))
-        labels = add_label_noise(
-            images.train_labels, images.info.classes, run.noise, run.noise_seed
-        )
-        images = replace(images, train_labels=labels)
-        return MemoryFeed(images, run.batch_size, device, run.seed, run.augment)
-    return FolderFeed(
-        find_root(execution.source.folder, run.data.removeprefix("folder:")),
-        run.batch_size,
-        device,
-        run.seed,
-        run.augment,
-        noise=(run.noise, run.noise_seed),
-        limits=(run.train_limit, run.test_limit),
-        workers=execution.workers,
-        validation=None if run.validation is None else (run.validation, run.validation_seed or 0),
-    )
-
-
-def make_model(run: Run, feed: DataFeed, device: torch.device) -> nn.Module:
-    """Return the run's initial model on the device, in channels-last memory format."""
-    task = models.Task(feed.shape, feed.info.classes, run.data)
-    model = models.build_model(run.model, task, run.seed, run.pretrained)
-    placed: nn.Module = model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return placed

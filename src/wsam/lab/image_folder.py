@@ -16,7 +16,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from wsam.lab.data_feed import Batch, Normalizer, add_label_noise, derive_seed, split_validation
+from wsam.lab.data_feed import (
+    Batch,
+    ImageFeed,
+    add_label_noise,
+    derive_seed,
+    split_validation,
+)
 from wsam.lab.datasets import UNVERIFIED, DatasetInfo
 from wsam.lab.environment import available_cores
 
@@ -126,7 +132,7 @@ def random_crop(image: Any, size: int, rng: random.Random) -> Any:
     return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if rng.random() < 0.5 else image
 
 
-class FolderFeed:
+class FolderFeed(ImageFeed):
     """Batches of image files that worker processes decode during training.
 
     Args:
@@ -158,7 +164,7 @@ class FolderFeed:
         validation: tuple[float | int, int] | None = None,
     ) -> None:
         classes = sorted(path.name for path in (root / "train").iterdir() if path.is_dir())
-        self.info = DatasetInfo(len(classes), _MEAN, _STD)
+        super().__init__(DatasetInfo(len(classes), _MEAN, _STD), device)
         self.train_set = self._split(root / "train", classes, limits[0], size)
         self.validation_set = self.train_set.subset(torch.arange(0))
         if validation is not None:
@@ -173,9 +179,8 @@ class FolderFeed:
         self.batch_size = min(batch_size, self.train_count)
         self.steps = self.train_count // self.batch_size
         self.generator = torch.Generator().manual_seed(derive_seed(seed, "data"))
-        self.augment, self.device = augment, device
+        self.augment = augment
         self.workers = available_cores() if workers is None else workers
-        self.normalize = Normalizer(self.info, device)
 
     @staticmethod
     def _split(folder: Path, classes: list[str], limit: int | None, size: int) -> ImageFiles:

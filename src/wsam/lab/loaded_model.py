@@ -21,11 +21,13 @@ from wsam.lab.checkpoint import (
     load_tensors,
     unsupported_layout,
 )
-from wsam.lab.data_feed import Batch, MemoryFeed
-from wsam.lab.execution import ExecutionConfig, make_data_feed, make_model
-from wsam.lab.image_folder import FolderFeed
+from wsam.lab.data_feed import Batch, DataFeed, MemoryFeed
+from wsam.lab.execution import ExecutionConfig
+from wsam.lab.metrics import Loss, cross_entropy, mean_loss
+from wsam.lab.problem import make_problem
 from wsam.lab.run import Run
 from wsam.lab.settings import check_choice
+from wsam.lab.user_code import is_code
 
 State = dict[str, Tensor]
 SPLITS = ("train", "test")
@@ -53,15 +55,18 @@ class LoadedModel:
     split: str
     labels: str
 
-    def accuracy(self) -> float:
-        """Return the fraction of the images that the model classifies correctly."""
-        correct, was_training = 0, self.model.training
+    def accuracy(self) -> float | None:
+        """Return the fraction of samples that the model classifies correctly; None for other tasks."""
+        if self.batches.feed.loss is not cross_entropy:
+            return None
+        correct, count, was_training = 0, 0, self.model.training
         self.model.eval()
         with torch.no_grad():
-            for images, labels in self.batches:
-                correct += int((self.model(images).argmax(1) == labels).sum())
+            for inputs, targets in self.batches:
+                correct += int((self.model(inputs).argmax(1) == targets).sum())
+                count += targets.numel()
         self.model.train(was_training)
-        return correct / self.batches.count
+        return correct / count
 
 
 class FixedBatches:
@@ -75,9 +80,7 @@ class FixedBatches:
         batch_size: Images per batch.
     """
 
-    def __init__(
-        self, feed: MemoryFeed | FolderFeed, split: str, samples: int | None, batch_size: int
-    ) -> None:
+    def __init__(self, feed: DataFeed, split: str, samples: int | None, batch_size: int) -> None:
         check_choice("split", split, SPLITS)
         if batch_size < 1 or (samples is not None and samples < 1):
             raise ValueError(
@@ -88,6 +91,11 @@ class FixedBatches:
         self.feed, self.split, self.batch_size = feed, split, batch_size
         available: int = getattr(feed, f"{split}_count")
         self.count = available if samples is None else min(samples, available)
+
+    @property
+    def loss(self) -> Loss:
+        """The mean loss of a batch, given outputs and targets."""
+        return mean_loss(self.feed.loss)
 
     def __len__(self) -> int:
         return math.ceil(self.count / self.batch_size)
@@ -127,7 +135,7 @@ def load_model(
     problem = f"{checkpoint} does not fit {described.model} on {described.data}"
     built, feed = build_with_weights(described, state, execution, problem)
     if batch_size is None:
-        batch_size = 1000 if feed.device.type == "cuda" else 250
+        batch_size = 1000 if execution.resolve_device().type == "cuda" else 250
     batches = FixedBatches(feed, split, samples, batch_size)
     title = f"{checkpoint}: {described.model} on {described.data}"
     return LoadedModel(built, batches, title, described, split, _describe_labels(run, split))
@@ -135,7 +143,7 @@ def load_model(
 
 def build_with_weights(
     run: Run, state: Mapping[str, Tensor], execution: ExecutionConfig, problem: str
-) -> tuple[nn.Module, MemoryFeed | FolderFeed]:
+) -> tuple[nn.Module, DataFeed]:
     """Return a run's model with the given weights, and its data without augmentation.
 
     Args:
@@ -145,11 +153,9 @@ def build_with_weights(
         problem: Start of the error message if the weights do not fit.
     """
     plain, device = run.replace(augment=False, pretrained=None), execution.resolve_device()
-    feed = make_data_feed(plain, execution, device)
-    assert isinstance(feed, MemoryFeed | FolderFeed)
-    model = make_model(plain, feed, device)
-    load_weights(model, state, problem)
-    return model, feed
+    found = make_problem(plain, execution, device)
+    load_weights(found.model, state, problem)
+    return found.model, found.feed
 
 
 def load_weights(model: nn.Module, state: Mapping[str, Tensor], problem: str) -> None:
@@ -258,6 +264,12 @@ def _with_names(path: Path, run: Run | None, data: str | None, model: str | None
             raise ValueError(f"the model and data of {path} are unknown: give --model and --data")
         run = Run(data=data, model=model, method="vanilla")
     given = {"data": data, "model": model}
+    for what, name in (("data", run.data), ("model", run.model)):
+        # A file must not decide which code is executed.
+        if is_code(name) and given[what] is None:
+            raise ValueError(
+                f"the {what} of {path} is code, {name}: give --{what} {name} to execute it"
+            )
     return run.replace(**{name: value for name, value in given.items() if value is not None})
 
 

@@ -21,16 +21,16 @@ from wsam.lab.settings import MODELS, check_choice
 
 @dataclass(frozen=True)
 class Task:
-    """The classification task of a model.
+    """What a named model must know of the data.
 
     Args:
-        shape: Channels, rows and columns of an image.
-        classes: Number of classes.
+        shape: Shape of one input; of an image, its channels, rows and columns.
+        outputs: Number of outputs: the classes, or the numbers to predict.
         data: Name of the data, for error messages.
     """
 
-    shape: tuple[int, int, int]
-    classes: int
+    shape: tuple[int, ...]
+    outputs: int
     data: str = "the data"
 
 
@@ -39,7 +39,7 @@ def build_model(name: str, task: Task, seed: int, pretrained: str | None = None)
 
     Args:
         name: One of `settings.MODELS`, or ``timm:NAME``.
-        task: Shape of the images and number of classes.
+        task: Shape of the inputs and number of outputs.
         seed: Seed of the weights.
         pretrained: Initial weights: a folder or hub name for ``deit-base``, any string to use
             timm's own for ``timm:``.
@@ -55,6 +55,11 @@ def build_model(name: str, task: Task, seed: int, pretrained: str | None = None)
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
+        if name != "mlp" and len(task.shape) != 3:
+            raise ValueError(
+                f"{name} needs images (channels x rows x columns), an input of {task.data} is "
+                f"{format_sizes(*task.shape) or 'a number'}; use mlp or a model of your own"
+            )
         if name.startswith("timm:"):
             return timm_model(name.removeprefix("timm:"), task, pretrained is not None)
         check_choice("model", name, (*MODELS, "timm:NAME"))
@@ -120,7 +125,7 @@ class ResNet18(nn.Module):
             blocks += [BasicBlock(inputs, outputs, stride), BasicBlock(outputs, outputs, 1)]
             inputs = outputs
         self.blocks = nn.Sequential(*blocks)
-        self.head = nn.Linear(512, task.classes)
+        self.head = nn.Linear(512, task.outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits."""
@@ -162,7 +167,7 @@ class WideResNet(nn.Module):
                 inputs = outputs
         self.blocks = nn.Sequential(*blocks)
         self.bn = nn.BatchNorm2d(inputs)
-        self.head = nn.Linear(inputs, task.classes)
+        self.head = nn.Linear(inputs, task.outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits."""
@@ -178,7 +183,7 @@ def small_cnn(task: Task) -> nn.Module:
         layers += [_conv(inputs, outputs, 3, stride), nn.BatchNorm2d(outputs), nn.ReLU()]
         inputs = outputs
     return nn.Sequential(
-        *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, task.classes)
+        *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, task.outputs)
     )
 
 
@@ -186,7 +191,7 @@ def mlp(task: Task) -> nn.Module:
     """A perceptron with two hidden layers of 64 units."""
     inputs = math.prod(task.shape)
     layers = (nn.Linear(inputs, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU())
-    return nn.Sequential(nn.Flatten(), *layers, nn.Linear(64, task.classes))
+    return nn.Sequential(nn.Flatten(), *layers, nn.Linear(64, task.outputs))
 
 
 class DeiT(nn.Module):
@@ -213,10 +218,10 @@ class DeiT(nn.Module):
             ) from error
         channels, rows, columns = task.shape
         if pretrained is None:
-            config = DeiTConfig(image_size=rows, num_channels=channels, num_labels=task.classes)
+            config = DeiTConfig(image_size=rows, num_channels=channels, num_labels=task.outputs)
             if min(rows, columns) < config.patch_size:
-                least = _format_shape(config.patch_size, config.patch_size)
-                found = _format_shape(rows, columns)
+                least = format_sizes(config.patch_size, config.patch_size)
+                found = format_sizes(rows, columns)
                 raise ValueError(
                     f"deit-base needs images of at least {least}, {task.data} has {found}"
                 )
@@ -224,19 +229,19 @@ class DeiT(nn.Module):
             return
         try:
             self.deit = DeiTForImageClassification.from_pretrained(
-                pretrained, num_labels=task.classes
+                pretrained, num_labels=task.outputs
             )
         except RuntimeError as error:  # its message refers to printed output
             raise ValueError(
-                f"the weights in {pretrained} do not fit deit-base with the {task.classes} classes "
+                f"the weights in {pretrained} do not fit deit-base with the {task.outputs} classes "
                 f"of {task.data}"
             ) from error
         side = self.deit.config.image_size
         needs = (self.deit.config.num_channels, side, side)
         if task.shape != needs:
             raise ValueError(
-                f"deit-base from {pretrained} needs images of {_format_shape(*needs)}, "
-                f"{task.data} has {_format_shape(*task.shape)}"
+                f"deit-base from {pretrained} needs images of {format_sizes(*needs)}, "
+                f"{task.data} has {format_sizes(*task.shape)}"
             )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -244,7 +249,8 @@ class DeiT(nn.Module):
         return cast(Tensor, self.deit(x).logits)
 
 
-def _format_shape(*sizes: int) -> str:
+def format_sizes(*sizes: int) -> str:
+    """Return ``3 x 32 x 32``."""
     return " x ".join(map(str, sizes))
 
 
@@ -263,7 +269,7 @@ def timm_model(name: str, task: Task, pretrained: bool) -> nn.Module:
         ) from error
     try:
         model = timm.create_model(
-            name, pretrained=pretrained, num_classes=task.classes, in_chans=task.shape[0]
+            name, pretrained=pretrained, num_classes=task.outputs, in_chans=task.shape[0]
         )
     except RuntimeError as error:
         raise ValueError(f"timm cannot create {name!r}: {error}") from error

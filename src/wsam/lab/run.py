@@ -14,7 +14,9 @@ from typing import Any
 from wsam._core import validation
 from wsam.lab.settings import (
     BASES,
+    CODE,
     DATA,
+    METRICS,
     MODELS,
     OPTIONS,
     PRECISIONS,
@@ -32,9 +34,12 @@ from wsam.lab.settings import (
     method_defaults,
     with_defaults,
 )
+from wsam.lab.user_code import OBJECT, file_digest, is_code, source_file
 
 # Added after version 0.1: a record without them is the same as before.
-_OPTIONAL = ("validation", "validation_seed")
+_OPTIONAL = ("validation", "validation_seed", "metric", "digests")
+_NAMES = ("data", "model", "metric")
+"""Settings that may name a file, whose digest is then part of the key."""
 _MAX_SEED = 2**63  # torch's generators accept less than this on every device
 
 
@@ -47,8 +52,9 @@ class Run:
     enter the key, so a setting added later does not invalidate existing records.
 
     Args:
-        data: One of `settings.DATA`, or ``folder:NAME`` for images in folders named by class.
-        model: One of `settings.MODELS`, or ``timm:NAME``.
+        data: One of `settings.DATA`, ``folder:NAME`` for images in folders named by class, or the
+            user's own function, ``path/file.py:function`` or ``package.module:function``.
+        model: One of `settings.MODELS`, ``timm:NAME``, or the user's own function.
         method: ``vanilla`` (the base optimizer alone) or a name in `wsam.METHODS`.
         hyper: Hyperparameters of the method, such as ``{"rho": 0.2, "gamma": 0.88}``.
         geometry: None for the method's own, or ``{"name": "adaptive", "eta": 0.01}``.
@@ -70,6 +76,10 @@ class Run:
             curve then has the figures of these samples, and the test set is evaluated once, at the
             end. None: the curve has the figures of the test set.
         validation_seed: Seed of the held-out part, 0 by default; None if `validation` is None.
+        metric: One of `settings.METRICS`, or a `wsam.lab.Metric` in the user's own file; None for the
+            one that fits the data.
+        digests: Start of the SHA-256 of each file that `data`, `model` and `metric` name. Computed if
+            it is not given.
 
     Example:
         >>> run = Run(method="wsam", hyper={"rho": 0.2, "gamma": 0.88}, epochs=5)
@@ -100,10 +110,13 @@ class Run:
     test_limit: int | None = None
     validation: float | int | None = None
     validation_seed: int | None = None
+    metric: str | None = None
+    digests: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check every setting and convert it to its canonical form."""
         self._check_names()
+        self._freeze("digests", self._checked_digests())
         self._convert_numbers()
         validation.flag("augment", self.augment)
         for name in ("hyper", "base_args", "options"):
@@ -118,16 +131,34 @@ class Run:
     def _check_names(self) -> None:
         for name in ("data", "model"):
             check_str(name, getattr(self, name))
-        if self.pretrained is not None:
-            check_str("pretrained", self.pretrained)
-        if not self.data.startswith("folder:"):
-            check_choice("data", self.data, (*DATA, "folder:NAME"))
-        if not self.model.startswith("timm:"):
-            check_choice("model", self.model, (*MODELS, "timm:NAME"))
+        for name in ("pretrained", "metric"):
+            if getattr(self, name) is not None:
+                check_str(name, getattr(self, name))
+        if not (self.data.startswith(("folder:", OBJECT)) or is_code(self.data)):
+            check_choice("data", self.data, (*DATA, "folder:NAME", CODE))
+        if not (self.model.startswith(("timm:", OBJECT)) or is_code(self.model)):
+            check_choice("model", self.model, (*MODELS, "timm:NAME", CODE))
+        if self.metric is not None and not is_code(self.metric):
+            check_choice("metric", self.metric, (*METRICS, CODE))
         check_choice("schedule", self.schedule, SCHEDULES)
         check_choice("precision", self.precision, PRECISIONS)
         check_choice("method", self.method, method_defaults())
         check_choice("base", self.base, BASES)
+
+    def _checked_digests(self) -> dict[str, Value]:
+        given = check_mapping("digests", self.digests)
+        found: dict[str, Value] = {}
+        for what in _NAMES:
+            name = getattr(self, what)
+            if name is None or not (is_code(name) or name.startswith(OBJECT)):
+                continue
+            if what in given:
+                found[what] = check_str(f"the digest of {what}", given[what])
+            elif name.startswith(OBJECT):
+                raise ValueError(f"{what} {name!r} can be given to wsam.lab.fit only")
+            else:
+                found[what] = file_digest(source_file(name))
+        return found
 
     def _convert_numbers(self) -> None:
         """Convert numbers, such as numpy's, to int and float, which JSON can store."""
@@ -183,7 +214,7 @@ class Run:
     def to_dict(self) -> dict[str, Any]:
         """Return all settings as JSON-compatible data; those in `_OPTIONAL` only if they are set."""
         found = {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
-        return {n: v for n, v in found.items() if v is not None or n not in _OPTIONAL}
+        return {n: v for n, v in found.items() if n not in _OPTIONAL or v not in (None, {})}
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> Run:
@@ -200,8 +231,11 @@ class Run:
     def replace(self, **changes: Any) -> Run:
         """Return a copy with some settings changed.
 
-        A new method or base optimizer gets its default arguments unless they are given too.
+        A new method or base optimizer gets its default arguments unless they are given too. Digests
+        of new files are computed.
         """
+        kept = {what: digest for what, digest in self.digests.items() if what not in changes}
+        changes = {"digests": kept, **changes}
         if "method" in changes:
             changes = {"hyper": {}, "options": {}, "geometry": None, **changes}
         if "base" in changes:

@@ -12,11 +12,15 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.functional import cross_entropy
 
-from wsam.lab import settings
+from wsam.curvature.batches import batch_size as count_samples
+from wsam.curvature.batches import move_batch
+from wsam.lab import metrics, settings
 from wsam.lab.data_feed import Batch
+from wsam.lab.metrics import Loss, Metric, cross_entropy, format_shape, loss_sum
+from wsam.lab.problem import Problem
 from wsam.lab.run import Run
+from wsam.lab.user_code import UserCodeError, explain
 
 
 def make_optimizer(run: Run, model: nn.Module) -> torch.optim.Optimizer:
@@ -95,17 +99,22 @@ class Objective:
         select: Reduces per-sample losses: the mean, or the optimizer's sample selection.
         precision: ``bf16`` or ``fp32``.
         device: The training device.
+        loss: Compares outputs and targets.
+        classifies: Count correct predictions; otherwise none are counted.
     """
 
     def __init__(
         self,
-        model: Callable[[Tensor], Tensor],
+        model: Callable[[Any], Any],
         select: Callable[[Tensor], Tensor],
         precision: str,
         device: torch.device,
+        loss: Loss = cross_entropy,
+        classifies: bool = True,
     ) -> None:
         self.model, self.select = model, select
         self.precision, self.device = precision, device
+        self.loss, self.classifies = loss, classifies
         self.correct = torch.zeros((), device=device)
         self._first_pass = True
 
@@ -113,60 +122,98 @@ class Objective:
         """Begin a step: the next call counts correct predictions."""
         self._first_pass = True
 
-    def __call__(self, images: Tensor, labels: Tensor) -> Tensor:
+    def __call__(self, inputs: Any, targets: Any) -> Tensor:
         """Return the loss."""
-        logits = forward(self.model, images, self.precision, self.device)
+        output = forward(self.model, inputs, self.precision, self.device)
         if self._first_pass:
             self._first_pass = False
-            with torch.no_grad():
-                self.correct.copy_((logits.argmax(1) == labels).sum())
-        return self.select(cross_entropy(logits, labels, reduction="none"))
+            if self.classifies:
+                with torch.no_grad():
+                    self.correct.copy_((output.argmax(1) == targets).sum())
+        loss = self.loss(output, targets)
+        return self.select(loss) if loss.dim() else loss
 
 
-def forward(
-    model: Callable[[Tensor], Tensor], images: Tensor, precision: str, device: torch.device
-) -> Tensor:
-    """Return the logits in float32; the model runs in the given precision."""
+def forward(model: Callable[[Any], Any], inputs: Any, precision: str, device: torch.device) -> Any:
+    """Return the model's output in float32; the model runs in the given precision."""
     # Each weight is used once per pass, so the autocast cache would not help, and a CUDA graph must
     # not capture its tensors.
     with torch.autocast(
         device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False
     ):
-        return model(images).float()
+        output = model(inputs)
+        return output.float() if isinstance(output, Tensor) else move_batch(output, device)
 
 
-def check_forward(run: Run, model: nn.Module, images: Tensor) -> None:
+def check_forward(run: Run, model: nn.Module, inputs: Any, device: torch.device) -> Any:
     """Run a forward pass in training mode and leave the model and generators unchanged.
 
-    Third-party models often do not declare which images they accept. This check refuses an
+    Third-party models often do not declare which inputs they accept. This check refuses an
     unsuitable one before the run creates any files.
 
     Args:
         run: Has the names of model and data, and the precision.
-        model: On the images' device.
-        images: (count, channels, rows, columns).
+        model: On the device.
+        inputs: A small batch.
+        device: The training device.
+
+    Returns:
+        The output.
 
     Raises:
         ValueError: The forward pass fails.
     """
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    device = images.device
     try:
         with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
-            forward(
-                lambda x: cast(Tensor, functional_call(model, buffers, (x,))),
-                images,
-                run.precision,
-                device,
+            return forward(
+                lambda x: functional_call(model, buffers, (x,)), inputs, run.precision, device
             )
     except torch.OutOfMemoryError:
-        raise  # does not mean that the images are unsuitable
-    except (AssertionError, AttributeError, RuntimeError, TypeError, ValueError) as error:
-        shape = " x ".join(map(str, images.shape))
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        raise ValueError(
-            f"{run.model} does not accept the images of {run.data} ({shape}): {reason}"
+        raise  # does not mean that the inputs are unsuitable
+    except Exception as error:
+        images = isinstance(inputs, Tensor) and inputs.dim() == 4
+        shape = " x ".join(map(str, inputs.shape)) if images else format_shape(inputs)
+        what = "images" if images else "inputs"
+        raise UserCodeError(
+            f"{run.model} does not accept the {what} of {run.data} ({shape}): {_reason(error)}"
         ) from error
+
+
+def check_loss(run: Run, problem: Problem, output: Any, targets: Any) -> None:
+    """Compute the loss of a small batch.
+
+    Raises:
+        ValueError: The output does not fit the targets, or the loss is not a tensor of one value or
+            of one per sample.
+    """
+    name = getattr(problem.loss, "__name__", type(problem.loss).__name__)
+    what = (
+        f"the output of {run.model}, {format_shape(output)}, does not fit {name} with the targets "
+        f"of {run.data}, {format_shape(targets)}"
+    )
+    try:
+        with torch.no_grad():
+            value = problem.loss(output, targets)
+            if problem.classifies and output.argmax(1).shape != targets.shape:
+                raise ValueError("there must be one score per class in dim 1")
+    except Exception as error:
+        raise UserCodeError(f"{what}: {_reason(error)}") from error
+    count = count_samples(targets)
+    if not isinstance(value, Tensor) or value.shape not in ((), (count,)):
+        raise UserCodeError(
+            f"{name} must return one value per sample or their mean, got {format_shape(value)} for "
+            f"{count} samples"
+        )
+    if run.method == "esam" and value.dim() == 0:
+        raise UserCodeError(
+            f"esam selects samples by their loss: {name} must return one value per sample, got a "
+            "single one; use reduction='none'"
+        )
+
+
+def _reason(error: Exception) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__
 
 
 @dataclass
@@ -177,7 +224,7 @@ class EpochTotals:
     correct: Tensor
     sharpness: Tensor
     steps: int = 0
-    images: int = 0
+    predictions: int = 0
 
     @classmethod
     def zeros(cls, device: torch.device) -> EpochTotals:
@@ -188,8 +235,8 @@ class EpochTotals:
     def means(self) -> tuple[float, float, float]:
         """Return mean loss, error in percent and mean sharpness; synchronizes with the device."""
         sums = torch.stack((self.loss, self.correct, self.sharpness)).tolist()
-        steps, images = max(self.steps, 1), max(self.images, 1)
-        return sums[0] / steps, 100 * (1 - sums[1] / images), sums[2] / steps
+        steps, count = max(self.steps, 1), max(self.predictions, 1)
+        return sums[0] / steps, 100 * (1 - sums[1] / count), sums[2] / steps
 
 
 class Stepper:
@@ -213,28 +260,28 @@ class Stepper:
         """Begin the sums of a new epoch."""
         self.totals = EpochTotals.zeros(self.objective.device)
 
-    def __call__(self, images: Tensor, labels: Tensor) -> None:
+    def __call__(self, inputs: Any, targets: Any) -> None:
         """Make one step."""
         self.objective.begin()
-        loss = self._step(images, labels)
+        loss = self._step(inputs, targets)
         totals = self.totals
         totals.loss += loss.detach()
         totals.correct += self.objective.correct
         if self.sharpness_aware:
             totals.sharpness += cast(Tensor, self.optimizer.sharpness)  # type: ignore[attr-defined]
         totals.steps += 1
-        totals.images += len(labels)
+        totals.predictions += targets.numel() if self.objective.classifies else 0
 
-    def _step(self, images: Tensor, labels: Tensor) -> Tensor:
+    def _step(self, inputs: Any, targets: Any) -> Tensor:
         if self.capture:
             if self._captured is None:
                 from wsam.accel.cuda_graph import capture
 
-                self._captured = capture(self.optimizer, self.objective, images, labels)
-            return self._captured(images, labels)
+                self._captured = capture(self.optimizer, self.objective, inputs, targets)
+            return self._captured(inputs, targets)
 
         def closure() -> Tensor:
-            loss = self.objective(images, labels)
+            loss = self.objective(inputs, targets)
             loss.backward()  # type: ignore[no-untyped-call]
             return loss
 
@@ -248,18 +295,54 @@ class Stepper:
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module, batches: Iterable[Batch], precision: str, device: torch.device
-) -> tuple[float, float]:
-    """Return the mean loss and the error in percent over all batches."""
+    problem: Problem, batches: Iterable[Batch], precision: str, device: torch.device
+) -> dict[str, float]:
+    """Return the figures of a split.
+
+    Returns:
+        ``loss``, its mean over the samples; ``error`` in percent if the model classifies; and the
+        metric by its name.
+    """
+    model, metric = problem.model, problem.metric
     loss = torch.zeros((), dtype=torch.float64, device=device)
     correct = torch.zeros((), dtype=torch.float64, device=device)
-    count = 0
+    samples = predictions = 0
+    kept: list[Batch] = []
     model.eval()
-    for images, labels in batches:
-        logits = forward(model, images, precision, device)
-        loss += cross_entropy(logits, labels, reduction="sum")
-        correct += (logits.argmax(1) == labels).sum()
-        count += len(labels)
+    for inputs, targets in batches:
+        output = forward(model, inputs, precision, device)
+        count = count_samples(targets)
+        loss += loss_sum(problem.loss, output, targets, count)
+        samples += count
+        if problem.classifies:
+            correct += (output.argmax(1) == targets).sum()
+            predictions += targets.numel()
+        if metric.function is not None:
+            kept.append(move_batch((output, targets), torch.device("cpu")))
     model.train()
-    sums = torch.stack((loss, correct)).tolist()
-    return sums[0] / count, 100 * (1 - sums[1] / count)
+    total_loss, total_correct = torch.stack((loss, correct)).tolist()
+    figures = {"loss": total_loss / samples}
+    if problem.classifies:
+        figures["error"] = 100 * (1 - total_correct / predictions)
+    if metric == metrics.ACCURACY:
+        figures["accuracy"] = 100 * (total_correct / predictions)
+    if metric.function is not None:
+        figures[metric.column] = _apply(metric, kept)
+    return figures
+
+
+def _apply(metric: Metric, batches: list[Batch]) -> float:
+    """Return a metric of all outputs and targets of a split."""
+    outputs, targets = (concatenate([batch[part] for batch in batches]) for part in (0, 1))
+    with explain(f"the metric {metric.name}"):
+        return metric(outputs, targets)
+
+
+def concatenate(parts: list[Any]) -> Any:
+    """Join batches of tensors, or of tuples and mappings of tensors, along their first dimension."""
+    first = parts[0]
+    if isinstance(first, Tensor):
+        return torch.cat(parts)
+    if isinstance(first, dict):
+        return {name: concatenate([part[name] for part in parts]) for name in first}
+    return tuple(concatenate(list(items)) for items in zip(*parts, strict=True))

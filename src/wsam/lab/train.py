@@ -25,18 +25,20 @@ from wsam.lab.checkpoint import (
     save_state,
     set_rng_states,
 )
-from wsam.lab.data_feed import TEST, VALIDATION, MemoryFeed
+from wsam.lab.data_feed import TEST, TRAIN, VALIDATION, DataFeed
 from wsam.lab.distributed import DistributedContext, init_distributed
-from wsam.lab.execution import ExecutionConfig, make_data_feed, make_model
+from wsam.lab.execution import ExecutionConfig
 from wsam.lab.files import no_op
-from wsam.lab.image_folder import FolderFeed
 from wsam.lab.loaded_model import build_with_weights
+from wsam.lab.loader_feed import LoaderFeed
+from wsam.lab.problem import Objects, make_problem, uses_own_code
 from wsam.lab.records import Record
 from wsam.lab.run import Run
 from wsam.lab.step import (
     Objective,
     Stepper,
     check_forward,
+    check_loss,
     cudnn_benchmark,
     evaluate,
     learning_rate,
@@ -53,6 +55,7 @@ def train(
     out: Path,
     execution: ExecutionConfig | None = None,
     callbacks: Sequence[Callback] = (),
+    objects: Objects | None = None,
 ) -> Record:
     """Train a run and return its record, which is also written to ``out/KEY.json``.
 
@@ -65,6 +68,7 @@ def train(
         out: The results folder.
         execution: How to execute it.
         callbacks: Called during training.
+        objects: Python objects that replace the names of model and data; see `wsam.lab.fit`.
 
     Raises:
         BusyError: Another process is training this run.
@@ -80,7 +84,7 @@ def train(
     """
     execution = execution or ExecutionConfig()
     with init_distributed(execution.device) as (context, device):
-        return _train(run, out, replace(execution, device=device), callbacks, context)
+        return _train(run, out, replace(execution, device=device), callbacks, context, objects)
 
 
 def _train(
@@ -89,6 +93,7 @@ def _train(
     execution: ExecutionConfig,
     callbacks: Sequence[Callback],
     context: DistributedContext,
+    objects: Objects | None,
 ) -> Record:
     """Return the existing record, or train in this process, one of `context.world_size`."""
     record = context.run_on_main(lambda: existing_record(run, out, execution))
@@ -97,7 +102,7 @@ def _train(
     context.run_on_main(lambda: records.check_unlocked(out, run))
     callbacks = callbacks if context.is_main else ()
     # Before locking, which creates a folder: a run that is refused here leaves no files.
-    trainer = Trainer(run, out, execution, callbacks, context)
+    trainer = Trainer(run, out, execution, callbacks, context, objects)
     lock = records.lock_run(out, run) if context.is_main else nullcontext()
     with lock:
         record = context.run_on_main(lambda: existing_record(run, out, execution))
@@ -112,7 +117,7 @@ def _train(
 
 def restore(
     run: Run, out: Path, execution: ExecutionConfig | None = None
-) -> tuple[nn.Module, MemoryFeed | FolderFeed]:
+) -> tuple[nn.Module, DataFeed]:
     """Return the trained model of a finished run, in evaluation mode, and its unaugmented data.
 
     Args:
@@ -162,6 +167,7 @@ class Trainer:
         execution: How to execute it.
         callbacks: Called during training.
         context: Rank and world size.
+        objects: Python objects that replace the names of model and data.
     """
 
     def __init__(
@@ -171,6 +177,7 @@ class Trainer:
         execution: ExecutionConfig,
         callbacks: Sequence[Callback],
         context: DistributedContext,
+        objects: Objects | None = None,
     ) -> None:
         self.run, self.out, self.execution, self.callbacks = run, out, execution, callbacks
         self.context = context
@@ -184,18 +191,23 @@ class Trainer:
         self.device = execution.resolve_device()
         cuda = self.device.type == "cuda"
         single = context.world_size == 1
-        self.compiled = cuda if execution.compile is None else execution.compile
-        self.captured = (cuda and single) if execution.capture is None else execution.capture
+        # Code of the user's own may branch on values and use other shapes in each batch.
+        fixed = cuda and not uses_own_code(run)
+        self.compiled = fixed if execution.compile is None else execution.compile
+        self.captured = (fixed and single) if execution.capture is None else execution.capture
         if self.captured and not cuda:
             raise ValueError(f"a step can be captured on CUDA only, not on {self.device}")
         if self.captured and not single:
             raise ValueError("a step of several processes cannot be captured: use --no-capture")
-        self.feed = make_data_feed(run, execution, self.device)
+        self.problem = make_problem(run, execution, self.device, objects)
+        self.feed, self.model = self.problem.feed, self.problem.model
+        if not single and isinstance(self.feed, LoaderFeed) and not self.feed.is_dataset(TRAIN):
+            raise ValueError(f"several processes need a dataset, but {run.data} has a loader")
         self.split = VALIDATION if self.feed.validation_count else TEST
         context.check_batch_size(self.feed.batch_size)
-        self.model = make_model(run, self.feed, self.device)
-        count = min(2, self.feed.batch_size // context.world_size)
-        check_forward(run, self.model, torch.zeros(count, *self.feed.shape, device=self.device))
+        inputs, targets = self.feed.example(min(2, self.feed.batch_size // context.world_size))
+        output = check_forward(run, self.model, inputs, self.device)
+        check_loss(run, self.problem, output, targets)
         self.optimizer = make_optimizer(run, self.model)
         executed = {
             "device": self.device.type,
@@ -239,7 +251,14 @@ class Trainer:
         model = self.context.wrap_model(self.model)
         model = torch.compile(model) if self.compiled else model  # type: ignore[assignment]
         select = getattr(self.optimizer, "select", torch.mean)
-        objective = Objective(model, select, self.run.precision, self.device)
+        objective = Objective(
+            model,
+            select,
+            self.run.precision,
+            self.device,
+            self.problem.loss,
+            self.problem.classifies,
+        )
         return Stepper(self.optimizer, objective, self.captured)
 
     def _epoch(self, stepper: Stepper) -> str | None:
@@ -249,10 +268,10 @@ class Trainer:
         start = last_read = time.monotonic()
         stepper.reset_totals()
         rate = 0.0
-        for step, (images, labels) in enumerate(feed.epoch(), (number - 1) * feed.steps):
+        for step, (inputs, targets) in enumerate(feed.epoch(), (number - 1) * feed.steps):
             rate = learning_rate(run, step, run.epochs * feed.steps)
             set_learning_rate(self.optimizer, rate)
-            stepper(self.context.shard(images), self.context.shard(labels))
+            stepper(self.context.shard(inputs), self.context.shard(targets))
             live = None
             # Reading metrics would synchronize with a GPU or with other processes.
             free = self.device.type == "cpu" and self.context.world_size == 1
@@ -267,7 +286,9 @@ class Trainer:
         if math.isfinite(metrics["train_loss"]):
             failure = self._evaluate(self.split, metrics)
         else:
-            metrics |= {f"{self.split}_loss": None, f"{self.split}_error": None}
+            columns = {"loss", "error"} if self.problem.classifies else {"loss"}
+            columns.add(self.problem.metric.column)
+            metrics |= {f"{self.split}_{name}": None for name in sorted(columns, reverse=True)}
             failure = f"the training loss became {metrics['train_loss']} in epoch {number}"
         self.curve.append(metrics)
         for callback in self.callbacks:
@@ -276,20 +297,21 @@ class Trainer:
 
     def _evaluate(self, split: str, metrics: Metrics) -> str | None:
         """Add the figures of a split to `metrics`; return the reason if its loss is not finite."""
-        run = self.run
-        loss, error = self.context.run_on_main(
-            lambda: evaluate(self.model, self.feed.evaluation(split), run.precision, self.device)
+        batches, precision = self.feed.evaluation(split), self.run.precision
+        figures = self.context.run_on_main(
+            lambda: evaluate(self.problem, batches, precision, self.device)
         )
-        metrics |= {f"{split}_loss": loss, f"{split}_error": error}
-        if math.isfinite(loss):
-            return None
-        return f"the {split} loss became {loss} in epoch {metrics['epoch']}"
+        metrics |= {f"{split}_{name}": value for name, value in figures.items()}
+        for name in ("loss", self.problem.metric.column):
+            if not math.isfinite(figures[name]):
+                return f"the {split} {name} became {figures[name]} in epoch {metrics['epoch']}"
+        return None
 
     def _read_metrics(self, stepper: Stepper) -> Metrics:
         loss, error, sharpness = self.context.mean(stepper.totals.means(), self.device)
         return {
             "train_loss": loss,
-            "train_error": error,
+            **({"train_error": error} if self.problem.classifies else {}),
             "sharpness": sharpness if stepper.sharpness_aware else None,
         }
 
@@ -366,7 +388,12 @@ class Trainer:
             "failure": failure,
             "settings": run.to_dict(),
             "final": {name: value for name, value in last.items() if name not in _NOT_FINAL},
-            "metric": {**records.METRIC, "split": self.split},
+            "metric": {
+                "name": self.problem.metric.name,
+                "unit": self.problem.metric.unit,
+                "lower_is_better": self.problem.metric.lower_is_better,
+                "split": self.split,
+            },
             "curve": self.curve,
             "seconds": self.previous_seconds + time.monotonic() - self.start_time,
             "epoch_seconds": epoch_seconds,

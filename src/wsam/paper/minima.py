@@ -12,13 +12,12 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
 
 from wsam.lab import environment, records
 from wsam.lab.execution import ExecutionConfig
@@ -30,7 +29,6 @@ from wsam.lab.train import restore
 
 if TYPE_CHECKING:
     from wsam.curvature import Landscape
-    from wsam.lab.data_feed import Batch
 
 FORMAT = 1
 BATCH_SIZE = 500
@@ -193,7 +191,7 @@ def _top_eigenvalue(
     from wsam.curvature import hessian, top_eigenvalues
 
     begin = time.monotonic()
-    operator = hessian(model, cross_entropy, batches, mode=mode)
+    operator = hessian(model, batches.loss, batches, mode=mode)
     top = top_eigenvalues(operator, tol=_TOLERANCE)
     info = operator.info
     return {
@@ -213,7 +211,7 @@ def _top_eigenvalue(
 
 
 def _measure_slice(
-    part: str, model: nn.Module, batches: Iterable[Batch], device: torch.device
+    part: str, model: nn.Module, batches: FixedBatches, device: torch.device
 ) -> dict[str, Any]:
     """Return the loss along one direction (`SLICE`) or two (`PLANE`) as plain data."""
     from wsam.curvature import landscape, random_direction
@@ -223,6 +221,6 @@ def _measure_slice(
     directions = [random_direction(model, seed=_DIRECTION_SEED + i) for i in range(count)]
     axis = [2 * i / (points - 1) - 1 for i in range(points)]
     labels = [f"filter-normalised direction {i + 1}" for i in range(count)]
-    losses = landscape(model, cross_entropy, batches, directions, [axis] * count, labels=labels)
+    losses = landscape(model, batches.loss, batches, directions, [axis] * count, labels=labels)
     origin = {"seconds": time.monotonic() - begin, **environment.describe_environment(device)}
     return {**losses.as_dict(), "seed": _DIRECTION_SEED, **origin}

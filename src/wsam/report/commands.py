@@ -41,6 +41,7 @@ def command(
         ("--pretrained", run.pretrained),
         ("--train-limit", run.train_limit),
         ("--test-limit", run.test_limit),
+        ("--metric", run.metric),
         ("--validation", run.validation),
         ("--validation-seed", run.validation_seed),
     )

@@ -15,6 +15,7 @@ from wsam.lab.execution import ExecutionConfig
 from wsam.lab.files import BusyError, format_os_error
 from wsam.lab.run import Run
 from wsam.lab.train import train
+from wsam.lab.user_code import UserCodeError
 
 After = Callable[[Run, Path, ExecutionConfig], object]
 """Called after a run finished; a module-level function, so that it can be pickled."""
@@ -141,6 +142,8 @@ def run_job(job: Job, callbacks: Sequence[Callback] = ()) -> Outcome:
 
 def _concerns_this_run_only(error: Exception, run: Run) -> bool:
     """Return whether an error is about a file of this run; their paths contain the run's key."""
+    if isinstance(error, UserCodeError):
+        return True
     if run.key not in str(error):
         return False
     if not isinstance(error, OSError):

@@ -1,0 +1,316 @@
+"""The user's own data: datasets or loaders, which a `DataLoader` reads during training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, Subset, default_collate
+
+from wsam.curvature.batches import batch_size as count_samples
+from wsam.curvature.batches import move_batch
+from wsam.lab import user_code
+from wsam.lab.data_feed import (
+    SPLITS,
+    TEST,
+    TRAIN,
+    VALIDATION,
+    Batch,
+    DataFeed,
+    derive_seed,
+    split_validation,
+)
+from wsam.lab.metrics import (
+    ERROR,
+    LOSS,
+    METRICS,
+    MSE,
+    Loss,
+    Metric,
+    cross_entropy,
+    format_shape,
+    squared_error,
+)
+from wsam.lab.models import Task
+from wsam.lab.settings import check_choice
+from wsam.lab.user_code import UserCodeError
+
+
+@dataclass(frozen=True)
+class Data:
+    """Data of one's own for `wsam.lab.fit` and ``wsam train --data my.py:function``.
+
+    Datasets are shuffled, batched and limited by the run. A loader is used as it is; its batch size
+    takes precedence. Either yields pairs: what the model is called with, and the target.
+
+    Args:
+        train: A dataset with a length (a list of pairs is one), or a loader.
+        test: Likewise.
+        validation: Likewise, or None. ``--validation`` takes it from the training dataset instead.
+        collate: Makes a batch of a list of samples; default torch's `default_collate`.
+        loss: Called with the model's output and the targets; returns one value per sample, or their
+            mean. Default: cross-entropy if targets are integers, mean squared error if they are real.
+        metric: A name (error, accuracy, loss, mse, macro-f1) or a `Metric`. Default: error for
+            cross-entropy, mse for the mean squared error, else loss.
+        outputs: Number of outputs of the model; only named models, such as ``mlp``, need it.
+
+    Example:
+        >>> pairs = [(torch.randn(3), n % 2) for n in range(40)]
+        >>> data = Data(train=pairs[:30], test=pairs[30:], outputs=2)
+    """
+
+    train: Any
+    test: Any
+    validation: Any = None
+    collate: Callable[[list[Any]], Any] | None = None
+    loss: Loss | None = None
+    metric: str | Metric | None = None
+    outputs: int | None = None
+
+
+def as_data(value: object, name: str) -> Data:
+    """Return what a data function returned as `Data`.
+
+    Raises:
+        UserCodeError: It is neither `Data` nor a pair.
+    """
+    if isinstance(value, Data):
+        return value
+    if isinstance(value, tuple) and len(value) == 2:
+        return Data(*value)
+    raise UserCodeError(
+        f"{name} must return wsam.lab.Data(train=..., test=...) or a tuple (train, test), "
+        f"got {format_shape(value)}"
+    )
+
+
+def resolve_metric(metric: object, name: str) -> Metric:
+    """Return a metric, given its name or itself.
+
+    Raises:
+        ValueError: Unknown name.
+        UserCodeError: Another object, such as a plain function, whose direction is unknown.
+    """
+    if isinstance(metric, Metric):
+        return metric
+    if isinstance(metric, str):
+        return METRICS[check_choice("metric", metric, METRICS)]
+    raise UserCodeError(
+        f"the metric of {name} must be one of {', '.join(METRICS)}, or "
+        f"wsam.lab.Metric(name, function, lower_is_better=...), got {format_shape(metric)}"
+    )
+
+
+class LoaderFeed(DataFeed):
+    """Batches of the user's own data.
+
+    Args:
+        data: The data.
+        name: Its name, for messages.
+        batch_size: Samples per step, for datasets.
+        device: The training device.
+        seed: Seed of the order.
+        limits: Maximum number of training and test samples; None for all.
+        validation: Size and seed of the validation split; None for none.
+        workers: Processes that read samples; None for none.
+    """
+
+    verified = "own data"
+
+    def __init__(
+        self,
+        data: Data,
+        name: str,
+        batch_size: int,
+        device: torch.device,
+        seed: int,
+        limits: tuple[int | None, int | None] = (None, None),
+        validation: tuple[float | int, int] | None = None,
+        workers: int | None = None,
+    ) -> None:
+        self.name, self.device, self.workers = name, device, workers or 0
+        self.collate = data.collate or default_collate
+        splits = {TRAIN: data.train, VALIDATION: data.validation, TEST: data.test}
+        self.splits = {split: part for split, part in splits.items() if part is not None}
+        self._limit(limits)
+        if validation is not None:
+            self._split_validation(validation)
+        for split in self.splits:
+            if not self._length(split):
+                raise UserCodeError(f"the {split} split of {name} is empty")
+        self.train_count, self.validation_count, self.test_count = map(self._count, SPLITS)
+        self.requested = batch_size
+        first = self.example(1)
+        if self.is_dataset(TRAIN):
+            self.batch_size = min(batch_size, self.train_count)
+            self.steps = self.train_count // self.batch_size
+        else:
+            self.batch_size = count_samples(first)
+            self.steps = len(self.splits[TRAIN])
+        self.generator = self._make_generator(seed)
+        self.loss, self.metric = self._loss_and_metric(data, first[1])
+        self.outputs = data.outputs
+
+    # What the splits are ------------------------------------------------------------------------
+
+    def is_dataset(self, split: str) -> bool:
+        """Return whether a split is a dataset, as opposed to a loader."""
+        part = self.splits[split]
+        return hasattr(part, "__getitem__") and not isinstance(part, DataLoader | IterableDataset)
+
+    def _length(self, split: str) -> int:
+        part = self.splits[split]
+        if not hasattr(part, "__len__") or isinstance(part, IterableDataset):
+            raise UserCodeError(
+                f"the {split} split of {self.name} must be a dataset or a loader with a length, "
+                f"got {type(part).__name__}"
+            )
+        return len(part)
+
+    def _dataset(self, split: str, option: str) -> Any:
+        if not self.is_dataset(split):
+            raise ValueError(f"{option} needs a dataset, but {self.name} has a {split} loader")
+        return self.splits[split]
+
+    def _limit(self, limits: tuple[int | None, int | None]) -> None:
+        for split, limit in zip((TRAIN, TEST), limits, strict=True):
+            if limit is not None:
+                part = self._dataset(split, f"--{split}-limit")
+                self.splits[split] = Subset(part, range(min(limit, len(part))))
+
+    def _split_validation(self, validation: tuple[float | int, int]) -> None:
+        if VALIDATION in self.splits:
+            raise ValueError(f"{self.name} has a validation split: remove --validation")
+        part = self._dataset(TRAIN, "--validation")
+        kept, held_out = split_validation(len(part), *validation)
+        self.splits[TRAIN] = Subset(part, kept.tolist())
+        self.splits[VALIDATION] = Subset(part, held_out.tolist())
+
+    def _count(self, split: str) -> int:
+        if split not in self.splits:
+            return 0
+        part: Any = self.splits[split]
+        return len(getattr(part, "dataset", part) if isinstance(part, DataLoader) else part)
+
+    def example(self, count: int) -> Batch:
+        """Return the first samples of a dataset, or the first batch of a loader."""
+        with torch.random.fork_rng(devices=[]):  # their augmentation must not advance generators
+            return next(self.fixed(TRAIN, count, count))
+
+    def _make_generator(self, seed: int) -> torch.Generator:
+        generator = getattr(self.splits[TRAIN], "generator", None)
+        if not isinstance(generator, torch.Generator):
+            generator = torch.Generator()
+        return generator.manual_seed(derive_seed(seed, "data"))
+
+    # The task -----------------------------------------------------------------------------------
+
+    def _loss_and_metric(self, data: Data, target: Any) -> tuple[Loss, Metric]:
+        """Return the user's loss and metric, or those that fit the type of the targets."""
+        loss, metric = data.loss, LOSS
+        if loss is not None:
+            pass
+        elif not isinstance(target, Tensor):
+            raise UserCodeError(
+                f"{self.name} has targets of {format_shape(target)}: give its loss as "
+                "Data(..., loss=...)"
+            )
+        elif target.is_floating_point():
+            loss, metric = squared_error, MSE
+        else:
+            loss, metric = cross_entropy, ERROR
+        return loss, metric if data.metric is None else resolve_metric(data.metric, self.name)
+
+    @property
+    def task(self) -> Task:
+        """What a named model must know.
+
+        Raises:
+            ValueError: The inputs are not tensors, or the number of outputs is unknown.
+        """
+        inputs, target = self.example(1)
+        if not isinstance(inputs, Tensor):
+            raise ValueError(
+                f"the inputs of {self.name} are {format_shape(inputs)}: named models need tensors; "
+                "use a model of your own"
+            )
+        outputs = self.outputs
+        if outputs is None and self.loss is squared_error:
+            outputs = target[0].numel()
+        if outputs is None:
+            raise ValueError(
+                f"the number of outputs is unknown: return wsam.lab.Data(..., outputs=N) from "
+                f"{self.name}, or use a model of your own"
+            )
+        return Task(tuple(inputs.shape[1:]), outputs, self.name)
+
+    # Batches ------------------------------------------------------------------------------------
+
+    def epoch(self) -> Iterator[Batch]:
+        """Yield the training batches of the next epoch."""
+        if not self.is_dataset(TRAIN):
+            yield from self._batches(self.splits[TRAIN])
+            return
+        order = torch.randperm(self.train_count, generator=self.generator).tolist()
+        used = order[: self.steps * self.batch_size]
+        yield from self._batches(self._loader(TRAIN, used, self.batch_size))
+
+    def fixed(self, split: str, count: int, size: int) -> Iterator[Batch]:
+        """Yield the first `count` samples of a split; a loader keeps its own batches and order."""
+        if self.is_dataset(split):
+            indices = list(range(min(count, self._count(split))))
+            yield from self._batches(self._loader(split, indices, size))
+            return
+        for batch in self._batches(self.splits[split]):
+            if count <= 0:
+                return
+            yield batch
+            count -= count_samples(batch)
+
+    def evaluation(self, split: str) -> Iterator[Batch]:
+        """Yield a whole split."""
+        return self.fixed(split, 1 << 62, self.requested)
+
+    def _loader(self, split: str, indices: list[int], size: int) -> DataLoader[Any]:
+        return DataLoader(
+            self.splits[split],
+            batch_sampler=[indices[at : at + size] for at in range(0, len(indices), size)],
+            collate_fn=self.collate,
+            num_workers=self.workers,
+            pin_memory=self.device.type == "cuda",
+            # Seeds of workers are drawn from this one; the global generator must not advance.
+            generator=torch.Generator(),
+        )
+
+    def _batches(self, loader: Iterable[Any]) -> Iterator[Batch]:
+        with user_code.explain(self.name):
+            batches = iter(loader)
+        while True:
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            except Exception as error:
+                raise UserCodeError(self._reading_problem(error)) from error
+            yield self._pair(batch)
+
+    def _reading_problem(self, error: Exception) -> str:
+        if "equal size" in str(error):  # of torch.stack in default_collate
+            reason = str(error).rpartition("stack expects each tensor to be ")[2].partition("\n")[0]
+            return (
+                f"the samples of {self.name} have different shapes: a batch needs tensors of "
+                f"{reason}; resize them, or give Data(..., collate=...)"
+            )
+        return f"reading a batch of {self.name} raised {user_code.describe(error)}"
+
+    def _pair(self, batch: Any) -> Batch:
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
+            raise UserCodeError(
+                f"{self.name} must yield pairs (inputs, targets), got {format_shape(batch)}"
+            )
+        # Numbers of Python and numpy are float64, weights are float32.
+        inputs, targets = move_batch(tuple(batch), self.device, torch.float32)
+        return inputs, targets

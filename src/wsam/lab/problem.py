@@ -1,0 +1,195 @@
+"""A problem: a model, its data, a loss and a metric, made from the settings of a run.
+
+Named data and models, files and the user's own code all end here; training, evaluation and
+measurements do not distinguish them.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from wsam.lab import datasets, user_code
+from wsam.lab.data_feed import DataFeed, MemoryFeed, add_label_noise, split_validation
+from wsam.lab.execution import ExecutionConfig
+from wsam.lab.image_folder import FolderFeed, find_root
+from wsam.lab.loader_feed import Data, LoaderFeed, as_data, resolve_metric
+from wsam.lab.metrics import ACCURACY, ERROR, Loss, Metric, cross_entropy
+from wsam.lab.models import build_model
+from wsam.lab.run import Run
+from wsam.lab.user_code import UserCodeError
+
+
+@dataclass(frozen=True)
+class Objects:
+    """Python objects that replace the names in a run: see `wsam.lab.fit`.
+
+    Args:
+        model: A module, or a function that returns one; None to use the run's name.
+        data: `Data`, a pair, or a function that returns one of them; None likewise.
+    """
+
+    model: nn.Module | Callable[[], nn.Module] | None = None
+    data: Data | tuple[Any, Any] | Callable[[], Any] | None = None
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A model to train and the data to train it on.
+
+    Args:
+        model: The model, on the device.
+        feed: Batches, their number, and the task.
+        loss: Compares outputs and targets in training.
+        metric: The figure that is recorded for each epoch.
+    """
+
+    model: nn.Module
+    feed: DataFeed
+    loss: Loss
+    metric: Metric
+
+    @property
+    def classifies(self) -> bool:
+        """Whether outputs are scores of classes, so that errors can be counted."""
+        return self.loss is cross_entropy or self.metric in (ERROR, ACCURACY)
+
+
+def make_problem(
+    run: Run, execution: ExecutionConfig, device: torch.device, objects: Objects | None = None
+) -> Problem:
+    """Return the problem of a run.
+
+    Raises:
+        OSError: Data or code is missing.
+        ValueError: Damaged data, or the user's code does not return what it should.
+    """
+    feed = make_data_feed(run, execution, device, objects)
+    model = make_model(run, feed, device, objects)
+    metric = feed.metric
+    if run.metric is not None:
+        own = user_code.is_code(run.metric)
+        found = user_code.load(run.metric, run.digests["metric"]) if own else run.metric
+        metric = resolve_metric(found, run.metric)
+    return Problem(model, feed, feed.loss, metric)
+
+
+def uses_own_code(run: Run) -> bool:
+    """Return whether the model or the data of a run is the user's own code."""
+    return any(
+        user_code.is_code(name) or name.startswith(user_code.OBJECT)
+        for name in (run.data, run.model)
+    )
+
+
+# Data -------------------------------------------------------------------------------------------
+
+
+def make_data_feed(
+    run: Run, execution: ExecutionConfig, device: torch.device, objects: Objects | None = None
+) -> DataFeed:
+    """Return the run's data, with its label noise, limits and splits, as batches on the device."""
+    validation = None if run.validation is None else (run.validation, run.validation_seed or 0)
+    if run.data in datasets.LOADERS:
+        images = datasets.load(run.data, execution.source)
+        return _memory_feed(run, images, validation, device)
+    if user_code.is_code(run.data) or run.data.startswith(user_code.OBJECT):
+        if run.noise:
+            raise ValueError(f"--noise needs images with labels, not {run.data}")
+        return LoaderFeed(
+            _own_data(run, objects),
+            run.data,
+            run.batch_size,
+            device,
+            run.seed,
+            (run.train_limit, run.test_limit),
+            validation,
+            execution.workers,
+        )
+    feed = FolderFeed(
+        find_root(execution.source.folder, run.data.removeprefix("folder:")),
+        run.batch_size,
+        device,
+        run.seed,
+        run.augment,
+        noise=(run.noise, run.noise_seed),
+        limits=(run.train_limit, run.test_limit),
+        workers=execution.workers,
+        validation=validation,
+    )
+    feed.name = run.data
+    return feed
+
+
+def _memory_feed(
+    run: Run,
+    images: datasets.Images,
+    validation: tuple[float | int, int] | None,
+    device: torch.device,
+) -> MemoryFeed:
+    images = images.limited(run.train_limit, run.test_limit)
+    if validation is not None:
+        images = images.split(*split_validation(len(images.train_labels), *validation))
+    labels = add_label_noise(images.train_labels, images.info.classes, run.noise, run.noise_seed)
+    images = replace(images, train_labels=labels)
+    feed = MemoryFeed(images, run.batch_size, device, run.seed, run.augment)
+    feed.name = run.data
+    return feed
+
+
+def _own_data(run: Run, objects: Objects | None) -> Data:
+    given = _object_or_code("data", run.data, run.digests, objects and objects.data)
+    if callable(given) and not isinstance(given, Data):
+        path = user_code.source_file(run.data) if user_code.is_code(run.data) else None
+        # The same samples for every seed of the run.
+        with user_code.explain(run.data, path), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            given = given()
+    return as_data(given, run.data)
+
+
+def _object_or_code(what: str, name: str, digests: Any, given: Any) -> Any:
+    """Return the object that was given in Python, else the function of a name."""
+    if given is not None:
+        return given
+    if name.startswith(user_code.OBJECT):
+        raise ValueError(f"the {what} {name} was given in Python: pass it to wsam.lab.fit again")
+    return user_code.load(name, digests[what])
+
+
+# Models -----------------------------------------------------------------------------------------
+
+
+def make_model(
+    run: Run, feed: DataFeed, device: torch.device, objects: Objects | None = None
+) -> nn.Module:
+    """Return the run's initial model on the device; named models are channels last in memory."""
+    if user_code.is_code(run.model) or run.model.startswith(user_code.OBJECT):
+        return _own_model(run, objects).to(device)
+    model = build_model(run.model, feed.task, run.seed, run.pretrained)
+    placed: nn.Module = model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return placed
+
+
+def _own_model(run: Run, objects: Objects | None) -> nn.Module:
+    if run.pretrained is not None:
+        raise ValueError(f"--pretrained has no effect on {run.model}: load the weights in it")
+    given = _object_or_code("model", run.model, run.digests, objects and objects.model)
+    if isinstance(given, nn.Module):  # an object of fit is trained itself, one of a file is copied
+        return given if objects and objects.model is given else copy.deepcopy(given)
+    path = user_code.source_file(run.model) if user_code.is_code(run.model) else None
+    with user_code.explain(run.model, path), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(run.seed)
+        model = given()
+    if not isinstance(model, nn.Module):
+        raise UserCodeError(
+            f"{run.model} must return a torch.nn.Module, got {type(model).__name__}"
+        )
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise UserCodeError(f"the model of {run.model} has no parameters to train")
+    return model

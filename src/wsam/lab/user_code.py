@@ -1,0 +1,182 @@
+"""Functions of the user's own, named as ``path/file.py:function`` or ``package.module:function``.
+
+Such a name is the only input of the lab that executes code, and it is executed only by `load`. The
+key of a run contains a digest of the file, not of the files it imports.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.machinery import PathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from wsam.lab.files import file_sha256
+
+PREFIXES = ("folder", "table", "text", "hf", "timm", "object")
+"""First words of names that are not code: ``folder:PATH``, ``timm:NAME``."""
+OBJECT = "object:"
+"""Prefix of objects that were passed to `wsam.lab.fit`; other processes cannot find them."""
+_CODE = re.compile(r"(?P<source>[^:].*):(?P<function>[A-Za-z_]\w*)")
+_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+
+
+class UserCodeError(ValueError):
+    """The user's model, data, loss or metric raised an exception or does not fit the others."""
+
+
+def is_code(name: str) -> bool:
+    """Return whether a name refers to a function in a Python file or module.
+
+    Example:
+        >>> is_code("my.py:net"), is_code("package.models:Net"), is_code("timm:resnet18")
+        (True, True, False)
+    """
+    found = _CODE.fullmatch(name)
+    if found is None or name.partition(":")[0] in PREFIXES:
+        return False
+    return found["source"].endswith(".py") or _MODULE.fullmatch(found["source"]) is not None
+
+
+def split(name: str) -> tuple[str, str]:
+    """Return the file or module of a name and its function."""
+    source, _, function = name.rpartition(":")
+    return source, function
+
+
+def source_file(name: str) -> Path:
+    """Return the file of a function, without executing code.
+
+    Raises:
+        FileNotFoundError: There is no such file or module.
+    """
+    source, _ = split(name)
+    if source.endswith(".py"):
+        path = Path(source)
+        if not path.is_file():
+            raise FileNotFoundError(f"{name}: there is no file {path.absolute()}")
+        return path
+    places: list[str] | None = [str(Path.cwd()), *sys.path]
+    found = None
+    for number, part in enumerate(parts := source.split(".")):
+        # Unlike importlib.util.find_spec, this does not import the parent packages.
+        found = PathFinder.find_spec(".".join(parts[: number + 1]), places)
+        if found is None:
+            raise FileNotFoundError(f"{name}: there is no module {source!r} ({part!r} not found)")
+        places = list(found.submodule_search_locations or [])
+    if found is None or found.origin is None:
+        raise FileNotFoundError(f"{name}: the module {source!r} has no source file")
+    return Path(found.origin)
+
+
+def file_digest(path: Path) -> str:
+    """Return twelve digits of a file's SHA-256, as stored in a run."""
+    return file_sha256(path)[:12]
+
+
+def load(name: str, digest: str | None = None) -> Any:
+    """Import a file or module and return the function.
+
+    Args:
+        name: ``path/file.py:function`` or ``package.module:function``.
+        digest: The expected `file_digest`; None to accept any.
+
+    Raises:
+        FileNotFoundError: There is no such file or module.
+        UserCodeError: The file has changed, raises an exception, or has no such function.
+    """
+    path = source_file(name)
+    source, function = split(name)
+    if digest is not None and (now := file_digest(path)) != digest:
+        raise UserCodeError(
+            f"{path} has changed: its digest is {now}, the run was described with {digest}; "
+            "describe the run again"
+        )
+    with explain(f"importing {source}", path):
+        module = _import_file(path) if source.endswith(".py") else _import_module(source)
+    try:
+        return getattr(module, function)
+    except AttributeError as error:
+        raise UserCodeError(f"{path} has no function {function!r}") from error
+
+
+def _import_file(path: Path) -> ModuleType:
+    """Import a file under a name of its own, once for each version of it."""
+    path = path.resolve()
+    digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
+    name = f"{path.stem}_{digest}_{file_digest(path)}"
+    if name in sys.modules:
+        return sys.modules[name]
+    _add_to_path(path.parent)  # as Python does for a script
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _import_module(name: str) -> ModuleType:
+    _add_to_path(Path.cwd())
+    return importlib.import_module(name)
+
+
+def _add_to_path(folder: Path) -> None:
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+
+def spec_of(function: Callable[..., object]) -> str | None:
+    """Return the ``path/file.py:function`` of a module-level function or class, else None."""
+    name = getattr(function, "__qualname__", "")
+    code = getattr(function, "__code__", None)
+    module = sys.modules.get(getattr(function, "__module__", None) or "")
+    found = getattr(code, "co_filename", None) or getattr(module, "__file__", None)
+    if found is None or not name.isidentifier() or not found.endswith(".py"):
+        return None
+    path = Path(found)
+    if not path.is_file() or getattr(module, name, None) is not function:
+        return None
+    path = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    return f"{path}:{name}"
+
+
+@contextmanager
+def explain(what: str, path: Path | None = None) -> Iterator[None]:
+    """Convert an exception of the user's code into a `UserCodeError` of one line.
+
+    Args:
+        what: The subject of the message, such as ``my.py:net``.
+        path: The file whose line is named; None for the innermost frame.
+    """
+    import torch
+
+    try:
+        yield
+    except (UserCodeError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise UserCodeError(f"{what} raised {describe(error, path)}") from error
+
+
+def describe(error: Exception, path: Path | None = None) -> str:
+    """Return type, message and place of an exception in one line."""
+    message = str(error).strip().partition("\n")[0]
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if path is not None and Path(f.filename).resolve() == path.resolve()]
+    place = (own or frames)[-1]
+    text = type(error).__name__ + (f": {message}" if message else "")
+    return f"{text} ({place.filename}, line {place.lineno})"

@@ -1,0 +1,319 @@
+"""The user's own models and data: `wsam train --model file.py:function` and `wsam.lab.fit`."""
+
+import json
+import shlex
+import sys
+from pathlib import Path
+
+import own_problem
+import pytest
+import torch
+from command import error_of, wsam_command
+from recorded import recorded
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from training import CPU, Stop, StopAfter, curve
+
+from wsam.lab import Data, Metric, fit, records, user_code
+from wsam.lab.execution import ExecutionConfig
+from wsam.lab.loaded_model import load_model
+from wsam.lab.run import Run
+from wsam.lab.train import train
+from wsam.lab.user_code import UserCodeError
+from wsam.report.commands import command
+
+FILE = Path(own_problem.__file__)
+KEEP = ExecutionConfig(device="cpu", keep_weights=True)
+SHORT = {"epochs": 3, "batch_size": 32, "execution": CPU}
+
+
+def own(model="net", data="classes", **settings):
+    names = {"model": f"{FILE}:{model}", "data": f"{FILE}:{data}"}
+    return Run(**names, epochs=3, batch_size=32, **settings)
+
+
+@pytest.fixture(autouse=True)
+def path():
+    before = list(sys.path)
+    yield
+    sys.path[:] = before
+
+
+def write(path, text):
+    path.write_text(text)
+    return path
+
+
+# Names and digests ------------------------------------------------------------------------------
+
+
+def test_names():
+    assert user_code.is_code("a/b.py:f")
+    assert user_code.is_code("/a b/c.py:Net")
+    assert user_code.is_code("package.module:f")
+    for other in ("cnn", "timm:x", "folder:x", "folder:a.py:b", "a.py", "a.py:", ":f", "a-b:f"):
+        assert not user_code.is_code(other), other
+
+
+def test_the_key_depends_on_the_file(tmp_path):
+    path = write(tmp_path / "mine.py", "def net(): ...")
+    run = Run(model=f"{path}:net")
+    assert run == Run(model=f"{path}:net")
+    assert Run.from_dict(json.loads(json.dumps(run.to_dict()))) == run
+    assert run.replace(seed=1).digests == run.digests
+    assert run.replace(model="cnn").key == Run().key
+    write(path, "def net(): return 1")
+    assert Run(model=f"{path}:net").key != run.key
+    path.unlink()
+    assert Run.from_dict(run.to_dict()).key == run.key  # records load without the file
+    with pytest.raises(FileNotFoundError, match=r"mine\.py"):
+        Run(model=f"{path}:net")
+
+
+def test_describing_a_run_executes_nothing(tmp_path, monkeypatch):
+    package = tmp_path / "mypackage"
+    package.mkdir()
+    for name in ("__init__.py", "mymodule.py"):
+        write(package / name, "raise SystemExit('executed')")
+    monkeypatch.chdir(tmp_path)
+    run = Run(model="mypackage.mymodule:net", data="mypackage/mymodule.py:data")
+    assert run.digests["model"] == run.digests["data"]
+    with pytest.raises(FileNotFoundError, match=r"no module 'mypackage\.other'"):
+        Run(model="mypackage.other:net")
+    with pytest.raises(SystemExit, match="executed"):
+        train(run, tmp_path / "out", CPU)
+
+
+def test_a_record_does_not_execute_code(tmp_path):
+    run = own()
+    train(run, tmp_path, KEEP)
+    record = records.record_path(tmp_path, run)
+    with pytest.raises(ValueError, match=r"give --data .*own_problem\.py:classes to execute it"):
+        load_model(record, CPU)
+    with pytest.raises(ValueError, match="the model of"):
+        load_model(record, CPU, data=run.data)
+    loaded = load_model(record, CPU, data=run.data, model=run.model, split="test")
+    error = 100 * (1 - loaded.accuracy())
+    assert error == pytest.approx(records.read_file(record)["final"]["test_error"], abs=1e-3)
+
+
+def test_a_file_that_changed_after_the_run_was_described(tmp_path):
+    path = write(tmp_path / "mine.py", "def net(): ...")
+    run = Run(model=f"{path}:net")
+    write(path, "def net(): return 1")
+    with pytest.raises(UserCodeError, match="has changed"):
+        train(run, tmp_path / "out", CPU)
+
+
+# Training ---------------------------------------------------------------------------------------
+
+
+def test_command_and_its_reproduction(tmp_path, monkeypatch):
+    monkeypatch.chdir(FILE.parent)
+    words = ("--model", "own_problem.py:net", "--data", "own_problem.py:classes", "--epochs", 3)
+    out = ("--batch-size", 8, "--lr", 0.2, "--device", "cpu", "--out", tmp_path / "runs")
+    done = wsam_command("train", *words, *out, "--validation", 0.2, "--metric", "macro-f1")
+    assert "test macro-f1" in done.stdout
+    (record,) = recorded(tmp_path / "runs")
+    assert record["final"].keys() > {"test_error", "test_macro_f1", "validation_macro_f1"}
+    assert record["final"]["test_error"] < 50
+    assert records.objective(record) == -record["final"]["validation_macro_f1"]
+    again = command(Run.from_dict(record["settings"]), device="cpu", out=str(tmp_path / "again"))
+    wsam_command(*shlex.split(again)[1:])
+    (repeated,) = recorded(tmp_path / "again")
+    assert repeated["key"] == record["key"]
+    assert curve(repeated) == curve(record)
+
+
+def test_modules_of_the_current_folder(tmp_path, monkeypatch):
+    write(tmp_path / "shapes_of_mine.py", FILE.read_text())
+    monkeypatch.chdir(tmp_path)
+    record = fit("shapes_of_mine:net", "shapes_of_mine:classes", **SHORT)
+    assert record["status"] == "finished"
+
+
+def test_a_function_of_a_file_has_the_key_of_the_command(tmp_path, monkeypatch):
+    monkeypatch.chdir(FILE.parent)
+    record = fit(own_problem.net, own_problem.classes, out=tmp_path, **SHORT)
+    assert record["settings"]["model"] == "own_problem.py:net"
+    assert fit(own_problem.net, own_problem.classes, out=tmp_path, **SHORT) == record
+    assert curve(train(own(), tmp_path, CPU)) == curve(record)
+
+
+def test_objects_are_trained_in_place_and_each_time(tmp_path):
+    model = own_problem.net()
+    before = model[0].weight.clone()
+    first = fit(model, own_problem.classes(), "sam", rho=0.1, lr=0.1, out=tmp_path, **SHORT)
+    assert not torch.equal(before, model[0].weight)
+    assert first["settings"]["hyper"] == {"rho": 0.1}
+    assert first["settings"]["base_args"]["lr"] == 0.1
+    second = fit(model, own_problem.classes(), "sam", rho=0.1, lr=0.1, out=tmp_path, **SHORT)
+    assert first["key"] != second["key"]
+    assert first["title"].startswith("object:tuple object:Sequential sam")
+    with pytest.raises(ValueError, match=r"was given in Python: pass it to wsam\.lab\.fit"):
+        train(Run.from_dict(first["settings"]).replace(seed=5), tmp_path, CPU)
+
+
+def test_the_seed_changes_weights_and_order_but_not_the_data():
+    one, same, other = (
+        fit(own_problem.net, own_problem.classes, seed=s, **SHORT) for s in (0, 0, 1)
+    )
+    assert curve(one) == curve(same) != curve(other)
+
+
+@pytest.mark.parametrize("data", ["classes", "loaders"])
+def test_an_interrupted_run_resumes_bit_for_bit(tmp_path, data):
+    run = own(data=data)
+    whole = train(run, tmp_path / "whole", CPU)
+    with pytest.raises(Stop):
+        train(run, tmp_path / "parts", CPU, [StopAfter(epochs=2)])
+    record = train(run, tmp_path / "parts", CPU)
+    assert record["resumed"] == 1
+    assert curve(record) == curve(whole)
+
+
+def test_regression():
+    record = fit(own_problem.line, own_problem.numbers, lr=0.1, **{**SHORT, "epochs": 20})
+    assert record["metric"] == {
+        "name": "mse", "unit": "", "lower_is_better": True, "split": "test",
+    }  # fmt: skip
+    assert "train_error" not in record["final"]
+    assert record["final"]["test_mse"] == pytest.approx(record["final"]["test_loss"])
+    assert record["final"]["test_mse"] < 1
+    named = fit("mlp", own_problem.numbers, lr=0.01, **SHORT)
+    assert named["final"]["test_mse"] < 20
+
+
+def test_a_metric_of_a_file(tmp_path):
+    metric = f"{FILE}:R2"
+    run = own("line", "numbers", metric=metric, base_args={"lr": 0.1})
+    record = train(run, tmp_path, CPU)
+    assert record["metric"]["lower_is_better"] is False
+    assert records.objective(record) == -record["final"]["test_r2"]
+    assert records.read(tmp_path, run) == record
+
+
+def test_inputs_in_mappings_with_a_loss_and_metric():
+    record = fit(own_problem.Net, own_problem.mappings, lr=0.5, validation=20, **SHORT)
+    assert record["metric"]["name"] == "accuracy_of_signs"
+    assert record["final"]["test_accuracy_of_signs"] > 0.6
+    assert record["data"]["validation"] == 20
+
+
+def test_limits_and_a_validation_split_of_ones_own():
+    train_set, test_set = own_problem.classes()
+    data = Data(train_set, test_set, validation=test_set)
+    record = fit(own_problem.net, data, train_limit=40, test_limit=10, **SHORT)
+    assert record["data"] == {
+        "train": 40, "validation": 30, "test": 10, "steps": 1, "verified": "own data",
+    }  # fmt: skip
+    assert record["metric"]["split"] == "validation"
+
+
+# Mistakes ---------------------------------------------------------------------------------------
+
+X, Y = own_problem.INPUTS, own_problem.CLASSES
+PAIRS = list(zip(X, Y, strict=True))
+
+
+def uneven():
+    return [(torch.zeros(3 + n % 2), 0) for n in range(40)]
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(PAIRS)
+
+
+def fails(sample):
+    raise KeyError("price")
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "message"),
+    [
+        (lambda: nn.Linear(5, 3), (PAIRS, PAIRS), "does not accept the inputs .*2 x 4 of float32"),
+        (lambda: nn.Linear(4, 1), (PAIRS, PAIRS), "2 x 1 of float32, does not fit cross_entropy"),
+        (lambda: nn.Linear(4, 3), (TensorDataset(X, X[:, 0]),) * 2, "2 x 3.* does not fit squared"),
+        (nn.Flatten, (PAIRS, PAIRS), "has no parameters"),
+        (lambda: 3, (PAIRS, PAIRS), "must return a torch.nn.Module, got int"),
+        (fails, (PAIRS, PAIRS), "raised TypeError: .*missing 1 required positional argument"),
+        (own_problem.net, (uneven(), PAIRS), r"different shapes: .* \[3\] .* \[4\].*collate="),
+        (own_problem.net, (PAIRS, []), "the test split of object:tuple is empty"),
+        (own_problem.net, (Stream(), PAIRS), "must be a dataset or a loader with a length"),
+        (own_problem.net, ([1, 2, 3], PAIRS), "must yield pairs .*got 1 of int64"),
+        (own_problem.net, 7, "must return wsam.lab.Data"),
+        (
+            own_problem.net,
+            Data(PAIRS, PAIRS, metric=len),
+            "must be one of error, .* lower_is_better",
+        ),
+        (own_problem.net, Data(PAIRS, PAIRS, metric="f1"), "unknown metric 'f1'"),
+        (own_problem.net, Data(PAIRS, PAIRS, collate=fails), "raised KeyError: 'price'"),
+        (own_problem.net, Data(PAIRS, PAIRS, loss=lambda o, t: 1.0), "got float for 2 samples"),
+        ("mlp", (PAIRS, PAIRS), r"return wsam.lab.Data\(..., outputs=N\)"),
+        ("resnet18", Data(PAIRS, PAIRS, outputs=3), "resnet18 needs images"),
+        ("mlp", own_problem.mappings, "named models need tensors"),
+    ],
+)
+def test_mistakes_are_one_clear_line(tmp_path, model, data, message):
+    with pytest.raises(ValueError, match=message) as raised:
+        fit(model, data, out=tmp_path / "out", **SHORT)
+    assert "\n" not in str(raised.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_options_that_need_a_dataset():
+    for settings in ({"validation": 0.5}, {"train_limit": 10}):
+        with pytest.raises(ValueError, match=r"needs a dataset, but .*loaders has a train loader"):
+            fit(own_problem.net, own_problem.loaders, **settings, **SHORT)
+    with pytest.raises(ValueError, match="--noise needs images"):
+        fit(own_problem.net, own_problem.classes, noise=0.5, **SHORT)
+    data = Data(PAIRS, PAIRS, validation=PAIRS)
+    with pytest.raises(ValueError, match="remove --validation"):
+        fit(own_problem.net, data, validation=0.5, **SHORT)
+    mean = Data(PAIRS, PAIRS, loss=nn.CrossEntropyLoss())
+    with pytest.raises(UserCodeError, match="esam selects samples"):
+        fit(own_problem.net, mean, "esam", **SHORT)
+
+
+def test_samples_that_fail_during_training(tmp_path):
+    class Late(list):
+        def __getitem__(self, index):
+            return fails(index) if index == 60 else super().__getitem__(index)
+
+    with pytest.raises(UserCodeError, match="reading a batch of object:tuple raised KeyError"):
+        fit(own_problem.net, (Late(PAIRS), PAIRS), **SHORT)
+
+
+def test_unknown_settings_of_fit():
+    with pytest.raises(TypeError, match=r"unknown setting 'momentun'; known: .*momentum"):
+        fit(own_problem.net, own_problem.classes, momentun=0.9)
+
+
+def test_errors_of_the_command_name_function_and_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "mine.py", "def net():\n    return 1 / 0\n")
+    words = ("train", "--device", "cpu", "--out", tmp_path / "out", "--model")
+    line = error_of(*words, "mine.py:net")
+    assert "mine.py:net raised ZeroDivisionError: division by zero" in line
+    assert "mine.py, line 2)" in line
+    assert "has no function 'Net'" in error_of(*words, "mine.py:Net")
+    assert "there is no file" in error_of(*words, "other.py:net")
+    write(tmp_path / "mine.py", "import no_such_module")
+    assert "importing mine.py raised ModuleNotFoundError" in error_of(*words, "mine.py:net")
+
+
+def test_loaders_keep_their_batch_size():
+    record = fit(own_problem.net, own_problem.loaders, **SHORT)
+    assert record["data"]["steps"] == 3
+    generator = torch.Generator()
+    train_set, test_set = own_problem.classes()
+    loader = DataLoader(train_set, 30, shuffle=True, generator=generator)
+    one, two = (fit(own_problem.net, (loader, DataLoader(test_set, 30)), **SHORT) for _ in "ab")
+    assert curve(one) == curve(two)  # its own generator is seeded by the run
+
+
+def test_metric_names():
+    with pytest.raises(ValueError, match="must be letters, digits"):
+        Metric("R 2", len, True)
