@@ -28,7 +28,6 @@ from wsam._core.param_blocks import (
     average_g0_over_ranks,
     build_blocks,
     collect_gradients,
-    reject_flat_shards,
     sum_over_ranks,
 )
 from wsam._core.param_groups import PREFIX, RHO, STEP, GroupValues
@@ -65,14 +64,10 @@ def _shared_with_base(name: str) -> Any:
     """Return a property that reads and sets an attribute of the base optimizer."""
 
     def get(self: "SharpnessAware") -> Any:
-        return self.__dict__[name] if name in self.__dict__ else getattr(self.base, name)
+        return getattr(self.base, name)
 
     def put(self: "SharpnessAware", value: Any) -> None:
-        base = getattr(self, "base", None)  # None inside torch's constructor
-        if base is None:
-            self.__dict__[name] = value
-        else:
-            setattr(base, name, value)
+        setattr(self.base, name, value)
 
     return property(get, put)
 
@@ -179,12 +174,9 @@ class SharpnessAware(CheckedArguments, Optimizer):
         self._check_options()
         self.geometry.check_names(self._build_blocks(base.param_groups))
         defaults = {"rho": rho, **{name: getattr(rule, name) for name in rule.hyper()}}
-        values = GroupValues(base, rule, defaults)
-        super().__init__(base.param_groups, {})
-        for name in ("param_groups", "state", "defaults"):
-            del self.__dict__[name]
+        self._values = GroupValues(base, rule, defaults)
         self.base = base
-        self._values = values
+        super().__setstate__({})  # torch's constructor would give us groups and state of our own
         self._reset_scratch()
         self._all_blocks()
         _warn_about_low_precision(self.param_groups)
@@ -364,7 +356,11 @@ class SharpnessAware(CheckedArguments, Optimizer):
     def _step_for_grad_scaler(self, closure: Any) -> None:
         """Handle a call by `GradScaler.step`, which has set `grad_scale` and `found_inf`."""
         try:
-            self._check_grad_scaler(closure)
+            state = self._step_state
+            state.require_unscaled(closure, self.__dict__["grad_scale"])
+            if state.phase is not Phase.IDLE and not state.unscaled:
+                self._drop_unfinished()
+            state.require_grad_scale()
             report, found_inf = self._step_state.overflow_report, self.__dict__["found_inf"]
             if bool(found_inf if report is None else report.joined(found_inf)):
                 self._drop_unfinished()
@@ -374,13 +370,6 @@ class SharpnessAware(CheckedArguments, Optimizer):
             for name in ("grad_scale", "found_inf"):  # the scaler removes them only after a return
                 self.__dict__.pop(name, None)
             raise
-
-    def _check_grad_scaler(self, closure: Any) -> None:
-        state = self._step_state
-        state.require_unscaled(closure, self.__dict__["grad_scale"])
-        if state.phase is not Phase.IDLE and not state.unscaled:
-            self._drop_unfinished()
-        state.require_grad_scale()
 
     # The step by hand ---------------------------------------------------------------------------
 
@@ -529,7 +518,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
     def _choose_action(self, state: StepState) -> Action:
         # Under a GradScaler an overflow must reach the scaler, which skips the step itself.
         leave_to_scaler = state.unscaled and self.nonfinite == "skip"
-        if not leave_to_scaler and self._has_overflow(state.blocks, average=self.local):
+        if not leave_to_scaler and self._has_overflow(state.blocks):
             return Action.SKIP
         if self._perturb_this_step is not None:
             perturb = self._perturb_this_step
@@ -541,7 +530,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
             state.interval_memory = self.when.remember()
             perturb = self.when.chosen(
                 self.param_groups[0][STEP],
-                lambda: float(self._squared_norm(state.blocks, average=self.local).sqrt()),
+                lambda: float(self._squared_norm(state.blocks).sqrt()),
             )
         return Action.SHARPNESS_AWARE if perturb else Action.BASE_ONLY
 
@@ -610,9 +599,11 @@ class SharpnessAware(CheckedArguments, Optimizer):
         if state.action is Action.SKIP:
             self.zero_grad(set_to_none=True)
         elif base_only:
-            step.put_back_g0(state.blocks)
+            for p, g in step.gradients_of(state.blocks):
+                p.grad = g
             if self.max_norm is not None:
-                step.clip_g0(state.blocks, self.max_norm)
+                g0s = [block.shards(block.g0) for block in state.blocks]
+                step.clip(state.blocks, g0s, [], self.max_norm)
         elif state.base_stepped:
             lean.finish(state, all_blocks)
         else:
@@ -737,20 +728,20 @@ class SharpnessAware(CheckedArguments, Optimizer):
     def _radius_is_zero(self) -> bool:
         return all(is_number(group[RHO], 0.0) for group in self.param_groups)
 
-    def _squared_norm(self, blocks: list[Block], average: bool) -> Tensor:
+    def _squared_norm(self, blocks: list[Block]) -> Tensor:
         """Return norm(g0)^2; averaged over ranks where it may differ, so that all ranks agree."""
         square = step.squared_norm_of_g0(blocks)
-        if average:
+        if self.local:
             group: Any = self.model.process_group  # type: ignore[union-attr]
             square = square.to(self._all_blocks()[0].device) / group.size()
             sum_over_ranks(square, group)
         return square
 
-    def _has_overflow(self, blocks: list[Block], average: bool = False) -> bool:
+    def _has_overflow(self, blocks: list[Block]) -> bool:
         """Whether the step is skipped because a gradient is NaN or infinite."""
         if self.nonfinite == "propagate":
             return False
-        if bool(torch.isfinite(self._squared_norm(blocks, average))):
+        if bool(torch.isfinite(self._squared_norm(blocks))):
             return False
         if self.nonfinite == "raise":
             self._norm_stats_before.release()
@@ -761,9 +752,6 @@ class SharpnessAware(CheckedArguments, Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group. It may set its own rho and gamma."""
-        if "base" not in self.__dict__:  # called by torch's constructor
-            super().add_param_group(param_group)
-            return
         self._step_state.require_weights("add a parameter group")
         self._values.sync()
         self.base.add_param_group(param_group)
@@ -773,7 +761,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
             self._all_blocks(refresh=True)
         except Exception:
             self.base.param_groups.pop()
-            self._values.forget_last_group()
+            self._values.sync()
             raise
 
     def state_dict(self) -> dict[str, Any]:
@@ -813,15 +801,13 @@ class SharpnessAware(CheckedArguments, Optimizer):
         self._reset_scratch()
 
 
-def _check_base(base: Any, rule: Any) -> None:
+def _check_base(base: Any, rule: Rule) -> None:
     """Reject what cannot be a base optimizer."""
     if isinstance(base, type) or not isinstance(base, Optimizer):
         raise TypeError(
             "base must be an instance of a torch.optim.Optimizer, such as "
             f"torch.optim.SGD(model.parameters(), lr=0.1); got {base!r}"
         )
-    if not isinstance(rule, Rule):
-        raise TypeError(f"rule must be a wsam.rule.Rule, got {rule!r}")
     name = type(base).__name__
     if isinstance(base, SharpnessAware):
         raise TypeError(f"base is already sharpness-aware ({name}): wrap a plain optimizer")
@@ -836,7 +822,6 @@ def _check_base(base: Any, rule: Any) -> None:
         raise TypeError(f"{name} needs second derivatives, which a base does not receive")
     for group in base.param_groups:
         _check_group(group, base, rule)
-    reject_flat_shards(base.param_groups)
 
 
 def _check_group(group: dict[str, Any], base: Optimizer, rule: Rule) -> None:
@@ -844,6 +829,11 @@ def _check_group(group: dict[str, Any], base: Optimizer, rule: Rule) -> None:
         raise TypeError(f"{type(base).__name__} has no 'lr' in its groups, which the update needs")
     if any(p.is_complex() for p in group["params"]):
         raise TypeError("complex parameters are not supported: view them as real pairs")
+    if any(getattr(p, "_fsdp_flattened", False) for p in group["params"]):
+        raise TypeError(
+            "parameters of FullyShardedDataParallel are flat shards, so their global norm is unknown: "
+            "shard the model with torch.distributed.fsdp.fully_shard instead"
+        )
     if group.get("differentiable") and not rule.base_uses_g1:
         raise ValueError(
             f"the base is differentiable, but the decoupled term of {type(rule).__name__} is not part "

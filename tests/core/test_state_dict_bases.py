@@ -93,7 +93,7 @@ CUSTOM = [ExtraEntry, Nested, MomentumOnly, SavesOwnKeys, LoadsOwnKeys]
 
 def momentum(kind: type[torch.optim.SGD]) -> MakeBase:
     return lambda params: kind(
-        [{"params": params[:2], "rho": 0.2}, {"params": params[2:]}], lr=0.05, momentum=0.9
+        [{"params": params[:2], "sam_rho": 0.2}, {"params": params[2:]}], lr=0.05, momentum=0.9
     )
 
 

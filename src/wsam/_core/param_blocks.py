@@ -147,15 +147,6 @@ def _shard_groups(placement: Any) -> tuple[Any, tuple[int, ...]] | None:
     return (mesh, dimensions) if dimensions else None
 
 
-def reject_flat_shards(groups: list[dict[str, Any]]) -> None:
-    """Reject parameters of FSDP1, which are flat shards: their unsharded shapes are unknown."""
-    if any(getattr(p, "_fsdp_flattened", False) for group in groups for p in group["params"]):
-        raise TypeError(
-            "parameters of FullyShardedDataParallel are flat shards, so their global norm is unknown: "
-            "shard the model with torch.distributed.fsdp.fully_shard instead"
-        )
-
-
 def collect_gradients(all_blocks: Sequence[Block]) -> list[Block]:
     """Return the blocks of parameters that have gradients, with these as g0."""
     align_gradients(all_blocks)

@@ -86,8 +86,7 @@ class GroupValues:
     def sync(self) -> None:
         """Give values to new groups, and bind schedules to their groups."""
         groups = self._base.param_groups
-        if len(groups) < len(self._groups):
-            raise RuntimeError("a parameter group was removed from the base: wrap it again")
+        del self._groups[len(groups) :], self.schedules[len(groups) :]
         for i, group in enumerate(groups):
             if i == len(self._groups):
                 self._adopt(group, self._settings(group))
@@ -138,64 +137,53 @@ class GroupValues:
         for name in self._plain_names(group):
             del group[name]
         group.setdefault(STEP, 0)
-        schedules = {}
-        for name, value in settings.items():
-            if isinstance(value, Schedule):
-                schedules[name] = bound = value.bind(group)
-                group[PREFIX + name] = bound.value(group[STEP], group["lr"])
-            else:
-                group[PREFIX + name] = value
-        self.schedules.append(schedules)
         self._groups.append(group)
+        self.schedules.append({})
+        for name, value in settings.items():
+            self._assign(group, self.schedules[-1], name, value)
 
-    def forget_last_group(self) -> None:
-        """Undo the adoption of a group that the base does not have any more."""
-        if len(self._groups) > len(self._base.param_groups):
-            self._groups.pop()
-            self.schedules.pop()
+    def _assign(
+        self, group: dict[str, Any], schedules: dict[str, Schedule], name: str, value: Value
+    ) -> None:
+        """Set a hyperparameter of one group, or its schedule."""
+        schedules.pop(name, None)
+        if isinstance(value, Schedule):
+            schedules[name] = bound = value.bind(group)
+            value = bound.value(group[STEP], group["lr"])  # type: ignore[assignment]
+        group[PREFIX + name] = value
 
     def refresh(self) -> None:
         """Evaluate schedules for the next step, and validate values that were set since the last."""
         self.sync()
-        for i, group in enumerate(self._groups):
-            for name, schedule in self.schedules[i].items():
-                group[PREFIX + name] = schedule.value(group[STEP], group["lr"])
+        for i, (group, schedules) in enumerate(zip(self._groups, self.schedules, strict=True)):
             for name in self.defaults:
                 if PREFIX + name not in group:
                     raise RuntimeError("the base was wrapped again: use its new optimizer")
                 value = group[PREFIX + name]
+                if isinstance(value, Schedule):
+                    self._assign(group, schedules, name, check_value(name, value, self._rule))
+                if name in schedules:
+                    value = schedules[name].value(group[STEP], group["lr"])
                 if self._valid.get((i, name)) is not value:
-                    self._check_current(group, name, value)
-                    self._valid[i, name] = group[PREFIX + name]
+                    value = check_value(name, value, self._rule)
+                self._valid[i, name] = group[PREFIX + name] = value
                 if name in self._plain_names(group):
                     raise ValueError(
                         f"a parameter group was given {name!r} after construction, where it has no "
                         f"effect: set group[{PREFIX + name!r}] and remove {name!r}"
                     )
 
-    def _check_current(self, group: dict[str, Any], name: str, value: Any) -> None:
-        if isinstance(value, Schedule):
-            raise TypeError(
-                f"{PREFIX + name!r} of a group is the number of the current step: pass a schedule to "
-                f"the constructor, or to a group as {name!r} before"
-            )
-        group[PREFIX + name] = check_value(name, value, self._rule)
-
     def set(self, name: str, value: Value) -> None:
         """Set a hyperparameter in all groups."""
         value = check_value(name, value, self._rule)
         self.sync()
         for group, schedules in zip(self._groups, self.schedules, strict=True):
-            schedules.pop(name, None)
-            if isinstance(value, Schedule):
-                schedules[name] = value.bind(group)
-            else:
-                group[PREFIX + name] = value
+            self._assign(group, schedules, name, value)
 
     def replace(self, values: list[dict[str, Any]], schedules: list[dict[str, Schedule]]) -> None:
         """Take over the values and schedules of a loaded state."""
         self.sync()
-        for group, loaded in zip(self._groups, values, strict=False):
+        for group, loaded in zip(self._groups, values, strict=True):
             group.update(loaded)
         self.schedules = schedules
 

@@ -66,7 +66,7 @@ def load(opt: "SharpnessAware", state: Any) -> None:
         )
     entry = state.get(ENTRY) or {}
     _check_fits(state, base, entry, torch_format)
-    saved_groups = entry.get("values") or (state["param_groups"] if torch_format else [])
+    saved_groups = entry.get("values") or (state if torch_format else base.__dict__)["param_groups"]
     saved_values = [copy.deepcopy(own_values(group)) for group in saved_groups]
     schedules = values.schedules
     if entry:

@@ -82,12 +82,6 @@ def gradients_of(blocks: Sequence[Block]) -> list[tuple[Tensor, Tensor]]:
     return [pair for block in blocks for pair in zip(block.params, block.g0 or [], strict=True)]
 
 
-def put_back_g0(blocks: Sequence[Block]) -> None:
-    """Set `p.grad` to g0."""
-    for p, g in gradients_of(blocks):
-        p.grad = g
-
-
 # w -> w + d -----------------------------------------------------------------------------------------
 
 
@@ -99,9 +93,6 @@ def perturb(state: StepState) -> None:
     Overwrites g0 where the rule does not need it any more.
     """
     blocks = state.moved = masked(state)
-    if not blocks:
-        _propagate_overflow(state)
-        return
     for block, (direction, scale, scratch) in zip(blocks, directions(state, blocks), strict=True):
         save_weights(block)
         add_scaled(block.weights(), direction, scale, scratch)
@@ -119,16 +110,6 @@ def masked(state: StepState) -> list[Block]:
 def save_weights(block: Block) -> None:
     """Copy the weights into `block.saved`."""
     block.saved = CopiedWeights(copies(block.weights()))
-
-
-def _propagate_overflow(state: StepState) -> None:
-    """Move by 0 * norm(g0): the mask selects no tensor, but the second pass must see an overflow."""
-    state.moved = state.blocks
-    zero_or_nan = 0.0 * squared_norm_of_g0(state.blocks)
-    for block in state.blocks:
-        save_weights(block)
-        scale = on_device(zero_or_nan, block.device)
-        add_scaled(block.weights(), block.shards(block.g0), scale, scratch=False)
 
 
 def directions(state: StepState, blocks: Sequence[Block]) -> list[Direction]:
@@ -335,11 +316,6 @@ def clip(
         torch._foreach_mul_(tensors, on_device(factor, block.device))
     for term in decoupled:
         term.scale = on_device(factor, term.block.device) * term.scale
-
-
-def clip_g0(blocks: Sequence[Block], max_norm: float) -> None:
-    """Clip a step of the base alone."""
-    clip(blocks, [block.shards(block.g0) for block in blocks], [], max_norm)
 
 
 # The update -----------------------------------------------------------------------------------------

@@ -55,10 +55,7 @@ class CpuBackend:
             return False
         if state.lean:
             return self._begin_lean(state)
-        blocks = step.masked(state)
-        if not blocks:
-            return False
-        state.moved = blocks
+        blocks = state.moved = step.masked(state)
         directions = step.directions(state, blocks)
         for block, (direction, scale, scratch) in zip(blocks, directions, strict=True):
             if can_swap(block, direction):
