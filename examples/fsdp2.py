@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 
-from wsam import CoupledWSAM
+import wsam
 
 
 def main(folder: str | None) -> None:
@@ -33,19 +33,14 @@ def main(folder: str | None) -> None:
             fully_shard(layer)
     fully_shard(model)
     base = torch.optim.AdamW(model.parameters(), lr=0.01)
-    optimizer = CoupledWSAM(base, rho=0.05, gamma=0.5)  # after fully_shard, as any optimizer
+    optimizer = wsam.CoupledWSAM(base, rho=0.05, gamma=0.5, model=model)  # after fully_shard
+    train_step = wsam.train_step(optimizer, lambda x, y: cross_entropy(model(x), y))
 
     torch.manual_seed(dist.get_rank())  # different samples on each rank
     for step in range(100):
         inputs = torch.randn(64, 20, device=device)
         labels = (inputs[:, 0] * inputs[:, 1] > 0).long()
-
-        def closure(inputs=inputs, labels=labels):
-            loss = cross_entropy(model(inputs), labels)
-            loss.backward()
-            return loss
-
-        loss = optimizer.step(closure)
+        loss, _ = train_step(inputs, labels)
         if step % 25 == 24 and dist.get_rank() == 0:
             print(f"step {step + 1}: loss {loss.item():.3f}")
     if folder is not None:

@@ -11,12 +11,12 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from wsam import SAM, WSAM
+import wsam
 
 METHODS = {
     "SGD": lambda base: base,
-    "SAM": lambda base: SAM(base, rho=0.5),
-    "WSAM": lambda base: WSAM(base, rho=0.5, gamma=0.92),
+    "SAM": lambda base: wsam.SAM(base, rho=0.5),
+    "WSAM": lambda base: wsam.WSAM(base, rho=0.5, gamma=0.92),
 }
 
 
@@ -33,16 +33,10 @@ def noisy_digits(noise: float = 0.4) -> tuple[torch.Tensor, ...]:
 def train(wrap, epochs: int, x: torch.Tensor, y: torch.Tensor) -> nn.Module:
     model = nn.Sequential(nn.Linear(64, 256), nn.BatchNorm1d(256), nn.ReLU(), nn.Linear(256, 10))
     optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9))
+    train_step = wsam.train_step(optimizer, lambda x, y: cross_entropy(model(x), y))
     for _ in range(epochs):
         for batch in torch.randperm(len(x)).split(100):
-
-            def closure(batch=batch):
-                optimizer.zero_grad()  # for SGD; the others clear gradients themselves
-                loss = cross_entropy(model(x[batch]), y[batch])
-                loss.backward()
-                return loss
-
-            optimizer.step(closure)
+            train_step(x[batch], y[batch])
     return model.eval()
 
 

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from wsam import WSAM
+import wsam
 
 
 def main(local: bool) -> None:
@@ -34,20 +34,14 @@ def main(local: bool) -> None:
     network = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 2)).to(device)
     model = DistributedDataParallel(network, gradient_as_bucket_view=True)
     base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    optimizer = WSAM(base, rho=0.05, gamma=0.8, model=model, local=local)
+    optimizer = wsam.WSAM(base, rho=0.05, gamma=0.8, model=model, local=local)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=8)
+    train_step = wsam.train_step(optimizer, lambda x, y: cross_entropy(model(x), y))
 
     for epoch in range(8):
         sampler.set_epoch(epoch)
         for batch in loader:
-            inputs, labels = (tensor.to(device) for tensor in batch)
-
-            def closure(inputs=inputs, labels=labels):
-                loss = cross_entropy(model(inputs), labels)
-                loss.backward()
-                return loss
-
-            loss = optimizer.step(closure)
+            loss, _ = train_step(*(tensor.to(device) for tensor in batch))
         scheduler.step()
         dist.all_reduce(loss, dist.ReduceOp.SUM)
         if dist.get_rank() == 0:
