@@ -130,6 +130,37 @@ def update(m: Method, base: "Base", w: Weights, g0: Weights, g1: Weights) -> Wei
     return [p - base.lr * x for p, x in zip(stepped, decoupled, strict=True)]
 
 
+@dataclass
+class ReusedSharpness:
+    """WSAM with h = g1 - g0 on each n-th step, kept for the steps between."""
+
+    method: Method
+    n: int
+    scale_by_norm: bool = False
+    average: float = 0.0
+    weight: float = 1.0
+    kept: Weights | None = None
+
+    def step(self, base: "Base", w: Weights, losses: Losses, t: int) -> Weights:
+        k = at(self.method.gamma, 0) / (1 - at(self.method.gamma, 0))
+        if t % self.n == 0:
+            g0, g1 = two_gradients(self.method, w, losses)
+            h = [y - x for x, y in zip(g0, g1, strict=True)]
+            new = [x / math.sqrt(dot(g0, g0)) for x in h] if self.scale_by_norm else h
+            old = self.kept
+            if old is not None:
+                a = self.average
+                new = [a * x + (1 - a) * y for x, y in zip(old, new, strict=True)]
+            self.kept = new
+        else:
+            assert self.kept is not None
+            g0 = gradient(losses, w, None)[1]
+            k *= self.weight * (math.sqrt(dot(g0, g0)) if self.scale_by_norm else 1.0)
+            h = self.kept
+        stepped = base.step(w, g0)
+        return [p - base.lr * k * x for p, x in zip(stepped, h, strict=True)]
+
+
 class Base:
     """A base optimizer by name, with torch's defaults."""
 

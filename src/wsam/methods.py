@@ -12,7 +12,7 @@ from wsam._core.schedule_base import Interval, Schedule
 from wsam._core.validation import number, warn
 from wsam.geometry import Adaptive, Fisher, Geometry, Masked
 from wsam.optimizer import SharpnessAware, group_value
-from wsam.rule import Coupled, Perturbed, SurrogateGap, Weighted
+from wsam.rule import Coupled, Perturbed, Reuse, SurrogateGap, Weighted
 from wsam.schedule import FollowLR
 
 
@@ -79,6 +79,9 @@ class WSAM(SharpnessAware):
         rho: the radius; 0.05 to 0.2 on CIFAR.
         gamma: the weight of sharpness, in [0, 1); 0.8 to 0.95 over SGD with momentum.
         lean: let the base step between the passes: saves a buffer, but a step cannot be undone.
+        reuse: on the steps between those that `when` chooses, apply the sharpness gradient g1 - g0 of
+            the last one, at the cost of one pass and a parameter-sized buffer. True, or a
+            `wsam.rule.Reuse` with options. Needs `when`.
         geometry, model, max_norm, nonfinite, repeat_randomness, keep, when, local: see
             `SharpnessAware`.
 
@@ -112,11 +115,14 @@ class WSAM(SharpnessAware):
         repeat_randomness: bool = True,
         keep: float = 1.0,
         when: Interval | None = None,
+        reuse: bool | Reuse = False,
         local: bool = False,
     ) -> None:
+        if reuse and when is None:
+            raise ValueError("reuse needs an interval of two-pass steps, such as when=Every(5)")
         super().__init__(
             base,
-            rule=Weighted(gamma),
+            rule=Weighted(gamma, Reuse() if reuse is True else reuse or None),
             rho=rho,
             geometry=geometry,
             model=model,

@@ -201,6 +201,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
                 self.nonfinite != "propagate"
             ),
             "local=True averages the first gradient after the second pass": self.local,
+            "reuse needs both gradients": self.rule.reuses,
         }
         for reason in (reason for reason, holds in conflicts.items() if self.lean and holds):
             raise ValueError(f"lean=True lets the base step between the passes, but {reason}")
@@ -520,10 +521,10 @@ class SharpnessAware(CheckedArguments, Optimizer):
         leave_to_scaler = state.unscaled and self.nonfinite == "skip"
         if not leave_to_scaler and self._has_overflow(state.blocks):
             return Action.SKIP
+        if self._radius_is_zero():
+            return Action.BASE_ONLY
         if self._perturb_this_step is not None:
             perturb = self._perturb_this_step
-        elif self._radius_is_zero():
-            perturb = False
         elif self.when is None:
             perturb = True
         else:
@@ -532,11 +533,13 @@ class SharpnessAware(CheckedArguments, Optimizer):
                 self.param_groups[0][STEP],
                 lambda: float(self._squared_norm(state.blocks).sqrt()),
             )
-        return Action.SHARPNESS_AWARE if perturb else Action.BASE_ONLY
+        if perturb:
+            return Action.SHARPNESS_AWARE
+        return Action.REUSE if step.can_reuse(state) else Action.BASE_ONLY
 
     def _perturb(self, state: StepState) -> bool:
         if state.action is not Action.SHARPNESS_AWARE:
-            if state.action is Action.BASE_ONLY:
+            if state.action is not Action.SKIP:
                 step.own_g0(state.blocks)
             step.clear_gradients(state.blocks)
             return False
@@ -589,21 +592,17 @@ class SharpnessAware(CheckedArguments, Optimizer):
         checked = state.action is Action.SHARPNESS_AWARE and self.nonfinite != "propagate"
         if checked and self._has_overflow(collect_gradients(all_blocks)):
             state.action = Action.SKIP
-        base_only = state.action is Action.BASE_ONLY
-        if base_only and state.unscaled and state.has_second_gradients:
+        one_pass = state.action in (Action.BASE_ONLY, Action.REUSE)
+        if one_pass and state.unscaled and state.has_second_gradients:
             # Both passes ran at w, and the GradScaler has checked the second gradients.
             state.blocks = collect_gradients(all_blocks)
-        elif self.local and (base_only or self.rule.keeps_g0) and state.action is not Action.SKIP:
+        elif self.local and (one_pass or self.rule.keeps_g0) and state.action is not Action.SKIP:
             group: Any = self.model.process_group  # type: ignore[union-attr]
             state.blocks = average_g0_over_ranks(all_blocks, state.blocks, group)
         if state.action is Action.SKIP:
             self.zero_grad(set_to_none=True)
-        elif base_only:
-            for p, g in step.gradients_of(state.blocks):
-                p.grad = g
-            if self.max_norm is not None:
-                g0s = [block.shards(block.g0) for block in state.blocks]
-                step.clip(state.blocks, g0s, [], self.max_norm)
+        elif one_pass:
+            step.combine_one_pass(state)
         elif state.base_stepped:
             lean.finish(state, all_blocks)
         else:
@@ -618,6 +617,8 @@ class SharpnessAware(CheckedArguments, Optimizer):
         if self._backend is None or state.manual or state.action is not Action.SHARPNESS_AWARE:
             return False
         if self.local or self.max_norm is not None or self.nonfinite != "propagate":
+            return False
+        if self.rule.reuses:
             return False
         if step.blocks_without_g0(self._all_blocks(), state.blocks) or not self._backend.finish(
             state
@@ -653,6 +654,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         elif self._backend is None or not self._backend.finish(state):
             state.step_base()
             step.apply(state.decoupled)
+        state.memory.commit()
         self._values.count_update()
 
     def _initialize_base(self) -> None:

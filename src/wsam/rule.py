@@ -12,10 +12,11 @@ from dataclasses import dataclass, fields
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from wsam._core.mix import G0, G1, NOTHING, Mix, Part, Products, Scalar, is_number
 from wsam._core.schedule_base import Schedule
-from wsam._core.validation import number
+from wsam._core.validation import flag, number
 
 
 class Rule:
@@ -25,6 +26,18 @@ class Rule:
     """Whether the update needs g0, which costs a parameter-sized buffer."""
     base_uses_g1: ClassVar[bool] = True
     """Whether the base's step depends on g1. If not, the base may step before the second pass."""
+    options: ClassVar[tuple[str, ...]] = ()
+    """Fields that are not hyperparameters: they are the same for all groups."""
+
+    @property
+    def reuses(self) -> bool:
+        """Whether a two-pass step keeps a vector, which the one-pass steps after it use."""
+        return False
+
+    @property
+    def average(self) -> float:
+        """The share of the vector kept before in a newly kept one."""
+        return 0.0
 
     def needs_products(self, hyper: dict[str, Scalar]) -> bool:
         """Whether `mix` needs the inner products of the gradients."""
@@ -40,10 +53,24 @@ class Rule:
         """
         raise NotImplementedError
 
+    def kept(self, hyper: dict[str, Scalar], products: Products | None) -> Part:
+        """Return the vector that a two-pass step keeps, if the rule `reuses` one."""
+        return Part(g0=0.0, difference=1.0)
+
+    def mix_kept(self, hyper: dict[str, Scalar], g0_norm: Tensor, kept_norm: Tensor) -> Mix:
+        """Return what a one-pass step makes of g0 and the kept vector.
+
+        Args:
+            hyper: as for `mix`.
+            g0_norm: the norm of g0.
+            kept_norm: the norm of the kept vector, whose coefficient is `difference` of each part.
+        """
+        raise NotImplementedError
+
     @classmethod
     def hyper(cls) -> tuple[str, ...]:
         """Return the names of the hyperparameters."""
-        return tuple(field.name for field in fields(cls))  # type: ignore[arg-type]
+        return tuple(field.name for field in fields(cls) if field.name not in cls.options)  # type: ignore[arg-type]
 
     @classmethod
     def check(cls, name: str, value: float) -> float:
@@ -78,14 +105,68 @@ class _Gamma(Rule):
 
 
 @dataclass(frozen=True)
+class Reuse:
+    """How the steps between two-pass steps use the sharpness gradient h = g1 - g0 of the last one.
+
+    Args:
+        scale_by_norm: use h * norm(g0 of this step) / norm(g0 of the step that computed h).
+        average: the share of the earlier h in the kept one: h <- average h + (1 - average)(g1 - g0).
+        weight: a factor of k on these steps.
+    """
+
+    scale_by_norm: bool = False
+    average: float = 0.0
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Validate the arguments."""
+        flag("scale_by_norm", self.scale_by_norm)
+        number("average", self.average, 0, 1)
+        number("weight", self.weight)
+
+
+@dataclass(frozen=True)
 class Weighted(_Gamma):
     """WSAM: the base receives g0, and k (g1 - g0) is applied directly.
+
+    With `reuse`, one-pass steps apply k h, where h is g1 - g0 of the last two-pass step.
 
     Reference: Yue et al., Sharpness-Aware Minimization Revisited, KDD 2023, Algorithm 2.
     """
 
     gamma: float | Schedule = 0.9
+    reuse: Reuse | None = None
     base_uses_g1 = False
+    options = ("reuse",)
+
+    @property
+    def reuses(self) -> bool:
+        """Whether `reuse` is given."""
+        return self.reuse is not None
+
+    @property
+    def average(self) -> float:
+        """The share of the earlier h in the kept one."""
+        return self.reuse.average if self.reuse is not None else 0.0
+
+    def needs_products(self, hyper: dict[str, Scalar]) -> bool:
+        """Whether h is divided by the norm of g0."""
+        return self.reuse is not None and self.reuse.scale_by_norm
+
+    def kept(self, hyper: dict[str, Scalar], products: Products | None) -> Part:
+        """Return h, or h / norm(g0)."""
+        if products is None:
+            return Part(g0=0.0, difference=1.0)
+        norm = products.g0_g0.sqrt().clamp(min=torch.finfo(products.g0_g0.dtype).tiny)
+        return Part(g0=0.0, difference=1 / norm)
+
+    def mix_kept(self, hyper: dict[str, Scalar], g0_norm: Tensor, kept_norm: Tensor) -> Mix:
+        """Return base_grad = g0, decoupled = k h."""
+        assert self.reuse is not None
+        k = self.reuse.weight * sharpness_weight(hyper["gamma"])
+        if self.reuse.scale_by_norm:
+            k = k * g0_norm
+        return Mix(G0, Part(g0=0.0, difference=k))
 
     def mix(self, hyper: dict[str, Scalar], products: Products | None) -> Mix:
         """Return base_grad = g0, decoupled = k (g1 - g0)."""
@@ -134,4 +215,14 @@ class SurrogateGap(Rule):
         return Mix(Part(g0=1 + alpha * (ratio - 1), difference=1 + alpha * ratio), NOTHING)
 
 
-__all__ = ["Coupled", "Mix", "Part", "Perturbed", "Products", "Rule", "SurrogateGap", "Weighted"]
+__all__ = [
+    "Coupled",
+    "Mix",
+    "Part",
+    "Perturbed",
+    "Products",
+    "Reuse",
+    "Rule",
+    "SurrogateGap",
+    "Weighted",
+]

@@ -24,7 +24,7 @@ class GradAccumulator:
         self._actions.add(state.action)
         for block in state.blocks:
             _accumulate(self._g0, zip(block.params, block.g0 or [], strict=False))
-        if state.action is Action.BASE_ONLY:
+        if state.action in (Action.BASE_ONLY, Action.REUSE):
             return
         for block in state.blocks:
             g0s: Sequence[Tensor | None] = block.g0 or [None] * len(block.params)
@@ -52,8 +52,8 @@ class GradAccumulator:
             p.grad = g
         if Action.SKIP in self._actions:
             state.action = Action.SKIP
-        elif self._actions == {Action.BASE_ONLY}:
-            state.action = Action.BASE_ONLY
+        elif len(self._actions) == 1:
+            (state.action,) = self._actions
 
 
 def _accumulate(sums: dict[Tensor, Tensor], pairs: Iterable[tuple[Tensor, Tensor | None]]) -> None:

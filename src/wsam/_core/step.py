@@ -17,10 +17,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from wsam._core.mix import Mix, Products, Scalar, is_number
+from wsam._core.mix import Mix, Part, Products, Scalar, is_number
 from wsam._core.param_blocks import Block, CopiedWeights, local_shards, squared_norm
 from wsam._core.param_groups import RHO, rule_values
-from wsam._core.step_state import DecoupledTerm, StepState
+from wsam._core.step_state import Action, DecoupledTerm, StepState
 from wsam._core.tensor_ops import (
     accumulation_dtype,
     add_scaled,
@@ -33,6 +33,9 @@ EPSILON = 1e-12
 """Keeps d finite where g0 vanishes."""
 CLIP_EPSILON = 1e-6
 """As in torch.nn.utils.clip_grad_norm_."""
+
+KEPT = "kept"
+"""The name of the vector that a rule reuses."""
 
 Direction = tuple[list[Tensor], Tensor, bool]
 """S g0, the factor that turns it into d, and whether S g0 may be overwritten."""
@@ -198,7 +201,7 @@ def combine(state: StepState, all_blocks: Sequence[Block]) -> None:
     base_grads = []
     for block, g1, value, is_difference in zip(blocks, g1s, values, subtracted, strict=True):
         mix = rule.mix(value, products if is_difference else None)
-        if mix.base_grad.is_g1 and mix.decoupled.is_zero and not is_difference:
+        if mix.base_grad.is_g1 and mix.decoupled.is_zero and not (is_difference or rule.reuses):
             base_grad = g1
         else:
             assert block.g0 is not None
@@ -206,8 +209,10 @@ def combine(state: StepState, all_blocks: Sequence[Block]) -> None:
             if not is_difference:
                 torch._foreach_sub_(block.shards(g1), g0)
             difference = block.shards(g1)
-            state.decoupled += _decoupled_terms(block, mix, g0, difference)
-            _mix_into_g0(mix, g0, difference)
+            if rule.reuses:
+                _keep(state, block, rule.kept(value, products), g0, difference)
+            state.decoupled += _decoupled_terms(block, mix, g0, difference, not rule.reuses)
+            _mix_into_g0(mix, g0, difference, mix.decoupled.is_zero and not rule.reuses)
             base_grad = block.g0
         for p, g in zip(block.params, base_grad, strict=True):
             p.grad = g
@@ -270,27 +275,68 @@ def _subtract_with_products(
 
 
 def _decoupled_terms(
-    block: Block, mix: Mix, g0: list[Tensor], difference: list[Tensor]
+    block: Block, mix: Mix, g0: list[Tensor], difference: list[Tensor], scratch: bool
 ) -> list[DecoupledTerm]:
     part = mix.decoupled
     if part.is_zero:
         return []
     if is_number(part.g0, 0.0):
-        return [DecoupledTerm(block, difference, part.difference)]
+        return [DecoupledTerm(block, difference, part.difference, scratch)]
     tensors = list(torch._foreach_mul(g0, on_device(part.g0, block.device)))
     add_scaled(tensors, difference, on_device(part.difference, block.device), scratch=False)
     return [DecoupledTerm(block, tensors, 1.0)]
 
 
-def _mix_into_g0(mix: Mix, g0: list[Tensor], difference: list[Tensor]) -> None:
+def _mix_into_g0(mix: Mix, g0: list[Tensor], difference: list[Tensor], scratch: bool) -> None:
     """Turn g0 into the base's gradient, in place. A zero coefficient is a branch: 0 * inf is NaN."""
     if not g0:
         return
-    of_g0, of_difference = (on_device(value, g0[0].device) for value in mix.base_grad)
-    if not is_number(of_g0, 1.0):
-        torch._foreach_mul_(g0, of_g0)
-    if not is_number(of_difference, 0.0):
-        add_scaled(g0, difference, of_difference, scratch=mix.decoupled.is_zero)
+    own, other = (on_device(value, g0[0].device) for value in mix.base_grad)
+    if not is_number(own, 1.0):
+        torch._foreach_mul_(g0, own)
+    if not is_number(other, 0.0):
+        add_scaled(g0, difference, other, scratch)
+
+
+# The steps between two-pass steps -------------------------------------------------------------------
+
+
+def _keep(
+    state: StepState, block: Block, part: Part, g0: list[Tensor], difference: list[Tensor]
+) -> None:
+    """Keep the vector that a rule reuses on the next steps, averaged with the one before."""
+    vector = difference  # which nothing overwrites before the memory has copied it
+    if not (is_number(part.difference, 1.0) and is_number(part.g0, 0.0)):
+        vector = list(torch._foreach_mul(difference, on_device(part.difference, block.device)))
+    if not is_number(part.g0, 0.0):
+        add_scaled(vector, g0, on_device(part.g0, block.device), scratch=False)
+    before = state.memory.read(block, KEPT)
+    if state.rule.average and before is not None:
+        vector = list(torch._foreach_lerp(vector, before, state.rule.average))
+    state.memory.write(block, KEPT, vector)
+
+
+def can_reuse(state: StepState) -> bool:
+    """Whether the rule reuses a kept vector, and a two-pass step has kept one."""
+    return state.rule.reuses and any(state.memory.read(b, KEPT) is not None for b in state.blocks)
+
+
+def combine_one_pass(state: StepState) -> None:
+    """Give the base g0; in a step that reuses, combine it with the kept vector."""
+    rule, blocks = state.rule, state.blocks
+    g0s = [block.shards(block.g0) for block in blocks]
+    if state.action is Action.REUSE:
+        kept = [state.memory.read(block, KEPT) for block in blocks]
+        norms = [squared_norm(blocks, x).sqrt() for x in (g0s, [v or [] for v in kept])]
+        for block, g0, vector in zip(blocks, g0s, kept, strict=True):
+            if vector is not None:
+                mix = rule.mix_kept(rule_values(block.group, rule), *norms)
+                state.decoupled += _decoupled_terms(block, mix, g0, vector, scratch=False)
+                _mix_into_g0(mix, g0, vector, scratch=False)
+    for p, g in gradients_of(blocks):
+        p.grad = g
+    if state.max_norm is not None:
+        clip(blocks, g0s, state.decoupled, state.max_norm)
 
 
 def clip(

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from wsam._core.framework_checks import integration_hint
+from wsam._core.memory import Memory
 from wsam._core.mix import Scalar
 from wsam._core.param_blocks import Block
 
@@ -49,6 +50,8 @@ class Action(Enum):
 
     SHARPNESS_AWARE = auto()
     """Two passes and an update from both gradients."""
+    REUSE = auto()
+    """One pass, and an update from g0 and the vector that the last two-pass step kept."""
     BASE_ONLY = auto()
     """The interval or a radius of 0 leaves the step to the base optimizer."""
     SKIP = auto()
@@ -82,6 +85,8 @@ class StepState:
     mask: list[bool] | None = None
     """Which of all parameters are perturbed; None for all."""
     decoupled: list[DecoupledTerm] = field(default_factory=list)
+    memory: Memory = field(init=False)
+    """What the method keeps between steps."""
     max_norm: float | None = None
     lean: bool = False
     """The base steps between the passes."""
@@ -97,6 +102,10 @@ class StepState:
     """Gradients prepared for the base, with their version counters."""
     rng_after_first_pass: tuple[Any, ...] | None = None
     interval_memory: Any = None
+
+    def __post_init__(self) -> None:
+        """Read the memory from the base's state."""
+        self.memory = Memory(self.base.state)
 
     @property
     def is_done(self) -> bool:

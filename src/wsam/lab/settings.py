@@ -95,7 +95,7 @@ def method_defaults() -> dict[str, dict[str, Value]]:
     from wsam.methods import METHODS
     from wsam.optimizer import SharpnessAware
 
-    common = _parameters(SharpnessAware).keys() - {"rho"} | {SEED}
+    common = _parameters(SharpnessAware).keys() - {"rho"} | {SEED, "reuse"}
     found: dict[str, dict[str, Value]] = {VANILLA: {}}
     for name, method in METHODS.items():
         parameters = _parameters(method).values()
