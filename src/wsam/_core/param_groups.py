@@ -72,6 +72,8 @@ class GroupValues:
 
     def __init__(self, base: Optimizer, rule: "Rule", defaults: dict[str, Value]) -> None:
         self._base, self._rule = base, rule
+        kinds = [kind for kind in type(base).__mro__ if kind is not Optimizer]
+        self._base_is_of_torch = any(kind.__module__.startswith("torch.optim.") for kind in kinds)
         self.defaults = {name: check_value(name, v, rule) for name, v in defaults.items()}
         self.schedules: list[dict[str, Schedule]] = []
         """For each group the schedules by name."""
@@ -124,9 +126,7 @@ class GroupValues:
 
         A base of another library may store its own values under these names, so there they are left.
         """
-        if not type(self._base).__module__.startswith("torch.optim."):
-            return []
-        return self._unprefixed(group)
+        return self._unprefixed(group) if self._base_is_of_torch else []
 
     def _unprefixed(self, group: dict[str, Any]) -> list[str]:
         names = dict.fromkeys((*FAMILY, *self.defaults))
