@@ -4,13 +4,20 @@ import random
 
 import pytest
 import torch
+from command import wsam_command
+from recorded import recorded
+from training import curve
 
+from wsam.lab.data_feed import MemoryFeed
 from wsam.lab.datasets import DataSource
 from wsam.lab.execution import ExecutionConfig
 from wsam.lab.image_folder import FolderFeed, center_crop, find_root, random_crop
 from wsam.lab.loaded_model import FixedBatches
+from wsam.lab.problem import make_data_feed
 from wsam.lab.run import Run
 from wsam.lab.train import train
+from wsam.report.commands import commands
+from wsam.report.results import Result
 
 Image = pytest.importorskip("PIL.Image")
 CPU = torch.device("cpu")
@@ -128,7 +135,7 @@ def test_missing_folders(root, tmp_path):
 
 
 def test_a_run_on_an_image_folder(root, tmp_path):
-    run = Run(data="folder:pets", model="mlp", method="sam", epochs=1, batch_size=6)
+    run = Run(data="folder:pets", image_size=32, model="mlp", method="sam", epochs=1, batch_size=6)
     execution = ExecutionConfig(device="cpu", source=DataSource(root.parent), workers=0)
     record = train(run, tmp_path / "out", execution)
     assert record["data"] == {
@@ -136,4 +143,60 @@ def test_a_run_on_an_image_folder(root, tmp_path):
         "test": 6,
         "steps": 3,
         "verified": "sizes and labels only",
+        "folder": str(root.parent),
     }
+    # The command in a report finds the data.
+    train_command = commands(Result(run, record))[0]
+    assert f"--data-dir {root.parent} " in train_command
+    wsam_command(*train_command.split()[1:-1], tmp_path / "again")
+    (again,) = recorded(tmp_path / "again")
+    assert curve(again) == curve(record)
+
+
+def small_images(folder, size=(12, 8), part="test"):
+    """Images of one size; the first pixel identifies an image."""
+    for split, count in (("train", 8), (part, 3)):
+        for label, name in enumerate(("dark", "light")):
+            (folder / split / name).mkdir(parents=True)
+            for n in range(count):
+                image = Image.new("RGB", size, (200 * label,) * 3)
+                image.putpixel((0, 0), (n, 0, 0))
+                image.save(folder / split / name / f"{n}.png")
+    return folder
+
+
+@pytest.mark.parametrize("absolute", [True, False])
+def test_images_of_one_size_are_kept_in_memory_at_that_size(tmp_path, monkeypatch, absolute):
+    folder = small_images(tmp_path / "data" / "mine")
+    monkeypatch.chdir(tmp_path)
+    path = folder if absolute else "data/mine"
+    run = Run(data=f"folder:{path}", model="cnn", epochs=5, batch_size=4, validation=4)
+    execution = ExecutionConfig(device="cpu", source=DataSource(tmp_path / "nowhere"))
+    images = make_data_feed(run, execution, CPU)
+    assert isinstance(images, MemoryFeed)
+    assert images.shape == (3, 8, 12)
+    assert (images.train_count, images.validation_count, images.test_count) == (12, 4, 6)
+    assert next(images.epoch())[0].shape == (4, 3, 8, 12)
+    x, y = next(images.evaluation("test"))
+    assert torch.equal(x[:, 0, -1, -1] > 0, y.bool())
+    assert train(run, tmp_path / "out", execution)["final"]["test_error"] == 0
+
+
+def test_images_of_different_sizes_need_a_size(root, tmp_path):
+    run = Run(data=f"folder:{root}", model="mlp", epochs=1, batch_size=6)
+    with pytest.raises(
+        ValueError, match=r"differ in size: .*png is \d+ x \d+, .*give --image-size"
+    ):
+        train(run, tmp_path / "out", ExecutionConfig(device="cpu"))
+    sized = make_data_feed(run.replace(image_size=16), ExecutionConfig(workers=0), CPU)
+    assert sized.shape == (3, 16, 16)
+    with pytest.raises(ValueError, match="image_size applies to images in files"):
+        Run(image_size=16)
+
+
+def test_the_path_comes_before_the_data_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cached = small_images(tmp_path / "cache" / "mine")
+    assert find_root(tmp_path / "cache", "mine") == cached
+    small_images(tmp_path / "mine", part="val")
+    assert find_root(tmp_path / "cache", "mine").resolve() == tmp_path / "mine"

@@ -130,7 +130,7 @@ def test_replacing_the_method_resets_its_arguments():
     ("given", "words"),
     [
         ({"method": "swam"}, ["swam", "vanilla", "wsam", "fisher_sam"]),
-        ({"data": "cifar"}, ["cifar10", "cifar100", "folder:NAME"]),
+        ({"data": "cifar"}, ["cifar10", "cifar100", "folder:PATH"]),
         ({"model": "resnet"}, ["resnet18", "wrn-28-10", "timm:NAME"]),
         ({"base": "lion"}, ["sgd", "adamw"]),
         ({"schedule": "step"}, ["cosine"]),

@@ -30,7 +30,7 @@ _EXAMPLE = (
 Data = Annotated[
     str,
     typer.Option(
-        help="digits, cifar10, cifar100, fashion, imagenet, folder:NAME, or your own function: "
+        help="digits, cifar10, cifar100, fashion, imagenet, folder:PATH, or your own function: "
         "path.py:function or package.module:function."
     ),
 ]
@@ -118,6 +118,13 @@ Validation = Annotated[
         "The test set is then evaluated once, at the end.",
     ),
 ]
+ImageSize = Annotated[
+    int | None,
+    typer.Option(
+        help="Rows and columns that image files are resized to. "
+        "[default: the images' own; 224 for imagenet]"
+    ),
+]
 MetricName = Annotated[
     str | None,
     typer.Option(
@@ -174,6 +181,7 @@ def train(
     validation: Validation = None,
     validation_seed: ValidationSeed = None,
     metric: MetricName = None,
+    image_size: ImageSize = None,
     out: options.Out = Path("runs"),
     data_dir: options.DataDir = None,
     download: options.Download = True,
@@ -229,6 +237,7 @@ def train(
         validation=options.parse_validation(validation),
         validation_seed=validation_seed,
         metric=metric,
+        image_size=image_size,
     )
     _train(run, out, config, tensorboard, as_json)
 

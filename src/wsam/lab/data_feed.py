@@ -119,7 +119,12 @@ def add_label_noise(labels: Tensor, classes: int, fraction: float, seed: int) ->
 
 
 def crop_and_flip(
-    padded: Tensor, index: Tensor, top: Tensor, left: Tensor, flip: Tensor, size: int
+    padded: Tensor,
+    index: Tensor,
+    top: Tensor,
+    left: Tensor,
+    flip: Tensor,
+    size: int | tuple[int, int],
 ) -> Tensor:
     """Crop each selected image and flip some of them, with a single gather.
 
@@ -129,14 +134,15 @@ def crop_and_flip(
         top: First row of each crop, (batch,).
         left: First column of each crop, (batch,).
         flip: Which crops to flip horizontally, (batch,) of bool.
-        size: Rows and columns of a crop.
+        size: Rows and columns of a crop, or one number for both.
 
     Returns:
-        The crops, (batch, size, size, channels).
+        The crops, (batch, rows, columns, channels).
     """
-    offsets = torch.arange(size, device=padded.device)
-    flipped = torch.where(flip[:, None], size - 1 - offsets, offsets)
-    rows = (top[:, None] + offsets)[:, :, None]
+    height, width = (size, size) if isinstance(size, int) else size
+    down, across = (torch.arange(length, device=padded.device) for length in (height, width))
+    flipped = torch.where(flip[:, None], width - 1 - across, across)
+    rows = (top[:, None] + down)[:, :, None]
     columns = (left[:, None] + flipped)[:, None, :]
     return padded[index[:, None, None], rows, columns]
 
@@ -232,7 +238,7 @@ class MemoryFeed(ImageFeed):
     def _images(self, index: Tensor, top: Tensor, left: Tensor, flip: Tensor) -> Tensor:
         if not (self.padding or self.flip):
             return self.normalize(self.train_images[index])
-        crops = crop_and_flip(self.train_images, index, top, left, flip, self.shape[1])
+        crops = crop_and_flip(self.train_images, index, top, left, flip, self.shape[1:])
         return self.normalize(crops)
 
     def _randint(self, high: int) -> Tensor:

@@ -1,7 +1,7 @@
 """Images in folders named by class, such as ImageNet: too large for memory, decoded during training.
 
-Layout: ``ROOT/train/CLASS/*.jpeg`` and ``ROOT/val/CLASS/*.jpeg``. Classes are numbered in the order
-of their names, as pretrained ImageNet weights expect. Pillow decodes the files.
+Layout: ``ROOT/train/CLASS/*.jpeg`` and ``ROOT/val/CLASS/*.jpeg`` (or ``test``). Classes are numbered
+in the order of their names, as pretrained ImageNet weights expect. Pillow decodes the files.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,24 +28,52 @@ from wsam.lab.datasets import UNVERIFIED, DatasetInfo
 from wsam.lab.environment import available_cores
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})
-_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+IMAGENET_SIZE = 224
 _TEST_BATCH = 256
 Sample = tuple[int, int | None]
 """The index of an image and the seed of its augmentation; None for the center crop."""
 
 
 def find_root(folder: Path, name: str) -> Path:
-    """Return the folder that contains ``train`` and ``val``.
+    """Return the folder that contains ``train``, and ``val`` or ``test``.
+
+    Args:
+        folder: The data folder.
+        name: A path, absolute or relative to the current folder; else one within the data folder.
 
     Raises:
-        FileNotFoundError: Neither ``folder/name`` nor `folder` contains them.
+        FileNotFoundError: Neither the path, ``folder/name`` nor `folder` contains them.
     """
-    for root in (folder / name, folder):
-        if (root / "train").is_dir() and (root / "val").is_dir():
+    for root in (Path(name), folder / name, folder):
+        if (root / "train").is_dir() and val_folder(root).is_dir():
             return root
+    places = dict.fromkeys((str(Path(name).absolute()), str(folder / name)))
     raise FileNotFoundError(
-        f"no images for {name}: {folder / name} must contain train/CLASS/*.jpeg and val/CLASS/*.jpeg"
+        f"no images for {name}: {' or '.join(places)} must contain train/CLASS/*.jpeg and "
+        "val/CLASS/*.jpeg"
     )
+
+
+def val_folder(root: Path) -> Path:
+    """Return the folder of the test images: ``val``, else ``test``."""
+    return root / "val" if (root / "val").is_dir() else root / "test"
+
+
+@contextmanager
+def open_image(path: Path) -> Iterator[Any]:
+    """Open an image file; an error while it is open names the file.
+
+    Raises:
+        ValueError: The file is damaged or not an image.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(path) as opened:
+            yield opened
+    except (UnidentifiedImageError, OSError) as error:
+        raise ValueError(f"{path} is damaged or not an image: {error}") from error
 
 
 def list_images(folder: Path, classes: list[str]) -> tuple[list[Path], Tensor]:
@@ -85,15 +114,9 @@ class ImageFiles(Dataset[Batch]):
 
     def __getitem__(self, sample: Sample) -> Batch:
         """Return (rows, columns, channels) bytes and the label."""
-        from PIL import Image, UnidentifiedImageError
-
         index, seed = sample
-        path = self.paths[index]
-        try:
-            with Image.open(path) as opened:
-                image = opened.convert("RGB")
-        except (UnidentifiedImageError, OSError) as error:
-            raise ValueError(f"{path} is damaged or not an image: {error}") from error
+        with open_image(self.paths[index]) as opened:
+            image = opened.convert("RGB")
         if seed is None:
             crop = center_crop(image, self.size)
         else:
@@ -136,7 +159,7 @@ class FolderFeed(ImageFeed):
     """Batches of image files that worker processes decode during training.
 
     Args:
-        root: The folder that contains ``train`` and ``val``.
+        root: The folder that contains ``train``, and ``val`` or ``test``.
         batch_size: Images per step.
         device: The training device.
         seed: Seed of order and augmentation.
@@ -159,12 +182,12 @@ class FolderFeed(ImageFeed):
         augment: bool,
         noise: tuple[float, int] = (0.0, 0),
         limits: tuple[int | None, int | None] = (None, None),
-        size: int = 224,
+        size: int = IMAGENET_SIZE,
         workers: int | None = None,
         validation: tuple[float | int, int] | None = None,
     ) -> None:
         classes = sorted(path.name for path in (root / "train").iterdir() if path.is_dir())
-        super().__init__(DatasetInfo(len(classes), _MEAN, _STD), device)
+        super().__init__(DatasetInfo(len(classes), MEAN, STD), device)
         self.train_set = self._split(root / "train", classes, limits[0], size)
         self.validation_set = self.train_set.subset(torch.arange(0))
         if validation is not None:
@@ -172,7 +195,7 @@ class FolderFeed(ImageFeed):
             self.validation_set = self.train_set.subset(held_out)
             self.train_set = self.train_set.subset(kept)
         self.train_set.labels = add_label_noise(self.train_set.labels, len(classes), *noise)
-        self.test_set = self._split(root / "val", classes, limits[1], size)
+        self.test_set = self._split(val_folder(root), classes, limits[1], size)
         self.shape = (3, size, size)
         self.train_count, self.test_count = len(self.train_set), len(self.test_set)
         self.validation_count = len(self.validation_set)

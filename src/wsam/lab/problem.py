@@ -17,7 +17,8 @@ from torch import nn
 from wsam.lab import datasets, user_code
 from wsam.lab.data_feed import DataFeed, MemoryFeed, add_label_noise, split_validation
 from wsam.lab.execution import ExecutionConfig
-from wsam.lab.image_folder import FolderFeed, find_root
+from wsam.lab.image_folder import IMAGENET_SIZE, FolderFeed, find_root
+from wsam.lab.image_memory import load_folder
 from wsam.lab.loader_feed import Data, LoaderFeed, as_data, resolve_metric
 from wsam.lab.metrics import ACCURACY, ERROR, Loss, Metric, cross_entropy
 from wsam.lab.models import build_model
@@ -111,14 +112,19 @@ def make_data_feed(
             validation,
             execution.workers,
         )
+    root = find_root(execution.source.folder, run.data.removeprefix("folder:"))
+    size = IMAGENET_SIZE if run.image_size is None else run.image_size
+    if run.image_size is None and run.data.startswith("folder:"):
+        return _memory_feed(run, load_folder(root, run.data), validation, device)
     feed = FolderFeed(
-        find_root(execution.source.folder, run.data.removeprefix("folder:")),
+        root,
         run.batch_size,
         device,
         run.seed,
         run.augment,
         noise=(run.noise, run.noise_seed),
         limits=(run.train_limit, run.test_limit),
+        size=size,
         workers=execution.workers,
         validation=validation,
     )

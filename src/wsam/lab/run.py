@@ -16,6 +16,7 @@ from wsam.lab.settings import (
     BASES,
     CODE,
     DATA,
+    IMAGE_FILES,
     METRICS,
     MODELS,
     OPTIONS,
@@ -37,7 +38,7 @@ from wsam.lab.settings import (
 from wsam.lab.user_code import OBJECT, file_digest, is_code, source_file
 
 # Added after version 0.1: a record without them is the same as before.
-_OPTIONAL = ("validation", "validation_seed", "metric", "digests")
+_OPTIONAL = ("validation", "validation_seed", "metric", "digests", "image_size")
 _NAMES = ("data", "model", "metric")
 """Settings that may name a file, whose digest is then part of the key."""
 _MAX_SEED = 2**63  # torch's generators accept less than this on every device
@@ -52,7 +53,7 @@ class Run:
     enter the key, so a setting added later does not invalidate existing records.
 
     Args:
-        data: One of `settings.DATA`, ``folder:NAME`` for images in folders named by class, or the
+        data: One of `settings.DATA`, ``folder:PATH`` for images in folders named by class, or the
             user's own function, ``path/file.py:function`` or ``package.module:function``.
         model: One of `settings.MODELS`, ``timm:NAME``, or the user's own function.
         method: ``vanilla`` (the base optimizer alone) or a name in `wsam.METHODS`.
@@ -78,6 +79,8 @@ class Run:
         validation_seed: Seed of the held-out part, 0 by default; None if `validation` is None.
         metric: One of `settings.METRICS`, or a `wsam.lab.Metric` in the user's own file; None for the
             one that fits the data.
+        image_size: Rows and columns that images of files are resized and cropped to; None for their
+            own size, which must be the same for all, and for 224 with ``imagenet``.
         digests: Start of the SHA-256 of each file that `data`, `model` and `metric` name. Computed if
             it is not given.
 
@@ -111,6 +114,7 @@ class Run:
     validation: float | int | None = None
     validation_seed: int | None = None
     metric: str | None = None
+    image_size: int | None = None
     digests: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -135,7 +139,7 @@ class Run:
             if getattr(self, name) is not None:
                 check_str(name, getattr(self, name))
         if not (self.data.startswith(("folder:", OBJECT)) or is_code(self.data)):
-            check_choice("data", self.data, (*DATA, "folder:NAME", CODE))
+            check_choice("data", self.data, (*DATA, "folder:PATH", CODE))
         if not (self.model.startswith(("timm:", OBJECT)) or is_code(self.model)):
             check_choice("model", self.model, (*MODELS, "timm:NAME", CODE))
         if self.metric is not None and not is_code(self.metric):
@@ -162,7 +166,8 @@ class Run:
 
     def _convert_numbers(self) -> None:
         """Convert numbers, such as numpy's, to int and float, which JSON can store."""
-        limits = [n for n in ("train_limit", "test_limit") if getattr(self, n) is not None]
+        optional = ("train_limit", "test_limit", "image_size")
+        limits = [name for name in optional if getattr(self, name) is not None]
         for name in ("epochs", "batch_size", *limits):
             self._set(name, validation.count(name, getattr(self, name), 1))
         for name in ("seed", "noise_seed"):
@@ -170,6 +175,10 @@ class Run:
         self._set("noise", validation.number("noise", self.noise, 0, 1, high_open=False))
         self._set("noise_seed", self.noise_seed if self.noise else 0)
         self._check_validation()
+        if self.image_size is not None and not self.data.startswith(IMAGE_FILES):
+            raise ValueError(
+                f"image_size applies to images in files ({', '.join(IMAGE_FILES)}), not to {self.data}"
+            )
 
     def _check_validation(self) -> None:
         if self.validation is None:

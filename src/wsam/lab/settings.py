@@ -26,6 +26,8 @@ Value = float | int | bool | str | None | tuple[float, ...]
 DATA = ("digits", "cifar10", "cifar100", "fashion", "imagenet")
 MODELS = ("cnn", "mlp", "resnet18", "wrn-28-10", "deit-base")
 METRICS = ("error", "accuracy", "loss", "mse", "macro-f1")
+IMAGE_FILES = ("folder:", "imagenet")
+"""Starts of the names of data that is decoded from image files."""
 CODE = "FILE.py:FUNCTION"
 SCHEDULES = ("cosine", "constant")
 PRECISIONS = ("fp32", "bf16")

@@ -26,14 +26,17 @@ from wsam.lab.checkpoint import (
     set_rng_states,
 )
 from wsam.lab.data_feed import TEST, TRAIN, VALIDATION, DataFeed
+from wsam.lab.datasets import default_folder
 from wsam.lab.distributed import DistributedContext, init_distributed
 from wsam.lab.execution import ExecutionConfig
 from wsam.lab.files import no_op
+from wsam.lab.image_folder import find_root
 from wsam.lab.loaded_model import build_with_weights
 from wsam.lab.loader_feed import LoaderFeed
 from wsam.lab.problem import Objects, make_problem, uses_own_code
 from wsam.lab.records import Record
 from wsam.lab.run import Run
+from wsam.lab.settings import DATA
 from wsam.lab.step import (
     Objective,
     Stepper,
@@ -375,6 +378,14 @@ class Trainer:
         self.checkpoints.clear()
         return json_safe(record)  # type: ignore[no-any-return]
 
+    def _data_folder(self) -> dict[str, str]:
+        """Return where the data was, unless it was in the default folder or outside of it."""
+        folder, name = self.execution.source.folder, self.run.data.removeprefix("folder:")
+        in_folder = name in DATA and name != "digits"
+        if self.run.data.startswith("folder:"):
+            in_folder = find_root(folder, name) != Path(name)
+        return {"folder": str(folder)} if in_folder and folder != default_folder() else {}
+
     def _make_record(self, failure: str | None) -> Record:
         run, feed, last = self.run, self.feed, self.curve[-1]
         # The median over all epochs but the first, which includes compilation.
@@ -406,6 +417,7 @@ class Trainer:
                 "test": feed.test_count,
                 "steps": feed.steps,
                 "verified": feed.verified,
+                **self._data_folder(),
             },
             "parameters": models.parameter_count(self.model),
             **self.environment,

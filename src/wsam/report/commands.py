@@ -16,7 +16,12 @@ OUTPUT_FOLDER = "again"
 
 
 def command(
-    run: Run, *, device: str | None = None, keep: bool = False, out: str | None = None
+    run: Run,
+    *,
+    device: str | None = None,
+    keep: bool = False,
+    out: str | None = None,
+    data_dir: str | None = None,
 ) -> str:
     """Return the `wsam train` command of a run, with all settings that determine its result.
 
@@ -25,6 +30,7 @@ def command(
         device: The value of ``--device``, if any.
         keep: Keep the weights for later measurements.
         out: The output folder.
+        data_dir: The value of ``--data-dir``, if any.
 
     Example:
         >>> command(Run(method="sam", hyper={"rho": 0.2}, epochs=3)).split(" --lr")[0]
@@ -42,12 +48,14 @@ def command(
         ("--train-limit", run.train_limit),
         ("--test-limit", run.test_limit),
         ("--metric", run.metric),
+        ("--image-size", run.image_size),
         ("--validation", run.validation),
         ("--validation-seed", run.validation_seed),
     )
     for option, value in optional:
         words += [] if value is None else [option, value]
     words += [] if device is None else ["--device", device]
+    words += [] if data_dir is None else ["--data-dir", data_dir]
     words += ["--keep-checkpoint"] if keep else []
     words += [] if out is None else ["--out", out]
     return shlex.join(["wsam", "train", *map(str, words)])
@@ -95,7 +103,14 @@ def commands(result: Result) -> list[str]:
     """Return the commands that reproduce a result: training and measurements."""
     execution = result.record.get("execution") or {}
     device = "cpu" if execution.get("device") == "cpu" else None
-    train = command(result.run, device=device, keep=result.minimum is not None, out=OUTPUT_FOLDER)
+    folder = (result.record.get("data") or {}).get("folder")
+    train = command(
+        result.run,
+        device=device,
+        keep=result.minimum is not None,
+        out=OUTPUT_FOLDER,
+        data_dir=None if folder is None else str(folder),
+    )
     processes = execution.get("processes", 1)
     if isinstance(processes, int) and processes > 1:
         train = f"torchrun --nproc_per_node {processes} -m {train}"

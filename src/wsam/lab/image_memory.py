@@ -1,0 +1,82 @@
+"""Image folders whose images all have the same size: decoded once and kept in memory."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from wsam.lab.datasets import UNVERIFIED, DatasetInfo, Images
+from wsam.lab.image_folder import MEAN, STD, list_images, open_image, val_folder
+
+_MAX_BYTES = 4 << 30
+
+
+def load_folder(root: Path, name: str) -> Images:
+    """Return all images of a folder at their own size.
+
+    Random crops are taken from a border of an eighth of the size, as is usual for small images.
+
+    Args:
+        root: The folder that contains ``train`` and ``val`` or ``test``.
+        name: Name of the data, for messages.
+
+    Raises:
+        ValueError: The images differ in size, or do not fit into memory.
+    """
+    classes = sorted(path.name for path in (root / "train").iterdir() if path.is_dir())
+    train_paths, train_labels = list_images(root / "train", classes)
+    test_paths, test_labels = list_images(val_folder(root), classes)
+    width, height = _common_size([*train_paths, *test_paths], name)
+    info = DatasetInfo(len(classes), MEAN, STD, padding=min(width, height) // 8, flip=True)
+    train_order, test_order = _shuffled(len(train_paths)), _shuffled(len(test_paths))
+    return Images(
+        info,
+        _read(train_paths, (height, width))[train_order],
+        train_labels[train_order],
+        _read(test_paths, (height, width))[test_order],
+        test_labels[test_order],
+        UNVERIFIED,
+    )
+
+
+def _shuffled(count: int) -> Tensor:
+    """Return a fixed order: files are sorted by class, and limits keep the first ones."""
+    return torch.randperm(count, generator=torch.Generator().manual_seed(0))
+
+
+def _common_size(paths: list[Path], name: str) -> tuple[int, int]:
+    """Return width and height of all images; only the files' headers are read."""
+    size = (0, 0)
+    for path in paths:
+        with open_image(path) as image:
+            found: tuple[int, int] = image.size
+        if path is paths[0]:
+            size = found
+        if found != size:
+            raise ValueError(
+                f"the images of {name} differ in size: {paths[0]} is {size[0]} x {size[1]}, {path} "
+                f"is {found[0]} x {found[1]}; give --image-size"
+            )
+    if (needed := 3 * size[0] * size[1] * len(paths)) > _MAX_BYTES:
+        raise ValueError(
+            f"the images of {name} need {needed / 1e9:.1f} GB of memory at their own size; give "
+            "--image-size, and they are decoded during training instead"
+        )
+    return size
+
+
+def _read(paths: list[Path], size: tuple[int, int]) -> Tensor:
+    pixels = torch.empty(len(paths), *size, 3, dtype=torch.uint8)
+
+    def read(index: int) -> None:
+        with open_image(paths[index]) as opened:
+            data = bytearray(opened.convert("RGB").tobytes())
+        pixels[index] = torch.frombuffer(data, dtype=torch.uint8).view(*size, 3)
+
+    with ThreadPoolExecutor() as pool:
+        for _ in pool.map(read, range(len(paths))):
+            pass
+    return pixels
