@@ -268,17 +268,11 @@ class SharpnessAware(CheckedArguments, Optimizer):
             else f"{name}={group[PREFIX + name]:g}"
             for name in self._values.defaults
         ]
-        options = {
-            "geometry": (self.geometry, Euclidean()),
-            "lean": (self.lean, False),
-            "max_norm": (self.max_norm, None),
-            "nonfinite": (self.nonfinite, "propagate"),
-            "repeat_randomness": (self.repeat_randomness, True),
-            "keep": (self.keep, 1.0),
-            "when": (self.when, None),
-            "local": (self.local, False),
-        }
-        shown += [f"{name}={v!r}" for name, (v, default) in options.items() if v != default]
+        parameters = inspect.signature(SharpnessAware.__init__).parameters
+        defaults = {name: p.default for name, p in parameters.items()} | {"geometry": Euclidean()}
+        for name in (n for n in defaults if n not in ("self", "base", "rule", "rho", "model")):
+            if getattr(self, name) != defaults[name]:
+                shown.append(f"{name}={getattr(self, name)!r}")
         return f"{type(self).__name__}({', '.join(shown)}, base={self.base!r})"
 
     # The whole step -----------------------------------------------------------------------------
