@@ -117,6 +117,27 @@ FAULTS = [
         "                pass\n            if state.is_done",
         "tests/core/test_interruptions.py",
     ),
+    Fault(
+        "train_step: micro-batches not weighted by their sizes",
+        "training_step.py",
+        "loss * part.weight",
+        "loss / self._micro_batches",
+        "tests/training_step",
+    ),
+    Fault(
+        "train_step: outputs of the second pass",
+        "training_step.py",
+        "            if index not in outputs:  # of the first pass\n    ",
+        "",
+        "tests/training_step",
+    ),
+    Fault(
+        "train_step: a scaled step that fails leaves the weights at w + d",
+        "training_step.py",
+        "            optimizer.abandon()\n            if",
+        "            if",
+        "tests/training_step",
+    ),
 ]
 
 

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from wsam.accel.cuda_graph import GraphedStep
 
 LossFn = Callable[..., Any]
-CAPTURE = ("auto", True, False)
 _logger = logging.getLogger(__name__)
 
 
@@ -133,6 +132,11 @@ class TrainStep:
             )
         if self._sharp is not None:
             self._sharp._reject_framework_wrapper()
+        if isinstance(getattr(self.optimizer, "optimizer", None), SharpnessAware):
+            raise TypeError(
+                f"{type(self.optimizer).__name__} is a framework's wrapper: use wsam.integrations, or "
+                "pass its .optimizer"
+            )
         if not callable(self.loss_fn):
             raise TypeError(
                 "loss_fn must be a function of the batch that returns the loss, got "
@@ -142,7 +146,7 @@ class TrainStep:
             raise TypeError(
                 f"autocast must be a dtype such as torch.bfloat16, or None, got {self._autocast!r}"
             )
-        if self._capture not in CAPTURE:
+        if not isinstance(self._capture, bool) and self._capture != "auto":
             raise ValueError(f"capture must be 'auto', True or False, got {self._capture!r}")
         if self._separate and self._scaler is not None:
             raise ValueError(
@@ -308,7 +312,7 @@ class TrainStep:
                 "autocast=torch.bfloat16 without one"
             )
         if torch.distributed.is_available() and torch.distributed.is_initialized():
-            raise ValueError("a step of several processes cannot be captured")
+            raise ValueError("torch.distributed is initialized: collectives cannot be captured")
         return GraphedStep(self.optimizer, self._make_step)
 
     def _prepare_graph(self, leaves: list[Any]) -> None:

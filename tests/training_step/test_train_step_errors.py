@@ -79,11 +79,24 @@ def test_gradients_from_before_are_not_mistaken_for_a_call_of_backward() -> None
         wsam.train_step(opt, lambda x: loss(model, x), micro_batches=2)(batch(0))
 
 
+class Wrapper(torch.optim.Optimizer):
+    """As that of Accelerate."""
+
+    def __init__(self) -> None:
+        self.optimizer = optimizer("wsam", small_model())
+
+
 ARGUMENTS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "optimizer": ({"optimizer": "sgd"}, TypeError, "must be a torch.optim.Optimizer, got str"),
+    "wrapper": (
+        {"optimizer": Wrapper()},
+        TypeError,
+        "Wrapper is a framework's wrapper.*integrations",
+    ),
     "loss_fn": ({"loss_fn": torch.ones(1)}, TypeError, "function of the batch.*got Tensor"),
     "autocast": ({"autocast": True}, TypeError, "torch.bfloat16, or None, got True"),
     "capture": ({"capture": "always"}, ValueError, "'auto', True or False, got 'always'"),
+    "capture as a number": ({"capture": 1}, ValueError, "'auto', True or False, got 1"),
     "no micro-batch": ({"micro_batches": 0}, ValueError, "at least 1, got 0"),
     "half": ({"micro_batches": 0.5}, TypeError, "micro_batches must be a whole number"),
     "flag": ({"perturb_per_micro_batch": 1}, TypeError, "True or False, got 1"),
