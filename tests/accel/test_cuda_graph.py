@@ -11,7 +11,8 @@ from torch.nn.functional import cross_entropy
 import wsam
 from wsam.accel import cuda_graph
 from wsam.accel.graph_inputs import GraphScalars
-from wsam.schedule import Every, NormAbove, Warmup
+from wsam.rule import Reuse
+from wsam.schedule import Between, Every, NormAbove, Warmup
 
 STEPS = 8
 
@@ -124,6 +125,22 @@ class TestOnCuda:
     @pytest.mark.parametrize("geometry", [wsam.Adaptive(), wsam.Fisher(), wsam.Masked(0.5)])
     def test_geometry(self, geometry):
         compare(lambda m: wsam.WSAM(BASES["sgd"](m.parameters()), geometry=geometry, model=m))
+
+    @pytest.mark.parametrize("fuse", [False, True])
+    @pytest.mark.parametrize("when", [Every(3), Every(2) & Between(6)])
+    @pytest.mark.parametrize("reuse", [Reuse(), Reuse(scale_by_norm=True, average=0.5)])
+    def test_reused_sharpness(self, reuse, when, fuse):
+        """Both kinds of step are recorded once, and replayed in turn."""
+        _, step = compare(
+            lambda m: wsam.WSAM(
+                BASES["sgd"](m.parameters()), gamma=0.5, when=when, reuse=reuse, model=m
+            ),
+            data=batches(18),
+            fuse=fuse,
+        )
+        kinds = 2 if when == Every(3) else 3  # and steps of the base before the first two-pass step
+        assert len(step._graph._recordings) == kinds
+        assert all(r.graph is not None for r in step._graph._recordings.values())
 
     def test_clip(self):
         compare(lambda m: wsam.WSAM(BASES["sgd"](m.parameters()), max_norm=0.1, model=m))
@@ -280,6 +297,18 @@ def step_on_cpu(opt):
     step._recordings, step._is_full, step._pool = {}, False, "pool"
     step._scalars = GraphScalars(opt, step._device)
     return step
+
+
+def test_steps_that_reuse_have_their_own_recording():
+    model = nn.Linear(2, 1)
+    base = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = step_on_cpu(wsam.WSAM(base, when=Every(2), reuse=True))
+    step.sharp = step.opt
+    x = torch.ones(3, 2)
+    alone = step._recording([x], None, chosen=False)
+    for p in model.parameters():
+        step.opt.state[p]["sam_kept"] = torch.zeros_like(p)
+    assert step._recording([x], None, chosen=False) is not alone
 
 
 def test_the_least_recently_used_recording_is_dropped(monkeypatch):

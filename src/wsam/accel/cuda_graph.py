@@ -20,8 +20,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from wsam._core.param_groups import STEP
+from wsam._core.param_groups import PREFIX, STEP
 from wsam._core.pytree import map_tensors
+from wsam._core.step import KEPT
 from wsam._core.validation import warn
 from wsam.accel.base_optimizers import BASES
 from wsam.accel.graph_inputs import GraphMask, GraphRng, GraphScalars, sharpness_aware
@@ -213,12 +214,19 @@ class GraphedStep:
             return True
         return self.sharp.when.chosen(self.sharp.param_groups[0][STEP], lambda: 0.0)
 
+    def _has_kept_vector(self) -> bool:
+        """Whether a step that the interval does not choose reuses a vector of an earlier one."""
+        if self.sharp is None or not self.sharp.rule.reuses:
+            return False
+        return any(PREFIX + KEPT in entry for entry in self.opt.state.values())
+
     def _recording(self, leaves: Sequence[Any], structure: Any, chosen: bool) -> Recording:
         modes = tuple(module.training for module in self._modules)
         trained = tuple(p.requires_grad for p in self._params)
         shapes = tuple(map(_describe, leaves))
         form = None if structure is None else str(structure)
-        key = (shapes, form, chosen, modes, trained, self._scalars.constants())
+        kind = (chosen, self._has_kept_vector())
+        key = (shapes, form, kind, modes, trained, self._scalars.constants())
         numbers = self._scalars.base_numbers()
         known = self._find(key, leaves, structure)
         if known.base_numbers not in (None, numbers):
