@@ -66,6 +66,7 @@ def train_step(
         ValueError: With `capture=True`, the step cannot be captured.
 
     Example:
+        >>> import wsam
         >>> model = torch.nn.Linear(2, 3)
         >>> base = torch.optim.SGD(model.parameters(), lr=0.1)
         >>> optimizer = wsam.WSAM(base, rho=0.05, gamma=0.9, model=model)
@@ -317,9 +318,17 @@ class TrainStep:
 
     def _prepare_graph(self, leaves: list[Any]) -> None:
         """Make a recorder if there is none, unless something prevents the step from being captured."""
+        from wsam.accel.cuda_graph import CONSTANTS
+
         tensors = [x for x in leaves if isinstance(x, Tensor)]
+        unknown = [x for x in leaves if not isinstance(x, (Tensor, *CONSTANTS))]
         if not all(x.is_cuda and not x.requires_grad for x in tensors):
             self._do_not_capture("a tensor of the batch is on the CPU, or requires a gradient")
+        elif unknown:
+            self._do_not_capture(
+                f"the batch contains a {type(unknown[0]).__name__}: pass tensors, numbers and strings, "
+                "in lists, tuples and dicts"
+            )
         elif self._graph is None and (self._sharp is None or self._sharp.model is None):
             self._do_not_capture(
                 "the model is unknown, so that train() and eval() would not be noticed: pass model= to "

@@ -1,6 +1,7 @@
 """`train_step` makes the steps that the lower-level interface makes."""
 
 import copy
+import doctest
 import functools
 from collections import OrderedDict
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import wsam
+from wsam import training_step
 from wsam.schedule import Every
 
 STEPS = 4
@@ -66,6 +68,12 @@ def by_closure(opt: Any, loss_fn: Any, x: Tensor, y: Tensor) -> Tensor:
 def everything(opt: torch.optim.Optimizer, model: nn.Module) -> Any:
     sharpness = getattr(opt, "sharpness", None)
     return snapshot(opt), dict(model.state_dict()), sharpness, torch.get_rng_state()
+
+
+def test_the_example_of_the_docstring() -> None:
+    result = doctest.testmod(training_step)
+    assert result.attempted > 5
+    assert result.failed == 0
 
 
 # --- Equal to the lower level ----------------------------------------------------------------------

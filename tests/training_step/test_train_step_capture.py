@@ -4,6 +4,7 @@ import copy
 import logging
 import random
 import re
+from collections import UserDict
 from typing import Any
 
 import pytest
@@ -69,8 +70,9 @@ def make(
     base = torch.optim.SGD(model.parameters(), lr=0.1)
     opt = base if plain else wsam.SAM(base, model=model if pass_model else None)
 
-    def loss_fn(x: Tensor) -> Tensor:
+    def loss_fn(x: Any) -> Tensor:
         factor = draw() if draw is not None else 1.0
+        x = x["x"] if isinstance(x, UserDict) else x
         return factor * model(x.as_subclass(Tensor)).square().mean()
 
     return wsam.train_step(opt, loss_fn, capture=capture, **options)
@@ -103,13 +105,14 @@ def test_no_graph_if_false(pretend_cuda: None) -> None:
     [
         ({}, torch.ones(4, 3), "a tensor of the batch is on the CPU"),
         ({"pass_model": False}, on_cuda(4, 3), "the model is unknown.*model="),
+        ({}, UserDict(x=on_cuda(4, 3)), "the batch contains a UserDict: pass tensors"),
         ({"plain": True}, on_cuda(4, 3), "the model is unknown.*model="),
         ({"scaler": torch.amp.GradScaler("cpu")}, on_cuda(4, 3), "GradScaler reads its scale"),
         ({"draw": lambda: torch.rand(())}, on_cuda(4, 3), "random numbers from torch"),
     ],
 )
 def test_auto_logs_once_why_it_is_eager(
-    pretend_cuda: None, caplog: pytest.LogCaptureFixture, options: Any, batch: Tensor, reason: str
+    pretend_cuda: None, caplog: pytest.LogCaptureFixture, options: Any, batch: Any, reason: str
 ) -> None:
     step = make(**options)
     with caplog.at_level(logging.WARNING, LOGGER):
