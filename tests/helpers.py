@@ -20,6 +20,7 @@ METHODS = sorted(wsam.METHODS)
 RULES = ["sam", "wsam", "gsam"]
 """One method for each kind of rule: g1 only, a decoupled term, inner products of the gradients."""
 LEAN = "lean_wsam"
+REUSED = "reused_wsam"
 VARIANTS = [*METHODS, LEAN]
 """All methods, and WSAM with lean=True."""
 RULE_VARIANTS = [*RULES, LEAN]
@@ -251,6 +252,8 @@ def make_method(
         own["gamma"] = 1.0
     if name == LEAN:
         name, own = "wsam", {"lean": True}
+    if name == REUSED:
+        name, own = "wsam", {"when": wsam.schedule.Every(3), "reuse": True}
     return wsam.create(name, base, **{**own, **options})
 
 

@@ -10,6 +10,7 @@ each tensor. With z = sqrt(S) g0 the perturbation is rho * sqrt(S) z / (norm(z) 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,6 +23,9 @@ from wsam._core.validation import count, flag, number
 @dataclass(frozen=True)
 class Geometry:
     """Base class of geometries."""
+
+    memory: ClassVar[tuple[str, ...]] = ()
+    """Names of the tensors that are kept between steps, one for each parameter."""
 
     def sqrt_metric(self, block: Block, g0: list[Tensor]) -> list[Tensor] | None:
         """Return sqrt(S) in at least float32, one tensor for each weight; None means 1.

@@ -656,6 +656,9 @@ class SharpnessAware(CheckedArguments, Optimizer):
         if not _is_zero_step(self.param_groups):
             self._step_state.require_prepared_update()
         self.base.step()
+        for block in collect_gradients(self._all_blocks()):
+            for name in (*self.geometry.memory, *([step.KEPT] if self.rule.reuses else [])):
+                self._step_state.memory.create(block.params, name)
 
     def _end_step(self) -> None:
         self._step_state = self._new_step()

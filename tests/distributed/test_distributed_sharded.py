@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from helpers import LEAN, METHODS, RULES, VARIANTS, covering, gap, same
+from helpers import LEAN, METHODS, REUSED, RULES, VARIANTS, covering, gap, same
 from workers import sharded
 from workers.problem import expected_weights
 from workers.process_group import process_group
@@ -19,7 +19,7 @@ def assert_close(results: list[Any], expected: Any) -> None:
     assert gap(results[0], expected) < ROUNDING
 
 
-@covering(name=VARIANTS, style=["closure", "phases"])
+@covering(name=[*VARIANTS, REUSED], style=["closure", "phases"])
 def test_fsdp2_parity(name: str, style: str) -> None:
     results = process_group().run(sharded.train, name, style=style)
     assert_close(results, expected_weights(name))
@@ -66,7 +66,7 @@ def test_fsdp2_mixed_precision(name: str) -> None:
         assert difference < 0.02 * distance
 
 
-@covering(name=VARIANTS, style=["closure", "phases"])
+@covering(name=[*VARIANTS, REUSED], style=["closure", "phases"])
 def test_tensor_parallel_parity(name: str, style: str) -> None:
     for found, single, kinds in process_group().run(sharded.tensor_parallel, name, style):
         assert gap(found, single) < ROUNDING

@@ -71,7 +71,11 @@ class ScaleCheck:
         with _observe_backward() as roots:
             result = closure()
         returned = loss_of(detach(result))
-        if roots and returned is not None and all(root.numel() == 1 for root in roots):
+        if (
+            roots
+            and returned is not None
+            and all(root.numel() == 1 and not root.is_meta for root in roots)
+        ):
             used, returned = sum(float(root) for root in roots), float(returned)
             if math.isfinite(used) and abs(used) > LARGEST_RATIO * abs(returned) > 0:
                 raise RuntimeError(

@@ -46,6 +46,7 @@ class NormStats:
         self._paused: list[tuple[Any, int]] = []
         self._seen: set[int] = set()
         self._hooks: list[RemovableHandle] = []
+        weakref.finalize(self, _remove_hooks, self._hooks)
         self._thread = 0
         self._warned = False
         self._compiled_before = _compiled_graphs()
@@ -63,7 +64,7 @@ class NormStats:
 
     def hold(self) -> None:
         """Copy the statistics. Call before the pass."""
-        self._remove_hooks()
+        _remove_hooks(self._hooks)
         if not self._copies.match(self._modules):
             self._copies = StatCopies(self._modules)
         self._copies.save()
@@ -82,23 +83,18 @@ class NormStats:
         # in between would leave the hook for good.
         handle = RemovableHandle(_global_forward_pre_hooks)
         self._hooks.append(handle)
-        _global_forward_pre_hooks[handle.id] = _weak_hook(method, handle)
+        _global_forward_pre_hooks[handle.id] = _weak_hook(method)
 
     def discard(self) -> None:
         """End without restoring anything."""
-        self._remove_hooks()
+        _remove_hooks(self._hooks)
         self._late_copies = []
-
-    def _remove_hooks(self) -> None:
-        for handle in self._hooks:
-            handle.remove()
-        self._hooks.clear()
 
     def release(self) -> None:
         """Restore the statistics. May be called twice."""
         if self._hooks and not self._has_model:
             self._warn_if_compiled()
-        self._remove_hooks()
+        _remove_hooks(self._hooks)
         for norm, iterations in self._paused:
             if norm.n_power_iterations == 0:  # otherwise the closure has set another number
                 norm.n_power_iterations = iterations
@@ -231,16 +227,20 @@ def _compiled_graphs() -> int:
     return int(compiler.counters["stats"]["unique_graphs"]) if compiler is not None else 0
 
 
-def _weak_hook(method: Any, handle: RemovableHandle) -> Any:
-    """Return a hook that does not keep the optimizer alive, and ends with it."""
+def _remove_hooks(hooks: list[RemovableHandle]) -> None:
+    for handle in hooks:
+        handle.remove()
+    hooks.clear()
+
+
+def _weak_hook(method: Any) -> Any:
+    """Return a hook that does not keep the optimizer alive."""
     reference, function = weakref.ref(method.__self__), method.__func__
 
     def hook(*arguments: Any) -> None:
         found = reference()
         if found is not None:
             function(found, *arguments)
-        else:
-            handle.remove()
 
     if "torch._dynamo" in sys.modules:  # otherwise nothing is compiled, and the import is slow
         return torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
