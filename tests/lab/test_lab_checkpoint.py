@@ -315,3 +315,10 @@ def test_clear_removes_partial_files_of_a_killed_process(checkpoints):
     checkpoints.clear()
     assert not checkpoints.folder.exists()
     checkpoints.clear()
+
+
+def test_save_removes_temporary_files_of_a_killed_process(checkpoints):
+    checkpoints.save(1, state(1))
+    (checkpoints.folder / "000002.pt.0123.tmp").write_bytes(b"half")
+    checkpoints.save(2, state(2))
+    assert not list(checkpoints.folder.glob("*.tmp"))

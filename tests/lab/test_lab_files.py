@@ -142,3 +142,17 @@ def test_kill_9_releases_a_lock(tmp_path):
     os.waitpid(child, 0)
     with files.exclusive_lock(lock):
         pass
+
+
+def test_a_planted_link_is_not_followed(tmp_path, monkeypatch):
+    """The name of the temporary file is unpredictable, and an existing one is not opened."""
+    victim, path = tmp_path / "victim", tmp_path / "report.html"
+    victim.write_bytes(b"mine")
+    (tmp_path / "report.html.tmp").symlink_to(victim)
+    files.write_atomic(path, b"page")
+    assert (victim.read_bytes(), path.read_bytes()) == (b"mine", b"page")
+    monkeypatch.setattr(files.secrets, "token_hex", lambda count: "0")
+    (tmp_path / "report.html.0.tmp").symlink_to(victim)
+    with pytest.raises(OSError, match="cannot write"):
+        files.write_atomic(path, b"new")
+    assert victim.read_bytes() == b"mine"

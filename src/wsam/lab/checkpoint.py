@@ -106,10 +106,16 @@ class DamagedError(ValueError):
 
 
 def save_state(path: Path, state: State) -> None:
-    """Save tensors and primitives to `path`, then a manifest with the suffix ``.json``."""
+    """Save tensors and primitives to `path`, then a manifest with the suffix ``.json``.
+
+    Only one process may write to the folder at a time: temporary files of killed processes are
+    removed.
+    """
     buffer = io.BytesIO()
     torch.save(state, buffer)
     data = buffer.getvalue()
+    for temporary in path.parent.glob(f"*{TEMPORARY}"):
+        temporary.unlink()
     write_atomic(path, data)
     manifest = {"file": path.name, "bytes": len(data), "sha256": sha256(data)}
     write_atomic(path.with_suffix(".json"), json.dumps(manifest).encode())

@@ -1,9 +1,11 @@
-"""Atomic file writes, file locks, checksums and messages for operating system errors."""
+"""Atomic writes, bounded reads, file locks, checksums, messages for operating system errors."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -11,6 +13,8 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 TEMPORARY = ".tmp"
+MAX_TEXT_BYTES = 2**26
+"""The largest record, manifest or grid that is read: 64 MiB."""
 
 
 def make_dirs(folder: Path) -> None:
@@ -60,8 +64,8 @@ def write_atomic(path: Path, data: bytes) -> None:
     """Replace a file's contents atomically.
 
     The data is written to a temporary file, synced to disk and renamed; then the folder is synced.
-    On any error, including a full disk, the temporary file is removed and the old file is kept.
-    Concurrent writers of the same path must hold `exclusive_lock`.
+    On any error, including a full disk, the temporary file is removed and the old file is kept. Each
+    call creates a temporary file of its own, so that no existing file or link is written through.
 
     Args:
         path: The file; its folder is created if necessary.
@@ -71,9 +75,9 @@ def write_atomic(path: Path, data: bytes) -> None:
         OSError: The file could not be written; the message contains its path.
     """
     make_dirs(path.parent)
-    temporary = path.with_name(path.name + TEMPORARY)
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}{TEMPORARY}")
     try:
-        with temporary.open("wb") as file:
+        with temporary.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -87,6 +91,28 @@ def write_atomic(path: Path, data: bytes) -> None:
         message = f"cannot write {path}: {error.strerror or error}{kept}"
         raise OSError(error.errno, message) from error
     fsync_folder(path.parent)
+
+
+def read_regular(path: Path, most: int = MAX_TEXT_BYTES) -> bytes:
+    """Return the contents of a regular file, or of one that a link points to.
+
+    Args:
+        path: The file.
+        most: The largest size in bytes that is read.
+
+    Raises:
+        ValueError: The file is too large, or a pipe or device. The message is a predicate without
+            the path.
+        OSError: The file cannot be read.
+    """
+    # Without O_NONBLOCK, opening a pipe waits for a writer.
+    with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:  # noqa: PTH123
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("is not a regular file")
+        if status.st_size > most:
+            raise ValueError(f"has {status.st_size} bytes: at most {most} are read")
+        return file.read(most)
 
 
 def fsync_folder(folder: Path) -> None:
