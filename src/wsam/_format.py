@@ -1,18 +1,33 @@
-"""Means with standard deviations, formatted numbers, and values that JSON can hold."""
+"""Means with standard deviations, formatted numbers, printable text, values that JSON can hold."""
 
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def printable(text: str) -> str:
+    r"""Return a text with control characters escaped, except newlines and tabs.
+
+    Text of a file may hold escape sequences, which would control the terminal.
+
+    Example:
+        >>> printable("\x1b[2Jdone")
+        '\\x1b[2Jdone'
+    """
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float | None, float | None]:
     """Return the mean and the sample standard deviation.
 
     The mean of no values and the deviation of fewer than two are None. If a value is not finite,
-    the mean is not finite and the deviation is None.
+    the mean is not finite and the deviation is None. A deviation that overflows is None.
 
     Example:
         >>> mean_and_std([1.0, 2.0, 3.0]), mean_and_std([5.0]), mean_and_std([])
@@ -22,7 +37,10 @@ def mean_and_std(values: Sequence[float]) -> tuple[float | None, float | None]:
         return None, None
     if not all(map(math.isfinite, values)):
         return sum(values) / len(values), None
-    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
+    try:
+        return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
+    except OverflowError:
+        return math.fsum(value / len(values) for value in values), None
 
 
 def format_mean_std(mean: float, std: float | None, number: Callable[[float], str]) -> str:

@@ -1,6 +1,7 @@
 """Records are valid JSON, named by the run's key, and checked when read."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -69,7 +70,8 @@ def test_other_files_in_the_folder_are_ignored(tmp_path):
         ("", "not valid JSON; remove it"),
         ('{"key": "', "not valid JSON"),
         ("[1]", "is not a record"),
-        ("[" * 100_000, "is not valid JSON"),
+        ("[" * 100_000, "is nested too deeply"),
+        ('{"key": ' + "[" * 60 + "]" * 60 + "}", "is nested too deeply: more than 50 levels"),
         ('{"key": "x", "status": "finished"}', "it needs format, key, title, status, settings"),
         (without("final"), "it needs"),
         (without("title"), "it needs"),
@@ -137,3 +139,33 @@ def test_is_named_by_key():
         assert records.is_named_by_key(Path(name))
     for name in (f"{RUN.key}.minimum.json", f"{RUN.key}0.json", "notes.json", RUN.key.upper()):
         assert not records.is_named_by_key(Path(name))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs pipes and /dev/zero")
+def test_a_pipe_or_device_is_not_read(tmp_path):
+    path = records.record_path(tmp_path, RUN)
+    os.mkfifo(path)
+    with pytest.raises(ValueError, match="is not a regular file; remove it to run again"):
+        records.read(tmp_path, RUN)
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    with pytest.raises(ValueError, match="is not a regular file; remove it to run again"):
+        records.read(tmp_path, RUN)
+
+
+def test_a_link_to_a_record_is_read(tmp_path):
+    path = records.write(tmp_path / "elsewhere", RUN, record())
+    records.record_path(tmp_path, RUN).symlink_to(path)
+    assert records.read(tmp_path, RUN) == record()
+
+
+def test_a_huge_file_is_not_read(tmp_path):
+    with records.record_path(tmp_path, RUN).open("wb") as file:
+        file.truncate(2**40)  # sparse
+    with pytest.raises(ValueError, match="has more than 67108864 bytes"):
+        records.read(tmp_path, RUN)
+
+
+def test_control_characters_are_escaped(tmp_path):
+    records.write(tmp_path, RUN, record(title="\x1b[2J\x9b1m\ttitle", failure=None))
+    assert records.read(tmp_path, RUN)["title"] == r"\x1b[2J\x9b1m" + "\ttitle"

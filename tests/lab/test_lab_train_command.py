@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from command import COMMANDS
+from command import COMMANDS, error_of
 from recorded import recorded
 from typer.testing import CliRunner
 
@@ -193,6 +193,17 @@ def test_pairs_are_json_or_strings():
         "c": None,
         "d": [1, 2],
     }
+
+
+def test_messages_cannot_control_the_terminal(tmp_path):
+    line = error_of("report", tmp_path / "\x1b[2Jmissing")
+    assert line.endswith(r"\x1b[2Jmissing" + "\n")
+    assert "\x1b" not in line
+
+
+def test_a_nested_value_is_refused(tmp_path):
+    nested = error_of("train", "--hyper", "rho=" + "[" * 100_000, "--out", tmp_path)
+    assert "rho" in nested
 
 
 def test_tensorboard_events(tmp_path):

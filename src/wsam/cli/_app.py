@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
+from wsam._format import printable
 from wsam.lab.files import format_os_error
 
 VERBS = (
@@ -133,7 +134,7 @@ def run() -> None:
 
 
 def _exit(message: str, status: int = 2) -> NoReturn:
-    print("wsam:", " ".join(message.split()), file=sys.stderr)
+    print("wsam:", printable(" ".join(message.split())), file=sys.stderr)
     sys.exit(status)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from wsam._format import printable
 from wsam.cli import _options as options
 from wsam.cli import _tables as shared
 from wsam.cli._app import app, resumable
@@ -47,7 +48,7 @@ def list_(results: shared.Results = None, as_json: options.Json = False) -> None
     heads = ("name", "kind", "cells", "runs", "finished", "title")
     shared.warn_if_missing(out)
     for message in damaged:
-        print(f"damaged: {message}", file=sys.stderr)
+        print(printable(f"damaged: {message}"), file=sys.stderr)
     if as_json:
         print(json.dumps([dict(zip(heads, row, strict=True)) for row in rows]))
         return

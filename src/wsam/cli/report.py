@@ -37,7 +37,7 @@ def report(
     The page compares results with the paper's, plots curves and sharpness, and lists the commands
     that reproduce each run. It needs no network and supports dark mode and phones.
     """
-    from wsam._format import pluralize
+    from wsam._format import pluralize, printable
     from wsam.report import write
 
     path, found = write(folder, out)
@@ -49,7 +49,7 @@ def report(
     finished = sum(result.finished for result in found.results)
     print(f"{pluralize(finished, 'finished run')} in {pluralize(len(found.groups), 'group')}")
     for trouble in found.troubles:
-        print(f"{trouble.kind}: {trouble.what}: {trouble.why}")
+        print(printable(f"{trouble.kind}: {trouble.what}: {trouble.why}"))
     print(f"wrote {path}")
 
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from wsam._format import pluralize
+from wsam._format import pluralize, printable
 from wsam.lab.run import Run
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class LogLines(Callback):
 
     def on_message(self, message: str) -> None:
         """Print the message."""
-        print(message, file=self.file, flush=True)
+        print(printable(message), file=self.file, flush=True)
 
 
 class ProgressBar(Callback):
@@ -132,9 +132,9 @@ class ProgressBar(Callback):
     def on_message(self, message: str) -> None:
         """Print the message above the bar."""
         if self.progress is None:
-            print(message, file=sys.stderr)
+            print(printable(message), file=sys.stderr)
         else:
-            self.progress.console.print(message, markup=False, highlight=False)
+            self.progress.console.print(printable(message), markup=False, highlight=False)
 
     def on_train_end(self) -> None:
         """Stop updating the bar."""

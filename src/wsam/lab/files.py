@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import secrets
@@ -105,14 +106,26 @@ def read_regular(path: Path, most: int = MAX_TEXT_BYTES) -> bytes:
             the path.
         OSError: The file cannot be read.
     """
-    # Without O_NONBLOCK, opening a pipe waits for a writer.
-    with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:  # noqa: PTH123
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise ValueError("is not a regular file")
-        if status.st_size > most:
-            raise ValueError(f"has {status.st_size} bytes: at most {most} are read")
-        return file.read(most)
+    require_regular(path)
+    with path.open("rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise ValueError(f"has more than {most} bytes")
+    return data
+
+
+def require_regular(path: Path) -> None:
+    """Raise unless a path is a regular file or a link to one: reading a pipe or device may not end.
+
+    Raises:
+        ValueError: It is a pipe or device. The message is a predicate without the path.
+        OSError: It does not exist, or is a folder.
+    """
+    mode = path.stat().st_mode
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, "Is a directory", str(path))
+    if not stat.S_ISREG(mode):
+        raise ValueError("is not a regular file")
 
 
 def fsync_folder(folder: Path) -> None:

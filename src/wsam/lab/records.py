@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from wsam._format import json_safe
+from wsam._format import json_safe, printable
 from wsam.lab import files
 from wsam.lab.run import Run
 from wsam.lab.settings import check_mapping, is_number
@@ -29,6 +29,8 @@ _METRICS = ("epoch", "train_loss")
 METRIC = {"name": "error", "unit": "%", "lower_is_better": True, "split": "test"}
 """Entry ``metric`` of records that have none. ``split`` is the one evaluated after each epoch."""
 _ADVICE = "remove it to run again"
+_MAX_DEPTH = 50
+_TOO_DEEP = f"is nested too deeply: more than {_MAX_DEPTH} levels"
 
 
 # Paths ------------------------------------------------------------------------------------------
@@ -156,22 +158,50 @@ def read_file(path: Path) -> Record:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file in which every number must be finite as a float.
+    """Read a JSON file; see `parse_json`.
 
     Raises:
         ValueError: The file is not such JSON. The message is a predicate without the path.
+        OSError: The file cannot be read.
+    """
+    return parse_json(files.read_regular(path))
+
+
+def parse_json(data: str | bytes) -> Any:
+    """Parse JSON in which every number must be finite as a float.
+
+    Control characters in strings are escaped, so that texts can be printed.
+
+    Raises:
+        ValueError: The data is not such JSON, or nested too deeply. The message is a predicate.
     """
     try:
-        return json.loads(
-            path.read_text(encoding="utf-8"),
+        value = json.loads(
+            data.decode("utf-8") if isinstance(data, bytes) else data,
             parse_constant=_parse_float,
             parse_float=_parse_float,
             parse_int=_parse_int,
         )
     except _NotFiniteError:
         raise
-    except (ValueError, RecursionError) as error:
+    except RecursionError as error:
+        raise ValueError(_TOO_DEEP) from error
+    except ValueError as error:
         raise ValueError("is not valid JSON") from error
+    return _with_printable_text(value, _MAX_DEPTH)
+
+
+def _with_printable_text(value: Any, depth: int) -> Any:
+    if isinstance(value, str):
+        return printable(value)
+    if not isinstance(value, dict | list):
+        return value
+    if depth == 0:
+        raise ValueError(_TOO_DEEP)
+    if isinstance(value, dict):
+        items = value.items()
+        return {printable(name): _with_printable_text(item, depth - 1) for name, item in items}
+    return [_with_printable_text(item, depth - 1) for item in value]
 
 
 class _NotFiniteError(ValueError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -206,7 +205,7 @@ def _unfinished(folder: Path) -> list[Trouble]:
         try:
             state = Checkpoints(records.checkpoints_folder(work)).load()
             if state is not None:
-                run, done = Run.from_dict(json.loads(state["run"])), len(state["curve"])
+                run, done = Run.from_dict(records.parse_json(state["run"])), len(state["curve"])
                 name = run.title
                 reason = f"{done} of {run.epochs} epochs done; run the same command to resume"
         except (OSError, ValueError, KeyError, TypeError) as error:
