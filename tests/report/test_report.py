@@ -1,6 +1,7 @@
 """`wsam report`: its figures equal the records, and no file of the folder stops it."""
 
 import json
+import os
 import re
 import shutil
 import statistics
@@ -8,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 from command import wsam_command
+from recorded import as_recorded
 from reporting import METHODS, RESULTS, make_folder, small
 
 from wsam.lab import records
@@ -113,6 +115,43 @@ def test_an_invalid_number_is_listed_as_damage(results, figure):
     assert f"damaged: {path.name}: {path} " in shown
     troubles = json.loads(wsam_command("report", results, "--json").stdout)["troubles"]
     assert [trouble["what"] for trouble in troubles] == [path.name]
+
+
+@pytest.mark.parametrize("figure", [5e-324, 1e-310, 1.7e308])
+def test_extreme_numbers_are_shown(tmp_path, figure):
+    """Errors of a grid, in charts and a heat map, and of two seeds."""
+    runs = [small("wsam", hyper={"rho": r, "gamma": g}) for r in (0.1, 0.2) for g in (0.5, 0.8)]
+    for run in (*runs, runs[0].replace(seed=1)):
+        row = {"epoch": 1, "train_loss": figure, "test_error": figure, "sharpness": -figure}
+        records.write(tmp_path, run, as_recorded(run, row))
+    assert "5 finished runs in 4 groups" in wsam_command("report", tmp_path).stdout
+
+
+def test_text_of_files_cannot_control_the_terminal(results):
+    record = as_recorded(small(), {"epoch": 1, "train_loss": None}, status="failed")
+    records.write(results, small(), record | {"failure": "\x1b]0;title\x07 loss"})
+    work = results / "work" / "ab0123456789" / "checkpoints"
+    save_state(work / "000001.pt", {"run": '{"\\u001b[2J": 1}', "curve": []})
+    shown = wsam_command("report", results).stdout
+    assert r"\x1b]0;title\x07 loss" in shown
+    assert r"\x1b[2J" in shown
+    assert shown.isascii()
+    assert not set(shown) & set(map(chr, range(9)))
+    assert "\x1b" not in shown
+
+
+def test_a_nested_run_in_a_checkpoint_is_listed_as_damage(results):
+    work = results / "work" / "ab0123456789" / "checkpoints"
+    save_state(work / "000001.pt", {"run": "[" * 100_000, "curve": []})
+    shown = wsam_command("report", results).stdout
+    assert "damaged: ab0123456789: its checkpoint cannot be read: is nested too deeply" in shown
+
+
+def test_pipes_and_devices_are_listed_as_damage(results):
+    os.mkfifo(results / "0123456789ab.json")
+    (results / "ba9876543210.json").symlink_to("/dev/zero")
+    shown = wsam_command("report", results).stdout
+    assert shown.count("is not a regular file") == 2
 
 
 def test_a_checkpoint_without_a_curve_is_listed_as_damage(results):

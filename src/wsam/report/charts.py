@@ -13,7 +13,7 @@ import textwrap
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from wsam.plot_style import METHOD_STYLES, RC_PARAMS, SHADE_COUNT, TEXT_COLOR
@@ -30,6 +30,9 @@ _FONT_SIZE = 13
 _LINE_WIDTH = 2.1
 _LOG_RATIO = 10.0
 """Positive values that span a larger ratio get a logarithmic axis."""
+_LEAST, _LARGEST = 1e-100, 1e100
+"""Of the absolute values that are drawn, beyond which matplotlib cannot compute axes. A smaller one
+counts as zero, a larger one as the largest."""
 _TICK_STEPS = [1, 2, 2.5, 5, 10]
 _LABEL_CHARACTERS = 44
 """Characters of a bold label that fit into the width of a chart."""
@@ -149,11 +152,14 @@ def draw_lines(
     for one in series:
         style: dict[str, Any] = {"color": color(one.style.css_name)}
         x = [point[0] for point in one.points]
-        mean = [math.nan if p[1] is None or math.isinf(p[1]) else p[1] for p in one.points]
+        mean = [
+            math.nan if p[1] is None or not math.isfinite(p[1]) else _drawable(p[1])
+            for p in one.points
+        ]
         finite = [not math.isnan(value) for value in mean]
         if any(point[2] for point in one.points):
-            below = [m - p[2] for m, p in zip(mean, one.points, strict=True)]
-            above = [m + p[2] for m, p in zip(mean, one.points, strict=True)]
+            below = [m - _drawable(p[2]) for m, p in zip(mean, one.points, strict=True)]
+            above = [m + _drawable(p[2]) for m, p in zip(mean, one.points, strict=True)]
             # The edge keeps overlapping bands distinguishable.
             axes.fill_between(x, below, above, where=finite, alpha=0.15, linewidth=0.8, **style)
         dashes = (0, one.style.dashes) if one.style.dashes else "-"
@@ -208,6 +214,15 @@ def dot_chart(description: str, rows: Sequence[DotRow], label: str, *, log: bool
 
 def draw_dots(axes: Axes, rows: Sequence[DotRow], *, log: bool = False) -> None:
     """Draw one row of dots for each mean."""
+    rows = [
+        replace(
+            row,
+            values=[_drawable(value) for value in row.values],
+            mean=_drawable(row.mean),
+            std=None if row.std is None else _drawable(row.std),
+        )
+        for row in rows
+    ]
     for at, row in enumerate(rows):
         style: dict[str, Any] = {"color": color(row.style.css_name), "clip_on": False}
         axes.plot(row.values, [at] * len(row.values), "o", alpha=0.45, markersize=6, **style)
@@ -258,7 +273,7 @@ def draw_heat_map(axes: Axes, heat_map: HeatMap, *, text: str, edge: str, muted:
             ink, shown = muted, "\n".join(value.split())
             style: dict[str, Any] = {"fill": False, "edgecolor": muted, "linestyle": (0, (3, 3))}
         else:
-            fill = colors(norm(max(value, norm.vmin or 0.0)))
+            fill = colors(norm(max(_drawable(value), norm.vmin or 0.0)))
             ink, shown = (TEXT_COLOR if _is_light(fill) else "#ffffff"), heat_map.text(x, y)
             style = {"facecolor": fill, "edgecolor": edge, "linewidth": 1}
         axes.add_patch(Rectangle(place, 0.92, 0.92, **style))
@@ -278,9 +293,10 @@ def heat_norm(values: Sequence[float]) -> Normalize:
     """Return the logarithmic scale of a heat map. Zero counts as half of the least positive value."""
     from matplotlib.colors import LogNorm
 
-    positive = [value for value in values if value > 0] or [1.0]
+    drawn = [_drawable(value) for value in values]
+    positive = [value for value in drawn if value > 0] or [1.0]
     low, high = min(positive), max(positive)
-    low = low / 2 if 0 in values else low
+    low = low / 2 if 0 in drawn else low
     return LogNorm(low, high) if low < high else LogNorm(low / 2, low * 2)
 
 
@@ -299,6 +315,13 @@ def _is_light(rgba: Sequence[float]) -> bool:
 # ---- axes and numbers ----
 
 
+def _drawable(value: float) -> float:
+    """Return the nearest value that can be drawn; infinity and NaN are returned as they are."""
+    if not math.isfinite(value):
+        return value
+    return 0.0 if abs(value) < _LEAST else max(-_LARGEST, min(_LARGEST, value))
+
+
 def _scale(
     axes: Axes, which: str, values: Iterable[float], *, log: bool = False, zero: bool = False
 ) -> None:
@@ -314,7 +337,7 @@ def _scale(
     from matplotlib import ticker
 
     axis = getattr(axes, f"{which}axis")
-    known = [value for value in values if math.isfinite(value)] or [0.0]
+    known = [_drawable(value) for value in values if math.isfinite(value)] or [0.0]
     low, high = min(known), max(known)
     formatter: Any = ticker.FuncFormatter(lambda value, _: short(value))
     if log and low > 0 and high > _LOG_RATIO * low:
