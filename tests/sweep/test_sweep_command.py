@@ -34,6 +34,24 @@ def grid(tmp_path):
     return path
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "[grid]\n"
+            + "".join(f"{n} = {list(range(1, 1001))}\n" for n in ("rho", "gamma", "lr", "epochs")),
+            "has 1,000,000,000,000 grid points: at most 10,000 are allowed",
+        ),
+        ("x = " + "[" * 10_000, "is nested too deeply"),
+    ],
+    ids=["many points", "nested"],
+)
+def test_grids_that_are_too_large(tmp_path, text, message):
+    path = tmp_path / "large.toml"
+    path.write_text(text)
+    assert error_of("sweep", path, "--out", tmp_path / "out") == f"wsam: {path} {message}\n"
+
+
 def test_a_grid_file_then_a_search(tmp_path, grid):
     out = tmp_path / "out"
     options = ("--out", out, "--device", "cpu", "--workers", "1")

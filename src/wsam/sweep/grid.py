@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import math
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from wsam.lab.files import read_regular
 from wsam.lab.run import Run
 from wsam.lab.settings import Value, join_names
 
 Point = dict[str, Value]
 """A value for each axis."""
 
+MAX_POINTS = 10_000
+"""The largest grid that a file may describe. All of its runs are checked before the first starts."""
 _PLAIN = ("epochs", "batch_size", "noise")
 _SEEDS = ("seed", "noise_seed")
 
@@ -131,8 +135,10 @@ def read_grid(path: Path) -> Grid:
         ValueError: The file is not such a grid.
     """
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        content = tomllib.loads(read_regular(path).decode("utf-8"))
+    except RecursionError as error:
+        raise ValueError(f"{path} is nested too deeply") from error
+    except ValueError as error:
         raise ValueError(f"{path} is not a TOML file: {error}") from error
     unknown = sorted(set(content) - {"title", "run", "grid"})
     if unknown:
@@ -156,6 +162,8 @@ def read_grid(path: Path) -> Grid:
         {f"{base.data} {base.model}": base},
         {name: tuple(values) for name, values in axes.items()},
     )
+    if (count := math.prod(map(len, grid.axes.values()))) > MAX_POINTS:
+        raise ValueError(f"{path} has {count:,} grid points: at most {MAX_POINTS:,} are allowed")
     for point in grid.points():
         grid.run(next(iter(grid.bases)), point)  # refuse invalid values before anything runs
     return grid
