@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,17 @@ def test_a_folder_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyP
             line = error_of(*name.split(), *arguments(name), "--out", tmp_path / "new" / "out")
             assert line == f"wsam: no permission to write to {tmp_path}\n"
     assert not list(tmp_path.iterdir())
+
+
+def test_a_finished_run_in_a_read_only_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = shlex.split("train --model mlp --epochs 1 --train-limit 64 --device cpu")
+    wsam_command(*words, "--out", tmp_path)
+    monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK)
+    assert "already finished" in wsam_command(*words, "--out", tmp_path).stdout
+    table = ("paper", "run", "cifar", "--smoke", "--only", "nothing")
+    assert "no permission" not in error_of(*table, "--out", tmp_path)
 
 
 def test_the_default_folder_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,17 @@ def check_output_folder(folder: Path | None) -> Path | None:
     return folder
 
 
+def check_results_folder(folder: Path | None) -> Path | None:
+    """Check a folder of records as `check_output_folder` does; one that has records may be read-only.
+
+    Its finished runs need no writing. A run that is not finished is refused when it starts.
+    """
+    from wsam.lab.records import is_named_by_key
+
+    has_records = folder is not None and any(map(is_named_by_key, folder.glob("*.json")))
+    return folder if has_records else check_output_folder(folder)
+
+
 @contextmanager
 def staged(folder: Path) -> Iterator[Path]:
     """Yield an empty staging folder whose files are moved to `folder` on success.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from wsam.cli._files import check_output_folder
+from wsam.cli._files import check_results_folder
 
 if TYPE_CHECKING:
     from wsam.lab.callbacks import Callback
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 PAIR = "NAME=VALUE"
 
 Out = Annotated[
-    Path, typer.Option("--out", callback=check_output_folder, help="Folder for the records.")
+    Path, typer.Option("--out", callback=check_results_folder, help="Folder for the records.")
 ]
 DataDir = Annotated[
     Path | None,
@@ -64,7 +64,7 @@ def parse_pairs(items: Iterable[str]) -> dict[str, Any]:
             raise ValueError(f"{name!r} is given twice, the second time by {item!r}")
         try:
             values[name] = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             values[name] = text.strip()
     return values
 

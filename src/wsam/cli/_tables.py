@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from wsam.cli._files import check_output_folder
+from wsam._format import printable
+from wsam.cli._files import check_results_folder
 from wsam.cli._options import parse_seeds
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ Pretrained = Annotated[
 Out = Annotated[
     Path | None,
     typer.Option(
-        "--out", callback=check_output_folder, help="Folder for the records. [default: results]"
+        "--out", callback=check_results_folder, help="Folder for the records. [default: results]"
     ),
 ]
 Results = Annotated[
@@ -87,7 +88,7 @@ def default_folder(folder: Path | None, smoke: bool) -> Path:
 def output_folder(out: Path | None, smoke: bool) -> Path:
     """Return the folder for the records, checked even if it was not given."""
     folder = default_folder(out, smoke)
-    check_output_folder(folder)
+    check_results_folder(folder)
     return folder
 
 
@@ -131,7 +132,8 @@ def format_outcome(outcome: Outcome) -> str:
     """Return an outcome as one line."""
     error = f" {outcome.error:.2f}%" if outcome.error is not None else ""
     detail = f": {outcome.detail}" if outcome.detail else ""
-    return f"{outcome.status}{error} {outcome.job.run.title} ({outcome.seconds:.1f} s){detail}"
+    title = outcome.job.run.title
+    return printable(f"{outcome.status}{error} {title} ({outcome.seconds:.1f} s){detail}")
 
 
 def report(table: Table, out: Path, outcomes: list[Outcome], as_json: bool) -> None:
