@@ -125,6 +125,16 @@ def test_a_damaged_image_is_refused(root):
         list(feed(root).epoch())
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_image_of_too_many_pixels_is_refused(root, monkeypatch, workers):
+    """With Pillow's own exception as the message, without its traceback."""
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(ValueError, match=r"png is damaged or not an image: Image size") as raised:
+        list(feed(root, workers=workers).epoch())
+    assert "\n" not in str(raised.value)
+    assert str(raised.value).startswith(str(root))
+
+
 def test_missing_folders(root, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"imagenet must contain train/CLASS"):
         find_root(tmp_path / "nowhere", "imagenet")

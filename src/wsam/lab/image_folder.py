@@ -60,20 +60,25 @@ def val_folder(root: Path) -> Path:
     return root / "val" if (root / "val").is_dir() else root / "test"
 
 
+class ImageError(ValueError):
+    """An image cannot be decoded."""
+
+
 @contextmanager
 def open_image(path: Path) -> Iterator[Any]:
     """Open an image file; an error while it is open names the file.
 
     Raises:
-        ValueError: The file is damaged or not an image.
+        ImageError: The file is damaged or not an image.
     """
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     try:
         with Image.open(path) as opened:
             yield opened
-    except (UnidentifiedImageError, OSError) as error:
-        raise ValueError(f"{path} is damaged or not an image: {error}") from error
+    # A broken PNG raises SyntaxError; an image of too many pixels, DecompressionBombError.
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ImageError(f"{path} is damaged or not an image: {error}") from error
 
 
 def list_images(folder: Path, classes: list[str]) -> tuple[list[Path], Tensor]:
@@ -246,8 +251,12 @@ class FolderFeed(ImageFeed):
             # Seeds of workers are drawn from this one; the global generator must not advance.
             generator=torch.Generator(),
         )
-        for pixels, labels in loader:
-            yield (
-                self.normalize(pixels.to(self.device, non_blocking=True)),
-                labels.to(self.device, non_blocking=True),
-            )
+        try:
+            for pixels, labels in loader:
+                yield (
+                    self.normalize(pixels.to(self.device, non_blocking=True)),
+                    labels.to(self.device, non_blocking=True),
+                )
+        except ImageError as error:  # of a worker process, whose message includes a traceback
+            message = str(error).strip().splitlines()[-1]
+            raise ValueError(message.split("ImageError: ")[-1]) from error
