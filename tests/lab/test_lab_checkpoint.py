@@ -140,14 +140,14 @@ def test_a_damaged_checkpoint_does_not_displace_an_intact_one(tmp_path):
 
 def test_a_checkpoint_that_cannot_be_loaded_is_skipped_and_removed(tmp_path, monkeypatch, messages):
     damaged(tmp_path, intact=[8, 9])
-    read = Path.read_bytes
+    read = Path.open
 
-    def fail_for_9(path):
+    def fail_for_9(path, *given):
         if path.name == "000009.pt":
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
-        return read(path)
+        return read(path, *given)
 
-    monkeypatch.setattr(Path, "read_bytes", fail_for_9)
+    monkeypatch.setattr(Path, "open", fail_for_9)
     reopened = Checkpoints(tmp_path, log=messages.append)
     assert reopened.load()["number"] == 8
     assert "cannot be read: Permission denied" in messages[0]
@@ -322,3 +322,23 @@ def test_save_removes_temporary_files_of_a_killed_process(checkpoints):
     (checkpoints.folder / "000002.pt.0123.tmp").write_bytes(b"half")
     checkpoints.save(2, state(2))
     assert not list(checkpoints.folder.glob("*.tmp"))
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"bytes": "many", "sha256": ""}', "[]"])
+def test_an_unusable_manifest_is_damage(checkpoints, messages, text):
+    checkpoints.save(1, state(1))
+    newest(checkpoints).with_suffix(".json").write_text(text)
+    assert checkpoints.load() is None
+    (message,) = messages
+    assert "the manifest of" in message
+    assert "is missing or damaged; restarting the run" in message
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".json"])
+def test_a_pipe_is_damage(checkpoints, messages, suffix):
+    checkpoints.save(1, state(1))
+    path = newest(checkpoints).with_suffix(suffix)
+    path.unlink()
+    os.mkfifo(path)
+    assert checkpoints.load() is None
+    assert "damaged" in messages[0]

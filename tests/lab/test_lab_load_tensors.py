@@ -164,3 +164,8 @@ def test_unsupported_layouts_are_refused(tmp_path, layout):
     path = save(tmp_path, {"v": torch.ones(1), "w": UNSUPPORTED[layout]})
     line = error_of("curvature", path, "--model", "mlp", "--data", "digits", "--device", "cpu")
     assert line == f"wsam: {path} cannot be measured: 'w' is a {layout} tensor\n"
+
+
+def test_a_device_is_not_read():
+    with pytest.raises(ValueError, match="not a file of tensors: it is not a regular file"):
+        read_checkpoint(Path("/dev/zero"))

@@ -1,6 +1,8 @@
 """An interrupted and resumed run ends with the same record as an uninterrupted one."""
 
+import copy
 import json
+import math
 import os
 import signal
 import subprocess
@@ -13,7 +15,7 @@ from torch import nn
 from training import CPU, SHORT, Stop, StopAfter, curve
 
 from wsam.lab import models, records
-from wsam.lab.checkpoint import Checkpoints, set_rng_states
+from wsam.lab.checkpoint import Checkpoints, load_state, save_state, set_rng_states
 from wsam.lab.files import BusyError
 from wsam.lab.train import train
 
@@ -189,3 +191,111 @@ def test_a_full_disk_ends_the_run_and_keeps_its_checkpoints(tmp_path, monkeypatc
     monkeypatch.undo()
     assert not list(tmp_path.rglob("*.tmp"))
     assert curve(train(run, tmp_path, CPU)) == curve(train(run, tmp_path / "uninterrupted", CPU))
+
+
+REMOVED = object()
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory):
+    """A run with a checkpoint after its first epoch, and that checkpoint."""
+    out, run = tmp_path_factory.mktemp("interrupted"), SHORT.replace(epochs=3)
+    with pytest.raises(Stop):
+        train(run, out, CPU, [StopAfter(epochs=2)])
+    path = max((records.work_folder(out, run) / "checkpoints").glob("*.pt"))
+    return out, run, path, load_state(path)
+
+
+def changed(state, keys, value):
+    state = copy.deepcopy(state)
+    *parents, last = keys
+    inner = state
+    for key in parents:
+        inner = inner[key]
+    if value is REMOVED:
+        del inner[last]
+    else:
+        inner[last] = value
+    return state
+
+
+ROW = {"epoch": 1, "train_loss": 1.0, "train_error": 1.0, "test_error": 1.0, "seconds": 1.0}
+GROUP = ("optimizer", "param_groups", 0)
+
+
+@pytest.mark.parametrize(
+    ("keys", "value", "reason"),
+    [
+        *(((name,), REMOVED, f"it has no '{name}'") for name in ("curve", "seconds", "resumed")),
+        *(((name,), REMOVED, f"it has no '{name}'") for name in ("model", "optimizer", "order")),
+        (("run",), REMOVED, "a checkpoint of another run"),
+        (("curve",), "text", "an invalid epoch"),
+        (("curve",), [{}], "an invalid epoch"),
+        (("curve",), [ROW | {"train_loss": math.nan}], "an invalid epoch"),
+        (("curve",), [ROW | {"seconds": torch.zeros(2)}], "an invalid epoch"),
+        (("curve",), [], "it has 0 epochs, expected 1 to 2"),
+        (("curve",), [ROW | {"epoch": n} for n in range(1, 9)], "it has 8 epochs, expected 1 to 2"),
+        (("curve",), [ROW | {"epoch": 5}], "epochs that are not numbered"),
+        (("seconds",), math.nan, "an invalid 'seconds'"),
+        (("seconds",), 10**400, "an invalid 'seconds'"),
+        (("resumed",), "text", "'resumed'"),
+        (("sessions",), [{"epochs": 1, "commit": torch.zeros(2)}], "invalid 'sessions'"),
+        (("model",), "text", "does not fit"),
+        (("model",), {}, "Missing key"),
+        (("model",), {"0.weight": torch.zeros(2)}, "does not fit"),
+        (("optimizer",), "text", "other parameter groups"),
+        (("optimizer", "state"), REMOVED, "does not consist of tensors"),
+        (("optimizer", "state", 0), "text", "does not consist of tensors"),
+        (("optimizer", "state", 0, "momentum_buffer"), -1, "does not consist of tensors"),
+        (("optimizer", "state", 0, "momentum_buffer"), torch.zeros(7, 7), "does not fit"),
+        ((*GROUP, "momentum"), REMOVED, "a parameter group without 'momentum'"),
+        ((*GROUP, "momentum"), math.nan, "an invalid 'momentum' in a parameter group"),
+        ((*GROUP, "nesterov"), "text", "an invalid 'nesterov' in a parameter group"),
+        ((*GROUP, "sam_step"), None, "an invalid 'sam_step' in a parameter group"),
+        (("order",), torch.zeros(3), "does not fit"),
+        (("order",), "text", "does not fit"),
+        (("generators",), [{"cpu": "text"}], "does not fit"),
+        (("generators",), 3, "does not fit"),
+    ],
+    ids=lambda value: "removed" if value is REMOVED else str(value)[:40],
+)
+def test_contents_that_do_not_fit_are_refused(interrupted, keys, value, reason):
+    """The manifest fits: the file was not damaged but written so."""
+    out, run, path, state = interrupted
+    save_state(path, changed(state, keys, value))
+    with pytest.raises(ValueError, match=reason) as raised:
+        train(run, out, CPU)
+    assert str(path.parent) in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_checkpoints_of_a_finished_run_are_removed(tmp_path, monkeypatch):
+    """They are left if the process is killed between writing the record and removing them."""
+
+    def killed(checkpoints):
+        raise Stop
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "clear", killed)
+        with pytest.raises(Stop):
+            train(SHORT, tmp_path, CPU)
+    folder = records.work_folder(tmp_path, SHORT) / "checkpoints"
+    assert list(folder.iterdir())
+    with records.lock_run(tmp_path, SHORT):  # another process is about to remove them
+        train(SHORT, tmp_path, CPU)
+        assert list(folder.iterdir())
+    assert train(SHORT, tmp_path, CPU)["status"] == "finished"
+    assert not folder.exists()
+
+
+def test_a_finished_run_that_cannot_be_cleaned_up_is_returned(tmp_path, monkeypatch):
+    train(SHORT, tmp_path, CPU)
+    folder = records.work_folder(tmp_path, SHORT) / "checkpoints"
+    folder.mkdir()
+    (folder / "000001.pt").touch()
+
+    def read_only(*given, **named):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(type(folder), "unlink", read_only)
+    assert train(SHORT, tmp_path, CPU)["status"] == "finished"

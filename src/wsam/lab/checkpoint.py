@@ -11,8 +11,9 @@ from __future__ import annotations
 import io
 import json
 import re
+import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -20,7 +21,17 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-from wsam.lab.files import TEMPORARY, fsync_folder, no_op, sha256, write_atomic
+from wsam.lab.files import (
+    TEMPORARY,
+    fsync_folder,
+    no_op,
+    read_regular,
+    require_regular,
+    sha256,
+    write_atomic,
+)
+from wsam.lab.records import read_json
+from wsam.lab.settings import is_number
 
 State = dict[str, Any]
 RngStates = dict[str, Tensor]
@@ -44,6 +55,11 @@ def load_tensors(source: Path | IO[bytes]) -> Any:
             as a clause that follows a colon.
         OSError: The file cannot be read.
     """
+    if isinstance(source, Path):
+        try:
+            require_regular(source)
+        except ValueError as error:
+            raise NotTensorsError(f"it {error}") from error
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the error raised below covers them
@@ -144,7 +160,7 @@ def load_state(path: Path) -> State:
 def has_manifest(path: Path) -> bool:
     """Return whether a file has a manifest as written by `save_state`."""
     try:
-        manifest = json.loads(path.with_suffix(".json").read_bytes())
+        manifest = read_json(path.with_suffix(".json"))
     except (OSError, ValueError):
         return False
     return isinstance(manifest, dict) and {"file", "sha256"} <= manifest.keys()
@@ -158,14 +174,18 @@ def _verified_bytes(path: Path) -> bytes:
         OSError: A file cannot be read.
     """
     try:
-        manifest = json.loads(path.with_suffix(".json").read_bytes())
+        manifest = read_json(path.with_suffix(".json"))
         size, digest = manifest["bytes"], manifest["sha256"]
     except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
         raise DamagedError(f"the manifest of {path} is missing or damaged") from error
+    if not isinstance(size, int):
+        raise DamagedError(f"the manifest of {path} is missing or damaged")
     try:
-        data = path.read_bytes()
+        data = read_regular(path, size)
     except FileNotFoundError as error:
         raise DamagedError(f"{path} is missing") from error
+    except ValueError as error:
+        raise DamagedError(f"{path} is damaged: it {error}") from error
     if len(data) != size:
         raise DamagedError(f"{path} is damaged: {len(data)} bytes, expected {size}")
     if sha256(data) != digest:
@@ -241,7 +261,7 @@ class Checkpoints:
             self._remove(number)
         if self.folder.is_dir():
             for path in (*self.folder.glob("*.pt"), *self.folder.glob(f"*{TEMPORARY}")):
-                path.unlink()
+                path.unlink(missing_ok=True)
             with suppress(OSError):
                 self.folder.rmdir()
 
@@ -257,6 +277,112 @@ class Checkpoints:
         self._path(number).with_suffix(".json").unlink(missing_ok=True)
         fsync_folder(self.folder)
         self._path(number).unlink(missing_ok=True)
+
+
+# The state of a run -----------------------------------------------------------------------------
+
+_PROGRESS = ("run", "curve", "seconds", "resumed", "model", "optimizer", "order")
+_ROW = ("train_loss", "seconds")
+
+
+def find_problem(state: State, epochs: int) -> str | None:
+    """Return what is wrong with the progress in a checkpoint as a predicate, or None.
+
+    Args:
+        state: The checkpoint of an unfinished run.
+        epochs: The epochs of the whole run.
+    """
+    if missing := [name for name in _PROGRESS if name not in state]:
+        return f"has no {missing[0]!r}"
+    if problem := _curve_problem(state["curve"], epochs):
+        return problem
+    if not _is_finite(state["seconds"]) or not _is_count(state["resumed"]):
+        return "has an invalid 'seconds' or 'resumed'"
+    sessions = state.get("sessions", [])  # absent in older checkpoints
+    if not isinstance(sessions, list) or not all(map(_is_session, sessions)):
+        return "has invalid 'sessions'"
+    return None
+
+
+def _curve_problem(curve: Any, epochs: int) -> str | None:
+    if not isinstance(curve, list) or not all(map(_is_row, curve)):
+        return "contains an invalid epoch"
+    if [row["epoch"] for row in curve] != list(range(1, len(curve) + 1)):
+        return "has epochs that are not numbered 1, 2, ..."
+    if not 0 < len(curve) < epochs:
+        return f"has {len(curve)} epochs, expected 1 to {epochs - 1}"
+    return None
+
+
+def find_optimizer_problem(state: Any, new: State, required: Iterable[str]) -> str | None:
+    """Return what is wrong with the optimizer's state in a checkpoint as a predicate, or None.
+
+    torch loads values of any type; the next step would then fail.
+
+    Args:
+        state: The state in the checkpoint.
+        new: The state of a new optimizer of the same run.
+        required: Names that each parameter group must have.
+    """
+    groups = state.get("param_groups") if isinstance(state, dict) else None
+    if not isinstance(groups, list) or len(groups) != len(new["param_groups"]):
+        return "has other parameter groups"
+    for group, expected in zip(groups, new["param_groups"], strict=True):
+        if not isinstance(group, dict):
+            return "has an invalid parameter group"
+        if missing := [name for name in required if name not in group]:
+            return f"has a parameter group without {missing[0]!r}"
+        for name in group.keys() & expected.keys():
+            if not _is_same_kind(group[name], expected[name]):
+                return f"has an invalid {name!r} in a parameter group"
+    buffers = state.get("state")
+    if not isinstance(buffers, dict) or not all(map(_is_buffers, buffers.values())):
+        return "has an optimizer state that does not consist of tensors"
+    return None
+
+
+def _is_same_kind(value: Any, expected: Any) -> bool:
+    if expected is None or isinstance(expected, bool):  # flags such as foreach, None for automatic
+        return value is None or isinstance(value, bool)
+    if is_number(expected):
+        return _is_finite(value)
+    if isinstance(expected, list | tuple):
+        same = isinstance(value, list | tuple) and len(value) == len(expected)
+        return same and all(map(_is_same_kind, value, expected))
+    return isinstance(value, type(expected))
+
+
+def _is_buffers(entries: Any) -> bool:
+    return isinstance(entries, dict) and all(
+        value is None or isinstance(value, Tensor) for value in entries.values()
+    )
+
+
+def _is_row(row: Any) -> bool:
+    if not isinstance(row, dict) or not _is_count(row.get("epoch")):
+        return False
+    values_valid = all(value is None or is_number(value) for value in row.values())
+    return (
+        values_valid
+        and all(isinstance(name, str) for name in row)
+        and all(_is_finite(row.get(name)) for name in _ROW)
+    )
+
+
+def _is_session(session: Any) -> bool:
+    try:
+        json.dumps(session)  # becomes a part of the record
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return isinstance(session, dict) and _is_count(session.get("epochs"))
+
+
+def _is_finite(value: Any) -> bool:
+    return is_number(value) and abs(value) <= sys.float_info.max
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 # Random number generators -----------------------------------------------------------------------

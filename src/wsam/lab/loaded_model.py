@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -161,6 +160,8 @@ def build_with_weights(
 def load_weights(model: nn.Module, state: Mapping[str, Tensor], problem: str) -> None:
     """Load a state dict; on a mismatch raise ValueError with the name of one tensor."""
     own = model.state_dict()
+    if not isinstance(state, Mapping) or not all(isinstance(v, Tensor) for v in state.values()):
+        raise ValueError(f"{problem}: its weights are not a state dict of named tensors")
     for name, tensor in state.items():
         if name in own and own[name].shape != tensor.shape:
             shapes = f"{tuple(tensor.shape)}, expected {tuple(own[name].shape)}"
@@ -193,7 +194,11 @@ def _from_folder(path: Path) -> tuple[State, Run | None]:
     state = Checkpoints(records.checkpoints_folder(path)).load()
     if state is None:
         raise ValueError(f"{path} contains neither weights nor a checkpoint of a run")
-    return _state_dict(state["model"], path), Run.from_dict(json.loads(state["run"]))
+    try:
+        run = Run.from_dict(records.parse_json(state["run"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} contains a checkpoint whose run cannot be read") from error
+    return _state_dict(state, path), run
 
 
 def _from_record(path: Path) -> tuple[State, Run]:
@@ -219,7 +224,7 @@ def _load_plain(path: Path) -> dict[str, Any]:
 def _run_in_checkpoint(loaded: Mapping[str, Any]) -> Run | None:
     """Return the run in a checkpoint of this package; other files may use the key differently."""
     try:
-        settings = json.loads(loaded["run"])
+        settings = records.parse_json(loaded["run"])
     except (KeyError, TypeError, ValueError):
         return None
     return Run.from_dict(settings) if isinstance(settings, dict) else None

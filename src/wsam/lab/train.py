@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +20,8 @@ from wsam.lab.callbacks import Callback, Metrics
 from wsam.lab.checkpoint import (
     Checkpoints,
     RngStates,
+    find_optimizer_problem,
+    find_problem,
     load_state,
     rng_states,
     save_state,
@@ -50,6 +52,8 @@ from wsam.lab.step import (
 )
 
 _LIVE_SECONDS = 0.5
+_MISFITS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""What torch raises for a state with values of another type or shape."""
 _NOT_FINAL = ("lr", "seconds")
 
 
@@ -101,6 +105,8 @@ def _train(
     """Return the existing record, or train in this process, one of `context.world_size`."""
     record = context.run_on_main(lambda: existing_record(run, out, execution))
     if record is not None:
+        if context.is_main and records.is_finished(record):
+            _remove_leftovers(run, out)
         return record
     context.run_on_main(lambda: records.check_unlocked(out, run))
     callbacks = callbacks if context.is_main else ()
@@ -148,6 +154,14 @@ def existing_record(run: Run, out: Path, execution: ExecutionConfig) -> Record |
     record = records.read(out, run)
     train_again = execution.retry and not records.is_finished(record)
     return None if record is None or train_again else record
+
+
+def _remove_leftovers(run: Run, out: Path) -> None:
+    """Remove the checkpoints of a finished run, left by a process killed before it removed them."""
+    checkpoints = run_checkpoints(run, out)
+    if checkpoints.folder.is_dir():
+        with suppress(OSError), records.lock_run(out, run):  # busy, or a read-only folder
+            checkpoints.clear()
 
 
 def has_started(run: Run, out: Path) -> bool:
@@ -354,12 +368,25 @@ class Trainer:
         state = self.checkpoints.load()
         if state is None:
             return
-        if state["run"] != self.run.canonical:
-            raise ValueError(f"{self.checkpoints.folder} contains a checkpoint of another run")
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.feed.generator.set_state(state["order"])
-        set_rng_states(state, self.context.rank, self.device)
+        folder = self.checkpoints.folder
+        problem = f"{folder} contains a checkpoint that does not fit {self.run.title}"
+        if state.get("run") != self.run.canonical:
+            raise ValueError(f"{folder} contains a checkpoint of another run")
+        reason = find_problem(state, self.run.epochs) or find_optimizer_problem(
+            state["optimizer"], self.optimizer.state_dict(), self.run.base_args
+        )
+        if reason is not None:
+            raise ValueError(f"{problem}: it {reason}; remove the folder to start again")
+        try:
+            self.model.load_state_dict(state["model"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.feed.generator.set_state(state["order"])
+            set_rng_states(state, self.context.rank, self.device)
+        except torch.OutOfMemoryError:
+            raise
+        except _MISFITS as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise ValueError(f"{problem}: {reason}; remove the folder to start again") from error
         self.curve = state["curve"]
         self.previous_seconds = state["seconds"]
         self.previous_epochs = len(self.curve)
