@@ -100,6 +100,8 @@ def test_defaults_and_number_types_do_not_change_the_key():
     assert Run(noise=0.2, noise_seed=7).key != Run(noise=0.2).key
     assert Run(options={"lean": False}).key == Run().key
     assert Run(options={"lean": True}).key != Run().key
+    assert Run(options={"every": 1, "reuse": False}).key == Run().key
+    assert Run(options={"every": 5}).key != Run().key
 
 
 def test_settings_that_are_off_are_not_in_the_key():
@@ -146,6 +148,9 @@ def test_replacing_the_method_resets_its_arguments():
         ({"noise": 1.5}, ["noise", "in [0, 1]"]),
         ({"options": {"keep": 0.5}}, ["wsam's options", "lean"]),
         ({"method": "sam", "options": {"lean": True}}, ["sam", "lean", "wsam"]),
+        ({"method": "sam", "options": {"reuse": True}}, ["sam does not take reuse", "wsam"]),
+        ({"options": {"reuse": True}}, ["every above 1"]),
+        ({"options": {"every": 0}}, ["every", "at least 1"]),
     ],
 )
 def test_invalid_settings_list_the_valid_ones(given, words):

@@ -41,6 +41,16 @@ def test_every_geometry_trains(tmp_path, geometry):
     assert train(run, tmp_path, CPU)["status"] == "finished"
 
 
+def test_every_and_reuse(tmp_path):
+    """The sharpness is the mean over the two-pass steps; the others do not measure it."""
+    rows = []
+    for options in ({}, {"every": 2}, {"every": 2, "reuse": True}):
+        record = train(SHORT.replace(epochs=1, options=options), tmp_path, CPU)
+        rows.append(record["curve"][0])
+        assert record["curve"][0]["sharpness"] > 0, options
+    assert len({row["train_loss"] for row in rows}) == 3
+
+
 @pytest.mark.parametrize(
     "base", ["adam", "adamw", "rmsprop", "adagrad", "adadelta", "nadam", "radam"]
 )

@@ -70,6 +70,13 @@ Lean = Annotated[
     ),
 ]
 MaxNorm = Annotated[float | None, typer.Option(help="Clip gradients to this norm.")]
+Every = Annotated[int, typer.Option(help="Make two passes on every N-th step only.")]
+Reuse = Annotated[
+    bool,
+    typer.Option(
+        "--reuse", help="With --every: apply WSAM's last sharpness gradient on the steps between."
+    ),
+]
 Base = Annotated[
     str,
     typer.Option(
@@ -161,6 +168,8 @@ def train(
     geometry_arg: GeometryArg = None,
     lean: Lean = False,
     max_norm: MaxNorm = None,
+    every: Every = 1,
+    reuse: Reuse = False,
     base: Base = "sgd",
     lr: LearningRate = None,
     momentum: Momentum = None,
@@ -222,7 +231,14 @@ def train(
         geometry=_geometry(geometry, geometry_arg or []),
         base=base,
         base_args=merge_pairs(base_named, "--base-arg", base_arg or ()),
-        options=_drop_none({"lean": lean or None, "max_norm": max_norm}),
+        options=_drop_none(
+            {
+                "lean": lean or None,
+                "max_norm": max_norm,
+                "every": None if every == 1 else every,
+                "reuse": reuse or None,
+            }
+        ),
         epochs=epochs,
         batch_size=batch_size,
         seed=seed,

@@ -26,6 +26,7 @@ from wsam.lab.settings import (
     Value,
     accepts_geometry,
     accepts_lean,
+    accepts_reuse,
     check_choice,
     check_mapping,
     check_str,
@@ -61,7 +62,8 @@ class Run:
         geometry: None for the method's own, or ``{"name": "adaptive", "eta": 0.01}``.
         base: The base optimizer, one of `settings.BASES`.
         base_args: Its arguments, such as ``{"lr": 0.05, "momentum": 0.9}``.
-        options: ``max_norm``, and ``lean`` for WSAM.
+        options: ``max_norm``; ``every``: make two passes on every n-th step only; for WSAM ``lean``,
+            and ``reuse``: apply the last sharpness gradient on the steps between.
         epochs: Passes over the training data.
         batch_size: Images per step.
         seed: Seed of the weights, the order of the images and their augmentation.
@@ -196,6 +198,13 @@ class Run:
                 f"{self.method} passes the second gradient to its base, so lean saves nothing; "
                 f"methods with lean: {join_names(others)}"
             )
+        if defaults:
+            validation.count("every", options["every"], 1)
+        if options.get("reuse") and not accepts_reuse(self.method):
+            others = [method for method in method_defaults() if accepts_reuse(method)]
+            raise ValueError(f"{self.method} does not take reuse; methods: {join_names(others)}")
+        if options.get("reuse") and options["every"] == 1:
+            raise ValueError("reuse applies to the steps between two-pass steps: set every above 1")
         return {name: value for name, value in options.items() if value != defaults[name]}
 
     def _checked_geometry(self, geometry: Mapping[str, Value]) -> dict[str, Value]:

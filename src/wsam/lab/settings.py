@@ -70,8 +70,8 @@ BASE_CLASSES = {
 
 SEED = "seed"
 """An argument of some methods and geometries that is set to the run's seed."""
-OPTIONS: dict[str, Value] = {"lean": False, "max_norm": None}
-"""Options that a run may set, with the values that turn them off. Only WSAM accepts `lean`."""
+OPTIONS: dict[str, Value] = {"lean": False, "max_norm": None, "every": 1, "reuse": False}
+"""Options that a run may set, with the values that turn them off."""
 
 
 def join_names(names: Iterable[str]) -> str:
@@ -114,6 +114,11 @@ def accepts_geometry(method: str) -> bool:
 def accepts_lean(method: str) -> bool:
     """Return whether the base of a method may step between the two passes."""
     return _accepts(method, "lean")
+
+
+def accepts_reuse(method: str) -> bool:
+    """Return whether a method can reuse its sharpness gradient between two-pass steps."""
+    return _accepts(method, "reuse")
 
 
 def _accepts(method: str, argument: str) -> bool:

@@ -34,8 +34,11 @@ def make_optimizer(run: Run, model: nn.Module) -> torch.optim.Optimizer:
     if run.method == settings.VANILLA:
         return base
     from wsam.methods import METHODS, create
+    from wsam.schedule import Every
 
     arguments: dict[str, Any] = {**run.hyper, **run.options, "model": model}
+    if "every" in arguments:
+        arguments["when"] = Every(arguments.pop("every"))
     if run.geometry is not None:
         arguments["geometry"] = _make_geometry(dict(run.geometry), run.seed)
     arguments |= _seed_argument(METHODS[run.method], run.seed)
@@ -223,20 +226,22 @@ class EpochTotals:
     loss: Tensor
     correct: Tensor
     sharpness: Tensor
+    measured: Tensor
+    """Steps with two passes, which measure the sharpness."""
     steps: int = 0
     predictions: int = 0
 
     @classmethod
     def zeros(cls, device: torch.device) -> EpochTotals:
         """Return sums over no steps."""
-        loss, correct, sharpness = torch.zeros(3, dtype=torch.float64, device=device)
-        return cls(loss, correct, sharpness)
+        return cls(*torch.zeros(4, dtype=torch.float64, device=device))
 
     def means(self) -> tuple[float, float, float]:
         """Return mean loss, error in percent and mean sharpness; synchronizes with the device."""
-        sums = torch.stack((self.loss, self.correct, self.sharpness)).tolist()
+        sums = torch.stack((self.loss, self.correct, self.sharpness, self.measured)).tolist()
         steps, count = max(self.steps, 1), max(self.predictions, 1)
-        return sums[0] / steps, 100 * (1 - sums[1] / count), sums[2] / steps
+        sharpness = sums[2] / sums[3] if sums[3] else math.nan
+        return sums[0] / steps, 100 * (1 - sums[1] / count), sharpness
 
 
 class Stepper:
@@ -268,7 +273,10 @@ class Stepper:
         totals.loss += loss.detach()
         totals.correct += self.objective.correct
         if self.sharpness_aware:
-            totals.sharpness += cast(Tensor, self.optimizer.sharpness)  # type: ignore[attr-defined]
+            sharpness = cast(Tensor, self.optimizer.sharpness)  # type: ignore[attr-defined]
+            one_pass = sharpness.isnan()
+            totals.sharpness += sharpness.masked_fill(one_pass, 0.0)
+            totals.measured += ~one_pass
         totals.steps += 1
         totals.predictions += targets.numel() if self.objective.classifies else 0
 

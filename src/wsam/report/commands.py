@@ -85,6 +85,9 @@ def _options(run: Run) -> list[object]:
     words: list[object] = ["--lean"] if run.options.get("lean") else []
     if run.options.get("max_norm") is not None:
         words += ["--max-norm", run.options["max_norm"]]
+    if "every" in run.options:
+        words += ["--every", run.options["every"]]
+    words += ["--reuse"] if run.options.get("reuse") else []
     return words
 
 
