@@ -280,6 +280,9 @@ class ESAM(SharpnessAware):
 
         loss = opt.select(F.cross_entropy(model(x), y, reduction="none"))
 
+    `wsam.train_step` computes gradients of the selected samples alone, which saves time. A closure
+    computes all losses again and selects among them.
+
     Args:
         base: an instance of a torch optimizer, such as `torch.optim.SGD(model.parameters(), lr=0.1)`.
         rho: the radius.

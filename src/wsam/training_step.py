@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from wsam._core import losses
 from wsam._core.pytree import map_tensors, tensors_of
-from wsam._core.validation import count, flag
+from wsam._core.validation import count, flag, number
 from wsam.optimizer import SharpnessAware
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ def train_step(
     scaler: torch.amp.GradScaler | None = None,
     micro_batches: int = 1,
     perturb_per_micro_batch: bool = False,
+    gather_selected: bool = True,
+    ascent_share: float = 1.0,
     capture: bool | Literal["auto"] = "auto",
 ) -> "TrainStep":
     """Return a function that makes one training step on a batch.
@@ -50,6 +52,12 @@ def train_step(
             over samples: parts are weighted by their sizes. Other values are passed to each part.
         perturb_per_micro_batch: compute a perturbation for each micro-batch (m-sharpness) instead of
             one for the batch.
+        gather_selected: where `loss_fn` calls `optimizer.select` (ESAM), run the second pass on the
+            selected samples alone: a forward pass without gradients at w + d selects them. False runs
+            it on all samples and averages the losses of the selected ones, which saves no time.
+        ascent_share: compute the perturbation from this share of the batch, its first samples. Only
+            for methods whose base receives g1 alone, such as SAM. The loss and the outputs that are
+            returned are those of this share.
         capture: "auto" records the step into a CUDA graph once a shape has occurred twice, if all
             parameters are on one CUDA device and nothing prevents it, and logs once what does. True
             raises an error instead. False makes eager steps. A graph does not repeat what `loss_fn`
@@ -83,6 +91,8 @@ def train_step(
         scaler=scaler,
         micro_batches=micro_batches,
         perturb_per_micro_batch=perturb_per_micro_batch,
+        gather_selected=gather_selected,
+        ascent_share=ascent_share,
         capture=capture,
     )
 
@@ -92,7 +102,14 @@ class Part(NamedTuple):
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    weight: float
+    weight: float = 1.0
+    is_selected: bool = False
+    """Whether it consists of the samples that ESAM has selected."""
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Part":
+        """Apply a function to each tensor."""
+        args, kwargs = map_tensors(function, (self.args, self.kwargs))
+        return self._replace(args=args, kwargs=kwargs)
 
 
 class TrainStep:
@@ -107,6 +124,8 @@ class TrainStep:
         scaler: torch.amp.GradScaler | None = None,
         micro_batches: int = 1,
         perturb_per_micro_batch: bool = False,
+        gather_selected: bool = True,
+        ascent_share: float = 1.0,
         capture: bool | Literal["auto"] = "auto",
     ) -> None:
         self.optimizer, self.loss_fn = optimizer, loss_fn
@@ -115,6 +134,11 @@ class TrainStep:
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self._micro_batches = count("micro_batches", micro_batches, 1)
         self._separate = flag("perturb_per_micro_batch", perturb_per_micro_batch)
+        gathers = flag("gather_selected", gather_selected)
+        self._gathers = gathers and self._sharp is not None and self._sharp.keep < 1.0
+        self._ascent_share = number(
+            "ascent_share", ascent_share, 0, 1, low_open=True, high_open=False
+        )
         self._capture = capture
         self._check_arguments()
         model = self._sharp.model if self._sharp is not None else None
@@ -155,6 +179,15 @@ class TrainStep:
                 "autocast=torch.bfloat16 without one"
             )
 
+        if self._ascent_share < 1.0:
+            if self._sharp is None or self._sharp.rule.keeps_g0 or self._sharp.when is not None:
+                raise ValueError(
+                    "ascent_share needs a method whose base receives the second gradient alone, at "
+                    "every step, such as SAM without when="
+                )
+            if self._micro_batches > 1 or self._gathers:
+                raise ValueError("ascent_share does not support micro_batches or ESAM's selection")
+
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
         """Make one step; return the loss at w and the outputs of the first pass, detached."""
         if self._capture is False or not self._is_on_cuda():
@@ -181,7 +214,7 @@ class TrainStep:
         outputs: dict[int, Any] = {}
 
         def run(index: int) -> Tensor:
-            loss, found = self._run(parts[index])
+            loss, found = self._run(self._samples_of_pass(parts[index]))
             if index not in outputs:  # of the first pass
                 outputs[index] = map_tensors(Tensor.detach, found)
             return loss
@@ -206,11 +239,36 @@ class TrainStep:
             return loss.detach(), outputs[0]
         return loss.detach(), _combine([outputs[i] for i in range(len(parts))], parts)
 
+    def _samples_of_pass(self, part: Part) -> Part:
+        """Return the samples that this pass uses."""
+        sharp = self._sharp
+        if sharp is None:
+            return part
+        if self._ascent_share < 1.0 and not sharp.second_pass:
+            size = _batch_size(part, "ascent_share")
+            return part.map(_slicer(0, max(1, int(self._ascent_share * size + 1e-9))))
+        if not (self._gathers and sharp.second_pass):
+            return part
+        with self._autocast_context():
+            found = sharp._selection.choose(lambda: self.loss_fn(*part.args, **part.kwargs))
+        if not found:  # loss_fn does not select
+            return part
+        if len(found) > 1:
+            raise ValueError(
+                f"loss_fn calls optimizer.select {len(found)} times: gather_selected=True needs one "
+                "call, with a loss for each sample of the batch; pass gather_selected=False"
+            )
+        _batch_size(part, "gather_selected")
+        return part.map(lambda x: x[found[0]] if x.dim() else x)._replace(is_selected=True)
+
     def _run(self, part: Part) -> tuple[Tensor, Any]:
         """Run a micro-batch forward and backward; return its share of the loss, and the outputs."""
         is_clear = self._check_backward and not self._has_gradients()
+        chosen: AbstractContextManager[Any] = contextlib.nullcontext()
+        if part.is_selected and self._sharp is not None:
+            chosen = self._sharp._selection.already_chosen()
         with torch.enable_grad():
-            with self._autocast_context(), self._host_work_context():
+            with self._autocast_context(), self._host_work_context(), chosen:
                 result = self.loss_fn(*part.args, **part.kwargs)
             if is_clear and self._has_gradients():
                 raise RuntimeError(
@@ -274,22 +332,15 @@ class TrainStep:
             yield
 
     def _split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Part]:
+        whole = Part(args, kwargs)
         if self._micro_batches == 1:
-            return [Part(args, kwargs, 1.0)]
-        sizes = {len(tensor) for tensor in tensors_of((args, kwargs)) if tensor.dim()}
-        if len(sizes) != 1 or 0 in sizes:
-            found = ", ".join(map(str, sorted(sizes))) or "none"
-            raise ValueError(
-                f"micro_batches={self._micro_batches} splits each tensor of the batch along its first "
-                f"dimension, which must have the same size, at least 1, in all of them; found: {found}"
-            )
-        (size,) = sizes
+            return [whole]
+        size = _batch_size(whole, f"micro_batches={self._micro_batches}")
         parts, start = [], 0
-        number = min(self._micro_batches, size)
-        for index in range(number):
-            stop = size * (index + 1) // number
-            cut_args, cut_kwargs = map_tensors(_slicer(start, stop), (args, kwargs))
-            parts.append(Part(cut_args, cut_kwargs, (stop - start) / size))
+        pieces = min(self._micro_batches, size)
+        for index in range(pieces):
+            stop = size * (index + 1) // pieces
+            parts.append(whole.map(_slicer(start, stop))._replace(weight=(stop - start) / size))
             start = stop
         return parts
 
@@ -361,6 +412,19 @@ def _reduces(module: Any) -> bool:
     if hasattr(module, "require_backward_grad_sync"):  # DistributedDataParallel
         return not module.static_graph  # torch records it in the first backward pass
     return hasattr(module, "set_requires_gradient_sync")  # FSDP2
+
+
+def _batch_size(part: Part, option: str) -> int:
+    """Return the size of the first dimension of all tensors of a batch."""
+    sizes = {len(tensor) for tensor in tensors_of((part.args, part.kwargs)) if tensor.dim()}
+    if len(sizes) != 1 or 0 in sizes:
+        found = ", ".join(map(str, sorted(sizes))) or "none"
+        raise ValueError(
+            f"{option} divides each tensor of the batch along its first dimension, which must have "
+            f"the same size, at least 1, in all of them; found: {found}"
+        )
+    (size,) = sizes
+    return size
 
 
 def _slicer(start: int, stop: int) -> Callable[[Tensor], Tensor]:

@@ -1,6 +1,8 @@
 """ESAM's data selection: the second pass uses the samples whose loss increased most."""
 
+import contextlib
 import math
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -23,6 +25,8 @@ class SampleSelection:
         self._first: list[Tensor] = []
         self._corrections: list[Tensor] = []
         self._calls = 0
+        self._chosen: list[Tensor] | None = None  # while `choose` runs
+        self._is_chosen = False
         self._warned = False
 
     def reset(self) -> None:
@@ -34,7 +38,9 @@ class SampleSelection:
         if losses.dim() == 0:
             raise ValueError("select takes a loss for each sample: use reduction='none'")
         losses = losses.flatten()
-        if self.keep == 1.0 or not losses.requires_grad:
+        if self.keep == 1.0 or self._is_chosen:
+            return losses.mean()
+        if not losses.requires_grad and self._chosen is None:
             return losses.mean()
         if not second_pass:
             self._first.append(losses.detach())
@@ -47,10 +53,31 @@ class SampleSelection:
         increase = losses.detach() - self._first[self._calls]
         self._calls += 1
         # Stable: where nothing was perturbed all increases are zero, and the choice is still defined.
-        order = torch.argsort(increase, descending=True, stable=True)
-        mean = losses[order[: self.size(len(losses))]].mean()
+        order = torch.argsort(increase, descending=True, stable=True)[: self.size(len(losses))]
+        if self._chosen is not None:
+            self._chosen.append(order)
+        mean = losses[order].mean()
         self._corrections.append(losses.detach().mean() - mean.detach())
         return mean
+
+    def choose(self, forward: Callable[[], object]) -> list[Tensor]:
+        """Run a forward pass at w + d without gradients; return the indices of each selection."""
+        self._chosen = []
+        try:
+            with torch.no_grad():
+                forward()
+            return self._chosen
+        finally:
+            self._chosen = None
+
+    @contextlib.contextmanager
+    def already_chosen(self) -> Iterator[None]:
+        """Within it, batches consist of selected samples, and all of them are used."""
+        self._is_chosen = True
+        try:
+            yield
+        finally:
+            self._is_chosen = False
 
     def size(self, samples: int) -> int:
         """Return how many of `samples` are used."""

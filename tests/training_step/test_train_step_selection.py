@@ -1,0 +1,141 @@
+"""Passes on a part of the batch: ESAM's selected samples, and ascent on a share."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from helpers import batch, same, small_model
+from torch import Tensor, nn
+
+import wsam
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+def esam(model: nn.Module) -> wsam.ESAM:
+    return wsam.ESAM(sgd(model), rho=0.3, gamma=0.4, model=model)
+
+
+class Samples:
+    """A loss function that counts the samples of its passes with and without gradients."""
+
+    def __init__(self, opt: wsam.SharpnessAware, model: nn.Module) -> None:
+        self.opt, self.model = opt, model
+        self.seen: list[tuple[int, bool]] = []
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        self.seen.append((len(x), torch.is_grad_enabled()))
+        out = self.model(x)
+        return self.opt.select((out**2).sum(1)), out
+
+
+@pytest.mark.parametrize("options", [{}, {"micro_batches": 2}])
+def test_esam_computes_gradients_of_the_selected_samples_alone(options: dict[str, Any]) -> None:
+    """The result is that of selecting losses, for a model whose samples do not interact."""
+    models = small_model(), small_model()
+    opts = [esam(model) for model in models]
+    functions = [Samples(opt, model) for opt, model in zip(opts, models, strict=True)]
+    steps = [
+        wsam.train_step(opt, function, gather_selected=gather, **options)
+        for opt, function, gather in zip(opts, functions, [True, False], strict=True)
+    ]
+    for t in range(5):
+        (loss, out), (other, whole) = (step(batch(t)) for step in steps)
+        assert torch.allclose(loss, other, rtol=1e-10)
+        assert torch.allclose(out, whole, rtol=1e-10)
+        assert torch.allclose(opts[0].sharpness, opts[1].sharpness, rtol=1e-10)
+    for p, q in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.allclose(p, q, rtol=1e-10, atol=1e-12)
+    if not options:
+        assert functions[0].seen[:3] == [(10, True), (10, False), (4, True)]
+        assert functions[1].seen[:2] == [(10, True), (10, True)]
+
+
+def test_esam_gathers_keyword_batches() -> None:
+    model = small_model()
+    opt = esam(model)
+    sizes: list[int] = []
+
+    def loss_fn(x: Tensor, target: dict[str, Tensor], scale: float) -> Tensor:
+        sizes.append(len(target["y"]))
+        return opt.select(scale * ((model(x) - target["y"]) ** 2).sum(1))
+
+    x = batch(0)
+    wsam.train_step(opt, loss_fn)(x=x, target={"y": x[:, :2]}, scale=0.5)
+    assert sizes == [10, 10, 4]
+
+
+def test_esam_with_a_grad_scaler() -> None:
+    models = small_model(), small_model()
+    opts = [esam(model) for model in models]
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaled = wsam.train_step(opts[0], Samples(opts[0], models[0]), scaler=scaler)
+    plain = wsam.train_step(opts[1], Samples(opts[1], models[1]))
+    for t in range(3):
+        scaled(batch(t))
+        plain(batch(t))
+    assert same(list(models[0].parameters()), list(models[1].parameters()))
+
+
+def test_esam_that_selects_twice_is_rejected() -> None:
+    model = small_model()
+    opt = esam(model)
+
+    def loss_fn(x: Tensor) -> Tensor:
+        losses = (model(x) ** 2).sum(1)
+        return opt.select(losses) + opt.select(losses**2)
+
+    with pytest.raises(ValueError, match=r"select 2 times.*gather_selected=False"):
+        wsam.train_step(opt, loss_fn)(batch(0))
+    wsam.train_step(opt, loss_fn, gather_selected=False)(batch(0))
+
+
+def test_statistics_move_once() -> None:
+    """The pass that selects samples must not move them either."""
+    model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).double()
+    opt = esam(model)
+    step = wsam.train_step(opt, Samples(opt, model))
+    twin = copy.deepcopy(model)
+    twin(batch(0))
+    step(batch(0))
+    assert int(model[1].num_batches_tracked) == 1
+    assert torch.equal(model[1].running_mean, twin[1].running_mean)
+
+
+def test_ascent_share() -> None:
+    """d is computed from the first samples, and the base receives g1 of the whole batch."""
+    models = small_model(), small_model()
+    opts = [wsam.SAM(sgd(model), rho=0.3) for model in models]
+
+    def loss_of(model: nn.Module, x: Tensor) -> Tensor:
+        return (model(x) ** 2).sum(1).mean()
+
+    step = wsam.train_step(opts[0], lambda x: loss_of(models[0], x), ascent_share=0.3)
+    for t in range(3):
+        x = batch(t)
+        loss, _ = step(x)
+        opts[1].begin()
+        expected = loss_of(models[1], x[:3])
+        expected.backward()
+        opts[1].ascend()
+        loss_of(models[1], x).backward()
+        opts[1].descend()
+        opts[1].step()
+        assert torch.equal(loss, expected.detach())
+    assert same(list(models[0].parameters()), list(models[1].parameters()))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda base: wsam.WSAM(base),
+        lambda base: base,
+        lambda base: wsam.SAM(base, when=wsam.schedule.Every(2)),
+    ],
+)
+def test_ascent_share_needs_a_rule_without_g0(make: Any) -> None:
+    with pytest.raises(ValueError, match="ascent_share needs a method"):
+        wsam.train_step(make(sgd(small_model())), lambda x: x, ascent_share=0.5)
