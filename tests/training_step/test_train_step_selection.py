@@ -131,7 +131,7 @@ def test_ascent_share() -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda base: wsam.WSAM(base),
+        wsam.WSAM,
         lambda base: base,
         lambda base: wsam.SAM(base, when=wsam.schedule.Every(2)),
     ],
