@@ -101,7 +101,7 @@ def test_a_file_that_changed_after_the_run_was_described(tmp_path):
     path = write(tmp_path / "mine.py", "def net(): ...")
     run = Run(model=f"{path}:net")
     write(path, "def net(): return 1")
-    with pytest.raises(UserCodeError, match="has changed"):
+    with pytest.raises(UserCodeError, match="have changed"):
         train(run, tmp_path / "out", CPU)
 
 

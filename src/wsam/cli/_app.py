@@ -29,11 +29,13 @@ INTERRUPTED = 130
 
 EXTRAS = {
     "accelerate": "accelerate",
+    "datasets": "data",
     "filelock": "lab",
     "jinja2": "lab",
     "matplotlib": "plots",
     "numpy": "lab",
     "optuna": "optuna",
+    "pyarrow": "data",
     "ray": "ray",
     "rich": "lab",
     "scipy": "lab",

@@ -30,15 +30,16 @@ _EXAMPLE = (
 Data = Annotated[
     str,
     typer.Option(
-        help="digits, cifar10, cifar100, fashion, imagenet, folder:PATH, or your own function: "
-        "path.py:function or package.module:function."
+        help="digits, cifar10, cifar100, fashion, imagenet; your own files: folder:PATH, table:PATH, "
+        "text:PATH, hf:PATH; or your own function: path.py:function or package.module:function."
     ),
 ]
 Model = Annotated[
-    str,
+    str | None,
     typer.Option(
-        help="cnn, mlp, resnet18, wrn-28-10, deit-base, timm:NAME, or your own function: "
-        "path.py:function or package.module:function."
+        help="cnn, mlp, resnet18, wrn-28-10, deit-base, gpt, timm:NAME, or your own function: "
+        "path.py:function or package.module:function. [default: mlp for tables, gpt for texts, "
+        "else cnn]"
     ),
 ]
 Method = Annotated[
@@ -132,6 +133,14 @@ ImageSize = Annotated[
         "[default: the images' own; 224 for imagenet]"
     ),
 ]
+Target = Annotated[
+    str | None, typer.Option(help="Column to predict (table:, hf:). [default for hf: label]")
+]
+TaskName = Annotated[
+    Literal["classification", "regression"] | None,
+    typer.Option("--task", help="Kind of target (table:, hf:). [default: by its values]"),
+]
+BlockSize = Annotated[int | None, typer.Option(help="Characters per sample (text:). [default: 64]")]
 MetricName = Annotated[
     str | None,
     typer.Option(
@@ -156,7 +165,7 @@ TensorBoard = Annotated[
 @app.command(epilog=_EXAMPLE)
 def train(
     data: Data = "digits",
-    model: Model = "cnn",
+    model: Model = None,
     method: Method = "wsam",
     rho: Rho = None,
     gamma: Gamma = None,
@@ -191,6 +200,9 @@ def train(
     validation_seed: ValidationSeed = None,
     metric: MetricName = None,
     image_size: ImageSize = None,
+    target: Target = None,
+    task: TaskName = None,
+    block_size: BlockSize = None,
     out: options.Out = Path("runs"),
     data_dir: options.DataDir = None,
     download: options.Download = True,
@@ -225,7 +237,7 @@ def train(
     }  # fmt: skip
     run = Run(
         data=data,
-        model=model,
+        model=model or "",
         method=method,
         hyper=merge_pairs(named, "--hyper", hyper or ()),
         geometry=_geometry(geometry, geometry_arg or []),
@@ -254,6 +266,9 @@ def train(
         validation_seed=validation_seed,
         metric=metric,
         image_size=image_size,
+        target=target,
+        task=task,
+        block_size=block_size,
     )
     _train(run, out, config, tensorboard, as_json)
 

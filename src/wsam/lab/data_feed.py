@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -20,6 +20,8 @@ from wsam.lab.models import Task
 
 Batch = tuple[Any, Any]
 """What the model is called with, and the targets."""
+Validation = tuple[float | int, int] | None
+"""Size (a fraction, or a number of samples) and seed of the validation split; None for none."""
 TRAIN, VALIDATION, TEST = SPLITS = ("train", "validation", "test")
 _TEST_BATCH_CUDA, _TEST_BATCH_CPU = 2000, 500
 
@@ -39,13 +41,12 @@ class DataFeed(ABC):
     """Source of all randomness in order and augmentation; its state is all a resume needs."""
     loss: Loss
     metric: Metric
+    task: Task
+    """What a named model must know of the data."""
     name: str = "the data"
     """Name of the data, for messages."""
-
-    @property
-    @abstractmethod
-    def task(self) -> Task:
-        """What a named model must know of the data."""
+    units: tuple[float, float] | None = None
+    """Mean and deviation that real targets were standardised by; metrics are in the original unit."""
 
     @abstractmethod
     def example(self, count: int) -> Batch:
@@ -177,7 +178,7 @@ class ImageFeed(DataFeed):
         self.normalize = Normalizer(info, device)
 
     @property
-    def task(self) -> Task:
+    def task(self) -> Task:  # type: ignore[override]
         """What a named model must know of the data."""
         return Task(self.shape, self.info.classes, self.name)
 
@@ -256,3 +257,63 @@ class MemoryFeed(ImageFeed):
         """Yield a whole split without augmentation, in large batches."""
         size = _TEST_BATCH_CUDA if self.device.type == "cuda" else _TEST_BATCH_CPU
         return self.fixed(split, getattr(self, f"{split}_count"), size)
+
+
+class TensorFeed(DataFeed):
+    """Batches of samples that are stored on the training device.
+
+    Args:
+        splits: Inputs and targets of ``train``, ``test`` and possibly ``validation``.
+        task: What a named model must know of the data.
+        loss: Compares outputs and targets.
+        metric: The default metric.
+        batch_size: Samples per step; reduced to the number of samples if there are fewer.
+        device: The training device.
+        seed: Seed of the order.
+        units: Mean and deviation that real targets were standardised by.
+    """
+
+    verified = "own data"
+
+    def __init__(
+        self,
+        splits: Mapping[str, tuple[Tensor, Tensor]],
+        task: Task,
+        loss: Loss,
+        metric: Metric,
+        batch_size: int,
+        device: torch.device,
+        seed: int,
+        units: tuple[float, float] | None = None,
+    ) -> None:
+        self.task, self.loss, self.metric, self.units = task, loss, metric, units
+        self.device, self.name = device, task.data
+        self.splits = {name: (x.to(device), y.to(device)) for name, (x, y) in splits.items()}
+        self.train_count, self.validation_count, self.test_count = (
+            len(self.splits[split][1]) if split in self.splits else 0 for split in SPLITS
+        )
+        self.batch_size = min(batch_size, self.train_count)
+        self.steps = self.train_count // self.batch_size
+        self.generator = torch.Generator(device).manual_seed(derive_seed(seed, "data"))
+
+    def example(self, count: int) -> Batch:
+        """Return the first training samples."""
+        return next(self.fixed(TRAIN, count, count))
+
+    def epoch(self) -> Iterator[Batch]:
+        """Yield the training batches of the next epoch."""
+        inputs, targets = self.splits[TRAIN]
+        order = torch.randperm(self.train_count, generator=self.generator, device=self.device)
+        for step in range(self.steps):
+            index = order[step * self.batch_size : (step + 1) * self.batch_size]
+            yield inputs[index], targets[index]
+
+    def fixed(self, split: str, count: int, size: int) -> Iterator[Batch]:
+        """Yield the first `count` samples of a split, in batches of `size`."""
+        inputs, targets = (part[:count] for part in self.splits[split])
+        for start in range(0, len(targets), size):
+            yield inputs[start : start + size], targets[start : start + size]
+
+    def evaluation(self, split: str) -> Iterator[Batch]:
+        """Yield a whole split, in large batches."""
+        return self.fixed(split, getattr(self, f"{split}_count"), _TEST_BATCH_CPU)

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 from wsam.lab.data_feed import (
     Batch,
     ImageFeed,
+    Validation,
     add_label_noise,
     derive_seed,
     split_validation,
@@ -189,7 +190,7 @@ class FolderFeed(ImageFeed):
         limits: tuple[int | None, int | None] = (None, None),
         size: int = IMAGENET_SIZE,
         workers: int | None = None,
-        validation: tuple[float | int, int] | None = None,
+        validation: Validation = None,
     ) -> None:
         classes = sorted(path.name for path in (root / "train").iterdir() if path.is_dir())
         super().__init__(DatasetInfo(len(classes), MEAN, STD), device)

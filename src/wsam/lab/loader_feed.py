@@ -20,6 +20,7 @@ from wsam.lab.data_feed import (
     VALIDATION,
     Batch,
     DataFeed,
+    Validation,
     derive_seed,
     split_validation,
 )
@@ -128,7 +129,7 @@ class LoaderFeed(DataFeed):
         device: torch.device,
         seed: int,
         limits: tuple[int | None, int | None] = (None, None),
-        validation: tuple[float | int, int] | None = None,
+        validation: Validation = None,
         workers: int | None = None,
     ) -> None:
         self.name, self.device, self.workers = name, device, workers or 0
@@ -225,7 +226,7 @@ class LoaderFeed(DataFeed):
         return loss, metric if data.metric is None else resolve_metric(data.metric, self.name)
 
     @property
-    def task(self) -> Task:
+    def task(self) -> Task:  # type: ignore[override]
         """What a named model must know.
 
         Raises:

@@ -1,8 +1,8 @@
-"""Models: ResNet18 and WRN-28-10 for CIFAR, two small ones for CPUs, DeiT, and timm's models.
+"""Models: ResNet18 and WRN-28-10 for CIFAR, small ones for CPUs, DeiT, and timm's models.
 
-Convolutions use He's normal initialization, linear layers torch's default with zero biases; DeiT and
-timm's models use their own. Weights are drawn on the CPU from the run's seed, so the initial weights
-do not depend on the device.
+Convolutions use He's normal initialization, linear layers torch's default with zero biases; DeiT, GPT
+and timm's models use their own. Weights are drawn on the CPU from the run's seed, so they do not
+depend on the device.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import relu
+from torch.nn.functional import relu, scaled_dot_product_attention
 
 from wsam.lab.settings import MODELS, check_choice
+
+VALUES, TOKENS = "values", "tokens"
 
 
 @dataclass(frozen=True)
@@ -27,11 +29,15 @@ class Task:
         shape: Shape of one input; of an image, its channels, rows and columns.
         outputs: Number of outputs: the classes, or the numbers to predict.
         data: Name of the data, for error messages.
+        kind: `VALUES` or `TOKENS`, whole numbers less than `outputs`.
+        categories: For a table, the number of categories of each of the last entries of an input.
     """
 
     shape: tuple[int, ...]
     outputs: int
     data: str = "the data"
+    kind: str = VALUES
+    categories: tuple[int, ...] = ()
 
 
 def build_model(name: str, task: Task, seed: int, pretrained: str | None = None) -> nn.Module:
@@ -55,11 +61,7 @@ def build_model(name: str, task: Task, seed: int, pretrained: str | None = None)
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        if name != "mlp" and len(task.shape) != 3:
-            raise ValueError(
-                f"{name} needs images (channels x rows x columns), an input of {task.data} is "
-                f"{format_sizes(*task.shape) or 'a number'}; use mlp or a model of your own"
-            )
+        _check_inputs(name, task)
         if name.startswith("timm:"):
             return timm_model(name.removeprefix("timm:"), task, pretrained is not None)
         check_choice("model", name, (*MODELS, "timm:NAME"))
@@ -67,9 +69,25 @@ def build_model(name: str, task: Task, seed: int, pretrained: str | None = None)
             return DeiT(task, pretrained)
         if pretrained is not None:
             raise ValueError(f"{name} has no pretrained weights; use deit-base or a timm: model")
+        if name == "gpt":
+            return GPT(task)
         model = _BUILDERS[name](task)
         he_init(model)
         return model
+
+
+def _check_inputs(name: str, task: Task) -> None:
+    """Raise ValueError if a model is for other inputs."""
+    if name == "gpt":
+        if task.kind != TOKENS or len(task.shape) != 1:
+            raise ValueError(f"gpt needs a text, as --data text:PATH, not {task.data}")
+    elif task.kind == TOKENS:
+        raise ValueError(f"{name} needs numbers, {task.data} has tokens; use a model of your own")
+    elif name != "mlp" and len(task.shape) != 3:
+        raise ValueError(
+            f"{name} needs images (channels x rows x columns), an input of {task.data} is "
+            f"{format_sizes(*task.shape) or 'a number'}; use mlp or a model of your own"
+        )
 
 
 def he_init(model: nn.Module) -> None:
@@ -188,10 +206,84 @@ def small_cnn(task: Task) -> nn.Module:
 
 
 def mlp(task: Task) -> nn.Module:
-    """A perceptron with two hidden layers of 64 units."""
+    """A perceptron with two hidden layers of 64 units; categories of a table are embedded."""
     inputs = math.prod(task.shape)
+    first: nn.Module = nn.Flatten()
+    if task.categories:
+        first = EmbedCategories(task.categories)
+        inputs += first.added
     layers = (nn.Linear(inputs, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU())
-    return nn.Sequential(nn.Flatten(), *layers, nn.Linear(64, task.outputs))
+    return nn.Sequential(first, *layers, nn.Linear(64, task.outputs))
+
+
+class EmbedCategories(nn.Module):
+    """Replaces the last entries of each row, numbers of categories, by vectors.
+
+    Args:
+        categories: Number of categories of each of these entries.
+    """
+
+    def __init__(self, categories: tuple[int, ...]) -> None:
+        super().__init__()
+        widths = [min(16, (size + 1) // 2) for size in categories]
+        pairs = zip(categories, widths, strict=True)
+        self.tables = nn.ModuleList(nn.Embedding(size, width) for size, width in pairs)
+        self.added = sum(widths) - len(widths)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the numbers and the vectors."""
+        numbers = x.shape[1] - len(self.tables)
+        codes = x[:, numbers:].long()
+        vectors = [table(codes[:, column]) for column, table in enumerate(self.tables)]
+        return torch.cat((x[:, :numbers], *vectors), 1)
+
+
+class GPT(nn.Module):
+    """A small decoder of characters: 4 layers of width 128; returns (batch, characters, block) logits.
+
+    Reference:
+        Radford et al., Language models are unsupervised multitask learners, 2019.
+    """
+
+    def __init__(self, task: Task, layers: int = 4, width: int = 128, heads: int = 4) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(task.outputs, width)
+        self.places = nn.Parameter(torch.zeros(task.shape[0], width))
+        self.blocks = nn.Sequential(*(GPTBlock(width, heads) for _ in range(layers)))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, task.outputs, bias=False)
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits of the next character at each place, the characters in dim 1."""
+        x = self.blocks(self.tokens(x) + self.places[: x.shape[1]])
+        return cast(Tensor, self.head(self.norm(x)).transpose(1, 2))
+
+
+class GPTBlock(nn.Module):
+    """Causal self-attention and a perceptron, each after a LayerNorm, with residuals."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention, self.project = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the block's output."""
+        batch, length, width = x.shape
+        parts = self.attention(self.norm1(x)).view(batch, length, 3, self.heads, -1)
+        query, key, value = parts.permute(2, 0, 3, 1, 4)
+        mixed = scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.project(mixed.transpose(1, 2).reshape(batch, length, width))
+        return x + cast(Tensor, self.mlp(self.norm2(x)))
 
 
 class DeiT(nn.Module):

@@ -9,20 +9,31 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from wsam.lab import datasets, user_code
-from wsam.lab.data_feed import DataFeed, MemoryFeed, add_label_noise, split_validation
+from wsam.lab.data_feed import (
+    DataFeed,
+    MemoryFeed,
+    Validation,
+    add_label_noise,
+    split_validation,
+)
 from wsam.lab.execution import ExecutionConfig
+from wsam.lab.hf_folder import load_hf
 from wsam.lab.image_folder import IMAGENET_SIZE, FolderFeed, find_root
 from wsam.lab.image_memory import load_folder
 from wsam.lab.loader_feed import Data, LoaderFeed, as_data, resolve_metric
 from wsam.lab.metrics import ACCURACY, ERROR, Loss, Metric, cross_entropy
 from wsam.lab.models import build_model
+from wsam.lab.named_files import digest
 from wsam.lab.run import Run
+from wsam.lab.tables import read_table, table_feed
+from wsam.lab.text import text_feed
 from wsam.lab.user_code import UserCodeError
 
 
@@ -70,12 +81,13 @@ def make_problem(
         OSError: Data or code is missing.
         ValueError: Damaged data, or the user's code does not return what it should.
     """
+    _check_digests(run, objects)
     feed = make_data_feed(run, execution, device, objects)
     model = make_model(run, feed, device, objects)
     metric = feed.metric
     if run.metric is not None:
         own = user_code.is_code(run.metric)
-        found = user_code.load(run.metric, run.digests["metric"]) if own else run.metric
+        found = user_code.load(run.metric) if own else run.metric
         metric = resolve_metric(found, run.metric)
     return Problem(model, feed, feed.loss, metric)
 
@@ -88,6 +100,20 @@ def uses_own_code(run: Run) -> bool:
     )
 
 
+def _check_digests(run: Run, objects: Objects | None) -> None:
+    """Raise an error if a file has changed after the run was described."""
+    given = {"model": objects and objects.model, "data": objects and objects.data}
+    for what, expected in run.digests.items():
+        name = getattr(run, what)
+        if given.get(what) is not None or name.startswith(user_code.OBJECT):
+            continue
+        if (now := digest(name)) != expected:
+            raise UserCodeError(
+                f"the files of {name} have changed: their digest is {now}, the run was described "
+                f"with {expected}; describe the run again"
+            )
+
+
 # Data -------------------------------------------------------------------------------------------
 
 
@@ -96,35 +122,57 @@ def make_data_feed(
 ) -> DataFeed:
     """Return the run's data, with its label noise, limits and splits, as batches on the device."""
     validation = None if run.validation is None else (run.validation, run.validation_seed or 0)
-    if run.data in datasets.LOADERS:
+    if not (user_code.is_code(run.data) or run.data.startswith(user_code.OBJECT)):
+        return _named_feed(run, execution, device, validation)
+    if run.noise:
+        raise ValueError(f"--noise needs images or a table with classes, not {run.data}")
+    return LoaderFeed(
+        _own_data(run, objects),
+        run.data,
+        run.batch_size,
+        device,
+        run.seed,
+        (run.train_limit, run.test_limit),
+        validation,
+        execution.workers,
+    )
+
+
+def _named_feed(
+    run: Run, execution: ExecutionConfig, device: torch.device, validation: Validation
+) -> DataFeed:
+    """Return a named data set, or the data of a file or folder."""
+    kind, _, rest = run.data.partition(":")
+    if kind == "table":
+        return table_feed(read_table(Path(rest), run.data), run, device, validation)
+    if kind == "text":
+        return text_feed(Path(rest), run, device, validation)
+    images: datasets.Images | DataFeed | None = None
+    if kind == "hf":
+        images = load_hf(Path(rest), run, device, validation)
+    elif run.data in datasets.LOADERS:
         images = datasets.load(run.data, execution.source)
+    elif kind == "folder" and run.image_size is None:
+        images = load_folder(find_root(execution.source.folder, rest), run.data)
+    if isinstance(images, DataFeed):
+        return images
+    if images is not None:
         return _memory_feed(run, images, validation, device)
-    if user_code.is_code(run.data) or run.data.startswith(user_code.OBJECT):
-        if run.noise:
-            raise ValueError(f"--noise needs images with labels, not {run.data}")
-        return LoaderFeed(
-            _own_data(run, objects),
-            run.data,
-            run.batch_size,
-            device,
-            run.seed,
-            (run.train_limit, run.test_limit),
-            validation,
-            execution.workers,
-        )
-    root = find_root(execution.source.folder, run.data.removeprefix("folder:"))
-    size = IMAGENET_SIZE if run.image_size is None else run.image_size
-    if run.image_size is None and run.data.startswith("folder:"):
-        return _memory_feed(run, load_folder(root, run.data), validation, device)
+    return _folder_feed(run, execution, device, validation)
+
+
+def _folder_feed(
+    run: Run, execution: ExecutionConfig, device: torch.device, validation: Validation
+) -> FolderFeed:
     feed = FolderFeed(
-        root,
+        find_root(execution.source.folder, run.data.removeprefix("folder:")),
         run.batch_size,
         device,
         run.seed,
         run.augment,
         noise=(run.noise, run.noise_seed),
         limits=(run.train_limit, run.test_limit),
-        size=size,
+        size=IMAGENET_SIZE if run.image_size is None else run.image_size,
         workers=execution.workers,
         validation=validation,
     )
@@ -135,7 +183,7 @@ def make_data_feed(
 def _memory_feed(
     run: Run,
     images: datasets.Images,
-    validation: tuple[float | int, int] | None,
+    validation: Validation,
     device: torch.device,
 ) -> MemoryFeed:
     images = images.limited(run.train_limit, run.test_limit)
@@ -149,7 +197,7 @@ def _memory_feed(
 
 
 def _own_data(run: Run, objects: Objects | None) -> Data:
-    given = _object_or_code("data", run.data, run.digests, objects and objects.data)
+    given = _object_or_code("data", run.data, objects and objects.data)
     if callable(given) and not isinstance(given, Data):
         path = user_code.source_file(run.data) if user_code.is_code(run.data) else None
         # The same samples for every seed of the run.
@@ -159,13 +207,13 @@ def _own_data(run: Run, objects: Objects | None) -> Data:
     return as_data(given, run.data)
 
 
-def _object_or_code(what: str, name: str, digests: Any, given: Any) -> Any:
+def _object_or_code(what: str, name: str, given: Any) -> Any:
     """Return the object that was given in Python, else the function of a name."""
     if given is not None:
         return given
     if name.startswith(user_code.OBJECT):
         raise ValueError(f"the {what} {name} was given in Python: pass it to wsam.lab.fit again")
-    return user_code.load(name, digests[what])
+    return user_code.load(name)
 
 
 # Models -----------------------------------------------------------------------------------------
@@ -185,7 +233,7 @@ def make_model(
 def _own_model(run: Run, objects: Objects | None) -> nn.Module:
     if run.pretrained is not None:
         raise ValueError(f"--pretrained has no effect on {run.model}: load the weights in it")
-    given = _object_or_code("model", run.model, run.digests, objects and objects.model)
+    given = _object_or_code("model", run.model, objects and objects.model)
     if isinstance(given, nn.Module):  # an object of fit is trained itself, one of a file is copied
         return given if objects and objects.model is given else copy.deepcopy(given)
     path = user_code.source_file(run.model) if user_code.is_code(run.model) else None

@@ -12,16 +12,21 @@ from types import MappingProxyType
 from typing import Any
 
 from wsam._core import validation
+from wsam.lab.named_files import digest
 from wsam.lab.settings import (
     BASES,
+    BLOCK_SIZE,
     CODE,
     DATA,
+    DEFAULT_MODELS,
+    FILES,
     IMAGE_FILES,
     METRICS,
     MODELS,
     OPTIONS,
     PRECISIONS,
     SCHEDULES,
+    TASKS,
     VANILLA,
     Value,
     accepts_geometry,
@@ -36,10 +41,13 @@ from wsam.lab.settings import (
     method_defaults,
     with_defaults,
 )
-from wsam.lab.user_code import OBJECT, file_digest, is_code, source_file
+from wsam.lab.user_code import OBJECT, is_code
 
 # Added after version 0.1: a record without them is the same as before.
-_OPTIONAL = ("validation", "validation_seed", "metric", "digests", "image_size")
+_OPTIONAL = (
+    *("validation", "validation_seed", "metric", "image_size"),
+    *("target", "task", "block_size", "digests"),
+)
 _NAMES = ("data", "model", "metric")
 """Settings that may name a file, whose digest is then part of the key."""
 _MAX_SEED = 2**63  # torch's generators accept less than this on every device
@@ -54,9 +62,11 @@ class Run:
     enter the key, so a setting added later does not invalidate existing records.
 
     Args:
-        data: One of `settings.DATA`, ``folder:PATH`` for images in folders named by class, or the
-            user's own function, ``path/file.py:function`` or ``package.module:function``.
-        model: One of `settings.MODELS`, ``timm:NAME``, or the user's own function.
+        data: One of `settings.DATA`; files: ``folder:PATH`` (images in folders named by class),
+            ``table:PATH`` (CSV or Parquet), ``text:PATH`` or ``hf:PATH``; or the user's own function,
+            ``path/file.py:function`` or ``package.module:function``.
+        model: One of `settings.MODELS`, ``timm:NAME``, or the user's own function. By default ``mlp``
+            for tables, ``gpt`` for texts, else ``cnn``.
         method: ``vanilla`` (the base optimizer alone) or a name in `wsam.METHODS`.
         hyper: Hyperparameters of the method, such as ``{"rho": 0.2, "gamma": 0.88}``.
         geometry: None for the method's own, or ``{"name": "adaptive", "eta": 0.01}``.
@@ -83,6 +93,9 @@ class Run:
             one that fits the data.
         image_size: Rows and columns that images of files are resized and cropped to; None for their
             own size, which must be the same for all, and for 224 with ``imagenet``.
+        target: Column to predict, of ``table:`` and ``hf:``.
+        task: ``classification`` or ``regression``; None to decide by the target's values.
+        block_size: Characters per sample of ``text:``.
         digests: Start of the SHA-256 of each file that `data`, `model` and `metric` name. Computed if
             it is not given.
 
@@ -95,7 +108,7 @@ class Run:
     """
 
     data: str = "digits"
-    model: str = "cnn"
+    model: str = ""
     method: str = "wsam"
     hyper: Mapping[str, Value] = field(default_factory=dict)
     geometry: Mapping[str, Value] | None = None
@@ -117,6 +130,9 @@ class Run:
     validation_seed: int | None = None
     metric: str | None = None
     image_size: int | None = None
+    target: str | None = None
+    task: str | None = None
+    block_size: int | None = None
     digests: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -137,38 +153,53 @@ class Run:
     def _check_names(self) -> None:
         for name in ("data", "model"):
             check_str(name, getattr(self, name))
-        for name in ("pretrained", "metric"):
+        if not self.model:
+            self._set("model", DEFAULT_MODELS.get(self.data.partition(":")[0], "cnn"))
+        for name in ("pretrained", "metric", "target"):
             if getattr(self, name) is not None:
                 check_str(name, getattr(self, name))
-        if not (self.data.startswith(("folder:", OBJECT)) or is_code(self.data)):
-            check_choice("data", self.data, (*DATA, "folder:PATH", CODE))
+        if not (self.data.startswith((*FILES, OBJECT)) or is_code(self.data)):
+            check_choice("data", self.data, (*DATA, *(f"{kind}PATH" for kind in FILES), CODE))
         if not (self.model.startswith(("timm:", OBJECT)) or is_code(self.model)):
             check_choice("model", self.model, (*MODELS, "timm:NAME", CODE))
         if self.metric is not None and not is_code(self.metric):
             check_choice("metric", self.metric, (*METRICS, CODE))
+        if self.task is not None:
+            check_choice("task", self.task, TASKS)
+        self._check_applicable("image_size", IMAGE_FILES)
+        self._check_applicable("target", ("table:", "hf:"))
+        self._check_applicable("task", ("table:", "hf:"))
+        self._check_applicable("block_size", ("text:",))
+        if self.data.startswith("text:") and self.block_size is None:
+            self._set("block_size", BLOCK_SIZE)
         check_choice("schedule", self.schedule, SCHEDULES)
         check_choice("precision", self.precision, PRECISIONS)
         check_choice("method", self.method, method_defaults())
         check_choice("base", self.base, BASES)
 
+    def _check_applicable(self, name: str, data: tuple[str, ...]) -> None:
+        """Raise an error if a setting is given that the data does not use."""
+        if getattr(self, name) is not None and not self.data.startswith(data):
+            raise ValueError(f"{name} applies to data {join_names(data)} only, not to {self.data}")
+
     def _checked_digests(self) -> dict[str, Value]:
         given = check_mapping("digests", self.digests)
         found: dict[str, Value] = {}
         for what in _NAMES:
-            name = getattr(self, what)
-            if name is None or not (is_code(name) or name.startswith(OBJECT)):
+            name = getattr(self, what) or ""
+            if not (is_code(name) or name.startswith((OBJECT, *FILES))):
                 continue
             if what in given:
                 found[what] = check_str(f"the digest of {what}", given[what])
             elif name.startswith(OBJECT):
                 raise ValueError(f"{what} {name!r} can be given to wsam.lab.fit only")
-            else:
-                found[what] = file_digest(source_file(name))
+            elif (now := digest(name)) is not None:
+                found[what] = now
         return found
 
     def _convert_numbers(self) -> None:
         """Convert numbers, such as numpy's, to int and float, which JSON can store."""
-        optional = ("train_limit", "test_limit", "image_size")
+        optional = ("train_limit", "test_limit", "image_size", "block_size")
         limits = [name for name in optional if getattr(self, name) is not None]
         for name in ("epochs", "batch_size", *limits):
             self._set(name, validation.count(name, getattr(self, name), 1))
@@ -177,10 +208,6 @@ class Run:
         self._set("noise", validation.number("noise", self.noise, 0, 1, high_open=False))
         self._set("noise_seed", self.noise_seed if self.noise else 0)
         self._check_validation()
-        if self.image_size is not None and not self.data.startswith(IMAGE_FILES):
-            raise ValueError(
-                f"image_size applies to images in files ({', '.join(IMAGE_FILES)}), not to {self.data}"
-            )
 
     def _check_validation(self) -> None:
         if self.validation is None:

@@ -24,9 +24,15 @@ Value = float | int | bool | str | None | tuple[float, ...]
 """Value of an argument of a method, geometry or base optimizer; can be stored as JSON."""
 
 DATA = ("digits", "cifar10", "cifar100", "fashion", "imagenet")
-MODELS = ("cnn", "mlp", "resnet18", "wrn-28-10", "deit-base")
+MODELS = ("cnn", "mlp", "resnet18", "wrn-28-10", "deit-base", "gpt")
+DEFAULT_MODELS = {"table": "mlp", "text": "gpt"}
+"""Default model by the first word of the data; ``cnn`` for others."""
+FILES = ("folder:", "table:", "text:", "hf:")
+"""Starts of the names of data in files of the user's own."""
+TASKS = ("classification", "regression")
+BLOCK_SIZE = 64
 METRICS = ("error", "accuracy", "loss", "mse", "macro-f1")
-IMAGE_FILES = ("folder:", "imagenet")
+IMAGE_FILES = ("folder:", "imagenet", "hf:")
 """Starts of the names of data that is decoded from image files."""
 CODE = "FILE.py:FUNCTION"
 SCHEDULES = ("cosine", "constant")

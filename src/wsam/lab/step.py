@@ -335,13 +335,16 @@ def evaluate(
     if metric == metrics.ACCURACY:
         figures["accuracy"] = 100 * (total_correct / predictions)
     if metric.function is not None:
-        figures[metric.column] = _apply(metric, kept)
+        figures[metric.column] = _apply(metric, kept, problem.feed.units)
     return figures
 
 
-def _apply(metric: Metric, batches: list[Batch]) -> float:
-    """Return a metric of all outputs and targets of a split."""
+def _apply(metric: Metric, batches: list[Batch], units: tuple[float, float] | None) -> float:
+    """Return a metric of all outputs and targets of a split, in the original unit of the targets."""
     outputs, targets = (concatenate([batch[part] for batch in batches]) for part in (0, 1))
+    if units is not None:
+        mean, std = units
+        outputs, targets = outputs * std + mean, targets * std + mean
     with explain(f"the metric {metric.name}"):
         return metric(outputs, targets)
 

@@ -77,29 +77,18 @@ def source_file(name: str) -> Path:
     return Path(found.origin)
 
 
-def file_digest(path: Path) -> str:
-    """Return twelve digits of a file's SHA-256, as stored in a run."""
-    return file_sha256(path)[:12]
-
-
-def load(name: str, digest: str | None = None) -> Any:
+def load(name: str) -> Any:
     """Import a file or module and return the function.
 
     Args:
         name: ``path/file.py:function`` or ``package.module:function``.
-        digest: The expected `file_digest`; None to accept any.
 
     Raises:
         FileNotFoundError: There is no such file or module.
-        UserCodeError: The file has changed, raises an exception, or has no such function.
+        UserCodeError: The file raises an exception, or has no such function.
     """
     path = source_file(name)
     source, function = split(name)
-    if digest is not None and (now := file_digest(path)) != digest:
-        raise UserCodeError(
-            f"{path} has changed: its digest is {now}, the run was described with {digest}; "
-            "describe the run again"
-        )
     with explain(f"importing {source}", path):
         module = _import_file(path) if source.endswith(".py") else _import_module(source)
     try:
@@ -112,7 +101,7 @@ def _import_file(path: Path) -> ModuleType:
     """Import a file under a name of its own, once for each version of it."""
     path = path.resolve()
     digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
-    name = f"{path.stem}_{digest}_{file_digest(path)}"
+    name = f"{path.stem}_{digest}_{file_sha256(path)[:8]}"
     if name in sys.modules:
         return sys.modules[name]
     _add_to_path(path.parent)  # as Python does for a script

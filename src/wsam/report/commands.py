@@ -49,6 +49,9 @@ def command(
         ("--test-limit", run.test_limit),
         ("--metric", run.metric),
         ("--image-size", run.image_size),
+        ("--target", run.target),
+        ("--task", run.task),
+        ("--block-size", run.block_size),
         ("--validation", run.validation),
         ("--validation-seed", run.validation_seed),
     )

@@ -1,0 +1,131 @@
+"""A folder written by `save_to_disk` of Hugging Face's datasets; loading it executes no code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wsam.lab.data_feed import TensorFeed, Validation
+from wsam.lab.datasets import UNVERIFIED, DatasetInfo, Images
+from wsam.lab.image_folder import MEAN, STD, center_crop
+from wsam.lab.metrics import ERROR, MSE, cross_entropy, squared_error
+from wsam.lab.models import TOKENS, VALUES, Task
+from wsam.lab.run import Run
+from wsam.lab.settings import join_names
+from wsam.lab.tables import are_classes, make_table, split_rows, table_feed
+
+_TARGET = "label"
+
+
+def load_hf(
+    path: Path, run: Run, device: torch.device, validation: Validation
+) -> Images | TensorFeed:
+    """Return the data of a folder: images, a table, or one column of lists of numbers.
+
+    The test set is the split ``test``, else ``validation``, else a fifth of the only split.
+
+    Raises:
+        ModuleNotFoundError: datasets is not installed.
+        FileNotFoundError: Not such a folder.
+        ValueError: A split or the target is missing, or the columns cannot be used.
+    """
+    train, test = _load_splits(path)
+    target = run.target or _TARGET
+    names = list(train.features)
+    if target not in names:
+        raise ValueError(
+            f"{run.data} has no column {target!r}; give --target, one of {join_names(names)}"
+        )
+    inputs = [name for name in names if name != target]
+    kinds = {name: type(train.features[name]).__name__ for name in inputs}
+    classes = getattr(train.features[target], "names", None)  # of a ClassLabel
+    task = run.task or ("classification" if classes else None)
+    if [*kinds.values()] == ["Image"]:
+        labels = [[int(label) for label in split[target]] for split in (train, test)]
+        return _images(run, [split[inputs[0]] for split in (train, test)], labels)
+    columns = {name: [*train[name], *test[name]] for name in names}
+    if len(inputs) == 1 and isinstance(columns[inputs[0]][0], list):
+        rows = split_rows(run.data, len(columns[target]), len(test), run, validation)
+        return _lists(run, columns[inputs[0]], columns[target], rows, task, device)
+    if "Image" in kinds.values():
+        raise ValueError(
+            f"{run.data} has the columns {join_names(names)}: an image and a target are needed; "
+            "remove the others, or use a data function of your own"
+        )
+    table = make_table(columns, run.data, len(test))
+    return table_feed(table, run.replace(target=target, task=task), device, validation)
+
+
+def _load_splits(path: Path) -> tuple[Any, Any]:
+    try:
+        from datasets import DatasetDict, load_from_disk
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "hf:PATH needs datasets: pip install 'wsam[data]'", name=error.name
+        ) from error
+    if not any((path / name).exists() for name in ("dataset_dict.json", "state.json")):
+        raise FileNotFoundError(f"{path.absolute()} was not written by save_to_disk of datasets")
+    found = load_from_disk(str(path))
+    if not isinstance(found, DatasetDict):
+        found = found.train_test_split(test_size=0.2, seed=0)
+    test = next((split for split in ("test", "validation") if split in found), None)
+    if "train" not in found or test is None:
+        raise ValueError(f"{path} needs the splits train and test, it has {join_names(found)}")
+    return found["train"], found[test]
+
+
+def _images(run: Run, splits: list[Any], labels: list[list[int]]) -> Images:
+    pixels = [torch.stack([_pixels(image, run.image_size) for image in split]) for split in splits]
+    return Images(
+        DatasetInfo(max(map(max, labels)) + 1, MEAN, STD, pixels[0].shape[1] // 8, flip=True),
+        pixels[0],
+        torch.tensor(labels[0]),
+        pixels[1],
+        torch.tensor(labels[1]),
+        UNVERIFIED,
+    )
+
+
+def _pixels(image: Any, size: int | None) -> Tensor:
+    image = image.convert("RGB")
+    if size is not None:
+        image = center_crop(image, size)
+    data = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
+    return data.view(image.height, image.width, 3)
+
+
+def _lists(
+    run: Run,
+    inputs: list[Any],
+    targets: list[Any],
+    rows: dict[str, Tensor],
+    task: str | None,
+    device: torch.device,
+) -> TensorFeed:
+    """Return a column of lists of numbers as batches; lists of whole numbers are tokens."""
+    try:
+        x = torch.tensor(inputs)
+    except ValueError as error:
+        raise ValueError(
+            f"the lists of {run.data} differ in length: pad them, or use a data function of your own"
+        ) from error
+    classify = are_classes(targets) if task is None else task == "classification"
+    y = torch.tensor(targets) if classify else torch.tensor(targets, dtype=torch.float32)
+    tokens = not x.is_floating_point()
+    return TensorFeed(
+        {split: ((x if tokens else x.float())[part], y[part]) for split, part in rows.items()},
+        Task(
+            tuple(x.shape[1:]),
+            int(y.max()) + 1 if classify else 1,
+            run.data,
+            kind=TOKENS if tokens else VALUES,
+        ),
+        cross_entropy if classify else squared_error,
+        ERROR if classify else MSE,
+        run.batch_size,
+        device,
+        run.seed,
+    )

@@ -1,0 +1,57 @@
+"""A text file for a character model: predict each character from those before it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from wsam.lab.data_feed import TEST, TRAIN, VALIDATION, TensorFeed, Validation, split_validation
+from wsam.lab.metrics import LOSS, cross_entropy
+from wsam.lab.models import TOKENS, Task
+from wsam.lab.run import Run
+
+_TEST_SHARE = 10  # the last block of ten
+
+
+def text_feed(path: Path, run: Run, device: torch.device, validation: Validation) -> TensorFeed:
+    """Return the blocks of a text as batches; the last tenth is the test set.
+
+    A sample is `run.block_size` characters, and its target the same characters shifted by one.
+
+    Raises:
+        ValueError: The file is not UTF-8, or too short.
+    """
+    assert run.block_size is not None
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not a text in UTF-8: {error}") from error
+    if run.noise:
+        raise ValueError("--noise needs images or a table with classes, not a text")
+    characters = sorted(set(text))
+    index = {character: number for number, character in enumerate(characters)}
+    codes = torch.tensor([index[character] for character in text])
+    count = (len(codes) - 1) // run.block_size
+    if count < 2:
+        raise ValueError(
+            f"{path} has {len(codes)} characters: a block size of {run.block_size} needs at least "
+            f"{2 * run.block_size + 1}; reduce --block-size"
+        )
+    used = count * run.block_size
+    inputs, targets = (codes[at : at + used].view(count, -1) for at in (0, 1))
+    held_out = max(count // _TEST_SHARE, 1)
+    train = torch.arange(count - held_out)[: run.train_limit]
+    parts = {TRAIN: train, TEST: torch.arange(count - held_out, count)[: run.test_limit]}
+    if validation is not None:
+        kept, chosen = split_validation(len(train), *validation)
+        parts |= {TRAIN: train[kept], VALIDATION: train[chosen]}
+    return TensorFeed(
+        {split: (inputs[rows], targets[rows]) for split, rows in parts.items()},
+        Task((run.block_size,), len(characters), run.data, kind=TOKENS),
+        cross_entropy,
+        LOSS,
+        run.batch_size,
+        device,
+        run.seed,
+    )
