@@ -200,7 +200,7 @@ def test_images_of_different_sizes_need_a_size(root, tmp_path):
         train(run, tmp_path / "out", ExecutionConfig(device="cpu"))
     sized = make_data_feed(run.replace(image_size=16), ExecutionConfig(workers=0), CPU)
     assert sized.shape == (3, 16, 16)
-    with pytest.raises(ValueError, match="image_size applies to images in files"):
+    with pytest.raises(ValueError, match="image_size applies to data folder:"):
         Run(image_size=16)
 
 

@@ -287,7 +287,7 @@ def test_the_grid_file_in_the_documentation(tmp_path):
     words = re.findall(r"^\$ (wsam .* digits\.toml .*)$", page, re.MULTILINE)
     assert [line.split()[1] for line in words] == ["sweep", "paper"]
     defaults = inspect.signature(train_command).parameters
-    for name in ("data", "model", "base", "batch_size", "noise", "schedule", "augment"):
+    for name in ("data", "base", "batch_size", "noise", "schedule", "augment"):
         assert getattr(Run(), name) == defaults[name].default, "defaults as in `wsam train`"
 
 
