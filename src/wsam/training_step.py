@@ -440,6 +440,8 @@ def _loss_and_outputs(result: Any) -> tuple[Tensor, Any]:
                 f"loss_fn returned a tuple of {len(result)}: return the loss, or (loss, outputs)"
             )
         loss, outputs = result
+        if isinstance(outputs, Tensor) and outputs.dim() == 0 and getattr(loss, "ndim", 0) > 0:
+            raise TypeError("loss_fn returned (outputs, loss): return (loss, outputs)")
     elif isinstance(result, Mapping):
         if result.get("loss") is None:
             raise TypeError(

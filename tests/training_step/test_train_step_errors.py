@@ -51,6 +51,7 @@ MISTAKES: dict[str, tuple[Callable[[nn.Module, Tensor], Any], type[Exception], s
     "three values": (lambda m, x: (loss(m, x), 1, 2), TypeError, r"tuple of 3.*\(loss, outputs\)"),
     "an empty tuple": (lambda m, x: (), TypeError, "tuple of 0"),
     "outputs first": (lambda m, x: ("x", loss(m, x)), TypeError, "a loss of type str"),
+    "logits first": (lambda m, x: (m(x), loss(m, x)), TypeError, r"return \(loss, outputs\)"),
 }
 
 

@@ -63,7 +63,8 @@ class ScaleCheck:
         """Call the closure and return its result.
 
         Raises:
-            RuntimeError: if the closure calls backward on a much larger loss than it returns.
+            RuntimeError: if the closure uses a GradScaler, or calls backward on a much larger loss than
+                it returns.
         """
         if self._is_done or torch.compiler.is_compiling():
             return closure()
@@ -71,36 +72,41 @@ class ScaleCheck:
         with _observe_backward() as roots:
             result = closure()
         returned = loss_of(detach(result))
-        if (
-            roots
-            and returned is not None
-            and all(root.numel() == 1 and not root.is_meta for root in roots)
-        ):
-            used, returned = sum(float(root) for root in roots), float(returned)
+        numbers = [root for root in roots if root.numel() == 1 and not root.is_meta]
+        if numbers and returned is not None:
+            used, returned = sum(map(float, numbers)), float(returned)
             if math.isfinite(used) and abs(used) > LARGEST_RATIO * abs(returned) > 0:
                 raise RuntimeError(
                     f"the closure returned the loss {returned:.4g} and called backward on "
                     f"{used:.4g}, {used / returned:.4g} times as much: call backward on the loss that "
-                    "is returned. With a GradScaler, use wsam.train_step(optimizer, loss_fn, "
-                    "scaler=scaler), or scale in a loop by hand"
+                    "is returned"
                 )
         return result
 
 
 @contextlib.contextmanager
 def _observe_backward() -> Iterator[list[Tensor]]:
-    """Collect the tensors on which this thread calls backward."""
-    original, thread = torch.autograd.backward, threading.get_ident()
+    """Collect the tensors on which this thread calls backward, and reject the use of a GradScaler."""
+    thread = threading.get_ident()
     roots: list[Tensor] = []
+    backward, scale = torch.autograd.backward, torch.amp.GradScaler.scale
 
-    def backward(tensors: Any, *arguments: Any, **options: Any) -> None:
+    def observed_backward(tensors: Any, *arguments: Any, **options: Any) -> None:
         if threading.get_ident() == thread:
             found = [tensors] if isinstance(tensors, Tensor) else tensors
             roots.extend(tensor.detach() for tensor in found)
-        original(tensors, *arguments, **options)
+        backward(tensors, *arguments, **options)
 
-    torch.autograd.backward = backward
+    def observed_scale(scaler: Any, outputs: Any) -> Any:
+        if threading.get_ident() == thread and scaler.is_enabled():
+            raise RuntimeError(
+                "the closure scales its loss, but its gradients are not unscaled: use "
+                "wsam.train_step(optimizer, loss_fn, scaler=scaler), or run both passes by hand"
+            )
+        return scale(scaler, outputs)
+
+    torch.autograd.backward, torch.amp.GradScaler.scale = observed_backward, observed_scale  # type: ignore[method-assign, assignment]
     try:
         yield roots
     finally:
-        torch.autograd.backward = original
+        torch.autograd.backward, torch.amp.GradScaler.scale = backward, scale  # type: ignore[method-assign]
