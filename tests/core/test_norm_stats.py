@@ -317,6 +317,47 @@ def test_closure_that_calls_train_and_eval(pass_model: bool) -> None:
     assert counts(model) == [5]
 
 
+@pytest.mark.parametrize("compile_something", [False, True])
+@with_and_without_model
+def test_closure_with_both_modes_equals_a_loop_by_hand(
+    pass_model: bool, compile_something: bool
+) -> None:
+    """The pass in evaluation mode reads what the pass in training mode has just written."""
+    if compile_something:
+        torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1))
+    models = small_normed().double(), small_normed().double()
+    x = X.double()
+
+    def loss(model: nn.Module) -> Tensor:
+        trained = model.train()(x)
+        return trained.square().mean() + (trained - model.eval()(x)).square().mean()
+
+    weights = list(models[1].parameters())
+    base = torch.optim.SGD(weights, lr=0.1)
+    opt = sam(models[0].parameters(), models[0] if pass_model else None)
+    for _ in range(10):
+        make_step(opt, lambda: loss(models[0]))
+        base.zero_grad()
+        loss(models[1]).backward()
+        before = [p.detach().clone() for p in weights]
+        kept = statistics(models[1])
+        norm = torch.sqrt(sum((p.grad**2).sum() for p in weights))
+        with torch.no_grad():
+            for p in weights:
+                p += 0.5 * p.grad / norm
+        base.zero_grad()
+        loss(models[1]).backward()
+        with torch.no_grad():
+            for p, w in zip(weights, before, strict=True):
+                p.copy_(w)
+        for name, buffer in models[1].named_buffers():
+            buffer.copy_(kept[name])
+        base.step()
+    for p, q in zip(models[0].parameters(), weights, strict=True):
+        assert torch.allclose(p, q, rtol=1e-12, atol=1e-14)
+    assert counts(models[0]) == counts(models[1]) == [10]
+
+
 @with_and_without_model
 def test_replaced_layer(pass_model: bool) -> None:
     """As SyncBatchNorm.convert_sync_batchnorm does."""
