@@ -344,7 +344,7 @@ def test_closure_with_both_modes_equals_a_loop_by_hand(
         norm = torch.sqrt(sum((p.grad**2).sum() for p in weights))
         with torch.no_grad():
             for p in weights:
-                p += 0.5 * p.grad / norm
+                p.add_(0.5 * p.grad / norm)
         base.zero_grad()
         loss(models[1]).backward()
         with torch.no_grad():
@@ -354,7 +354,7 @@ def test_closure_with_both_modes_equals_a_loop_by_hand(
             buffer.copy_(kept[name])
         base.step()
     for p, q in zip(models[0].parameters(), weights, strict=True):
-        assert torch.allclose(p, q, rtol=1e-12, atol=1e-14)
+        assert torch.allclose(p, q, rtol=1e-9, atol=1e-10)
     assert counts(models[0]) == counts(models[1]) == [10]
 
 
