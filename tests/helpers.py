@@ -251,7 +251,7 @@ def make_method(
     if all_samples and name == "esam":
         own["gamma"] = 1.0
     if name == LEAN:
-        name, own = "wsam", {"lean": True}
+        name, own = "wsam", {"lean": True, "precondition": False}
     if name == REUSED:
         name, own = "wsam", {"when": wsam.schedule.Every(3), "reuse": True}
     return wsam.create(name, base, **{**own, **options})

@@ -33,12 +33,13 @@ class Method:
     beta: float = 1.0  # probability that a tensor is perturbed
     keep: float = 1.0  # share of the samples in the second pass
     max_norm: float | None = None
+    precondition: bool = True  # WSAM's term, over bases that divide by a denominator
 
 
 METHODS = {
     "sam": Method("sam"),
     "wsam": Method("wsam"),
-    "lean_wsam": Method("wsam"),
+    "lean_wsam": Method("wsam", precondition=False),
     "coupled_wsam": Method("coupled", gamma=0.8),
     "gsam": Method("gsam"),
     "esam": Method("sam", "masked", beta=0.6, keep=0.6),
@@ -126,6 +127,14 @@ def update(m: Method, base: "Base", w: Weights, g0: Weights, g1: Weights) -> Wei
         total = [x + y for x, y in zip(base_grad, decoupled, strict=True)]
         factor = min(1.0, m.max_norm / (math.sqrt(dot(total, total)) + 1e-6))
         base_grad, decoupled = ([factor * x for x in part] for part in (base_grad, decoupled))
+    return apply_both(m, base, w, base_grad, decoupled)
+
+
+def apply_both(
+    m: Method, base: "Base", w: Weights, base_grad: Weights, decoupled: Weights
+) -> Weights:
+    if m.rule == "wsam" and m.precondition and base.name in Base.ADAPTIVE:
+        return base.step(w, base_grad, decoupled)
     stepped = base.step(w, base_grad)
     return [p - base.lr * x for p, x in zip(stepped, decoupled, strict=True)]
 
@@ -157,19 +166,24 @@ class ReusedSharpness:
             g0 = gradient(losses, w, None)[1]
             k *= self.weight * (math.sqrt(dot(g0, g0)) if self.scale_by_norm else 1.0)
             h = self.kept
-        stepped = base.step(w, g0)
-        return [p - base.lr * k * x for p, x in zip(stepped, h, strict=True)]
+        return apply_both(self.method, base, w, g0, [k * x for x in h])
 
 
 class Base:
-    """A base optimizer by name, with torch's defaults."""
+    """A base optimizer by name, with torch's defaults.
+
+    An adaptive one takes a second vector s: its squares are averaged over g^2 + s^2, and s is divided
+    by its denominator but does not enter its momentum.
+    """
+
+    ADAPTIVE = ("adam", "adamw", "nadam", "radam", "rmsprop", "adagrad", "adadelta")
 
     def __init__(self, name: str, lr: float, weight_decay: float = 0.0, **hyper: Any) -> None:
         self.name, self.lr, self.decay, self.hyper = name, lr, weight_decay, hyper
         self.t = 0
         self.memory: dict[int, dict[str, Tensor]] = {}
 
-    def step(self, w: Weights, g: Weights) -> Weights:
+    def step(self, w: Weights, g: Weights, s: Weights | None = None) -> Weights:
         self.t += 1
         rule = getattr(self, self.name)
         out = []
@@ -177,7 +191,10 @@ class Base:
             decouples_decay = self.name == "adamw"
             start = p - self.lr * self.decay * p if decouples_decay else p
             gradient = x if decouples_decay else x + self.decay * p
-            move = rule(gradient, self.memory.setdefault(i, {}), **self.hyper)
+            both = [gradient]
+            if self.name in self.ADAPTIVE:
+                both.append(torch.zeros_like(p) if s is None else s[i])
+            move = rule(*both, self.memory.setdefault(i, {}), **self.hyper)
             out.append(start - self.lr * move)
         return out
 
@@ -188,25 +205,58 @@ class Base:
         s["m"] = momentum * s["m"] + (1 - dampening) * g if "m" in s else g
         return g + momentum * s["m"] if nesterov else s["m"]
 
-    def adam(self, g: Tensor, s: dict[str, Tensor]) -> Tensor:
+    def moments(self, g: Tensor, x: Tensor, s: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return m and v with bias corrections, as all Adam-like bases do."""
         zero = torch.zeros_like(g)
         s["m"] = 0.9 * s.get("m", zero) + 0.1 * g
-        s["v"] = 0.999 * s.get("v", zero) + 0.001 * g**2
-        return (s["m"] / (1 - 0.9**self.t)) / ((s["v"] / (1 - 0.999**self.t)).sqrt() + 1e-8)
+        s["v"] = 0.999 * s.get("v", zero) + 0.001 * (g**2 + x**2)
+        return s["m"] / (1 - 0.9**self.t), s["v"] / (1 - 0.999**self.t)
+
+    def adam(self, g: Tensor, x: Tensor, s: dict[str, Tensor], amsgrad: bool = False) -> Tensor:
+        m, v = self.moments(g, x, s)
+        if amsgrad:
+            s["max"] = torch.maximum(s.get("max", torch.zeros_like(g)), s["v"])
+            v = s["max"] / (1 - 0.999**self.t)
+        return (m + x) / (v.sqrt() + 1e-8)
 
     adamw = adam
 
-    def rmsprop(self, g: Tensor, s: dict[str, Tensor]) -> Tensor:
-        s["v"] = 0.99 * s.get("v", torch.zeros_like(g)) + 0.01 * g**2
-        return g / (s["v"].sqrt() + 1e-8)
+    def nadam(self, g: Tensor, x: Tensor, s: dict[str, Tensor]) -> Tensor:
+        _, v = self.moments(g, x, s)
+        now, after = (0.9 * (1 - 0.5 * 0.96 ** (t * 0.004)) for t in (self.t, self.t + 1))
+        product = s["mu"] = s.get("mu", 1.0) * now
+        m = (1 - now) / (1 - product) * g + after / (1 - product * after) * s["m"]
+        return (m + x) / (v.sqrt() + 1e-8)
 
-    def adagrad(self, g: Tensor, s: dict[str, Tensor]) -> Tensor:
-        s["v"] = s.get("v", torch.zeros_like(g)) + g**2
-        return g / (s["v"].sqrt() + 1e-10)
+    def radam(self, g: Tensor, x: Tensor, s: dict[str, Tensor]) -> Tensor:
+        m, _ = self.moments(g, x, s)
+        correction = 1 - 0.999**self.t
+        longest = 2 / (1 - 0.999) - 1
+        length = longest - 2 * self.t * 0.999**self.t / correction
+        if length <= 5:
+            return m + x
+        above, below = (length - 4) * (length - 2) * longest, (longest - 4) * (longest - 2) * length
+        return (m + x) * math.sqrt(above / below * correction) / (s["v"].sqrt() + 1e-8)
 
-    def adadelta(self, g: Tensor, s: dict[str, Tensor]) -> Tensor:
+    def rmsprop(self, g: Tensor, x: Tensor, s: dict[str, Tensor], centered: bool = False,
+                momentum: float = 0.0) -> Tensor:  # fmt: skip
         zero = torch.zeros_like(g)
-        s["v"] = 0.9 * s.get("v", zero) + 0.1 * g**2
-        move = (s.get("u", zero) + 1e-6).sqrt() / (s["v"] + 1e-6).sqrt() * g
+        s["v"] = 0.99 * s.get("v", zero) + 0.01 * (g**2 + x**2)
+        s["m"] = 0.99 * s.get("m", zero) + 0.01 * g
+        root = (s["v"] - s["m"] ** 2).sqrt() if centered else s["v"].sqrt()
+        s["b"] = momentum * s.get("b", zero) + g / (root + 1e-8)
+        return s["b"] + x / (root + 1e-8)
+
+    def adagrad(
+        self, g: Tensor, x: Tensor, s: dict[str, Tensor], lr_decay: float = 0.0
+    ) -> Tensor:
+        s["v"] = s.get("v", torch.zeros_like(g)) + g**2 + x**2
+        return (g + x) / (s["v"].sqrt() + 1e-10) / (1 + (self.t - 1) * lr_decay)
+
+    def adadelta(self, g: Tensor, x: Tensor, s: dict[str, Tensor]) -> Tensor:
+        zero = torch.zeros_like(g)
+        s["v"] = 0.9 * s.get("v", zero) + 0.1 * (g**2 + x**2)
+        root = (s["v"] + 1e-6).sqrt()
+        move = (s.get("u", zero) + 1e-6).sqrt() / root * g
         s["u"] = 0.9 * s.get("u", zero) + 0.1 * move**2
-        return move
+        return move + (s["u"] + 1e-6).sqrt() / root * x

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from wsam import schedule as schedule
     from wsam import theory as theory
     from wsam import toy as toy
+    from wsam._core.preconditioners import Preconditioner, register_preconditioner
     from wsam._core.validation import WsamWarning
     from wsam.accel.cuda_graph import CapturedStep, capture
     from wsam.geometry import Adaptive, Euclidean, Fisher, Geometry, Masked
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from wsam.training_step import train_step
 
 _EXPORTS = {
+    "_core.preconditioners": ("Preconditioner", "register_preconditioner"),
     "_core.validation": ("WsamWarning",),
     "geometry": ("Adaptive", "Euclidean", "Fisher", "Geometry", "Masked"),
     "accel.cuda_graph": ("CapturedStep", "capture"),
@@ -63,11 +65,13 @@ __all__ = [
     "FisherSAM",
     "Geometry",
     "Masked",
+    "Preconditioner",
     "SharpnessAware",
     "WsamWarning",
     "__version__",
     "capture",
     "create",
+    "register_preconditioner",
     "train_step",
 ]
 

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from wsam._core.preconditioners import find_preconditioner
 from wsam._core.schedule_base import Interval, Schedule
 from wsam._core.validation import number, warn
 from wsam.geometry import Adaptive, Fisher, Geometry, Masked
@@ -70,14 +71,25 @@ class WSAM(SharpnessAware):
 
         d = rho g0 / (norm(g0) + eps),    w <- w - base(g0) - lr k (g1 - g0),    k = gamma/(1 - gamma)
 
-    The sharpness term is decoupled: it bypasses the base optimizer's momentum and preconditioner.
-    With momentum mu its effective weight is about k (1 - mu): over SGD with momentum 0.9, gamma = 10/11
-    has the weight of SAM. Choose gamma and rho together; training diverges if k * rho is too large.
+    The sharpness term is decoupled: it bypasses the base optimizer's momentum. With momentum mu its
+    effective weight is about k (1 - mu): over SGD with momentum 0.9, gamma = 10/11 has the weight of
+    SAM. Choose gamma and rho together; training diverges if k * rho is too large.
+
+    Over Adam and other adaptive bases, whose steps do not shrink with the gradient, the published term
+    has almost no effect. There it is preconditioned, that is divided by the base's own denominator:
+
+        w <- w - lr (m(g0) + k h) / (sqrt(v) + eps),    h = g1 - g0,    v over g0^2 + (k h)^2
+
+    with the base's averages m and v, bias corrections and weight decay. Begin with gamma = 1/2, which
+    has the weight of SAM there, and k * rho of about 0.2.
 
     Args:
         base: an instance of a torch optimizer, such as `torch.optim.SGD(model.parameters(), lr=0.1)`.
         rho: the radius; 0.05 to 0.2 on CIFAR.
         gamma: the weight of sharpness, in [0, 1); 0.8 to 0.95 over SGD with momentum.
+        precondition: divide the sharpness term by the base's denominator. "auto": over Adam, AdamW,
+            NAdam, RAdam, Adagrad, RMSprop, Adadelta, classes derived from them and those of
+            `wsam.register_preconditioner`. False: the published form.
         lean: let the base step between the passes: saves a buffer, but a step cannot be undone.
         reuse: on the steps between those that `when` chooses, apply the sharpness gradient g1 - g0 of
             the last one, at the cost of one pass and a parameter-sized buffer. True, or a
@@ -117,12 +129,17 @@ class WSAM(SharpnessAware):
         when: Interval | None = None,
         reuse: bool | Reuse = False,
         local: bool = False,
+        precondition: bool | str = "auto",
     ) -> None:
         if reuse and when is None:
             raise ValueError("reuse needs an interval of two-pass steps, such as when=Every(5)")
+        if precondition == "auto":
+            precondition = isinstance(base, Optimizer) and find_preconditioner(base) is not None
+        elif not isinstance(precondition, bool):
+            raise ValueError(f'precondition must be True, False or "auto", got {precondition!r}')
         super().__init__(
             base,
-            rule=Weighted(gamma, Reuse() if reuse is True else reuse or None),
+            rule=Weighted(gamma, Reuse() if reuse is True else reuse or None, precondition),
             rho=rho,
             geometry=geometry,
             model=model,
@@ -134,16 +151,19 @@ class WSAM(SharpnessAware):
             when=when,
             local=local,
         )
-        _warn_about_adaptive_base(base)
+        if not precondition:
+            _warn_about_adaptive_base(base)
 
 
 def _warn_about_adaptive_base(base: Optimizer) -> None:
     """Warn if the base normalizes its step, as Adam, Adagrad, RMSprop and Lion do."""
     if any("eps" in group or "betas" in group for group in base.param_groups):
+        known = find_preconditioner(base) is not None
+        other = "precondition=True" if known else "CoupledWSAM or SAM"
         warn(
             f"WSAM over {type(base).__name__}: the decoupled term lr k (g1 - g0) has almost no effect, "
-            "because it shrinks with the gradient and the base's step does not: use CoupledWSAM or "
-            "SAM. To use WSAM nevertheless: warnings.filterwarnings('ignore', 'WSAM over')"
+            "because it shrinks with the gradient and the base's step does not: use "
+            f"{other}. To use WSAM nevertheless: warnings.filterwarnings('ignore', 'WSAM over')"
         )
 
 

@@ -31,6 +31,7 @@ from wsam._core.param_blocks import (
     sum_over_ranks,
 )
 from wsam._core.param_groups import PREFIX, RHO, STEP, GroupValues
+from wsam._core.preconditioners import require_preconditioner
 from wsam._core.rng import RngState
 from wsam._core.sample_selection import SampleSelection
 from wsam._core.schedule_base import Interval, Schedule
@@ -202,6 +203,9 @@ class SharpnessAware(CheckedArguments, Optimizer):
             ),
             "local=True averages the first gradient after the second pass": self.local,
             "reuse needs both gradients": self.rule.reuses,
+            "a preconditioned step needs both gradients before it: pass precondition=False": (
+                self.rule.preconditions
+            ),
         }
         for reason in (reason for reason, holds in conflicts.items() if self.lean and holds):
             raise ValueError(f"lean=True lets the base step between the passes, but {reason}")
@@ -612,7 +616,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
             return False
         if self.local or self.max_norm is not None or self.nonfinite != "propagate":
             return False
-        if self.rule.reuses:
+        if self.rule.reuses or self.rule.preconditions:
             return False
         if step.blocks_without_g0(self._all_blocks(), state.blocks) or not self._backend.finish(
             state
@@ -646,8 +650,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         elif state.base_stepped:
             step.apply(state.decoupled)
         elif self._backend is None or not self._backend.finish(state):
-            state.step_base()
-            step.apply(state.decoupled)
+            step.update(state)
         state.memory.commit()
         self._values.count_update()
 
@@ -833,6 +836,8 @@ def _check_group(group: dict[str, Any], base: Optimizer, rule: Rule) -> None:
             "parameters of FullyShardedDataParallel are flat shards, so their global norm is unknown: "
             "shard the model with torch.distributed.fsdp.fully_shard instead"
         )
+    if rule.preconditions:
+        require_preconditioner(base).check(group)
     if group.get("differentiable") and not rule.base_uses_g1:
         raise ValueError(
             f"the base is differentiable, but the decoupled term of {type(rule).__name__} is not part "

@@ -35,6 +35,11 @@ class Rule:
         return False
 
     @property
+    def preconditions(self) -> bool:
+        """Whether the decoupled term is divided by the denominator of an adaptive base."""
+        return False
+
+    @property
     def average(self) -> float:
         """The share of the vector kept before in a newly kept one."""
         return 0.0
@@ -129,15 +134,22 @@ class Reuse:
 class Weighted(_Gamma):
     """WSAM: the base receives g0, and k (g1 - g0) is applied directly.
 
-    With `reuse`, one-pass steps apply k h, where h is g1 - g0 of the last two-pass step.
+    With `reuse`, one-pass steps apply k h, where h is g1 - g0 of the last two-pass step. With
+    `precondition`, k h is divided by the base's denominator, whose squares include (k h)^2.
 
     Reference: Yue et al., Sharpness-Aware Minimization Revisited, KDD 2023, Algorithm 2.
     """
 
     gamma: float | Schedule = 0.9
     reuse: Reuse | None = None
+    precondition: bool = False
     base_uses_g1 = False
-    options = ("reuse",)
+    options = ("reuse", "precondition")
+
+    @property
+    def preconditions(self) -> bool:
+        """Whether `precondition` is True."""
+        return self.precondition
 
     @property
     def reuses(self) -> bool:

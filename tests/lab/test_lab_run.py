@@ -102,6 +102,8 @@ def test_defaults_and_number_types_do_not_change_the_key():
     assert Run(options={"lean": True}).key != Run().key
     assert Run(options={"every": 1, "reuse": False}).key == Run().key
     assert Run(options={"every": 5}).key != Run().key
+    assert Run(options={"precondition": False}).key == Run().key
+    assert Run(options={"precondition": True}).key != Run().key
 
 
 def test_settings_that_are_off_are_not_in_the_key():
@@ -151,6 +153,7 @@ def test_replacing_the_method_resets_its_arguments():
         ({"method": "sam", "options": {"reuse": True}}, ["sam does not take reuse", "wsam"]),
         ({"options": {"reuse": True}}, ["every above 1"]),
         ({"options": {"every": 0}}, ["every", "at least 1"]),
+        ({"method": "sam", "options": {"precondition": True}}, ["sam", "precondition", "wsam"]),
     ],
 )
 def test_invalid_settings_list_the_valid_ones(given, words):

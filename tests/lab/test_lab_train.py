@@ -59,6 +59,14 @@ def test_every_base_trains(tmp_path, base):
     assert train(run, tmp_path, CPU)["status"] == "finished"
 
 
+@pytest.mark.parametrize("precondition", [False, True])
+def test_the_published_form_is_the_default(precondition):
+    run = SHORT.replace(base="adamw", options={"precondition": precondition})
+    model = torch.nn.Linear(2, 2)
+    assert step.make_optimizer(run, model).rule.preconditions is precondition
+    assert step.make_optimizer(run.replace(method="vanilla"), model).__class__ is torch.optim.AdamW
+
+
 def test_digits_are_learned(tmp_path):
     record = train(Run(model="mlp", method="sam", epochs=12), tmp_path, CPU)
     assert record["final"]["test_error"] < 6

@@ -20,6 +20,7 @@ from torch import Tensor
 from wsam._core.mix import Mix, Part, Products, Scalar, is_number
 from wsam._core.param_blocks import Block, CopiedWeights, local_shards, squared_norm
 from wsam._core.param_groups import RHO, rule_values
+from wsam._core.preconditioners import add_squares, apply_preconditioned
 from wsam._core.step_state import Action, DecoupledTerm, StepState
 from wsam._core.tensor_ops import (
     accumulation_dtype,
@@ -220,7 +221,7 @@ def combine(state: StepState, all_blocks: Sequence[Block]) -> None:
         block.g0 = None
     if state.max_norm is not None:
         clip(blocks, base_grads, state.decoupled, state.max_norm)
-    if not rule.base_uses_g1:  # the base receives g0, which these parameters do not have
+    if not (rule.base_uses_g1 or rule.preconditions):  # the base receives g0, which they do not have
         clear_gradients(late)
 
 
@@ -365,6 +366,17 @@ def clip(
 
 
 # The update -----------------------------------------------------------------------------------------
+
+
+def update(state: StepState) -> None:
+    """Step the base and apply the decoupled term, through the base's denominator if the rule asks."""
+    if not state.rule.preconditions:
+        state.step_base()
+        apply(state.decoupled)
+        return
+    add_squares(state.base, state.decoupled)
+    state.step_base()
+    apply_preconditioned(state.base, state.decoupled)
 
 
 def apply(decoupled: Sequence[DecoupledTerm]) -> None:

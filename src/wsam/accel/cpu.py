@@ -98,8 +98,7 @@ class CpuBackend:
         if state.phase is not Phase.READY:
             return False
         with fused_base(state):
-            state.step_base()
-            step.apply(state.decoupled)
+            step.update(state)
         return True
 
 

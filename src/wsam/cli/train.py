@@ -70,6 +70,13 @@ Lean = Annotated[
         "--lean", help="Save one buffer: the base optimizer steps between the two passes."
     ),
 ]
+Precondition = Annotated[
+    bool,
+    typer.Option(
+        "--precondition",
+        help="Divide WSAM's sharpness term by the denominator of an adaptive base optimizer.",
+    ),
+]
 MaxNorm = Annotated[float | None, typer.Option(help="Clip gradients to this norm.")]
 Every = Annotated[int, typer.Option(help="Make two passes on every N-th step only.")]
 Reuse = Annotated[
@@ -176,6 +183,7 @@ def train(
     geometry: Geometry = None,
     geometry_arg: GeometryArg = None,
     lean: Lean = False,
+    precondition: Precondition = False,
     max_norm: MaxNorm = None,
     every: Every = 1,
     reuse: Reuse = False,
@@ -246,6 +254,7 @@ def train(
         options=_drop_none(
             {
                 "lean": lean or None,
+                "precondition": precondition or None,
                 "max_norm": max_norm,
                 "every": None if every == 1 else every,
                 "reuse": reuse or None,

@@ -31,6 +31,7 @@ from wsam.lab.settings import (
     Value,
     accepts_geometry,
     accepts_lean,
+    accepts_precondition,
     accepts_reuse,
     check_choice,
     check_mapping,
@@ -73,7 +74,7 @@ class Run:
         base: The base optimizer, one of `settings.BASES`.
         base_args: Its arguments, such as ``{"lr": 0.05, "momentum": 0.9}``.
         options: ``max_norm``; ``every``: make two passes on every n-th step only; for WSAM ``lean``,
-            and ``reuse``: apply the last sharpness gradient on the steps between.
+            ``precondition``, and ``reuse``: apply the last sharpness gradient on the steps between.
         epochs: Passes over the training data.
         batch_size: Images per step.
         seed: Seed of the weights, the order of the images and their augmentation.
@@ -232,6 +233,12 @@ class Run:
             raise ValueError(f"{self.method} does not take reuse; methods: {join_names(others)}")
         if options.get("reuse") and options["every"] == 1:
             raise ValueError("reuse applies to the steps between two-pass steps: set every above 1")
+        if options.get("precondition") and not accepts_precondition(self.method):
+            others = [method for method in method_defaults() if accepts_precondition(method)]
+            raise ValueError(
+                f"{self.method} has no decoupled term to precondition; methods with precondition: "
+                f"{join_names(others)}"
+            )
         return {name: value for name, value in options.items() if value != defaults[name]}
 
     def _checked_geometry(self, geometry: Mapping[str, Value]) -> dict[str, Value]:

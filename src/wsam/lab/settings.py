@@ -76,8 +76,17 @@ BASE_CLASSES = {
 
 SEED = "seed"
 """An argument of some methods and geometries that is set to the run's seed."""
-OPTIONS: dict[str, Value] = {"lean": False, "max_norm": None, "every": 1, "reuse": False}
-"""Options that a run may set, with the values that turn them off."""
+OPTIONS: dict[str, Value] = {
+    "lean": False,
+    "max_norm": None,
+    "every": 1,
+    "reuse": False,
+    "precondition": False,
+}
+"""Options that a run may set, with the values that turn them off.
+
+A run without `precondition` uses the published form of WSAM, over every base.
+"""
 
 
 def join_names(names: Iterable[str]) -> str:
@@ -103,7 +112,7 @@ def method_defaults() -> dict[str, dict[str, Value]]:
     from wsam.methods import METHODS
     from wsam.optimizer import SharpnessAware
 
-    common = _parameters(SharpnessAware).keys() - {"rho"} | {SEED, "reuse"}
+    common = _parameters(SharpnessAware).keys() - {"rho"} | {SEED, "reuse", "precondition"}
     found: dict[str, dict[str, Value]] = {VANILLA: {}}
     for name, method in METHODS.items():
         parameters = _parameters(method).values()
@@ -125,6 +134,11 @@ def accepts_lean(method: str) -> bool:
 def accepts_reuse(method: str) -> bool:
     """Return whether a method can reuse its sharpness gradient between two-pass steps."""
     return _accepts(method, "reuse")
+
+
+def accepts_precondition(method: str) -> bool:
+    """Return whether a method's decoupled term can be divided by the base's denominator."""
+    return _accepts(method, "precondition")
 
 
 def _accepts(method: str, argument: str) -> bool:

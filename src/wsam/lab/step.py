@@ -39,6 +39,8 @@ def make_optimizer(run: Run, model: nn.Module) -> torch.optim.Optimizer:
     arguments: dict[str, Any] = {**run.hyper, **run.options, "model": model}
     if "every" in arguments:
         arguments["when"] = Every(arguments.pop("every"))
+    if settings.accepts_precondition(run.method):
+        arguments.setdefault("precondition", False)
     if run.geometry is not None:
         arguments["geometry"] = _make_geometry(dict(run.geometry), run.seed)
     arguments |= _seed_argument(METHODS[run.method], run.seed)

@@ -85,7 +85,9 @@ def _geometry(run: Run) -> list[object]:
 
 
 def _options(run: Run) -> list[object]:
-    words: list[object] = ["--lean"] if run.options.get("lean") else []
+    words: list[object] = [
+        f"--{name}" for name in ("lean", "precondition") if run.options.get(name)
+    ]
     if run.options.get("max_norm") is not None:
         words += ["--max-norm", run.options["max_norm"]]
     if "every" in run.options:

@@ -1,0 +1,290 @@
+"""Preconditioned sharpness: the decoupled term, divided by the denominator of an adaptive base.
+
+Adam and its relatives divide their step by a denominator, made of an average v of squared gradients. A
+decoupled term s = k h that is not divided, too, has almost no effect. The preconditioned step is
+
+    w <- w - lr (m(g0) + s) / denominator(v),        v over g0^2 + s^2
+
+where m is the base's first moment. With v over g0^2 alone, s / sqrt(v) is unbounded; with v over
+(g0 + s)^2, v vanishes where both terms cancel. With the sum of squares both terms are bounded.
+
+The base makes its own step. It computes v <- a v + b g0^2, so adding (b/a) s^2 to v before that step
+leaves a v + b (g0^2 + s^2) after it, and the base uses this v itself. Then lr s / denominator(v) is
+subtracted from the weights.
+"""
+
+import inspect
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from wsam._core.mix import Scalar, is_number
+from wsam._core.param_blocks import Block, local_shards
+from wsam._core.tensor_ops import CHUNK_BYTES, add_scaled, chunks, on_device, widened
+
+if TYPE_CHECKING:
+    from wsam._core.step_state import DecoupledTerm
+
+State = dict[str, Any]
+"""The base's state of one parameter. Tensors are this rank's shards."""
+
+
+class Preconditioner:
+    """What preconditioned WSAM needs to know about a base optimizer: its squares and its denominator.
+
+    This class describes Adam: the state has "exp_avg_sq" and "step", groups have "betas" and "eps".
+    Derive from it for other bases, and pass an instance to `wsam.register_preconditioner`.
+    """
+
+    square: str = "exp_avg_sq"
+    """The name of the average or sum of squared gradients in the base's state."""
+
+    def create_state(self, base: Optimizer, group: dict[str, Any]) -> None:
+        """Create the state of the group's parameters with gradients, as the base's first step would."""
+        create: Any = getattr(base, "_init_group", None)  # of torch's optimizers
+        if create is None:
+            raise TypeError(
+                f"the state of {type(base).__name__} cannot be created before its first step: override "
+                "create_state in its wsam.Preconditioner"
+            )
+        lists = len(inspect.signature(create).parameters) - 1
+        create(group, *([] for _ in range(lists)))
+
+    def decay(self, group: dict[str, Any]) -> Scalar:
+        """Return a of the base's v <- a v + (1 - a) g^2, in (0, 1)."""
+        beta: Scalar = group["betas"][1]
+        return beta
+
+    def square_weight(self, group: dict[str, Any]) -> Scalar:
+        """Return b/a of the base's v <- a v + b g^2."""
+        decay = self.decay(group)
+        return (1 - decay) / decay
+
+    def denominators(self, group: dict[str, Any], states: Sequence[State]) -> list[Tensor]:
+        """Return what the base divides its learning rate by: new tensors, in at least float32.
+
+        Args:
+            group: the parameter group.
+            states: the base's state of some parameters of the group. Do not read values of its
+                tensors on the host, unless they are on a CPU.
+        """
+        largest = "max_" + self.square
+        v = torch._foreach_sqrt(tensors(states, largest if group.get("amsgrad") else self.square))
+        corrections = bias_corrections(self.decay(group), counts(states))
+        torch._foreach_div_(v, per_tensor(corrections.sqrt()))
+        torch._foreach_add_(v, group["eps"])
+        return list(v)
+
+    def check(self, group: dict[str, Any]) -> None:
+        """Raise if the group has a value with which v cannot be extended."""
+        if is_number(self.decay(group), 0.0):
+            raise ValueError(
+                "the base's average of squared gradients has a decay of 0, so it keeps nothing of the "
+                "sharpness term: use a decay between 0 and 1, or precondition=False"
+            )
+
+
+def tensors(states: Sequence[State], name: str) -> list[Tensor]:
+    """Return a tensor of each state, in at least float32. It may be the state's own."""
+    return widened([state[name] for state in states])
+
+
+def counts(states: Sequence[State]) -> Tensor:
+    """Return the step counts of all states in one tensor, on the device where the base keeps them."""
+    steps = torch.stack([state["step"] for state in states])
+    return steps.double() if steps.device.type == "cpu" else steps
+
+
+def bias_corrections(decay: Scalar, steps: Tensor) -> Tensor:
+    """Return 1 - decay^steps, accurate in float32, too."""
+    log = decay.log() if isinstance(decay, Tensor) else math.log(decay)
+    return -torch.expm1(steps * log)
+
+
+def per_tensor(values: Tensor) -> Any:
+    """Return the elements, one for each parameter: numbers from a CPU, 0-d tensors from a device."""
+    if values.device.type == "cpu" and not torch.compiler.is_compiling():
+        return values.tolist()
+    return list(values.unbind())
+
+
+class RAdamPreconditioner(Preconditioner):
+    """RAdam divides by (sqrt(v) + eps) / (sqrt(1 - beta2^t) r_t).
+
+    In its first steps, where it does not divide its average of gradients, the term is not divided.
+    """
+
+    def denominators(self, group: dict[str, Any], states: Sequence[State]) -> list[Tensor]:
+        """Return the denominators, 1 in the first steps."""
+        decay, steps = self.decay(group), counts(states)
+        correction = bias_corrections(decay, steps)
+        longest = 2 / (1 - decay) - 1
+        length = longest - 2 * steps * (1 - correction) / correction
+        divides = length > 5
+        safe = length.clamp(min=5)
+        rectified = (safe - 4) * (safe - 2) * longest / ((longest - 4) * (longest - 2) * safe)
+        factor = torch.where(divides, (correction * rectified).sqrt(), torch.ones_like(length))
+        v = list(torch._foreach_sqrt(tensors(states, self.square)))
+        torch._foreach_add_(v, group["eps"])
+        torch._foreach_div_(v, per_tensor(factor))
+        torch._foreach_mul_(v, per_tensor(divides.to(factor.dtype)))
+        torch._foreach_add_(v, per_tensor((~divides).to(factor.dtype)))
+        return v
+
+
+class AdagradPreconditioner(Preconditioner):
+    """Adagrad sums squares, and divides by (sqrt(v) + eps)(1 + (t - 1) lr_decay)."""
+
+    square = "sum"
+
+    def decay(self, group: dict[str, Any]) -> Scalar:
+        """Return 1: a sum forgets nothing."""
+        return 1.0
+
+    def square_weight(self, group: dict[str, Any]) -> Scalar:
+        """Return 1."""
+        return 1.0
+
+    def denominators(self, group: dict[str, Any], states: Sequence[State]) -> list[Tensor]:
+        """Return the denominators."""
+        v = list(torch._foreach_sqrt(tensors(states, self.square)))
+        torch._foreach_add_(v, group["eps"])
+        if not is_number(group["lr_decay"], 0.0):
+            torch._foreach_mul_(v, per_tensor(1 + (counts(states) - 1) * group["lr_decay"]))
+        return v
+
+
+class RMSpropPreconditioner(Preconditioner):
+    """RMSprop divides by sqrt(v) + eps; if centered, by sqrt(v - m^2) + eps with its average m."""
+
+    square = "square_avg"
+
+    def decay(self, group: dict[str, Any]) -> Scalar:
+        """Return alpha."""
+        alpha: Scalar = group["alpha"]
+        return alpha
+
+    def denominators(self, group: dict[str, Any], states: Sequence[State]) -> list[Tensor]:
+        """Return the denominators."""
+        v = tensors(states, self.square)
+        if group["centered"]:
+            mean = tensors(states, "grad_avg")
+            v = list(torch._foreach_addcmul(v, mean, mean, value=-1.0))
+        denominators = list(torch._foreach_sqrt(v))
+        torch._foreach_add_(denominators, group["eps"])
+        return denominators
+
+
+class AdadeltaPreconditioner(Preconditioner):
+    """Adadelta divides by sqrt(v + eps) / sqrt(u + eps), with its average u of squared updates.
+
+    u is taken after the base's step.
+    """
+
+    square = "square_avg"
+
+    def decay(self, group: dict[str, Any]) -> Scalar:
+        """Return Adadelta's rho."""
+        rho: Scalar = group["rho"]
+        return rho
+
+    def denominators(self, group: dict[str, Any], states: Sequence[State]) -> list[Tensor]:
+        """Return the denominators."""
+        names = (self.square, "acc_delta")
+        v, u = (torch._foreach_add(tensors(states, name), group["eps"]) for name in names)
+        torch._foreach_div_(v, u)
+        torch._foreach_sqrt_(v)
+        return list(v)
+
+
+_KNOWN: dict[type[Optimizer], Preconditioner] = {
+    torch.optim.Adam: Preconditioner(),
+    torch.optim.AdamW: Preconditioner(),
+    torch.optim.NAdam: Preconditioner(),
+    torch.optim.RAdam: RAdamPreconditioner(),
+    torch.optim.Adagrad: AdagradPreconditioner(),
+    torch.optim.RMSprop: RMSpropPreconditioner(),
+    torch.optim.Adadelta: AdadeltaPreconditioner(),
+}
+
+
+def register_preconditioner(kind: type[Optimizer], preconditioner: Preconditioner) -> None:
+    """Let `WSAM` precondition its sharpness term over a class of base optimizers.
+
+    Args:
+        kind: the class. Classes derived from it are included.
+        preconditioner: describes the class's squares and denominator.
+
+    Example:
+        >>> class MyAdam(torch.optim.Adam):
+        ...     pass
+        >>> register_preconditioner(MyAdam, Preconditioner())
+    """
+    if not (isinstance(kind, type) and issubclass(kind, Optimizer)):
+        raise TypeError(f"kind must be a class of optimizers, got {kind!r}")
+    if not isinstance(preconditioner, Preconditioner):
+        raise TypeError(f"preconditioner must be a wsam.Preconditioner, got {preconditioner!r}")
+    _KNOWN[kind] = preconditioner
+
+
+def find_preconditioner(base: Optimizer) -> Preconditioner | None:
+    """Return what is registered for the base's class or the nearest class it derives from."""
+    return next((_KNOWN[kind] for kind in type(base).__mro__ if kind in _KNOWN), None)
+
+
+def require_preconditioner(base: Optimizer) -> Preconditioner:
+    """Return the base's preconditioner, or raise an error that lists the bases that have one."""
+    found = find_preconditioner(base)
+    if found is None:
+        known = ", ".join(kind.__name__ for kind in _KNOWN)
+        raise ValueError(
+            f"precondition needs the denominator of the base, and none is known of "
+            f"{type(base).__name__}: use one of {known}, or wsam.register_preconditioner"
+        )
+    return found
+
+
+def states_of(base: Optimizer, block: Block) -> list[State]:
+    """Return the base's state of each parameter of a block, with local shards."""
+    states: list[State] = [base.state[p] for p in block.params]
+    if not block.sharded:
+        return states
+    return [
+        {name: local_shards([t])[0] if isinstance(t, Tensor) else t for name, t in state.items()}
+        for state in states
+    ]
+
+
+def add_squares(base: Optimizer, decoupled: Sequence["DecoupledTerm"]) -> None:
+    """Add the squares of the decoupled terms to the base's v, before the base's step."""
+    preconditioner = find_preconditioner(base)
+    assert preconditioner is not None
+    for term in decoupled:
+        block = term.block
+        if not all(base.state.get(p) for p in block.params):
+            preconditioner.create_state(base, block.group)
+        v = [state[preconditioner.square] for state in states_of(base, block)]
+        scale = on_device(term.scale, block.device)
+        scale = scale * on_device(preconditioner.square_weight(block.group), block.device) ** 0.5
+        for part in chunks(v, CHUNK_BYTES):
+            scaled = torch._foreach_mul(widened(term.tensors[part]), scale)
+            torch._foreach_addcmul_(v[part], scaled, scaled)
+
+
+def apply_preconditioned(base: Optimizer, decoupled: Sequence["DecoupledTerm"]) -> None:
+    """Compute `w -= lr * scale * tensors / denominators`, after the base's step."""
+    preconditioner = find_preconditioner(base)
+    assert preconditioner is not None
+    for term in decoupled:
+        block, states = term.block, states_of(base, term.block)
+        weights, device = block.weights(), block.device
+        scale = -block.sign * on_device(block.group["lr"], device) * on_device(term.scale, device)
+        for part in chunks(weights, CHUNK_BYTES):
+            divided = preconditioner.denominators(block.group, states[part])
+            torch._foreach_reciprocal_(divided)
+            torch._foreach_mul_(divided, widened(term.tensors[part]))
+            add_scaled(weights[part], divided, scale, scratch=True)
