@@ -247,9 +247,7 @@ class Base:
         s["b"] = momentum * s.get("b", zero) + g / (root + 1e-8)
         return s["b"] + x / (root + 1e-8)
 
-    def adagrad(
-        self, g: Tensor, x: Tensor, s: dict[str, Tensor], lr_decay: float = 0.0
-    ) -> Tensor:
+    def adagrad(self, g: Tensor, x: Tensor, s: dict[str, Tensor], lr_decay: float = 0.0) -> Tensor:
         s["v"] = s.get("v", torch.zeros_like(g)) + g**2 + x**2
         return (g + x) / (s["v"].sqrt() + 1e-10) / (1 + (self.t - 1) * lr_decay)
 

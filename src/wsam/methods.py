@@ -172,8 +172,7 @@ class CoupledWSAM(SharpnessAware):
 
         w <- w - base(g0 + k (g1 - g0)),    k = gamma/(1 - gamma)
 
-    gamma = 0 is the base, gamma = 1/2 is SAM. Use it over adaptive bases, whose preconditioner the
-    decoupled term bypasses.
+    gamma = 0 is the base, gamma = 1/2 is SAM. The term enters the base's momentum, too.
 
     Args:
         base: an instance of a torch optimizer, such as `torch.optim.SGD(model.parameters(), lr=0.1)`.

@@ -91,7 +91,8 @@ def test_fused_steps_equal_the_others(base: str, lean: bool, fused: list[str]) -
         BASES[base](models[0].parameters(), foreach=False),
         BASES[base](models[1].parameters()),
     ]
-    opts = [wsam.WSAM(b, model=m, lean=lean) for b, m in zip(bases, models, strict=True)]
+    form: dict[str, Any] = {"lean": True, "precondition": False} if lean else {}
+    opts = [wsam.WSAM(b, model=m, **form) for b, m in zip(bases, models, strict=True)]
     slow = train(models[0], opts[0])
     assert not fused, "the user chose foreach=False"
     fast = train(models[1], opts[1])

@@ -472,7 +472,7 @@ def test_a_group_is_updated_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = emulated_kernels.install(monkeypatch)
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     groups = [{"params": layer.parameters()} for layer in model]
-    opt = wsam.WSAM(torch.optim.Adam(groups, lr=0.01, fused=True), model=model)
+    opt = wsam.SAM(torch.optim.Adam(groups, lr=0.01, fused=True), model=model)
     emulated_kernels.attach(opt)
 
     def closure() -> Tensor:

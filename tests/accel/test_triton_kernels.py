@@ -34,9 +34,9 @@ Case = tuple[str, str, dict[str, Any]]
 # Each base with a rule that keeps g0, one that does not, and a lean step uses other branches of the
 # kernels, and GSAM needs inner products.
 BRANCHES: list[Case] = [
-    *(("wsam", base, {}) for base in BASES),
+    *(("wsam", base, {"precondition": False}) for base in BASES),
     *(("sam", base, {}) for base in BASES),
-    *(("wsam", base, {"lean": True}) for base in BASES),
+    *(("wsam", base, {"lean": True, "precondition": False}) for base in BASES),
     ("gsam", "momentum", {}),
 ]
 # These differ on the host only.
@@ -48,7 +48,9 @@ CASES: list[Case] = [
     ("fisher_sam", "adamw", {}),
     ("esam", "momentum", {}),
     ("wsam", "momentum", {"max_norm": 0.5}),
-    ("wsam", "adam", {"geometry": wsam.Adaptive()}),
+    ("wsam", "adam", {"geometry": wsam.Adaptive(), "precondition": False}),
+    ("wsam", "adam", {}),
+    ("wsam", "adamw", {"geometry": wsam.Fisher()}),
     ("wsam", "momentum", {"geometry": wsam.Fisher(), "lean": True}),
 ]
 
@@ -109,7 +111,7 @@ def check(method: str, base: str, options: dict[str, Any]) -> None:
     with_state = STEPS if base == "sgd" else STEPS - 1  # the base creates its state by itself
     if method == "esam":  # masked
         wanted = (0, 0)
-    elif "max_norm" in options:
+    elif "max_norm" in options or opt.rule.preconditions:
         wanted = (STEPS, 0)
     else:
         wanted = (with_state if options.get("lean") else STEPS, with_state)

@@ -236,6 +236,8 @@ def optimizer_of(case, weights):
     method, base, arguments = cases()[case]
     kind, base_arguments = BASE_OPTIMIZERS[base]
     named = {name: torch.nn.Parameter(value.clone()) for name, value in weights.items()}
+    if method == "wsam":
+        arguments = {"precondition": False, **arguments}  # the only form of version 0.1
     return wsam.create(method, kind(named.values(), **base_arguments), **arguments), named
 
 

@@ -70,7 +70,8 @@ def weights_and_state(opt: torch.optim.Optimizer, params: list[nn.Parameter]) ->
 def test_gamma_zero_is_the_base(lean, seed, dtype, rho, base, style, decay) -> None:
     ours, plain = start(seed, dtype), start(seed, dtype)
     opt, twin = torch_base(base, ours, decay), torch_base(base, plain, decay)
-    run(wsam.WSAM(opt, rho=rho, gamma=0.0, lean=lean), ours, style)
+    form = {"lean": True, "precondition": False} if lean else {}
+    run(wsam.WSAM(opt, rho=rho, gamma=0.0, **form), ours, style)
     run_plain(twin, plain)
     assert same(weights_and_state(opt, ours), weights_and_state(twin, plain))
 
@@ -98,7 +99,8 @@ def test_rho_zero_is_the_base(name, seed, dtype, base, style, decay) -> None:
 def test_rho_zero_is_the_base_with_lean(seed, dtype, base, style, gamma) -> None:
     """To rounding: a lean step adds and subtracts lr*k*g0 instead of computing g1 - g0."""
     ours, plain = start(seed, dtype), start(seed, dtype)
-    run(wsam.WSAM(torch_base(base, ours), rho=0.0, gamma=gamma, lean=True), ours, style)
+    form = {"lean": True, "precondition": False}
+    run(wsam.WSAM(torch_base(base, ours), rho=0.0, gamma=gamma, **form), ours, style)
     run_plain(torch_base(base, plain), plain)
     assert gap(ours, plain) < (1e-3 if dtype is torch.float32 else 1e-11)
 

@@ -94,9 +94,7 @@ def double_counters() -> Iterator[None]:
 
 @pytest.mark.usefixtures("double_counters")
 @covering(2, base=list(BASES), decay=[0.0, 0.01], style=STYLES, max_norm=[None, 0.3])
-def test_reference_agreement(
-    base: str, decay: float, style: str, max_norm: float | None
-) -> None:
+def test_reference_agreement(base: str, decay: float, style: str, max_norm: float | None) -> None:
     """w <- w - lr (m(g0) + k h)/denominator with v over g0^2 + (k h)^2, k h clipped before."""
     task = PROBLEMS["mlp"]
     params = parameters(task.weights())
@@ -186,7 +184,9 @@ def test_groups_with_their_own_values() -> None:
     one = preconditioned("adamw", models[0])
     parts = [{"params": [p]} for p in models[1].parameters()]
     split = wsam.WSAM(torch_base("adamw", parts, 0.01), gamma=0.6)
-    mixed = [{"params": [p], "gamma": 0.0 if i else 0.6} for i, p in enumerate(models[2].parameters())]
+    mixed = [
+        {"params": [p], "gamma": 0.0 if i else 0.6} for i, p in enumerate(models[2].parameters())
+    ]
     some = wsam.WSAM(torch_base("adamw", mixed, 0.01))
     plain_model = small_model()
     plain = torch_base("adamw", plain_model.parameters(), 0.01)
@@ -235,7 +235,9 @@ def test_state_is_created_as_the_base_does(base: str) -> None:
         assert torch.equal(mine["step"], theirs["step"])
 
 
-@pytest.mark.parametrize("kind", [copy.deepcopy, lambda x: torch.load(_saved(x), weights_only=False)])
+@pytest.mark.parametrize(
+    "kind", [copy.deepcopy, lambda x: torch.load(_saved(x), weights_only=False)]
+)
 def test_copies_continue_alike(kind: Any) -> None:
     model = small_model()
     opt = preconditioned("adamw", model)
@@ -350,7 +352,7 @@ def test_refused_without_a_denominator(kind: Any) -> None:
 
 def test_bad_arguments() -> None:
     params = [nn.Parameter(torch.zeros(2))]
-    with pytest.raises(ValueError, match="lean=True.*precondition=False"):
+    with pytest.raises(ValueError, match=r"lean=True.*precondition=False"):
         wsam.WSAM(torch.optim.AdamW(params), lean=True)
     with pytest.raises(ValueError, match='True, False or "auto"'):
         wsam.WSAM(torch.optim.AdamW(params), precondition="yes")
@@ -448,7 +450,9 @@ def test_denominators_of_counts_on_a_device(base: str, monkeypatch: pytest.Monke
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("base", ["adam", "adamw", "amsgrad", "nadam", "radam", "rmsprop", "adadelta"])
+@pytest.mark.parametrize(
+    "base", ["adam", "adamw", "amsgrad", "nadam", "radam", "rmsprop", "adadelta"]
+)
 def test_captured_step_equals_eager(base: str) -> None:
     models = [small_model(torch.float32).cuda() for _ in range(2)]
     opts = [

@@ -221,7 +221,9 @@ def combine(state: StepState, all_blocks: Sequence[Block]) -> None:
         block.g0 = None
     if state.max_norm is not None:
         clip(blocks, base_grads, state.decoupled, state.max_norm)
-    if not (rule.base_uses_g1 or rule.preconditions):  # the base receives g0, which they do not have
+    if not (
+        rule.base_uses_g1 or rule.preconditions
+    ):  # the base receives g0, which they do not have
         clear_gradients(late)
 
 
