@@ -17,10 +17,13 @@ from training import CPU, Stop, StopAfter, curve
 from wsam.lab import Data, Metric, fit, records, user_code
 from wsam.lab.execution import ExecutionConfig
 from wsam.lab.loaded_model import load_model
+from wsam.lab.metrics import METRICS
+from wsam.lab.problem import Objects
 from wsam.lab.run import Run
-from wsam.lab.train import train
-from wsam.lab.user_code import UserCodeError
+from wsam.lab.train import has_started, train
+from wsam.lab.user_code import RunError, UserCodeError
 from wsam.report.commands import command
+from wsam.sweep.jobs import Job, Status, run_job
 
 FILE = Path(own_problem.__file__)
 KEEP = ExecutionConfig(device="cpu", keep_weights=True)
@@ -317,3 +320,72 @@ def test_loaders_keep_their_batch_size():
 def test_metric_names():
     with pytest.raises(ValueError, match="must be letters, digits"):
         Metric("R 2", len, True)
+
+
+def test_errors_during_training_name_the_batch():
+    class Fragile(nn.Linear):
+        def forward(self, x):
+            assert len(x) < 30 or not self.training, "too many"
+            return super().forward(x)
+
+    with pytest.raises(
+        UserCodeError, match=r"step 1 of .* raised AssertionError: too many .*32 x 4"
+    ):
+        fit(Fragile(4, 3), (PAIRS, PAIRS), **SHORT)
+
+    class OnlyTrains(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) if self.training else x.no_such_attribute
+
+    with pytest.raises(
+        UserCodeError, match=r"the evaluation on the test split of .* AttributeError"
+    ):
+        fit(OnlyTrains(4, 3), (PAIRS, PAIRS), **SHORT)
+
+
+def test_labels_without_an_output():
+    pairs = [(x, 7 if n == 50 else 0) for n, (x, _) in enumerate(PAIRS)]
+    with pytest.raises(UserCodeError, match="has the label 7, but the model has 3 outputs"):
+        fit(own_problem.net, (pairs, PAIRS), **SHORT)
+
+
+def test_running_out_of_memory_is_one_line_and_keeps_the_checkpoint(tmp_path):
+    class Hungry(nn.Linear):
+        calls = 0
+
+        def forward(self, x):
+            Hungry.calls += 1
+            if Hungry.calls == 9:
+                torch.empty(1 << 50)
+            return super().forward(x)
+
+    run = own()
+    with pytest.raises(RunError, match="ran out of memory at batch size 32: use a smaller batch"):
+        train(run, tmp_path, CPU, objects=Objects(model=Hungry(4, 3)))
+    assert has_started(run, tmp_path)
+
+
+def test_a_sweep_goes_on_after_a_run_that_cannot_be_trained(tmp_path):
+    path = write(tmp_path / "mine.py", FILE.read_text() + "\n\ndef broken():\n    return {}['a']\n")
+    jobs = [
+        Job(own(name).replace(model=f"{path}:{name}"), tmp_path, CPU) for name in ("net", "broken")
+    ]
+    outcomes = [run_job(job) for job in jobs]
+    assert [outcome.status for outcome in outcomes] == [Status.FINISHED, Status.ERROR]
+    assert "broken raised KeyError: 'a'" in outcomes[1].detail
+
+
+def test_metrics_equal_those_of_sklearn():
+    sklearn = pytest.importorskip("sklearn.metrics")
+    scores = torch.randn(200, 5, generator=torch.Generator().manual_seed(1))
+    true = torch.arange(200) % 4
+    predicted = scores.argmax(1)
+    expected = 100 * sklearn.f1_score(true, predicted, average="macro")
+    assert float(METRICS["macro-f1"](scores, true)) == pytest.approx(expected, rel=1e-5)
+    record = fit(own_problem.net, own_problem.classes, metric="accuracy", **SHORT)
+    final = record["final"]
+    assert final["test_accuracy"] == pytest.approx(100 - final["test_error"])
+    assert records.objective(record) == -final["test_accuracy"]
+    assert records.objective_name(record) == "negative test accuracy"
+    named = fit("mlp", "digits", metric="macro-f1", epochs=1, train_limit=200, execution=CPU)
+    assert 0 < named["final"]["test_macro_f1"] < 100

@@ -39,6 +39,9 @@ from wsam.lab.models import Task
 from wsam.lab.settings import check_choice
 from wsam.lab.user_code import UserCodeError
 
+_IGNORED = -100
+"""Targets that cross-entropy leaves out."""
+
 
 @dataclass(frozen=True)
 class Data:
@@ -117,6 +120,9 @@ class LoaderFeed(DataFeed):
         limits: Maximum number of training and test samples; None for all.
         validation: Size and seed of the validation split; None for none.
         workers: Processes that read samples; None for none.
+
+    Attributes:
+        classes: Number of classes that the model has outputs for; None for other tasks.
     """
 
     verified = "own data"
@@ -133,6 +139,7 @@ class LoaderFeed(DataFeed):
         workers: int | None = None,
     ) -> None:
         self.name, self.device, self.workers = name, device, workers or 0
+        self.classes: int | None = None
         self.collate = data.collate or default_collate
         splits = {TRAIN: data.train, VALIDATION: data.validation, TEST: data.test}
         self.splits = {split: part for split, part in splits.items() if part is not None}
@@ -298,6 +305,16 @@ class LoaderFeed(DataFeed):
                 raise UserCodeError(self._reading_problem(error)) from error
             yield self._pair(batch)
 
+    def _check_classes(self, targets: Any) -> None:
+        """Raise an error for a label without an output; CUDA would abort the process."""
+        if self.classes is None or not isinstance(targets, Tensor):
+            return
+        wrong = targets[((targets < 0) & (targets != _IGNORED)) | (targets >= self.classes)]
+        if len(wrong):
+            raise UserCodeError(
+                f"{self.name} has the label {int(wrong[0])}, but the model has {self.classes} outputs"
+            )
+
     def _reading_problem(self, error: Exception) -> str:
         if "equal size" in str(error):  # of torch.stack in default_collate
             reason = str(error).rpartition("stack expects each tensor to be ")[2].partition("\n")[0]
@@ -312,6 +329,7 @@ class LoaderFeed(DataFeed):
             raise UserCodeError(
                 f"{self.name} must yield pairs (inputs, targets), got {format_shape(batch)}"
             )
+        self._check_classes(batch[1])
         # Numbers of Python and numpy are float64, weights are float32.
         inputs, targets = move_batch(tuple(batch), self.device, torch.float32)
         return inputs, targets

@@ -322,9 +322,10 @@ def objective(record: Record) -> float | None:
 
 
 def objective_name(record: Record) -> str:
-    """Return the name of `objective`, such as ``validation error``."""
+    """Return the name of `objective`, such as ``validation error`` or ``negative test accuracy``."""
     found = metric(record)
-    return f"{found['split']} {found['name']}"
+    name = f"{found['split']} {found['name']}"
+    return name if found["lower_is_better"] else f"negative {name}"
 
 
 def _column(record: Record, split: str) -> str:

@@ -20,7 +20,7 @@ from wsam.lab.data_feed import Batch
 from wsam.lab.metrics import Loss, Metric, cross_entropy, format_shape, loss_sum
 from wsam.lab.problem import Problem
 from wsam.lab.run import Run
-from wsam.lab.user_code import UserCodeError, explain
+from wsam.lab.user_code import UserCodeError, explain, is_out_of_memory
 
 
 def make_optimizer(run: Run, model: nn.Module) -> torch.optim.Optimizer:
@@ -174,9 +174,9 @@ def check_forward(run: Run, model: nn.Module, inputs: Any, device: torch.device)
             return forward(
                 lambda x: functional_call(model, buffers, (x,)), inputs, run.precision, device
             )
-    except torch.OutOfMemoryError:
-        raise  # does not mean that the inputs are unsuitable
     except Exception as error:
+        if is_out_of_memory(error):
+            raise  # does not mean that the inputs are unsuitable
         images = isinstance(inputs, Tensor) and inputs.dim() == 4
         shape = " x ".join(map(str, inputs.shape)) if images else format_shape(inputs)
         what = "images" if images else "inputs"

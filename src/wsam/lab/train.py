@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,6 +35,7 @@ from wsam.lab.files import no_op
 from wsam.lab.image_folder import find_root
 from wsam.lab.loaded_model import build_with_weights
 from wsam.lab.loader_feed import LoaderFeed
+from wsam.lab.metrics import cross_entropy, format_shape
 from wsam.lab.problem import Objects, make_problem, uses_own_code
 from wsam.lab.records import Record
 from wsam.lab.run import Run
@@ -50,6 +51,7 @@ from wsam.lab.step import (
     make_optimizer,
     set_learning_rate,
 )
+from wsam.lab.user_code import RunError, UserCodeError, describe, is_out_of_memory
 
 _LIVE_SECONDS = 0.5
 _MISFITS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
@@ -111,17 +113,34 @@ def _train(
     context.run_on_main(lambda: records.check_unlocked(out, run))
     callbacks = callbacks if context.is_main else ()
     # Before locking, which creates a folder: a run that is refused here leaves no files.
-    trainer = Trainer(run, out, execution, callbacks, context, objects)
+    with _explain_memory(run):
+        trainer = Trainer(run, out, execution, callbacks, context, objects)
     lock = records.lock_run(out, run) if context.is_main else nullcontext()
     with lock:
         record = context.run_on_main(lambda: existing_record(run, out, execution))
         if record is not None:
             return record  # another process finished it in the meantime
         try:
-            return trainer.train()
+            with _explain_memory(run):
+                return trainer.train()
         finally:
             for callback in callbacks:
                 callback.on_train_end()
+
+
+@contextmanager
+def _explain_memory(run: Run) -> Iterator[None]:
+    """Convert an exception about too little memory into one line."""
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise RunError(
+            f"{run.title} ran out of memory at batch size {run.batch_size}: use a smaller batch or "
+            f"model ({reason})"
+        ) from error
 
 
 def restore(
@@ -225,6 +244,8 @@ class Trainer:
         inputs, targets = self.feed.example(min(2, self.feed.batch_size // context.world_size))
         output = check_forward(run, self.model, inputs, self.device)
         check_loss(run, self.problem, output, targets)
+        if isinstance(self.feed, LoaderFeed) and self.feed.loss is cross_entropy:
+            self.feed.classes = output.shape[1]
         self.optimizer = make_optimizer(run, self.model)
         executed = {
             "device": self.device.type,
@@ -288,7 +309,8 @@ class Trainer:
         for step, (inputs, targets) in enumerate(feed.epoch(), (number - 1) * feed.steps):
             rate = learning_rate(run, step, run.epochs * feed.steps)
             set_learning_rate(self.optimizer, rate)
-            stepper(self.context.shard(inputs), self.context.shard(targets))
+            with self._explain(f"step {step + 1}", inputs, targets):
+                stepper(self.context.shard(inputs), self.context.shard(targets))
             live = None
             # Reading metrics would synchronize with a GPU or with other processes.
             free = self.device.type == "cpu" and self.context.world_size == 1
@@ -315,14 +337,29 @@ class Trainer:
     def _evaluate(self, split: str, metrics: Metrics) -> str | None:
         """Add the figures of a split to `metrics`; return the reason if its loss is not finite."""
         batches, precision = self.feed.evaluation(split), self.run.precision
-        figures = self.context.run_on_main(
-            lambda: evaluate(self.problem, batches, precision, self.device)
-        )
+        with self._explain(f"the evaluation on the {split} split"):
+            figures = self.context.run_on_main(
+                lambda: evaluate(self.problem, batches, precision, self.device)
+            )
         metrics |= {f"{split}_{name}": value for name, value in figures.items()}
         for name in ("loss", self.problem.metric.column):
             if not math.isfinite(figures[name]):
                 return f"the {split} {name} became {figures[name]} in epoch {metrics['epoch']}"
         return None
+
+    @contextmanager
+    def _explain(self, what: str, *batch: Any) -> Iterator[None]:
+        """Convert an exception of the user's own code into one line; others are bugs."""
+        try:
+            yield
+        except Exception as error:
+            own = uses_own_code(self.run) and not isinstance(error, RunError)
+            if not own or is_out_of_memory(error):
+                raise
+            shapes = f" on a batch of {format_shape(batch)}" if batch else ""
+            raise UserCodeError(
+                f"{what} of {self.run.title} raised {describe(error)}{shapes}"
+            ) from error
 
     def _read_metrics(self, stepper: Stepper) -> Metrics:
         loss, error, sharpness = self.context.mean(stepper.totals.means(), self.device)

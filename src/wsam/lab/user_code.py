@@ -29,8 +29,21 @@ _CODE = re.compile(r"(?P<source>[^:].*):(?P<function>[A-Za-z_]\w*)")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
-class UserCodeError(ValueError):
+class RunError(ValueError):
+    """This run cannot be trained; others are not affected."""
+
+
+class UserCodeError(RunError):
     """The user's model, data, loss or metric raised an exception or does not fit the others."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an exception means that the device or the host has too little memory."""
+    import torch
+
+    # The allocator of the CPU raises a plain RuntimeError.
+    on_host = isinstance(error, RuntimeError) and "not enough memory" in str(error)
+    return on_host or isinstance(error, torch.OutOfMemoryError | MemoryError)
 
 
 def is_code(name: str) -> bool:
@@ -151,13 +164,13 @@ def explain(what: str, path: Path | None = None) -> Iterator[None]:
         what: The subject of the message, such as ``my.py:net``.
         path: The file whose line is named; None for the innermost frame.
     """
-    import torch
-
     try:
         yield
-    except (UserCodeError, torch.OutOfMemoryError):
+    except UserCodeError:
         raise
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         raise UserCodeError(f"{what} raised {describe(error, path)}") from error
 
 

@@ -15,7 +15,7 @@ from wsam.lab.execution import ExecutionConfig
 from wsam.lab.files import BusyError, format_os_error
 from wsam.lab.run import Run
 from wsam.lab.train import train
-from wsam.lab.user_code import UserCodeError
+from wsam.lab.user_code import RunError
 
 After = Callable[[Run, Path, ExecutionConfig], object]
 """Called after a run finished; a module-level function, so that it can be pickled."""
@@ -128,7 +128,8 @@ def run_job(job: Job, callbacks: Sequence[Callback] = ()) -> Outcome:
         return Outcome(job, Status.ERROR, f"{type(error).__name__}: {error}")
     seconds = time.monotonic() - start
     if not records.is_finished(record):
-        return Outcome(job, Status.FAILED, str(record.get("failure")), seconds=seconds)
+        name, failure = records.objective_name(record), str(record.get("failure"))
+        return Outcome(job, Status.FAILED, failure, seconds=seconds, objective_name=name)
     status = Status.FINISHED if flag.started else Status.SKIPPED
     return Outcome(
         job,
@@ -142,7 +143,7 @@ def run_job(job: Job, callbacks: Sequence[Callback] = ()) -> Outcome:
 
 def _concerns_this_run_only(error: Exception, run: Run) -> bool:
     """Return whether an error is about a file of this run; their paths contain the run's key."""
-    if isinstance(error, UserCodeError):
+    if isinstance(error, RunError):
         return True
     if run.key not in str(error):
         return False

@@ -9,6 +9,7 @@ alive, so that the others can detect the trials of a search that was killed.
 from __future__ import annotations
 
 import json
+import math
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -23,8 +24,8 @@ from wsam.lab.settings import Value
 from wsam.sweep.grid import Grid, is_integer_setting, with_seeds
 from wsam.sweep.jobs import Job, Outcome, Status
 
-DIVERGED = 100.0
-"""The error, in percent, of a run whose loss was not finite."""
+DIVERGED = {"error": 100.0, "accuracy": 0.0, "macro-f1": 0.0}
+"""The objective of a run whose loss was not finite, by metric; infinite for metrics without a bound."""
 _LOG_SCALE = ("rho", "lr", "weight_decay", "eta")
 
 
@@ -197,9 +198,9 @@ class Search:
                 self.failed.add(entry.trial.number)
                 self.running.remove(entry)
                 continue
-            if outcome.has_record:
-                self.objective_name = outcome.objective_name
-            entry.errors[key] = DIVERGED if outcome.objective is None else outcome.objective
+            self.objective_name = outcome.objective_name
+            worst = DIVERGED.get(self.objective_name.rpartition(" ")[2], math.inf)
+            entry.errors[key] = worst if outcome.objective is None else outcome.objective
             if entry.keys == entry.errors.keys():
                 mean = sum(entry.errors.values()) / len(entry.errors)
                 self.study.tell(entry.trial, mean, skip_if_finished=True)
@@ -208,9 +209,9 @@ class Search:
     def best(self) -> tuple[dict[str, float], float] | None:
         """Return the best point and its mean objective; None if no trial is complete."""
         done = self.study.get_trials(deepcopy=False, states=(_state("COMPLETE"),))
-        if not done:
+        trial = min(done, key=lambda trial: trial.value, default=None)
+        if trial is None or not math.isfinite(trial.value):
             return None
-        trial = min(done, key=lambda trial: trial.value)
         return dict(trial.params), trial.value
 
 
