@@ -437,3 +437,21 @@ def test_a_group_without_a_line_is_a_dot(folder):
     table = body.partition("</table>")[0]
     assert table.count('<path d="M1 5H41"') == MAX_LINES_PER_METHOD
     assert table.count("<circle") == 9 - MAX_LINES_PER_METHOD
+
+
+def test_the_report_shows_the_runs_own_metric(tmp_path):
+    rows = [{"epoch": 1, "train_loss": 0.5, "validation_r2": 0.25}, {"epoch": 2, "train_loss": 0.4}]
+    rows[1] |= {"validation_r2": 0.5, "test_r2": 0.75}
+    metric = {"name": "r2", "unit": "", "lower_is_better": False, "split": "validation"}
+    digests = {"data": "0" * 12, "model": "1" * 12}
+    for name in ("object:Data", "mine.py:data"):
+        run = Run(data=name, model="mine.py:net", validation=0.5, digests=digests)
+        records.write(tmp_path, run, as_recorded(run, *rows) | {"metric": metric})
+    path, folder = write(tmp_path, tmp_path / "report.html")
+    page = path.read_text()
+    assert not folder.troubles
+    for text in ("test r2", "Validation r2 after each epoch", "0.75", "seed 0: 0.75"):
+        assert text in page, text
+    assert "test error" not in page
+    assert page.count("wsam train --data") == 1  # objects cannot be named on a command line
+    assert "--data mine.py:data --model mine.py:net" in page

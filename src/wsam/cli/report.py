@@ -71,11 +71,12 @@ def _group(item: LabeledGroup) -> dict[str, Any]:
     from wsam._format import mean_and_std
     from wsam.report.commands import commands
 
-    mean, deviation = mean_and_std(item.group.values("test_error"))
+    mean, deviation = mean_and_std(item.group.figures)
+    column = f"test_{item.group.metric['name']}".replace("-", "_")
     return {
         "name": item.name,
         "finished": len(item.group.finished),
         "failed": len(item.group.results) - len(item.group.finished),
-        "test_error": {"mean": mean, "deviation": deviation},
+        column: {"mean": mean, "deviation": deviation},
         "commands": {result.run.key: commands(result) for result in item.group.results},
     }

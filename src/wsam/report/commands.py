@@ -7,6 +7,7 @@ import shlex
 
 from wsam.lab.run import Run
 from wsam.lab.settings import BASES
+from wsam.lab.user_code import OBJECT
 from wsam.report.results import Result
 
 _HYPER_OPTIONS = ("rho", "gamma", "alpha", "beta", "eta")
@@ -108,7 +109,12 @@ def _base(run: Run) -> list[object]:
 
 
 def commands(result: Result) -> list[str]:
-    """Return the commands that reproduce a result: training and measurements."""
+    """Return the commands that reproduce a result: training and measurements.
+
+    Empty for a run of `wsam.lab.fit` with objects, which a command cannot name.
+    """
+    if any(name.startswith(OBJECT) for name in (result.run.data, result.run.model)):
+        return []
     execution = result.record.get("execution") or {}
     device = "cpu" if execution.get("device") == "cpu" else None
     folder = (result.record.get("data") or {}).get("folder")

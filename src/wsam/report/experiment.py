@@ -31,7 +31,6 @@ _MAX_ROWS = 12
 """Rows of an error chart."""
 MISSING = "–"
 _CURVES = {
-    "test_error": ("Test error (%)", "Test error after each epoch."),
     "train_loss": (
         "Training loss",
         "Mean training loss of each epoch, at the unperturbed weights w.",
@@ -73,7 +72,9 @@ def summary_table(experiment: Experiment) -> Table:
     """Return the table of an experiment, one row per group. Empty columns are omitted."""
     groups = [item.group for item in experiment.groups]
     columns = {
-        "test error (%)": [format_values(g.values("test_error"), ".2f") for g in groups],
+        metric_label(groups[0]): [
+            format_values(g.figures, ".2f" if g.metric["unit"] == "%" else ".4g") for g in groups
+        ],
         "train loss": [format_values(g.values("train_loss"), ".4f") for g in groups],
         "sharpness": [format_values(g.values("sharpness"), ".3f") for g in groups],
         "top eigenvalue": [format_values(g.eigenvalues, ".1f") for g in groups],
@@ -85,6 +86,13 @@ def summary_table(experiment: Experiment) -> Table:
     names = [item.name for item in experiment.groups]
     rows = list(zip(names, *kept.values(), strict=True))
     return Table(["method", *kept], rows, styles=[item.style for item in experiment.groups])
+
+
+def metric_label(group: Group, split: str = "test") -> str:
+    """Return the name of the runs' metric with its unit: ``test error (%)``."""
+    metric = group.metric
+    unit = f" ({metric['unit']})" if metric["unit"] else ""
+    return f"{split} {metric['name']}{unit}"
 
 
 def format_values(values: Sequence[float], spec: str) -> str:
@@ -130,9 +138,9 @@ def _failure_caption(shown: Sequence[LabeledGroup]) -> str:
 
 
 def error_figures(experiment: Experiment, shown: Sequence[LabeledGroup]) -> list[Figure]:
-    """Return charts of the final test error and, if measured, of the top eigenvalue."""
+    """Return charts of the final metric and, if measured, of the top eigenvalue."""
     quantities: tuple[tuple[str, Callable[[Group], list[float]]], ...] = (
-        ("Test error (%)", lambda group: group.values("test_error")),
+        (_capitalized(metric_label(experiment.groups[0].group)), lambda group: group.figures),
         ("Top eigenvalue of the Hessian", lambda group: group.eigenvalues),
     )
     figures = []
@@ -154,9 +162,14 @@ def _dot_row(item: LabeledGroup, values: list[float]) -> DotRow:
 
 
 def curve_figures(experiment: Experiment) -> list[Figure]:
-    """Return charts of error, loss and sharpness over the epochs."""
+    """Return charts of metric, loss and sharpness over the epochs."""
     shown, figures = experiment.plotted, []
-    for name, (label, caption) in _CURVES.items():
+    group = experiment.groups[0].group
+    name, split = str(group.metric["name"]), str(group.metric["split"])
+    column = f"{split}_{name}".replace("-", "_")
+    title = _capitalized(metric_label(group, split))
+    first = {column: (title, f"{_capitalized(f'{split} {name}')} after each epoch.")}
+    for name, (label, caption) in {**first, **_CURVES}.items():
         series = [Series(item.style, mean_curve(item.group, name)) for item in shown]
         series = [one for one in series if any(point[1] is not None for point in one.points)]
         if series:
@@ -164,6 +177,10 @@ def curve_figures(experiment: Experiment) -> list[Figure]:
             chart = line_chart(title, series, "epoch", label, log=True, integer_x=True)
             figures.append(Figure(chart, f"{caption}{_band_caption(shown)}"))
     return figures
+
+
+def _capitalized(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def mean_curve(group: Group, name: str) -> list[Point]:
@@ -231,7 +248,7 @@ def error_map(groups: Sequence[Group], x_name: str, y_name: str) -> HeatMap:
     """
     cells: dict[tuple[float, float], float | str] = {}
     for group in groups:
-        mean, _ = mean_and_std(group.values("test_error"))
+        mean, _ = mean_and_std(group.figures)
         value = group.failures or (MISSING if mean is None else mean)
         cells[_hyper(group, x_name), _hyper(group, y_name)] = value
     return HeatMap((GREEK.get(x_name, x_name), GREEK.get(y_name, y_name)), cells)

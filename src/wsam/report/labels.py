@@ -32,6 +32,10 @@ _SETTINGS: dict[str, Setting] = {
     "pretrained": lambda run: run.pretrained,
     "train images": lambda run: run.train_limit,
     "test images": lambda run: run.test_limit,
+    "image size": lambda run: run.image_size,
+    "block size": lambda run: run.block_size,
+    "validation": lambda run: run.validation,
+    "files": lambda run: ", ".join(run.digests.values()) or None,
 }
 
 
@@ -88,7 +92,8 @@ def folder_title(folder: Path) -> str:
 def experiment_title(run: Run) -> str:
     """Return a title such as ``digits, cnn, 40% of the labels redrawn``."""
     noise = f", {100 * run.noise:g}% of the labels redrawn" if run.noise else ""
-    return f"{run.data}, {run.model}{noise}"
+    metric = f", {run.metric}" if run.metric else ""
+    return f"{run.data}, {run.model}{noise}{metric}"
 
 
 def _labeled(groups: Sequence[Group], names: Mapping[str, str]) -> list[LabeledGroup]:
@@ -106,7 +111,7 @@ def _labeled(groups: Sequence[Group], names: Mapping[str, str]) -> list[LabeledG
 
 
 def select_best(groups: Sequence[LabeledGroup], limit: int) -> list[LabeledGroup]:
-    """Return the groups with the smallest mean error, in their own order.
+    """Return the groups with the best mean metric, in their own order.
 
     Groups with failed runs come last: their means cover the remaining runs only.
 
@@ -114,7 +119,11 @@ def select_best(groups: Sequence[LabeledGroup], limit: int) -> list[LabeledGroup
         groups: All groups.
         limit: How many to return; at most `MAX_LINES_PER_METHOD` of one method.
     """
-    errors = {id(item): mean_and_std(item.group.values("test_error"))[0] for item in groups}
+    errors: dict[int, float | None] = {}
+    for item in groups:
+        mean, _ = mean_and_std(item.group.figures)
+        higher_is_better = mean is not None and not item.group.metric["lower_is_better"]
+        errors[id(item)] = -mean if higher_is_better else mean  # type: ignore[operator]
     known = [item for item in groups if errors[id(item)] is not None]
     selected: list[LabeledGroup] = []
     for item in sorted(known, key=lambda item: (bool(item.group.failures), errors[id(item)])):

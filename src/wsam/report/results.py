@@ -55,6 +55,17 @@ class Group:
         return [value for value in found if value is not None]
 
     @property
+    def metric(self) -> dict[str, Any]:
+        """Name, unit, direction and split of the runs' metric; see `records.metric`."""
+        return records.metric(self.results[0].record)
+
+    @property
+    def figures(self) -> list[float]:
+        """The metric of all finished runs on the test set."""
+        found = (records.final_figure(result.record) for result in self.finished)
+        return [value for value in found if value is not None]
+
+    @property
     def eigenvalues(self) -> list[float]:
         """The measured top eigenvalues of the Hessian."""
         return [r.minimum["top_eigenvalue"] for r in self.finished if r.minimum is not None]

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from wsam._format import pluralize
+from wsam.lab import records
 from wsam.lab.environment import short_commit
 from wsam.lab.records import Record
 from wsam.lab.run import Run
@@ -166,8 +167,10 @@ def reproduce_section(experiments: Sequence[Experiment]) -> Section:
 
 
 def _outcome(result: Result) -> str:
-    error = result.final("test_error") if result.finished else None
-    return "failed" if error is None else f"{error:.2f}%"
+    figure = records.final_figure(result.record)
+    if figure is None:
+        return "failed"
+    return f"{figure:.2f}%" if records.metric(result.record)["unit"] == "%" else f"{figure:.4g}"
 
 
 def _expectation(results: Sequence[Result]) -> str:
