@@ -41,6 +41,10 @@ def test_images(datasets, tmp_path):
     assert (feed.train_count, feed.validation_count, feed.test_count) == (24, 6, 10)
     assert make_data_feed(run.replace(image_size=4), CPU, DEVICE).shape == (3, 4, 4)
     assert train(run, tmp_path / "runs", CPU)["status"] == "finished"
+    pictures[3] = image.new("RGB", (9, 8))
+    run = save(datasets, tmp_path / "uneven", {"image": pictures, "label": labels}, features)
+    with pytest.raises(ValueError, match="differ in size, from 8 x 8 to 9 x 8; give --image-size"):
+        make_data_feed(run, CPU, DEVICE)
 
 
 def test_tables_and_lists(datasets, tmp_path):

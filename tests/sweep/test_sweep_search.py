@@ -1,6 +1,7 @@
 """Search with Optuna: every point of the grid once, then points in between."""
 
 import inspect
+import json
 import re
 import threading
 from collections import Counter
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import optuna
 import pytest
+from command import wsam_command
 from recorded import recorded
 from sweeping import CPU, TINY
 
@@ -294,3 +296,17 @@ def test_the_grid_file_in_the_documentation(tmp_path):
 def grid_runs(grid):
     (column,) = grid.bases
     return [grid.run(column, point) for point in grid.points()]
+
+
+def test_a_search_minimizes_the_validation_error(tmp_path):
+    path = tmp_path / "grid.toml"
+    run = "model = 'mlp'\nepochs = 1\ntrain_limit = 200\nvalidation = 0.25"
+    path.write_text(f"[run]\n{run}\n[grid]\nrho = [0.1, 0.2]\n")
+    words = ("--optuna", "--device", "cpu", "--workers", 1, "--out", tmp_path / "runs", "--json")
+    done = wsam_command("sweep", path, *words)
+    (best,) = json.loads(done.stdout)
+    found = {r["settings"]["hyper"]["rho"]: r["final"] for r in recorded(tmp_path / "runs")}
+    errors = {rho: final["validation_error"] for rho, final in found.items()}
+    assert best["validation_error"] == min(errors.values()) == errors[best["best"]["rho"]]
+    assert done.stderr.count("validation error") == 2
+    assert "test error" not in done.stderr

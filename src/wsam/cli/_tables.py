@@ -131,8 +131,9 @@ def print_outcomes(outcomes: Iterable[Outcome], total: int) -> list[Outcome]:
 def format_outcome(outcome: Outcome) -> str:
     """Return an outcome as one line."""
     error = f" {outcome.error:.2f}%" if outcome.error is not None else ""
-    if not error and outcome.objective is not None:
-        error = f" {outcome.objective_name} {outcome.objective:.4g}"
+    if outcome.objective is not None and outcome.objective_name != "test error":
+        percent = "%" if outcome.objective_name.endswith("error") else ""
+        error = f" {outcome.objective_name} {outcome.objective:.4g}{percent}"
     detail = f": {outcome.detail}" if outcome.detail else ""
     title = outcome.job.run.title
     return printable(f"{outcome.status}{error} {title} ({outcome.seconds:.1f} s){detail}")

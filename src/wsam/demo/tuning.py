@@ -95,7 +95,7 @@ def collect(out: Path) -> dict[str, Any]:
         if len(mine) < len(runs):
             raise ValueError(f"{out} lacks a run of {name} at {point}: call `wsam demo --map`")
         found += mine
-        errors = [records.final_error(record) for record in mine]
+        errors = [records.objective(record) for record in mine]
         entries.append(
             {"look": name, "point": point, "keys": [r.key for r in runs], "errors": errors}
         )

@@ -78,7 +78,15 @@ def _load_splits(path: Path) -> tuple[Any, Any]:
 
 
 def _images(run: Run, splits: list[Any], labels: list[list[int]]) -> Images:
-    pixels = [torch.stack([_pixels(image, run.image_size) for image in split]) for split in splits]
+    decoded = [[_pixels(image, run.image_size) for image in split] for split in splits]
+    sizes = sorted({tuple(image.shape[:2]) for split in decoded for image in split})
+    if len(sizes) > 1:
+        (rows, columns), (more_rows, more_columns) = sizes[0], sizes[-1]
+        raise ValueError(
+            f"the images of {run.data} differ in size, from {columns} x {rows} to {more_columns} x "
+            f"{more_rows}; give --image-size"
+        )
+    pixels = [torch.stack(split) for split in decoded]
     return Images(
         DatasetInfo(max(map(max, labels)) + 1, MEAN, STD, pixels[0].shape[1] // 8, flip=True),
         pixels[0],
