@@ -19,7 +19,7 @@ from wsam import SAM, WSAM, CoupledWSAM, SharpnessAware
 from wsam.demo import tuning
 from wsam.demo.figures import tuning_map
 from wsam.lab.records import record_path
-from wsam.paper import comparison, plot, plot_slices, registry
+from wsam.paper import comparison, plot, plot_noise, plot_slices, plot_time, registry
 from wsam.plot_style import COLORS, MUTED_COLOR, RC_PARAMS, method_title, new_figure
 from wsam.plots.directions import directions
 from wsam.plots.toy import trajectories
@@ -219,6 +219,22 @@ def draw_sensitivity():
     save(figure, "sensitivity.svg", " ".join(sorted(p.name for p in shown if p.exists())))
 
 
+def draw_error_over_time():
+    """Draw the error of each method over its training time. The file lists its records."""
+    results = plot_time.read_times(RESULTS)
+    with rc_context(RC_PARAMS):
+        figure = plot_time.draw_times(results)
+    save(figure, "error_over_time.svg", " ".join(sorted(k for r in results for k in r.keys)))
+
+
+def draw_label_noise():
+    """Draw the accuracy of each method over label noise. The file lists its records."""
+    results = plot_noise.read_noise(RESULTS)
+    with rc_context(RC_PARAMS):
+        figure = plot_noise.draw_noise(results)
+    save(figure, "label_noise.svg", " ".join(sorted(k for r in results for k in r.keys)))
+
+
 def draw_demo_map():
     with rc_context(RC_PARAMS):
         figure = tuning_map(tuning.read())
@@ -234,6 +250,7 @@ if __name__ == "__main__":
     drawings = {"toy": draw_toy, "directions": draw_directions}
     drawings |= {"weight": draw_weight, "stability": draw_stability, "minima": draw_minima}
     drawings |= {"sensitivity": draw_sensitivity, "demo_map": draw_demo_map}
+    drawings |= {"error_over_time": draw_error_over_time, "label_noise": draw_label_noise}
     for wanted in sys.argv[1:] or drawings:
         if wanted not in drawings:
             sys.exit(f"there is no figure {wanted!r}: choose from {', '.join(drawings)}")

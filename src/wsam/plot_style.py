@@ -5,23 +5,29 @@ A leaf module: every package may import it. matplotlib is imported only when a f
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 TEXT_COLOR = "#1d2430"
 MUTED_COLOR = "#5b6472"
 RC_PARAMS: Any = {  # Any: matplotlib's stubs list every key as a literal
-    "font.family": "DejaVu Sans",
-    "font.size": 10,
+    # An SVG lists these fonts, so that a device without the first one uses a similar one.
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial", "sans-serif"],
+    "font.size": 11,
     "text.color": TEXT_COLOR,
     "axes.edgecolor": "#9aa1ab",
     "axes.labelcolor": MUTED_COLOR,
     "axes.titlecolor": TEXT_COLOR,
-    "axes.titlesize": 11,
+    "axes.titlesize": 12,
+    "legend.fontsize": 11,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "xtick.color": MUTED_COLOR,
@@ -34,6 +40,9 @@ RC_PARAMS: Any = {  # Any: matplotlib's stubs list every key as a literal
     "svg.fonttype": "none",
 }
 """matplotlib's rcParams for every figure of the project."""
+FIGURE_WIDTH = 5.8
+"""Width of a figure in inches: scaled to the width of a phone, its text is still readable."""
+GRID_COLOR = "#eceef1"
 
 
 @dataclass(frozen=True)
@@ -154,6 +163,48 @@ def new_figure(width: float, height: float) -> Figure:
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
+
+
+def set_title(figure: Figure, text: str) -> None:
+    """Write the message of a figure above it, at the left edge."""
+    figure.suptitle(text, x=0.01, ha="left", fontsize=12, color=TEXT_COLOR)
+
+
+def label_points(
+    axes: Axes, labels: Iterable[tuple[float, float, str, str]], gap: float = 15, right: float = 7
+) -> None:
+    """Write labels to the right of points or ends of lines, moved apart where they would touch.
+
+    Call it after the limits of the axes are set.
+
+    Args:
+        axes: The axes.
+        labels: The point in data coordinates, text and color of each label.
+        gap: Least vertical distance of two labels in points.
+        right: Distance of a label from its point in points.
+    """
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    figure.draw_without_rendering()  # computes the layout, and with it the height of the axes
+    ends = sorted(labels, key=lambda label: label[1])
+    scale = 72 / figure.dpi
+    wanted = [scale * axes.transData.transform((x, y))[1] for x, y, _, _ in ends]
+    for (x, y, text, color), now, height in zip(ends, wanted, _spread(wanted, gap), strict=True):
+        offset = (right, height - now)
+        style: Any = {"color": color, "va": "center", "annotation_clip": False}
+        axes.annotate(text, (x, y), offset, textcoords="offset points", **style)
+
+
+def _spread(heights: Sequence[float], gap: float) -> list[float]:
+    """Return the nearest heights that are at least `gap` apart. The argument is ascending."""
+    groups: list[list[float]] = []  # of labels that touch: their heights less multiples of gap
+    for number, height in enumerate(heights):
+        groups.append([height - number * gap])
+        while len(groups) > 1 and fmean(groups[-2]) > fmean(groups[-1]):
+            last = groups.pop()
+            groups[-1] += last
+    lowered = [fmean(group) for group in groups for _ in group]
+    return [height + number * gap for number, height in enumerate(lowered)]
 
 
 def save_figure(figure: Figure, folder: Path, name: str) -> list[Path]:

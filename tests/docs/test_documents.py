@@ -20,6 +20,8 @@ from wsam import methods
 from wsam.lab import markdown_tables
 from wsam.lab.records import record_path
 from wsam.paper import find
+from wsam.paper.plot_noise import read_noise
+from wsam.paper.plot_time import read_times
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -134,6 +136,25 @@ def test_sensitivity_figure_uses_all_records() -> None:
     records = {path.name for run in runs if (path := record_path(ROOT / "results", run)).exists()}
     assert len(records) > 6
     assert set(re.findall(r"\w+\.json", figure)) == records
+
+
+def test_time_figure_equals_the_records() -> None:
+    """`python docs/make_figures.py error_over_time` draws it."""
+    figure = (DOCS / "_static" / "error_over_time.svg").read_text()
+    results = read_times(ROOT / "results")
+    assert {one.method for one in results} >= {"vanilla", "sam", "wsam", "gsam", "esam"}
+    assert figure.count("(n = ") == len(results)
+    assert all(one.label in figure for one in results)
+    assert all(key in figure for one in results for key in one.keys)
+
+
+def test_noise_figure_equals_the_records() -> None:
+    """`python docs/make_figures.py label_noise` draws it."""
+    figure = (DOCS / "_static" / "label_noise.svg").read_text()
+    results = read_noise(ROOT / "results")
+    assert {one.method for one in results} >= {"vanilla", "sam", "wsam"}
+    assert all(key in figure for one in results for key in one.keys)
+    assert all(f"{one.by_level[80].mean:.1f}%" in figure for one in results)
 
 
 def test_links_point_to_existing_files() -> None:

@@ -1,0 +1,79 @@
+"""Error over training time and accuracy over label noise: which records are used, and how."""
+
+import pytest
+from recorded import as_recorded
+
+from wsam.lab import records
+from wsam.paper import find
+from wsam.paper.plot_noise import draw_noise, read_noise
+from wsam.paper.plot_time import draw_times, read_times
+
+
+def write(out, run, error, epoch_seconds=1.0):
+    row = {"epoch": run.epochs, "train_loss": 0.1, "test_error": error}
+    records.write(out, run, {**as_recorded(run, row), "epoch_seconds": epoch_seconds})
+
+
+def runs_of(method, table="cifar"):
+    name = f"ResNet18/{method}/CIFAR-10" if table == "cifar" else f"{method}/80%"
+    return find(table).select(name).runs
+
+
+def test_error_over_time_reads_the_setting_of_the_paper(tmp_path):
+    sam, wsam, sgd = (runs_of(method) for method in ("SAM", "WSAM", "SGDM"))
+    write(tmp_path, sgd[0], 4.3, epoch_seconds=0.9)
+    for run, error in zip(sam, (3.6, 3.8), strict=False):
+        write(tmp_path, run, error, epoch_seconds=1.8)
+    asam = sam[0].replace(method="asam", hyper={"rho": 1.0})
+    write(tmp_path, asam, 3.5)
+    others = (
+        sam[0].replace(epochs=80),
+        sam[0].replace(batch_size=256),
+        sam[0].replace(noise=0.4),
+        wsam[0].replace(hyper={"rho": 0.2, "gamma": 0.5}),
+    )
+    for run in others:
+        write(tmp_path, run, 1.0)
+    found = {one.method: one for one in read_times(tmp_path)}
+    assert list(found) == ["vanilla", "sam", "asam"]
+    assert found["vanilla"].minutes == found["sam"].minutes[:1] == (6.0,)
+    assert found["sam"].label == "SAM 3.70 ± 0.14 (n = 2)"
+    assert found["asam"].label == "ASAM 3.50 (n = 1)"
+    assert found["asam"].keys == (asam.key,)
+
+
+def test_a_single_run_is_open_and_labels_do_not_touch(tmp_path):
+    for method, error in (("SGDM", 4.0), ("GSAM", 3.901), ("ESAM", 3.9)):
+        write(tmp_path, runs_of(method)[0], error)
+    for run, error in zip(runs_of("SAM"), (3.89, 3.9), strict=False):
+        write(tmp_path, run, error)
+    figure = draw_times(read_times(tmp_path))
+    (axes,) = figure.axes
+    faces = [line.get_markerfacecolor() for line in axes.lines if line.get_marker() == "o"]
+    assert faces.count("white") == 3
+    figure.draw_without_rendering()
+    boxes = [text.get_window_extent() for text in axes.texts]
+    assert len(boxes) == 4
+    assert not any(a.overlaps(b) for a in boxes for b in boxes if a is not b)
+    left = max(box.x1 for box in boxes)
+    assert left < figure.bbox.x1
+
+
+@pytest.mark.parametrize("noisy", [True, False])
+def test_accuracy_over_noise(noisy, tmp_path):
+    write(tmp_path, runs_of("SAM")[0], 4.0)
+    for run, error in zip(runs_of("WSAM"), (3.0, 5.0), strict=False):
+        write(tmp_path, run, error)
+    if not noisy:
+        assert read_noise(tmp_path) == []
+        return
+    write(tmp_path, runs_of("WSAM", "noise")[0], 20.0)
+    (wsam,) = read_noise(tmp_path)
+    assert wsam.method == "wsam"
+    assert {level: ours.values for level, ours in wsam.by_level.items()} == {
+        0: (97.0, 95.0),
+        80: (80.0,),
+    }
+    assert len(wsam.keys) == 3
+    (axes,) = draw_noise([wsam]).axes
+    assert [text.get_text() for text in axes.texts] == ["WSAM 80.0%"]
