@@ -17,6 +17,8 @@ from torch import Tensor, nn
 import wsam
 
 METHODS = sorted(wsam.METHODS)
+AVERAGING = ["friendly_sam", "vasso"]
+"""Methods that average gradients, so that the order of micro-batches matters."""
 RULES = ["sam", "wsam", "gsam"]
 """One method for each kind of rule: g1 only, a decoupled term, inner products of the gradients."""
 LEAN = "lean_wsam"
@@ -239,7 +241,8 @@ def make_method(
 ) -> wsam.SharpnessAware:
     """Construct a method, or the lean variant of WSAM, with its defaults.
 
-    Coupled-WSAM has another gamma than by default, where it equals SAM.
+    Coupled-WSAM has another gamma than by default, where it equals SAM, and LookSAM has two passes at
+    every step; tests/core/test_peers.py reuses.
 
     Args:
         name: one of `VARIANTS`.
@@ -247,7 +250,7 @@ def make_method(
         all_samples: let ESAM use the whole batch in its second pass.
         options: arguments of the constructor.
     """
-    own: dict[str, Any] = {"gamma": 0.8} if name == "coupled_wsam" else {}
+    own: dict[str, Any] = {"coupled_wsam": {"gamma": 0.8}, "looksam": {"n": 1}}.get(name, {})
     if all_samples and name == "esam":
         own["gamma"] = 1.0
     if name == LEAN:

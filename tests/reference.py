@@ -34,6 +34,11 @@ class Method:
     keep: float = 1.0  # share of the samples in the second pass
     max_norm: float | None = None
     precondition: bool = True  # WSAM's term, over bases that divide by a denominator
+    n: int = 1  # LookSAM: two passes on each n-th step
+    per_tensor: bool = False  # LookSAM: projections and norms of each tensor
+    theta: float = 0.4  # VaSSO: share of the new gradient in the average
+    sigma: float = 1.0  # FriendlySAM: how much of the average is removed
+    decay: float = 0.9  # FriendlySAM: of the average
 
 
 METHODS = {
@@ -45,7 +50,13 @@ METHODS = {
     "esam": Method("sam", "masked", beta=0.6, keep=0.6),
     "asam": Method("sam", "adaptive", rho=0.5, eta=0.01),
     "fisher_sam": Method("sam", "fisher", eta=1.0),
+    "looksam": Method("looksam", alpha=0.7),
+    "vasso": Method("sam", "averaged"),
+    "friendly_sam": Method("sam", "without_average"),
 }
+
+Memory = dict[str, Any]
+"""What a method keeps between steps: one dict for a run, empty at its start."""
 
 
 def at(value: float | Sequence[float], i: int) -> float:
@@ -74,8 +85,27 @@ def metric(m: Method, w: Tensor, g: Tensor, i: int, mask: Sequence[bool] | None)
     if m.geometry == "masked":
         assert mask is not None
         return torch.ones_like(w) if mask[i] else torch.zeros_like(w)
-    assert m.geometry == "euclidean"
+    assert m.geometry in ("euclidean", "averaged", "without_average")
     return torch.ones_like(w)
+
+
+def vector(m: Method, g0: Weights, memory: Memory) -> Weights:
+    """Return what takes the place of g0 in the perturbation."""
+    before = memory.get("average")
+    if m.geometry == "averaged":
+        share = m.theta if before is not None else 1.0
+        memory["average"] = average(before or g0, g0, share)
+        return memory["average"]
+    if m.geometry == "without_average":
+        share = 1 - m.decay if before is not None else 1.0
+        memory["average"] = average(before or g0, g0, share)
+        if before is not None:
+            return [g - m.sigma * x for g, x in zip(g0, before, strict=True)]
+    return g0
+
+
+def average(old: Weights, new: Weights, share: float) -> Weights:
+    return [(1 - share) * x + share * y for x, y in zip(old, new, strict=True)]
 
 
 def perturbation(m: Method, w: Weights, g0: Weights, mask: Sequence[bool] | None) -> Weights:
@@ -89,7 +119,7 @@ def coefficients(m: Method, g0: Weights, g1: Weights, i: int) -> tuple[float, fl
     """Return a, b, c, e: the base receives a g0 + b g1, then w -= lr (c g0 + e g1)."""
     k = at(m.gamma, i) / (1 - at(m.gamma, i))
     alpha = at(m.alpha, i)
-    if m.rule == "sam":
+    if m.rule in ("sam", "looksam"):
         return 0.0, 1.0, 0.0, 0.0
     if m.rule == "wsam":
         return 1.0, 0.0, -k, k
@@ -107,18 +137,62 @@ def kept_samples(before: Tensor, after: Tensor, keep: float) -> list[int] | None
 
 
 def two_gradients(
-    m: Method, w: Weights, losses: Losses, mask: Sequence[bool] | None = None
+    m: Method,
+    w: Weights,
+    losses: Losses,
+    mask: Sequence[bool] | None = None,
+    memory: Memory | None = None,
 ) -> tuple[Weights, Weights]:
+    """Return g0 and g1; on LookSAM's steps with one pass g0 and what the base receives."""
+    memory = {} if memory is None else memory
     before, g0 = gradient(losses, w, None)
-    moved = [p + x for p, x in zip(w, perturbation(m, w, g0, mask), strict=True)]
+    if memory.get("step", 0) % m.n != 0:
+        return g0, reused(m, g0, memory["orthogonal"])
+    d = perturbation(m, w, vector(m, g0, memory), mask)
+    moved = [p + x for p, x in zip(w, d, strict=True)]
     chosen = None
     if m.keep < 1:
         chosen = kept_samples(before, losses(moved).detach(), m.keep)
     return g0, gradient(losses, moved, chosen)[1]
 
 
-def update(m: Method, base: "Base", w: Weights, g0: Weights, g1: Weights) -> Weights:
+def pieces(m: Method, tensors: Weights) -> list[Weights]:
+    """Return the parts over which LookSAM takes inner products."""
+    return [[x] for x in tensors] if m.per_tensor else [tensors]
+
+
+def orthogonal(m: Method, g0: Weights, g1: Weights) -> Weights:
+    """Return LookSAM's g_v, the part of g1 that is orthogonal to g0."""
+    found = []
+    for x, y in zip(pieces(m, g0), pieces(m, g1), strict=True):
+        ratio = dot(x, y) / dot(x, x)
+        found += [v - ratio * u for u, v in zip(x, y, strict=True)]
+    return found
+
+
+def reused(m: Method, g0: Weights, g_v: Weights) -> Weights:
+    """Return g0 + alpha norm(g0)/norm(g_v) g_v."""
+    found = []
+    for x, v in zip(pieces(m, g0), pieces(m, g_v), strict=True):
+        ratio = math.sqrt(dot(x, x) / dot(v, v))
+        found += [a + at(m.alpha, len(found) + i) * ratio * b
+                  for i, (a, b) in enumerate(zip(x, v, strict=True))]  # fmt: skip
+    return found
+
+
+def update(
+    m: Method,
+    base: "Base",
+    w: Weights,
+    g0: Weights,
+    g1: Weights,
+    memory: Memory | None = None,
+) -> Weights:
     """Return the new weights: combine, clip, step the base, apply the decoupled term."""
+    memory = {} if memory is None else memory
+    if m.rule == "looksam" and memory.get("step", 0) % m.n == 0:
+        memory["orthogonal"] = orthogonal(m, g0, g1)
+    memory["step"] = memory.get("step", 0) + 1
     rows = [coefficients(m, g0, g1, i) for i in range(len(w))]
     pairs = list(zip(rows, g0, g1, strict=True))
     base_grad = [a * x + b * y for (a, b, _, _), x, y in pairs]

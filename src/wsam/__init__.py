@@ -32,6 +32,9 @@ if TYPE_CHECKING:
         create,
     )
     from wsam.optimizer import SharpnessAware
+    from wsam.peers.friendly_sam import FriendlySAM
+    from wsam.peers.looksam import LookSAM
+    from wsam.peers.vasso import VaSSO
     from wsam.training_step import train_step
 
 _EXPORTS = {
@@ -44,6 +47,9 @@ _EXPORTS = {
         "create",
     ),
     "optimizer": ("SharpnessAware",),
+    "peers.friendly_sam": ("FriendlySAM",),
+    "peers.looksam": ("LookSAM",),
+    "peers.vasso": ("VaSSO",),
     "training_step": ("train_step",),
 }
 _SUBMODULES = ("curvature", "geometry", "integrations", "rule", "schedule", "theory", "toy")
@@ -63,10 +69,13 @@ __all__ = [
     "Euclidean",
     "Fisher",
     "FisherSAM",
+    "FriendlySAM",
     "Geometry",
+    "LookSAM",
     "Masked",
     "Preconditioner",
     "SharpnessAware",
+    "VaSSO",
     "WsamWarning",
     "__version__",
     "capture",

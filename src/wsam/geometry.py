@@ -15,6 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from wsam._core.memory import Memory
 from wsam._core.param_blocks import Block
 from wsam._core.tensor_ops import widened
 from wsam._core.validation import count, flag, number
@@ -24,6 +25,8 @@ from wsam._core.validation import count, flag, number
 class Geometry:
     """Base class of geometries."""
 
+    follows_g0: ClassVar[bool] = True
+    """Whether d follows g0. If not, `vector` returns what takes its place."""
     memory: ClassVar[tuple[str, ...]] = ()
     """Names of the tensors that are kept between steps, one for each parameter."""
 
@@ -34,6 +37,17 @@ class Geometry:
             block: `block.weights()` are this rank's shards of the parameters, `block.names` their names
                 if known, `block.group` their parameter group.
             g0: the first gradients of these shards.
+        """
+        raise NotImplementedError
+
+    def vector(self, block: Block, g0: list[Tensor], memory: Memory) -> list[Tensor]:
+        """Return the vector that takes the place of g0 in d, if the geometry does not follow g0.
+
+        Args:
+            block: as for `sqrt_metric`.
+            g0: the first gradients of these shards, which must not be overwritten.
+            memory: what the geometry keeps between steps; what it writes is stored when the step is
+                complete.
         """
         raise NotImplementedError
 
@@ -172,4 +186,96 @@ class Masked(Geometry):
         """Return None: S is 1 for the selected tensors."""
 
 
-__all__ = ["Adaptive", "Euclidean", "Fisher", "Geometry", "Masked"]
+AVERAGE = "average"
+"""The name of the running average of gradients."""
+
+
+@dataclass(frozen=True)
+class Averaged(Geometry):
+    """A ball, with d along a running average of gradients instead of g0 (VaSSO).
+
+        m <- (1 - theta) m + theta g0,    d = rho m / (norm(m) + eps)
+
+    The first gradient is the first average. theta = 1 is a plain ball.
+
+    Args:
+        theta: the share of the new gradient, in (0, 1].
+
+    Reference: Li and Giannakis, Enhancing Sharpness-Aware Optimization Through Variance Suppression,
+    NeurIPS 2023.
+    """
+
+    theta: float = 0.4
+    follows_g0 = False
+    memory = (AVERAGE,)
+
+    def __post_init__(self) -> None:
+        """Validate theta."""
+        number("theta", self.theta, 0, 1, low_open=True, high_open=False)
+
+    def sqrt_metric(self, block: Block, g0: list[Tensor]) -> None:
+        """Return None: S is 1."""
+
+    def vector(self, block: Block, g0: list[Tensor], memory: Memory) -> list[Tensor]:
+        """Return the average, this step's gradient included."""
+        before = _average_or_gradient(block, g0, memory)
+        average = list(torch._foreach_lerp(before, g0, self.theta))
+        memory.write(block, AVERAGE, average)
+        return average
+
+
+@dataclass(frozen=True)
+class WithoutAverage(Geometry):
+    """A ball, with d along what is new in g0: g0 without a running average (FriendlySAM).
+
+        a = g0 - sigma m,    d = rho a / (norm(a) + eps),    m <- decay m + (1 - decay) g0
+
+    The average is that of the steps before. In the first step a and m are g0. sigma = 0 is a plain
+    ball.
+
+    Args:
+        sigma: how much of the average is removed.
+        decay: of the average, in [0, 1).
+
+    Reference: Li et al., Friendly Sharpness-Aware Minimization, CVPR 2024.
+    """
+
+    sigma: float = 1.0
+    decay: float = 0.9
+    follows_g0 = False
+    memory = (AVERAGE,)
+
+    def __post_init__(self) -> None:
+        """Validate the arguments."""
+        number("sigma", self.sigma)
+        number("decay", self.decay, 0, 1)
+
+    def sqrt_metric(self, block: Block, g0: list[Tensor]) -> None:
+        """Return None: S is 1."""
+
+    def vector(self, block: Block, g0: list[Tensor], memory: Memory) -> list[Tensor]:
+        """Return g0 - sigma m."""
+        known = memory.read_each(block, AVERAGE)
+        before = _average_or_gradient(block, g0, memory)
+        memory.write(block, AVERAGE, list(torch._foreach_lerp(before, g0, 1 - self.decay)))
+        if self.sigma == 0:
+            return g0
+        vector = list(torch._foreach_add(g0, before, alpha=-self.sigma))
+        return [g if m is None else v for g, m, v in zip(g0, known, vector, strict=True)]
+
+
+def _average_or_gradient(block: Block, g0: list[Tensor], memory: Memory) -> list[Tensor]:
+    """Return the average of the steps before; the gradient itself where it is the first one."""
+    known = memory.read_each(block, AVERAGE)
+    return [g if m is None else m for g, m in zip(g0, known, strict=True)]
+
+
+__all__ = [
+    "Adaptive",
+    "Averaged",
+    "Euclidean",
+    "Fisher",
+    "Geometry",
+    "Masked",
+    "WithoutAverage",
+]

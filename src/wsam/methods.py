@@ -12,14 +12,12 @@ from wsam._core.preconditioners import find_preconditioner
 from wsam._core.schedule_base import Interval, Schedule
 from wsam._core.validation import number, warn
 from wsam.geometry import Adaptive, Fisher, Geometry, Masked
-from wsam.optimizer import SharpnessAware, group_value
+from wsam.optimizer import SharpnessAware, geometry_value, group_value
+from wsam.peers.friendly_sam import FriendlySAM
+from wsam.peers.looksam import LookSAM
+from wsam.peers.vasso import VaSSO
 from wsam.rule import Coupled, Perturbed, Reuse, SurrogateGap, Weighted
 from wsam.schedule import FollowLR
-
-
-def _of_geometry(name: str) -> Any:
-    """Return a read-only property for an argument of the geometry."""
-    return property(lambda self: getattr(self.geometry, name), doc=f"`geometry.{name}`.")
 
 
 class SAM(SharpnessAware):
@@ -314,8 +312,8 @@ class ESAM(SharpnessAware):
     Networks, ICLR 2022.
     """
 
-    beta = _of_geometry("beta")
-    seed = _of_geometry("seed")
+    beta = geometry_value("beta")
+    seed = geometry_value("seed")
 
     @property
     def gamma(self) -> float:
@@ -368,8 +366,8 @@ class ASAM(SharpnessAware):
     Reference: Kwon et al., ASAM: Adaptive Sharpness-Aware Minimization, ICML 2021.
     """
 
-    eta = _of_geometry("eta")
-    weights_only = _of_geometry("weights_only")
+    eta = geometry_value("eta")
+    weights_only = geometry_value("weights_only")
 
     def __init__(
         self,
@@ -415,7 +413,7 @@ class FisherSAM(SharpnessAware):
     Reference: Kim et al., Fisher SAM: Information Geometry and Sharpness Aware Minimisation, ICML 2022.
     """
 
-    eta = _of_geometry("eta")
+    eta = geometry_value("eta")
 
     def __init__(
         self,
@@ -454,6 +452,9 @@ METHODS: dict[str, type[SharpnessAware]] = {
     "esam": ESAM,
     "asam": ASAM,
     "fisher_sam": FisherSAM,
+    "looksam": LookSAM,
+    "vasso": VaSSO,
+    "friendly_sam": FriendlySAM,
 }
 """Every method by name: what the command line offers and the tests iterate over."""
 

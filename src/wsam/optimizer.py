@@ -88,6 +88,11 @@ def group_value(name: str) -> Any:
     return property(get, put, doc=f"The value of {name} in the first parameter group.")
 
 
+def geometry_value(name: str) -> Any:
+    """Return a read-only property for an argument of the geometry."""
+    return property(lambda self: getattr(self.geometry, name), doc=f"`geometry.{name}`.")
+
+
 class SharpnessAware(CheckedArguments, Optimizer):
     """Train with a base optimizer and two gradients a step, at w and at w + d.
 
@@ -195,6 +200,11 @@ class SharpnessAware(CheckedArguments, Optimizer):
             )
         if self.local:
             _check_local(self.model)
+            if self.geometry.memory:
+                raise ValueError(
+                    "local=True computes d from each rank's own gradient, so the average that "
+                    f"{type(self.geometry).__name__} keeps would differ between ranks: use local=False"
+                )
         conflicts = {
             "this method, unlike WSAM, passes the second gradient to the base": self.rule.base_uses_g1,
             "max_norm needs both gradients first": self.max_norm is not None,
@@ -337,7 +347,9 @@ class SharpnessAware(CheckedArguments, Optimizer):
             if len(closures) > 1:
                 self._restore()
                 gradients.add(self._step_state, self._all_blocks())
+                memory = self._step_state.memory
                 self._step_state = self._new_step()
+                self._step_state.memory = memory
         if len(closures) > 1:
             self._step_state.max_norm = self.max_norm
             gradients.fill(self._step_state, self._all_blocks())
@@ -493,6 +505,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
             _reject_join(self.model)
         self._values.refresh()
         state = self._new_step()
+        state.memory = self._step_state.memory  # of an earlier micro-batch of the same step
         state.lean, state.manual, state.max_norm = self.lean, manual, self.max_norm
         state.blocks = collect_gradients(self._all_blocks(refresh=True))
         if not state.blocks:

@@ -26,6 +26,10 @@ class Rule:
     """Whether the update needs g0, which costs a parameter-sized buffer."""
     base_uses_g1: ClassVar[bool] = True
     """Whether the base's step depends on g1. If not, the base may step before the second pass."""
+    kept_needs_products: ClassVar[bool] = False
+    """Whether `kept` needs the inner products of the gradients."""
+    per_tensor: bool = False
+    """Whether inner products and norms are those of each tensor instead of global."""
     options: ClassVar[tuple[str, ...]] = ()
     """Fields that are not hyperparameters: they are the same for all groups."""
 

@@ -268,10 +268,11 @@ def test_tied(name: str, style: str) -> None:
     method = replace(reference.METHODS[name], beta=1.0)
     base, w = reference.Base("sgd", 0.1, momentum=0.9), [one.weight.detach().clone()]
     opt = make_method(name, torch.optim.SGD(model.parameters(), **MOMENTUM), **option)
+    memory: reference.Memory = {}
     for t in range(3):
         mask = opt.geometry.mask(t, 1)
-        g0, g1 = reference.two_gradients(method, w, losses, mask)
-        w = reference.update(method, base, w, g0, g1)
+        g0, g1 = reference.two_gradients(method, w, losses, mask, memory)
+        w = reference.update(method, base, w, g0, g1, memory)
         make_step(opt, lambda: opt.select((model(x) ** 2).sum(1)), style)
     assert gap([one.weight], w) < 1e-12
     assert two.weight is one.weight

@@ -157,6 +157,7 @@ def test_per_group_hyper(name: str, style: str) -> None:
         "wsam": ("gamma", [0.3, 0.3, 0.8, 0.8]),
         "coupled": ("gamma", [0.3, 0.3, 0.8, 0.8]),
         "gsam": ("alpha", [0.1, 0.1, 0.7, 0.7]),
+        "looksam": ("alpha", [0.1, 0.1, 0.7, 0.7]),
     }
     params, rho = parameters(MLP.weights()), [0.1, 0.1, 0.4, 0.4]
     method = replace(reference.METHODS[name], rho=rho)
@@ -169,11 +170,11 @@ def test_per_group_hyper(name: str, style: str) -> None:
         method = replace(method, **{key: numbers})
         groups[0][key], groups[1][f"sam_{key}"] = numbers[0], numbers[-1]
     opt = make_method(name, torch_base("momentum", groups))
-    w, base = MLP.weights(), reference_base("momentum")
+    w, base, memory = MLP.weights(), reference_base("momentum"), {}
     for t in range(5):
         mask = opt.geometry.mask(t, 4) if method.geometry == "masked" else None
-        g0, g1 = reference.two_gradients(method, w, lambda v, t=t: MLP.losses(v, t), mask)
-        w = reference.update(method, base, w, g0, g1)
+        g0, g1 = reference.two_gradients(method, w, lambda v, t=t: MLP.losses(v, t), mask, memory)
+        w = reference.update(method, base, w, g0, g1, memory)
     train(opt, params, MLP, range(5), style)
     assert gap(params, w) < 1e-12
 
@@ -181,7 +182,8 @@ def test_per_group_hyper(name: str, style: str) -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_per_group_hyper_is_never_ignored(name: str) -> None:
     """A value that the method does not use is an error."""
-    used = {"wsam": "gamma", "coupled": "gamma", "gsam": "alpha"}.get(reference.METHODS[name].rule)
+    hyper = {"wsam": "gamma", "coupled": "gamma", "gsam": "alpha", "looksam": "alpha"}
+    used = hyper.get(reference.METHODS[name].rule)
     for key in ("gamma", "alpha"):
         base = sgd({f"sam_{key}": 0.5})
         if key == used:

@@ -54,11 +54,12 @@ def expected_weights(
     """Return the reference's weights after each step, one row a step."""
     task = PROBLEMS[problem]
     optimizer, w, rows = reference_base(base, decay), task.weights(), []
+    memory: reference.Memory = {}
     for t in range(STEPS):
         g0, g1 = reference.two_gradients(
-            method, w, lambda v, t=t: task.losses(v, t), masks[t] if masks else None
+            method, w, lambda v, t=t: task.losses(v, t), masks[t] if masks else None, memory
         )
-        w = reference.update(method, optimizer, w, g0, g1)
+        w = reference.update(method, optimizer, w, g0, g1, memory)
         rows.append(flat(w))
     return torch.stack(rows)
 

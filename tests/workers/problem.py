@@ -84,6 +84,7 @@ def expected_weights(
     keys = [key for key, _ in model.named_parameters()]
     w = [p.detach().clone() for p in model.parameters()]
     plain = reference_base(base, DECAY)
+    memory: reference.Memory = {}
     for step in range(steps):
         mask = mask_of(name, step, len(w))
         busy, factor = (1, 0.5 if halved else 1.0) if step >= idle_after else (RANKS, 1.0)
@@ -92,11 +93,14 @@ def expected_weights(
             for r in range(busy)
         ]
         if local:
-            pairs = [reference.two_gradients(method, w, each, mask) for each in losses]
+            pairs = [reference.two_gradients(method, w, each, mask, memory) for each in losses]
             g0, g1 = (average([pair[i] for pair in pairs]) for i in range(2))
         else:
-            g0, g1 = synchronized_gradients(method, w, losses, mask)
-        w = plain.step(w, g0) if step in base_steps else reference.update(method, plain, w, g0, g1)
+            g0, g1 = synchronized_gradients(method, w, losses, mask, memory)
+        if step in base_steps:
+            w = plain.step(w, g0)
+        else:
+            w = reference.update(method, plain, w, g0, g1, memory)
     return w
 
 
@@ -105,12 +109,13 @@ def losses_of(model: nn.Module, keys: list[str], x: Tensor, factor: float, w: We
 
 
 def synchronized_gradients(
-    method: Any, w: Weights, losses: list[Any], mask: Any
+    method: Any, w: Weights, losses: list[Any], mask: Any, memory: reference.Memory
 ) -> tuple[Weights, Weights]:
     """Return both gradients of all ranks, perturbed by the average; each selects its own samples."""
     firsts = [reference.gradient(each, w, None) for each in losses]
     g0 = average([g for _, g in firsts])
-    moved = [p + d for p, d in zip(w, reference.perturbation(method, w, g0, mask), strict=True)]
+    along = reference.vector(method, g0, memory)
+    moved = [p + d for p, d in zip(w, reference.perturbation(method, w, along, mask), strict=True)]
     seconds = []
     for each, (before, _) in zip(losses, firsts, strict=True):
         chosen = None

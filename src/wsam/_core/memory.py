@@ -5,10 +5,10 @@ loaded, moved and sharded together with the base's own.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from wsam._core.param_blocks import Block, local_shards
 from wsam._core.param_groups import PREFIX
@@ -18,34 +18,52 @@ class Memory:
     """Reads the tensors of the last step, and writes new ones when a step is complete.
 
     Args:
-        state: the base optimizer's state. Bases fill an entry that is empty, so a new tensor must not
-            be added before the base has stepped.
+        base: the base optimizer, whose state holds the tensors. Bases fill an entry that is empty, so
+            a new tensor must not be added before the base has stepped.
     """
 
-    def __init__(self, state: Any) -> None:
-        self._state = state
-        self._written: list[tuple[Block, str, list[Tensor]]] = []
+    def __init__(self, base: Optimizer) -> None:
+        self._base = base
+        self._written: dict[str, dict[Tensor, Tensor]] = {}
 
     def read(self, block: Block, name: str) -> list[Tensor] | None:
         """Return the local shards of a tensor for each parameter; None if one of them has none."""
-        found = [
-            self._state[p].get(PREFIX + name) if p in self._state else None for p in block.params
-        ]
-        return None if any(t is None for t in found) else local_shards(found)  # type: ignore[arg-type]
+        found = self.read_each(block, name)
+        return None if any(t is None for t in found) else found  # type: ignore[return-value]
+
+    def read_each(self, block: Block, name: str) -> list[Tensor | None]:
+        """Return the local shard of a tensor for each parameter, None where there is none.
+
+        An earlier micro-batch of the same step may have written it already.
+        """
+        written = self._written.get(name, {})
+        return [written[p] if p in written else self._committed(p, name) for p in block.params]
+
+    def _committed(self, p: Tensor, name: str) -> Tensor | None:
+        state = self._base.state
+        found = state[p].get(PREFIX + name) if p in state else None
+        return None if found is None else local_shards([found])[0]
 
     def write(self, block: Block, name: str, tensors: list[Tensor]) -> None:
         """Store local shards at the end of the step."""
-        self._written.append((block, name, tensors))
+        self._written.setdefault(name, {}).update(zip(block.params, tensors, strict=True))
 
     def commit(self) -> None:
-        """Copy what was written into the state. The storage stays, as a CUDA graph needs it."""
-        for block, name, tensors in self._written:
-            self.create(block.params, name)
-            torch._foreach_copy_(self.read(block, name), tensors)  # type: ignore[arg-type]
-        self._written = []
+        """Copy what was written into the state. The storage stays, as a CUDA graph needs it.
+
+        A parameter without a gradient for the base is left out until the base has created its state.
+        """
+        state = self._base.state
+        for name, tensors in self._written.items():
+            params = [p for p in tensors if p.grad is not None or state.get(p)]
+            self.create(params, name)
+            if params:
+                stored = local_shards([state[p][PREFIX + name] for p in params])
+                torch._foreach_copy_(stored, [tensors[p] for p in params])
+        self._written = {}
 
     def create(self, params: Sequence[Tensor], name: str) -> None:
         """Create zeros for parameters that have no such tensor."""
         for p in params:
-            if PREFIX + name not in self._state[p]:
-                self._state[p][PREFIX + name] = torch.zeros_like(p, requires_grad=False)
+            if PREFIX + name not in self._base.state[p]:
+                self._base.state[p][PREFIX + name] = torch.zeros_like(p, requires_grad=False)

@@ -13,6 +13,7 @@ method's name. `SharpnessAware` calls these functions in this order; an accelera
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -29,6 +30,9 @@ from wsam._core.tensor_ops import (
     on_device,
     widened,
 )
+
+if TYPE_CHECKING:
+    from wsam.rule import Rule
 
 EPSILON = 1e-12
 """Keeps d finite where g0 vanishes."""
@@ -126,18 +130,21 @@ def directions(state: StepState, blocks: Sequence[Block]) -> list[Direction]:
 def whiten(
     state: StepState, blocks: Sequence[Block]
 ) -> tuple[list[list[Tensor]], list[list[Tensor] | None]]:
-    """Return z = sqrt(S) g0 for each block, and sqrt(S)."""
+    """Return z = sqrt(S) v for each block, and sqrt(S); v is g0 or the geometry's own vector."""
     whitened, metrics = [], []
     for block in blocks:
         g0 = block.shards(block.g0)
         metric = state.geometry.sqrt_metric(block, g0)
+        vector = g0
+        if not state.geometry.follows_g0:
+            vector = state.geometry.vector(block, g0, state.memory)
         if metric is None:
-            z = g0
+            z = vector
         elif state.g0_is_scratch and not accumulation_dtype(g0[0]):
             torch._foreach_mul_(g0, metric)
             z = g0
         else:
-            z = list(torch._foreach_mul(widened(g0), metric))
+            z = list(torch._foreach_mul(widened(vector), metric))
         whitened.append(z)
         metrics.append(metric)
     return whitened, metrics
@@ -194,16 +201,22 @@ def combine(state: StepState, all_blocks: Sequence[Block]) -> None:
     """Set `p.grad` to what the base receives, and `state.decoupled` to what is applied directly."""
     rule = state.rule
     late = blocks_without_g0(all_blocks, state.blocks)
-    blocks = [*state.blocks, *late]
+    blocks = units(rule, [*state.blocks, *late])
     g1s = [_second_gradients(block, rule.keeps_g0) for block in blocks]
     values = [rule_values(block.group, rule) for block in blocks]
     subtracted = [rule.needs_products(value) for value in values]
-    products = _subtract_with_products(blocks, g1s, subtracted) if any(subtracted) else None
+    every = _products(rule, blocks, g1s, subtracted)
     base_grads = []
-    for block, g1, value, is_difference in zip(blocks, g1s, values, subtracted, strict=True):
+    for block, g1, value, is_difference, products in zip(
+        blocks, g1s, values, subtracted, every, strict=True
+    ):
         mix = rule.mix(value, products if is_difference else None)
-        if mix.base_grad.is_g1 and mix.decoupled.is_zero and not (is_difference or rule.reuses):
+        if mix.base_grad.is_g1 and mix.decoupled.is_zero and not is_difference:
             base_grad = g1
+            if rule.reuses:
+                g0, g1_shards = block.shards(block.g0), block.shards(g1)
+                difference = list(torch._foreach_sub(g1_shards, g0))
+                _keep(state, block, rule.kept(value, products), g0, difference)
         else:
             assert block.g0 is not None
             g0 = block.shards(block.g0)
@@ -260,6 +273,30 @@ def blocks_without_g0(all_blocks: Sequence[Block], blocks: Sequence[Block]) -> l
             part.g0 = [torch.zeros_like(p.grad) for p in part.params if p.grad is not None]
             late.append(part)
     return late
+
+
+def units(rule: "Rule", blocks: Sequence[Block]) -> list[Block]:
+    """Return the parts of the model that a rule treats on their own: tensors, or blocks."""
+    if not rule.per_tensor:
+        return list(blocks)
+    parts = [
+        block.subset([i == chosen for i in range(len(block.params))])
+        for block in blocks
+        for chosen in range(len(block.params))
+    ]
+    return [part for part in parts if part is not None]
+
+
+def _products(
+    rule: "Rule", blocks: Sequence[Block], g1s: Sequence[list[Tensor]], subtracted: Sequence[bool]
+) -> list[Products] | list[None]:
+    """Return the inner products for each block, if the rule needs them; see below."""
+    if not (any(subtracted) or rule.kept_needs_products):
+        return [None] * len(blocks)
+    if not rule.per_tensor:
+        return [_subtract_with_products(blocks, g1s, subtracted)] * len(blocks)
+    rows = zip(blocks, g1s, subtracted, strict=True)
+    return [_subtract_with_products([block], [g1], [yes]) for block, g1, yes in rows]
 
 
 def _subtract_with_products(
@@ -326,20 +363,31 @@ def can_reuse(state: StepState) -> bool:
 
 def combine_one_pass(state: StepState) -> None:
     """Give the base g0; in a step that reuses, combine it with the kept vector."""
-    rule, blocks = state.rule, state.blocks
+    rule, blocks = state.rule, units(state.rule, state.blocks)
     g0s = [block.shards(block.g0) for block in blocks]
     if state.action is Action.REUSE:
         kept = [state.memory.read(block, KEPT) for block in blocks]
-        norms = [squared_norm(blocks, x).sqrt() for x in (g0s, [v or [] for v in kept])]
-        for block, g0, vector in zip(blocks, g0s, kept, strict=True):
+        g0_norms, kept_norms = _norms(rule, blocks, g0s), _norms(rule, blocks, kept)
+        rows = zip(blocks, g0s, kept, g0_norms, kept_norms, strict=True)
+        for block, g0, vector, g0_norm, kept_norm in rows:
             if vector is not None:
-                mix = rule.mix_kept(rule_values(block.group, rule), *norms)
+                mix = rule.mix_kept(rule_values(block.group, rule), g0_norm, kept_norm)
                 state.decoupled += _decoupled_terms(block, mix, g0, vector, scratch=False)
                 _mix_into_g0(mix, g0, vector, scratch=False)
     for p, g in gradients_of(blocks):
         p.grad = g
     if state.max_norm is not None:
         clip(blocks, g0s, state.decoupled, state.max_norm)
+
+
+def _norms(
+    rule: "Rule", blocks: Sequence[Block], lists: Sequence[list[Tensor] | None]
+) -> list[Tensor]:
+    """Return for each block the norm over all blocks, or over its own tensor."""
+    found = [tensors or [] for tensors in lists]
+    if not rule.per_tensor:
+        return [squared_norm(blocks, found).sqrt()] * len(blocks)
+    return [squared_norm([b], [x]).sqrt() for b, x in zip(blocks, found, strict=True)]
 
 
 def clip(

@@ -105,7 +105,7 @@ class StepState:
 
     def __post_init__(self) -> None:
         """Read the memory from the base's state."""
-        self.memory = Memory(self.base.state)
+        self.memory = Memory(self.base)
 
     @property
     def is_done(self) -> bool:
@@ -115,7 +115,8 @@ class StepState:
     @property
     def g0_is_scratch(self) -> bool:
         """Whether the perturbation may overwrite g0."""
-        return not (self.rule.keeps_g0 or self.lean or self.phase is Phase.READ_ONLY)
+        kept = self.rule.keeps_g0 or self.lean or self.phase is Phase.READ_ONLY
+        return self.geometry.follows_g0 and not kept
 
     @property
     def has_second_gradients(self) -> bool:

@@ -136,7 +136,8 @@ class TritonBackend:
 
     def _perturb(self, state: StepState) -> bool:
         blocks = state.blocks
-        if state.mask is not None or any(block.sharded for block in blocks):
+        plain = state.mask is None and state.geometry.follows_g0
+        if not plain or any(block.sharded for block in blocks):
             return False
         if state.lean and (not self.has_base_kernel or self._is_base_only_somewhere()):
             return False

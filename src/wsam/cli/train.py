@@ -43,7 +43,11 @@ Model = Annotated[
     ),
 ]
 Method = Annotated[
-    str, typer.Option(help="vanilla, sam, wsam, coupled_wsam, gsam, esam, asam or fisher_sam.")
+    str,
+    typer.Option(
+        help="vanilla, sam, wsam, coupled_wsam, gsam, esam, asam, fisher_sam, looksam, vasso or "
+        "friendly_sam."
+    ),
 ]
 Rho = Annotated[float | None, typer.Option(help="Radius of the perturbation.")]
 Gamma = Annotated[

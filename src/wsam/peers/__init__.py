@@ -1,0 +1,1 @@
+"""Methods of other papers, one in each file."""
