@@ -76,7 +76,17 @@ def test_metadata(built: Path) -> None:
 
 def test_extras_hold_what_the_code_imports() -> None:
     extras = PROJECT["optional-dependencies"]
-    users = {"lab", "plots", "lightning", "transformers", "accelerate", "ray", "slurm", "optuna"}
+    users = {
+        "lab",
+        "plots",
+        "lightning",
+        "transformers",
+        "accelerate",
+        "ray",
+        "slurm",
+        "optuna",
+        "data",
+    }
     assert users | {"all", "docs", "dev"} == set(extras)
     (everything,) = extras["all"]
     assert set(Requirement(everything).extras) == users
