@@ -19,8 +19,17 @@ from wsam import SAM, WSAM, CoupledWSAM, SharpnessAware
 from wsam.demo import tuning
 from wsam.demo.figures import tuning_map
 from wsam.lab.records import record_path
-from wsam.paper import comparison, plot, plot_noise, plot_slices, plot_time, registry
-from wsam.plot_style import COLORS, MUTED_COLOR, RC_PARAMS, method_title, new_figure
+from wsam.paper import comparison, plot, plot_eigenvalues, plot_noise, plot_time, registry
+from wsam.plot_style import (
+    COLORS,
+    METHOD_STYLES,
+    MUTED_COLOR,
+    RC_PARAMS,
+    label_points,
+    method_title,
+    new_figure,
+    set_title,
+)
 from wsam.plots.directions import directions
 from wsam.plots.toy import trajectories
 from wsam.theory import effective_weight, parity_gamma
@@ -198,9 +207,8 @@ def draw_stability():
 def draw_minima():
     """Draw the minima. The file lists its records, so that a test notices missing ones."""
     table = registry.find("minima")
-    entries, slices = comparison.gather(table, RESULTS), plot_slices.read_slices(table, RESULTS)
     with rc_context(RC_PARAMS):
-        figure = plot.draw(table, entries, slices)
+        figure = plot_eigenvalues.draw_eigenvalues(table, comparison.gather(table, RESULTS))
     save(figure, "minima.svg", " ".join(sorted(p.name for p in RESULTS.glob("*.minimum.json"))))
 
 
@@ -208,13 +216,22 @@ def draw_sensitivity():
     """Draw WSAM's error by gamma, with those of SGDM and SAM. The file lists its records."""
     table = registry.find("sensitivity").select("*/ResNet18 CIFAR-10")
     others = registry.find("cifar").select("ResNet18/S*/CIFAR-10")
+    entries = comparison.gather(table, RESULTS)
     with rc_context(RC_PARAMS):
-        figure = plot.draw(table, comparison.gather(table, RESULTS))
+        figure = plot.draw(table, entries)
         axes = figure.axes[0]
+        axes.set_title("ResNet18, CIFAR-10", loc="left", fontsize=10, color=MUTED_COLOR)
+        axes.set(xlabel="γ", ylim=(3.4, 4.7))
+        labels, end = [], axes.get_xlim()[1]
         for entry in comparison.gather(others, RESULTS):
-            label = f"{entry.cell.row[1]} (n = {entry.ours.n})"
-            color = COLORS.get(entry.cell.runs[0].method, COLORS["sgd"])
-            draw_reference(axes, entry.ours.mean, 0.48, label, color)
+            ours, color = entry.ours, METHOD_STYLES[entry.cell.runs[0].method].light
+            axes.axhline(ours.mean, color=color, linestyle="--", linewidth=1.3)
+            name = entry.cell.row[1]
+            labels.append((end, ours.mean, f"{name} {ours.mean:.2f}\n(n = {ours.n})", color))
+        known = sorted((e.ours.mean, e.cell.row[0]) for e in entries if e.ours.n)
+        (_, best), *_, (_, worst) = known
+        set_title(figure, f"WSAM's error is lowest at γ = {best} and highest at {worst}")
+        label_points(axes, labels)
     shown = {record_path(RESULTS, run) for run in (*table.runs, *others.runs)}
     save(figure, "sensitivity.svg", " ".join(sorted(p.name for p in shown if p.exists())))
 

@@ -19,7 +19,8 @@ import wsam
 from wsam import methods
 from wsam.lab import markdown_tables
 from wsam.lab.records import record_path
-from wsam.paper import find
+from wsam.paper import find, gather
+from wsam.paper.plot_eigenvalues import PANELS
 from wsam.paper.plot_noise import read_noise
 from wsam.paper.plot_time import read_times
 
@@ -126,6 +127,10 @@ def test_minima_figure_uses_all_records() -> None:
     figure = (DOCS / "_static" / "minima.svg").read_text()
     records = {path.name for path in (ROOT / "results").glob("*.minimum.json")}
     assert set(re.findall(r"\w+\.minimum\.json", figure)) == records
+    entries = gather(find("minima"), ROOT / "results")
+    for measure, end in zip(PANELS, (min, max, max), strict=True):
+        means = {e.cell.row[0]: e.ours.mean for e in entries if e.cell.measure is measure}
+        assert end(means, key=means.__getitem__) == "SGDM", "as its title says"
 
 
 def test_sensitivity_figure_uses_all_records() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,17 +11,27 @@ from wsam.paper import plot_slices
 from wsam.paper.comparison import Entry
 from wsam.paper.plot_slices import RunSlices
 from wsam.paper.table import Table
-from wsam.plot_style import COLORS, MUTED_COLOR, RC_PARAMS, TEXT_COLOR, new_figure
+from wsam.plot_style import (
+    FIGURE_WIDTH,
+    GRID_COLOR,
+    METHOD_STYLES,
+    MUTED_COLOR,
+    RC_PARAMS,
+    TEXT_COLOR,
+    new_figure,
+    set_title,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_PANELS_PER_ROW = 4
+_PANELS_PER_ROW = 2
 _LOG_RATIO = 20.0
 """An axis that spans at least this ratio is logarithmic."""
-_LONG_LABEL = 36
-"""Number of characters beyond which an axis label needs a smaller font."""
+_LABEL_WIDTH, _TITLE_WIDTH = 26, 54
+"""Most characters in a line of an axis label and of the title."""
+_PAPER_COLOR = "#8d95a1"
 _SUFFIXES = (".png", ".svg", ".pdf")
 
 
@@ -58,39 +69,34 @@ def draw(
 ) -> Figure:
     """Draw one panel per column: a line if the rows are numbers, otherwise one marker per row."""
     columns = table.columns
-    down = -(-len(columns) // _PANELS_PER_ROW)
-    across = -(-len(columns) // down)
+    across = min(len(columns), _PANELS_PER_ROW)
+    down = -(-len(columns) // across)
     numeric = _has_numeric_rows(table)
-    height = (2.9 if numeric else 0.34 * len(table.rows) + 1.1) * down
     planes = plot_slices.first_planes(slices or ())
-    if slices is not None:
-        height = max(height, 2.6)  # the panel of slices needs more height than three markers
-    width = 3.1 * (across + (slices is not None)) + (0.4 if numeric else 1.4)
-    drawing = new_figure(width, height + (2.9 if planes else 0) + 0.7)
-    areas = drawing.add_gridspec(
-        2 if planes else 1, 1, height_ratios=[height, 2.9][: 1 + bool(planes)]
-    )
-    upper = areas[0].subgridspec(1, across + (slices is not None))
-    panels = upper[:across].subgridspec(down, across).subplots(squeeze=False, sharey=not numeric)
+    heights = [(2.9 if numeric else 0.3 * len(table.rows) + 1.0) * down]
+    heights += [2.6] if slices is not None else []
+    heights += [2.2] if planes else []
+    drawing = new_figure(FIGURE_WIDTH, sum(heights) + 0.9)
+    areas = drawing.add_gridspec(len(heights), 1, height_ratios=heights)
+    panels = areas[0].subgridspec(down, across).subplots(squeeze=False, sharey=not numeric)
     for panel, column in zip(panels.flat, columns, strict=False):
         of_column = [entry for entry in entries if entry.cell.column == column]
-        (_draw_line if numeric else _draw_markers)(panel, table, of_column)
+        (_draw_line if numeric else draw_markers)(panel, table, of_column)
         panel.set_title(column, loc="left")
         label = table.heads[0] if numeric else str(of_column[0].cell.measure)
-        panel.set_xlabel(label, fontsize=8 if len(label) > _LONG_LABEL else None)
+        panel.set_xlabel(textwrap.fill(label, _LABEL_WIDTH))
     for panel in panels.flat[len(columns) :]:
         panel.remove()
     if numeric:
         panels[0][0].set_ylabel(str(entries[0].cell.measure))
     if slices is not None:
-        plot_slices.draw_lines(drawing.add_subplot(upper[across]), slices)
+        plot_slices.draw_lines(drawing.add_subplot(areas[1]), slices)
     if planes:
-        lower = areas[1].subgridspec(1, len(planes)).subplots(squeeze=False)
+        lower = areas[-1].subgridspec(1, len(planes)).subplots(squeeze=False)
         plot_slices.draw_planes(list(lower[0]), planes)
-    drawing.suptitle(table.title, x=0.01, ha="left", fontsize=12, color=TEXT_COLOR)
-    handles, labels = _legend(entries)
-    ncols = 3 if width > 5 else 2
-    drawing.legend(handles, labels, loc="outside lower left", ncols=ncols, fontsize=9)
+    set_title(drawing, textwrap.fill(table.title, _TITLE_WIDTH))
+    handles, labels = legend(entries)
+    drawing.legend(handles, labels, loc="outside lower left", ncols=3)
     return drawing
 
 
@@ -113,12 +119,13 @@ def _label(table: Table, row: Sequence[str]) -> str:
 
 
 def _color(entry: Entry) -> str:
-    return COLORS.get(entry.cell.runs[0].method, MUTED_COLOR)
+    method = entry.cell.runs[0].method
+    return METHOD_STYLES[method].light if method in METHOD_STYLES else MUTED_COLOR
 
 
 def _marker(n: int, color: str) -> dict[str, Any]:
     """Return the style of our result: a full circle, or an open one for a single run."""
-    return {"marker": "o", "ms": 6, "mec": color, "mfc": color if n > 1 else "white", "mew": 1.4}
+    return {"marker": "o", "ms": 7, "mec": color, "mfc": color if n > 1 else "white", "mew": 1.8}
 
 
 def _plot_ours(panel: Axes, x: Any, y: Any, deviation: dict[str, Any], entry: Entry) -> None:
@@ -128,11 +135,11 @@ def _plot_ours(panel: Axes, x: Any, y: Any, deviation: dict[str, Any], entry: En
 
 
 def _plot_paper(panel: Axes, x: Any, y: Any, deviation: dict[str, Any], size: float = 6) -> None:
-    style: dict[str, Any] = {"mfc": "white", "mec": MUTED_COLOR, "ecolor": "#b6bcc6", "lw": 1.2}
+    style: dict[str, Any] = {"mfc": _PAPER_COLOR, "mec": _PAPER_COLOR, "ecolor": _PAPER_COLOR}
     panel.errorbar(x, y, fmt="D", ms=size, capsize=3, zorder=2, **style, **deviation)
 
 
-def _draw_markers(panel: Axes, table: Table, entries: Sequence[Entry]) -> None:
+def draw_markers(panel: Axes, table: Table, entries: Sequence[Entry]) -> None:
     """Draw one line per row of the table: ours slightly above the paper's."""
     positions = {row: number for number, row in enumerate(table.rows)}
     for entry in entries:
@@ -144,8 +151,8 @@ def _draw_markers(panel: Axes, table: Table, entries: Sequence[Entry]) -> None:
             _plot_paper(panel, paper.mean, y + 0.13, {"xerr": paper.deviation})
     panel.set_yticks(list(positions.values()), [_label(table, row) for row in positions])
     panel.set_ylim(len(positions) - 0.5, -0.5)
-    panel.locator_params(axis="x", nbins=5)  # avoids overlapping tick labels
-    panel.grid(axis="y", color="#eceef1", zorder=0)
+    panel.locator_params(axis="x", nbins=4)  # avoids overlapping tick labels
+    panel.grid(axis="y", color=GRID_COLOR, zorder=0)
     panel.tick_params(axis="y", length=0)
     for row, number in positions.items():
         above = table.rows[number - 1] if number else row
@@ -177,10 +184,10 @@ def _draw_line(panel: Axes, table: Table, entries: Sequence[Entry]) -> None:
     else:
         margin = 0.05 * (high - low)
         panel.set_xlim(low - margin, high + margin)
-    panel.grid(color="#eceef1", zorder=0)
+    panel.grid(color=GRID_COLOR, zorder=0)
 
 
-def _legend(entries: Sequence[Entry]) -> tuple[list[Any], list[str]]:
+def legend(entries: Sequence[Entry]) -> tuple[list[Any], list[str]]:
     """Return handles and labels: ours with several runs, ours with a single run, the paper's."""
     from matplotlib.lines import Line2D
 
@@ -197,6 +204,6 @@ def _legend(entries: Sequence[Entry]) -> tuple[list[Any], list[str]]:
         handles.append(Line2D([], [], ls="", **_marker(1, color)))
         labels.append("ours (n = 1)")
     if any(entry.cell.paper is not None for entry in entries):
-        handles.append(Line2D([], [], marker="D", ls="", mfc="white", mec=MUTED_COLOR, ms=6))
+        handles.append(Line2D([], [], marker="D", ls="", mfc=_PAPER_COLOR, mec=_PAPER_COLOR, ms=6))
         labels.append("the paper's")
     return handles, labels

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from wsam.paper import minima
 from wsam.paper.table import Measure, Table
-from wsam.plot_style import COLORS, MUTED_COLOR
+from wsam.plot_style import GRID_COLOR, METHOD_STYLES, MUTED_COLOR
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -66,10 +66,10 @@ def draw_lines(panel: Axes, slices: Sequence[RunSlices]) -> None:
         losses = [loss if math.isfinite(loss) else math.nan for loss in one.line.losses]
         label = None if one.label in labelled else one.label
         labelled.add(one.label)
-        color = COLORS.get(one.method, MUTED_COLOR)
+        color = METHOD_STYLES[one.method].light if one.method in METHOD_STYLES else MUTED_COLOR
         panel.plot(one.line.coordinates[0], losses, color=color, lw=1.3, alpha=0.8, label=label)
     panel.set_title("loss around the minimum", loc="left")
-    panel.set_xlabel("filter-normalised direction")
+    panel.set(xlabel="filter-normalised direction", ylabel="training loss")
     if not labelled:
         panel.text(
             0.5, 0.5, NOT_MEASURED, transform=panel.transAxes, ha="center", color=MUTED_COLOR
@@ -77,8 +77,8 @@ def draw_lines(panel: Axes, slices: Sequence[RunSlices]) -> None:
         panel.set(xticks=[], yticks=[])
         return
     panel.set_yscale("log")
-    panel.grid(color="#eceef1", zorder=0)
-    panel.legend(fontsize=8)
+    panel.grid(color=GRID_COLOR, zorder=0)
+    panel.legend()
 
 
 def first_planes(slices: Sequence[RunSlices]) -> list[RunSlices]:
@@ -116,6 +116,6 @@ def draw_planes(panels: Sequence[Any], slices: Sequence[RunSlices]) -> None:
         axes = one.plane.coordinates
         contours = panel.contourf(*axes, transposed, levels=levels, norm=LogNorm(low, high))
         panel.plot(0, 0, marker="+", color="white")
-        panel.set_title(f"{one.label}: loss in a plane", loc="left")
+        panel.set_title(f"{one.label}: loss in a plane", loc="left", fontsize=10)
         panel.set_aspect("equal")
     panels[-1].figure.colorbar(contours, ax=list(panels), label="loss", format="%.3g")
