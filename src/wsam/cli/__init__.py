@@ -3,6 +3,7 @@
 from wsam.cli import (  # noqa: F401 (each module registers its verb)
     bench,
     bounds,
+    compare,
     curvature,
     demo,
     directions,

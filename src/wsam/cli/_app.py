@@ -18,7 +18,7 @@ from wsam._format import printable
 from wsam.lab.files import format_os_error
 
 VERBS = (
-    *("demo", "train", "report", "curvature", "landscape"),
+    *("demo", "compare", "train", "report", "curvature", "landscape"),
     *("sweep", "paper", "bench"),
     *("toy", "directions", "bounds"),
 )

@@ -105,7 +105,7 @@ def sweep(
         checkpoint_seconds=checkpoint_seconds,
         retry=retry,
     )
-    executor = _executor(results, device, workers, retries, ray, gpus, submitit, submitit_arg or [])
+    executor = make_executor(results, device, workers, retries, ray, gpus, submitit, submitit_arg or [])
     jobs = JobFactory(results, config, profile, measure=name == "minima")
     if optuna:
         _search(name, profile, jobs, executor, results, trials, storage, as_json)
@@ -115,7 +115,7 @@ def sweep(
         _run_all(name, profile, jobs, executor, results, as_json)
 
 
-def _executor(
+def make_executor(
     out: Path,
     device: str,
     workers: int | None,
@@ -125,6 +125,7 @@ def _executor(
     submitit: str | None,
     submitit_arg: list[str],
 ) -> Executor:
+    """Return the executor of a verb, given its options."""
     from wsam.sweep import Processes, local_devices
 
     if ray is not None and submitit is not None:

@@ -9,16 +9,22 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+import torch
+
 from wsam.lab import records
 from wsam.lab.callbacks import Callback
 from wsam.lab.execution import ExecutionConfig
 from wsam.lab.files import BusyError, format_os_error
+from wsam.lab.records import Record
 from wsam.lab.run import Run
 from wsam.lab.train import train
 from wsam.lab.user_code import RunError
 
 After = Callable[[Run, Path, ExecutionConfig], object]
 """Called after a run finished; a module-level function, so that it can be pickled."""
+
+Task = Callable[[Run, Path, ExecutionConfig, Sequence[Callback]], Record]
+"""Trains a run and returns its record; can be pickled, as a module-level function."""
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
@@ -33,12 +39,14 @@ class Job:
         execution: How to train it.
         after: Called when the run is finished, also if its record already existed; it must return
             quickly if it was called before.
+        task: Called instead of `wsam.lab.train.train`.
     """
 
     run: Run
     out: Path
     execution: ExecutionConfig
     after: After | None = None
+    task: Task | None = None
 
 
 class Status(StrEnum):
@@ -54,7 +62,7 @@ class Status(StrEnum):
     REFUSED = "refused"
     """The user must act first, for all jobs: data is missing, or the disk is full."""
     ERROR = "error"
-    """A bug, or a damaged file of this run; other jobs are not affected."""
+    """Out of memory, code of the user's own, a damaged file or a bug; others are not affected."""
     LOST = "lost"
     """Its workers died too often."""
 
@@ -108,7 +116,7 @@ def run_job(job: Job, callbacks: Sequence[Callback] = ()) -> Outcome:
     start = time.monotonic()
     flag = _StartedFlag()
     try:
-        record = train(job.run, job.out, job.execution, [*callbacks, flag])
+        record = (job.task or train)(job.run, job.out, job.execution, [*callbacks, flag])
         if records.is_finished(record) and job.after is not None:
             with records.lock_run(job.out, job.run):
                 job.after(job.run, job.out, job.execution)
@@ -121,6 +129,9 @@ def run_job(job: Job, callbacks: Sequence[Callback] = ()) -> Outcome:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         detail = f"{job.run.title}: {message}"
         return Outcome(job, Status.REFUSED, detail, missing_module=missing)
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        reason = str(error).partition("\n")[0].partition(". ")[0]
+        return Outcome(job, Status.ERROR, f"out of memory: {reason}" if reason else "out of memory")
     except Exception as error:
         import traceback
 

@@ -1,0 +1,251 @@
+"""`wsam compare`: does a sharpness-aware method help on this problem, at equal training time?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from wsam.cli import _options as options
+from wsam.cli import sweep as executors
+from wsam.cli import train as lab
+from wsam.cli._app import app, resumable
+from wsam.cli._files import check_output_folder, staged
+
+if TYPE_CHECKING:
+    from wsam.compare import Summary
+
+_EXAMPLE = (
+    "Example: wsam compare --model my.py:net --data my.py:data --base adamw --budget 20m "
+    "--methods base,sam,wsam,cheap --seeds 3"
+)
+
+Budget = Annotated[
+    str, typer.Option(help="Time for the whole comparison, such as 90s, 20m or 2h.")
+]
+Methods = Annotated[
+    str,
+    typer.Option(
+        help="Names separated by commas: base, cheap (WSAM with two passes on every n-th step), "
+        "sam, wsam, coupled_wsam, gsam, esam, asam, fisher_sam."
+    ),
+]
+Seeds = Annotated[str, typer.Option(help="Number of seeds, or a list such as 0,1,2.")]
+Trials = Annotated[
+    int, typer.Option(min=1, help="Settings tried for each method; fewer if time is short.")
+]
+Epochs = Annotated[
+    int, typer.Option(min=1, help="Epochs of the base in the final runs; fewer if time is short.")
+]
+Every = Annotated[int, typer.Option(min=2, help="For cheap: two passes on every N-th step.")]
+LearningRate = Annotated[
+    float | None,
+    typer.Option("--lr", help="Middle of the learning rates to try. [default: the base's]"),
+]
+Noise = Annotated[
+    float,
+    typer.Option(
+        "--noise",
+        "--label-noise",
+        help="Fraction of training labels replaced by uniformly random ones.",
+    ),
+]
+Validation = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="Part of the training data by which settings are chosen: a fraction or a number of "
+        "samples. [default: the data's own split, else 0.2]",
+    ),
+]
+Kind = Annotated[
+    Literal["processes", "ray", "slurm"],
+    typer.Option("--executor", help="Train in processes of this machine, on Ray or on SLURM."),
+]
+Address = Annotated[
+    str, typer.Option(help="With ray: address of a cluster, auto, or local to start one.")
+]
+Gpus = Annotated[float, typer.Option(min=0, help="With ray: GPUs per run; may be a fraction.")]
+SubmititArg = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar=options.PAIR,
+        help="With slurm, such as timeout_min=60 or slurm_partition=gpu. Repeatable.",
+    ),
+]
+Compile = Annotated[
+    bool,
+    typer.Option("--compile/--no-compile", help="Use torch.compile, in every run."),
+]
+Out = Annotated[
+    Path,
+    typer.Option(
+        "--out", callback=check_output_folder, help="Folder for records, figures and the page."
+    ),
+]
+
+
+@app.command(epilog=_EXAMPLE)
+def compare(
+    data: lab.Data = "digits",
+    model: lab.Model = "cnn",
+    base: lab.Base = "sgd",
+    methods: Methods = "base,sam,wsam,cheap",
+    budget: Budget = "20m",
+    seeds: Seeds = "3",
+    trials: Trials = 8,
+    epochs: Epochs = 30,
+    every: Every = 5,
+    lr: LearningRate = None,
+    momentum: lab.Momentum = None,
+    weight_decay: lab.WeightDecay = None,
+    base_arg: lab.BaseArg = None,
+    batch_size: lab.BatchSize = 128,
+    noise: Noise = 0.0,
+    schedule: lab.Schedule = "cosine",
+    precision: lab.Precision = None,
+    augment: lab.Augment = True,
+    pretrained: lab.Pretrained = None,
+    train_limit: lab.TrainLimit = None,
+    test_limit: lab.TestLimit = None,
+    validation: Validation = None,
+    metric: lab.MetricName = None,
+    image_size: lab.ImageSize = None,
+    out: Out = Path("compare"),
+    data_dir: options.DataDir = None,
+    download: options.Download = True,
+    device: executors.Device = "auto",
+    workers: executors.Workers = None,
+    executor: Kind = "processes",
+    address: Address = "local",
+    gpus: Gpus = 0.0,
+    submitit_arg: SubmititArg = None,
+    retries: executors.Retries = 2,
+    compile: Compile = False,
+    capture: options.Capture = None,
+    checkpoint_seconds: options.CheckpointSeconds = 60.0,
+    as_json: options.Json = False,
+) -> None:
+    """Compare methods on a problem at equal training time.
+
+    Searches settings for every method with the same effort, trains several seeds, and answers
+    whether a method beats the base beyond noise. Interrupted, the same command continues.
+    """
+    import matplotlib  # noqa: F401 (report a missing library before anything runs)
+    import scipy  # noqa: F401
+
+    from wsam.compare import Comparison, Request, parse_budget
+    from wsam.compare.progress import show_progress
+    from wsam.compare.request import with_validation
+    from wsam.compare.state import FILE_NAME
+    from wsam.lab.run import Run
+    from wsam.lab.settings import VANILLA
+    from wsam.sweep import local_devices
+
+    config = options.make_config(
+        data_dir,
+        download,
+        device="auto" if "," in device else device,
+        compile=compile,
+        capture=capture,
+        checkpoint_seconds=checkpoint_seconds,
+    )
+    named = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
+    run = Run(
+        data=data,
+        model=model,
+        method=VANILLA,
+        base=base,
+        base_args=lab.merge_pairs(named, "--base-arg", base_arg or ()),
+        epochs=epochs,
+        batch_size=batch_size,
+        noise=noise,
+        schedule=schedule,
+        precision=precision or ("bf16" if config.resolve_device().type == "cuda" else "fp32"),
+        augment=augment,
+        pretrained=pretrained,
+        train_limit=train_limit,
+        test_limit=test_limit,
+        validation=options.parse_validation(validation),
+        metric=metric,
+        image_size=image_size,
+    )
+    request = Request(
+        with_validation(run),
+        tuple(name.strip().lower().replace("-", "_") for name in methods.split(",")),
+        _parse_seeds(seeds),
+        parse_budget(budget),
+        trials,
+        every,
+    )
+    jobs = executors.make_executor(
+        out,
+        device,
+        workers,
+        retries,
+        address if executor == "ray" else None,
+        gpus,
+        "slurm" if executor == "slurm" else None,
+        submitit_arg or [],
+    )
+    parallel = workers or len(local_devices(device, workers))
+    with (
+        resumable((out / FILE_NAME).exists),
+        show_progress(request.budget, quiet=as_json) as progress,
+    ):
+        summary = Comparison(request, out, jobs, config, parallel, progress).run()
+    files = _write(summary, out)
+    _show(summary, files, as_json)
+    if summary.failures:
+        raise typer.Exit(1)
+
+
+def _parse_seeds(text: str) -> tuple[int, ...]:
+    """Return the seeds: ``3`` is 0, 1, 2, and ``4,5`` are themselves."""
+    if "," not in text and text.strip().isdigit() and int(text) > 0:
+        return tuple(range(int(text)))
+    return options.parse_seeds(text) or ()
+
+
+def _write(summary: Summary, out: Path) -> list[Path]:
+    """Write figures and page; both or none."""
+    from wsam.compare.page import page
+
+    with staged(out) as staging:
+        numbers = json.dumps(summary.as_dict(), indent=1, allow_nan=False)
+        (staging / "compare.json").write_text(numbers, encoding="utf-8")
+        (staging / "compare.html").write_text(page(summary), encoding="utf-8")
+    return [out / "compare.json", out / "compare.html"]
+
+
+def _show(summary: Summary, files: list[Path], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({**summary.as_dict(), "files": [str(file) for file in files]}))
+        return
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    from wsam.compare.page import table_heads, table_rows
+    from wsam.compare.summary import format_point
+
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    for number, head in enumerate(table_heads(summary)):
+        table.add_column(head, justify="right" if number else "left")
+    for row in table_rows(summary):
+        table.add_row(*row)
+    console = Console()
+    console.print(table)
+    console.print()
+    for text, style in (
+        (summary.sentence, "bold"),
+        ("", None),
+        *((f"{row.method.title}: {format_point(row.point)}", None) for row in summary.rows.values()),
+        ("", None),
+        *((note, "dim") for note in summary.notes),
+        *((f"Failed: {failure}", "red") for failure in summary.failures),
+    ):
+        console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+    print(f"figures: {files[0]}; open {files[1]}")

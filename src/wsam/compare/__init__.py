@@ -1,0 +1,18 @@
+"""Does a sharpness-aware method help on this problem? A comparison at equal training time.
+
+`Request` describes a comparison, `Comparison` runs it on an executor of `wsam.sweep`, and
+`summarise` returns its figures. The phases:
+
+1. Short timing runs measure what an epoch of each method costs.
+2. A search trains every method at the same number of settings for the same number of epochs, and
+   chooses by the validation figure.
+3. The chosen settings are trained with several seeds. Each method gets as many epochs as fit into the
+   training time of the base.
+"""
+
+from wsam.compare.contenders import BASE, CHEAP
+from wsam.compare.request import Request, parse_budget
+from wsam.compare.runner import Comparison
+from wsam.compare.summary import Summary, summarise
+
+__all__ = ["BASE", "CHEAP", "Comparison", "Request", "Summary", "parse_budget", "summarise"]

@@ -1,0 +1,127 @@
+"""The methods of a comparison, and the settings that the search tries for each of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import cast
+
+from wsam.lab.run import Run
+from wsam.lab.settings import BASE_CLASSES, VANILLA
+from wsam.plot_style import METHOD_STYLES, method_title
+from wsam.report.charts import LineStyle
+from wsam.sweep.grid import with_value
+
+BASE = "base"
+CHEAP = "cheap"
+"""WSAM with two passes on every n-th step; the steps between reuse its sharpness gradient."""
+EVERY = 5
+_FACTORS = {"lr": (0.1, 10.0), "rho": (0.4, 10.0), "gamma": (0.2, 4.0), "alpha": (0.2, 4.0)}
+"""Range of each setting as factors of its default; for gamma as factors of gamma / (1 - gamma)."""
+_WEIGHTS = {"wsam": "gamma", "coupled_wsam": "gamma", "gsam": "alpha"}
+"""The weight of the sharpness of each method that has one."""
+_PRIMES = {"lr": 2, "rho": 3, "gamma": 5, "alpha": 5}
+_CHEAP_DASHES = (5, 3)
+
+Point = dict[str, float]
+"""A value for each searched setting."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A method of a comparison.
+
+    Args:
+        name: As in the request: ``base``, ``wsam``, ``cheap``.
+        title: As displayed.
+        run: Its run at the default settings.
+        axes: The settings that the search varies.
+    """
+
+    name: str
+    title: str
+    run: Run
+    axes: tuple[str, ...]
+
+    def point(self, trial: int) -> Point:
+        """Return the settings of a trial.
+
+        The first trial has the defaults. The others are points of a Halton sequence, on logarithmic
+        scales around the defaults. All methods try the same learning rates.
+
+        Reference:
+            Halton, On the efficiency of certain quasi-random sequences of points, 1960.
+        """
+        defaults = {name: float(cast(float, self._default(name))) for name in self.axes}
+        if trial == 0:
+            return defaults
+        # Number 1 of the sequence is the middle of the learning rates: the default again.
+        return {
+            name: _scaled(name, default, van_der_corput(trial + 1, _PRIMES[name]))
+            for name, default in defaults.items()
+        }
+
+    def _default(self, name: str) -> object:
+        return self.run.hyper[name] if name in self.run.hyper else self.run.base_args[name]
+
+    def at(self, point: Mapping[str, float]) -> Run:
+        """Return its run at a point."""
+        run = self.run
+        for name, value in point.items():
+            run = with_value(run, name, value)
+        return run
+
+    @property
+    def style(self) -> LineStyle:
+        """Color and dashes of its lines."""
+        if self.name == CHEAP:
+            return LineStyle("wsam", _CHEAP_DASHES, shade=0)
+        method = self.run.method
+        known = method in METHOD_STYLES
+        return (
+            LineStyle(method, METHOD_STYLES[method].dashes) if known else LineStyle("ink", (1, 2))
+        )
+
+
+def contender(name: str, run: Run, every: int) -> Contender:
+    """Return a method of a comparison.
+
+    Args:
+        name: ``base``, ``cheap`` or a name of `wsam.METHODS`.
+        run: The problem and the base optimizer, as a vanilla run.
+        every: Steps between the two-pass steps of ``cheap``.
+    """
+    if name == BASE:
+        return Contender(BASE, BASE_CLASSES[run.base], run.replace(method=VANILLA), ("lr",))
+    if name == CHEAP:
+        options = {"every": every, "reuse": True}
+        found = run.replace(method="wsam", options=options)
+        return Contender(CHEAP, "Cheap WSAM", found, ("lr", "rho", "gamma"))
+    weight = (_WEIGHTS[name],) if name in _WEIGHTS else ()
+    return Contender(name, method_title(name), run.replace(method=name), ("lr", "rho", *weight))
+
+
+def van_der_corput(number: int, base: int) -> float:
+    """Return an element of the van der Corput sequence: the digits of a number, mirrored.
+
+    Example:
+        >>> [van_der_corput(number, 2) for number in (1, 2, 3, 4)]
+        [0.5, 0.25, 0.75, 0.125]
+    """
+    value, scale = 0.0, 1.0
+    while number:
+        number, digit = divmod(number, base)
+        scale /= base
+        value += digit * scale
+    return value
+
+
+def _scaled(name: str, default: float, part: float) -> float:
+    """Return a value between the ends of a range, with three significant digits."""
+    low, high = map(math.log, _FACTORS[name])
+    factor = math.exp(low + part * (high - low))
+    if name == "gamma":
+        weight = factor * default / (1 - default)
+        return float(f"{weight / (1 + weight):.3g}")
+    return float(f"{factor * default:.3g}")

@@ -1,0 +1,287 @@
+"""The page of a comparison, as one HTML file in the style of the report."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+
+from wsam._format import mean_and_std
+from wsam.compare.contenders import BASE
+from wsam.compare.request import format_seconds
+from wsam.compare.sharpness import RADIUS, SAMPLES
+from wsam.compare.significance import interval
+from wsam.compare.summary import Row, Summary, format_figure, format_number, format_p, format_point
+from wsam.lab import records
+from wsam.lab.run import Run
+from wsam.lab.settings import BASES
+from wsam.plots.html import render, to_unicode
+from wsam.report import sections
+from wsam.report.charts import DotRow, Point, Series, dot_chart, line_chart
+from wsam.report.elements import Figure, Section, Table
+from wsam.report.experiment import MISSING
+from wsam.report.labels import GREEK, Experiment, LabeledGroup, experiment_title
+from wsam.report.results import Group, Result
+
+
+def page(summary: Summary) -> str:
+    """Return the page of a comparison as HTML."""
+    run = summary.state.request.run
+    experiment = _experiment(summary)
+    results = [result for item in experiment.groups for result in item.group.results]
+    parts = [
+        _results_section(summary),
+        _curves_section(summary),
+        _search_section(summary),
+        _method_section(summary),
+        sections.environment_section(results),
+        sections.reproduce_section([experiment]) if results else None,
+    ]
+    names = ", ".join(row.method.title for row in summary.rows.values())
+    text = render(
+        "report/templates/page.html",
+        title=f"{names} on {experiment_title(run)}",
+        lead=render(
+            "compare/templates/lead.html", sentence=summary.sentence, count=len(summary.compared)
+        ),
+        sections=[part for part in parts if part is not None],
+        created=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+    )
+    return to_unicode(text)
+
+
+def _experiment(summary: Summary) -> Experiment:
+    """Return the final runs as groups of the report."""
+    groups = []
+    for row in summary.rows.values():
+        results = tuple(Result(_run(record), record) for record in row.records.values())
+        if results:
+            group = Group(results[0].run, results)
+            groups.append(LabeledGroup(group, row.method.title, row.method.style))
+    return Experiment(experiment_title(summary.state.request.run), tuple(groups))
+
+
+def _run(record: records.Record) -> Run:
+    return Run.from_dict(record["settings"])
+
+
+# ---- table ----
+
+
+def table_heads(summary: Summary) -> list[str]:
+    """Return the headings of the table of results."""
+    name, unit = summary.metric["name"], summary.metric["unit"]
+    figure = f"test {name} ({unit})" if unit else f"test {name}"
+    return ["method", figure, "better by", "p", "cost", "epochs", "time", "sharpness"]
+
+
+def table_rows(summary: Summary) -> list[list[str]]:
+    """Return the cells of the table of results, one row for each method."""
+    unit = summary.metric["unit"]
+    base = summary.rows[BASE].seconds
+    rows = []
+    for row in summary.rows.values():
+        difference = row.difference
+        gain = p = MISSING
+        if difference is not None:
+            gain = format_number(difference.mean, unit, difference.interval)
+            p = format_p(difference.p_holm).removeprefix("p ").removeprefix("= ")
+        sharpness, _ = mean_and_std(row.sharpness)
+        seconds = row.seconds
+        rows.append(
+            [
+                row.method.title + _missing_seeds(summary, row),
+                MISSING if row.mean is None else format_number(row.mean, unit, row.interval),
+                gain,
+                p,
+                f"{row.cost:.2f}",
+                str(row.epochs),
+                MISSING if seconds is None or not base else f"{seconds / base:.2f}",
+                MISSING if sharpness is None else f"{sharpness:.3g}",
+            ]
+        )
+    return rows
+
+
+def _missing_seeds(summary: Summary, row: Row) -> str:
+    runs, seeds = len(row.values), len(summary.state.request.seeds)
+    return f" ({runs} of {seeds} runs)" if runs < seeds else ""
+
+
+# ---- sections ----
+
+
+def _results_section(summary: Summary) -> Section:
+    metric, unit = summary.metric["name"], summary.metric["unit"]
+    label = f"Test {metric} (%)" if unit == "%" else f"Test {metric}"
+    single = all(row.interval is None for row in summary.rows.values())
+    spread = "One run each." if single else "Mean and 95% confidence interval; small dots: seeds."
+    figures = _dots(summary, label, spread, lambda row: list(row.values.values()))
+    figures += _dots(
+        summary,
+        f"Sharpness at radius {RADIUS:g}",
+        f"Increase of the training loss within a radius of {RADIUS:g} around the trained weights, by "
+        f"one ascent step on {SAMPLES:,} samples; the same radius for all.",
+        lambda row: list(row.sharpness),
+    )
+    styles = [row.method.style for row in summary.rows.values()]
+    body = render(
+        "compare/templates/results.html",
+        table=Table(table_heads(summary), table_rows(summary), styles=styles),
+        figures=figures,
+        failures=summary.failures,
+        lower=summary.metric["lower_is_better"],
+        metric=metric,
+    )
+    return Section("Results", body)
+
+
+def _dots(
+    summary: Summary, label: str, caption: str, get: Callable[[Row], list[float]]
+) -> list[Figure]:
+    rows = []
+    for row in summary.rows.values():
+        values = get(row)
+        mean, _ = mean_and_std(values)
+        if mean is not None:
+            style = row.method.style
+            rows.append(DotRow(row.method.title, style, values, mean, interval(values)))
+    return [Figure(dot_chart(label, rows, label), caption)] if rows else []
+
+
+def _curves_section(summary: Summary) -> Section | None:
+    metric, unit, split = (summary.metric[name] for name in ("name", "unit", "split"))
+    column = f"{split}_{metric}".replace("-", "_")
+    label = f"{split.capitalize()} {metric}" + (" (%)" if unit == "%" else "")
+    wanted = (
+        (column, label, f"{label} after each epoch."),
+        ("train_loss", "Training loss", "Mean training loss of each epoch, at the weights w."),
+        (
+            "sharpness",
+            "Sharpness in training",
+            "Mean of L(w + d) − L(w) in each epoch, at each method's own radius: not comparable "
+            "between radii.",
+        ),
+    )
+    figures = []
+    for name, title, caption in wanted:
+        series = [
+            Series(row.method.style, points)
+            for row in summary.rows.values()
+            if (points := _curve(row, name))
+        ]
+        if series:
+            chart = line_chart(f"{title} over training time", series, "seconds", title, log=True)
+            figures.append(Figure(chart, f"{caption} Mean over the seeds; band: one deviation."))
+    if not figures:
+        return None
+    legend = [(row.method.style, row.method.title) for row in summary.rows.values() if row.records]
+    body = render("compare/templates/curves.html", figures=figures, legend=legend)
+    return Section("Curves over training time", body)
+
+
+def _curve(row: Row, name: str) -> list[Point]:
+    """Return mean and deviation of a figure after each epoch, over the training time."""
+    points: list[Point] = []
+    for epochs in zip(*(record["curve"] for record in row.records.values()), strict=True):
+        values = [float(epoch[name]) for epoch in epochs if epoch.get(name) is not None]
+        mean, std = mean_and_std(values)
+        points.append((epochs[0]["epoch"] * row.epoch_seconds, mean, std or 0.0))
+    return points if any(point[1] is not None for point in points) else []
+
+
+def _search_section(summary: Summary) -> Section:
+    unit, name = summary.metric["unit"], summary.metric["name"]
+    head = f"{summary.metric['split']} {name}"
+    chosen = [
+        [row.method.title, _point_text(row), _best(row, unit)] for row in summary.rows.values()
+    ]
+    styles = [row.method.style for row in summary.rows.values()]
+    tables = []
+    for row in summary.rows.values():
+        cells = []
+        for trial in row.trials:
+            mark = " (chosen)" if trial.point == row.point else ""
+            value = trial.failure or MISSING
+            if trial.value is not None:
+                value = format_figure(trial.value, unit)
+            cells.append([_greek(format_point(trial.point)) + mark, value])
+        tables.append((row.method, Table(["settings", head], cells)))
+    body = render(
+        "compare/templates/search.html",
+        chosen=Table(["method", "chosen settings", head], chosen, 2, styles),
+        tables=tables,
+        trials=summary.state.trials,
+        epochs=summary.state.plan.search_epochs if summary.state.plan else 0,
+    )
+    return Section("Search", body)
+
+
+def _point_text(row: Row) -> str:
+    options = row.method.run.options
+    every = f", two passes on every {options['every']}th step" if "every" in options else ""
+    return _greek(format_point(row.point)) + every
+
+
+def _greek(text: str) -> str:
+    return " ".join(GREEK.get(word, word) for word in text.split(" "))
+
+
+def _best(row: Row, unit: str) -> str:
+    value = next((t.value for t in row.trials if t.point == row.point), None)
+    return MISSING if value is None else format_figure(value, unit)
+
+
+def _method_section(summary: Summary) -> Section:
+    rows: Sequence[Sequence[str]] = [
+        [
+            row.method.title,
+            format_seconds(summary.state.timing[name].epoch),
+            format_seconds(row.epoch_seconds),
+            f"{row.cost:.2f}",
+            str(row.epochs),
+            f"{row.planned_time:.2f}",
+            MISSING if row.seconds is None else format_seconds(row.seconds),
+        ]
+        for name, row in summary.rows.items()
+    ]
+    heads = [
+        *("method", "epoch, timing run", "epoch, search", "cost", "epochs"),
+        *("planned time", "measured time"),
+    ]
+    styles = [row.method.style for row in summary.rows.values()]
+    body = render(
+        "compare/templates/method.html",
+        notes=summary.notes,
+        table=Table(heads, rows, styles=styles),
+        command=command(summary),
+    )
+    return Section("How it was compared", body)
+
+
+def command(summary: Summary) -> str:
+    """Return the `wsam compare` command of a comparison."""
+    request = summary.state.request
+    run = request.run
+    words: list[object] = ["--data", run.data, "--model", run.model, "--base", run.base]
+    for name, value in run.base_args.items():
+        if value != BASES[run.base][name]:
+            given = f"--{name.replace('_', '-')}"
+            pair = ["--base-arg", f"{name}={list(value) if isinstance(value, tuple) else value}"]
+            words += [given, value] if name in ("lr", "momentum", "weight_decay") else pair
+    words += ["--methods", ",".join(request.methods), "--budget", f"{request.budget:g}s"]
+    words += ["--seeds", ",".join(map(str, request.seeds))]
+    words += ["--trials", request.trials, "--epochs", run.epochs, "--every", request.every]
+    words += ["--batch-size", run.batch_size, "--schedule", run.schedule]
+    words += ["--precision", run.precision, *([] if run.augment else ["--no-augment"])]
+    words += ["--noise", run.noise] if run.noise else []
+    for name in _OPTIONAL:
+        value = getattr(run, name, None)
+        words += [] if value is None else [f"--{name.replace('_', '-')}", value]
+    return shlex.join(["wsam", "compare", *map(str, words)])
+
+
+_OPTIONAL = (
+    *("pretrained", "train_limit", "test_limit", "validation", "metric", "image_size"),
+    *("target", "task", "block_size"),
+)

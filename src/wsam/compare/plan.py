@@ -1,0 +1,160 @@
+"""How much fits into the budget: trials of the search and epochs of the final runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from wsam.compare.contenders import BASE
+from wsam.compare.request import format_seconds
+from wsam.compare.timing import Timing
+
+MIN_TRIALS = 3
+"""The defaults, a smaller and a larger learning rate."""
+_RESERVE = 0.05
+"""Part of the budget that is not planned."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Numbers of trials and epochs.
+
+    Args:
+        trials: Settings tried for each method.
+        epochs: Epochs of the base in the final runs; the other methods get as many as fit into the
+            same training time.
+        notes: What was reduced to fit into the budget.
+    """
+
+    trials: int
+    epochs: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def search_epochs(self) -> int:
+        """Epochs of a trial, the same for all methods."""
+        return math.ceil(self.epochs / 2)
+
+
+def equal_time_epochs(epochs: int, times: Mapping[str, Timing]) -> dict[str, int]:
+    """Return the epochs of each method that take the training time of the base.
+
+    Args:
+        epochs: Epochs of the base.
+        times: Times of all methods.
+
+    Example:
+        >>> times = {"base": Timing(0, 1.0, 0.1), "sam": Timing(0, 1.9, 0.1)}
+        >>> equal_time_epochs(20, times)
+        {'base': 20, 'sam': 11}
+    """
+    budget = epochs * times[BASE].epoch
+    return {name: max(1, round(budget / timing.epoch)) for name, timing in times.items()}
+
+
+def least_epochs(times: Mapping[str, Timing]) -> int:
+    """Return the epochs of the base that take as long as one epoch of the slowest method."""
+    return math.ceil(max(timing.epoch for timing in times.values()) / times[BASE].epoch - 1e-9)
+
+
+def wall_time(seconds: Iterable[float], parallel: int) -> float:
+    """Return an upper bound of the duration of jobs on parallel workers.
+
+    Reference:
+        Graham, Bounds on multiprocessing timing anomalies, 1969.
+    """
+    durations = list(seconds)
+    if not durations:
+        return 0.0
+    return sum(durations) / parallel + max(durations) * (1 - 1 / parallel)
+
+
+@dataclass(frozen=True)
+class Estimator:
+    """Estimates durations.
+
+    Args:
+        times: Times of all methods.
+        seeds: Number of seeds.
+        parallel: Number of workers.
+        startup: Seconds until workers run.
+    """
+
+    times: Mapping[str, Timing]
+    seeds: int
+    parallel: int
+    startup: float = 0.0
+
+    def search(self, trials: int, epochs: int) -> float:
+        """Return the duration of a search of some trials of each method."""
+        jobs = [timing.seconds(epochs) for timing in self.times.values()] * trials
+        return wall_time(jobs, self.parallel) + self.startup
+
+    def final(self, epochs: int) -> float:
+        """Return the duration of the final runs.
+
+        The sharpness of the result is measured with about the time of an epoch and another setup.
+        """
+        jobs = [
+            self.times[name].seconds(count + 1) + self.times[name].setup
+            for name, count in equal_time_epochs(epochs, self.times).items()
+        ] * self.seeds
+        return wall_time(jobs, self.parallel) + self.startup
+
+    def total(self, plan: Plan) -> float:
+        """Return the duration of search and final runs."""
+        return self.search(plan.trials, plan.search_epochs) + self.final(plan.epochs)
+
+
+def make_plan(
+    estimator: Estimator, trials: int, epochs: int, available: float, budget: float
+) -> Plan:
+    """Return the largest plan that fits: first fewer trials, then fewer epochs.
+
+    Args:
+        estimator: Estimates durations.
+        trials: The requested number of trials.
+        epochs: The requested epochs of the base.
+        available: Seconds that are left.
+        budget: The whole budget, for messages.
+
+    Raises:
+        ValueError: Not even the smallest plan fits; the message gives the budget it needs.
+    """
+    planned = available - _RESERVE * budget
+    fewest = min(MIN_TRIALS, trials)
+    least = min(least_epochs(estimator.times), epochs)
+    for count in range(trials, fewest - 1, -1):
+        if estimator.total(Plan(count, epochs)) <= planned:
+            return Plan(count, epochs, _notes(trials, count, epochs, epochs, budget))
+    for fewer in range(epochs - 1, least - 1, -1):
+        if estimator.total(Plan(fewest, fewer)) <= planned:
+            return Plan(fewest, fewer, _notes(trials, fewest, epochs, fewer, budget))
+    missing = estimator.total(Plan(fewest, least)) - planned
+    needed = math.ceil((budget + missing) / (1 - _RESERVE))
+    raise ValueError(
+        f"a budget of {format_seconds(budget)} is too small: the shortest comparison here "
+        f"({fewest} trials per method, {least} epochs of the base) takes about "
+        f"{format_seconds(needed)}; use a larger --budget, fewer --methods or --seeds, or "
+        "--train-limit"
+    )
+
+
+def _notes(trials: int, count: int, epochs: int, fewer: int, budget: float) -> tuple[str, ...]:
+    limit = f"to fit into {format_seconds(budget)}"
+    notes = []
+    if count < trials:
+        notes.append(f"Reduced {limit}: {count} trials per method instead of {trials}.")
+    if fewer < epochs:
+        notes.append(f"Reduced {limit}: {fewer} epochs of the base instead of {epochs}.")
+    return tuple(notes)
+
+
+def fit_epochs(estimator: Estimator, epochs: int, available: float) -> int:
+    """Return the most epochs of the base whose final runs fit into the time left; at least one."""
+    least = min(least_epochs(estimator.times), epochs)
+    for fewer in range(epochs, least, -1):
+        if estimator.final(fewer) <= available:
+            return fewer
+    return least

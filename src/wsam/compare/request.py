@@ -1,0 +1,146 @@
+"""What to compare: a problem, methods, seeds and a time budget."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from wsam._core import validation
+from wsam.compare.contenders import BASE, CHEAP, EVERY, contender
+from wsam.lab.loader_feed import Data, as_data
+from wsam.lab.run import Run
+from wsam.lab.settings import VANILLA, check_choice, method_defaults
+from wsam.lab.user_code import explain, is_code, load, source_file
+
+TRIALS = 8
+EPOCHS = 30
+VALIDATION = 0.2
+_UNITS = {"s": 1, "m": 60, "h": 3600}
+_BUDGET = re.compile(r"(\d+(?:\.\d+)?)([smh])")
+
+
+@dataclass(frozen=True)
+class Request:
+    """A comparison.
+
+    Args:
+        run: The problem and the base optimizer, with its central learning rate: a vanilla run with a
+            validation split. Its epochs are those of the base in the final runs.
+        methods: ``base``, names of `wsam.METHODS`, and ``cheap``. The base is always included.
+        seeds: Seeds of the final runs.
+        budget: Seconds for the whole comparison.
+        trials: Settings tried for each method; fewer if the budget requires it.
+        every: Steps between the two-pass steps of ``cheap``.
+
+    Example:
+        >>> Request(Run(method="vanilla", validation=0.2), ("sam", "wsam"), budget=60).methods
+        ('base', 'sam', 'wsam')
+    """
+
+    run: Run
+    methods: tuple[str, ...]
+    seeds: tuple[int, ...] = (0, 1, 2)
+    budget: float = 1200.0
+    trials: int = TRIALS
+    every: int = EVERY
+
+    def __post_init__(self) -> None:
+        """Check the methods and numbers."""
+        object.__setattr__(self, "methods", _checked_methods(self.methods))
+        if self.run.method != VANILLA:
+            raise ValueError(f"the run of a comparison must be vanilla, got {self.run.method}")
+        if not self.seeds:
+            raise ValueError("a comparison needs at least one seed")
+        validation.number("budget", self.budget, 0)
+        validation.count("trials", self.trials, 1)
+        validation.count("every", self.every, 2)
+        for name in self.methods:
+            contender(name, self.run, self.every)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the comparison as JSON-compatible data."""
+        return {
+            "run": self.run.to_dict(),
+            "methods": list(self.methods),
+            "seeds": list(self.seeds),
+            "budget": self.budget,
+            "trials": self.trials,
+            "every": self.every,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Request:
+        """Return the comparison whose `to_dict` is given."""
+        return cls(
+            Run.from_dict(data["run"]),
+            tuple(data["methods"]),
+            tuple(data["seeds"]),
+            data["budget"],
+            data["trials"],
+            data["every"],
+        )
+
+
+def _checked_methods(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names without repetitions, the base first."""
+    known = [BASE, *(name for name in method_defaults() if name != VANILLA), CHEAP]
+    found = [BASE if name == VANILLA else check_choice("method", name, known) for name in names]
+    return tuple(dict.fromkeys([BASE, *found]))
+
+
+def with_validation(run: Run) -> Run:
+    """Return the run with a validation split, unless its data provides one.
+
+    Raises:
+        UserCodeError: The user's data function raises an exception.
+    """
+    if run.validation is not None or _has_validation(run):
+        return run
+    return run.replace(validation=VALIDATION)
+
+
+def _has_validation(run: Run) -> bool:
+    if not is_code(run.data):
+        return False
+    found = load(run.data, str(run.digests["data"]))
+    if callable(found) and not isinstance(found, Data):
+        with explain(run.data, source_file(run.data)):
+            found = found()
+    return as_data(found, run.data).validation is not None
+
+
+def parse_budget(text: str) -> float:
+    """Return the seconds of a duration such as ``90s``, ``20m``, ``2h`` or ``1h30m``.
+
+    Raises:
+        ValueError: Not a duration.
+
+    Example:
+        >>> parse_budget("20m"), parse_budget("1h30m")
+        (1200.0, 5400.0)
+    """
+    parts = _BUDGET.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise ValueError(f"--budget must be a duration such as 90s, 20m or 2h, got {text!r}")
+    return sum(float(number) * _UNITS[unit] for number, unit in parts)
+
+
+def format_seconds(seconds: float) -> str:
+    """Return a duration in at most two units.
+
+    Example:
+        >>> format_seconds(0.4), format_seconds(80), format_seconds(7260)
+        ('0.4s', '1m 20s', '2h 1m')
+    """
+    if seconds < 10:
+        return f"{max(seconds, 0):.1f}s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes}m {rest}s" if rest else f"{minutes}m"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h {minutes}m" if minutes else f"{hours}h"

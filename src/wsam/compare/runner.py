@@ -1,0 +1,412 @@
+"""Runs a comparison: timing, search, final runs."""
+
+from __future__ import annotations
+
+import statistics
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from torch import nn
+
+from wsam._core.validation import WsamWarning
+from wsam._format import pluralize
+from wsam.compare.contenders import BASE, Contender, Point
+from wsam.compare.plan import MIN_TRIALS, Estimator, Plan, equal_time_epochs, fit_epochs, make_plan
+from wsam.compare.progress import Progress
+from wsam.compare.request import Request, format_seconds
+from wsam.compare.sharpness import measure_sharpness, sharpness_path
+from wsam.compare.state import (
+    Final,
+    final_folder,
+    finished_trials,
+    open_state,
+    search_folder,
+    write_state,
+)
+from wsam.compare.summary import Summary, format_figure, format_point, summarise
+from wsam.compare.timing import Timing, measure_time, read_timing, timing_path, train_quietly
+from wsam.lab import records
+from wsam.lab.execution import ExecutionConfig
+from wsam.lab.records import Record
+from wsam.lab.run import Run
+from wsam.lab.step import make_optimizer
+from wsam.sweep import Executor, Job, Outcome, Status, sweep
+
+_TIMING_SHARE = 0.02
+"""Part of the budget for the timing run of a method, within these seconds:"""
+_TIMING_SECONDS = (0.5, 10.0)
+_MAX_ERRORS = 2
+"""A method whose first runs end with errors is not tried again."""
+_SLOWDOWN = (0.5, 4.0)
+"""Limits of the ratio of measured to estimated durations."""
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A job of the comparison.
+
+    Args:
+        label: Its description in messages.
+        method: Its method.
+        seconds: Its estimated duration.
+    """
+
+    label: str
+    method: str
+    seconds: float
+
+
+class Comparison:
+    """Runs a comparison, or continues one.
+
+    Args:
+        request: What to compare.
+        out: The folder of the comparison.
+        executor: Runs the jobs.
+        execution: How to train.
+        parallel: How many jobs the executor runs at a time.
+        progress: Receives messages and estimates.
+
+    Raises:
+        ValueError: The folder has a comparison of another problem.
+
+    Example:
+        >>> import tempfile
+        >>> from wsam.sweep import InProcess
+        >>> small = Run(method="vanilla", model="mlp", epochs=2, train_limit=200, validation=0.2)
+        >>> request = Request(small, ("sam",), seeds=(0, 1), budget=60, trials=1)
+        >>> folder, config = Path(tempfile.mkdtemp()), ExecutionConfig(device="cpu")
+        >>> summary = Comparison(request, folder, InProcess(), config).run()
+        >>> list(summary.rows)
+        ['base', 'sam']
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        out: Path,
+        executor: Executor,
+        execution: ExecutionConfig,
+        parallel: int = 1,
+        progress: Progress | None = None,
+    ) -> None:
+        self.out, self.executor, self.execution = out.resolve(), executor, execution
+        self.parallel, self.progress = parallel, progress or Progress()
+        self.request = request
+        self.state = open_state(out, request)
+        self.contenders = self.state.contenders
+        self._clock = time.monotonic()
+        self._entries: dict[str, _Entry] = {}
+        self._running: dict[str, float] = {}
+        self._expected = self._measured = 0.0
+        self._errors: Counter[str] = Counter()
+        self._done = self._total = 0
+        self._phase = ""
+
+    def run(self) -> Summary:
+        """Run what has no record yet and return the figures.
+
+        Raises:
+            ValueError: The budget is too small, or the base cannot be trained.
+        """
+        write_state(self.out, self.state)
+        try:
+            self._note_warnings()
+            if self.state.plan is None:
+                self._measure_times()
+                self._make_plan()
+            if self.state.final is None:
+                self._search()
+                self._choose()
+            self._train()
+        finally:
+            self._save()
+        return summarise(self.out, self.state)
+
+    def _save(self) -> None:
+        now = time.monotonic()
+        self.state.spent += now - self._clock
+        self._clock = now
+        write_state(self.out, self.state)
+
+    @property
+    def _available(self) -> float:
+        return self.request.budget - self.state.spent - (time.monotonic() - self._clock)
+
+    @property
+    def _active(self) -> list[Contender]:
+        """The methods that could be timed."""
+        return [method for name, method in self.contenders.items() if name in self.state.timing]
+
+    def _note(self, text: str) -> None:
+        if text not in self.state.notes:
+            self.state.add_note(text)
+            self.progress.message(text)
+
+    def _note_warnings(self) -> None:
+        """Note the warnings of the methods, which the runs do not print."""
+        for method in self.contenders.values():
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always", WsamWarning)
+                make_optimizer(method.run, nn.Linear(1, 1))
+            for warning in caught:
+                if issubclass(warning.category, WsamWarning):
+                    self._note(str(warning.message).partition(" To use ")[0])
+
+    # Timing and plan ----------------------------------------------------------------------------
+
+    def _measure_times(self) -> None:
+        low, high = _TIMING_SECONDS
+        task = partial(
+            measure_time, seconds=min(max(_TIMING_SHARE * self.request.budget, low), high)
+        )
+        jobs, methods = [], {}
+        for name, method in self.contenders.items():
+            if name not in self.state.timing:
+                timing_path(self.out, method.run).unlink(missing_ok=True)
+                jobs.append(Job(method.run, self.out, self.execution, task=task))
+                methods[method.run.key] = method
+        start, first = time.monotonic(), True
+        self.progress.update("timing", 0, len(jobs), None)
+        for done, outcome in enumerate(self.executor.run(jobs), 1):
+            if first:
+                self.state.startup = max(time.monotonic() - start - outcome.seconds, 0.0)
+                first = False
+            self._record_timing(methods[outcome.job.run.key], outcome)
+            self.progress.update("timing", done, len(jobs), None)
+        if BASE in self.state.timing:
+            base = self.state.timing[BASE].epoch
+            costs = (
+                f"{self.contenders[name].title} {timing.epoch / base:.2f}"
+                for name, timing in self.state.timing.items()
+                if name != BASE
+            )
+            self.progress.message(
+                f"an epoch of {self.contenders[BASE].title} takes {format_seconds(base)}; "
+                f"relative cost: {', '.join(costs) or 'no other method'}"
+            )
+
+    def _record_timing(self, method: Contender, outcome: Outcome) -> None:
+        timing = read_timing(self.out, method.run)
+        if outcome.has_record and timing is not None:
+            self.state.timing[method.name] = timing
+        elif method.name == BASE:
+            detail = outcome.detail.removeprefix(f"{outcome.job.run.title}: ")
+            raise ValueError(f"the base cannot be trained: {detail}")
+        else:
+            self._fail(method.run, f"{method.title}: left out: {outcome.detail}")
+        self._save()
+
+    def _fail(self, run: Run, text: str) -> None:
+        self.state.failures[run.key] = text
+        self.progress.message(text)
+
+    def _estimator(self, times: dict[str, Timing] | None = None) -> Estimator:
+        found = self.state.timing if times is None else times
+        return Estimator(found, len(self.request.seeds), self.parallel, self.state.startup)
+
+    def _make_plan(self) -> None:
+        request, estimator = self.request, self._estimator()
+        plan = make_plan(
+            estimator, request.trials, request.run.epochs, self._available, request.budget
+        )
+        self.state.plan = plan
+        for note in plan.notes:
+            self._note(note)
+        methods = pluralize(len(self._active), "method")
+        self.progress.message(
+            f"plan: {methods}, {pluralize(plan.trials, 'trial')} each of "
+            f"{pluralize(plan.search_epochs, 'epoch')}, then {pluralize(len(request.seeds), 'seed')} "
+            f"at the time of {pluralize(plan.epochs, 'epoch')} of the base; about "
+            f"{format_seconds(estimator.total(plan))} of {format_seconds(request.budget)}"
+        )
+        self._save()
+
+    @property
+    def _plan(self) -> Plan:
+        assert self.state.plan is not None
+        return self.state.plan
+
+    # Jobs ---------------------------------------------------------------------------------------
+
+    def _begin(self, phase: str, total: int) -> None:
+        self._phase, self._total, self._done = phase, total, 0
+        self._running.clear()
+        self._expected = self._measured = 0.0
+
+    def _run(self, jobs: Iterable[Job]) -> None:
+        for outcome in sweep(jobs, self.executor):
+            self._record(outcome)
+
+    def _start(self, job: Job, entry: _Entry) -> Job:
+        self._entries[job.run.key] = entry
+        self._running[job.run.key] = entry.seconds
+        return job
+
+    def _record(self, outcome: Outcome) -> None:
+        run = outcome.job.run
+        entry = self._entries[run.key]
+        self._running.pop(run.key, None)
+        self._done += 1
+        if outcome.status is Status.FINISHED:
+            self._expected += entry.seconds
+            self._measured += outcome.seconds
+        if outcome.has_record:
+            self.state.failures.pop(run.key, None)
+            record = records.read(outcome.job.out, run)
+            assert record is not None
+            text = f"{entry.label}: {format_final(record, self._phase)} ({outcome.seconds:.1f} s)"
+            self.progress.message(f"[{self._done}/{self._total}] {text}")
+        else:
+            self._errors[entry.method] += outcome.status in (Status.ERROR, Status.LOST)
+            text = f"{entry.label}: {outcome.status}: {outcome.detail}"
+            if self._phase == "search" and outcome.status is Status.FAILED:
+                self.progress.message(text)  # a large learning rate may diverge
+            else:
+                self._fail(run, text)
+        self._save()
+        self.progress.update(self._phase, self._done, self._total, self._left())
+
+    @property
+    def _slowdown(self) -> float:
+        """The ratio of measured to estimated durations so far."""
+        low, high = _SLOWDOWN
+        return min(max(self._measured / self._expected, low), high) if self._expected else 1.0
+
+    def _left(self) -> float:
+        """Return the estimated seconds until the end."""
+        left = self._total - self._done
+        if self._phase == "search":
+            plan, estimator = self._plan, self._estimator()
+            rounds = left / max(len(self._active), 1)
+            search = rounds * sum(t.seconds(plan.search_epochs) for t in estimator.times.values())
+            seconds = search / self.parallel + estimator.final(plan.epochs)
+        else:
+            mean = statistics.fmean(entry.seconds for entry in self._entries.values())
+            seconds = left * mean / self.parallel
+        return self._slowdown * seconds
+
+    # Search -------------------------------------------------------------------------------------
+
+    def _search(self) -> None:
+        trials = self._plan.trials if self.state.trials is None else self.state.trials
+        self._begin("search", trials * len(self._active))
+        self.progress.update("search", 0, self._total, self._left())
+        self._run(self._search_jobs(trials))
+        if self.state.trials is None:
+            self.state.trials = trials
+        self._save()
+
+    def _search_jobs(self, trials: int) -> Iterator[Job]:
+        """Yield one trial of every method, then the next, while they fit into the budget."""
+        folder = search_folder(self.out)
+        for trial in range(trials):
+            if trial >= MIN_TRIALS and self.state.trials is None and not self._round_fits():
+                self.state.trials = trial
+                self._note(
+                    f"The search ended after {trial} of {trials} trials per method: runs took "
+                    "longer than estimated."
+                )
+                self._total = trial * len(self._active)
+                return
+            for method in self._active:
+                run = self.state.trial_run(method, trial)
+                if records.read(folder, run) is not None or self._is_hopeless(method):
+                    self._done += 1
+                    continue
+                label = f"{method.title}, {format_point(method.point(trial))}"
+                seconds = self.state.timing[method.name].seconds(run.epochs)
+                job = Job(run, folder, self.execution, task=train_quietly)
+                yield self._start(job, _Entry(label, method.name, seconds))
+
+    def _is_hopeless(self, method: Contender) -> bool:
+        """Return whether the first runs of a method ended with errors."""
+        return self._errors[method.name] >= _MAX_ERRORS and not self._trials(method)
+
+    def _round_fits(self) -> bool:
+        """Return whether another trial of every method fits before the final runs."""
+        plan, estimator = self._plan, self._estimator()
+        seconds = sum(self._running.values()) / self.parallel
+        seconds += estimator.search(1, plan.search_epochs) - estimator.startup
+        seconds += estimator.final(plan.epochs)
+        return self._slowdown * seconds <= self._available
+
+    def _trials(self, method: Contender) -> dict[int, Record]:
+        """Return the finished trials of a method."""
+        return finished_trials(self.out, self.state, method)
+
+    def _choose(self) -> None:
+        """Choose the settings of each method, and the epochs that take equal time."""
+        chosen: dict[str, Point] = {}
+        times: dict[str, Timing] = {}
+        for method in self._active:
+            found = self._trials(method)
+            if not found:
+                self._fail(method.run, f"{method.title}: left out: no trial finished")
+                continue
+            best = min(found, key=lambda trial: (_objective(found[trial]), trial))
+            chosen[method.name] = method.point(best)
+            epoch = statistics.median(record["epoch_seconds"] for record in found.values())
+            times[method.name] = replace(self.state.timing[method.name], epoch=epoch)
+            self.progress.message(f"chosen: {method.title}, {format_point(chosen[method.name])}")
+        if BASE not in chosen:
+            raise ValueError("no trial of the base finished: change --lr or the data")
+        planned = self._plan.epochs
+        slower = self._slowdown if self._expected else 1.0
+        epochs = fit_epochs(self._estimator(times), planned, self._available / max(slower, 1.0))
+        if epochs < planned:
+            self._note(
+                f"Reduced to fit into {format_seconds(self.request.budget)}: {epochs} epochs of the "
+                f"base in the final runs instead of {planned}."
+            )
+        seconds = {name: timing.epoch for name, timing in times.items()}
+        self.state.final = Final(chosen, equal_time_epochs(epochs, times), seconds)
+        self._save()
+
+    # Final runs ---------------------------------------------------------------------------------
+
+    def _train(self) -> None:
+        final = self.state.final
+        assert final is not None
+        folder = final_folder(self.out)
+        execution = replace(self.execution, keep_weights=True)
+        jobs = []
+        for seed in self.request.seeds:
+            for name in final.chosen:
+                method = self.contenders[name]
+                run = self.state.final_run(method, seed)
+                record = records.read(folder, run)
+                measured = sharpness_path(folder, run).exists()
+                if record is None or (records.is_finished(record) and not measured):
+                    timing = replace(self.state.timing[name], epoch=final.epoch_seconds[name])
+                    seconds = timing.seconds(run.epochs + 1) + timing.setup
+                    job = Job(run, folder, execution, measure_sharpness, train_quietly)
+                    jobs.append((job, _Entry(f"{method.title}, seed {seed}", name, seconds)))
+        total = len(self.request.seeds) * len(final.chosen)
+        self._begin("final runs", total)
+        self._done = total - len(jobs)
+        self._entries.clear()
+        started = [self._start(job, entry) for job, entry in jobs]
+        if started:
+            self.progress.update(self._phase, self._done, total, self._left())
+            self._run(started)
+
+
+def _objective(record: Record) -> float:
+    value = records.objective(record)
+    assert value is not None
+    return value
+
+
+def format_final(record: Record, phase: str) -> str:
+    """Return the figure of a record that matters in a phase: ``validation error 4.2%``."""
+    metric = records.metric(record)
+    split = metric["split"] if phase == "search" else "test"
+    value = records.final_figure(record, split)
+    assert value is not None
+    return f"{split} {metric['name']} {format_figure(value, metric['unit'])}"

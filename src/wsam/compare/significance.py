@@ -1,0 +1,62 @@
+"""Intervals and paired tests over seeds."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+
+LEVEL = 0.95
+ALPHA = 1 - LEVEL
+
+
+def interval(values: Sequence[float]) -> float | None:
+    """Return half the width of the 95% confidence interval of the mean; None for fewer than two.
+
+    Equation: ``t(0.975, n - 1) * std / sqrt(n)``.
+
+    Example:
+        >>> round(interval([1.0, 2.0, 3.0]), 3), interval([1.0])
+        (2.484, None)
+    """
+    from scipy.stats import t
+
+    count = len(values)
+    if count < 2:
+        return None
+    quantile = float(t.ppf((1 + LEVEL) / 2, count - 1))
+    return quantile * statistics.stdev(values) / math.sqrt(count)
+
+
+def paired_p(differences: Sequence[float]) -> float | None:
+    """Return the two-sided p-value of a paired t-test: is the mean difference zero?
+
+    None for fewer than two differences, or if all of them are equal.
+
+    Example:
+        >>> round(paired_p([0.5, 0.8, 0.6]), 3), paired_p([0.5, 0.5])
+        (0.019, None)
+    """
+    from scipy.stats import ttest_1samp
+
+    if len({*differences}) < 2:
+        return None
+    p = float(ttest_1samp(differences, 0.0).pvalue)
+    return p if math.isfinite(p) else None
+
+
+def holm(p_values: Mapping[str, float]) -> dict[str, float]:
+    """Return p-values corrected for their number by Holm's method.
+
+    Example:
+        >>> holm({"sam": 0.04, "wsam": 0.01, "gsam": 0.5})
+        {'wsam': 0.03, 'sam': 0.08, 'gsam': 0.5}
+
+    Reference:
+        Holm, A simple sequentially rejective multiple test procedure, 1979.
+    """
+    found, least = {}, 0.0
+    for rank, (name, p) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
+        least = max(least, min(1.0, (len(p_values) - rank) * p))
+        found[name] = least
+    return found

@@ -1,0 +1,207 @@
+"""The plan and progress of a comparison, as a file in its folder.
+
+``OUT/plan.json`` is written before anything runs, and after every decision and outcome.
+``OUT/search`` and ``OUT/runs`` hold the records of the search and of the final runs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from wsam.compare.contenders import Contender, Point, contender
+from wsam.compare.plan import Plan
+from wsam.compare.request import Request
+from wsam.compare.timing import Timing
+from wsam.lab import records
+from wsam.lab.files import write_atomic
+from wsam.lab.records import Record
+from wsam.lab.run import Run
+
+FORMAT = 1
+FILE_NAME = "plan.json"
+SEARCH_SEED = 1000
+"""Seed of all trials. The seeds of the final runs are not used in the search."""
+
+
+@dataclass(frozen=True)
+class Final:
+    """What the final runs train.
+
+    Args:
+        chosen: The best settings of each method.
+        epochs: The epochs of each method.
+        epoch_seconds: The training time of an epoch, measured in the search.
+    """
+
+    chosen: dict[str, Point]
+    epochs: dict[str, int]
+    epoch_seconds: dict[str, float]
+
+    @property
+    def planned_time(self) -> dict[str, float]:
+        """The planned training time of each method in seconds."""
+        return {name: count * self.epoch_seconds[name] for name, count in self.epochs.items()}
+
+
+@dataclass
+class State:
+    """Plan and progress of a comparison.
+
+    Args:
+        request: What to compare.
+        timing: Times of each method, from the timing runs.
+        startup: Seconds until workers run.
+        plan: Trials and epochs that fit into the budget.
+        trials: Trials per method that were made, once the search has ended.
+        final: What the final runs train.
+        spent: Seconds so far, of all calls.
+        notes: What was reduced, and warnings.
+        failures: Messages about runs that failed, by the key of the run.
+    """
+
+    request: Request
+    timing: dict[str, Timing] = field(default_factory=dict)
+    startup: float = 0.0
+    plan: Plan | None = None
+    trials: int | None = None
+    final: Final | None = None
+    spent: float = 0.0
+    notes: list[str] = field(default_factory=list)
+    failures: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def contenders(self) -> dict[str, Contender]:
+        """The methods of the request, by name."""
+        request = self.request
+        names = request.methods
+        return {name: contender(name, request.run, request.every) for name in names}
+
+    def trial_run(self, method: Contender, trial: int) -> Run:
+        """Return the run of a trial."""
+        assert self.plan is not None
+        run = method.at(method.point(trial)).replace(epochs=self.plan.search_epochs)
+        return run.replace(seed=SEARCH_SEED, noise_seed=SEARCH_SEED)
+
+    def final_run(self, method: Contender, seed: int) -> Run:
+        """Return a final run. Each seed draws its own label noise."""
+        assert self.final is not None
+        run = method.at(self.final.chosen[method.name])
+        return run.replace(epochs=self.final.epochs[method.name], seed=seed, noise_seed=seed)
+
+    def add_note(self, text: str) -> None:
+        """Add a note unless it is there."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the state as JSON-compatible data."""
+        return {
+            "format": FORMAT,
+            "request": self.request.to_dict(),
+            "timing": {name: asdict(timing) for name, timing in self.timing.items()},
+            "startup": self.startup,
+            "plan": None if self.plan is None else asdict(self.plan),
+            "trials": self.trials,
+            "final": None if self.final is None else asdict(self.final),
+            "spent": round(self.spent, 2),
+            "notes": self.notes,
+            "failures": self.failures,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> State:
+        """Return the state whose `to_dict` is given."""
+        plan, final = data["plan"], data["final"]
+        return cls(
+            Request.from_dict(data["request"]),
+            {name: Timing(**times) for name, times in data["timing"].items()},
+            float(data["startup"]),
+            None if plan is None else Plan(plan["trials"], plan["epochs"], tuple(plan["notes"])),
+            data["trials"],
+            None if final is None else Final(**final),
+            float(data["spent"]),
+            list(data["notes"]),
+            dict(data["failures"]),
+        )
+
+
+def search_folder(out: Path) -> Path:
+    """Return the folder of the records of the search."""
+    return out / "search"
+
+
+def final_folder(out: Path) -> Path:
+    """Return the folder of the records of the final runs."""
+    return out / "runs"
+
+
+def write_state(out: Path, state: State) -> None:
+    """Write the state."""
+    text = json.dumps(state.to_dict(), indent=1, allow_nan=False)
+    write_atomic(out / FILE_NAME, f"{text}\n".encode())
+
+
+def read_state(out: Path) -> State | None:
+    """Return the state of the comparison in a folder; None if there is none.
+
+    Raises:
+        ValueError: The file is damaged.
+    """
+    path = out / FILE_NAME
+    if not path.exists():
+        return None
+    try:
+        data = records.read_json(path)
+        if data["format"] != FORMAT:
+            raise ValueError("unknown format")
+        return State.from_dict(data)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is damaged; remove it to plan again") from error
+
+
+def open_state(out: Path, request: Request) -> State:
+    """Return the state to continue from.
+
+    The same request continues. If only the budget, methods, seeds, trials or epochs differ, the
+    comparison is planned again; it uses the times and records that exist.
+
+    Raises:
+        ValueError: The folder has a comparison of another problem.
+    """
+    state = read_state(out)
+    if state is None:
+        return State(request)
+    if state.request == request:
+        return state
+    problem, other = (r.run.replace(epochs=1) for r in (request, state.request))
+    if problem != other:
+        names = [n for n, v in problem.to_dict().items() if other.to_dict().get(n) != v]
+        raise ValueError(
+            f"{out} has a comparison of another problem (it differs in "
+            f"{', '.join(names) or 'its settings'}): use another --out"
+        )
+    kept = {n: t for n, t in state.timing.items() if n in request.methods}
+    if state.request.every != request.every:
+        kept.pop("cheap", None)
+    return State(request, kept, state.startup)
+
+
+def trial_records(out: Path, state: State, method: Contender) -> dict[int, Record]:
+    """Return the records of the trials of a method by number; those that have one."""
+    assert state.plan is not None
+    found = {}
+    for trial in range(state.plan.trials if state.trials is None else state.trials):
+        record = records.read(search_folder(out), state.trial_run(method, trial))
+        if record is not None:
+            found[trial] = record
+    return found
+
+
+def finished_trials(out: Path, state: State, method: Contender) -> dict[int, Record]:
+    """Return the records of the finished trials of a method by number."""
+    found = trial_records(out, state, method)
+    return {trial: record for trial, record in found.items() if records.is_finished(record)}

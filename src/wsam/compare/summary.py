@@ -1,0 +1,395 @@
+"""The figures of a comparison and the sentence that answers its question."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from wsam._format import mean_and_std, pluralize
+from wsam.compare.contenders import BASE, Contender, Point
+from wsam.compare.request import format_seconds
+from wsam.compare.sharpness import RADIUS, SAMPLES, read_sharpness
+from wsam.compare.significance import ALPHA, LEVEL, holm, interval, paired_p
+from wsam.compare.state import State, final_folder, trial_records
+from wsam.lab import records
+from wsam.lab.records import Record
+from wsam.lab.run import Run
+
+FORMAT = 1
+USE_THE_BASE = "No method beats the base here beyond noise; use the base."
+_EQUAL = 0.1
+"""Training times that differ by less count as equal."""
+_BUSY = 0.2
+"""Measured training times that differ from the planned ones by more are noted."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How much better than the base a method is, over the seeds that both finished.
+
+    Args:
+        mean: The mean improvement; negative if the method is worse.
+        interval: Half the width of its 95% confidence interval.
+        p: The p-value of a paired t-test.
+        p_holm: The same, corrected for the number of methods.
+    """
+
+    mean: float
+    interval: float | None
+    p: float | None
+    p_holm: float | None
+
+    @property
+    def is_significant(self) -> bool:
+        """Whether the difference is beyond noise."""
+        return self.p_holm is not None and self.p_holm < ALPHA
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A trial of the search; `value` is None if it failed."""
+
+    point: Point
+    key: str
+    value: float | None
+    failure: str | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """The figures of a method.
+
+    Args:
+        method: The method.
+        point: The chosen settings.
+        trials: The trials of the search.
+        epochs: Epochs of the final runs.
+        epoch_seconds: Training time of an epoch, measured in the search.
+        cost: The same relative to the base.
+        planned_time: Planned training time relative to the base.
+        records: The finished final runs by seed.
+        sharpness: The sharpness of their weights.
+        failures: Problems of its final runs.
+        difference: Compared with the base; None for the base, or if nothing can be compared.
+    """
+
+    method: Contender
+    point: Point
+    trials: tuple[Trial, ...]
+    epochs: int
+    epoch_seconds: float
+    cost: float
+    planned_time: float
+    records: Mapping[int, Record]
+    sharpness: tuple[float, ...]
+    failures: tuple[str, ...]
+    difference: Difference | None = None
+
+    @property
+    def values(self) -> dict[int, float]:
+        """The final test figure by seed."""
+        found = {seed: records.final_figure(record) for seed, record in self.records.items()}
+        return {seed: value for seed, value in found.items() if value is not None}
+
+    @property
+    def mean(self) -> float | None:
+        """The mean test figure."""
+        return mean_and_std(list(self.values.values()))[0]
+
+    @property
+    def interval(self) -> float | None:
+        """Half the width of the 95% confidence interval of the mean."""
+        return interval(list(self.values.values()))
+
+    @property
+    def seconds(self) -> float | None:
+        """The mean training time of a final run, without evaluation."""
+        times = [sum(row["seconds"] for row in r["curve"]) for r in self.records.values()]
+        return statistics.fmean(times) if times else None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The figures of a comparison.
+
+    Args:
+        out: Its folder.
+        state: Its plan and progress.
+        rows: The figures of each method that reached the final runs.
+        metric: Name, unit and direction of the figure, and the split of the curves.
+    """
+
+    out: Path
+    state: State
+    rows: dict[str, Row]
+    metric: dict[str, Any]
+
+    @property
+    def compared(self) -> list[str]:
+        """The methods that were compared with the base."""
+        return [name for name, row in self.rows.items() if row.difference is not None]
+
+    @property
+    def winner(self) -> str | None:
+        """The method with the largest significant improvement over the base."""
+        better = {
+            name: row.difference.mean
+            for name, row in self.rows.items()
+            if row.difference is not None and row.difference.is_significant
+        }
+        best = max(better, key=better.__getitem__, default=None)
+        return best if best is not None and better[best] > 0 else None
+
+    @property
+    def sentence(self) -> str:
+        """The answer."""
+        if self.rows[BASE].mean is None:
+            return "The base did not finish, so nothing can be compared with it."
+        if not self.compared:
+            return "No other method finished, so nothing can be compared with the base."
+        if all(self.rows[name].difference.interval is None for name in self.compared):  # type: ignore[union-attr]
+            return "One seed cannot separate a difference from noise; use more --seeds."
+        if self.winner is None:
+            return USE_THE_BASE
+        return self._improvement(self.rows[self.winner])
+
+    def _improvement(self, row: Row) -> str:
+        difference = row.difference
+        assert difference is not None
+        verb = "lowers" if self.metric["lower_is_better"] else "raises"
+        number = format_number(difference.mean, self.metric["unit"], difference.interval)
+        unit = " points" if self.metric["unit"] == "%" else ""
+        time = "at equal time"
+        if abs(row.planned_time - 1) > _EQUAL:
+            time = f"in {row.planned_time:.2f} times the base's time"
+        return (
+            f"{row.method.title} {verb} the {self.metric['name']} by {number}{unit} {time} "
+            f"({format_p(difference.p_holm)})."
+        )
+
+    @property
+    def notes(self) -> list[str]:
+        """How the comparison was made, what was reduced, and what went wrong."""
+        state, plan = self.state, self.state.plan
+        assert plan is not None
+        seeds = pluralize(len(state.request.seeds), "seed")
+        base = self.rows[BASE].method.title
+        notes = [
+            f"Settings: {pluralize(state.trials or plan.trials, 'trial')} of "
+            f"{pluralize(plan.search_epochs, 'epoch')} for every method, chosen by the validation "
+            f"{self.metric['name']}.",
+            f"Equal time: {pluralize(self.rows[BASE].epochs, 'epoch')} of {base}, and for the others "
+            "as many as take the same training time, by the seconds per epoch measured in the search.",
+            f"{pluralize(len(self.compared), 'method')} compared with the base: paired t-test over "
+            f"{seeds}, p-values corrected by Holm's method; ± is a {LEVEL:.0%} confidence interval.",
+            f"Time: {format_seconds(state.spent)} of {format_seconds(state.request.budget)}.",
+            *state.notes,
+        ]
+        uneven = [row for row in self.rows.values() if abs(row.planned_time - 1) > _EQUAL]
+        notes += [
+            f"{row.method.title} gets {row.planned_time:.2f} times the base's training time: epochs "
+            "are whole."
+            for row in uneven
+        ]
+        return notes + self._busy_note()
+
+    def _busy_note(self) -> list[str]:
+        base = self.rows[BASE].seconds
+        times = [row.seconds for row in self.rows.values() if row.seconds is not None]
+        if base is None or not times or max(abs(t / base - 1) for t in times) <= _BUSY:
+            return []
+        return [
+            f"Measured training times were {min(times) / base:.2f} to {max(times) / base:.2f} times "
+            "the base's: the speed of the machine changed between runs."
+        ]
+
+    @property
+    def failures(self) -> list[str]:
+        """Runs that failed, one line each."""
+        return list(self.state.failures.values())
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all figures as JSON data."""
+        state, request = self.state, self.state.request
+        assert state.plan is not None
+        return {
+            "format": FORMAT,
+            "sentence": self.sentence,
+            "winner": self.winner,
+            "metric": self.metric,
+            "problem": request.run.to_dict(),
+            "seeds": list(request.seeds),
+            "budget_seconds": request.budget,
+            "spent_seconds": round(state.spent, 1),
+            "trials": state.trials,
+            "search_epochs": state.plan.search_epochs,
+            "compared": self.compared,
+            "confidence_level": LEVEL,
+            "test": "paired t-test over seeds, two-sided, Holm's correction",
+            "sharpness": {"radius": RADIUS, "samples": SAMPLES},
+            "methods": {name: self._row_dict(row) for name, row in self.rows.items()},
+            "notes": self.notes,
+            "failures": self.failures,
+        }
+
+    def _row_dict(self, row: Row) -> dict[str, Any]:
+        difference = row.difference
+        timing = self.state.timing[row.method.name]
+        return {
+            "title": row.method.title,
+            "settings": row.point,
+            "options": dict(row.method.run.options),
+            "epochs": row.epochs,
+            "epoch_seconds": {"timing_run": timing.epoch, "search": row.epoch_seconds},
+            "cost": row.cost,
+            "planned_time": row.planned_time,
+            "training_seconds": row.seconds,
+            "values": {str(seed): value for seed, value in row.values.items()},
+            "mean": row.mean,
+            "interval": row.interval,
+            "improvement": None
+            if difference is None
+            else {
+                "mean": difference.mean,
+                "interval": difference.interval,
+                "p": difference.p,
+                "p_holm": difference.p_holm,
+            },
+            "sharpness": list(row.sharpness),
+            "keys": [record["key"] for record in row.records.values()],
+            "trials": [
+                {"settings": t.point, "key": t.key, "value": t.value, "failure": t.failure}
+                for t in row.trials
+            ],
+            "failures": list(row.failures),
+        }
+
+
+def summarise(out: Path, state: State) -> Summary:
+    """Read the records of a comparison whose final runs have ended.
+
+    Raises:
+        ValueError: A record is damaged.
+    """
+    final = state.final
+    assert final is not None
+    contenders = state.contenders
+    rows = {name: _row(out, state, contenders[name]) for name in final.chosen}
+    found = [record for row in rows.values() for record in row.records.values()]
+    if not found:
+        found = list(trial_records(out, state, contenders[BASE]).values())
+    metric = records.metric(found[0])
+    differences = _differences(rows, bool(metric["lower_is_better"]))
+    rows = {
+        name: Row(**{**vars(row), "difference": differences.get(name)})
+        for name, row in rows.items()
+    }
+    return Summary(out, state, rows, metric)
+
+
+def _row(out: Path, state: State, method: Contender) -> Row:
+    final, name, folder = state.final, method.name, final_folder(out)
+    assert final is not None
+    found: dict[int, Record] = {}
+    sharpness, failures = [], []
+    for seed in state.request.seeds:
+        run = state.final_run(method, seed)
+        record = records.read(folder, run)
+        if record is None or not records.is_finished(record):
+            failures.append(state.failures.get(run.key) or _failure(run, record))
+            continue
+        found[seed] = record
+        value = read_sharpness(folder, run)
+        sharpness += [] if value is None else [value]
+    times = final.planned_time
+    return Row(
+        method,
+        final.chosen[name],
+        _trials(out, state, method),
+        final.epochs[name],
+        final.epoch_seconds[name],
+        final.epoch_seconds[name] / final.epoch_seconds[BASE],
+        times[name] / times[BASE],
+        found,
+        tuple(sharpness),
+        tuple(failures),
+    )
+
+
+def _failure(run: Run, record: Record | None) -> str:
+    reason = "it has no record" if record is None else records.failure_reason(record)
+    return f"{run.title}: {reason}"
+
+
+def _trials(out: Path, state: State, method: Contender) -> tuple[Trial, ...]:
+    assert state.plan is not None
+    found = trial_records(out, state, method)
+    trials = []
+    for number in range(state.trials or state.plan.trials):
+        run, record = state.trial_run(method, number), found.get(number)
+        value, failure = None, state.failures.get(run.key)
+        if record is not None and records.is_finished(record):
+            value = records.final_figure(record, records.metric(record)["split"])
+        elif record is not None:
+            failure = records.failure_reason(record)
+        trials.append(Trial(method.point(number), run.key, value, failure))
+    return tuple(trials)
+
+
+def _differences(rows: Mapping[str, Row], lower_is_better: bool) -> dict[str, Difference]:
+    """Return the paired differences of all methods to the base, as improvements."""
+    base, sign = rows[BASE].values, 1 if lower_is_better else -1
+    paired = {
+        name: [sign * (base[seed] - value) for seed, value in row.values.items() if seed in base]
+        for name, row in rows.items()
+        if name != BASE
+    }
+    paired = {name: values for name, values in paired.items() if values}
+    p_values = {name: p for name, values in paired.items() if (p := paired_p(values)) is not None}
+    corrected = holm(p_values)
+    return {
+        name: Difference(
+            statistics.fmean(values), interval(values), p_values.get(name), corrected.get(name)
+        )
+        for name, values in paired.items()
+    }
+
+
+# ---- numbers as text ----
+
+
+def format_point(point: Point) -> str:
+    """Return settings as text: ``lr 0.05, rho 0.1``."""
+    return ", ".join(f"{name} {value:g}" for name, value in point.items())
+
+
+def format_figure(value: float, unit: str) -> str:
+    """Return a figure with its unit: ``4.21%``, ``0.01235``."""
+    return f"{value:.2f}%" if unit == "%" else f"{value:.4g}{unit}"
+
+
+def format_number(value: float, unit: str, width: float | None = None) -> str:
+    """Return a number, with ``± width`` if it is given, in equal decimals.
+
+    The width has one significant digit; percentages have at least one decimal.
+
+    Example:
+        >>> format_number(0.813, "%", 0.21), format_number(0.01234, "", 0.00042)
+        ('0.8 ± 0.2', '0.0123 ± 0.0004')
+    """
+    scale = abs(value) if width is None or width == 0 else width
+    decimals = 1 if scale == 0 or not math.isfinite(scale) else -math.floor(math.log10(scale))
+    decimals = min(max(decimals, 1 if unit == "%" else 0), 12)
+    decimals += 2 if width is None and unit != "%" else int(width is None)
+    return f"{value:.{decimals}f}" + ("" if width is None else f" ± {width:.{decimals}f}")
+
+
+def format_p(p: float | None) -> str:
+    """Return a p-value: ``p = 0.012``, ``p < 0.001``."""
+    if p is None:
+        return "no test"
+    return "p < 0.001" if p < 0.001 else f"p = {p:.2g}"

@@ -1,0 +1,176 @@
+"""Timing runs: what an epoch of a method costs on the machine that trains it."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from wsam._core.validation import WsamWarning
+from wsam.lab import records
+from wsam.lab.callbacks import Callback, Metrics
+from wsam.lab.execution import ExecutionConfig
+from wsam.lab.files import write_atomic
+from wsam.lab.records import Record
+from wsam.lab.run import Run
+from wsam.lab.train import train
+
+_WARM_UP = 3
+"""Steps that are not measured: the first ones allocate memory, and may compile or capture."""
+_EPOCHS = 1000
+"""More than a timing run trains."""
+_EVALUATION = 0.1
+"""Assumed time of an evaluation relative to an epoch, if no epoch ended."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Times in seconds.
+
+    Args:
+        setup: From the start of a run to its first step, compilation included.
+        epoch: Training steps of an epoch.
+        evaluation: Evaluation after an epoch.
+    """
+
+    setup: float
+    epoch: float
+    evaluation: float
+
+    def seconds(self, epochs: int) -> float:
+        """Return the expected duration of a run."""
+        return self.setup + epochs * (self.epoch + self.evaluation)
+
+
+class _Stop(BaseException):
+    """Ends a timing run."""
+
+
+class Stopwatch(Callback):
+    """Measures steps and epochs, and ends the run after some seconds.
+
+    Args:
+        seconds: Time to measure.
+        period: Steps after which the cost of a step repeats.
+        device: The training device.
+    """
+
+    def __init__(self, seconds: float, period: int, device: torch.device) -> None:
+        self.seconds, self.period, self.device = seconds, period, device
+        self.start = self.epoch_start = time.monotonic()
+        self.warm: float | None = None
+        self.count = self.steps = 0
+        self.step_seconds: float | None = None
+        self.epochs: list[tuple[float, float]] = []
+        """Seconds of training and of evaluation of each epoch."""
+
+    def on_train_start(self, run: Run, steps: int, done: int, images: int) -> None:
+        """Store the number of steps per epoch."""
+        self.steps = steps
+        self.epoch_start = time.monotonic()
+
+    def on_step_end(self, metrics: Metrics | None) -> None:
+        """Stop after the given time, at a multiple of the period."""
+        self.count += 1
+        if self.epochs:
+            return  # epochs are short: measure whole ones
+        if self.count == _WARM_UP * self.period:
+            self.warm = self._now()
+        elif self.warm is not None and self.count % self.period == 0:
+            if time.monotonic() - self.warm < self.seconds:
+                return
+            self.step_seconds = (self._now() - self.warm) / (self.count - _WARM_UP * self.period)
+            raise _Stop
+
+    def on_epoch_end(self, metrics: Metrics) -> None:
+        """Store the times of the epoch."""
+        now = time.monotonic()
+        if self.warm is None:
+            self.warm = now - metrics["seconds"]
+        training = metrics["seconds"]
+        self.epochs.append((training, max(now - self.epoch_start - training, 0.0)))
+        self.epoch_start = now
+        if len(self.epochs) > 1 and now - self.warm >= self.seconds:
+            raise _Stop
+
+    def _now(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.monotonic()
+
+    def timing(self) -> Timing:
+        """Return the measured times."""
+        if self.epochs:
+            measured = self.epochs[1:] or self.epochs
+            epoch, evaluation = (statistics.median(part) for part in zip(*measured, strict=True))
+        else:
+            assert self.step_seconds is not None
+            epoch = self.step_seconds * self.steps
+            evaluation = _EVALUATION * epoch
+        assert self.warm is not None
+        trained = min(_WARM_UP * self.period, self.steps) / self.steps * epoch
+        return Timing(max(self.warm - self.start - trained, 0.0), epoch, evaluation)
+
+
+def measure_time(
+    run: Run,
+    out: Path,
+    execution: ExecutionConfig,
+    callbacks: Sequence[Callback],
+    *,
+    seconds: float,
+) -> Record:
+    """Train for some seconds and write the measured times: the task of a timing job.
+
+    Args:
+        run: The run, of any number of epochs.
+        out: The results folder.
+        execution: How to execute it.
+        callbacks: Called during training.
+        seconds: Time to measure.
+
+    Returns:
+        Enough of a record for an outcome.
+    """
+    period = run.options.get("every", 1)
+    assert isinstance(period, int)
+    watch = Stopwatch(seconds, period, execution.resolve_device())
+    with tempfile.TemporaryDirectory() as folder:
+        long = run.replace(epochs=_EPOCHS)
+        with suppress(_Stop):
+            train_quietly(long, Path(folder), execution, [*callbacks, watch])
+    write_atomic(timing_path(out, run), json.dumps(asdict(watch.timing())).encode())
+    return {"status": records.FINISHED, "curve": [{}]}
+
+
+def train_quietly(
+    run: Run, out: Path, execution: ExecutionConfig, callbacks: Sequence[Callback]
+) -> Record:
+    """Train without warnings about the method, which the comparison prints once."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", WsamWarning)
+        return train(run, out, execution, callbacks)
+
+
+def timing_path(out: Path, run: Run) -> Path:
+    """Return the file of the times of a run."""
+    return records.work_root(out) / "timing" / f"{run.key}.json"
+
+
+def read_timing(out: Path, run: Run) -> Timing | None:
+    """Return the measured times of a run; None if there are none."""
+    path = timing_path(out, run)
+    try:
+        found: Any = records.read_json(path)
+        return Timing(found["setup"], found["epoch"], found["evaluation"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
