@@ -35,6 +35,8 @@ QUICK = {
     "bounds convex": "",
     "bounds generalization": "",
     "bounds nonconvex": "",
+    "compare": "--model mlp --train-limit 200 --test-limit 100 --methods sam --seeds 2 --trials 1 "
+    "--epochs 2 --budget 300s --device cpu --workers 1 --out {out}",
     "curvature": "{run} --samples 50 --density --density-steps 5 --device cpu --out {out}",
     "directions": "--gamma 0 --out {out}",
     "landscape": "{run} --samples 50 --points 3 --device cpu --out {out}",
@@ -170,7 +172,7 @@ def quick_words(name: str, run: Path, folder: Path) -> list[str]:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.slow) if name == "sweep" else name
+        pytest.param(name, marks=pytest.mark.slow) if name in {"compare", "sweep"} else name
         for name in COMMANDS
         if name not in OTHERS
     ],

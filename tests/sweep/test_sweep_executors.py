@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import sweeping
+import torch
 from recorded import recorded
 from sweeping import CPU, TINY
 
@@ -81,6 +82,18 @@ class SometimesBusy:
             yield Outcome(job, Status.BUSY if remaining > 0 else Status.FINISHED)
 
 
+def raise_out_of_memory(run, out, execution, callbacks):
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB. GPU 0 has")
+
+
+def test_out_of_memory_is_one_line(tmp_path, capsys):
+    """It concerns this run, and is not reported as a bug. `task` is called instead of `train`."""
+    outcome = run_job(Job(TINY, tmp_path, CPU, task=raise_out_of_memory))
+    assert outcome.status is Status.ERROR
+    assert outcome.detail == "out of memory: CUDA out of memory"
+    assert capsys.readouterr().err == ""
+
+
 def test_busy_jobs_are_tried_again(tmp_path):
     executor = SometimesBusy({1: 2, 2: 1})
     done = list(sweep(sweeping.make_jobs(tmp_path, 4), executor, poll=0))
@@ -97,6 +110,8 @@ def test_a_refused_job_stops_the_sweep(tmp_path):
     with pytest.raises(ValueError, match=r"cifar10 cnn wsam .*cifar-10-binary.tar.gz is not in"):
         done.extend(sweep(jobs, InProcess()))
     assert len(recorded(tmp_path)) == 1
+    done = list(sweep(jobs, InProcess(), stop_if_refused=False))
+    assert [str(outcome.status) for outcome in done] == ["skipped", "refused", "finished"]
 
 
 def damage_record(out, run):
@@ -189,6 +204,18 @@ def test_an_interrupted_sweep_ends_its_workers(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         list(Processes(["cpu", "cpu"]).run(interrupted()))
+    assert not workers()
+
+
+def test_kept_workers_run_the_next_jobs(tmp_path):
+    executor = Processes(["cpu"], keep=True)
+    jobs = sweeping.make_jobs(tmp_path, 2)
+    list(executor.run(jobs[:1]))
+    (first,) = workers()
+    (outcome,) = executor.run(jobs[1:])
+    assert outcome.status is Status.FINISHED
+    assert workers() == [first]
+    executor.close()
     assert not workers()
 
 

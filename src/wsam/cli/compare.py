@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -22,9 +24,7 @@ _EXAMPLE = (
     "--methods base,sam,wsam,cheap --seeds 3"
 )
 
-Budget = Annotated[
-    str, typer.Option(help="Time for the whole comparison, such as 90s, 20m or 2h.")
-]
+Budget = Annotated[str, typer.Option(help="Time for the whole comparison, such as 90s, 20m or 2h.")]
 Methods = Annotated[
     str,
     typer.Option(
@@ -90,7 +90,7 @@ Out = Annotated[
 @app.command(epilog=_EXAMPLE)
 def compare(
     data: lab.Data = "digits",
-    model: lab.Model = "cnn",
+    model: lab.Model = None,
     base: lab.Base = "sgd",
     methods: Methods = "base,sam,wsam,cheap",
     budget: Budget = "20m",
@@ -113,6 +113,9 @@ def compare(
     validation: Validation = None,
     metric: lab.MetricName = None,
     image_size: lab.ImageSize = None,
+    target: lab.Target = None,
+    task: lab.TaskName = None,
+    block_size: lab.BlockSize = None,
     out: Out = Path("compare"),
     data_dir: options.DataDir = None,
     download: options.Download = True,
@@ -142,7 +145,7 @@ def compare(
     from wsam.compare.state import FILE_NAME
     from wsam.lab.run import Run
     from wsam.lab.settings import VANILLA
-    from wsam.sweep import local_devices
+    from wsam.sweep import Processes, local_devices
 
     config = options.make_config(
         data_dir,
@@ -155,7 +158,7 @@ def compare(
     named = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
     run = Run(
         data=data,
-        model=model,
+        model=model or "",
         method=VANILLA,
         base=base,
         base_args=lab.merge_pairs(named, "--base-arg", base_arg or ()),
@@ -171,6 +174,9 @@ def compare(
         validation=options.parse_validation(validation),
         metric=metric,
         image_size=image_size,
+        target=target,
+        task=task,
+        block_size=block_size,
     )
     request = Request(
         with_validation(run),
@@ -192,9 +198,12 @@ def compare(
     )
     parallel = workers or len(local_devices(device, workers))
     with (
+        ExitStack() as stack,
         resumable((out / FILE_NAME).exists),
         show_progress(request.budget, quiet=as_json) as progress,
     ):
+        if isinstance(jobs, Processes):
+            jobs = stack.enter_context(closing(replace(jobs, keep=True)))
         summary = Comparison(request, out, jobs, config, parallel, progress).run()
     files = _write(summary, out)
     _show(summary, files, as_json)
@@ -204,9 +213,11 @@ def compare(
 
 def _parse_seeds(text: str) -> tuple[int, ...]:
     """Return the seeds: ``3`` is 0, 1, 2, and ``4,5`` are themselves."""
-    if "," not in text and text.strip().isdigit() and int(text) > 0:
-        return tuple(range(int(text)))
-    return options.parse_seeds(text) or ()
+    if "," in text:
+        return options.parse_seeds(text) or ()
+    if not text.strip().isdigit() or int(text) < 1:
+        raise ValueError(f"--seeds must be a number of seeds or a list such as 0,1,2; got {text!r}")
+    return tuple(range(int(text)))
 
 
 def _write(summary: Summary, out: Path) -> list[Path]:
@@ -242,7 +253,10 @@ def _show(summary: Summary, files: list[Path], as_json: bool) -> None:
     for text, style in (
         (summary.sentence, "bold"),
         ("", None),
-        *((f"{row.method.title}: {format_point(row.point)}", None) for row in summary.rows.values()),
+        *(
+            (f"{row.method.title}: {format_point(row.point)}", None)
+            for row in summary.rows.values()
+        ),
         ("", None),
         *((note, "dim") for note in summary.notes),
         *((f"Failed: {failure}", "red") for failure in summary.failures),

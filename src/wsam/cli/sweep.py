@@ -105,7 +105,9 @@ def sweep(
         checkpoint_seconds=checkpoint_seconds,
         retry=retry,
     )
-    executor = make_executor(results, device, workers, retries, ray, gpus, submitit, submitit_arg or [])
+    executor = make_executor(
+        results, device, workers, retries, ray, gpus, submitit, submitit_arg or []
+    )
     jobs = JobFactory(results, config, profile, measure=name == "minima")
     if optuna:
         _search(name, profile, jobs, executor, results, trials, storage, as_json)

@@ -76,7 +76,7 @@ class Contender:
     def style(self) -> LineStyle:
         """Color and dashes of its lines."""
         if self.name == CHEAP:
-            return LineStyle("wsam", _CHEAP_DASHES, shade=0)
+            return LineStyle("wsam", _CHEAP_DASHES, shade=3)
         method = self.run.method
         known = method in METHOD_STYLES
         return (

@@ -117,6 +117,8 @@ def _results_section(summary: Summary) -> Section:
     single = all(row.interval is None for row in summary.rows.values())
     spread = "One run each." if single else "Mean and 95% confidence interval; small dots: seeds."
     figures = _dots(summary, label, spread, lambda row: list(row.values.values()))
+    if summary.compared and not single:
+        figures.append(_difference_figure(summary, label.removeprefix("Test ")))
     figures += _dots(
         summary,
         f"Sharpness at radius {RADIUS:g}",
@@ -134,6 +136,24 @@ def _results_section(summary: Summary) -> Section:
         metric=metric,
     )
     return Section("Results", body)
+
+
+def _difference_figure(summary: Summary, label: str) -> Figure:
+    """Return a chart of the improvements over the base."""
+    rows = []
+    for name, row in summary.rows.items():
+        title, style, difference = row.method.title, row.method.style, row.difference
+        if name == BASE:
+            rows.append(DotRow(title, style, [], 0.0, None))
+        elif difference is not None:
+            rows.append(DotRow(title, style, [], difference.mean, difference.interval))
+    axis = f"Improvement over the base, {label}"
+    caption = (
+        "Mean over the seeds of the difference to the base with the same seed, and its 95% confidence "
+        "interval. An interval that contains 0 is noise; the test also corrects for the number of "
+        "methods."
+    )
+    return Figure(dot_chart(axis, rows, axis), caption)
 
 
 def _dots(

@@ -21,15 +21,14 @@ class Plan:
     """Numbers of trials and epochs.
 
     Args:
-        trials: Settings tried for each method.
+        trials: Settings tried for each method. The search tries more, up to the requested number, if
+            its runs are faster than estimated.
         epochs: Epochs of the base in the final runs; the other methods get as many as fit into the
             same training time.
-        notes: What was reduced to fit into the budget.
     """
 
     trials: int
     epochs: int
-    notes: tuple[str, ...] = ()
 
     @property
     def search_epochs(self) -> int:
@@ -127,10 +126,10 @@ def make_plan(
     least = min(least_epochs(estimator.times), epochs)
     for count in range(trials, fewest - 1, -1):
         if estimator.total(Plan(count, epochs)) <= planned:
-            return Plan(count, epochs, _notes(trials, count, epochs, epochs, budget))
+            return Plan(count, epochs)
     for fewer in range(epochs - 1, least - 1, -1):
         if estimator.total(Plan(fewest, fewer)) <= planned:
-            return Plan(fewest, fewer, _notes(trials, fewest, epochs, fewer, budget))
+            return Plan(fewest, fewer)
     missing = estimator.total(Plan(fewest, least)) - planned
     needed = math.ceil((budget + missing) / (1 - _RESERVE))
     raise ValueError(
@@ -139,16 +138,6 @@ def make_plan(
         f"{format_seconds(needed)}; use a larger --budget, fewer --methods or --seeds, or "
         "--train-limit"
     )
-
-
-def _notes(trials: int, count: int, epochs: int, fewer: int, budget: float) -> tuple[str, ...]:
-    limit = f"to fit into {format_seconds(budget)}"
-    notes = []
-    if count < trials:
-        notes.append(f"Reduced {limit}: {count} trials per method instead of {trials}.")
-    if fewer < epochs:
-        notes.append(f"Reduced {limit}: {fewer} epochs of the base instead of {epochs}.")
-    return tuple(notes)
 
 
 def fit_epochs(estimator: Estimator, epochs: int, available: float) -> int:

@@ -31,23 +31,26 @@ class Progress:
             left: Estimated seconds until the end of the comparison.
         """
 
+    def outcome(self, text: str, phase: str, done: int, total: int, left: float) -> None:
+        """Show how a run ended."""
+
 
 class Lines(Progress):
     """Prints lines to stderr."""
-
-    def __init__(self) -> None:
-        self.phase = ""
 
     def message(self, text: str) -> None:
         """Print a line and flush."""
         print(text, file=sys.stderr, flush=True)
 
     def update(self, phase: str, done: int, total: int, left: float | None) -> None:
-        """Print the first estimate of a phase, then after every tenth of its runs."""
-        if phase == self.phase and (done % max(1, total // 10) or done == total):
-            return
-        self.phase = phase
-        self.message(f"{phase}: {done} of {pluralize(total, 'run')}, {format_left(left)}")
+        """Print the first estimate of a phase."""
+        if left is not None or not done:
+            before = f", {done} of them done before" if done else ""
+            self.message(f"{phase}: {pluralize(total, 'run')}{before}, {format_left(left)}")
+
+    def outcome(self, text: str, phase: str, done: int, total: int, left: float) -> None:
+        """Print a line with the estimate."""
+        self.message(f"[{done}/{total}] {text}; {format_left(left)}")
 
 
 class Bar(Progress):
@@ -67,6 +70,11 @@ class Bar(Progress):
         """Store the values; rich draws them."""
         self.phase, self.done, self.total, self.left = phase, done, max(total, 1), left
         self.updated = time.monotonic()
+
+    def outcome(self, text: str, phase: str, done: int, total: int, left: float) -> None:
+        """Print a line above the bar and update it."""
+        self.message(text)
+        self.update(phase, done, total, left)
 
     def __rich__(self) -> RenderableType:
         """Return the bar."""

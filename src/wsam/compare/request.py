@@ -104,7 +104,7 @@ def with_validation(run: Run) -> Run:
 def _has_validation(run: Run) -> bool:
     if not is_code(run.data):
         return False
-    found = load(run.data, str(run.digests["data"]))
+    found = load(run.data)
     if callable(found) and not isinstance(found, Data):
         with explain(run.data, source_file(run.data)):
             found = found()
@@ -135,7 +135,7 @@ def format_seconds(seconds: float) -> str:
         ('0.4s', '1m 20s', '2h 1m')
     """
     if seconds < 10:
-        return f"{max(seconds, 0):.1f}s"
+        return f"{max(seconds, 0):.2g}s"
     whole = round(seconds)
     if whole < 60:
         return f"{whole}s"

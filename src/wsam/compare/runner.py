@@ -35,7 +35,7 @@ from wsam.lab.execution import ExecutionConfig
 from wsam.lab.records import Record
 from wsam.lab.run import Run
 from wsam.lab.step import make_optimizer
-from wsam.sweep import Executor, Job, Outcome, Status, sweep
+from wsam.sweep import Executor, InProcess, Job, Outcome, Processes, Status, sweep
 
 _TIMING_SHARE = 0.02
 """Part of the budget for the timing run of a method, within these seconds:"""
@@ -97,6 +97,9 @@ class Comparison:
     ) -> None:
         self.out, self.executor, self.execution = out.resolve(), executor, execution
         self.parallel, self.progress = parallel, progress or Progress()
+        self.keeps_workers = isinstance(executor, InProcess) or (
+            isinstance(executor, Processes) and executor.keep
+        )
         self.request = request
         self.state = open_state(out, request)
         self.contenders = self.state.contenders
@@ -171,14 +174,15 @@ class Comparison:
                 timing_path(self.out, method.run).unlink(missing_ok=True)
                 jobs.append(Job(method.run, self.out, self.execution, task=task))
                 methods[method.run.key] = method
-        start, first = time.monotonic(), True
+        start, startup = time.monotonic(), None
         self.progress.update("timing", 0, len(jobs), None)
         for done, outcome in enumerate(self.executor.run(jobs), 1):
-            if first:
-                self.state.startup = max(time.monotonic() - start - outcome.seconds, 0.0)
-                first = False
+            if startup is None:
+                startup = max(time.monotonic() - start - outcome.seconds, 0.0)
             self._record_timing(methods[outcome.job.run.key], outcome)
             self.progress.update("timing", done, len(jobs), None)
+        if not self.keeps_workers:
+            self._add_cold_starts(startup or 0.0)
         if BASE in self.state.timing:
             base = self.state.timing[BASE].epoch
             costs = (
@@ -191,15 +195,22 @@ class Comparison:
                 f"relative cost: {', '.join(costs) or 'no other method'}"
             )
 
+    def _add_cold_starts(self, startup: float) -> None:
+        """Let every phase and every run start with new processes in the estimates."""
+        self.state.startup = startup
+        self.state.timing = {
+            name: replace(timing, setup=timing.setup + timing.cold, cold=0.0)
+            for name, timing in self.state.timing.items()
+        }
+
     def _record_timing(self, method: Contender, outcome: Outcome) -> None:
         timing = read_timing(self.out, method.run)
         if outcome.has_record and timing is not None:
             self.state.timing[method.name] = timing
         elif method.name == BASE:
-            detail = outcome.detail.removeprefix(f"{outcome.job.run.title}: ")
-            raise ValueError(f"the base cannot be trained: {detail}")
+            raise ValueError(f"the base cannot be trained: {_detail(outcome)}")
         else:
-            self._fail(method.run, f"{method.title}: left out: {outcome.detail}")
+            self._fail(method.run, f"{method.title}: left out: {_detail(outcome)}")
         self._save()
 
     def _fail(self, run: Run, text: str) -> None:
@@ -216,8 +227,7 @@ class Comparison:
             estimator, request.trials, request.run.epochs, self._available, request.budget
         )
         self.state.plan = plan
-        for note in plan.notes:
-            self._note(note)
+        self._note_epochs(plan.epochs)
         methods = pluralize(len(self._active), "method")
         self.progress.message(
             f"plan: {methods}, {pluralize(plan.trials, 'trial')} each of "
@@ -226,6 +236,16 @@ class Comparison:
             f"{format_seconds(estimator.total(plan))} of {format_seconds(request.budget)}"
         )
         self._save()
+
+    def _note_epochs(self, epochs: int) -> None:
+        request = self.request
+        if epochs < request.run.epochs:
+            start = "Reduced epochs of the base"
+            self.state.notes = [n for n in self.state.notes if not n.startswith(start)]
+            self._note(
+                f"{start} to fit into {format_seconds(request.budget)}: {epochs} instead of "
+                f"{request.run.epochs}."
+            )
 
     @property
     def _plan(self) -> Plan:
@@ -240,7 +260,7 @@ class Comparison:
         self._expected = self._measured = 0.0
 
     def _run(self, jobs: Iterable[Job]) -> None:
-        for outcome in sweep(jobs, self.executor):
+        for outcome in sweep(jobs, self.executor, stop_if_refused=False):
             self._record(outcome)
 
     def _start(self, job: Job, entry: _Entry) -> Job:
@@ -261,16 +281,14 @@ class Comparison:
             record = records.read(outcome.job.out, run)
             assert record is not None
             text = f"{entry.label}: {format_final(record, self._phase)} ({outcome.seconds:.1f} s)"
-            self.progress.message(f"[{self._done}/{self._total}] {text}")
         else:
-            self._errors[entry.method] += outcome.status in (Status.ERROR, Status.LOST)
-            text = f"{entry.label}: {outcome.status}: {outcome.detail}"
-            if self._phase == "search" and outcome.status is Status.FAILED:
-                self.progress.message(text)  # a large learning rate may diverge
-            else:
-                self._fail(run, text)
+            text = f"{entry.label}: {outcome.status}: {_detail(outcome)}"
+            diverged = outcome.status is Status.FAILED
+            self._errors[entry.method] += not diverged
+            if self._phase != "search" or not diverged:  # large learning rates may diverge
+                self.state.failures[run.key] = text
         self._save()
-        self.progress.update(self._phase, self._done, self._total, self._left())
+        self.progress.outcome(text, self._phase, self._done, self._total, self._left())
 
     @property
     def _slowdown(self) -> float:
@@ -294,29 +312,30 @@ class Comparison:
     # Search -------------------------------------------------------------------------------------
 
     def _search(self) -> None:
-        trials = self._plan.trials if self.state.trials is None else self.state.trials
-        self._begin("search", trials * len(self._active))
+        self._begin("search", self._plan.trials * len(self._active))
         self.progress.update("search", 0, self._total, self._left())
-        self._run(self._search_jobs(trials))
-        if self.state.trials is None:
-            self.state.trials = trials
+        self._run(self._search_jobs())
+        if self.state.trials < self.request.trials:
+            self._note(
+                f"Reduced trials to fit into {format_seconds(self.request.budget)}: "
+                f"{self.state.trials} per method instead of {self.request.trials}."
+            )
         self._save()
 
-    def _search_jobs(self, trials: int) -> Iterator[Job]:
+    def _search_jobs(self) -> Iterator[Job]:
         """Yield one trial of every method, then the next, while they fit into the budget."""
         folder = search_folder(self.out)
-        for trial in range(trials):
-            if trial >= MIN_TRIALS and self.state.trials is None and not self._round_fits():
-                self.state.trials = trial
-                self._note(
-                    f"The search ended after {trial} of {trials} trials per method: runs took "
-                    "longer than estimated."
-                )
-                self._total = trial * len(self._active)
+        for trial in range(self.request.trials):
+            runs = {method.name: self.state.trial_run(method, trial) for method in self._active}
+            left = [name for name, run in runs.items() if records.read(folder, run) is None]
+            if len(left) == len(runs) and trial >= MIN_TRIALS and not self._round_fits():
                 return
-            for method in self._active:
-                run = self.state.trial_run(method, trial)
-                if records.read(folder, run) is not None or self._is_hopeless(method):
+            self.state.trials = max(self.state.trials, trial + 1)
+            self._total = max(self._total, self.state.trials * len(runs))
+            self._done += len(runs) - len(left)
+            for name in left:
+                method, run = self.contenders[name], runs[name]
+                if self._is_hopeless(method):
                     self._done += 1
                     continue
                 label = f"{method.title}, {format_point(method.point(trial))}"
@@ -356,14 +375,10 @@ class Comparison:
             self.progress.message(f"chosen: {method.title}, {format_point(chosen[method.name])}")
         if BASE not in chosen:
             raise ValueError("no trial of the base finished: change --lr or the data")
-        planned = self._plan.epochs
         slower = self._slowdown if self._expected else 1.0
-        epochs = fit_epochs(self._estimator(times), planned, self._available / max(slower, 1.0))
-        if epochs < planned:
-            self._note(
-                f"Reduced to fit into {format_seconds(self.request.budget)}: {epochs} epochs of the "
-                f"base in the final runs instead of {planned}."
-            )
+        available = self._available / max(slower, 1.0)
+        epochs = fit_epochs(self._estimator(times), self._plan.epochs, available)
+        self._note_epochs(epochs)
         seconds = {name: timing.epoch for name, timing in times.items()}
         self.state.final = Final(chosen, equal_time_epochs(epochs, times), seconds)
         self._save()
@@ -395,6 +410,11 @@ class Comparison:
         if started:
             self.progress.update(self._phase, self._done, total, self._left())
             self._run(started)
+
+
+def _detail(outcome: Outcome) -> str:
+    """Return the problem of a job without the title of its run."""
+    return outcome.detail.removeprefix(f"{outcome.job.run.title}: ")
 
 
 def _objective(record: Record) -> float:

@@ -54,9 +54,9 @@ class State:
     Args:
         request: What to compare.
         timing: Times of each method, from the timing runs.
-        startup: Seconds until workers run.
+        startup: Seconds until the workers of a phase run; 0 if they are kept.
         plan: Trials and epochs that fit into the budget.
-        trials: Trials per method that were made, once the search has ended.
+        trials: Trials per method that were started.
         final: What the final runs train.
         spent: Seconds so far, of all calls.
         notes: What was reduced, and warnings.
@@ -67,7 +67,7 @@ class State:
     timing: dict[str, Timing] = field(default_factory=dict)
     startup: float = 0.0
     plan: Plan | None = None
-    trials: int | None = None
+    trials: int = 0
     final: Final | None = None
     spent: float = 0.0
     notes: list[str] = field(default_factory=list)
@@ -120,7 +120,7 @@ class State:
             Request.from_dict(data["request"]),
             {name: Timing(**times) for name, times in data["timing"].items()},
             float(data["startup"]),
-            None if plan is None else Plan(plan["trials"], plan["epochs"], tuple(plan["notes"])),
+            None if plan is None else Plan(**plan),
             data["trials"],
             None if final is None else Final(**final),
             float(data["spent"]),
@@ -192,9 +192,8 @@ def open_state(out: Path, request: Request) -> State:
 
 def trial_records(out: Path, state: State, method: Contender) -> dict[int, Record]:
     """Return the records of the trials of a method by number; those that have one."""
-    assert state.plan is not None
     found = {}
-    for trial in range(state.plan.trials if state.trials is None else state.trials):
+    for trial in range(state.trials):
         record = records.read(search_folder(out), state.trial_run(method, trial))
         if record is not None:
             found[trial] = record

@@ -179,7 +179,7 @@ class Summary:
         seeds = pluralize(len(state.request.seeds), "seed")
         base = self.rows[BASE].method.title
         notes = [
-            f"Settings: {pluralize(state.trials or plan.trials, 'trial')} of "
+            f"Settings: {pluralize(state.trials, 'trial')} of "
             f"{pluralize(plan.search_epochs, 'epoch')} for every method, chosen by the validation "
             f"{self.metric['name']}.",
             f"Equal time: {pluralize(self.rows[BASE].epochs, 'epoch')} of {base}, and for the others "
@@ -326,10 +326,9 @@ def _failure(run: Run, record: Record | None) -> str:
 
 
 def _trials(out: Path, state: State, method: Contender) -> tuple[Trial, ...]:
-    assert state.plan is not None
     found = trial_records(out, state, method)
     trials = []
-    for number in range(state.trials or state.plan.trials):
+    for number in range(state.trials):
         run, record = state.trial_run(method, number), found.get(number)
         value, failure = None, state.failures.get(run.key)
         if record is not None and records.is_finished(record):
@@ -343,8 +342,12 @@ def _trials(out: Path, state: State, method: Contender) -> tuple[Trial, ...]:
 def _differences(rows: Mapping[str, Row], lower_is_better: bool) -> dict[str, Difference]:
     """Return the paired differences of all methods to the base, as improvements."""
     base, sign = rows[BASE].values, 1 if lower_is_better else -1
-    paired = {
-        name: [sign * (base[seed] - value) for seed, value in row.values.items() if seed in base]
+    paired = {  # rounded: equal differences of percentages must be equal
+        name: [
+            round(sign * (base[seed] - value), 10)
+            for seed, value in row.values.items()
+            if seed in base
+        ]
         for name, row in rows.items()
         if name != BASE
     }

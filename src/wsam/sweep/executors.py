@@ -33,7 +33,9 @@ class Executor(Protocol):
         ...
 
 
-def sweep(jobs: Iterable[Job], executor: Executor, poll: float = 2.0) -> Iterator[Outcome]:
+def sweep(
+    jobs: Iterable[Job], executor: Executor, poll: float = 2.0, *, stop_if_refused: bool = True
+) -> Iterator[Outcome]:
     """Run jobs until each has ended, in this sweep or in another process.
 
     A job that another process is training is deferred. After all others ended, it is tried again
@@ -43,6 +45,7 @@ def sweep(jobs: Iterable[Job], executor: Executor, poll: float = 2.0) -> Iterato
         jobs: The jobs.
         executor: Runs them.
         poll: Seconds between two attempts at deferred jobs.
+        stop_if_refused: Raise an error if a job is refused; otherwise yield its outcome.
 
     Raises:
         ValueError: A job was refused; the user must act first.
@@ -54,7 +57,7 @@ def sweep(jobs: Iterable[Job], executor: Executor, poll: float = 2.0) -> Iterato
         for outcome in executor.run(pending):
             if outcome.status is Status.BUSY:
                 busy.append(outcome.job)
-            elif outcome.status is Status.REFUSED:
+            elif outcome.status is Status.REFUSED and stop_if_refused:
                 raise _refusal(outcome)
             else:
                 yield outcome
@@ -130,18 +133,23 @@ class Processes:
         devices: The device of each worker; see `local_devices`.
         retries: How often a job is retried after its worker died.
         log: Called with messages for the user.
+        keep: Keep idle workers for the next call of `run`, until `close`.
     """
 
     devices: Sequence[str] = field(default_factory=local_devices)
     retries: int = RETRIES
     log: Callable[[str], None] = lambda message: print(message, file=sys.stderr)
+    keep: bool = False
+    _kept: list[_Worker] = field(default_factory=list, init=False, repr=False)
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
         """Yield the outcome of each job, in the order in which they end."""
         remaining, retries = iter(jobs), deque[Job]()
         deaths: Counter[str] = Counter()
+        idle, self._kept = self._kept, []
         free_devices = list(reversed(self.devices))
-        idle: list[_Worker] = []
+        for worker in idle:
+            free_devices.remove(worker.device)
         busy: dict[Connection, _Worker] = {}
         try:
             while True:
@@ -169,7 +177,14 @@ class Processes:
                     else:
                         retries.append(lost.job)
         finally:
+            if self.keep:
+                idle, self._kept = [], idle
             self._stop(idle, list(busy.values()))
+
+    def close(self) -> None:
+        """End the workers that were kept."""
+        idle, self._kept = self._kept, []
+        self._stop(idle, ())
 
     def _start(self, device: str) -> _Worker:
         context = get_context("spawn")  # CUDA cannot be used after a fork

@@ -129,14 +129,8 @@ def run_job(job: Job, callbacks: Sequence[Callback] = ()) -> Outcome:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         detail = f"{job.run.title}: {message}"
         return Outcome(job, Status.REFUSED, detail, missing_module=missing)
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        reason = str(error).partition("\n")[0].partition(". ")[0]
-        return Outcome(job, Status.ERROR, f"out of memory: {reason}" if reason else "out of memory")
     except Exception as error:
-        import traceback
-
-        traceback.print_exc()  # a bug: the worker's log should contain the traceback
-        return Outcome(job, Status.ERROR, f"{type(error).__name__}: {error}")
+        return Outcome(job, Status.ERROR, _describe(error))
     seconds = time.monotonic() - start
     if not records.is_finished(record):
         name, failure = records.objective_name(record), str(record.get("failure"))
@@ -150,6 +144,17 @@ def run_job(job: Job, callbacks: Sequence[Callback] = ()) -> Outcome:
         objective_name=records.objective_name(record),
         seconds=seconds,
     )
+
+
+def _describe(error: Exception) -> str:
+    """Return an unexpected error in one line; print the traceback of a bug."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        reason = str(error).partition("\n")[0].partition(". ")[0]
+        return f"out of memory: {reason}" if reason else "out of memory"
+    import traceback
+
+    traceback.print_exc()  # the worker's log should contain it
+    return f"{type(error).__name__}: {error}"
 
 
 def _concerns_this_run_only(error: Exception, run: Run) -> bool:

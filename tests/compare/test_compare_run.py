@@ -1,0 +1,207 @@
+"""Comparisons that train: phases, interruptions, failures."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from comparing import CPU, TINY, tiny_comparison
+from training import Stop
+
+import wsam
+from wsam.compare.page import page
+from wsam.compare.progress import Progress
+from wsam.compare.state import final_folder, read_state, search_folder
+from wsam.compare.timing import Timing, measure_time, read_timing
+from wsam.sweep import InProcess
+
+OWN = Path(__file__).parents[1] / "own_problem.py"
+
+
+class Recorder(Progress):
+    """Collects messages and estimates."""
+
+    def __init__(self):
+        self.lines, self.left = [], []
+
+    def message(self, text):
+        self.lines.append(text)
+
+    def outcome(self, text, phase, done, total, left):
+        self.lines.append(f"{phase} {done}/{total} {text}")
+        self.left.append(left)
+
+
+class StopsAfter(InProcess):
+    """Ends like a killed process after some outcomes."""
+
+    def __init__(self, outcomes):
+        super().__init__()
+        self.outcomes = outcomes
+
+    def run(self, jobs):
+        for outcome in super().run(jobs):
+            if not self.outcomes:
+                raise Stop
+            self.outcomes -= 1
+            yield outcome
+
+
+def record_times(out):
+    return {
+        path: path.stat().st_mtime_ns
+        for folder in (search_folder(out), final_folder(out))
+        for path in folder.glob("*.json")
+    }
+
+
+@pytest.fixture(autouse=True)
+def short_timing(monkeypatch):
+    monkeypatch.setattr("wsam.compare.runner._TIMING_SECONDS", (0.1, 0.1))
+
+
+@pytest.fixture
+def methods(monkeypatch):
+    """The methods, to which a test may add its own."""
+    own = dict(wsam.METHODS)
+    for place in ("wsam.METHODS", "wsam.methods.METHODS"):
+        monkeypatch.setattr(place, own)
+    return own
+
+
+def test_comparison(tmp_path):
+    recorder = Recorder()
+    summary = tiny_comparison(tmp_path, "sam", "cheap", progress=recorder).run()
+    assert list(summary.rows) == ["base", "sam", "cheap"]
+    for row in summary.rows.values():
+        assert len(row.trials) == 2
+        assert len(row.values) == len(row.sharpness) == 2
+        best = min(trial.value for trial in row.trials)
+        assert next(t.value for t in row.trials if t.point == row.point) == best
+        for record in row.records.values():
+            assert record["settings"]["epochs"] == row.epochs
+            assert record["metric"]["split"] == "validation"
+    assert summary.rows["base"].epochs == 2
+    assert summary.rows["sam"].cost > 1
+    assert len(record_times(tmp_path)) == 6 + 2 * 6
+    trials = [json.loads(path.read_text()) for path in search_folder(tmp_path).glob("*.json")]
+    assert {record["settings"]["epochs"] for record in trials} == {1}, "the same effort for all"
+    assert sum(line.startswith("search") for line in recorder.lines) == 6
+    assert sum(line.startswith("final runs") for line in recorder.lines) == 6
+    assert recorder.left[-1] == 0
+    assert summary.sentence in page(summary)
+
+
+def test_second_call_trains_nothing(tmp_path):
+    first = tiny_comparison(tmp_path, "sam", trials=1)
+    found = first.run().as_dict()
+    times = record_times(tmp_path)
+    again = tiny_comparison(tmp_path, "sam", trials=1, executor=StopsAfter(0)).run().as_dict()
+    changing = ("spent_seconds", "notes")
+    assert {n: v for n, v in again.items() if n not in changing} == {
+        n: v for n, v in found.items() if n not in changing
+    }
+    assert record_times(tmp_path) == times
+
+
+@pytest.mark.parametrize("outcomes", [1, 4, 8])
+def test_interrupted_comparison_continues(tmp_path, outcomes):
+    """During the timing, the search and the final runs; nothing is trained twice."""
+    with pytest.raises(Stop):
+        tiny_comparison(tmp_path, "sam", executor=StopsAfter(outcomes)).run()
+    before, state = record_times(tmp_path), read_state(tmp_path)
+    assert state.request.methods == ("base", "sam"), "the plan is written first"
+    assert (state.plan is None) == (outcomes < 2)
+    summary = tiny_comparison(tmp_path, "sam").run()
+    assert all(record_times(tmp_path)[path] == time for path, time in before.items())
+    assert [len(row.values) for row in summary.rows.values()] == [2, 2]
+    assert summary.state.spent > state.spent
+
+
+def test_method_that_fails_at_once_is_left_out(tmp_path, methods):
+    class TooLarge(wsam.SAM):
+        def step(self, *args, **options):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
+
+    methods["too_large"] = TooLarge
+    recorder = Recorder()
+    summary = tiny_comparison(tmp_path, "too_large", "sam", trials=1, progress=recorder).run()
+    assert list(summary.rows) == ["base", "sam"]
+    line = "too_large: left out: out of memory: CUDA out of memory"
+    assert summary.failures == [line]
+    assert line in recorder.lines
+
+
+def test_method_that_fails_later_does_not_stop_the_others(tmp_path, methods):
+    """In the search at all settings but the default, then in the final runs of one seed."""
+
+    class Fragile(wsam.SAM):
+        def step(self, closure):
+            loss = super().step(closure)
+            if self.rho != 0.05 or torch.initial_seed() == 1:
+                raise ValueError("rho is too large for this model")
+            return loss
+
+    class Diverging(wsam.SAM):
+        def step(self, closure):
+            return super().step(closure) * (float("nan") if self.rho == 0.171 else 1.0)
+
+    methods |= {"fragile": Fragile, "diverging": Diverging}
+    recorder = Recorder()
+    summary = tiny_comparison(tmp_path, "fragile", "diverging", progress=recorder).run()
+    assert [len(row.values) for row in summary.rows.values()] == [2, 1, 2]
+    assert summary.rows["fragile"].difference.interval is None
+    assert [trial.value is None for trial in summary.rows["diverging"].trials] == [False, True]
+    assert "became nan" in summary.rows["diverging"].trials[1].failure
+    assert len(summary.failures) == 2, "a trial that diverges is not a failure"
+    assert all("rho is too large" in failure for failure in summary.failures)
+    assert any("diverging" in line and "became nan" in line for line in recorder.lines)
+
+
+def test_base_that_cannot_be_trained_is_an_error(tmp_path):
+    run = TINY.replace(model="resnet18", data=f"{OWN}:classes")
+    with pytest.raises(ValueError, match="the base cannot be trained: the number of outputs"):
+        tiny_comparison(tmp_path, "sam", run=run).run()
+
+
+def test_small_budget(tmp_path):
+    with pytest.raises(ValueError, match=r"a budget of 0.01s is too small: .*takes about"):
+        tiny_comparison(tmp_path, "sam", budget=0.01).run()
+    assert read_state(tmp_path).timing, "measured times are kept"
+
+
+def test_trials_are_reduced_in_the_search(tmp_path, monkeypatch):
+    """Every method gets the same number of trials, and the note tells how many."""
+    monkeypatch.setattr("wsam.compare.runner.MIN_TRIALS", 1)
+    comparison = tiny_comparison(tmp_path, "sam", trials=5)
+    rounds = iter([True, False])
+    monkeypatch.setattr(comparison, "_round_fits", lambda: next(rounds))
+    summary = comparison.run()
+    assert [len(row.trials) for row in summary.rows.values()] == [2, 2]
+    assert any("2 per method instead of 5" in note for note in summary.notes)
+
+
+def test_timing(tmp_path):
+    run = TINY.replace(method="sam")
+    measure_time(run, tmp_path, CPU, [], seconds=0.3)
+    timing = read_timing(tmp_path, run)
+    assert timing.epoch > 0
+    assert timing.evaluation > 0
+    assert Timing(1.0, 2.0, 3.0).seconds(4) == 21.0
+    assert read_timing(tmp_path, TINY) is None
+
+
+def test_timing_within_an_epoch(tmp_path):
+    """An epoch that takes longer than the timing run is estimated by its steps."""
+    run = TINY.replace(method="wsam", options={"every": 5, "reuse": True}, batch_size=1)
+    measure_time(run, tmp_path, CPU, [], seconds=0.05)
+    timing = read_timing(tmp_path, run)
+    assert timing.epoch > 0.05
+    assert timing.evaluation == pytest.approx(0.1 * timing.epoch)
+
+
+def test_warnings_of_methods_are_notes(tmp_path):
+    run = TINY.replace(base="adamw")
+    summary = tiny_comparison(tmp_path, "wsam", "cheap", run=run, trials=1).run()
+    (note,) = [note for note in summary.notes if note.startswith("WSAM over AdamW")]
+    assert "To use WSAM nevertheless" not in note

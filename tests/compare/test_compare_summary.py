@@ -1,0 +1,184 @@
+"""The sentence, the figures and the page, from records with known figures."""
+
+import json
+import re
+
+import pytest
+from comparing import ERROR, synthetic
+from scipy import stats
+
+from wsam.compare.page import command, page, table_rows
+from wsam.compare.significance import holm, interval, paired_p
+from wsam.compare.summary import USE_THE_BASE, format_number
+
+ACCURACY = {"name": "accuracy", "unit": "%", "lower_is_better": False, "split": "validation"}
+MSE = {"name": "mse", "unit": "", "lower_is_better": True, "split": "validation"}
+BASE = [10.0, 10.6, 9.8]
+BETTER = [9.2, 9.7, 9.1]
+NOISE = [10.2, 10.1, 10.3]
+
+
+# Statistics ------------------------------------------------------------------------------------
+
+
+def test_interval_and_test_equal_scipy():
+    low, high = stats.t.interval(0.95, 2, loc=stats.tmean(BASE), scale=stats.sem(BASE))
+    assert interval(BASE) == pytest.approx((high - low) / 2)
+    differences = [a - b for a, b in zip(BASE, NOISE, strict=True)]
+    assert paired_p(differences) == pytest.approx(stats.ttest_rel(BASE, NOISE).pvalue)
+
+
+def test_holm_is_monotone_and_at_most_one():
+    found = holm({"a": 0.02, "b": 0.021, "c": 0.9, "d": 0.6})
+    assert found == {"a": 0.08, "b": 0.08, "d": 1.0, "c": 1.0}
+    assert holm({}) == {}
+
+
+def test_equal_differences_have_no_test(tmp_path):
+    """Differences of percentages that are equal up to rounding have no variance."""
+    base = [100 * n / 597 for n in (63, 58, 66)]
+    other = [100 * n / 597 for n in (49, 44, 52)]
+    row = synthetic(tmp_path, {"base": base, "sam": other}).rows["sam"]
+    assert (row.difference.p, row.difference.interval) == (None, 0.0)
+
+
+# The sentence -----------------------------------------------------------------------------------
+
+
+def test_a_better_method(tmp_path):
+    summary = synthetic(tmp_path, {"base": BASE, "wsam": BETTER, "sam": NOISE})
+    assert summary.winner == "wsam"
+    assert re.fullmatch(
+        r"WSAM lowers the error by 0\.8 ± 0\.2 points at equal time \(p = 0\.0\d+\)\.",
+        summary.sentence,
+    )
+
+
+def test_p_is_corrected_for_the_number_of_methods(tmp_path):
+    """A p-value below 0.05 that Holm's method raises above it does not win."""
+    base, close = [10.0, 10.0, 10.0], [9.8, 9.6, 9.7]
+    alone = synthetic(tmp_path / "1", {"base": base, "sam": close})
+    p = alone.rows["sam"].difference.p
+    assert alone.winner == "sam"
+    assert 0.02 < p < 0.05
+    several = synthetic(
+        tmp_path / "2", {"base": base, "sam": close, "wsam": NOISE, "gsam": [10.3, 9.6, 10.2]}
+    )
+    assert several.rows["sam"].difference.p == p
+    assert several.rows["sam"].difference.p_holm == pytest.approx(3 * p)
+    assert several.sentence == USE_THE_BASE
+    assert "3 methods compared with the base" in " ".join(several.notes)
+
+
+@pytest.mark.parametrize("other", [NOISE, [11.0, 11.5, 10.9]], ids=["noise", "worse"])
+def test_no_better_method(tmp_path, other):
+    summary = synthetic(tmp_path, {"base": BASE, "wsam": other})
+    assert summary.winner is None
+    assert summary.sentence == "No method beats the base here beyond noise; use the base."
+
+
+def test_other_metrics(tmp_path):
+    raised = synthetic(tmp_path / "1", {"base": BETTER, "sam": BASE}, ACCURACY)
+    assert raised.sentence.startswith("SAM raises the accuracy by 0.8 ± 0.2 points")
+    assert synthetic(tmp_path / "2", {"base": BASE, "sam": BETTER}, ACCURACY).winner is None
+    small = {"base": [v / 1000 for v in BASE], "sam": [v / 1000 for v in BETTER]}
+    lowered = synthetic(tmp_path / "3", small, MSE)
+    assert lowered.sentence.startswith("SAM lowers the mse by 0.0008 ± 0.0002 at equal time")
+
+
+def test_unequal_time_is_stated(tmp_path):
+    """One epoch of a method that costs 30 epochs of the base takes more than its time."""
+    summary = synthetic(tmp_path, {"base": BASE, "sam": BETTER}, costs={"sam": 30.0})
+    assert "in 1.50 times the base's time" in summary.sentence
+    assert any("epochs are whole" in note for note in summary.notes)
+
+
+def test_one_seed_and_failed_runs(tmp_path):
+    one = synthetic(tmp_path / "1", {"base": [10.0], "sam": [2.0]})
+    assert one.sentence == "One seed cannot separate a difference from noise; use more --seeds."
+    lost = synthetic(tmp_path / "2", {"base": [None] * 2, "sam": [1.0, 2.0]})
+    assert lost.sentence == "The base did not finish, so nothing can be compared with it."
+    none = synthetic(tmp_path / "3", {"base": [1.0, 2.0], "sam": [None] * 2})
+    assert none.sentence == "No other method finished, so nothing can be compared with the base."
+    page(none), page(lost)
+
+
+def test_pairs_use_the_seeds_that_both_finished(tmp_path):
+    summary = synthetic(tmp_path, {"base": [*BASE, None], "sam": [None, 9.0, 8.0, 1.0]})
+    difference = summary.rows["sam"].difference
+    assert difference.mean == pytest.approx((1.6 + 1.8) / 2)
+    assert table_rows(summary)[1][0] == "SAM (3 of 4 runs)"
+    assert summary.rows["sam"].failures
+
+
+# JSON and page ----------------------------------------------------------------------------------
+
+
+def test_json(tmp_path):
+    summary = synthetic(tmp_path, {"base": BASE, "cheap": BETTER})
+    found = json.loads(json.dumps(summary.as_dict(), allow_nan=False))
+    assert set(found) == {
+        *("format", "sentence", "winner", "metric", "problem", "seeds", "budget_seconds"),
+        *("spent_seconds", "trials", "search_epochs", "compared", "confidence_level", "test"),
+        *("sharpness", "methods", "notes", "failures"),
+    }
+    assert found["metric"] == ERROR
+    row = found["methods"]["cheap"]
+    assert set(row) == {
+        *("title", "settings", "options", "epochs", "epoch_seconds", "cost", "planned_time"),
+        *("training_seconds", "values", "mean", "interval", "improvement", "sharpness", "keys"),
+        *("trials", "failures"),
+    }
+    assert row["options"] == {"every": 5, "reuse": True}
+    assert row["values"] == {"0": 9.2, "1": 9.7, "2": 9.1}
+    assert set(row["improvement"]) == {"mean", "interval", "p", "p_holm"}
+    assert found["methods"]["base"]["improvement"] is None
+    assert [trial["value"] for trial in row["trials"]] == [10.0, 9.0]
+
+
+def test_page(tmp_path):
+    summary = synthetic(tmp_path, {"base": BASE, "wsam": BETTER, "cheap": NOISE})
+    summary.state.failures["x"] = "<script>alert(1)</script>"
+    text = page(summary)
+    assert summary.sentence in text
+    assert "2 methods compared with the base" in text
+    assert "&lt;script&gt;" in text
+    assert "<script" not in text
+    assert "http" not in text.replace("http-equiv", "").replace("http://www.w3.org", "")
+    assert text.count('<svg class="chart"') == 5
+
+
+def test_command_of_the_page_gives_the_same_request(tmp_path, monkeypatch):
+    """Its words, parsed by the command line, describe the same comparison."""
+    import shlex
+
+    from command import wsam_command
+
+    summary = synthetic(tmp_path, {"base": BASE, "wsam": BETTER})
+    requests = []
+
+    class Stop(ValueError):
+        pass
+
+    def capture(request, *_):
+        requests.append(request)
+        raise Stop("stop")
+
+    monkeypatch.setattr("wsam.compare.Comparison", capture)
+    words = shlex.split(command(summary))[1:]
+    wsam_command(*words, "--out", tmp_path / "new", "--device", "cpu", status=2)
+    assert requests == [summary.state.request]
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "width", "text"),
+    [
+        (12.345, "%", 1.2, "12.3 ± 1.2"),
+        (12.345, "%", 0.034, "12.35 ± 0.03"),
+        (0.5, "%", 0.0, "0.5 ± 0.0"),
+        (12.345, "%", None, "12.35"),
+        (0.0, "", None, "0.000"),
+    ],
+)
+def test_numbers(value, unit, width, text):
+    assert format_number(value, unit, width) == text
