@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 from matplotlib import rc_context
+from matplotlib.lines import Line2D
 from torch import Tensor, nn
 
 from wsam import SAM, WSAM, CoupledWSAM, SharpnessAware
@@ -22,6 +23,8 @@ from wsam.lab.records import record_path
 from wsam.paper import comparison, plot, plot_eigenvalues, plot_noise, plot_time, registry
 from wsam.plot_style import (
     COLORS,
+    FIGURE_WIDTH,
+    GRID_COLOR,
     METHOD_STYLES,
     MUTED_COLOR,
     RC_PARAMS,
@@ -49,16 +52,10 @@ def save(figure, name, description=None, dpi=100):
     print(f"wrote {path} ({path.stat().st_size / 1024:.0f} KB)")
 
 
-def draw_reference(axes, height, at, text, color):
-    """Draw a dashed reference line across the axes."""
-    axes.axhline(height, color=color, linestyle="--", linewidth=1)
-    axes.annotate(text, (at, height), (0, 5), textcoords="offset points", color=MUTED_COLOR)
-
-
 def draw_toy():
     runs = [trace(rule="sam"), trace(rule="gsam")]
     runs += [trace(rule=r, gamma=g) for g in (0.6, 0.95) for r in ("wsam", "coupled_wsam")]
-    save(trajectories(runs), "toy.png")
+    save(trajectories(runs), "toy.svg", dpi=110)
 
 
 def draw_directions():
@@ -101,34 +98,27 @@ def measured_weight(gamma: float, momentum: float) -> float:
 
 def draw_weight():
     with rc_context(RC_PARAMS):
-        figure = new_figure(6.4, 3.9)
+        figure = new_figure(FIGURE_WIDTH, 4.2)
         axes = figure.subplots()
-        gammas = [i / 200 for i in range(197)]
-        shades = {0.0: COLORS["sgd"], 0.9: COLORS["wsam"]}
-        for momentum, color in shades.items():
-            curve = [effective_weight(g, momentum) for g in gammas]
-            axes.plot(gammas, curve, color=color, label=f"k(1 − μ), μ = {momentum:g}")
+        gammas = [i / 200 for i in range(1, 197)]
+        places = {0.0: ("sgd", (0.03, 8), "left"), 0.9: ("wsam", (0.99, 0.016), "right")}
+        for momentum, (method, place, side) in places.items():
+            color = METHOD_STYLES[method].light
+            axes.plot(gammas, [effective_weight(g, momentum) for g in gammas], color=color)
             some = [0.2, 0.5, 0.7, 0.8, 0.88, 0.94, 0.97]
             dots = [measured_weight(g, momentum) for g in some]
-            axes.plot(some, dots, "o", color=color, markersize=5)
-            parity = parity_gamma(momentum)
-            axes.annotate(
-                f"γ = {parity:.3f}",
-                (parity, 1),
-                (5, -13),
-                textcoords="offset points",
-                color=color,
-                ha="left",
-                fontsize=9,
-            )
-        axes.axhline(1, color=MUTED_COLOR, linewidth=0.8, linestyle="--")
-        axes.annotate(
-            "SAM's weight", (0.02, 1), (0, -12), textcoords="offset points", color=MUTED_COLOR
-        )
+            axes.plot(some, dots, "o", color=color, markersize=6)
+            name = f"momentum {momentum:g}" if momentum else "no momentum"
+            name += f":\nSAM's weight at γ = {parity_gamma(momentum):.2f}"
+            axes.text(*place, name, color=color, ha=side)
+        axes.axhline(1, color=MUTED_COLOR, linewidth=1, linestyle="--")
+        axes.text(0.02, 1.12, "SAM", color=MUTED_COLOR)
         axes.set(xlabel="γ", ylabel="weight of sharpness", yscale="log")
-        axes.set(xlim=(0, 1), ylim=(0.02, 60))
-        axes.set_title("Decoupled WSAM over SGD: formula (lines), optimizer (dots)", loc="left")
-        axes.legend(loc="upper left")
+        axes.set(xlim=(0, 1), ylim=(0.008, 60))
+        axes.yaxis.set_major_formatter("{x:g}")
+        note = "WSAM over SGD; lines: k(1 − μ), dots: steps of the optimizer"
+        axes.set_title(note, loc="left", fontsize=10, color=MUTED_COLOR)
+        set_title(figure, "Momentum 0.9 divides WSAM's weight of sharpness by 10")
     save(figure, "weight.svg")
 
 
@@ -173,35 +163,54 @@ def test_error(make: Callable[..., torch.optim.Optimizer], seed: int) -> float:
         return 100 * (model(x_test).argmax(1) != y_test).float().mean().item()
 
 
-def draw_stability():
-    products = [0.1 * 2**i for i in range(9)]
+PRODUCTS = tuple(0.1 * 2**i for i in range(9))
+
+
+def stability_errors() -> tuple[dict[tuple[str, float], list[float]], float]:
+    """Return the mean error of two seeds for each form and gamma by k rho, and that of SGD."""
+    errors: dict[tuple[str, float], list[float]] = {}
+    for rule, name in ((CoupledWSAM, "coupled_wsam"), (WSAM, "wsam")):
+        for gamma in (0.8, 0.88, 0.94):
+            for product in PRODUCTS:
+                make = partial(rule, rho=product * (1 - gamma) / gamma, gamma=gamma)
+                error = (test_error(make, 0) + test_error(make, 1)) / 2
+                errors.setdefault((name, gamma), []).append(error)
+                print(f"{name} gamma {gamma:g} k*rho {product:.1f}: {error:.1f}%", flush=True)
+    return errors, (test_error(base_only, 0) + test_error(base_only, 1)) / 2
+
+
+def plot_stability(errors, base):
+    markers = {0.8: "o", 0.88: "s", 0.94: "^"}
     with rc_context(RC_PARAMS):
-        figure = new_figure(7.2, 4.2)
+        figure = new_figure(FIGURE_WIDTH, 4.4)
         axes = figure.subplots()
-        for rule, name, color in (
-            (CoupledWSAM, method_title("coupled_wsam"), COLORS["coupled_wsam"]),
-            (WSAM, f"{method_title('wsam')} (decoupled)", COLORS["wsam"]),
+        for (name, gamma), values in errors.items():
+            style = {"marker": markers[gamma], "markersize": 6, "linewidth": 1.5}
+            axes.plot(PRODUCTS, values, color=METHOD_STYLES[name].light, **style)
+        axes.axhline(base, color=COLORS["sgd"], linestyle="--", linewidth=1.3)
+        axes.set(xscale="log", xlabel="k ρ = ρ γ/(1 − γ)", ylabel="test error (%)", ylim=(0, 95))
+        axes.text(0.1, base + 1.5, method_title("sgd"), color=COLORS["sgd"])
+        for name, at, text in (
+            ("coupled_wsam", (1.9, 60), "Coupled-\nWSAM"),
+            ("wsam", (11, 18), "WSAM"),
         ):
-            for gamma, marker in ((0.8, "o"), (0.88, "s"), (0.94, "^")):
-                errors = []
-                for product in products:
-                    rho = product * (1 - gamma) / gamma
-                    make = partial(rule, rho=rho, gamma=gamma)
-                    errors.append((test_error(make, 0) + test_error(make, 1)) / 2)
-                    print(
-                        f"{name} gamma {gamma:g} k*rho {product:.1f}: {errors[-1]:.1f}%", flush=True
-                    )
-                label = f"{name}, γ = {gamma:g}"
-                style = {"marker": marker, "markersize": 5, "alpha": 0.85}
-                axes.plot(products, errors, color=color, label=label, linewidth=1.3, **style)
-        base = (test_error(base_only, 0) + test_error(base_only, 1)) / 2
-        draw_reference(axes, base, 0.28, method_title("sgd"), COLORS["sgd"])
-        axes.set(xscale="log", xlabel="k ρ", ylabel="test error (%)", ylim=(0, 95))
-        axes.set_xticks(products, [f"{p:g}" for p in products])
+            axes.text(*at, text, color=METHOD_STYLES[name].light, ha="right")
+        axes.set_xticks(PRODUCTS, [f"{p:g}" for p in PRODUCTS])
         axes.minorticks_off()
-        axes.set_title("Noisy digits, momentum 0.9: the product k ρ matters", loc="left")
-        axes.legend(fontsize=8, loc="upper left")
+        axes.grid(axis="y", color=GRID_COLOR)
+        handles = [
+            Line2D([], [], color=MUTED_COLOR, marker=m, linestyle="", label=f"γ = {gamma:g}")
+            for gamma, m in markers.items()
+        ]
+        axes.legend(handles=handles, loc="upper left", handletextpad=0.2)
+        note = "digits with 40% noisy labels, momentum 0.9, two seeds"
+        axes.set_title(note, loc="left", fontsize=10, color=MUTED_COLOR)
+        set_title(figure, "Three values of γ, one curve: the product k ρ decides")
     save(figure, "stability.svg")
+
+
+def draw_stability():
+    plot_stability(*stability_errors())
 
 
 def draw_minima():

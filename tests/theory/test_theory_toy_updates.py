@@ -7,7 +7,9 @@ import pytest
 from command import error_of, wsam_command
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.text import Text
 
+from wsam.plots.directions import directions
 from wsam.toy import updates
 
 UPDATES = updates((0.0, 0.3, 0.5, 0.75))
@@ -63,8 +65,16 @@ class TestCommand:
             "directions.svg",
         ]
         figure = (tmp_path / "directions.svg").read_text(encoding="utf-8")
-        for text in ("γ = 0 = g₀", "γ = 0.3", "γ = 0.5 = g₁, SAM", "γ = 0.75", "beyond g₁"):
+        for text in ("γ = 0", "g₀: SGD", "γ = 0.3", "γ = 0.5", "g₁: SAM", "γ = 0.75", "67°"):
             assert f">{text}<" in figure
+
+    def test_labels_do_not_touch(self):
+        figure = directions(updates((0.0, 0.3, 0.5, 0.65, 0.75)))
+        figure.draw_without_rendering()
+        texts = [text for text in figure.axes[0].texts if text.get_text()]
+        boxes = [Text.get_window_extent(text) for text in texts]  # without arrow and leader
+        assert len(boxes) == 5
+        assert not any(a.overlaps(b) for a in boxes for b in boxes if a is not b)
 
     def test_text(self):
         text = wsam_command("directions", "--gamma", "0.5", "--rho", "2").stdout

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from wsam.plot_style import COLORS, MUTED_COLOR, RC_PARAMS, TEXT_COLOR, new_figure
+from wsam.plot_style import COLORS, FIGURE_WIDTH, MUTED_COLOR, RC_PARAMS, TEXT_COLOR, new_figure
 from wsam.toy import FLAT, RULES, SADDLE, SHARP, Trajectory, loss, places
 from wsam.toy.trajectory import RULES_WITH_GAMMA
 
@@ -48,8 +48,8 @@ def trajectories(runs: Sequence[Trajectory]) -> Figure:
     weighted = {run.setting.gamma for run in runs if run.setting.rule in RULES_WITH_GAMMA}
     gammas: list[float | None] = [*sorted(weighted)] or [None]
     with rc_context(RC_PARAMS):
-        figure = new_figure(5.4 * len(gammas) + 0.4, 4.3)
-        all_axes = figure.subplots(1, len(gammas), sharey=True, squeeze=False)[0]
+        figure = new_figure(FIGURE_WIDTH, 3.4 * len(gammas) + 0.8)
+        all_axes = figure.subplots(len(gammas), 1, sharex=True, squeeze=False)[:, 0]
         for axes, gamma in zip(all_axes, gammas, strict=True):
             shown = [
                 r
@@ -61,10 +61,17 @@ def trajectories(runs: Sequence[Trajectory]) -> Figure:
                 _path(axes, run)
             _landmarks(axes, shown[0].setting.start)
             if gamma is not None:
-                axes.set_title(f"γ = {gamma:g}: {verdict(shown)}", loc="left")
-        all_axes[0].set_ylabel("σ")
+                axes.set_title(f"γ = {gamma:g}: {verdict(shown)}", loc="left", fontsize=11)
+        all_axes[-1].set_xlabel("μ")
         handles, labels = all_axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+        figure.legend(
+            handles,
+            labels,
+            loc="outside lower left",
+            ncols=len(labels),
+            handlelength=1.4,
+            columnspacing=1.2,
+        )
     return figure
 
 
@@ -96,11 +103,11 @@ def _landscape(axes: Axes) -> None:
     height = loss(torch.from_numpy(np.stack([mu, sigma], axis=-1))).numpy()
     colors = LinearSegmentedColormap.from_list("loss", ["#7fb0d3", "#b9d3e4", "#e3ecf0", "#fbfaf6"])
     norm = PowerNorm(0.55, vmin=0.27, vmax=0.8)
-    axes.contourf(
-        mu, sigma, height, levels=LEVELS, cmap=colors, norm=norm, extend="both"
-    ).set_rasterized(True)
-    axes.contour(mu, sigma, height, levels=LEVELS, colors="#284664", linewidths=0.6, alpha=0.3)
-    axes.set(xlim=(left, right), ylim=(bottom, top), xlabel="μ", aspect="equal")
+    fill: Any = {"cmap": colors, "norm": norm, "extend": "both"}
+    lines: Any = {"colors": "#284664", "linewidths": 0.6, "alpha": 0.3}
+    axes.contourf(mu, sigma, height, levels=LEVELS, **fill).set_rasterized(True)
+    axes.contour(mu, sigma, height, levels=LEVELS, **lines)
+    axes.set(xlim=(left, right), ylim=(bottom, top), ylabel="σ", aspect="equal")
 
 
 def _path(axes: Axes, run: Trajectory) -> None:
@@ -122,7 +129,7 @@ def _landmarks(axes: Axes, start: tuple[float, float]) -> None:
     from matplotlib.patheffects import withStroke
 
     halo = [withStroke(linewidth=3, foreground="white", alpha=0.9)]
-    offsets = {SHARP: (-6, -30), FLAT: (0, 13), SADDLE: (0, -18)}
+    offsets = {SHARP: (-22, -32), FLAT: (0, 13), SADDLE: (0, -20)}
     for place in places():
         marker = "x" if place.name == SADDLE else "+"
         axes.plot(
@@ -135,17 +142,17 @@ def _landmarks(axes: Axes, start: tuple[float, float]) -> None:
             offsets[place.name],
             textcoords="offset points",
             ha="center",
-            fontsize=9,
+            fontsize=10,
             path_effects=halo,
         )
     axes.plot(*start, "o", color="white", markersize=7, markeredgecolor=TEXT_COLOR, zorder=5)
     axes.annotate(
         "start",
         start,
-        (0, -15),
+        (9, -4),
         textcoords="offset points",
-        ha="center",
-        fontsize=9,
+        ha="left",
+        fontsize=10,
         color=MUTED_COLOR,
         path_effects=halo,
     )
