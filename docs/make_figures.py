@@ -2,7 +2,8 @@
 
 python docs/make_figures.py            # all, about five minutes on one core
 python docs/make_figures.py weight     # one of: toy, directions, weight, stability, minima,
-                                       #         sensitivity, demo_map
+                                       #         sensitivity, error_over_time, label_noise, demo_map
+python docs/make_figures.py demo_landscape  # from the records of `make demo`
 """
 
 import math
@@ -17,8 +18,9 @@ from matplotlib.lines import Line2D
 from torch import Tensor, nn
 
 from wsam import SAM, WSAM, CoupledWSAM, SharpnessAware
-from wsam.demo import tuning
-from wsam.demo.figures import tuning_map
+from wsam.demo import summarise, tuning
+from wsam.demo.config import SEEDS
+from wsam.demo.figures import landscape, tuning_map
 from wsam.lab.records import record_path
 from wsam.paper import comparison, plot, plot_eigenvalues, plot_noise, plot_time, registry
 from wsam.plot_style import (
@@ -40,6 +42,7 @@ from wsam.toy import trace, updates
 
 STATIC = Path(__file__).parent / "_static"
 RESULTS = Path(__file__).parents[1] / "results"
+DEMO = Path(__file__).parents[1] / "demo" / "runs"
 
 
 def save(figure, name, description=None, dpi=100):
@@ -264,7 +267,14 @@ def draw_label_noise():
 def draw_demo_map():
     with rc_context(RC_PARAMS):
         figure = tuning_map(tuning.read())
-    save(figure, "demo_map.png", dpi=160)
+    save(figure, "demo_map.svg")
+
+
+def draw_demo_landscape():
+    """Draw the minima of the demonstration from the records of `make demo`."""
+    with rc_context(RC_PARAMS):
+        figure = landscape(summarise(DEMO, SEEDS))
+    save(figure, "demo_landscape.svg")
 
 
 def base_only(base, **_):
@@ -277,7 +287,9 @@ if __name__ == "__main__":
     drawings |= {"weight": draw_weight, "stability": draw_stability, "minima": draw_minima}
     drawings |= {"sensitivity": draw_sensitivity, "demo_map": draw_demo_map}
     drawings |= {"error_over_time": draw_error_over_time, "label_noise": draw_label_noise}
-    for wanted in sys.argv[1:] or drawings:
+    wanted_names = sys.argv[1:] or list(drawings)
+    drawings["demo_landscape"] = draw_demo_landscape
+    for wanted in wanted_names:
         if wanted not in drawings:
             sys.exit(f"there is no figure {wanted!r}: choose from {', '.join(drawings)}")
         drawings[wanted]()

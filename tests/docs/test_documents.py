@@ -162,6 +162,19 @@ def test_noise_figure_equals_the_records() -> None:
     assert all(f"{one.by_level[80].mean:.1f}%" in figure for one in results)
 
 
+def test_every_figure_has_a_message_and_a_caption() -> None:
+    """Alternative text is a sentence with the message, and the sentence below repeats it in italics."""
+    pictures = {path.name for path in (DOCS / "_static").iterdir() if path.suffix != ".css"}
+    shown = set()
+    for page in ALL_PAGES:
+        found = re.findall(r"!\[([^\]]*)\]\(([^)]*_static/[^)]*)\)\n(.*\n.*)", page.read_text())
+        for alternative, path, below in found:
+            shown.add(Path(path).name)
+            assert len(alternative.split()) > 6, (page.name, path)
+            assert below.lstrip().startswith("*"), (page.name, path)
+    assert shown == pictures
+
+
 def test_links_point_to_existing_files() -> None:
     for page in ALL_PAGES:
         text = page.read_text()

@@ -162,7 +162,7 @@ class TestWhole:
 
     def test_everything_is_written(self, output):
         out, printed = output
-        pictures = ["curves", "errors", "landscape", "map"]
+        pictures = ["curves", "errors", "landscape", "map", "tuning"]
         names = [f"{name}.{kind}" for name in pictures for kind in ("png", "svg")]
         assert {*names, "demo.json", "report.html", "map.json", "runs", "map"} == {
             path.name for path in out.iterdir()

@@ -6,7 +6,7 @@ import pytest
 from test_report_demo import tiny_runs
 
 from wsam.demo import contenders, jobs, run_jobs, summarise, tuning
-from wsam.demo.figures import curves, tuning_map
+from wsam.demo.figures import _lowest, curves, landscape, tuning_lines, tuning_map
 from wsam.demo.page import page
 from wsam.lab import records
 from wsam.lab.files import no_op
@@ -105,12 +105,27 @@ def test_a_run_with_another_noise_seed_is_ignored(folder):
     assert keys == [run.key, run.replace(seed=1, noise_seed=1).key]
 
 
-def test_the_figure_names_the_radius_of_each_sharpness(folder):
-    figure = curves(summarise(folder, SEEDS))
-    assert figure.axes[-1].get_title(loc="left") == "sharpness in training, each at its own ρ"
-    (legend,) = figure.legends
-    names = [text.get_text() for text in legend.get_texts()]
-    assert names == ["SGD", "SGD, own lr", "SAM, ρ 0.4", "WSAM, ρ 0.2"]
+def test_figures_have_labels_and_a_message(folder):
+    summary = summarise(folder, SEEDS)
+    for figure in (curves(summary), landscape(summary)):
+        assert figure.get_suptitle()
+        for axes in figure.axes:
+            assert axes.get_ylabel() in ("test error (%)", "training loss"), "not the sharpness"
+            assert {text.get_text() for text in axes.texts} == {*summary.rows}
+    assert figure.axes[-1].get_xlabel()
+
+
+def test_curves_have_the_same_cost(folder):
+    """SGD trains for twice as many epochs, with half as many gradients each."""
+    for axes in curves(summarise(folder, SEEDS)).axes:
+        assert len({max(line.get_xdata()) for line in axes.lines}) == 1
+
+
+def test_titles_do_not_separate_what_is_within_the_deviations():
+    values = {"SGD": (9.0, 0.5), "SAM": (4.0, 0.3), "WSAM": (3.5, 0.3)}
+    assert _lowest(values) == ["SAM", "WSAM"]
+    assert _lowest(values | {"SAM": (4.2, 0.3)}) == ["WSAM"]
+    assert _lowest({"SAM": (4.0, None), "WSAM": (3.5, None)}) == ["WSAM"]
 
 
 def test_failed_tuning_runs_are_shown(folder):
@@ -129,6 +144,7 @@ def test_failed_tuning_runs_are_shown(folder):
     assert text.count("1.00, failed 1/2<") == 2, "of SAM and of SGD"
     figure = tuning_map(found)
     assert "failed\n1/2" in [label.get_text() for label in figure.axes[0].texts]
+    assert [axes.get_xlabel() for axes in tuning_lines(found).axes] == ["ρ", "learning rate"]
 
 
 def test_three_test_images_count_as_equal():
