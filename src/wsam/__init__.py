@@ -19,7 +19,15 @@ if TYPE_CHECKING:
     from wsam._core.preconditioners import Preconditioner, register_preconditioner
     from wsam._core.validation import WsamWarning
     from wsam.accel.cuda_graph import CapturedStep, capture
-    from wsam.geometry import Adaptive, Euclidean, Fisher, Geometry, Masked
+    from wsam.geometry import (
+        Adaptive,
+        Euclidean,
+        Fisher,
+        Geometry,
+        Masked,
+        PerLayer,
+        Preconditioned,
+    )
     from wsam.methods import (
         ASAM,
         ESAM,
@@ -40,7 +48,10 @@ if TYPE_CHECKING:
 _EXPORTS = {
     "_core.preconditioners": ("Preconditioner", "register_preconditioner"),
     "_core.validation": ("WsamWarning",),
-    "geometry": ("Adaptive", "Euclidean", "Fisher", "Geometry", "Masked"),
+    "geometry": (
+        *("Adaptive", "Euclidean", "Fisher", "Geometry", "Masked"),
+        *("PerLayer", "Preconditioned"),
+    ),
     "accel.cuda_graph": ("CapturedStep", "capture"),
     "methods": (
         *("ASAM", "CoupledWSAM", "ESAM", "FisherSAM", "GSAM", "METHODS", "SAM", "WSAM"),
@@ -73,6 +84,8 @@ __all__ = [
     "Geometry",
     "LookSAM",
     "Masked",
+    "PerLayer",
+    "Preconditioned",
     "Preconditioner",
     "SharpnessAware",
     "VaSSO",

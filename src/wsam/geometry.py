@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from wsam._core.memory import Memory
-from wsam._core.param_blocks import Block
+from wsam._core.param_blocks import EPSILON, Block, tensor_norms
 from wsam._core.tensor_ops import widened
 from wsam._core.validation import count, flag, number
 
@@ -29,6 +29,8 @@ class Geometry:
     """Whether d follows g0. If not, `vector` returns what takes its place."""
     memory: ClassVar[tuple[str, ...]] = ()
     """Names of the tensors that are kept between steps, one for each parameter."""
+    uses_denominators: ClassVar[bool] = False
+    """Whether `block.denominators` are needed: those of an adaptive base, before its step."""
 
     def sqrt_metric(self, block: Block, g0: list[Tensor]) -> list[Tensor] | None:
         """Return sqrt(S) in at least float32, one tensor for each weight; None means 1.
@@ -145,6 +147,51 @@ class Fisher(Geometry):
         torch._foreach_sqrt_(scale)
         torch._foreach_reciprocal_(scale)
         return scale
+
+
+@dataclass(frozen=True)
+class Preconditioned(Geometry):
+    """The ellipsoid of an adaptive base: S = 1/(sqrt(v) + eps), with the v of the base's last step.
+
+    d is along the preconditioned gradient, as the steps of Adam are. v has its bias correction, and S is
+    1 where the base has not yet seen a gradient. Over RAdam, Adagrad, RMSprop and Adadelta, S is the
+    inverse of their own denominator.
+
+    S has the unit of 1/g0, so radii depend on the scale of the loss, and they are smaller than in a
+    ball: where the mean absolute gradient is a, multiply the radius of a ball by about sqrt(a).
+    """
+
+    uses_denominators = True
+
+    def sqrt_metric(self, block: Block, g0: list[Tensor]) -> list[Tensor]:
+        """Return the square root of 1 / denominators."""
+        assert block.denominators is not None
+        scale = list(torch._foreach_sqrt(block.denominators))
+        torch._foreach_reciprocal_(scale)
+        return scale
+
+
+@dataclass(frozen=True)
+class PerLayer(Geometry):
+    """A ball for each tensor: all of the n tensors move by the same distance.
+
+        d_i = rho / sqrt(n) * g0_i / (norm(g0_i) + eps)
+
+    With one global norm, d moves a tensor by its share of the gradient; in wide networks that is mostly
+    the last layer. The factor 1/sqrt(n) makes norm(d) = rho, so that radii compare with those of a ball.
+    Tensors without a gradient do not count.
+    """
+
+    follows_g0 = False
+
+    def sqrt_metric(self, block: Block, g0: list[Tensor]) -> None:
+        """Return None: S is 1."""
+
+    def vector(self, block: Block, g0: list[Tensor], memory: Memory) -> list[Tensor]:
+        """Return g0_i / norm(g0_i)."""
+        wide = widened(g0)
+        scales = (tensor_norms(block, wide) + EPSILON).reciprocal()
+        return list(torch._foreach_mul(wide, list(scales.unbind())))
 
 
 @dataclass(frozen=True)
@@ -277,5 +324,7 @@ __all__ = [
     "Fisher",
     "Geometry",
     "Masked",
+    "PerLayer",
+    "Preconditioned",
     "WithoutAverage",
 ]

@@ -177,7 +177,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         self.local = flag("local", local)
         self.skipped = 0
         self._selection = SampleSelection(keep)
-        self._check_options()
+        self._check_options(base)
         self.geometry.check_names(self._build_blocks(base.param_groups))
         defaults = {"rho": rho, **{name: getattr(rule, name) for name in rule.hyper()}}
         self._values = GroupValues(base, rule, defaults)
@@ -187,9 +187,11 @@ class SharpnessAware(CheckedArguments, Optimizer):
         self._all_blocks()
         _warn_about_low_precision(self.param_groups)
 
-    def _check_options(self) -> None:
+    def _check_options(self, base: Optimizer) -> None:
         if not isinstance(self.geometry, Geometry):
             raise TypeError(f"geometry must be a wsam.Geometry, got {self.geometry!r}")
+        if self.geometry.uses_denominators:
+            require_preconditioner(base)
         if self.model is not None and not isinstance(self.model, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, got {type(self.model).__name__}")
         if self.nonfinite not in NONFINITE:

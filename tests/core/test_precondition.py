@@ -198,6 +198,92 @@ def test_groups_with_their_own_values() -> None:
     assert same(snapshot(some)["weights"][0], snapshot(one)["weights"][0])
 
 
+# The geometry ---------------------------------------------------------------------------------------
+
+
+def adam_metric(base: reference.Base, i: int, w: Tensor) -> Tensor:
+    """S = 1/(sqrt(v) + eps) of the last step, 1 before the first one."""
+    if base.t == 0:
+        return torch.ones_like(w)
+    return 1 / ((base.memory[i]["v"] / (1 - 0.999**base.t)).sqrt() + 1e-8)
+
+
+@covering(2, method=["sam", "wsam"], style=STYLES, base=["adamw", "adam"])
+def test_preconditioned_geometry(method: str, style: str, base: str) -> None:
+    """d = rho S g0 / sqrt(<g0, S g0>) with the base's v of the step before."""
+    task = PROBLEMS["mlp"]
+    params = parameters(task.weights())
+    form = replace(reference.METHODS[method], rho=0.05, gamma=0.6)
+    gamma = {"gamma": 0.6} if method == "wsam" else {}
+    opt = wsam.create(
+        method, torch_base(base, params, 0.01), rho=0.05, geometry=wsam.Preconditioned(), **gamma
+    )
+    twin, w = reference_base(base, 0.01), task.weights()
+    for t in range(STEPS):
+        make_step(opt, lambda t=t: opt.select(task.losses(params, t)), style)
+        losses = lambda v, t=t: task.losses(v, t)  # noqa: E731
+        g0 = reference.gradient(losses, w, None)[1]
+        sg = [adam_metric(twin, i, p) * g for i, (p, g) in enumerate(zip(w, g0, strict=True))]
+        norm = reference.dot(g0, sg) ** 0.5
+        g1 = reference.gradient(
+            losses, [p + 0.05 * x / norm for p, x in zip(w, sg, strict=True)], None
+        )[1]
+        w = reference.update(form, twin, w, g0, g1)
+        for p, x in zip(params, w, strict=True):
+            assert torch.allclose(p, x, rtol=1e-10, atol=1e-10), t
+
+
+@pytest.mark.parametrize("base", ["adam", "amsgrad", "nadam", "radam", "rmsprop", "adagrad"])
+def test_a_first_gradient_does_not_dominate_the_perturbation(base: str) -> None:
+    """S is 1 where all gradients were zero, as it is where there is no state; not 1/eps."""
+    w = nn.Parameter(torch.zeros(2, dtype=torch.float64))
+    opt = wsam.SAM(torch_base(base, [w]), rho=0.1, geometry=wsam.Preconditioned())
+    for _ in range(8):
+        make_step(opt, lambda: 1e-3 * w[1])
+    before = w.detach().clone()
+    w.grad = torch.full_like(w, 1e-3)
+    with opt.perturbed():
+        first, usual = (w.detach() - before).tolist()
+    assert 0 < first < usual
+
+
+@covering(2, method=["sam", "wsam"], style=STYLES, base=["adamw", "amsgrad"])
+def test_per_layer_geometry(method: str, style: str, base: str) -> None:
+    """d_i = rho / sqrt(n) g0_i / norm(g0_i): each tensor moves as far, and norm(d) = rho."""
+    task = PROBLEMS["mlp"]
+    params = parameters(task.weights())
+    form = replace(reference.METHODS[method], rho=0.1, gamma=0.6)
+    gamma = {"gamma": 0.6} if method == "wsam" else {}
+    opt = wsam.create(
+        method, torch_base(base, params, 0.01), rho=0.1, geometry=wsam.PerLayer(), **gamma
+    )
+    twin, w = reference_base(base, 0.01), task.weights()
+    for t in range(STEPS):
+        make_step(opt, lambda t=t: opt.select(task.losses(params, t)), style)
+        losses = lambda v, t=t: task.losses(v, t)  # noqa: E731
+        g0 = reference.gradient(losses, w, None)[1]
+        moved = [p + 0.1 / 4**0.5 * g / g.norm() for p, g in zip(w, g0, strict=True)]
+        g1 = reference.gradient(losses, moved, None)[1]
+        w = reference.update(form, twin, w, g0, g1)
+        for p, x in zip(params, w, strict=True):
+            assert torch.allclose(p, x, rtol=1e-10, atol=1e-10), t
+
+
+def test_per_layer_geometry_with_a_zero_gradient() -> None:
+    used, unused = (nn.Parameter(torch.zeros(2, dtype=torch.float64)) for _ in range(2))
+    opt = wsam.SAM(torch.optim.SGD([used, unused], lr=0.1), rho=0.1, geometry=wsam.PerLayer())
+    used.grad, unused.grad = torch.ones(2).double(), torch.zeros(2).double()
+    with opt.perturbed():
+        assert float(used.detach().norm()) == pytest.approx(0.1)
+        assert not unused.any()
+
+
+def test_preconditioned_geometry_needs_a_denominator() -> None:
+    base = torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=0.1)
+    with pytest.raises(ValueError, match=r"SGD.*register_preconditioner"):
+        wsam.SAM(base, geometry=wsam.Preconditioned())
+
+
 # State ----------------------------------------------------------------------------------------------
 
 

@@ -8,6 +8,8 @@ from workers import sharded
 from workers.problem import expected_weights
 from workers.process_group import process_group
 
+import wsam
+
 pytestmark = pytest.mark.slow  # the processes take seconds to start
 ROUNDING = 1e-12
 
@@ -29,6 +31,22 @@ def test_fsdp2_parity(name: str, style: str) -> None:
 def test_fsdp2_adam_and_clipping(name: str) -> None:
     results = process_group().run(sharded.train, name, base="adamw", max_norm=0.5)
     assert_close(results, expected_weights(name, base="adamw", max_norm=0.5))
+
+
+@pytest.mark.parametrize("base", ["adam", "rmsprop", "adagrad", "adadelta"])
+def test_fsdp2_preconditioned(base: str) -> None:
+    results = process_group().run(sharded.train, "wsam", base=base)
+    assert_close(results, expected_weights("wsam", base=base))
+
+
+def test_fsdp2_per_layer_geometry() -> None:
+    for found, single in process_group().run(sharded.geometry, wsam.PerLayer(), "adamw"):
+        assert gap(found, single) < ROUNDING
+
+
+def test_fsdp2_preconditioned_geometry() -> None:
+    for found, single in process_group().run(sharded.geometry, wsam.Preconditioned(), "adamw"):
+        assert gap(found, single) < ROUNDING
 
 
 @pytest.mark.parametrize("name", METHODS)

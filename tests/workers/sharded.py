@@ -76,6 +76,19 @@ def train(name: str, *, style: str = "closure", base: str = "momentum", **option
     return weights(model)
 
 
+def geometry(kind: wsam.Geometry, base: str) -> tuple[list[Tensor], list[Tensor]]:
+    """Train WSAM with a geometry; return the weights, and those of one process."""
+    model, alone = sharded(net()), net()
+    options: dict[str, Any] = {"geometry": kind, "gamma": 0.6, "rho": 0.1}
+    opt = wsam.WSAM(base_of(model, base), **options)
+    single = wsam.WSAM(base_of(alone, base), **options)
+    for t in range(STEPS):
+        x = local_batch(t, dist.get_rank())
+        step(opt, lambda x=x: model(x).mean())
+        step(single, lambda t=t: alone(batch(t)).mean())
+    return weights(model), weights(alone)
+
+
 def restored(name: str) -> tuple[bool, bool, int]:
     """Return whether weights move, whether they return bitwise, and how many storages are the same."""
     model = sharded(net(torch.float32))

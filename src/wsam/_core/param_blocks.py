@@ -16,6 +16,8 @@ from torch import Tensor
 
 from wsam._core.tensor_ops import accumulation_dtype
 
+EPSILON = 1e-12
+"""Keeps d finite where g0 vanishes."""
 _GRAD, _LAYOUT = operator.attrgetter("grad"), operator.attrgetter("layout")
 
 
@@ -53,6 +55,8 @@ class Block:
     """The weights w; with `lean=True` the updated weights without the term of g1."""
     g0: list[Tensor] | None = field(default=None, repr=False)
     """The first gradient of each parameter, where the rule needs it."""
+    denominators: list[Tensor] | None = field(default=None, repr=False)
+    """The base's denominators, while a geometry that uses them computes its metric."""
 
     @property
     def device(self) -> torch.device:
@@ -210,6 +214,18 @@ def squared_norm(blocks: Sequence[Block], lists: Sequence[list[Tensor]]) -> Tens
     for other in others:
         result = result + other.to(result.device)
     return result
+
+
+def tensor_norms(block: Block, tensors: list[Tensor]) -> Tensor:
+    """Return the norm of each tensor of a block, over all of its shards, in one tensor."""
+    norms = torch.stack(torch._foreach_norm(tensors, 2, dtype=accumulation_dtype(tensors[0])))
+    if block.shard_groups is None:
+        return norms
+    mesh, dimensions = block.shard_groups
+    squares = norms.square()
+    for dimension in dimensions:
+        sum_over_ranks(squares, mesh.get_group(dimension))
+    return squares.sqrt()
 
 
 def average_g0_over_ranks(

@@ -242,7 +242,7 @@ def require_preconditioner(base: Optimizer) -> Preconditioner:
     if found is None:
         known = ", ".join(kind.__name__ for kind in _KNOWN)
         raise ValueError(
-            f"precondition needs the denominator of the base, and none is known of "
+            "preconditioning needs the denominator of the base, and none is known of "
             f"{type(base).__name__}: use one of {known}, or wsam.register_preconditioner"
         )
     return found
@@ -250,7 +250,7 @@ def require_preconditioner(base: Optimizer) -> Preconditioner:
 
 def states_of(base: Optimizer, block: Block) -> list[State]:
     """Return the base's state of each parameter of a block, with local shards."""
-    states: list[State] = [base.state[p] for p in block.params]
+    states: list[State] = [base.state.get(p) or {} for p in block.params]
     if not block.sharded:
         return states
     return [
@@ -273,6 +273,23 @@ def add_squares(base: Optimizer, decoupled: Sequence["DecoupledTerm"]) -> None:
         for part in chunks(v, CHUNK_BYTES):
             scaled = torch._foreach_mul(widened(term.tensors[part]), scale)
             torch._foreach_addcmul_(v[part], scaled, scaled)
+
+
+def denominators_before(base: Optimizer, block: Block) -> list[Tensor]:
+    """Return the base's denominators before its step; 1 where it has not yet seen a gradient."""
+    preconditioner = find_preconditioner(base)
+    assert preconditioner is not None
+    states = states_of(base, block)
+    known = [state for state in states if preconditioner.square in state]
+    if known:
+        found = preconditioner.denominators(block.group, known)
+        seen = list(torch._foreach_sign(tensors(known, preconditioner.square)))  # 0 or 1
+        torch._foreach_mul_(found, seen)
+        torch._foreach_sub_(seen, 1.0)
+        torch._foreach_sub_(found, seen)
+    ready = iter(found if known else [])
+    pairs = zip(states, widened(block.weights()), strict=True)
+    return [next(ready) if preconditioner.square in s else torch.ones_like(w) for s, w in pairs]
 
 
 def apply_preconditioned(base: Optimizer, decoupled: Sequence["DecoupledTerm"]) -> None:

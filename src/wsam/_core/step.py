@@ -19,9 +19,13 @@ import torch
 from torch import Tensor
 
 from wsam._core.mix import Mix, Part, Products, Scalar, is_number
-from wsam._core.param_blocks import Block, CopiedWeights, local_shards, squared_norm
+from wsam._core.param_blocks import EPSILON, Block, CopiedWeights, local_shards, squared_norm
 from wsam._core.param_groups import RHO, rule_values
-from wsam._core.preconditioners import add_squares, apply_preconditioned
+from wsam._core.preconditioners import (
+    add_squares,
+    apply_preconditioned,
+    denominators_before,
+)
 from wsam._core.step_state import Action, DecoupledTerm, StepState
 from wsam._core.tensor_ops import (
     accumulation_dtype,
@@ -34,8 +38,6 @@ from wsam._core.tensor_ops import (
 if TYPE_CHECKING:
     from wsam.rule import Rule
 
-EPSILON = 1e-12
-"""Keeps d finite where g0 vanishes."""
 CLIP_EPSILON = 1e-6
 """As in torch.nn.utils.clip_grad_norm_."""
 
@@ -134,10 +136,13 @@ def whiten(
     whitened, metrics = [], []
     for block in blocks:
         g0 = block.shards(block.g0)
+        if state.geometry.uses_denominators:
+            block.denominators = denominators_before(state.base, block)
         metric = state.geometry.sqrt_metric(block, g0)
         vector = g0
         if not state.geometry.follows_g0:
             vector = state.geometry.vector(block, g0, state.memory)
+        block.denominators = None
         if metric is None:
             z = vector
         elif state.g0_is_scratch and not accumulation_dtype(g0[0]):

@@ -20,9 +20,9 @@ from torch.optim import Optimizer
 
 from wsam._core import step
 from wsam._core.mix import Products
-from wsam._core.param_blocks import Block
+from wsam._core.param_blocks import EPSILON, Block
 from wsam._core.param_groups import rule_values
-from wsam._core.step import EPSILON, Direction
+from wsam._core.step import Direction
 from wsam._core.step_state import Phase, StepState
 from wsam._core.tensor_ops import add_scaled, no_overlap
 from wsam._core.validation import warn

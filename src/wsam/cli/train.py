@@ -62,7 +62,10 @@ Hyper = Annotated[
     typer.Option(metavar=options.PAIR, help="Another hyperparameter of the method. Repeatable."),
 ]
 Geometry = Annotated[
-    str | None, typer.Option(help="Neighbourhood other than a ball: adaptive, fisher or masked.")
+    str | None,
+    typer.Option(
+        help="Neighbourhood other than a ball: adaptive, fisher, masked, per-layer or preconditioned."
+    ),
 ]
 GeometryArg = Annotated[
     list[str] | None,

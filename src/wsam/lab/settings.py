@@ -157,9 +157,15 @@ def geometry_defaults() -> dict[str, dict[str, Value]]:
 
 def geometry_classes() -> dict[str, type[Geometry]]:
     """Return the geometries that a run may select, by name."""
-    from wsam.geometry import Adaptive, Fisher, Masked
+    from wsam.geometry import Adaptive, Fisher, Masked, PerLayer, Preconditioned
 
-    return {"adaptive": Adaptive, "fisher": Fisher, "masked": Masked}
+    return {
+        "adaptive": Adaptive,
+        "fisher": Fisher,
+        "masked": Masked,
+        "per-layer": PerLayer,
+        "preconditioned": Preconditioned,
+    }
 
 
 def check_choice(what: str, name: str, known: Iterable[str]) -> str:
