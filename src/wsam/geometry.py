@@ -153,8 +153,8 @@ class Fisher(Geometry):
 class Preconditioned(Geometry):
     """The ellipsoid of an adaptive base: S = 1/(sqrt(v) + eps), with the v of the base's last step.
 
-    d is along the preconditioned gradient, as the steps of Adam are. v has its bias correction, and S is
-    1 where the base has not yet seen a gradient. Over RAdam, Adagrad, RMSprop and Adadelta, S is the
+    d is along the preconditioned gradient, as the steps of Adam are. v has its bias correction, and S
+    is 1 where the base has not yet seen a gradient. Over RAdam, Adagrad, RMSprop and Adadelta, S is the
     inverse of their own denominator.
 
     S has the unit of 1/g0, so radii depend on the scale of the loss, and they are smaller than in a
@@ -178,8 +178,8 @@ class PerLayer(Geometry):
         d_i = rho / sqrt(n) * g0_i / (norm(g0_i) + eps)
 
     With one global norm, d moves a tensor by its share of the gradient; in wide networks that is mostly
-    the last layer. The factor 1/sqrt(n) makes norm(d) = rho, so that radii compare with those of a ball.
-    Tensors without a gradient do not count.
+    the last layer. The factor 1/sqrt(n) makes norm(d) = rho, so that radii compare with those of a
+    ball. Tensors without a gradient do not count.
     """
 
     follows_g0 = False
