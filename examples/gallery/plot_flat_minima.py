@@ -15,7 +15,9 @@ from torch.nn.functional import cross_entropy
 
 from wsam import WSAM
 from wsam.curvature import hessian, landscape, random_direction, top_eigenvalues
+from wsam.plot_style import COLORS, RC_PARAMS
 
+plt.rcParams.update(RC_PARAMS)
 torch.manual_seed(0)
 pixels, digits = (torch.tensor(array) for array in load_digits(return_X_y=True))
 order = torch.randperm(len(digits))
@@ -59,12 +61,12 @@ for name, model in models.items():
 # The direction is scaled to the norms of the model's filters, so that the two lines are comparable.
 
 steps = [i / 20 for i in range(-20, 21)]
-figure, axes = plt.subplots(figsize=(6.5, 4))
+figure, axes = plt.subplots(figsize=(5.8, 4), layout="constrained")
 for name, model in models.items():
     direction = random_direction(model, seed=0)
     found = landscape(model, cross_entropy, [(x, y)], [direction], [steps])
-    axes.plot(steps, found.losses, label=name)
-axes.set(xlabel="along a random direction", ylabel="training loss")
-axes.set_title("The loss around two minima")
+    axes.plot(steps, found.losses, label=name, color=COLORS[name.lower()])
+axes.set(xlabel="distance along a random direction", ylabel="training loss")
+axes.set_title("The minimum of WSAM is flatter", loc="left")
 axes.legend()
 plt.show()

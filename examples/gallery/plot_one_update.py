@@ -10,7 +10,9 @@ import matplotlib.pyplot as plt
 import torch
 
 from wsam import WSAM
+from wsam.plot_style import COLORS, RC_PARAMS
 
+plt.rcParams.update(RC_PARAMS)
 curvature = torch.tensor([1.0, 3.0])
 
 
@@ -33,13 +35,13 @@ def one_step(gamma: float) -> torch.Tensor:
 # large curvature than SAM's.
 
 names = {0.0: "0: SGD", 0.3: "0.3", 0.5: "0.5: SAM", 0.6: "0.6", 0.7: "0.7"}
-figure, axes = plt.subplots(figsize=(6, 4.5))
+figure, axes = plt.subplots(figsize=(5.8, 4.5), layout="constrained")
 for gamma, name in names.items():
     x, y = one_step(gamma).tolist()
-    axes.annotate("", (x, y), (0, 0), arrowprops={"arrowstyle": "->", "color": "tab:blue"})
+    axes.annotate("", (x, y), (0, 0), arrowprops={"arrowstyle": "->", "color": COLORS["wsam"]})
     axes.text(x + 0.02, y, f"γ = {name}", va="center")
 axes.set(
-    xlim=(0, 2.4), ylim=(-7.5, 0), xlabel="first weight", ylabel="second weight, larger curvature"
+    xlim=(0, 2.4), ylim=(-7.5, 0), xlabel="first weight", ylabel="second weight (larger curvature)"
 )
-axes.set_title("One update by gamma")
+axes.set_title("A larger gamma follows the curvature further", loc="left")
 plt.show()

@@ -9,8 +9,10 @@ import matplotlib.pyplot as plt
 import torch
 
 from wsam import GSAM, WSAM
+from wsam.plot_style import COLORS, RC_PARAMS
 from wsam.schedule import InverseSqrt, Warmup
 
+plt.rcParams.update(RC_PARAMS)
 STEPS = 100
 
 
@@ -32,13 +34,16 @@ def values(make, key: str) -> list[float]:
     return recorded
 
 
-figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.5), layout="constrained")
-left.plot(values(lambda base: WSAM(base, gamma=Warmup(0.9, steps=40)), "sam_gamma"))
-left.set(title="gamma: Warmup(0.9, steps=40)", xlabel="step", ylabel="gamma")
+figure, (upper, lower) = plt.subplots(2, 1, figsize=(5.8, 5.4), layout="constrained")
+warmed_up = values(lambda base: WSAM(base, gamma=Warmup(0.9, steps=40)), "sam_gamma")
+upper.plot(warmed_up, color=COLORS["wsam"])
+upper.set(xlabel="step", ylabel="γ")
+upper.set_title("Warmup(0.9, steps=40) raises gamma from 0", loc="left")
 decreasing = values(lambda base: WSAM(base, rho=InverseSqrt(0.1)), "sam_rho")
-right.plot(decreasing, label="InverseSqrt(0.1)")
+lower.plot(decreasing, label="WSAM, InverseSqrt(0.1)", color=COLORS["wsam"])
 scaled = values(lambda base: GSAM(base, rho=0.1, rho_min=0.02), "sam_rho")
-right.plot(scaled, label="GSAM, rho_min=0.02: scaled with the learning rate")
-right.set(title="rho", xlabel="step", ylabel="rho", ylim=(0, 0.15))
-right.legend()
+lower.plot(scaled, label="GSAM, rho_min=0.02", color=COLORS["gsam"])
+lower.set(xlabel="step", ylabel="ρ", ylim=(0, 0.12))
+lower.set_title("rho decreases with steps or with the learning rate", loc="left")
+lower.legend()
 plt.show()

@@ -9,8 +9,10 @@ point. At gamma = 0.95 only the coupled form of WSAM reaches the flat minimum.
 import matplotlib.pyplot as plt
 import torch
 
+from wsam.plot_style import COLORS, RC_PARAMS
 from wsam.toy import loss, places, trace
 
+plt.rcParams.update(RC_PARAMS)
 runs = {
     "SAM": trace(rule="sam"),
     "WSAM, γ = 0.95": trace(rule="wsam", gamma=0.95),
@@ -26,14 +28,16 @@ mu, sigma = torch.meshgrid(torch.linspace(-25, 35, 60), torch.linspace(2, 45, 45
 points = torch.stack([mu, sigma], dim=-1).double().reshape(-1, 2)
 height = torch.stack([loss(point) for point in points]).reshape(mu.shape)
 
-figure, axes = plt.subplots(figsize=(7, 4.5))
-axes.contourf(mu, sigma, height, levels=30, cmap="Greys_r")
+figure, axes = plt.subplots(figsize=(5.8, 4.5), layout="constrained")
+levels = [0.26 + 0.02 * i for i in range(20)]
+axes.contourf(mu, sigma, height, levels=levels, cmap="Greys_r", alpha=0.3, extend="max")
 for name, run in runs.items():
     path = torch.as_tensor(run.points)
-    axes.plot(path[:, 0], path[:, 1], label=name, linewidth=1.4)
+    axes.plot(path[:, 0], path[:, 1], label=name, linewidth=2, color=COLORS[run.setting.rule])
 for place in places():
     axes.plot(*place.point, "k*")
-    axes.annotate(f" {place.name}", place.point)
-axes.set(xlabel="μ", ylabel="σ", title="Trajectories on the toy loss")
-axes.legend()
+    axes.annotate(place.name, place.point, (0, 7), textcoords="offset points", ha="center")
+axes.set(xlabel="μ", ylabel="σ")
+axes.set_title("Only Coupled-WSAM reaches the flat minimum", loc="left")
+axes.legend(loc="upper left")
 plt.show()

@@ -11,6 +11,7 @@ import torch
 from command import error_of, wsam_command
 
 from wsam.cli._checkpoints import progress
+from wsam.cli.landscape import _line_label
 from wsam.curvature import Progress
 from wsam.lab import records
 from wsam.lab.execution import ExecutionConfig
@@ -55,10 +56,14 @@ def test_line_is_named_by_its_ends(record, tmp_path):
     other = doubled_variances(record, tmp_path / "other.pt")
     common = ("--radius", 0, "--points", 2, "--json", "--out", tmp_path / "out", *SMALL)
     line = json.loads(wsam_command("landscape", record, "--to", other, *common).stdout)
-    assert line["axes"] == [f"the line from {record.name} (0) to other.pt (1)"]
+    assert line["axes"] == [f"the line from {RUN.title} (0) to other.pt (1)"]
     page = (tmp_path / "out" / "landscape.html").read_text()
-    title = f"<title>Loss along the line from {record.name} (0) to other.pt (1)</title>"
+    title = f"<title>Loss along the line from {RUN.title} (0) to other.pt (1)</title>"
     assert title in page
+    names = (Path("runs/0a1b.json"), Path("runs/2c3d.json"))
+    other_run = RUN.replace(seed=RUN.seed + 1)
+    label = _line_label(names, (RUN, other_run))
+    assert label == f"the line from {RUN.title} (0) to {other_run.title} (1)"
     # All weight files have the same name, so their paths are shown.
     weights = records.weights_path(record.parent, RUN)
     same = json.loads(wsam_command("landscape", weights, "--to", weights, *common).stdout)

@@ -175,6 +175,14 @@ def test_every_figure_has_a_message_and_a_caption() -> None:
     assert shown == pictures
 
 
+def test_the_gallery_has_the_look_of_the_figures() -> None:
+    for path in (ROOT / "examples" / "gallery").glob("*.py"):
+        program = path.read_text()
+        assert "plt.rcParams.update(RC_PARAMS)" in program, path.name
+        assert "figsize=(5.8, " in program, path.name
+        assert "ylabel=" in program, path.name
+
+
 def test_links_point_to_existing_files() -> None:
     for page in ALL_PAGES:
         text = page.read_text()

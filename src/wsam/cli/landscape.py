@@ -17,6 +17,7 @@ from wsam.cli._files import check_output_folder, staged
 
 if TYPE_CHECKING:
     from wsam.lab.loaded_model import LoadedModel
+    from wsam.lab.run import Run
 
 _EXAMPLE = "Example: wsam landscape runs/KEY.json --dimensions 2 --radius 1 --out figures"
 
@@ -133,9 +134,9 @@ def _directions(
 
     first, to = ends
     if to is not None:
-        second, _ = read_checkpoint(to)
+        second, run = read_checkpoint(to)
         origin, line = measure.between(_on_cpu(loaded), second)
-        return [line], [_line_label(first, to)], origin
+        return [line], [_line_label((first, to), (read_checkpoint(first)[1], run))], origin
     if along == "random":
         lines = [measure.random_direction(loaded.model, seed=seed + i) for i in range(dimensions)]
         return lines, [f"filter-normalised direction {i + 1}" for i in range(dimensions)], None
@@ -146,10 +147,18 @@ def _directions(
     return [H.split(found.vectors[:, i]) for i in range(len(values))], labels, None
 
 
-def _line_label(first: Path, second: Path) -> str:
-    """Label a line by the names of its end points, or by their paths if the names are equal."""
-    ends = (first, second) if first.name == second.name else (first.name, second.name)
-    return f"the line from {ends[0]} (0) to {ends[1]} (1)"
+def _line_label(paths: tuple[Path, Path], runs: tuple[Run | None, Run | None]) -> str:
+    """Label a line by the titles of its runs, else by the names of the files or by their paths.
+
+    The name of a record's file is a hash, which tells a reader nothing.
+    """
+    first, second = paths
+    names = [path.name if run is None else run.title for path, run in zip(paths, runs, strict=True)]
+    if names[0] == names[1]:
+        names = (
+            [str(first), str(second)] if first.name == second.name else [first.name, second.name]
+        )
+    return f"the line from {names[0]} (0) to {names[1]} (1)"
 
 
 def _on_cpu(loaded: LoadedModel) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from wsam.plot_style import MUTED_COLOR, RC_PARAMS, TEXT_COLOR
+from wsam.plot_style import FIGURE_WIDTH, MUTED_COLOR, RC_PARAMS, set_title
 
 __all__ = [
     "CURVE_COLOR",
@@ -25,6 +25,8 @@ __all__ = [
 
 SUFFIXES = (".png", ".svg", ".pdf", ".html", ".json")
 CURVE_COLOR, MARK_COLOR, GAP_COLOR = "#2a6fb0", "#c0392b", "#d5dae1"  # as on the page, light mode
+_LONGEST_LABEL = 50
+"""Number of characters of an axis label that fit below the axes."""
 _NO_DATE: dict[str, Any] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 
 
@@ -82,13 +84,16 @@ def saved_figure(path: Path, title: str, note: str) -> Iterator[tuple[Any, Any]]
             "figures need matplotlib: pip install 'wsam[plots]', or write .html"
         ) from error
     with rc_context(RC_PARAMS):
-        figure = Figure(figsize=(7.2, 4.8), layout="constrained")
+        figure = Figure(figsize=(FIGURE_WIDTH, 4.4), layout="constrained")
         axes = figure.subplots()
         yield figure, axes
-        heading = textwrap.fill(title, 78)
-        figure.suptitle(heading, x=0.01, ha="left", fontsize=11, color=TEXT_COLOR)
-        axes.set_title(note, loc="left", fontsize=9, color=MUTED_COLOR)
-        figure.legend(loc="outside lower left", ncols=2, fontsize=9)
+        set_title(figure, textwrap.fill(title, 54, break_on_hyphens=False))
+        lines = [textwrap.fill(line, 66) for line in note.splitlines()]
+        axes.set_title("\n".join(lines), loc="left", fontsize=9, color=MUTED_COLOR)
+        if len(axes.get_xlabel()) > _LONGEST_LABEL:
+            axes.set_xlabel("position on the line")  # the title has the label
+        axes.locator_params(axis="x", nbins=6)
+        figure.legend(loc="outside lower left")
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=150, metadata=_NO_DATE.get(path.suffix.lower()))
 
