@@ -5,7 +5,7 @@ A leaf module: every package may import it. matplotlib is imported only when a f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -71,17 +71,24 @@ METHOD_STYLES = {
     "vanilla": _BASE,  # the base optimizer in runs
     # In the toy example GSAM's path covers SAM's, so figures draw SAM light and GSAM dark.
     "sam": MethodStyle("SAM", "#0b77bd", "#5db4f0", (7, 5), printed="#59aee6"),
-    "asam": MethodStyle("ASAM", "#2f6f8f", "#83c5de", (14, 4, 6, 4)),
-    "fisher_sam": MethodStyle("Fisher SAM", "#7a5230", "#d3a57c", (3, 2, 3, 8)),
-    "looksam": MethodStyle("LookSAM", "#5a6b00", "#b9cf4a", (12, 3, 3, 3)),
-    "vasso": MethodStyle("VaSSO", "#3d4fc4", "#9aa6ff", (5, 3)),
-    "friendly_sam": MethodStyle("FriendlySAM", "#b3264f", "#ff8fab", (8, 2, 2, 2)),
-    "esam": MethodStyle("ESAM", "#96740a", "#d9b64a", (9, 3, 2, 3, 2, 3)),
+    "asam": MethodStyle("ASAM", "#165e79", "#0f7799", (14, 4, 6, 4)),
+    "fisher_sam": MethodStyle("Fisher SAM", "#6a3a06", "#a25d15", (3, 2, 3, 8)),
+    "esam": MethodStyle("ESAM", "#b68914", "#f7bc2b", (9, 3, 2, 3, 2, 3)),
     "gsam": MethodStyle("GSAM", "#00805c", "#3ccfa0", (10, 4, 2, 4), printed="#005c42"),
-    "coupled_wsam": MethodStyle("Coupled-WSAM", "#93318e", "#e08bdc", (16, 4)),
+    "looksam": MethodStyle("LookSAM", "#609c85", "#60a28a", (12, 3, 3, 3)),
+    "vasso": MethodStyle("VaSSO", "#2492f9", "#9ac9fe", (5, 2)),
+    "friendly_sam": MethodStyle("FriendlySAM", "#753dfc", "#9785fc", (6, 2, 1, 2)),
+    "msam": MethodStyle("MSAM", "#6409b0", "#9337f5", (4, 6)),
+    "coupled_wsam": MethodStyle("Coupled-WSAM", "#dc1fbf", "#e329c5", (16, 4)),
+    "one_pass_wsam": MethodStyle("One-pass WSAM", "#890c48", "#cf2f80", (18, 3, 2, 3)),
+    "wsam_reuse": MethodStyle("WSAM reuse", "#903d3b", "#d25c59", (22, 3)),
     "wsam": MethodStyle("WSAM", "#c94f00", "#ff914d", ()),
 }
-"""Styles by the names of `wsam.METHODS`, in the order in which reports list the methods."""
+"""Styles by the names of `wsam.METHODS`, in the order in which reports list the methods.
+
+Colors differ also for readers with protanopia, deuteranopia or tritanopia; a test simulates them. A
+name with an option, such as ``wsam_reuse``, is a method with that option on (`variant_name`).
+"""
 COLORS = {method: style.printed or style.light for method, style in METHOD_STYLES.items()}
 """Colors of the methods in figure files."""
 
@@ -89,6 +96,17 @@ COLORS = {method: style.printed or style.light for method, style in METHOD_STYLE
 def method_title(method: str) -> str:
     """Return the displayed name of a method; an unknown method keeps its own name."""
     return METHOD_STYLES[method].title if method in METHOD_STYLES else method
+
+
+def variant_name(method: str, options: Mapping[str, object]) -> str:
+    """Return the name in `METHOD_STYLES` of a method with options, such as ``wsam_reuse``.
+
+    Args:
+        method: A name in `wsam.METHODS`.
+        options: Its options. One that is on and has a style of its own selects that style.
+    """
+    names = (f"{method}_{option}" for option, value in options.items() if value)
+    return next((name for name in names if name in METHOD_STYLES), method)
 
 
 # ---- shades of a color ----

@@ -3,14 +3,15 @@
 import colorsys
 import re
 from importlib.resources import files
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import wsam
 from wsam import plot_style
-from wsam.plot_style import BACKGROUNDS, METHOD_STYLES, shades
+from wsam.plot_style import BACKGROUNDS, METHOD_STYLES, shades, variant_name
 
 CASES = [(method, scheme) for method in METHOD_STYLES for scheme in BACKGROUNDS]
 
@@ -75,12 +76,6 @@ def test_each_method_has_one_style():
             assert not again, f"{path} repeats {again}"
 
 
-def test_every_method_has_a_style_with_unique_dashes():
-    assert set(wsam.METHODS) <= set(METHOD_STYLES)
-    styles = set(METHOD_STYLES.values())
-    assert len({style.dashes for style in styles}) == len(styles)
-
-
 def test_colors_are_defined_in_one_place():
     styles = METHOD_STYLES.values()
     colors = {c for s in styles for c in (s.light, s.dark, s.printed) if c}
@@ -88,3 +83,63 @@ def test_colors_are_defined_in_one_place():
         if path.suffix in {".py", ".css", ".js", ".html"} and path.name != "plot_style.py":
             repeated = [color for color in colors if color in path.read_text().lower()]
             assert not repeated, path
+
+
+# Machado, Oliveira and Fernandes (2009), severity 1, for linear RGB.
+DEFICIENCIES = {
+    "none": np.eye(3),
+    "protanopia": [
+        [0.152286, 1.052583, -0.204868],
+        [0.114503, 0.786281, 0.099216],
+        [-0.003882, -0.048116, 1.051998],
+    ],
+    "deuteranopia": [
+        [0.367322, 0.860646, -0.227968],
+        [0.280085, 0.672501, 0.047413],
+        [-0.011820, 0.042940, 0.968881],
+    ],
+    "tritanopia": [
+        [1.255528, -0.076749, -0.178779],
+        [-0.078411, 0.930809, 0.147602],
+        [0.004733, 0.691367, 0.303900],
+    ],
+}
+TO_CONES = [
+    [0.4122214708, 0.5363325363, 0.0514459929],
+    [0.2119034982, 0.6806995451, 0.1073969566],
+    [0.0883024619, 0.2817188376, 0.6299787005],
+]
+TO_OKLAB = [
+    [0.2104542553, 0.7936177850, -0.0040720468],
+    [1.9779984951, -2.4285922050, 0.4505937099],
+    [0.0259040371, 0.7827717662, -0.8086757660],
+]
+
+
+def oklab(color, deficiency):
+    parts = np.array([int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)])
+    linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+    seen = np.clip(np.array(DEFICIENCIES[deficiency]) @ linear, 0, 1)
+    return np.array(TO_OKLAB) @ np.cbrt(np.array(TO_CONES) @ seen)
+
+
+@pytest.mark.parametrize("deficiency", DEFICIENCIES)
+@pytest.mark.parametrize("scheme", BACKGROUNDS)
+def test_colors_differ_for_color_blind_readers(scheme, deficiency):
+    """By 0.04 in OKLab; 0.02 is just noticeable."""
+    styles = {id(style): style for style in METHOD_STYLES.values()}.values()
+    seen = {style.title: oklab(getattr(style, scheme), deficiency) for style in styles}
+    close = [
+        (one, other)
+        for one, other in combinations(seen, 2)
+        if np.linalg.norm(seen[one] - seen[other]) < 0.04
+    ]
+    assert not close
+
+
+def test_variants_have_a_style_of_their_own():
+    assert variant_name("wsam", {"reuse": True, "every": 5}) == "wsam_reuse"
+    assert variant_name("wsam", {"reuse": False}) == "wsam"
+    assert variant_name("sam", {"max_norm": 1.0}) == "sam"
+    planned = ("looksam", "vasso", "friendly_sam", "msam", "one_pass_wsam", "wsam_reuse")
+    assert set(planned) <= set(METHOD_STYLES)

@@ -18,9 +18,9 @@ from wsam.lab.settings import (
     BLOCK_SIZE,
     CODE,
     DATA,
+    DATA_SETTINGS,
     DEFAULT_MODELS,
     FILES,
-    IMAGE_FILES,
     METRICS,
     MODELS,
     OPTIONS,
@@ -167,10 +167,8 @@ class Run:
             check_choice("metric", self.metric, (*METRICS, CODE))
         if self.task is not None:
             check_choice("task", self.task, TASKS)
-        self._check_applicable("image_size", IMAGE_FILES)
-        self._check_applicable("target", ("table:", "hf:"))
-        self._check_applicable("task", ("table:", "hf:"))
-        self._check_applicable("block_size", ("text:",))
+        for name, data in DATA_SETTINGS.items():
+            self._check_applicable(name, data)
         if self.data.startswith("text:") and self.block_size is None:
             self._set("block_size", BLOCK_SIZE)
         check_choice("schedule", self.schedule, SCHEDULES)

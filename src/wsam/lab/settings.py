@@ -34,6 +34,13 @@ BLOCK_SIZE = 64
 METRICS = ("error", "accuracy", "loss", "mse", "macro-f1")
 IMAGE_FILES = ("folder:", "imagenet", "hf:")
 """Starts of the names of data that is decoded from image files."""
+DATA_SETTINGS = {
+    "image_size": IMAGE_FILES,
+    "target": ("table:", "hf:"),
+    "task": ("table:", "hf:"),
+    "block_size": ("text:",),
+}
+"""Settings that apply to some data only, with the starts of its names."""
 CODE = "FILE.py:FUNCTION"
 SCHEDULES = ("cosine", "constant")
 PRECISIONS = ("fp32", "bf16")

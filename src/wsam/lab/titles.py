@@ -1,0 +1,198 @@
+"""Names of runs that are shown together. A name contains what differs between the runs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from wsam.lab.run import Run
+from wsam.lab.settings import BASE_CLASSES, VANILLA, method_defaults
+from wsam.plot_style import method_title, variant_name
+
+GREEK = {"rho": "ρ", "gamma": "γ", "alpha": "α", "beta": "β", "eta": "η", "rho_min": "ρ min"}
+Setting = Callable[[Run], object]
+_PLACES = ("data", "model", "noise")
+_NAMED_BY_RULE = (
+    *_PLACES,
+    *("method", "hyper", "geometry", "base", "base_args", "options", "epochs", "digests"),
+    *("seed", "noise_seed"),
+)
+_FIELD_NAMES = {
+    "batch_size": "batch",
+    "train_limit": "train samples",
+    "test_limit": "test samples",
+}
+
+
+def experiment_title(run: Run) -> str:
+    """Return data, model and label noise: ``digits, cnn, 40% of the labels redrawn``."""
+    noise = f", {100 * run.noise:g}% of the labels redrawn" if run.noise else ""
+    return f"{run.data}, {run.model}{noise}"
+
+
+def group_names(runs: Sequence[Run]) -> list[str]:
+    """Return a name for each of some runs on the same data with the same model, without seeds.
+
+    A name has the method, its hyperparameters and all other settings that differ.
+
+    Example:
+        >>> sgd = Run(method="sam", hyper={"rho": 0.2})
+        >>> group_names([sgd, sgd.replace(base="adamw")])
+        ['SAM (SGD) ρ 0.2, lr 0.05', 'SAM (AdamW) ρ 0.2, lr 0.001']
+    """
+    varying = _varying_settings(runs)
+    show_base = _differ(runs, lambda run: run.base)
+    short = [_group_name(run, varying, show_base, "{:.4g}".format) for run in runs]
+    exact = [_group_name(run, varying, show_base, repr) for run in runs]
+    return short if len(set(short)) == len(set(exact)) else exact
+
+
+def run_titles(runs: Iterable[Run]) -> dict[str, str]:
+    """Return a title for each run by its key. Data, model and seeds are included if they differ.
+
+    Example:
+        >>> runs = [Run(method="sam", seed=seed) for seed in (0, 1)]
+        >>> list(run_titles(runs).values())
+        ['SAM ρ 0.05, seed 0', 'SAM ρ 0.05, seed 1']
+    """
+    distinct = list({run.key: run for run in runs}.values())
+    names = group_names(distinct)
+    titles = {}
+    places = [name for name in ("data", "model") if _differ(distinct, _field(name))]
+    for run, name in zip(distinct, names, strict=True):
+        words = [*(str(getattr(run, place)) for place in places), name]
+        parts = []
+        if _differ(distinct, _field("noise")):
+            parts.append(f"noise {run.noise:g}")
+        if _differ(distinct, _field("seed")):
+            parts.append(f"seed {run.seed}")
+        if run.noise and run.noise_seed != run.seed:
+            parts.append(f"noise seed {run.noise_seed}")
+        titles[run.key] = ", ".join([" ".join(words), *parts])
+    return titles
+
+
+def figure_name(metric: Mapping[str, Any]) -> str:
+    """Return the figure that a search improves: ``validation error``.
+
+    Args:
+        metric: Entry ``metric`` of a record.
+    """
+    return f"{metric['split']} {metric['name']}"
+
+
+def format_figure(value: float | None, unit: str) -> str:
+    """Return a metric as text: two decimals of a percentage, else six digits.
+
+    Example:
+        >>> format_figure(4.2, "%"), format_figure(0.0123456, "")
+        ('4.20%', '0.0123456')
+    """
+    if value is None:
+        return "none"
+    return f"{value:.2f}%" if unit == "%" else f"{value:.6g}{unit}"
+
+
+# ---- what differs ----
+
+
+def _varying_settings(runs: Sequence[Run]) -> dict[str, Setting]:
+    """Return the settings that differ between runs, other than the method's own.
+
+    Arguments of bases and geometries are compared between runs of the same base or geometry, the
+    learning rate between all. Epochs are compared between runs of a method, because the base alone
+    often gets more of them.
+    """
+    found: dict[str, Setting] = {}
+    for name in (f.name for f in dataclasses.fields(Run)):
+        if name not in _NAMED_BY_RULE and _differ(runs, _field(name)):
+            found[_FIELD_NAMES.get(name, name.replace("_", " "))] = _field(name)
+    lengths = Counter(method for method, _ in {(run.method, run.epochs) for run in runs})
+    uneven = {method for method, different in lengths.items() if different > 1}
+    if uneven:
+        found["epochs"] = lambda run: run.epochs if run.method in uneven else None
+    for name in sorted({name for run in runs for name in run.base_args}):
+        same = None if name == "lr" else _field("base")
+        if _differ(runs, _base_argument(name), same):
+            found[name.replace("_", " ")] = _base_argument(name)
+    for name in sorted({name for run in runs for name in run.geometry or {}} - {"name"}):
+        if _differ(runs, _geometry_argument(name), _geometry_argument("name")):
+            found[f"geometry {GREEK.get(name, name.replace('_', ' '))}"] = _geometry_argument(name)
+    for what in sorted({what for run in runs for what in run.digests}):
+        if _differ(runs, _digest(what), _field(what)):
+            found[f"version of {what}"] = _version(runs, what)
+    return found
+
+
+def _differ(runs: Iterable[Run], get: Setting, key: Setting | None = None) -> bool:
+    """Return whether a setting differs between runs, or between runs with the same key."""
+    values: dict[str, set[str]] = {}
+    for run in runs:
+        values.setdefault(str(key(run)) if key else "", set()).add(str(get(run)))
+    return any(len(found) > 1 for found in values.values())
+
+
+def _field(name: str) -> Setting:
+    return lambda run: getattr(run, name)
+
+
+def _base_argument(name: str) -> Setting:
+    return lambda run: run.base_args.get(name)
+
+
+def _geometry_argument(name: str) -> Setting:
+    return lambda run: (run.geometry or {}).get(name)
+
+
+def _digest(what: str) -> Setting:
+    return lambda run: run.digests.get(what)
+
+
+def _version(runs: Sequence[Run], what: str) -> Setting:
+    """Return a number for each content of a file, because its digest means nothing to a reader."""
+    digests: dict[str, list[str]] = {}
+    for run in runs:
+        if what in run.digests:
+            known = digests.setdefault(getattr(run, what), [])
+            if run.digests[what] not in known:
+                known.append(run.digests[what])
+
+    def version(run: Run) -> int | None:
+        known = digests.get(getattr(run, what), [])
+        return known.index(run.digests[what]) + 1 if len(known) > 1 else None
+
+    return version
+
+
+# ---- texts ----
+
+
+def _group_name(
+    run: Run, varying: Mapping[str, Setting], show_base: bool, number: Callable[[float], str]
+) -> str:
+    def part(name: str, value: object) -> str:
+        """Return a setting as text; a switch without its value, nothing if it is off."""
+        if value is None or value is False:
+            return ""
+        text = number(value) if isinstance(value, float) else str(value)
+        return name if value is True else f"{name} {text}"
+
+    base = BASE_CLASSES[run.base]
+    variant = variant_name(run.method, run.options)
+    if run.method == VANILLA:
+        title = base
+    else:
+        title = method_title(variant) + (f" ({base})" if show_base else "")
+    parts = [] if run.geometry is None else [str(run.geometry["name"])]
+    defaults = method_defaults()[run.method]
+    for name, value in run.hyper.items():
+        if name in GREEK or value != defaults[name]:
+            parts.append(part(GREEK.get(name, name.replace("_", " ")), value))
+    for name, value in run.options.items():
+        if f"{run.method}_{name}" != variant:  # the title names this option
+            parts.append(part(name.replace("_", " "), value))
+    for key, get in varying.items():
+        parts.append(f"no {key}" if get(run) is False else part(key, get(run)))
+    return f"{title} {', '.join(filter(None, parts))}".strip()
