@@ -123,7 +123,7 @@ def test_a_diverged_run_is_shown_as_failed(tmp_path):
     words = ("paper", "run", grid, "--device", "cpu", "--out", tmp_path / "out")
     printed = wsam_command(*words, status=1)
     assert "1 failed, 1 finished" in printed.stdout
-    assert "failed digits cnn vanilla" in printed.stderr
+    assert "failed SGD lr 1e+30 (" in printed.stderr
     text = wsam_command(
         "paper", "table", grid, "--results", tmp_path / "out", "--format", "markdown"
     )

@@ -40,16 +40,16 @@ def grid(tmp_path):
         (
             "[grid]\n"
             + "".join(f"{n} = {list(range(1, 1001))}\n" for n in ("rho", "gamma", "lr", "epochs")),
-            "has 1,000,000,000,000 grid points: at most 10,000 are allowed",
+            ": 1,000,000,000,000 grid points: at most 10,000 are allowed",
         ),
-        ("x = " + "[" * 10_000, "is nested too deeply"),
+        ("x = " + "[" * 10_000, " is nested too deeply"),
     ],
     ids=["many points", "nested"],
 )
 def test_grids_that_are_too_large(tmp_path, text, message):
     path = tmp_path / "large.toml"
     path.write_text(text)
-    assert error_of("sweep", path, "--out", tmp_path / "out") == f"wsam: {path} {message}\n"
+    assert error_of("sweep", path, "--out", tmp_path / "out") == f"wsam: {path}{message}\n"
 
 
 def test_a_grid_file_then_a_search(tmp_path, grid):
@@ -57,7 +57,7 @@ def test_a_grid_file_then_a_search(tmp_path, grid):
     options = ("--out", out, "--device", "cpu", "--workers", "1")
     done = wsam_command("sweep", grid, *options)
     assert "2 finished; records in" in done.stdout
-    assert "Test error (%) by the radius" in done.stdout
+    assert "lowest test error: SAM ρ 0." in done.stdout
     assert "[2/2] finished" in done.stderr
     words = ("sweep", grid, *options, "--optuna", "--trials", "1", "--json")
     (best,) = json.loads(wsam_command(*words).stdout)

@@ -110,7 +110,7 @@ def finish(process):
 
 
 def finished_seeds(*logs):
-    return Counter(seed for log in logs for seed in re.findall(r"\] finished .*seed=(\d+)", log))
+    return Counter(seed for log in logs for seed in re.findall(r"\] finished .*seed (\d+)", log))
 
 
 def curves(out):

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import math
 import re
 import threading
 from collections import Counter
@@ -221,12 +222,67 @@ def test_float_settings_may_be_written_as_integers(tmp_path):
     assert not any(rho.is_integer() for rho in radii[2:])
 
 
-def test_only_numbers_can_be_searched(tmp_path):
-    grid = Grid("words", "", {"digits": TINY}, {"nesterov": (True, False)})
-    with pytest.raises(
-        ValueError, match="a search can vary numbers only, nesterov has the value True"
-    ):
-        make(tmp_path, grid)
+MIXED = {
+    "method": ("vanilla", "sam", "wsam"),
+    "base": ("sgd", "adamw"),
+    "lr": (0.001, 0.1),
+    "gamma": (0.8, 0.9),
+    "betas": ((0.9, 0.99), (0.8, 0.9)),
+    "nesterov": (True, False),
+}
+
+
+def test_a_search_over_methods_and_bases(tmp_path):
+    """Settings that a method or base does not have are not asked for."""
+    grid = Grid("mixed", "", {"digits": TINY}, MIXED)
+    points = list(grid.points())
+    # For each of 4 methods with arguments: 2 lr, and 2 betas or 2 values of nesterov.
+    assert len(points) == 4 * 2 * 2 * 2
+    search = make(tmp_path, grid)
+    runs = [job.run for job in search.jobs(trials=40)]
+    assert {run.key for run in runs[: len(points)]} == {run.key for run in grid_runs(grid)}
+    assert len(set(runs[: len(points)])) == len(points)
+    for trial, run in zip(search.study.get_trials(), runs, strict=True):
+        assert ("gamma" in trial.params) == (run.method == "wsam")
+        assert ("betas" in trial.params) == (run.base == "adamw")
+        assert ("nesterov" in trial.params) == (run.base == "sgd")
+        assert run.base_args["lr"] == trial.params["lr"]
+        if run.base == "adamw":
+            assert run.base_args["betas"] in MIXED["betas"]
+    between = {run.base_args["lr"] for run in runs[len(points) :]}
+    assert all(0.001 < lr < 0.1 for lr in between)
+
+
+def test_other_choices_have_their_own_study(tmp_path):
+    one = make(tmp_path, Grid("g", "", {"digits": TINY}, {"method": ("sam", "wsam")}))
+    other = make(tmp_path, Grid("g", "", {"digits": TINY}, {"method": ("sam", "gsam")}))
+    assert len(list(one.jobs(trials=1))) == 3
+    assert len(list(other.jobs(trials=1))) == 3
+
+
+def test_a_diverged_run_is_worse_than_any_figure(tmp_path):
+    grid = Grid("two", "", {"digits": TINY}, {"rho": (0.05, 0.1)})
+    search = make(tmp_path, grid)
+    first, second = search.jobs()
+    search.tell(Outcome(first, Status.FAILED, objective_name="test mse"))
+    assert search.study.get_trials()[0].value == math.inf
+    assert search.best() is None
+    search.tell(Outcome(second, Status.FINISHED, objective=1e9, objective_name="test mse"))
+    assert search.best() == ({"rho": 0.1}, 1e9)
+
+
+def test_the_objective_is_the_validation_metric(tmp_path):
+    """Negative if higher values are better; `best` has the metric itself."""
+    base = TINY.replace(validation=0.25, metric="accuracy")
+    grid = Grid("lr", "", {"digits": base}, {"base_args.lr": (0.001, 0.1)})
+    search = make(tmp_path, grid)
+    assert search.objective == ("test error", True), "before the first run"
+    run_search(search, InProcess())
+    found = [record["curve"][-1] for record in recorded(tmp_path)]
+    assert search.objective == ("validation accuracy", False)
+    assert search.best()[1] == max(row["validation_accuracy"] for row in found)
+    search.close()
+    assert make(tmp_path, grid).objective == ("validation accuracy", False), "also later"
 
 
 @pytest.mark.parametrize(
@@ -260,6 +316,8 @@ def test_missing_optuna(tmp_path, monkeypatch):
         ("[grid]\nrho = 0.1", "grid.rho must be a list of values, got 0.1"),
         ("[grid]\nrho = []", "grid.rho must be a list of values"),
         ("[grid]\nrho = [0.1, 0.1]", "has a value twice"),
+        ("[grid]\nmethod = ['sam', 'gsam']\ngamma = [0.9]", "a sam run has no setting 'gamma'"),
+        ("[run]\nepochs = 'x'\n[grid]\nrho = [1]", "epochs must be a whole number"),
         ("[grid]\nseed = [1]", r"grid\.seed cannot be set in a grid: use --seeds"),
         ("[run]\nseed = 5\n[grid]\nrho = [1]", r"run\.seed cannot be set in a grid: use --seeds"),
         ("[run]\nnoise_seed = 5\n[grid]\nrho = [1]", r"run\.noise_seed cannot .* use --seeds"),

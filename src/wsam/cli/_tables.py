@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from wsam.lab.run import Run
     from wsam.paper import Profile, Table
     from wsam.sweep import Outcome
+    from wsam.sweep.summary import Summary
 
 Name = Annotated[
     str,
@@ -119,28 +120,53 @@ def has_progress(runs: Iterable[Run], out: Path) -> bool:
     return any(has_started(run, out) for run in runs)
 
 
-def print_outcomes(outcomes: Iterable[Outcome], total: int) -> list[Outcome]:
-    """Print one line per outcome as they arrive, and return all of them."""
-    done = []
+def print_outcomes(outcomes: Iterable[Outcome], runs: Sequence[Run]) -> list[Outcome]:
+    """Print one line per outcome as they arrive, and return all of them.
+
+    Args:
+        outcomes: The outcomes.
+        runs: All runs. A line names what differs between them.
+    """
+    from wsam.lab.titles import run_titles
+
+    done, titles = [], run_titles(runs)
     for outcome in outcomes:
         done.append(outcome)
-        print(f"[{len(done)}/{total}] {format_outcome(outcome)}", file=sys.stderr, flush=True)
+        line = format_outcome(outcome, titles.get(outcome.job.run.key))
+        print(f"[{len(done)}/{len(runs)}] {line}", file=sys.stderr, flush=True)
     return done
 
 
-def format_outcome(outcome: Outcome) -> str:
-    """Return an outcome as one line."""
-    error = f" {outcome.error:.2f}%" if outcome.error is not None else ""
-    if outcome.objective is not None and outcome.objective_name != "test error":
-        percent = "%" if outcome.objective_name.endswith("error") else ""
-        error = f" {outcome.objective_name} {outcome.objective:.4g}{percent}"
+def format_outcome(outcome: Outcome, title: str | None = None) -> str:
+    """Return an outcome as one line.
+
+    Args:
+        outcome: The outcome.
+        title: The name of the run. Default: its own title.
+    """
+    figure = f" {outcome.figure}" if outcome.figure else ""
+    figure += ":" if " " in outcome.figure else ""
     detail = f": {outcome.detail}" if outcome.detail else ""
-    title = outcome.job.run.title
-    return printable(f"{outcome.status}{error} {title} ({outcome.seconds:.1f} s){detail}")
+    name = title or outcome.job.run.title
+    return printable(f"{outcome.status}{figure} {name} ({outcome.seconds:.1f} s){detail}")
 
 
-def report(table: Table, out: Path, outcomes: list[Outcome], as_json: bool) -> None:
-    """Print the outcomes and the table; exit with status 1 if a run did not finish."""
+def report(
+    table: Table,
+    out: Path,
+    outcomes: list[Outcome],
+    as_json: bool,
+    summary: Summary | None = None,
+) -> None:
+    """Print the outcomes and a table; exit with status 1 if a run did not finish.
+
+    Args:
+        table: The runs.
+        out: Folder of the records.
+        outcomes: Of the runs.
+        as_json: Print JSON.
+        summary: The results of a grid of the user's own, printed instead of the paper's table.
+    """
     from wsam.paper import gather, render
     from wsam.paper.comparison import RecordFolder
 
@@ -149,14 +175,31 @@ def report(table: Table, out: Path, outcomes: list[Outcome], as_json: bool) -> N
     if as_json:
         runs = [_as_dict(outcome) for outcome in outcomes]
         cells = render.cell_dicts(table, entries)
-        print(json.dumps({"runs": runs, "cells": cells}, allow_nan=False))
+        found: dict[str, Any] = {"runs": runs, "cells": cells}
+        if summary is not None:
+            found["objective"] = summary.objective_name
+            found["rows"] = [row.as_dict() for row in summary.rows]
+        print(json.dumps(found, allow_nan=False))
     else:
         counts = Counter(str(outcome.status) for outcome in outcomes)
-        summary = ", ".join(f"{count} {status}" for status, count in counts.items())
-        print(f"{summary or 'nothing to do'}; records in {out}")
-        render.print_table(table, entries)
+        line = ", ".join(f"{count} {status}" for status, count in counts.items())
+        print(f"{line or 'nothing to do'}; records in {out}")
+        if summary is None:
+            render.print_table(table, entries)
+        else:
+            _print_summary(summary)
     if not all(outcome.has_record for outcome in outcomes):
         raise typer.Exit(1)
+
+
+def _print_summary(summary: Summary) -> None:
+    heads, rows = summary.table()
+    widths = [max(len(row[at]) for row in (heads, *rows)) for at in range(len(heads))]
+    for name, *numbers in (heads, *rows):
+        cells = [number.rjust(width) for number, width in zip(numbers, widths[1:], strict=True)]
+        print(printable("  ".join([name.ljust(widths[0]), *cells]).rstrip()))
+    for line in summary.conclusion():
+        print(printable(line))
 
 
 def _as_dict(outcome: Outcome) -> dict[str, Any]:
@@ -166,6 +209,8 @@ def _as_dict(outcome: Outcome) -> dict[str, Any]:
         "title": run.title,
         "status": str(outcome.status),
         "test_error": outcome.error,
+        "objective": outcome.objective,
+        "objective_name": outcome.objective_name,
         "detail": outcome.detail,
         "seconds": outcome.seconds,
     }

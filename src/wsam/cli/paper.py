@@ -120,7 +120,7 @@ def run(
     jobs = JobFactory(results, config, profile, measure=name == "minima", plane=plane)
     executor = InProcess(lambda: options.make_callbacks(quiet=as_json or smoke))
     with resumable(lambda: shared.has_progress(table.runs, results)):
-        done = shared.print_outcomes(sweep(map(jobs, table.runs), executor), len(table.runs))
+        done = shared.print_outcomes(sweep(map(jobs, table.runs), executor), table.runs)
     shared.report(table, results, done, as_json)
 
 

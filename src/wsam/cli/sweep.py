@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -23,6 +23,21 @@ if TYPE_CHECKING:
     from wsam.sweep import Executor
     from wsam.sweep.grid import Grid
 
+Name = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="NAME", help="A name from `wsam paper list`, or a TOML file with your own grid."
+    ),
+]
+Axes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--grid",
+        metavar="NAME=VALUE,...",
+        help="Vary a setting: data, model, method, base, lr, rho, epochs, ... One value fixes it. "
+        "Settings that a method or base does not have are ignored for it. Repeatable.",
+    ),
+]
 Device = Annotated[
     str, typer.Option(help="auto (all GPUs, otherwise the CPU), cpu, or cuda:0,cuda:1.")
 ]
@@ -58,10 +73,12 @@ Storage = Annotated[
 
 @app.command(
     context_settings=shared.ALIASES,
-    epilog="Examples: wsam sweep cifar --workers 4; wsam sweep rho-gamma --optuna --trials 20",
+    epilog="Examples: wsam sweep cifar --workers 4; wsam sweep --grid method=vanilla,sam,wsam "
+    "--grid lr=0.02,0.05 --grid gamma=0.8,0.9 --grid validation=0.1 --epochs 20 --out runs",
 )
 def sweep(
-    name: shared.Name,
+    name: Name = None,
+    axes: Axes = None,
     only: shared.Only = None,
     seeds: shared.Seeds = None,
     smoke: shared.Smoke = False,
@@ -94,6 +111,7 @@ def sweep(
     """
     from wsam.paper.registry import JobFactory
 
+    own = _own_grid(name, parse_axes(axes or []))
     profile = shared.make_profile(smoke, seeds, only, epochs, precision, pretrained)
     results = shared.output_folder(out, smoke)
     config = options.make_config(
@@ -110,11 +128,75 @@ def sweep(
     )
     jobs = JobFactory(results, config, profile, measure=name == "minima")
     if optuna:
-        _search(name, profile, jobs, executor, results, trials, storage, as_json)
+        _search(
+            own or _paper_grid(name), profile, jobs, executor, results, trials, storage, as_json
+        )
     elif trials or storage:
         raise ValueError("--trials and --storage need --optuna")
     else:
-        _run_all(name, profile, jobs, executor, results, as_json)
+        _run_all(own or name, profile, jobs, executor, results, as_json)
+
+
+def parse_axes(items: Iterable[str]) -> dict[str, list[Any]]:
+    """Parse ``NAME=VALUE,...`` options. Values are JSON or plain words; ``none`` is None.
+
+    Raises:
+        ValueError: An item has no values, or a name is given twice.
+
+    Example:
+        >>> parse_axes(["method=sam,wsam", "lr=0.1,0.2", "betas=[0.9,0.99],[0.8,0.9]"])
+        {'method': ['sam', 'wsam'], 'lr': [0.1, 0.2], 'betas': [[0.9, 0.99], [0.8, 0.9]]}
+    """
+    axes: dict[str, list[Any]] = {}
+    for item in items:
+        name, _, text = item.partition("=")
+        if not (name := name.strip()) or not text.strip():
+            raise ValueError(f"--grid expects NAME=VALUE,VALUE,..., got {item!r}")
+        if name in axes:
+            raise ValueError(f"--grid {name} is given twice; write --grid {name}=VALUE,VALUE")
+        try:
+            axes[name] = json.loads(f"[{text}]")
+        except ValueError:
+            axes[name] = [_word(word.strip()) for word in text.split(",")]
+    return axes
+
+
+def _word(text: str) -> Any:
+    try:
+        return None if text == "none" else json.loads(text)
+    except ValueError:
+        return text
+
+
+def _own_grid(name: str | None, axes: dict[str, list[Any]]) -> Grid | None:
+    """Return the grid of a file or of --grid; None for a table or grid of the paper.
+
+    With both, --grid replaces and adds axes.
+    """
+    from dataclasses import replace
+
+    from wsam.paper import find_grid
+    from wsam.sweep.grid import freeze_axes, make_grid
+
+    if name is None:
+        if not axes:
+            raise ValueError("give the NAME of a table or grid, or vary settings with --grid")
+        return make_grid(" ".join(axes), axes)
+    if not axes:
+        return find_grid(name) if name.endswith(".toml") else None
+    found = find_grid(name)
+    if len(found.bases) > 1:
+        raise ValueError(f"{name} has several columns: --grid needs a grid of your own")
+    changed = replace(found, axes={**found.axes, **freeze_axes(axes)})
+    changed.check()
+    return changed
+
+
+def _paper_grid(name: str | None) -> Grid:
+    from wsam.paper import find_grid
+
+    assert name is not None
+    return find_grid(name)
 
 
 def make_executor(
@@ -152,20 +234,29 @@ def make_executor(
 
 
 def _run_all(
-    name: str, profile: Profile, jobs: JobFactory, executor: Executor, out: Path, as_json: bool
+    what: Grid | str | None,
+    profile: Profile,
+    jobs: JobFactory,
+    executor: Executor,
+    out: Path,
+    as_json: bool,
 ) -> None:
     from wsam.paper import find
+    from wsam.paper.grids import grid_table
     from wsam.sweep import sweep as sweep_jobs
+    from wsam.sweep.grid import Grid
+    from wsam.sweep.summary import summarize
 
-    table = profile.table(find(name))
+    own = isinstance(what, Grid)
+    table = profile.table(grid_table(what) if isinstance(what, Grid) else find(str(what)))
     outcomes = sweep_jobs(map(jobs, table.runs), executor)
     with resumable(lambda: shared.has_progress(table.runs, out)):
-        done = shared.print_outcomes(outcomes, len(table.runs))
-    shared.report(table, out, done, as_json)
+        done = shared.print_outcomes(outcomes, table.runs)
+    shared.report(table, out, done, as_json, summarize(table.runs, out) if own else None)
 
 
 def _search(
-    name: str,
+    found: Grid,
     profile: Profile,
     jobs: JobFactory,
     executor: Executor,
@@ -174,11 +265,11 @@ def _search(
     storage: str | None,
     as_json: bool,
 ) -> None:
-    from wsam.paper import find_grid
+    from wsam.lab.titles import run_titles
     from wsam.sweep import sweep as sweep_jobs
     from wsam.sweep.search import Search
 
-    grid = profile.grid(find_grid(name))
+    grid = profile.grid(found)
     pattern = profile.only or "*"
     columns = [c for c in grid.bases if fnmatchcase(c.lower(), pattern.lower())]
     if not columns:
@@ -190,15 +281,21 @@ def _search(
     with resumable(lambda: shared.has_progress(_grid_runs(grid, columns, seeds), out)):
         for column in columns:
             with closing(Search(grid, column, seeds, jobs, out, storage)) as search:
+                known = list(_grid_runs(grid, [column], seeds))
                 for outcome in sweep_jobs(search.jobs(trials), executor):
-                    print(shared.format_outcome(outcome), file=sys.stderr, flush=True)
+                    run = outcome.job.run
+                    line = shared.format_outcome(outcome, run_titles([*known, run])[run.key])
+                    print(line, file=sys.stderr, flush=True)
                     search.tell(outcome)
                     settled = settled and outcome.status.value not in ("error", "lost")
-                best = search.best()
+                best, (figure, lower) = search.best(), search.objective
             if best is not None:
-                name = search.objective_name
-                bests.append({"column": column, "best": best[0], name.replace(" ", "_"): best[1]})
-                lines.append(_best_line(column, best[0], name, best[1]))
+                column_name = figure.replace(" ", "_").replace("-", "_")
+                bests.append(
+                    {"column": column, "best": best[0], "objective": figure, column_name: best[1]}
+                )
+                varied = {k: v for k, v in best[0].items() if len(grid.axes[k]) > 1}
+                lines.append(_best_line(column, varied, best[1], figure, lower))
     if as_json:
         print(json.dumps(bests, allow_nan=False))
     for line in [] if as_json else lines:
@@ -207,10 +304,17 @@ def _search(
         raise typer.Exit(1)
 
 
-def _best_line(column: str, best: dict[str, float], name: str, value: float) -> str:
-    point = ", ".join(f"{axis} {at:g}" for axis, at in best.items())
-    figure = f"{value:.2f}%" if name.endswith("error") else f"{value:g}"
-    return f"{column}: best at {point}: {name} {figure}"
+def _best_line(
+    column: str, best: dict[str, Any], value: float, figure: str, lower_is_better: bool
+) -> str:
+    point = ", ".join(f"{axis} {_text(at)}" for axis, at in best.items())
+    text = f"{value:.2f}%" if figure.endswith(("error", "accuracy")) else f"{value:g}"
+    direction = "lowest" if lower_is_better else "highest"
+    return f"{column}: {direction} {figure}, {text}, at {point}"
+
+
+def _text(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _grid_runs(grid: Grid, columns: Sequence[str], seeds: Sequence[int]) -> Iterator[Run]:

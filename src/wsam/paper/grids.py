@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from wsam.lab.run import Run
+from wsam.lab.settings import Value
 from wsam.paper.cifar import DATASETS, EPOCHS, ERRORS, RHO, SETTINGS, base_run, scratch_run
 from wsam.paper.imagenet import deit_run
 from wsam.paper.noise import HYPER, LEVELS, noise_run
@@ -170,7 +171,7 @@ def grid_table(grid: Grid, seeds: Sequence[int] = (0,)) -> Table:
     """
     cells = []
     for point in grid.points():
-        row = tuple(f"{v:g}" if isinstance(v, float) else str(v) for v in point.values())
+        row = tuple(_text(point[axis]) if axis in point else "–" for axis in grid.axes)
         for column in grid.bases:
             run = grid.run(column, point)
             cells.append(Cell(row, column, with_seeds(run, seeds), _quoted().get(run.key)))
@@ -183,6 +184,10 @@ def grid_table(grid: Grid, seeds: Sequence[int] = (0,)) -> Table:
         grid.reference,
         grid.notes,
     )
+
+
+def _text(value: Value) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def sensitivity() -> Table:

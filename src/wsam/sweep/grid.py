@@ -5,22 +5,39 @@ from __future__ import annotations
 import itertools
 import math
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from wsam.lab.files import read_regular
 from wsam.lab.run import Run
-from wsam.lab.settings import Value, join_names
+from wsam.lab.settings import (
+    DATA_SETTINGS,
+    DEFAULT_MODELS,
+    OPTIONS,
+    VANILLA,
+    Value,
+    accepts_geometry,
+    accepts_lean,
+    accepts_reuse,
+    join_names,
+)
 
 Point = dict[str, Value]
-"""A value for each axis."""
+"""A value for each axis that the run has."""
 
 MAX_POINTS = 10_000
-"""The largest grid that a file may describe. All of its runs are checked before the first starts."""
-_PLAIN = ("epochs", "batch_size", "noise")
+"""The largest grid that a user may describe. All of its runs are checked before the first starts."""
+
+_FIRST = ("data", "model", "method", "base", "geometry", "every", "options.every")
+"""Settings that decide which others a run has. They are applied before the others."""
+_MAPPINGS = ("hyper", "base_args", "options", "geometry")
 _SEEDS = ("seed", "noise_seed")
+_NOT_VARIED = (*_SEEDS, "digests", "hyper", "base_args", "options")
+_FIELDS = tuple(f.name for f in fields(Run) if f.name not in _NOT_VARIED)
+_COUNTS = ("train_limit", "test_limit", "image_size", "block_size")
+"""Whole numbers that are None by default."""
 
 
 def with_value(run: Run, name: str, value: Value) -> Run:
@@ -28,27 +45,79 @@ def with_value(run: Run, name: str, value: Value) -> Run:
 
     Args:
         run: The run.
-        name: A hyperparameter of its method, an argument of its base optimizer, or one of epochs,
-            batch_size and noise, searched in this order. Seeds cannot be varied: every point of a
-            grid is run with the same seeds.
-        value: The new value.
+        name: A hyperparameter of its method, an argument of its base optimizer, an option such as
+            ``max_norm``, or a field of `Run` such as ``method`` or ``epochs``, searched in this order.
+            ``hyper.alpha``, ``base_args.alpha``, ``options.lean`` and ``geometry.eta`` name the place
+            too. Seeds cannot be varied: every point of a grid is run with the same seeds.
+        value: The new value. A geometry is given by its name, or None.
 
     Raises:
         ValueError: The run has no such setting.
 
     Example:
         >>> run = with_value(Run(method="wsam"), "gamma", 0.8)
-        >>> with_value(run, "lr", 0.1).title
-        'digits cnn wsam gamma=0.8 rho=0.05 seed=0'
+        >>> with_value(run, "method", "sam").title
+        'digits cnn sam rho=0.05 seed=0'
     """
-    if name in run.hyper:
-        return run.replace(hyper={**run.hyper, name: value})
-    if name in run.base_args:
-        return run.replace(base_args={**run.base_args, name: value})
-    if name in _PLAIN:
-        return run.replace(**{name: value})
-    known = [*run.hyper, *run.base_args, *_PLAIN]
-    raise ValueError(f"a {run.method} run has no setting {name!r}; it has: {join_names(known)}")
+    found = _find(run, name)
+    if found is None:
+        known = [*run.hyper, *run.base_args, *_options(run), *_FIELDS]
+        raise ValueError(f"a {run.method} run has no setting {name!r}; it has: {join_names(known)}")
+    place, key = found
+    if place:
+        return run.replace(**{place: {**(getattr(run, place) or {}), key: value}})
+    if key == "geometry" and isinstance(value, str):
+        return run.replace(geometry={"name": value})
+    if key == "data":
+        return _with_data(run, str(value))
+    return run.replace(**{key: value})
+
+
+def _with_data(run: Run, data: str) -> Run:
+    """Return the run on other data, without settings of the old. A default model stays a default."""
+    dropped = {n: None for n, kinds in DATA_SETTINGS.items() if not data.startswith(kinds)}
+    is_default = run.model == DEFAULT_MODELS.get(run.data.partition(":")[0], "cnn")
+    return run.replace(data=data, model="" if is_default else run.model, **dropped)
+
+
+def has_setting(run: Run, name: str) -> bool:
+    """Return whether a run has a setting: SAM has no gamma, and only some methods have a geometry."""
+    return _find(run, name) is not None
+
+
+def _find(run: Run, name: str) -> tuple[str, str] | None:
+    """Return mapping and key of a setting, with an empty mapping for a field; None if it has none."""
+    place, dot, key = name.partition(".")
+    if dot:
+        return (place, key) if place in _MAPPINGS and key in _arguments(run, place) else None
+    for place in ("hyper", "base_args", "options"):
+        if name in _arguments(run, place):
+            return place, name
+    return ("", name) if name in _FIELDS and _applies(run, name) else None
+
+
+def _arguments(run: Run, place: str) -> Collection[str]:
+    if place == "options":
+        return _options(run)
+    names: Mapping[str, Value] = getattr(run, place) or {}
+    return names.keys() - {"name"}
+
+
+def _options(run: Run) -> list[str]:
+    if run.method == VANILLA:
+        return []
+    refused = {
+        "lean": not accepts_lean(run.method),
+        "reuse": not accepts_reuse(run.method) or "every" not in run.options,
+    }
+    return [name for name in OPTIONS if not refused.get(name)]
+
+
+def _applies(run: Run, field: str) -> bool:
+    """Return whether a run of this method and data may have a field."""
+    if field == "geometry":
+        return accepts_geometry(run.method)
+    return field not in DATA_SETTINGS or run.data.startswith(DATA_SETTINGS[field])
 
 
 def is_integer_setting(run: Run, name: str) -> bool:
@@ -58,9 +127,9 @@ def is_integer_setting(run: Run, name: str) -> bool:
         >>> is_integer_setting(Run(), "epochs"), is_integer_setting(Run(hyper={"rho": 1}), "rho")
         (True, False)
     """
-    plain = {setting: getattr(run, setting) for setting in _PLAIN}
-    value = {**plain, **run.base_args, **run.hyper}[name]
-    return isinstance(value, int) and not isinstance(value, bool)
+    place, key = _find(run, name) or ("", name)
+    value = getattr(run, place).get(key) if place else getattr(run, key)
+    return key in _COUNTS or (isinstance(value, int) and not isinstance(value, bool))
 
 
 def with_seeds(run: Run, seeds: Sequence[int]) -> tuple[Run, ...]:
@@ -76,7 +145,8 @@ class Grid:
         name: The grid's name.
         title: A short description.
         bases: The runs that the grid varies, by the name of their column.
-        axes: The values of each varied setting; see `with_value` for their names.
+        axes: The values of each varied setting; see `with_value` for their names. Runs that do not
+            have a setting, such as gamma with SAM, ignore it.
         notes: Remarks to print with the results.
         epochs: The number of epochs that a shortened grid is scaled from; None for that of the
             first base run.
@@ -101,35 +171,72 @@ class Grid:
         return self.epochs or next(iter(self.bases.values())).epochs
 
     def points(self) -> Iterator[Point]:
-        """Yield every combination; the last axis varies fastest."""
+        """Yield every combination once; the last axis varies fastest.
+
+        A point has only the axes that its runs have, so points that differ in others are one.
+        """
+        seen = set()
         for values in itertools.product(*self.axes.values()):
-            yield dict(zip(self.axes, values, strict=True))
+            whole = dict(zip(self.axes, values, strict=True))
+            used = {name for column in self.bases for name in self.used_axes(column, whole)}
+            point = {name: value for name, value in whole.items() if name in used}
+            if (key := repr(point)) not in seen:
+                seen.add(key)
+                yield point
 
     def run(self, column: str, point: Mapping[str, Value]) -> Run:
-        """Return the run at a point."""
+        """Return the run at a point. Settings that the run does not have are ignored."""
         run = self.bases[column]
-        for name, value in point.items():
-            run = with_value(run, name, value)
+        for name in in_order(point):
+            if has_setting(run, name):
+                run = with_value(run, name, point[name])
         return run
+
+    def used_axes(self, column: str, point: Mapping[str, Value]) -> list[str]:
+        """Return the settings of a point that its run has."""
+        run = self.run(column, {name: point[name] for name in _FIRST if name in point})
+        return [name for name in point if has_setting(run, name)]
+
+    def check(self) -> None:
+        """Check all points.
+
+        Raises:
+            ValueError: An axis that no run has, an invalid value, or too many points.
+        """
+        if (count := math.prod(map(len, self.axes.values()))) > MAX_POINTS:
+            raise ValueError(f"{count:,} grid points: at most {MAX_POINTS:,} are allowed")
+        used: set[str] = set()
+        for point in self.points():
+            used |= point.keys()
+            for column in self.bases:
+                self.run(column, point)
+        for name in self.axes:
+            if name not in used:  # of all runs: the first has the message with the known names
+                with_value(self.run(next(iter(self.bases)), next(self.points())), name, None)
 
     def map(self, change: Callable[[Run], Run]) -> Grid:
         """Return the grid with `change` applied to every base run."""
         return replace(self, bases={name: change(run) for name, run in self.bases.items()})
 
 
+def in_order(names: Iterable[str]) -> list[str]:
+    """Return names of settings, those first that decide which others a run has."""
+    return sorted(names, key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
+
+
 def read_grid(path: Path) -> Grid:
     """Read a grid from a TOML file.
 
     The table ``run`` has settings of `wsam.lab.run.Run`, the table ``grid`` a list of values for
-    each varied setting::
+    each varied setting (see `with_value`)::
 
-        title = "radius and weight on digits"
+        title = "two methods on digits"
         [run]
-        method = "wsam"
         epochs = 20
         [grid]
-        rho = [0.05, 0.1, 0.2]
-        gamma = [0.8, 0.88]
+        method = ["sam", "wsam"]
+        lr = [0.02, 0.05]
+        gamma = [0.8, 0.88]    # of WSAM only
 
     Raises:
         ValueError: The file is not such a grid.
@@ -151,22 +258,77 @@ def read_grid(path: Path) -> Grid:
     for name, values in axes.items():
         if not isinstance(values, list) or not values:
             raise ValueError(f"{path}: grid.{name} must be a list of values, got {values!r}")
-        if len(set(map(str, values))) < len(values):
-            raise ValueError(f"{path}: grid.{name} has a value twice: {values!r}")
     if not axes:
         raise ValueError(f"{path}: the table [grid] has no setting to vary")
-    base = Run.from_dict(run)
-    grid = Grid(
-        path.stem,
-        str(content.get("title", path.stem)),
-        {f"{base.data} {base.model}": base},
-        {name: tuple(values) for name, values in axes.items()},
-    )
-    if (count := math.prod(map(len, grid.axes.values()))) > MAX_POINTS:
-        raise ValueError(f"{path} has {count:,} grid points: at most {MAX_POINTS:,} are allowed")
-    for point in grid.points():
-        grid.run(next(iter(grid.bases)), point)  # refuse invalid values before anything runs
+    try:
+        return make_grid(path.stem, axes, run, str(content.get("title", path.stem)))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def make_grid(
+    name: str,
+    axes: Mapping[str, Sequence[Any]],
+    run: Mapping[str, Any] | None = None,
+    title: str | None = None,
+) -> Grid:
+    """Return a checked grid of one base run.
+
+    Args:
+        name: Its name.
+        axes: The values of each setting; one value fixes it.
+        run: Settings of the base run. Arguments of its method and base optimizer also apply to the
+            other methods and bases of the grid that have them.
+        title: Its title. Default: the names of the axes.
+
+    Raises:
+        ValueError: The grid is not valid.
+
+    Example:
+        >>> grid = make_grid("mine", {"method": ["sam", "wsam"], "gamma": [0.8, 0.9]})
+        >>> [grid.run("digits cnn", point).title for point in grid.points()][:2]
+        ['digits cnn sam rho=0.05 seed=0', 'digits cnn wsam gamma=0.8 rho=0.05 seed=0']
+    """
+    settings, found = dict(run or {}), freeze_axes(axes)
+    for field, place in (("method", "hyper"), ("method", "options"), ("base", "base_args")):
+        if field in found:  # a new method or base would drop its arguments
+            for key, value in settings.pop(place, {}).items():
+                found.setdefault(key, (value,))
+    if "data" in found:
+        for key in DATA_SETTINGS.keys() & settings.keys():
+            found.setdefault(key, (settings.pop(key),))
+    try:
+        base = Run.from_dict(settings)
+    except TypeError as error:
+        raise ValueError(error) from error
+    shown = [axis.replace("_", " ") for axis, values in found.items() if len(values) > 1]
+    fixed = [found.get(field, (getattr(base, field),)) for field in ("data", "model")]
+    column = " ".join(str(values[0]) for values in fixed if len(values) == 1) or name
+    grid = Grid(name, title or ", ".join(shown) or name, {column: base}, found)
+    try:
+        grid.check()
+    except TypeError as error:
+        raise ValueError(error) from error
     return grid
+
+
+def freeze_axes(axes: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Value, ...]]:
+    """Return axes as tuples; a list among the values becomes a tuple too.
+
+    Raises:
+        ValueError: A seed, or a value that is given twice.
+    """
+    found: dict[str, tuple[Value, ...]] = {
+        name: tuple(tuple(value) if isinstance(value, list) else value for value in values)
+        for name, values in axes.items()
+    }
+    for axis in _SEEDS:
+        if axis in found:
+            raise ValueError(f"{axis} cannot be varied: use --seeds")
+    for axis, values in found.items():
+        if len(set(map(repr, values))) < len(values):
+            raise ValueError(f"{axis} has a value twice: {', '.join(map(str, values))}")
+    return found
 
 
 def _table(content: dict[str, Any], name: str, path: Path) -> dict[str, Any]:

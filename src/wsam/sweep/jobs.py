@@ -17,6 +17,7 @@ from wsam.lab.execution import ExecutionConfig
 from wsam.lab.files import BusyError, format_os_error
 from wsam.lab.records import Record
 from wsam.lab.run import Run
+from wsam.lab.titles import figure_name, format_figure
 from wsam.lab.train import train
 from wsam.lab.user_code import RunError
 
@@ -79,7 +80,9 @@ class Outcome:
         seconds: How long it took.
         missing_module: The module that is not installed, if the job was refused for that.
         objective: What a search minimizes: `records.objective` of the record.
-        objective_name: Its name, such as ``validation error``.
+        objective_name: The figure that it improves, such as ``validation error``.
+        lower_is_better: Whether the objective is the figure itself, and not its negative.
+        figure: The objective as text, in its own direction: ``4.20%``, ``validation accuracy 95.10%``.
     """
 
     job: Job
@@ -90,6 +93,8 @@ class Outcome:
     missing_module: str | None = None
     objective: float | None = None
     objective_name: str = "test error"
+    lower_is_better: bool = True
+    figure: str = ""
 
     @property
     def has_record(self) -> bool:
@@ -133,15 +138,23 @@ def run_job(job: Job, callbacks: Sequence[Callback] = ()) -> Outcome:
         return Outcome(job, Status.ERROR, _describe(error))
     seconds = time.monotonic() - start
     if not records.is_finished(record):
-        name, failure = records.objective_name(record), str(record.get("failure"))
-        return Outcome(job, Status.FAILED, failure, seconds=seconds, objective_name=name)
+        return Outcome(
+            job,
+            Status.FAILED,
+            str(record.get("failure")),
+            seconds=seconds,
+            objective_name=figure_name(records.metric(record)),
+            lower_is_better=records.metric(record)["lower_is_better"],
+        )
     status = Status.FINISHED if flag.started else Status.SKIPPED
     return Outcome(
         job,
         status,
         error=records.final_error(record),
         objective=records.objective(record),
-        objective_name=records.objective_name(record),
+        objective_name=figure_name(records.metric(record)),
+        lower_is_better=records.metric(record)["lower_is_better"],
+        figure=_figure(record),
         seconds=seconds,
     )
 
@@ -155,6 +168,13 @@ def _describe(error: Exception) -> str:
 
     traceback.print_exc()  # the worker's log should contain it
     return f"{type(error).__name__}: {error}"
+
+
+def _figure(record: records.Record) -> str:
+    metric = records.metric(record)
+    text = format_figure(records.final_figure(record, metric["split"]), metric["unit"])
+    name = figure_name(metric)
+    return text if name == "test error" else f"{name} {text}"
 
 
 def _concerns_this_run_only(error: Exception, run: Run) -> bool:

@@ -20,8 +20,8 @@ from typing import Any
 from wsam.lab import records
 from wsam.lab.files import BusyError, exclusive_lock
 from wsam.lab.run import Run
-from wsam.lab.settings import Value
-from wsam.sweep.grid import Grid, is_integer_setting, with_seeds
+from wsam.lab.settings import Value, is_number
+from wsam.sweep.grid import Grid, Point, has_setting, in_order, is_integer_setting, with_seeds
 from wsam.sweep.jobs import Job, Outcome, Status
 
 DIVERGED = {"error": 100.0, "accuracy": 0.0, "macro-f1": 0.0}
@@ -66,12 +66,13 @@ class Search:
         self.grid, self.column, self.seeds = grid, column, tuple(seeds)
         self.make_job, self.out = make_job, out
         self.running: list[_RunningTrial] = []
-        self.objective_name = "test error"
         self.failed: set[int] = set()  # trials of this search; a later search may try them again
         optuna = _import_optuna()
         # Other base runs or seeds define another objective, so they get another study.
         seed_names = ",".join(map(str, self.seeds))
-        self.name = f"{grid.name} {column} {grid.bases[column].key} seeds {seed_names}"
+        choices = {n: _choices(v) for n, v in grid.axes.items() if not _is_range(v)}
+        chosen = f" of {json.dumps(choices)}" if choices else ""  # Optuna's choices are fixed
+        self.name = f"{grid.name} {column} {grid.bases[column].key} seeds {seed_names}{chosen}"
         self.owner = uuid.uuid4().hex
         # Concurrent creation breaks a SQLite study.
         self._study_lock = records.work_root(out) / "search.lock"
@@ -126,10 +127,11 @@ class Search:
         trials = self.study.get_trials(deepcopy=False)
         known = {t.user_attrs.get("point") for t in trials if t.state != _state("FAIL")}
         for point in self.grid.points():
-            numbers = self._as_numbers(point)
-            name = json.dumps(numbers)
+            parameters = self._as_parameters(point)
+            name = json.dumps(parameters)
             if name not in known:
-                self.study.enqueue_trial(numbers, user_attrs={"point": name})
+                known.add(name)
+                self.study.enqueue_trial(parameters, user_attrs={"point": name})
 
     def _is_alive(self, owner: str | None) -> bool:
         if owner is None:
@@ -166,28 +168,40 @@ class Search:
     def jobs(self, trials: int = 0) -> Iterator[Job]:
         """Yield the jobs of the grid's points, then those of `trials` more points."""
         while (trial := self._ask(trials)) is not None:
-            point = {name: self._suggest(trial, name) for name in self.grid.axes}
-            runs = with_seeds(self.grid.run(self.column, point), self.seeds)
+            runs = with_seeds(self.grid.run(self.column, self._suggest(trial)), self.seeds)
             self.running.append(_RunningTrial(trial, {run.key for run in runs}))
             yield from map(self.make_job, runs)
 
-    def _suggest(self, trial: Any, name: str) -> float | int:
-        axis = self.grid.axes[name]
-        low, high = min(axis), max(axis)  # type: ignore[type-var]
-        if is_integer_setting(self.grid.bases[self.column], name):
-            return int(trial.suggest_int(name, low, high))
-        log = name in _LOG_SCALE and low > 0  # type: ignore[operator]
-        return float(trial.suggest_float(name, low, high, log=log))
+    def _suggest(self, trial: Any) -> Point:
+        """Return a point. A setting that the run does not have, given the others, is not asked for."""
+        point: Point = {}
+        for name in in_order(self.grid.axes):
+            run = self.grid.run(self.column, point)
+            if not has_setting(run, name):
+                continue
+            axis = self.grid.axes[name]
+            if not _is_range(axis):
+                choices = _choices(axis)
+                point[name] = axis[choices.index(trial.suggest_categorical(name, choices))]
+                continue
+            low, high = min(axis), max(axis)  # type: ignore[type-var]
+            if is_integer_setting(run, name):
+                point[name] = int(trial.suggest_int(name, low, high))
+            else:
+                log = name in _LOG_SCALE and low > 0  # type: ignore[operator]
+                point[name] = float(trial.suggest_float(name, low, high, log=log))
+        return point
 
-    def _as_numbers(self, point: Mapping[str, Value]) -> dict[str, float | int]:
+    def _as_parameters(self, point: Mapping[str, Value]) -> dict[str, Any]:
         """Return a point with the types of `_suggest`, so that Optuna recognizes it."""
-        base = self.grid.bases[self.column]
-        numbers: dict[str, float | int] = {}
+        run = self.grid.run(self.column, point)
+        found: dict[str, Any] = {}
         for name, value in point.items():
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise ValueError(f"a search can vary numbers only, {name} has the value {value!r}")
-            numbers[name] = value if is_integer_setting(base, name) else float(value)
-        return numbers
+            if not _is_range(self.grid.axes[name]):
+                found[name] = _choice(value)
+            elif has_setting(run, name):
+                found[name] = value if is_integer_setting(run, name) else float(value)  # type: ignore[arg-type]
+        return found
 
     def tell(self, outcome: Outcome) -> None:
         """Report the outcome of a job to the study."""
@@ -198,21 +212,43 @@ class Search:
                 self.failed.add(entry.trial.number)
                 self.running.remove(entry)
                 continue
-            self.objective_name = outcome.objective_name
-            worst = DIVERGED.get(self.objective_name.rpartition(" ")[2], math.inf)
+            objective = [outcome.objective_name, outcome.lower_is_better]
+            self.study.set_user_attr("objective", objective)
+            worst = DIVERGED.get(outcome.objective_name.rpartition(" ")[2], math.inf)
             entry.errors[key] = worst if outcome.objective is None else outcome.objective
             if entry.keys == entry.errors.keys():
                 mean = sum(entry.errors.values()) / len(entry.errors)
                 self.study.tell(entry.trial, mean, skip_if_finished=True)
                 self.running.remove(entry)
 
-    def best(self) -> tuple[dict[str, float], float] | None:
-        """Return the best point and its mean objective; None if no trial is complete."""
-        done = self.study.get_trials(deepcopy=False, states=(_state("COMPLETE"),))
-        trial = min(done, key=lambda trial: trial.value, default=None)
-        if trial is None or not math.isfinite(trial.value):
+    @property
+    def objective(self) -> tuple[str, bool]:
+        """Name of the figure, such as ``validation error``, and whether lower values are better."""
+        name, lower = self.study.user_attrs.get("objective", ("test error", True))
+        return name, lower
+
+    def best(self) -> tuple[dict[str, Any], float] | None:
+        """Return the best point and the mean of its figure; None if no trial has one."""
+        complete = self.study.get_trials(deepcopy=False, states=(_state("COMPLETE"),))
+        done = [trial for trial in complete if math.isfinite(trial.value)]
+        if not done:
             return None
-        return dict(trial.params), trial.value
+        trial = min(done, key=lambda trial: trial.value)
+        return dict(trial.params), trial.value if self.objective[1] else -trial.value
+
+
+def _is_range(axis: Sequence[Value]) -> bool:
+    """Return whether a search may try values between those of an axis."""
+    return all(map(is_number, axis))
+
+
+def _choices(axis: Sequence[Value]) -> list[Any]:
+    return [_choice(value) for value in axis]
+
+
+def _choice(value: Value) -> Any:
+    """Return a value that Optuna can store; several numbers become text."""
+    return json.dumps(value) if isinstance(value, tuple) else value
 
 
 def sqlite_url(out: Path) -> str:
