@@ -12,6 +12,7 @@ from command import wsam_command
 from recorded import as_recorded
 from reporting import METHODS, RESULTS, make_folder, small
 
+import wsam
 from wsam.lab import records
 from wsam.lab.checkpoint import save_state
 from wsam.lab.execution import ExecutionConfig
@@ -33,6 +34,8 @@ from wsam.report.labels import (
     experiments,
 )
 from wsam.report.sections import reproduce_section
+
+ALL_METHODS = ["vanilla", *wsam.METHODS]
 
 
 @pytest.fixture(scope="module")
@@ -268,7 +271,9 @@ def test_the_runs_of_a_demonstration_are_found(tmp_path):
     assert f"using those in {tmp_path / 'demo' / 'runs'}\n" in shown
     assert f"wrote {tmp_path / 'demo' / 'runs' / 'report.html'}" in shown
     assert own.read_text() == "its own"
-    assert "Results in demo/runs" in (tmp_path / "demo" / "runs" / "report.html").read_text()
+    text = (tmp_path / "demo" / "runs" / "report.html").read_text()
+    assert "<h1>digits, mlp: 1 run</h1>" in text
+    assert "1 group · folder demo/runs<" in text
     train(small("sam"), tmp_path / "demo", ExecutionConfig(device="cpu"))
     assert gather(tmp_path / "demo").path == tmp_path / "demo", "records of its own come first"
 
@@ -388,7 +393,7 @@ def test_lines_are_limited_to_distinguishable_ones(folder):
     assert [item.style.color for item in experiment.plotted] == ["wsam"] * 4 + ["sam"] * 2
     assert "6 of 11 groups" in selection_note(experiment, experiment.plotted)
     assert selection_note(experiment, groups) == ""
-    many = Experiment("t", tuple(labeled(folder, *[*METHOD_STYLES][1:] * 2))).plotted
+    many = Experiment("t", tuple(labeled(folder, *ALL_METHODS * 2))).plotted
     assert len(many) == MAX_LINES
 
 
@@ -396,7 +401,7 @@ def test_lines_are_limited_to_distinguishable_ones(folder):
     "methods",
     [
         ["vanilla", "sam", "wsam"],
-        [*METHOD_STYLES][1:],
+        ALL_METHODS,
         ["sam", "sam", "vanilla", "wsam", "wsam"],
     ],
 )
@@ -450,7 +455,7 @@ def test_the_report_shows_the_runs_own_metric(tmp_path):
     path, folder = write(tmp_path, tmp_path / "report.html")
     page = path.read_text()
     assert not folder.troubles
-    for text in ("test r2", "Validation r2 after each epoch", "0.75", "seed 0: 0.75"):
+    for text in ("test r2", "Validation r2 after each epoch", "0.75", "seed 0: test r2 0.75"):
         assert text in page, text
     assert "test error" not in page
     assert page.count("wsam train --data") == 1  # objects cannot be named on a command line

@@ -91,7 +91,7 @@ def test_a_row_shows_mean_deviation_and_values(axes):
 
 
 def test_values_of_different_magnitude_get_a_logarithmic_axis(axes):
-    charts.draw_dots(axes, [DotRow("a", WSAM, [v], v, None) for v in (1.0, 2.0, 500.0)], log=True)
+    charts.draw_dots(axes, [DotRow("a", WSAM, [v], v, None) for v in (1.0, 20.0, 500.0)], log=True)
     assert axes.get_xscale() == "log"
     assert {"1", "10", "100"} <= set(tick_labels(axes.xaxis))
 
@@ -102,6 +102,95 @@ def test_long_labels_are_wrapped_and_shortened():
     assert len(lines) == 2
     assert lines[-1].endswith("…")
     assert max(map(len, lines)) <= 44
+
+
+# ---- outliers and baselines ----
+
+
+def dots(*means, **options):
+    """Return rows of one run each."""
+    return [DotRow(str(n), WSAM, [mean], mean, None) for n, mean in enumerate(means)]
+
+
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        ([4.0, 4.2, 4.5, 90.0], (4.0, 4.5)),
+        ([4.0, 4.1, 4.2, 60.0, 90.0], (4.0, 4.2)),
+        ([7.2, 7.3, 7.4, 12.0, 14.0, 89.8], (7.2, 14.0)),
+        ([3.0, 4.0, 5.0, 10.0, 30.0, 60.0, 90.0], (3.0, 90.0)),
+        ([6.9, 7.1, 31.8], (6.9, 31.8)),
+        ([4.0, 90.0], (4.0, 90.0)),
+        ([0.001, 0.01, 0.1, 1.0], (0.001, 1.0)),
+        ([0.0, 0.1, 0.2, 30.0], (0.0, 0.2)),
+        ([0.1, 0.2, 0.1, -40.0], (0.1, 0.2)),
+        ([math.nan, math.inf], (0.0, 0.0)),
+    ],
+)
+def test_the_range_without_outliers(values, shown):
+    assert charts.usual_range([[value] for value in values]) == shown
+
+
+def test_an_outlier_of_a_metric_whose_best_value_is_100():
+    assert charts.usual_range([[95.0], [96.0], [95.5], [10.0]], 100.0) == (95.0, 96.0)
+
+
+def test_a_diverged_row_is_marked_at_the_edge(axes):
+    charts.draw_dots(
+        axes, [*dots(4.0, 4.2, 4.5), DotRow("x", WSAM, [80, 90], 85.0, 7.07)], log=True
+    )
+    assert axes.get_xscale() == "linear"
+    low, high = axes.get_xlim()
+    assert low == 0
+    assert high < 5
+    assert [text.get_text() for text in axes.texts] == ["85 ± 7.07"]
+    marks = [line for line in axes.lines if line.get_marker() == ">"]
+    assert [line.get_xydata().tolist() for line in marks] == [[[1.0, 3.0]]]
+    inside = [x for line in axes.lines if line not in marks for x in line.get_xdata()]
+    assert all(low <= x <= high for x in inside)
+
+
+def test_one_diverged_seed_is_marked(axes):
+    rows = [*dots(4.0, 4.1, 4.2, 4.3), DotRow("x", WSAM, [4.0, 4.1, 4.2, 60.0], 18.1, 28.0)]
+    charts.draw_dots(axes, rows)
+    assert [text.get_text() for text in axes.texts] == ["18.1 ± 28"]
+    drawn = [tuple(line.get_xdata()) for line in axes.lines]
+    assert (4.0, 4.1, 4.2) in drawn, "the other seeds"
+
+
+def test_a_diverged_line_is_marked_at_the_edge(axes):
+    lines = [series(2.0, 1.0), series(2.1, 0.9), series(2.2, 1.1), series(3.0, 5e6)]
+    charts.draw_lines(axes, lines, log=True)
+    assert axes.get_yscale() == "linear"
+    assert axes.get_ylim()[1] < 4
+    assert [text.get_text() for text in axes.texts] == ["5e6"]
+    (mark,) = (line for line in axes.lines if line.get_marker() == "^")
+    assert mark.get_xydata().tolist() == [[2.0, 1.0]], "at its epoch, on the upper edge"
+
+
+def test_values_of_marks_do_not_cover_each_other_or_lines(axes):
+    calm = [series(2.0, 1.0) for _ in range(6)]
+    charts.draw_lines(axes, [*calm, series(1.0, 1e5), series(1.0, 2e5)])
+    axes.figure.canvas.draw()
+    one, other = (text.get_window_extent() for text in axes.texts)
+    assert not one.overlaps(other)
+    top = axes.transData.transform((1.0, 2.0))[1]
+    assert min(one.y0, other.y0) > top
+
+
+@pytest.mark.parametrize(
+    ("values", "baseline", "included"), [((4.30, 4.35), 0.0, 0.0), ((95.1, 95.6), 100.0, 100.0)]
+)
+def test_differences_are_not_exaggerated(axes, values, baseline, included):
+    """The axis includes the baseline, so a length is proportional to its value."""
+    charts.draw_dots(axes, dots(*values), log=True, baseline=baseline)
+    low, high = axes.get_xlim()
+    assert low <= included <= high
+    share = abs(values[0] - values[1]) / (high - low)
+    assert share < 0.11
+    charts.draw_lines(axes, [series(*values)], baseline=baseline)
+    low, high = axes.get_ylim()
+    assert low <= included <= high
 
 
 # ---- heat maps ----

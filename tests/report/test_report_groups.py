@@ -111,6 +111,71 @@ def test_groups_with_failed_runs_are_selected_last(half_failed):
     assert len(select_best(groups, 4)) == 4
 
 
+def test_the_base_is_always_among_the_curves(tmp_path):
+    """Even if many others have smaller errors; the best group of each base."""
+    for rho in range(1, 8):
+        for method in ("sam", "wsam", "gsam", "esam"):
+            put(tmp_path, Run(method=method, hyper={"rho": rho / 10}, epochs=1), 1.0 + rho)
+    for lr, error in ((0.1, 60.0), (0.2, 50.0), (0.3, 70.0)):
+        put(tmp_path, Run(method="vanilla", base_args={"lr": lr}, epochs=1), error)
+    put(tmp_path, Run(method="vanilla", base="adamw", epochs=1), 80.0)
+    (one,) = experiments(gather(tmp_path).groups)
+    for shown in (one.plotted, select_best(one.groups, 6)):
+        names = [item.name for item in shown if item.group.run.method == "vanilla"]
+        assert {"SGD lr 0.2", "AdamW lr 0.001"} <= set(names)
+    assert len(select_best(one.groups, 6)) == 6
+
+
+def test_groups_are_selected_by_their_validation_metric(tmp_path):
+    """The test set does not decide, and higher may be better."""
+    metric = {"name": "accuracy", "unit": "%", "lower_is_better": False, "split": "validation"}
+    for rho, on_validation, on_test in ((0.1, 90.0, 50.0), (0.2, 80.0, 99.0)):
+        run = Run(method="sam", hyper={"rho": rho}, validation=0.1, metric="accuracy")
+        row = {"epoch": 1, "train_loss": 0.5, "validation_accuracy": on_validation}
+        row["test_accuracy"] = on_test
+        records.write(tmp_path, run, as_recorded(run, row) | {"metric": metric})
+    (one,) = experiments(gather(tmp_path).groups)
+    assert [item.name for item in select_best(one.groups, 1)] == ["SAM ρ 0.1"]
+    text = page(gather(tmp_path))
+    assert "validation accuracy (%)</th>" in text
+    assert "test accuracy (%)</th>" in text
+    assert "Validation accuracy (%) by epoch" in text
+    assert "seed 0: test accuracy 99.00%, record" in text
+    assert "rror" not in text.partition("<main>")[2]
+
+
+# ---- titles ----
+
+
+@pytest.mark.parametrize(
+    ("runs", "title"),
+    [
+        ([Run()], "digits, cnn: 1 run"),
+        ([Run(), Run(seed=1), Run(model="mlp")], "digits, cnn and mlp: 3 runs"),
+        ([Run(noise=0.4), Run()], "digits, cnn, partly noisy labels: 2 runs"),
+        (
+            [Run(data=data, model="mlp") for data in ("digits", "cifar10", "cifar100", "fashion")],
+            "4 data sets, mlp: 4 runs",
+        ),
+    ],
+)
+def test_the_title_tells_what_the_folder_contains(tmp_path, runs, title):
+    for run in runs:
+        put(tmp_path, run)
+    text = page(gather(tmp_path))
+    assert f"<h1>{title}</h1>" in text
+    assert f"<title>{title}</title>" in text
+    assert f"folder {tmp_path.name}<" in text
+
+
+def test_failed_runs_are_named_by_what_differs(tmp_path):
+    put(tmp_path, Run(method="sam"))
+    failed = put(tmp_path, Run(method="sam", base="adamw", base_args={"lr": 9.0}), None)
+    (trouble,) = gather(tmp_path).troubles
+    assert trouble.what == "SAM (AdamW) ρ 0.05, lr 9"
+    assert failed.key not in trouble.what
+
+
 # ---- names ----
 
 

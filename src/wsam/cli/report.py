@@ -71,12 +71,15 @@ def _group(item: LabeledGroup) -> dict[str, Any]:
     from wsam._format import mean_and_std
     from wsam.report.commands import commands
 
-    mean, deviation = mean_and_std(item.group.figures)
-    column = f"test_{item.group.metric['name']}".replace("-", "_")
+    metric, figures = item.group.metric, {}
+    for split in dict.fromkeys((metric["split"], "test")):
+        mean, deviation = mean_and_std(item.group.metric_values(split))
+        column = f"{split}_{metric['name']}".replace("-", "_")
+        figures[column] = {"mean": mean, "deviation": deviation}
     return {
         "name": item.name,
         "finished": len(item.group.finished),
         "failed": len(item.group.results) - len(item.group.finished),
-        column: {"mean": mean, "deviation": deviation},
+        **figures,
         "commands": {result.run.key: commands(result) for result in item.group.results},
     }

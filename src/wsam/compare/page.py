@@ -15,12 +15,13 @@ from wsam.compare.summary import Row, Summary, format_figure, format_number, for
 from wsam.lab import records
 from wsam.lab.run import Run
 from wsam.lab.settings import BASES
+from wsam.lab.titles import GREEK, experiment_title
 from wsam.plots.html import render, to_unicode
 from wsam.report import sections
 from wsam.report.charts import DotRow, Point, Series, dot_chart, line_chart
 from wsam.report.elements import Figure, Section, Table
 from wsam.report.experiment import MISSING
-from wsam.report.labels import GREEK, Experiment, LabeledGroup, experiment_title
+from wsam.report.labels import Experiment, LabeledGroup
 from wsam.report.results import Group, Result
 
 

@@ -11,7 +11,7 @@ import math
 import re
 import textwrap
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,8 @@ _LOG_RATIO = 10.0
 _LEAST, _LARGEST = 1e-100, 1e100
 """Of the absolute values that are drawn, beyond which matplotlib cannot compute axes. A smaller one
 counts as zero, a larger one as the largest."""
+_MARK_HEIGHT = 15
+"""Of the value of an arrow, in pixels."""
 _TICK_STEPS = [1, 2, 2.5, 5, 10]
 _LABEL_CHARACTERS = 44
 """Characters of a bold label that fit into the width of a chart."""
@@ -124,6 +126,7 @@ def line_chart(
     *,
     log: bool = False,
     integer_x: bool = False,
+    baseline: float = 0.0,
 ) -> Markup:
     """Return a chart of lines as SVG.
 
@@ -134,18 +137,24 @@ def line_chart(
         y_label: Above the vertical axis.
         log: Use a logarithmic vertical axis if the values span more than a factor of 10.
         integer_x: Label integers only on the horizontal axis.
+        baseline: A value that a linear vertical axis includes.
     """
     with _chart(HEIGHT, left=54, right=16, top=30, bottom=44) as axes:
-        draw_lines(axes, series, log=log, integer_x=integer_x)
+        draw_lines(axes, series, log=log, integer_x=integer_x, baseline=baseline)
         axes.set_xlabel(x_label)
         axes.figure.text(2 / WIDTH, 1 - 15 / HEIGHT, y_label, weight="bold")
         return to_svg(axes, description)
 
 
 def draw_lines(
-    axes: Axes, series: Sequence[Series], *, log: bool = False, integer_x: bool = False
+    axes: Axes,
+    series: Sequence[Series],
+    *,
+    log: bool = False,
+    integer_x: bool = False,
+    baseline: float = 0.0,
 ) -> None:
-    """Draw lines, all above all bands."""
+    """Draw lines, all above all bands. An arrow at the edge shows the extreme of a line beyond it."""
     from matplotlib.ticker import MaxNLocator
 
     known = [p for one in series for p in one.points if p[1] is not None and math.isfinite(p[1])]
@@ -173,16 +182,71 @@ def draw_lines(
     axes.set_xlim(*((low, high) if low < high else (low - 0.5, high + 0.5)))
     locator = MaxNLocator(5, steps=_TICK_STEPS, integer=integer_x, min_n_ticks=1)
     axes.xaxis.set_major_locator(locator)
-    _scale(axes, "y", [p[1] for p in known if p[1] is not None], log=log, zero=True)
+    means = [[_drawable(p[1]) for p in one.points if p in known] for one in series]  # type: ignore[arg-type]
+    _scale(axes, "y", usual_range(means, baseline), log=log, baseline=baseline)
+    _mark_lines(axes, series)
     axes.grid(axis="y")
     axes.spines["left"].set_visible(False)
     axes.tick_params(axis="y", length=0)
 
 
+def _mark_lines(axes: Axes, series: Sequence[Series]) -> None:
+    """Draw an arrow with the value of the extreme point of each line that leaves the axes."""
+    low, high = axes.get_ylim()
+    extremes = []
+    for one in series:
+        found = [(p[1], p[0]) for p in one.points if p[1] is not None and math.isfinite(p[1])]
+        if found and max(found)[0] > high:
+            extremes.append((True, *max(found), one.style))
+        if found and min(found)[0] < low:
+            extremes.append((False, *min(found), one.style))
+    _add_space(axes, *(sum(upper is side for upper, *_ in extremes) for side in (True, False)))
+    rows = {True: 0, False: 0}
+    for upper, value, x, line_style in extremes:
+        style: dict[str, Any] = {"color": color(line_style.css_name), "zorder": 4}
+        edge: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "clip_on": False}
+        axes.plot(x, float(upper), "^" if upper else "v", markersize=9, **edge, **style)
+        towards_left = x > sum(axes.get_xlim()) / 2
+        offset = 4 + _MARK_HEIGHT * rows[upper]
+        axes.annotate(
+            short(value),
+            (x, float(upper)),
+            (-9 if towards_left else 9, -offset if upper else offset),
+            xycoords=axes.get_xaxis_transform(),
+            textcoords="offset points",
+            ha="right" if towards_left else "left",
+            va="center",
+            weight="bold",
+            **style,
+        )
+        rows[upper] += 1
+
+
+def _add_space(axes: Axes, above: int, below: int) -> None:
+    """Extend the vertical axis by rows for the values of arrows."""
+    low, high = axes.get_ylim()
+    for number, upper in ((above, True), (below, False)):
+        share = min(number * _MARK_HEIGHT / HEIGHT * 1.4, 0.4)
+        if axes.get_yscale() == "log":
+            factor = (high / low) ** share
+            low, high = (low, high * factor) if upper else (low / factor, high)
+        else:
+            extra = share * (high - low)
+            low, high = (low, high + extra) if upper else (low - extra, high)
+    axes.set_ylim(low, high)
+
+
 # ---- dot charts ----
 
 
-def dot_chart(description: str, rows: Sequence[DotRow], label: str, *, log: bool = False) -> Markup:
+def dot_chart(
+    description: str,
+    rows: Sequence[DotRow],
+    label: str,
+    *,
+    log: bool = False,
+    baseline: float = 0.0,
+) -> Markup:
     """Return a chart of means with error bars as SVG, one row each, with single values as dots.
 
     Args:
@@ -190,13 +254,14 @@ def dot_chart(description: str, rows: Sequence[DotRow], label: str, *, log: bool
         rows: From top to bottom.
         label: Below the axis.
         log: Use a logarithmic axis if the values span more than a factor of 10.
+        baseline: A value that a linear axis includes, so that differences are not exaggerated.
     """
     labels = [textwrap.wrap(_shorten(row.label), _LABEL_CHARACTERS) for row in rows]
     lines = max(map(len, labels), default=1)
     step = 30 + 16 * lines
     height = step * len(rows) + 50
     with _chart(height, left=10, right=18, top=4, bottom=46) as axes:
-        draw_dots(axes, rows, log=log)
+        draw_dots(axes, rows, log=log, baseline=baseline)
         axes.set_xlabel(label)
         axes.set_ylim(len(rows) - 1 + 14 / step, -1 + 14 / step)  # 14 pixels below each row
         for at, words in enumerate(labels):
@@ -212,8 +277,10 @@ def dot_chart(description: str, rows: Sequence[DotRow], label: str, *, log: bool
         return to_svg(axes, description)
 
 
-def draw_dots(axes: Axes, rows: Sequence[DotRow], *, log: bool = False) -> None:
-    """Draw one row of dots for each mean."""
+def draw_dots(
+    axes: Axes, rows: Sequence[DotRow], *, log: bool = False, baseline: float = 0.0
+) -> None:
+    """Draw one row of dots for each mean. An arrow at the edge shows a mean or value beyond it."""
     rows = [
         replace(
             row,
@@ -223,18 +290,64 @@ def draw_dots(axes: Axes, rows: Sequence[DotRow], *, log: bool = False) -> None:
         )
         for row in rows
     ]
+    shown = usual_range([_extent(row, log) for row in rows], baseline)
+    _scale(axes, "x", shown, log=log, baseline=baseline)
+    low, high = axes.get_xlim()
     for at, row in enumerate(rows):
         style: dict[str, Any] = {"color": color(row.style.css_name), "clip_on": False}
-        axes.plot(row.values, [at] * len(row.values), "o", alpha=0.45, markersize=6, **style)
+        inside = [value for value in row.values if low <= value <= high]
+        axes.plot(inside, [at] * len(inside), "o", alpha=0.45, markersize=6, **style)
         bars: dict[str, Any] = {"elinewidth": _LINE_WIDTH, "capsize": 5, "capthick": _LINE_WIDTH}
-        axes.errorbar(row.mean, at, xerr=row.std, fmt="o", markersize=11, **bars, **style)
-    ends = [row.mean + side * (row.std or 0.0) for row in rows for side in (-1, 1)]
-    _scale(axes, "x", [*ends, *(value for row in rows for value in row.values)], log=log)
+        if low <= row.mean <= high:
+            std = row.std or 0.0
+            ends = [[min(std, row.mean - low)], [min(std, high - row.mean)]]
+            error = None if row.std is None else ends
+            axes.errorbar(row.mean, at, xerr=error, fmt="o", markersize=11, **bars, **style)
+        _mark_row(axes, at, row)
     axes.grid(axis="x")
     axes.set_yticks([])
     for spine in axes.spines.values():
         spine.set_visible(False)
     axes.tick_params(axis="x", length=0)
+
+
+def _extent(row: DotRow, log: bool) -> list[float]:
+    """Return the values that a row shows. A bar that reaches zero has no end on a logarithmic axis."""
+    ends = [row.mean + side * (row.std or 0.0) for side in (-1, 1)]
+    if log and min(row.values, default=0.0) > 0:
+        ends = [end for end in ends if end > 0]
+    return [*ends, *row.values]
+
+
+def _mark_row(axes: Axes, at: int, row: DotRow) -> None:
+    """Draw an arrow with the mean of a row beyond the axes, or with its extreme value."""
+    low, high = axes.get_xlim()
+    for edge, marker, extreme in (
+        (1.0, ">", max([*row.values, row.mean])),
+        (0.0, "<", min([*row.values, row.mean])),
+    ):
+        beyond = [value for value in (row.mean, extreme) if value > high or value < low]
+        outside = [value for value in beyond if (value > high) == bool(edge)]
+        if not outside:
+            continue
+        whole = outside[0] == row.mean
+        text = short(outside[0])
+        if whole and row.std is not None:
+            text = f"{text} ± {short(row.std)}"
+        style: dict[str, Any] = {"color": color(row.style.css_name)}
+        size = 11 if whole else 7
+        place: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "clip_on": False}
+        axes.plot(edge, at, marker, markersize=size, **place, **style)
+        axes.annotate(
+            text,
+            (edge, at),
+            (-10 if edge else 10, 0),
+            xycoords=axes.get_yaxis_transform(),
+            textcoords="offset points",
+            ha="right" if edge else "left",
+            va="center",
+            **style,
+        )
 
 
 # ---- heat maps ----
@@ -322,36 +435,82 @@ def _drawable(value: float) -> float:
     return 0.0 if abs(value) < _LEAST else max(-_LARGEST, min(_LARGEST, value))
 
 
+def usual_range(groups: Sequence[Sequence[float]], baseline: float = 0.0) -> tuple[float, float]:
+    """Return the range of values to show, without groups far from all others.
+
+    A group is left out if it is more than five times as far from the baseline as the others, and if
+    its gap to them is more than twice their range, both as ratios where possible. At most two fifths
+    of the groups are left out at either end. A diverged run then does not flatten the others.
+
+    Args:
+        groups: The values of each line or row.
+        baseline: Where the axis starts.
+
+    Example:
+        >>> usual_range([[4.0], [4.2], [4.5], [90.0]])
+        (4.0, 4.5)
+        >>> usual_range([[4.0], [90.0]])
+        (4.0, 90.0)
+    """
+    known = [[v for v in group if math.isfinite(v)] for group in groups]
+    known = [group for group in known if group] or [[baseline]]
+    top = _cut([max(group) - baseline for group in known]) + baseline
+    bottom = baseline - _cut([baseline - min(group) for group in known])
+    kept = [group for group in known if max(group) <= top and min(group) >= bottom] or known
+    return min(map(min, kept)), max(map(max, kept))
+
+
+def _cut(values: Sequence[float]) -> float:
+    """Return the largest value that is not far above the others."""
+    ordered = sorted(values)
+    found = ordered[-1]
+    for number in range(1, 2 * len(ordered) // 5 + 1):
+        kept, next_value = ordered[:-number], ordered[-number]
+        low, high = kept[0], kept[-1]
+        if next_value <= max(5 * high, -high, 0.0):
+            continue
+        if low > 0:
+            low, high, next_value = math.log(low), math.log(high), math.log(next_value)
+        if next_value - high > 2 * (high - low):
+            found = kept[-1]
+    return found
+
+
 def _scale(
-    axes: Axes, which: str, values: Iterable[float], *, log: bool = False, zero: bool = False
+    axes: Axes,
+    which: str,
+    shown: tuple[float, float],
+    *,
+    log: bool = False,
+    baseline: float = 0.0,
 ) -> None:
     """Set limits, ticks and tick labels of an axis.
 
     Args:
         axes: The axes.
         which: "x" or "y".
-        values: The values to show.
+        shown: The range of the values to show.
         log: Use a logarithmic scale if the values span more than a factor of 10.
-        zero: Start a linear axis at zero; otherwise leave a margin on both sides.
+        baseline: A value that a linear axis includes.
     """
     from matplotlib import ticker
 
     axis = getattr(axes, f"{which}axis")
-    known = [_drawable(value) for value in values if math.isfinite(value)] or [0.0]
-    low, high = min(known), max(known)
+    low, high = map(_drawable, shown)
     formatter: Any = ticker.FuncFormatter(lambda value, _: short(value))
-    if log and low > 0 and high > _LOG_RATIO * low:
+    if log and low > 0 and high > _LOG_RATIO * low and baseline <= low:
         axes.set(**{f"{which}scale": "log", f"{which}lim": (low / 1.15, high * 1.15)})
         subs = (1, 2, 5) if high < 100 * low else (1,)
         axis.set_major_locator(ticker.LogLocator(subs=subs))
         axis.set_minor_locator(ticker.NullLocator())
     else:
-        low = min(low, 0.0) if zero else low
+        low, high = min(low, baseline), max(high, baseline)
         if low == high:
-            low, high = (low - abs(low) / 10, high + abs(high) / 10) if low else (0.0, 1.0)
-        margin = (0.05 if zero else 0.12) * (high - low)
-        start = low if zero else max(low - margin, 0.0 if low >= 0 else -math.inf)
-        axes.set(**{f"{which}lim": (start, high + margin)})
+            high = low + 1.0
+        margin = 0.06 * (high - low)
+        start = low if low == baseline else low - margin
+        end = high if high == baseline else high + margin
+        axes.set(**{f"{which}lim": (start, end)})
         axis.set_major_locator(ticker.MaxNLocator(5, steps=_TICK_STEPS))
         if high - low >= 1e-2 and max(-low, high) < 1e4:
             formatter = ticker.ScalarFormatter(useOffset=False)  # equal numbers of decimals

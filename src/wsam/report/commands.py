@@ -130,6 +130,7 @@ def commands(result: Result) -> list[str]:
         train = f"torchrun --nproc_per_node {processes} -m {train}"
     if result.minimum is None:
         return [train]
-    record = f"{OUTPUT_FOLDER}/{result.run.key}.json"
-    images = result.minimum.get("images", 10_000)
-    return [train, f"wsam curvature {record} --top 1 --samples {images}"]
+    words = ["wsam", "curvature", f"{OUTPUT_FOLDER}/{result.run.key}.json", "--top", "1"]
+    words += ["--samples", str(result.minimum.get("images", 10_000))]
+    words += [] if folder is None else ["--data-dir", str(folder)]
+    return [train, shlex.join(words)]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from wsam._format import format_mean_std, mean_and_std
-from wsam.plot_style import method_title
+from wsam.lab.settings import BASE_CLASSES, VANILLA, is_number
+from wsam.lab.titles import GREEK
+from wsam.plot_style import method_title, variant_name
 from wsam.plots.html import render
 from wsam.report.charts import (
     DotRow,
@@ -19,7 +21,6 @@ from wsam.report.charts import (
 )
 from wsam.report.elements import Figure, Section, Table, heat_table
 from wsam.report.labels import (
-    GREEK,
     MAX_LINES_PER_METHOD,
     Experiment,
     LabeledGroup,
@@ -70,11 +71,13 @@ def experiment_section(experiment: Experiment, with_table: bool = True) -> Secti
 
 def summary_table(experiment: Experiment) -> Table:
     """Return the table of an experiment, one row per group. Empty columns are omitted."""
-    groups = [item.group for item in experiment.groups]
+    groups, metric = [item.group for item in experiment.groups], experiment.metric
+    spec = ".2f" if metric["unit"] == "%" else ".4g"
     columns = {
-        metric_label(groups[0]): [
-            format_values(g.figures, ".2f" if g.metric["unit"] == "%" else ".4g") for g in groups
-        ],
+        metric_label(metric, split): [format_values(g.metric_values(split), spec) for g in groups]
+        for split in dict.fromkeys((metric["split"], "test"))
+    }
+    columns |= {
         "train loss": [format_values(g.values("train_loss"), ".4f") for g in groups],
         "sharpness": [format_values(g.values("sharpness"), ".3f") for g in groups],
         "top eigenvalue": [format_values(g.eigenvalues, ".1f") for g in groups],
@@ -88,11 +91,19 @@ def summary_table(experiment: Experiment) -> Table:
     return Table(["method", *kept], rows, styles=[item.style for item in experiment.groups])
 
 
-def metric_label(group: Group, split: str = "test") -> str:
-    """Return the name of the runs' metric with its unit: ``test error (%)``."""
-    metric = group.metric
+def metric_label(metric: Mapping[str, Any], split: str) -> str:
+    """Return the name of a metric on a split: ``test error (%)``."""
     unit = f" ({metric['unit']})" if metric["unit"] else ""
     return f"{split} {metric['name']}{unit}"
+
+
+def _baseline(metric: Mapping[str, Any]) -> float:
+    """Return the value from which a metric is drawn: that of a perfect model, in percent, or zero."""
+    return 100.0 if metric["unit"] == "%" and not metric["lower_is_better"] else 0.0
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def format_values(values: Sequence[float], spec: str) -> str:
@@ -118,9 +129,11 @@ def selection_note(experiment: Experiment, shown: Sequence[LabeledGroup]) -> str
     """Return which groups are shown; empty if all are."""
     if len(shown) == len(experiment.groups):
         return ""
+    metric = experiment.metric
     return (
-        f"{len(shown)} of {len(experiment.groups)} groups: those with the fewest failures and the "
-        f"smallest errors, at most {MAX_LINES_PER_METHOD} per method."
+        f"{len(shown)} of {len(experiment.groups)} groups: the base, and those with the fewest "
+        f"failures and the best {metric['split']} {metric['name']}, at most {MAX_LINES_PER_METHOD} "
+        "per method."
     )
 
 
@@ -138,19 +151,22 @@ def _failure_caption(shown: Sequence[LabeledGroup]) -> str:
 
 
 def error_figures(experiment: Experiment, shown: Sequence[LabeledGroup]) -> list[Figure]:
-    """Return charts of the final metric and, if measured, of the top eigenvalue."""
-    quantities: tuple[tuple[str, Callable[[Group], list[float]]], ...] = (
-        (_capitalized(metric_label(experiment.groups[0].group)), lambda group: group.figures),
-        ("Top eigenvalue of the Hessian", lambda group: group.eigenvalues),
+    """Return charts of the final test metric and, if measured, of the top eigenvalue."""
+    metric = experiment.metric
+    quantities: tuple[tuple[str, float, Callable[[Group], list[float]]], ...] = (
+        (_capital(metric_label(metric, "test")), _baseline(metric), Group.metric_values),
+        ("Top eigenvalue of the Hessian", 0.0, lambda group: group.eigenvalues),
     )
     figures = []
-    for label, get in quantities:
+    for label, baseline, get in quantities:
         rows = [_dot_row(item, get(item.group)) for item in shown if get(item.group)]
         if rows:
             several = any(len(row.values) > 1 for row in rows)
             spread = "Mean and sample standard deviation; small dots: single runs."
             caption = (spread if several else "One run each.") + _failure_caption(shown)
-            chart = dot_chart(f"{label}: {experiment.title}", rows, label, log=True)
+            chart = dot_chart(
+                f"{label}: {experiment.title}", rows, label, log=True, baseline=baseline
+            )
             figures.append(Figure(chart, caption))
     return figures
 
@@ -162,25 +178,23 @@ def _dot_row(item: LabeledGroup, values: list[float]) -> DotRow:
 
 
 def curve_figures(experiment: Experiment) -> list[Figure]:
-    """Return charts of metric, loss and sharpness over the epochs."""
-    shown, figures = experiment.plotted, []
-    group = experiment.groups[0].group
-    name, split = str(group.metric["name"]), str(group.metric["split"])
-    column = f"{split}_{name}".replace("-", "_")
-    title = _capitalized(metric_label(group, split))
-    first = {column: (title, f"{_capitalized(f'{split} {name}')} after each epoch.")}
-    for name, (label, caption) in {**first, **_CURVES}.items():
+    """Return charts of error, loss and sharpness over the epochs."""
+    shown, figures, metric = experiment.plotted, [], experiment.metric
+    split = metric["split"]
+    label = _capital(metric_label(metric, split))
+    column = f"{split}_{metric['name']}".replace("-", "_")
+    curves = {column: (label, f"{_capital(split)} {metric['name']} after each epoch.")} | _CURVES
+    for name, (label, caption) in curves.items():
         series = [Series(item.style, mean_curve(item.group, name)) for item in shown]
         series = [one for one in series if any(point[1] is not None for point in one.points)]
         if series:
             title = f"{label} by epoch: {experiment.title}"
-            chart = line_chart(title, series, "epoch", label, log=True, integer_x=True)
+            baseline = _baseline(metric) if name == column else 0.0
+            chart = line_chart(
+                title, series, "epoch", label, log=True, integer_x=True, baseline=baseline
+            )
             figures.append(Figure(chart, f"{caption}{_band_caption(shown)}"))
     return figures
-
-
-def _capitalized(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def mean_curve(group: Group, name: str) -> list[Point]:
@@ -226,44 +240,61 @@ def _point(x: float, values: Iterable[float]) -> Point:
 
 
 def heat_figures(experiment: Experiment) -> list[Figure]:
-    """Return a heat map of the error for every method with a grid of two hyperparameters."""
-    by_method: dict[str, list[Group]] = {}
+    """Return a heat map of the metric for every method with a grid of two numbers."""
+    by_method: dict[tuple[str, str], list[Group]] = {}
     for item in experiment.groups:
-        by_method.setdefault(item.group.run.method, []).append(item.group)
+        run = item.group.run
+        variant = variant_name(run.method, run.options)
+        by_method.setdefault((variant, run.base), []).append(item.group)
+    bases = {base for _, base in by_method}
     figures = []
-    for method, groups in by_method.items():
+    for (method, base), groups in by_method.items():
         axes = _grid_axes(groups)
         if axes is not None:
             heat_map = error_map(groups, *axes)
-            title = f"Test error (%) of {method_title(method)} by {axes[0]} and {axes[1]}"
+            label = _capital(metric_label(experiment.metric, experiment.metric["split"]))
+            name = BASE_CLASSES[base] if method == VANILLA else method_title(method)
+            if len(bases) > 1 and method != VANILLA:
+                name = f"{name} ({BASE_CLASSES[base]})"
+            title = f"{label} of {name} by {' and '.join(a.replace('_', ' ') for a in axes)}"
             caption = f"{title}: {experiment.title}."
             figures.append(Figure(heat_chart(title, heat_map), caption, heat_table(heat_map)))
     return figures
 
 
 def error_map(groups: Sequence[Group], x_name: str, y_name: str) -> HeatMap:
-    """Return the mean errors of groups over two hyperparameters.
+    """Return the mean metric of groups over two numbers, on the split that searches use.
 
     A group with failed runs shows their number instead: the mean of the others is not comparable.
     """
     cells: dict[tuple[float, float], float | str] = {}
     for group in groups:
-        mean, _ = mean_and_std(group.figures)
+        mean, _ = mean_and_std(group.metric_values(group.metric["split"]))
         value = group.failures or (MISSING if mean is None else mean)
-        cells[_hyper(group, x_name), _hyper(group, y_name)] = value
+        cells[_number(group, x_name), _number(group, y_name)] = value
     return HeatMap((GREEK.get(x_name, x_name), GREEK.get(y_name, y_name)), cells)
 
 
 def _grid_axes(groups: Sequence[Group]) -> tuple[str, str] | None:
-    """Return the two hyperparameters that differ between groups, if nothing else differs."""
-    rest = {g.run.replace(hyper={}, seed=0, noise_seed=0).key for g in groups}
-    varied = [n for n in groups[0].run.hyper if len({str(g.run.hyper[n]) for g in groups}) > 1]
+    """Return the two numbers that differ between groups, if nothing else differs.
+
+    They are hyperparameters of the method or arguments of the base optimizer.
+    """
+    rest = {g.run.replace(hyper={}, base_args={}, seed=0, noise_seed=0).key for g in groups}
+    names = dict.fromkeys((*groups[0].run.hyper, *groups[0].run.base_args))
+    varied = [name for name in names if len({str(_setting(g, name)) for g in groups}) > 1]
     if len(groups) < 4 or len(rest) > 1 or len(varied) != 2:
+        return None
+    if not all(is_number(_setting(group, name)) for group in groups for name in varied):
         return None
     first, second = sorted(varied, key=lambda name: name != "rho")  # rho is the horizontal axis
     return first, second
 
 
-def _hyper(group: Group, name: str) -> float:
-    value = group.run.hyper[name]
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else 0.0
+def _setting(group: Group, name: str) -> object:
+    return {**group.run.base_args, **group.run.hyper}[name]
+
+
+def _number(group: Group, name: str) -> float:
+    value = _setting(group, name)
+    return float(value) if is_number(value) else 0.0

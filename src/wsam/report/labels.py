@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from wsam._format import mean_and_std
-from wsam.lab.run import Run
-from wsam.lab.settings import Value
-from wsam.plot_style import METHOD_STYLES, SHADE_COUNT, method_title
+from wsam._format import mean_and_std, pluralize
+from wsam.lab.settings import VANILLA
+from wsam.lab.titles import experiment_title, group_names
+from wsam.plot_style import METHOD_STYLES, SHADE_COUNT, variant_name
 from wsam.report.charts import LineStyle
 from wsam.report.results import Group, group_key
 
@@ -19,24 +20,9 @@ MAX_LINES = len(_DASHES)
 """More lines are not distinguishable without color."""
 MAX_LINES_PER_METHOD = SHADE_COUNT
 """One shade for each line of a method; the rest is for other methods to compare with."""
+_MAX_LISTED = 3
 _SHADES = {2: (1, 3), 3: (1, 2, 3), 4: (0, 1, 2, 3)}
 """Shades by number of lines. The lightest, which differs most from the color, is used last."""
-GREEK = {"rho": "ρ", "gamma": "γ", "alpha": "α", "beta": "β", "eta": "η", "rho_min": "ρ min"}
-Setting = Callable[[Run], object]
-_SETTINGS: dict[str, Setting] = {
-    "base": lambda run: run.base,
-    "batch": lambda run: run.batch_size,
-    "schedule": lambda run: run.schedule,
-    "precision": lambda run: run.precision,
-    "augment": lambda run: run.augment,
-    "pretrained": lambda run: run.pretrained,
-    "train images": lambda run: run.train_limit,
-    "test images": lambda run: run.test_limit,
-    "image size": lambda run: run.image_size,
-    "block size": lambda run: run.block_size,
-    "validation": lambda run: run.validation,
-    "files": lambda run: ", ".join(run.digests.values()) or None,
-}
 
 
 @dataclass(frozen=True)
@@ -55,10 +41,15 @@ class LabeledGroup:
 
 @dataclass(frozen=True)
 class Experiment:
-    """Groups that can be compared: same data, same model, same label noise."""
+    """Groups that can be compared: same data, same model, same label noise, same metric."""
 
     title: str
     groups: tuple[LabeledGroup, ...]
+
+    @property
+    def metric(self) -> dict[str, Any]:
+        """Name, unit, direction and split of the metric, as in the records."""
+        return self.groups[0].group.metric
 
     @property
     def plotted(self) -> list[LabeledGroup]:
@@ -75,33 +66,53 @@ def experiments(
         groups: The groups of `gather`.
         names: Names that replace the generated ones, by `results.group_key`.
     """
-    by_title: dict[str, list[Group]] = {}
+    by_title: dict[tuple[str, str], list[Group]] = {}
     for group in groups:
-        by_title.setdefault(experiment_title(group.run), []).append(group)
+        title = experiment_title(group.run)
+        by_title.setdefault((title, group.metric["name"]), []).append(group)
+    shown_metrics = Counter(title for title, _ in by_title)
     return [
-        Experiment(title, tuple(_labeled(found, names or {}))) for title, found in by_title.items()
+        Experiment(
+            title if shown_metrics[title] == 1 else f"{title}, {metric}",
+            tuple(_labeled(found, names or {})),
+        )
+        for (title, metric), found in by_title.items()
     ]
 
 
-def folder_title(folder: Path) -> str:
+def folder_name(folder: Path) -> str:
     """Return the name of a folder; ``runs`` is preceded by the name of its parent."""
     path = folder.resolve()
     return f"{path.parent.name}/{path.name}" if path.name == "runs" else path.name
 
 
-def experiment_title(run: Run) -> str:
-    """Return a title such as ``digits, cnn, 40% of the labels redrawn``."""
-    noise = f", {100 * run.noise:g}% of the labels redrawn" if run.noise else ""
-    metric = f", {run.metric}" if run.metric else ""
-    return f"{run.data}, {run.model}{noise}{metric}"
+def folder_title(groups: Sequence[Group]) -> str:
+    """Return what a folder contains: ``digits, cnn: 12 runs``."""
+    runs = [result.run for group in groups for result in group.results]
+    if not runs:
+        return "No runs"
+    parts = [_listed([run.data for run in runs], "data sets")]
+    parts.append(_listed([run.model for run in runs], "models"))
+    noisy = sum(run.noise > 0 for run in runs)
+    if noisy:
+        parts.append("noisy labels" if noisy == len(runs) else "partly noisy labels")
+    return f"{', '.join(parts)}: {pluralize(len(runs), 'run')}"
+
+
+def _listed(names: Sequence[str], noun: str) -> str:
+    """Return ``a``, ``a and b``, ``a, b and c``, or a number for more."""
+    distinct = list(dict.fromkeys(names))
+    if len(distinct) > _MAX_LISTED:
+        return f"{len(distinct)} {noun}"
+    return " and ".join(filter(None, (", ".join(distinct[:-1]), distinct[-1])))
 
 
 def _labeled(groups: Sequence[Group], names: Mapping[str, str]) -> list[LabeledGroup]:
-    varying = _varying_settings([group.run for group in groups])
     found = []
-    for group in groups:
-        method = group.run.method
-        name = names.get(group_key(group.run)) or group_name(group.run, varying)
+    generated = group_names([group.run for group in groups])
+    for group, own in zip(groups, generated, strict=True):
+        method = variant_name(group.run.method, group.run.options)
+        name = names.get(group_key(group.run)) or own
         style = LineStyle(method if method in METHOD_STYLES else "ink")
         found.append(LabeledGroup(group, name, style))
     return assign_shades(assign_dashes(found))
@@ -113,20 +124,24 @@ def _labeled(groups: Sequence[Group], names: Mapping[str, str]) -> list[LabeledG
 def select_best(groups: Sequence[LabeledGroup], limit: int) -> list[LabeledGroup]:
     """Return the groups with the best mean metric, in their own order.
 
-    Groups with failed runs come last: their means cover the remaining runs only.
+    The metric is that of the validation split, if there is one. Groups with failed runs come last:
+    their means cover the remaining runs only. The best group of each base optimizer without a method
+    is always among them, to compare with.
 
     Args:
         groups: All groups.
         limit: How many to return; at most `MAX_LINES_PER_METHOD` of one method.
     """
-    errors: dict[int, float | None] = {}
-    for item in groups:
-        mean, _ = mean_and_std(item.group.figures)
-        higher_is_better = mean is not None and not item.group.metric["lower_is_better"]
-        errors[id(item)] = -mean if higher_is_better else mean  # type: ignore[operator]
-    known = [item for item in groups if errors[id(item)] is not None]
+    objectives = {id(item): mean_and_std(item.group.objectives)[0] for item in groups}
+    known = [item for item in groups if objectives[id(item)] is not None]
+    ranked = sorted(known, key=lambda item: (bool(item.group.failures), objectives[id(item)]))
+    bases: dict[str, LabeledGroup] = {}
+    for item in ranked:
+        if item.group.run.method == VANILLA:
+            bases.setdefault(item.group.run.base, item)
+    first = set(map(id, bases.values()))
     selected: list[LabeledGroup] = []
-    for item in sorted(known, key=lambda item: (bool(item.group.failures), errors[id(item)])):
+    for item in sorted(ranked, key=lambda item: id(item) not in first):
         same_method = sum(other.style.color == item.style.color for other in selected)
         if len(selected) < limit and same_method < MAX_LINES_PER_METHOD:
             selected.append(item)
@@ -157,73 +172,3 @@ def assign_shades(groups: Sequence[LabeledGroup]) -> list[LabeledGroup]:
         if len(items) > 1 and method in METHOD_STYLES:
             shades |= dict(zip(map(id, items), _SHADES[len(items)], strict=True))
     return [replace(g, style=replace(g.style, shade=shades.get(id(g)))) for g in groups]
-
-
-# ---- names ----
-
-
-def _varying_settings(runs: Sequence[Run]) -> dict[str, Setting]:
-    """Return the settings that differ between runs, other than the method's own.
-
-    Arguments of bases and geometries are compared between runs of the same base or geometry. Epochs
-    are compared between runs of a method, because the base alone often gets more of them.
-    """
-    found = {name: get for name, get in _SETTINGS.items() if _differ(runs, get)}
-    lengths = Counter(method for method, _ in {(run.method, run.epochs) for run in runs})
-    uneven = {method for method, different in lengths.items() if different > 1}
-    if uneven:
-        found["epochs"] = lambda run: run.epochs if run.method in uneven else None
-    for name in sorted({name for run in runs for name in run.base_args}):
-        if _differ(runs, _base_argument(name), lambda run: run.base):
-            found[name.replace("_", " ")] = _base_argument(name)
-    for name in sorted({name for run in runs for name in run.geometry or {}} - {"name"}):
-        if _differ(runs, _geometry_argument(name), _geometry_argument("name")):
-            found[f"geometry {GREEK.get(name, name.replace('_', ' '))}"] = _geometry_argument(name)
-    return found
-
-
-def _differ(runs: Sequence[Run], get: Setting, key: Setting | None = None) -> bool:
-    """Return whether a setting differs between runs, or between runs with the same key."""
-    values: dict[str, set[str]] = {}
-    for run in runs:
-        values.setdefault(str(key(run)) if key else "", set()).add(str(get(run)))
-    return any(len(found) > 1 for found in values.values())
-
-
-def _base_argument(name: str) -> Setting:
-    return lambda run: run.base_args.get(name)
-
-
-def _geometry_argument(name: str) -> Setting:
-    return lambda run: (run.geometry or {}).get(name)
-
-
-def group_name(run: Run, varying: Mapping[str, Setting] | None = None) -> str:
-    """Return a short name: ``WSAM γ 0.88, ρ 0.2``.
-
-    Args:
-        run: Any run of the group.
-        varying: Further settings to include, each as a function of a run.
-    """
-    name = run.base.upper() if run.method == "vanilla" else method_title(run.method)
-    parts = [f"{GREEK.get(k, k)} {_text(v)}" for k, v in run.hyper.items() if v is not None]
-    if run.geometry is not None:
-        parts.insert(0, str(run.geometry["name"]))
-    parts += [_option(k.replace("_", " "), v) for k, v in run.options.items()]
-    for key, get in (varying or {}).items():
-        value = get(run)
-        if value is not None:
-            parts.append(f"{key} {_text(value)}")
-    return f"{name} {', '.join(parts)}".strip()
-
-
-def _option(name: str, value: Value) -> str:
-    """Return an option that is not at its default; a switch without its value."""
-    return name if value is True else f"{name} {_text(value)}"
-
-
-def _text(value: object | Value) -> str:
-    if not isinstance(value, float):
-        return str(value)
-    short = f"{value:g}"
-    return short if float(short) == value else str(value)

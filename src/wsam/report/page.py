@@ -29,8 +29,8 @@ def page(
 
     Args:
         folder: The result of `gather`.
-        title: The heading. Default: the name of the folder.
-        lead: HTML below the heading. Default: the number of runs.
+        title: The heading. Default: data, model and number of runs.
+        lead: HTML below the heading. Default: the folder and what it contains.
         first: Sections before the experiments.
         extra: Sections after the experiments.
         names: Names that replace the generated ones of groups, by `results.group_key`.
@@ -50,7 +50,7 @@ def page(
     ]
     text = render(
         "report/templates/page.html",
-        title=title or f"Results in {folder_title(folder.path)}",
+        title=title or folder_title(folder.groups),
         lead=sections.overview(folder) if lead is None else Markup(lead),
         sections=[part for part in parts if part is not None],
         created=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),

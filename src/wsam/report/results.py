@@ -12,8 +12,9 @@ from wsam.lab.checkpoint import Checkpoints
 from wsam.lab.records import Record
 from wsam.lab.run import Run
 from wsam.lab.settings import is_number
+from wsam.lab.titles import run_titles
 from wsam.paper import minima
-from wsam.plot_style import METHOD_STYLES
+from wsam.plot_style import METHOD_STYLES, variant_name
 
 UNFINISHED, DAMAGED, FAILED = "unfinished", "damaged", "failed"
 
@@ -49,20 +50,25 @@ class Group:
         """The runs that completed."""
         return tuple(result for result in self.results if result.finished)
 
-    def values(self, name: str) -> list[float]:
-        """Return a figure of the last epoch for all finished runs that have it."""
-        found = (result.final(name) for result in self.finished)
+    @property
+    def metric(self) -> dict[str, Any]:
+        """Name, unit, direction and split of the metric; see `records.metric`."""
+        return records.metric((self.finished or self.results)[0].record)
+
+    def metric_values(self, split: str = "test") -> list[float]:
+        """Return the metric on a split after the last epoch, for all finished runs."""
+        found = (records.final_figure(result.record, split) for result in self.finished)
         return [value for value in found if value is not None]
 
     @property
-    def metric(self) -> dict[str, Any]:
-        """Name, unit, direction and split of the runs' metric; see `records.metric`."""
-        return records.metric(self.results[0].record)
+    def objectives(self) -> list[float]:
+        """What a search minimizes, for all finished runs; see `records.objective`."""
+        found = (records.objective(result.record) for result in self.finished)
+        return [value for value in found if value is not None]
 
-    @property
-    def figures(self) -> list[float]:
-        """The metric of all finished runs on the test set."""
-        found = (records.final_figure(result.record) for result in self.finished)
+    def values(self, name: str) -> list[float]:
+        """Return a figure of the last epoch for all finished runs that have it."""
+        found = (result.final(name) for result in self.finished)
         return [value for value in found if value is not None]
 
     @property
@@ -148,6 +154,7 @@ def gather(folder: Path) -> Folder:
     folder = records_folder(folder)
     found = Folder(folder)
     by_group: dict[str, list[Result]] = {}
+    failed: list[tuple[Run, str]] = []
     for path in sorted(folder.glob("*.json")):
         if records.is_named_by_key(path):
             try:
@@ -158,11 +165,13 @@ def gather(folder: Path) -> Folder:
             by_group.setdefault(group_key(result.run), []).append(result)
             if not result.finished:
                 reason = records.failure_reason(result.record)
-                found.troubles.append(Trouble(result.run.title, FAILED, reason))
+                failed.append((result.run, reason))
     for results in by_group.values():
         ordered = sorted(results, key=lambda result: result.run.seed)
         found.groups.append(Group(ordered[0].run, tuple(ordered)))
     found.groups.sort(key=_sort_key)
+    titles = run_titles(result.run for result in found.results)
+    found.troubles += [Trouble(titles[run.key], FAILED, reason) for run, reason in failed]
     found.troubles += _unfinished(folder)
     if not found.groups and not found.troubles:
         raise ValueError(f"{folder} holds no records: train something with --out {folder} first")
@@ -230,8 +239,9 @@ def _sort_key(group: Group) -> tuple[Any, ...]:
     """Sort groups by experiment, then by method, then by hyperparameters."""
     run = group.run
     known = list(METHOD_STYLES)
-    place = known.index(run.method) if run.method in known else len(known)
+    method = variant_name(run.method, run.options)
+    place = known.index(method) if method in known else len(known)
     hyper = tuple(float(value) if is_number(value) else 0.0 for value in run.hyper.values())
     rate = run.base_args.get("lr")
     last = (run.epochs, rate if isinstance(rate, float) else 0.0, run.key)
-    return (run.data, run.model, run.noise, place, run.method, hyper, *last)
+    return (run.data, run.model, run.noise, place, run.method, run.base, hyper, *last)

@@ -12,6 +12,7 @@ from wsam.lab import records
 from wsam.lab.environment import short_commit
 from wsam.lab.records import Record
 from wsam.lab.run import Run
+from wsam.lab.titles import format_figure
 from wsam.paper import TABLES, Profile, find, gather
 from wsam.paper import render as paper_render
 from wsam.paper.comparison import Entry
@@ -20,19 +21,20 @@ from wsam.plots.html import render
 from wsam.report.commands import OUTPUT_FOLDER, commands
 from wsam.report.elements import Section, Table
 from wsam.report.experiment import MISSING
-from wsam.report.labels import Experiment
+from wsam.report.labels import Experiment, folder_name
 from wsam.report.results import DAMAGED, FAILED, UNFINISHED, Folder, Result
 
 _PAPER_DATA = ("cifar10", "cifar100", "imagenet")
 
 
 def overview(folder: Folder) -> str:
-    """Return the numbers of runs, problems and groups."""
+    """Return methods, numbers of runs, problems and groups, and the name of the folder."""
     counts = [pluralize(sum(result.finished for result in folder.results), "finished run")]
     for kind in (FAILED, UNFINISHED, DAMAGED):
         if number := folder.count(kind):
             counts.append(f"{number} {kind}")
-    return " · ".join([*counts, pluralize(len(folder.groups), "group")])
+    counts.append(pluralize(len(folder.groups), "group"))
+    return " · ".join([*counts, f"folder {folder_name(folder.path)}"])
 
 
 # ---- comparison with the paper ----
@@ -170,7 +172,9 @@ def _outcome(result: Result) -> str:
     figure = records.final_figure(result.record)
     if figure is None:
         return "failed"
-    return f"{figure:.2f}%" if records.metric(result.record)["unit"] == "%" else f"{figure:.4g}"
+    metric = records.metric(result.record)
+    text = format_figure(figure, metric["unit"])
+    return text if metric["name"] == "error" else f"test {metric['name']} {text}"
 
 
 def _expectation(results: Sequence[Result]) -> str:
