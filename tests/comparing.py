@@ -60,10 +60,10 @@ def synthetic(out, values, metric=ERROR, costs=None):
     """
     seeds = tuple(range(len(values["base"])))
     request = Request(TINY, tuple(values), seeds, budget=60.0, trials=2)
-    times = {name: Timing(0.1, 0.5, 0.1) for name in values}
+    times = {name: Timing(0.1, 0.5, 0.1, 0.5 * (costs or {}).get(name, 1.0)) for name in values}
     state = State(request, times, plan=Plan(2, 20), trials=2)
     contenders = state.contenders
-    seconds = {name: 0.5 * (costs or {}).get(name, 1.0) for name in values}
+    seconds = {name: times[name].cost for name in values}
     epochs = {name: max(1, round(20 * 0.5 / seconds[name])) for name in values}
     chosen = {name: contenders[name].point(1) for name in values}
     state.final = Final(chosen, epochs, seconds)

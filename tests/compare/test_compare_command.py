@@ -69,7 +69,7 @@ def test_failures_have_their_own_exit_status(tmp_path, in_process, monkeypatch):
         ("--seeds 0", "--seeds must be a number of seeds or a list"),
         ("--seeds 1,1", "seeds must be distinct"),
         ("--data missing.py:data", "there is no file"),
-        ("--executor slurm --gpus 1", "--gpus needs --ray"),
+        ("--executor slurm --gpus 1", "--gpus needs --executor ray"),
         ("--base adam --momentum 0.9", "adam does not take 'momentum'"),
         ("--validation 2.5", "validation must be a fraction"),
     ],
@@ -100,6 +100,8 @@ def test_own_validation_split_is_used(tmp_path, monkeypatch):
     assert with_validation(own).validation is None
     assert with_validation(own.replace(data=f"{tmp_path}/mine.py:two")).validation == 0.2
     assert with_validation(Run(method="vanilla", validation=9)).validation == 9
+    with pytest.raises(ValueError, match=r"loaders has a training loader: .*validation="):
+        with_validation(own.replace(data=f"{OWN}:loaders"))
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from wsam.compare.state import State, open_state, read_state, write_state
 from wsam.compare.timing import Timing
 from wsam.methods import METHODS
 
-TIMES = {"base": Timing(0.1, 1.0, 0.1), "sam": Timing(0.1, 2.0, 0.1)}
+TIMES = {"base": Timing(0.1, 1.0, 0.1, 1.0), "sam": Timing(0.1, 2.0, 0.1, 2.0)}
 ESTIMATOR = Estimator(TIMES, seeds=3, parallel=2)
 
 
@@ -84,7 +84,7 @@ def test_searched_settings():
 
 
 def test_equal_time():
-    times = TIMES | {"cheap": Timing(0, 1.2, 0.1), "slow": Timing(0, 50.0, 0.1)}
+    times = TIMES | {"cheap": Timing(0, 9.0, 0.1, 1.2), "slow": Timing(0, 9.0, 0.1, 50.0)}
     assert equal_time_epochs(30, times) == {"base": 30, "sam": 15, "cheap": 25, "slow": 1}
 
 

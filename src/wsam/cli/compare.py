@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
@@ -136,6 +137,7 @@ def compare(
     Searches settings for every method with the same effort, trains several seeds, and answers
     whether a method beats the base beyond noise. Interrupted, the same command continues.
     """
+    start = time.monotonic()
     import matplotlib  # noqa: F401 (report a missing library before anything runs)
     import scipy  # noqa: F401
 
@@ -186,6 +188,12 @@ def compare(
         trials,
         every,
     )
+    if gpus and executor != "ray":
+        raise ValueError(
+            "--gpus needs --executor ray; with slurm, use --submitit-arg gpus_per_node=1"
+        )
+    if submitit_arg and executor != "slurm":
+        raise ValueError("--submitit-arg needs --executor slurm")
     jobs = executors.make_executor(
         out,
         device,
@@ -196,7 +204,7 @@ def compare(
         "slurm" if executor == "slurm" else None,
         submitit_arg or [],
     )
-    parallel = workers or len(local_devices(device, workers))
+    parallel = getattr(jobs, "workers", None) or len(local_devices(device, workers))
     with (
         ExitStack() as stack,
         resumable((out / FILE_NAME).exists),
@@ -204,7 +212,7 @@ def compare(
     ):
         if isinstance(jobs, Processes):
             jobs = stack.enter_context(closing(replace(jobs, keep=True)))
-        summary = Comparison(request, out, jobs, config, parallel, progress).run()
+        summary = Comparison(request, out, jobs, config, parallel, progress, start).run()
     files = _write(summary, out)
     _show(summary, files, as_json)
     if summary.failures:

@@ -73,13 +73,12 @@ def table_heads(summary: Summary) -> list[str]:
     """Return the headings of the table of results."""
     name, unit = summary.metric["name"], summary.metric["unit"]
     figure = f"test {name} ({unit})" if unit else f"test {name}"
-    return ["method", figure, "better by", "p", "cost", "epochs", "time", "sharpness"]
+    return ["method", figure, "better by", "p", "cost", "epochs", "sharpness"]
 
 
 def table_rows(summary: Summary) -> list[list[str]]:
     """Return the cells of the table of results, one row for each method."""
     unit = summary.metric["unit"]
-    base = summary.rows[BASE].seconds
     rows = []
     for row in summary.rows.values():
         difference = row.difference
@@ -88,7 +87,6 @@ def table_rows(summary: Summary) -> list[list[str]]:
             gain = format_number(difference.mean, unit, difference.interval)
             p = format_p(difference.p_holm).removeprefix("p ").removeprefix("= ")
         sharpness, _ = mean_and_std(row.sharpness)
-        seconds = row.seconds
         rows.append(
             [
                 row.method.title + _missing_seeds(summary, row),
@@ -97,7 +95,6 @@ def table_rows(summary: Summary) -> list[list[str]]:
                 p,
                 f"{row.cost:.2f}",
                 str(row.epochs),
-                MISSING if seconds is None or not base else f"{seconds / base:.2f}",
                 MISSING if sharpness is None else f"{sharpness:.3g}",
             ]
         )
@@ -120,13 +117,6 @@ def _results_section(summary: Summary) -> Section:
     figures = _dots(summary, label, spread, lambda row: list(row.values.values()))
     if summary.compared and not single:
         figures.append(_difference_figure(summary, label.removeprefix("Test ")))
-    figures += _dots(
-        summary,
-        f"Sharpness at radius {RADIUS:g}",
-        f"Increase of the training loss within a radius of {RADIUS:g} around the trained weights, by "
-        f"one ascent step on {SAMPLES:,} samples; the same radius for all.",
-        lambda row: list(row.sharpness),
-    )
     styles = [row.method.style for row in summary.rows.values()]
     body = render(
         "compare/templates/results.html",
@@ -194,11 +184,18 @@ def _curves_section(summary: Summary) -> Section | None:
         if series:
             chart = line_chart(f"{title} over training time", series, "seconds", title, log=True)
             figures.append(Figure(chart, f"{caption} Mean over the seeds; band: one deviation."))
+    figures += _dots(
+        summary,
+        f"Sharpness at radius {RADIUS:g}",
+        f"Increase of the training loss within a radius of {RADIUS:g} around the trained weights, by "
+        f"one ascent step on {SAMPLES:,} samples; the same radius for all.",
+        lambda row: list(row.sharpness),
+    )
     if not figures:
         return None
     legend = [(row.method.style, row.method.title) for row in summary.rows.values() if row.records]
     body = render("compare/templates/curves.html", figures=figures, legend=legend)
-    return Section("Curves over training time", body)
+    return Section("Curves and sharpness", body)
 
 
 def _curve(row: Row, name: str) -> list[Point]:
@@ -257,17 +254,16 @@ def _method_section(summary: Summary) -> Section:
     rows: Sequence[Sequence[str]] = [
         [
             row.method.title,
-            format_seconds(summary.state.timing[name].epoch),
             format_seconds(row.epoch_seconds),
             f"{row.cost:.2f}",
             str(row.epochs),
             f"{row.planned_time:.2f}",
             MISSING if row.seconds is None else format_seconds(row.seconds),
         ]
-        for name, row in summary.rows.items()
+        for row in summary.rows.values()
     ]
     heads = [
-        *("method", "epoch, timing run", "epoch, search", "cost", "epochs"),
+        *("method", "time per epoch", "cost", "epochs"),
         *("planned time", "measured time"),
     ]
     styles = [row.method.style for row in summary.rows.values()]

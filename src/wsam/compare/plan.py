@@ -13,7 +13,8 @@ from wsam.compare.timing import Timing
 MIN_TRIALS = 3
 """The defaults, a smaller and a larger learning rate."""
 _RESERVE = 0.05
-"""Part of the budget that is not planned."""
+"""Part of the budget that is not planned, and seconds for the page:"""
+PAGE_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -44,17 +45,17 @@ def equal_time_epochs(epochs: int, times: Mapping[str, Timing]) -> dict[str, int
         times: Times of all methods.
 
     Example:
-        >>> times = {"base": Timing(0, 1.0, 0.1), "sam": Timing(0, 1.9, 0.1)}
+        >>> times = {"base": Timing(0, 1.0, 0.1, cost=1.0), "sam": Timing(0, 2.5, 0.1, cost=1.9)}
         >>> equal_time_epochs(20, times)
         {'base': 20, 'sam': 11}
     """
-    budget = epochs * times[BASE].epoch
-    return {name: max(1, round(budget / timing.epoch)) for name, timing in times.items()}
+    budget = epochs * times[BASE].cost
+    return {name: max(1, round(budget / timing.cost)) for name, timing in times.items()}
 
 
 def least_epochs(times: Mapping[str, Timing]) -> int:
     """Return the epochs of the base that take as long as one epoch of the slowest method."""
-    return math.ceil(max(timing.epoch for timing in times.values()) / times[BASE].epoch - 1e-9)
+    return math.ceil(max(timing.cost for timing in times.values()) / times[BASE].cost - 1e-9)
 
 
 def wall_time(seconds: Iterable[float], parallel: int) -> float:
@@ -121,7 +122,7 @@ def make_plan(
     Raises:
         ValueError: Not even the smallest plan fits; the message gives the budget it needs.
     """
-    planned = available - _RESERVE * budget
+    planned = available - _RESERVE * budget - PAGE_SECONDS
     fewest = min(MIN_TRIALS, trials)
     least = min(least_epochs(estimator.times), epochs)
     for count in range(trials, fewest - 1, -1):

@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch.utils.data import DataLoader, IterableDataset
+
 from wsam._core import validation
 from wsam.compare.contenders import BASE, CHEAP, EVERY, contender
 from wsam.lab.loader_feed import Data, as_data
 from wsam.lab.run import Run
 from wsam.lab.settings import VANILLA, check_choice, method_defaults
-from wsam.lab.user_code import explain, is_code, load, source_file
+from wsam.lab.user_code import UserCodeError, explain, is_code, load, source_file
 
 TRIALS = 8
 EPOCHS = 30
@@ -108,7 +110,13 @@ def _has_validation(run: Run) -> bool:
     if callable(found) and not isinstance(found, Data):
         with explain(run.data, source_file(run.data)):
             found = found()
-    return as_data(found, run.data).validation is not None
+    data = as_data(found, run.data)
+    if data.validation is None and isinstance(data.train, DataLoader | IterableDataset):
+        raise UserCodeError(
+            f"{run.data} has a training loader: return a validation split, too, by which settings are "
+            "chosen: wsam.lab.Data(train, test, validation=...)"
+        )
+    return data.validation is not None
 
 
 def parse_budget(text: str) -> float:

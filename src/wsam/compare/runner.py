@@ -16,7 +16,15 @@ from torch import nn
 from wsam._core.validation import WsamWarning
 from wsam._format import pluralize
 from wsam.compare.contenders import BASE, Contender, Point
-from wsam.compare.plan import MIN_TRIALS, Estimator, Plan, equal_time_epochs, fit_epochs, make_plan
+from wsam.compare.plan import (
+    MIN_TRIALS,
+    PAGE_SECONDS,
+    Estimator,
+    Plan,
+    equal_time_epochs,
+    fit_epochs,
+    make_plan,
+)
 from wsam.compare.progress import Progress
 from wsam.compare.request import Request, format_seconds
 from wsam.compare.sharpness import measure_sharpness, sharpness_path
@@ -71,6 +79,7 @@ class Comparison:
         execution: How to train.
         parallel: How many jobs the executor runs at a time.
         progress: Receives messages and estimates.
+        started: When the comparison was started, as `time.monotonic()`; default now.
 
     Raises:
         ValueError: The folder has a comparison of another problem.
@@ -94,6 +103,7 @@ class Comparison:
         execution: ExecutionConfig,
         parallel: int = 1,
         progress: Progress | None = None,
+        started: float | None = None,
     ) -> None:
         self.out, self.executor, self.execution = out.resolve(), executor, execution
         self.parallel, self.progress = parallel, progress or Progress()
@@ -103,7 +113,7 @@ class Comparison:
         self.request = request
         self.state = open_state(out, request)
         self.contenders = self.state.contenders
-        self._clock = time.monotonic()
+        self._clock = time.monotonic() if started is None else started
         self._entries: dict[str, _Entry] = {}
         self._running: dict[str, float] = {}
         self._expected = self._measured = 0.0
@@ -183,10 +193,12 @@ class Comparison:
             self.progress.update("timing", done, len(jobs), None)
         if not self.keeps_workers:
             self._add_cold_starts(startup or 0.0)
+        setup = min((timing.setup for timing in self.state.timing.values()), default=0.0)
+        self.state.timing = {n: replace(t, setup=setup) for n, t in self.state.timing.items()}
         if BASE in self.state.timing:
-            base = self.state.timing[BASE].epoch
+            base = self.state.timing[BASE].cost
             costs = (
-                f"{self.contenders[name].title} {timing.epoch / base:.2f}"
+                f"{self.contenders[name].title} {timing.cost / base:.2f}"
                 for name, timing in self.state.timing.items()
                 if name != BASE
             )
@@ -241,11 +253,13 @@ class Comparison:
         request = self.request
         if epochs < request.run.epochs:
             start = "Reduced epochs of the base"
-            self.state.notes = [n for n in self.state.notes if not n.startswith(start)]
-            self._note(
+            note = (
                 f"{start} to fit into {format_seconds(request.budget)}: {epochs} instead of "
                 f"{request.run.epochs}."
             )
+            others = [n for n in self.state.notes if n == note or not n.startswith(start)]
+            self.state.notes = others
+            self._note(note)
 
     @property
     def _plan(self) -> Plan:
@@ -353,7 +367,7 @@ class Comparison:
         seconds = sum(self._running.values()) / self.parallel
         seconds += estimator.search(1, plan.search_epochs) - estimator.startup
         seconds += estimator.final(plan.epochs)
-        return self._slowdown * seconds <= self._available
+        return self._slowdown * seconds <= self._available - PAGE_SECONDS
 
     def _trials(self, method: Contender) -> dict[int, Record]:
         """Return the finished trials of a method."""
@@ -376,7 +390,7 @@ class Comparison:
         if BASE not in chosen:
             raise ValueError("no trial of the base finished: change --lr or the data")
         slower = self._slowdown if self._expected else 1.0
-        available = self._available / max(slower, 1.0)
+        available = (self._available - PAGE_SECONDS) / max(slower, 1.0)
         epochs = fit_epochs(self._estimator(times), self._plan.epochs, available)
         self._note_epochs(epochs)
         seconds = {name: timing.epoch for name, timing in times.items()}

@@ -34,17 +34,12 @@ class Final:
     Args:
         chosen: The best settings of each method.
         epochs: The epochs of each method.
-        epoch_seconds: The training time of an epoch, measured in the search.
+        epoch_seconds: The duration of the training steps of an epoch, measured in the search.
     """
 
     chosen: dict[str, Point]
     epochs: dict[str, int]
     epoch_seconds: dict[str, float]
-
-    @property
-    def planned_time(self) -> dict[str, float]:
-        """The planned training time of each method in seconds."""
-        return {name: count * self.epoch_seconds[name] for name, count in self.epochs.items()}
 
 
 @dataclass

@@ -68,7 +68,7 @@ class Row:
         point: The chosen settings.
         trials: The trials of the search.
         epochs: Epochs of the final runs.
-        epoch_seconds: Training time of an epoch, measured in the search.
+        epoch_seconds: Training time of an epoch, measured in the timing run.
         cost: The same relative to the base.
         planned_time: Planned training time relative to the base.
         records: The finished final runs by seed.
@@ -183,7 +183,8 @@ class Summary:
             f"{pluralize(plan.search_epochs, 'epoch')} for every method, chosen by the validation "
             f"{self.metric['name']}.",
             f"Equal time: {pluralize(self.rows[BASE].epochs, 'epoch')} of {base}, and for the others "
-            "as many as take the same training time, by the seconds per epoch measured in the search.",
+            "as many as take the same training time, by the cost of an epoch measured in timing runs "
+            "(processor time on a CPU).",
             f"{pluralize(len(self.compared), 'method')} compared with the base: paired t-test over "
             f"{seeds}, p-values corrected by Holm's method; ± is a {LEVEL:.0%} confidence interval.",
             f"Time: {format_seconds(state.spent)} of {format_seconds(state.request.budget)}.",
@@ -203,8 +204,8 @@ class Summary:
         if base is None or not times or max(abs(t / base - 1) for t in times) <= _BUSY:
             return []
         return [
-            f"Measured training times were {min(times) / base:.2f} to {max(times) / base:.2f} times "
-            "the base's: the speed of the machine changed between runs."
+            f"The final runs took {min(times) / base:.2f} to {max(times) / base:.2f} times as long as "
+            "the base's: other programs ran on the machine."
         ]
 
     @property
@@ -239,12 +240,17 @@ class Summary:
     def _row_dict(self, row: Row) -> dict[str, Any]:
         difference = row.difference
         timing = self.state.timing[row.method.name]
+        assert self.state.final is not None
         return {
             "title": row.method.title,
             "settings": row.point,
             "options": dict(row.method.run.options),
             "epochs": row.epochs,
-            "epoch_seconds": {"timing_run": timing.epoch, "search": row.epoch_seconds},
+            "epoch_seconds": {
+                "cost": timing.cost,
+                "timing_run": timing.epoch,
+                "search": self.state.final.epoch_seconds[row.method.name],
+            },
             "cost": row.cost,
             "planned_time": row.planned_time,
             "training_seconds": row.seconds,
@@ -305,15 +311,15 @@ def _row(out: Path, state: State, method: Contender) -> Row:
         found[seed] = record
         value = read_sharpness(folder, run)
         sharpness += [] if value is None else [value]
-    times = final.planned_time
+    times, base = state.timing[name], state.timing[BASE]
     return Row(
         method,
         final.chosen[name],
         _trials(out, state, method),
         final.epochs[name],
-        final.epoch_seconds[name],
-        final.epoch_seconds[name] / final.epoch_seconds[BASE],
-        times[name] / times[BASE],
+        times.cost,
+        times.cost / base.cost,
+        final.epochs[name] * times.cost / (final.epochs[BASE] * base.cost),
         found,
         tuple(sharpness),
         tuple(failures),

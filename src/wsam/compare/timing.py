@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 import tempfile
 import time
 import warnings
@@ -40,12 +39,15 @@ class Timing:
         setup: From the start of a run to its first step, compilation included.
         epoch: Training steps of an epoch.
         evaluation: Evaluation after an epoch.
+        cost: The training time of an epoch by which methods are compared: on a CPU processor time,
+            which does not grow if other programs run, else `epoch`.
         cold: Additional setup of the first run of a process.
     """
 
     setup: float
     epoch: float
     evaluation: float
+    cost: float
     cold: float = 0.0
 
     def seconds(self, epochs: int) -> float:
@@ -68,31 +70,37 @@ class Stopwatch(Callback):
 
     def __init__(self, seconds: float, period: int, device: torch.device) -> None:
         self.seconds, self.period, self.device = seconds, period, device
+        self.on_cpu = device.type == "cpu"
         self.start = self.epoch_start = time.monotonic()
         self.warm: float | None = None
+        self.warm_cpu = self.epoch_cpu = self.step_cpu = 0.0
         self.count = self.steps = 0
-        self.step_seconds: float | None = None
-        self.epochs: list[tuple[float, float]] = []
-        """Seconds of training and of evaluation of each epoch."""
+        self.step_seconds: tuple[float, float] | None = None
+        """Mean duration and processor time of a step."""
+        self.epochs: list[tuple[float, float, float]] = []
+        """Seconds of training, of evaluation, and processor time of training of each epoch."""
 
     def on_train_start(self, run: Run, steps: int, done: int, images: int) -> None:
         """Store the number of steps per epoch."""
         self.steps = steps
-        self.epoch_start = time.monotonic()
+        self.epoch_start, self.epoch_cpu = time.monotonic(), time.process_time()
 
     def on_step_end(self, metrics: Metrics | None) -> None:
         """Stop after the given time, at a multiple of the period."""
         self.count += 1
+        self.step_cpu = time.process_time()
         if not self.seconds:
             raise _Stop
         if self.epochs:
             return  # epochs are short: measure whole ones
         if self.count == _WARM_UP * self.period:
-            self.warm = self._now()
+            self.warm, self.warm_cpu = self._now(), self.step_cpu
         elif self.warm is not None and self.count % self.period == 0:
             if time.monotonic() - self.warm < self.seconds:
                 return
-            self.step_seconds = (self._now() - self.warm) / (self.count - _WARM_UP * self.period)
+            steps = self.count - _WARM_UP * self.period
+            used = self.step_cpu - self.warm_cpu
+            self.step_seconds = ((self._now() - self.warm) / steps, used / steps)
             raise _Stop
 
     def on_epoch_end(self, metrics: Metrics) -> None:
@@ -101,8 +109,9 @@ class Stopwatch(Callback):
         if self.warm is None:
             self.warm = now - metrics["seconds"]
         training = metrics["seconds"]
-        self.epochs.append((training, max(now - self.epoch_start - training, 0.0)))
-        self.epoch_start = now
+        evaluation = max(now - self.epoch_start - training, 0.0)
+        self.epochs.append((training, evaluation, self.step_cpu - self.epoch_cpu))
+        self.epoch_start, self.epoch_cpu = now, time.process_time()
         if len(self.epochs) > 1 and now - self.warm >= self.seconds:
             raise _Stop
 
@@ -115,14 +124,21 @@ class Stopwatch(Callback):
         """Return the measured times."""
         if self.epochs:
             measured = self.epochs[1:] or self.epochs
-            epoch, evaluation = (statistics.median(part) for part in zip(*measured, strict=True))
+            # The plan is reduced later if it does not fit, but search epochs are never increased: a
+            # slow moment of a busy machine must not decide.
+            epoch, evaluation, used = map(_lower_quartile, zip(*measured, strict=True))
         else:
             assert self.step_seconds is not None
-            epoch = self.step_seconds * self.steps
+            epoch, used = (self.steps * seconds for seconds in self.step_seconds)
             evaluation = _EVALUATION * epoch
         assert self.warm is not None
         trained = min(_WARM_UP * self.period, self.steps) / self.steps * epoch
-        return Timing(max(self.warm - self.start - trained, 0.0), epoch, evaluation)
+        setup = max(self.warm - self.start - trained, 0.0)
+        return Timing(setup, epoch, evaluation, used if self.on_cpu else epoch)
+
+
+def _lower_quartile(values: Sequence[float]) -> float:
+    return sorted(values)[len(values) // 4]
 
 
 def measure_time(
