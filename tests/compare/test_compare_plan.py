@@ -1,6 +1,7 @@
 """Requests, searched settings, and plans that fit into a budget."""
 
 import pytest
+import torch
 from comparing import TINY, tiny_request
 
 from wsam.compare import Request, parse_budget
@@ -16,6 +17,7 @@ from wsam.compare.plan import (
 )
 from wsam.compare.state import State, open_state, read_state, write_state
 from wsam.compare.timing import Timing
+from wsam.lab.step import make_optimizer
 from wsam.methods import METHODS
 
 TIMES = {"base": Timing(0.1, 1.0, 0.1, 1.0), "sam": Timing(0.1, 2.0, 0.1, 2.0)}
@@ -80,6 +82,16 @@ def test_searched_settings():
     assert 0.95 < max(gammas) < 0.98
 
 
+def test_wsam_is_preconditioned_over_adaptive_bases():
+    over_adamw = TINY.replace(base="adamw")
+    for name in ("wsam", "cheap"):
+        found = contender(name, over_adamw, 5)
+        assert found.run.options["precondition"] is True
+        assert found.point(0)["gamma"] == 0.5
+        make_optimizer(found.run, torch.nn.Linear(2, 2))
+    assert "precondition" not in contender("wsam", TINY, 5).run.options
+
+
 # Plans ------------------------------------------------------------------------------------------
 
 
@@ -96,7 +108,7 @@ def test_wall_time_is_an_upper_bound():
 
 @pytest.mark.parametrize(
     ("available", "trials", "epochs"),
-    [(1e6, 8, 30), (260.0, 4, 30), (200.0, MIN_TRIALS, 26), (40.0, MIN_TRIALS, 4)],
+    [(1e6, 8, 30), (260.0, 4, 30), (200.0, MIN_TRIALS, 26), (40.0, MIN_TRIALS, 3)],
 )
 def test_fewer_trials_then_fewer_epochs(available, trials, epochs):
     plan = make_plan(ESTIMATOR, 8, 30, available, available)

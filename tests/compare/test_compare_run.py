@@ -127,8 +127,10 @@ def test_method_that_fails_at_once_is_left_out(tmp_path, methods):
     recorder = Recorder()
     summary = tiny_comparison(tmp_path, "too_large", "sam", trials=1, progress=recorder).run()
     assert list(summary.rows) == ["base", "sam"]
-    line = "too_large: left out: out of memory: CUDA out of memory"
-    assert summary.failures == [line]
+    (line,) = summary.failures
+    assert line.startswith("too_large: left out: ")
+    assert "out of memory" in line
+    assert "\n" not in line
     assert line in recorder.lines
 
 
@@ -202,7 +204,7 @@ def test_timing_within_an_epoch(tmp_path):
 
 
 def test_warnings_of_methods_are_notes(tmp_path):
-    run = TINY.replace(base="adamw")
+    run = TINY.replace(base="adamax")
     summary = tiny_comparison(tmp_path, "wsam", "cheap", run=run, trials=1).run()
-    (note,) = [note for note in summary.notes if note.startswith("WSAM over AdamW")]
+    (note,) = [note for note in summary.notes if note.startswith("WSAM over Adamax")]
     assert "To use WSAM nevertheless" not in note
