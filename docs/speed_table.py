@@ -11,6 +11,7 @@ benchmarks/results. The kinds of tables:
     table: FILE, FILE, ...      all libraries, one table per form, from the first file that exists
     details: FILE FORM          all cases of a form with memory and memory traffic
     intervals: FILE             WSAM at every n-th step
+    methods: FILE               test errors of results/, with the cost of a captured step
     scaling: FILE               the optimizer's time over the number of tensors or weights
 """
 
@@ -20,14 +21,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from wsam._format import format_mean_std, mean_and_std
 from wsam.bench.report import heading, quartile_range
 from wsam.bench.workload import PIXELS
 from wsam.lab.markdown_tables import update_tables
+from wsam.paper.plot_time import read_times
 from wsam.paper.render import markdown_table, no_break
+from wsam.plot_style import method_title
 
 Record = dict[str, Any]
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+RUNS = Path(__file__).parents[1] / "results"
 MARK = "speed"
 NOT_MEASURED = "Not measured yet."
 METHODS = ("SAM", "WSAM")
@@ -149,6 +154,22 @@ def intervals(record: Record) -> str:
     return "\n".join([about(record), "", *markdown_table(heads, rows)])
 
 
+def methods(record: Record) -> str:
+    """Return the error of each method on CIFAR-10 and its cost relative to SGD."""
+    cost = {case["name"]: case for case in record["cases"] if case["form"] == "captured"}
+    rows = []
+    for result in sorted(read_times(RUNS), key=lambda one: mean_and_std(one.errors)[0] or 0.0):
+        mean, deviation = mean_and_std(result.errors)
+        assert mean is not None
+        title = method_title(result.method)
+        case = cost.get(title)
+        ratio = "" if case is None else f"{case['of_base']['median']:.2f}x"
+        error = format_mean_std(mean, deviation, "{:.2f}".format)
+        rows.append([title, f"{error}%", ratio, str(len(result.errors)), str(result.epochs)])
+    heads = ["method", "test error", "cost of a step", "runs", "epochs"]
+    return "\n".join(markdown_table(heads, rows))
+
+
 def scaling(record: Record) -> str:
     """Return the optimizer's time at each point, in milliseconds."""
     axis, points = record["axis"], record["points"]
@@ -199,7 +220,8 @@ def generate(words: str) -> str:
     file, *more = words.split()
     if not (RESULTS / file).exists():
         return NOT_MEASURED
-    return {"details": details, "intervals": intervals, "scaling": scaling}[kind](read(file), *more)
+    kinds = {"details": details, "intervals": intervals, "methods": methods, "scaling": scaling}
+    return kinds[kind](read(file), *more)
 
 
 def read(name: str) -> Record:
