@@ -110,13 +110,13 @@ def test_readme_shows_code_early() -> None:
 
 
 @pytest.mark.parametrize(
-    "page", [ROOT / "README.md", DOCS / "speed.md"], ids=lambda page: page.name
+    "page", [ROOT / "README.md", DOCS / "speed.md", DOCS / "cheap.md"], ids=lambda page: page.name
 )
 def test_speed_tables_equal_the_records(page: Path) -> None:
     """`python docs/speed_table.py PAGE` writes these tables."""
     program = runpy.run_path(str(DOCS / "speed_table.py"))
     assert any(
-        words.startswith(("table: ", "methods: "))
+        words.startswith(("table: ", "methods: ", "intervals: "))
         for words in markdown_tables.find_markers(page.read_text(), "speed")
     )
     assert not markdown_tables.update_tables(page, program["MARK"], program["generate"], check=True)
