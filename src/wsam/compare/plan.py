@@ -13,8 +13,7 @@ from wsam.compare.timing import Timing
 MIN_TRIALS = 3
 """The defaults, a smaller and a larger learning rate."""
 _RESERVE = 0.05
-"""Part of the budget that is not planned, and seconds for the page:"""
-PAGE_SECONDS = 5.0
+"""Part of the budget that is not planned."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +121,7 @@ def make_plan(
     Raises:
         ValueError: Not even the smallest plan fits; the message gives the budget it needs.
     """
-    planned = available - _RESERVE * budget - PAGE_SECONDS
+    planned = available - _RESERVE * budget
     fewest = min(MIN_TRIALS, trials)
     least = min(least_epochs(estimator.times), epochs)
     for count in range(trials, fewest - 1, -1):

@@ -18,7 +18,6 @@ from wsam._format import pluralize
 from wsam.compare.contenders import BASE, Contender, Point
 from wsam.compare.plan import (
     MIN_TRIALS,
-    PAGE_SECONDS,
     Estimator,
     Plan,
     equal_time_epochs,
@@ -48,6 +47,7 @@ from wsam.sweep import Executor, InProcess, Job, Outcome, Processes, Status, swe
 _TIMING_SHARE = 0.02
 """Part of the budget for the timing run of a method, within these seconds:"""
 _TIMING_SECONDS = (0.5, 10.0)
+_PAGE_SECONDS = 3.0
 _MAX_ERRORS = 2
 """A method whose first runs end with errors is not tried again."""
 _SLOWDOWN = (0.5, 4.0)
@@ -149,7 +149,10 @@ class Comparison:
 
     @property
     def _available(self) -> float:
-        return self.request.budget - self.state.spent - (time.monotonic() - self._clock)
+        """The seconds left for runs; the page takes some, mostly for imports, as workers do."""
+        imports = max((timing.cold for timing in self.state.timing.values()), default=0.0)
+        spent = self.state.spent + time.monotonic() - self._clock
+        return self.request.budget - spent - _PAGE_SECONDS - imports
 
     @property
     def _active(self) -> list[Contender]:
@@ -367,7 +370,7 @@ class Comparison:
         seconds = sum(self._running.values()) / self.parallel
         seconds += estimator.search(1, plan.search_epochs) - estimator.startup
         seconds += estimator.final(plan.epochs)
-        return self._slowdown * seconds <= self._available - PAGE_SECONDS
+        return self._slowdown * seconds <= self._available
 
     def _trials(self, method: Contender) -> dict[int, Record]:
         """Return the finished trials of a method."""
@@ -390,7 +393,7 @@ class Comparison:
         if BASE not in chosen:
             raise ValueError("no trial of the base finished: change --lr or the data")
         slower = self._slowdown if self._expected else 1.0
-        available = (self._available - PAGE_SECONDS) / max(slower, 1.0)
+        available = self._available / max(slower, 1.0)
         epochs = fit_epochs(self._estimator(times), self._plan.epochs, available)
         self._note_epochs(epochs)
         seconds = {name: timing.epoch for name, timing in times.items()}
