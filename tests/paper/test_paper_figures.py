@@ -26,6 +26,8 @@ def test_error_over_time_reads_the_setting_of_the_paper(tmp_path):
         write(tmp_path, run, error, epoch_seconds=1.8)
     asam = sam[0].replace(method="asam", hyper={"rho": 1.0})
     write(tmp_path, asam, 3.5)
+    reused = wsam[0].replace(options={"every": 5, "reuse": True})
+    write(tmp_path, reused, 3.7, epoch_seconds=1.1)
     others = (
         sam[0].replace(epochs=80),
         sam[0].replace(batch_size=256),
@@ -35,10 +37,11 @@ def test_error_over_time_reads_the_setting_of_the_paper(tmp_path):
     for run in others:
         write(tmp_path, run, 1.0)
     found = {one.method: one for one in read_times(tmp_path)}
-    assert list(found) == ["vanilla", "sam", "asam"]
+    assert list(found) == ["vanilla", "sam", "asam", "wsam_reuse"]
     assert found["vanilla"].minutes == found["sam"].minutes[:1] == (6.0,)
     assert found["sam"].label == "SAM 3.70 ± 0.14 (n = 2)"
     assert found["asam"].label == "ASAM 3.50 (n = 1)"
+    assert found["wsam_reuse"].keys == (reused.key,)
     assert found["asam"].keys == (asam.key,)
 
 

@@ -21,6 +21,7 @@ from wsam.plot_style import (
     method_title,
     new_figure,
     set_title,
+    variant_name,
 )
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def _is_setting_of_paper(run: Run) -> bool:
 
 
 def _method_name(run: Run) -> str:
-    return f"{run.method}_reuse" if run.options.get("reuse") else run.method
+    return variant_name(run.method, run.options)
 
 
 def _result(group: list[tuple[Run, Record]]) -> TimedResult:
