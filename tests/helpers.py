@@ -16,7 +16,10 @@ from torch import Tensor, nn
 
 import wsam
 
-METHODS = sorted(wsam.METHODS)
+ONE_PASS = ["msam", "one_pass_wsam"]
+"""Methods with one gradient a step; tests/core/test_one_pass.py has most of their tests."""
+METHODS = [name for name in sorted(wsam.METHODS) if name not in ONE_PASS]
+"""Methods with two gradients a step."""
 AVERAGING = ["friendly_sam", "vasso"]
 """Methods that average gradients, so that the order of micro-batches matters."""
 RULES = ["sam", "wsam", "gsam"]

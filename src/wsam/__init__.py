@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from wsam.optimizer import SharpnessAware
     from wsam.peers.friendly_sam import FriendlySAM
     from wsam.peers.looksam import LookSAM
+    from wsam.peers.msam import MSAM
+    from wsam.peers.one_pass_wsam import OnePassWSAM
     from wsam.peers.vasso import VaSSO
     from wsam.training_step import train_step
 
@@ -60,6 +62,8 @@ _EXPORTS = {
     "optimizer": ("SharpnessAware",),
     "peers.friendly_sam": ("FriendlySAM",),
     "peers.looksam": ("LookSAM",),
+    "peers.msam": ("MSAM",),
+    "peers.one_pass_wsam": ("OnePassWSAM",),
     "peers.vasso": ("VaSSO",),
     "training_step": ("train_step",),
 }
@@ -72,6 +76,7 @@ __all__ = [
     "ESAM",
     "GSAM",
     "METHODS",
+    "MSAM",
     "SAM",
     "WSAM",
     "Adaptive",
@@ -84,6 +89,7 @@ __all__ = [
     "Geometry",
     "LookSAM",
     "Masked",
+    "OnePassWSAM",
     "PerLayer",
     "Preconditioned",
     "Preconditioner",

@@ -10,14 +10,16 @@ each tensor. With z = sqrt(S) g0 the perturbation is rho * sqrt(S) z / (norm(z) 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from wsam._core.memory import Memory
+from wsam._core.mix import Scalar
 from wsam._core.param_blocks import EPSILON, Block, tensor_norms
-from wsam._core.tensor_ops import widened
+from wsam._core.tensor_ops import on_device, widened
 from wsam._core.validation import count, flag, number
 
 
@@ -27,6 +29,8 @@ class Geometry:
 
     follows_g0: ClassVar[bool] = True
     """Whether d follows g0. If not, `vector` returns what takes its place."""
+    needs_g0: ClassVar[bool] = True
+    """Whether d depends on the first gradient. If not, a step has one pass, at w + d."""
     memory: ClassVar[tuple[str, ...]] = ()
     """Names of the tensors that are kept between steps, one for each parameter."""
     uses_denominators: ClassVar[bool] = False
@@ -53,8 +57,16 @@ class Geometry:
         """
         raise NotImplementedError
 
+    def is_ready(self, blocks: Sequence[Block], memory: Memory) -> bool:
+        """Whether there is a vector to follow. If not, the step is the base's own."""
+        return True
+
     def mask(self, step: int, tensors: int) -> list[bool] | None:
         """Return which of all parameter tensors are perturbed at a step; None for all."""
+        return None
+
+    def selected(self, block: Block) -> list[bool] | None:
+        """Return which tensors of a block are perturbed at all steps; None for all."""
         return None
 
     @property
@@ -233,6 +245,72 @@ class Masked(Geometry):
         """Return None: S is 1 for the selected tensors."""
 
 
+NORM_LAYERS = (
+    nn.modules.batchnorm._BatchNorm,
+    nn.GroupNorm,
+    nn.LayerNorm,
+    nn.RMSNorm,
+    nn.modules.instancenorm._InstanceNorm,
+)
+
+
+@dataclass(frozen=True)
+class Only(Geometry):
+    """A ball in some of the tensors; the norm is over them alone (SAM-ON).
+
+    This is not the same as a radius of 0 in the other groups, where the norm stays global. Needs
+    names: pass `model=` or build the base from named parameters.
+
+    Args:
+        names: names of parameters, with `*` for any characters: `Only(("*.bias", "head.*"))`.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+        >>> Only.layers(model)
+        Only(names=('1.weight', '1.bias'))
+
+    Reference: Mueller et al., Normalization Layers Are All That Sharpness-Aware Minimization Needs,
+    NeurIPS 2023.
+    """
+
+    names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        """Validate the names."""
+        if isinstance(self.names, str) or not all(isinstance(name, str) for name in self.names):
+            raise TypeError(f'names must be a tuple of strings, as ("*.bias",), got {self.names!r}')
+        object.__setattr__(self, "names", tuple(self.names))
+
+    @classmethod
+    def layers(cls, model: nn.Module, types: tuple[type[nn.Module], ...] = NORM_LAYERS) -> "Only":
+        """Return the geometry of the parameters in all layers of these types.
+
+        Args:
+            model: the trained module.
+            types: classes of layers; by default all normalization layers.
+        """
+        found = {id(p) for m in model.modules() if isinstance(m, types) for p in m.parameters()}
+        return cls(tuple(name for name, p in model.named_parameters() if id(p) in found))
+
+    def check_names(self, blocks: Sequence[Block]) -> None:
+        """Require names, and at least one that is selected."""
+        if any(block.names is None for block in blocks):
+            raise ValueError(
+                "Only needs parameter names and there are none: pass model=, or build the base from "
+                "model.named_parameters()"
+            )
+        if not any(any(self.selected(block)) for block in blocks):
+            raise ValueError(f"no parameter has a name in {self.names}")
+
+    def selected(self, block: Block) -> list[bool]:
+        """Return which names match."""
+        names = block.names or []
+        return [any(fnmatchcase(name, known) for known in self.names) for name in names]
+
+    def sqrt_metric(self, block: Block, g0: list[Tensor]) -> None:
+        """Return None: S is 1 for the selected tensors."""
+
+
 AVERAGE = "average"
 """The name of the running average of gradients."""
 
@@ -311,6 +389,43 @@ class WithoutAverage(Geometry):
         return [g if m is None else v for g, m, v in zip(g0, known, vector, strict=True)]
 
 
+@dataclass(frozen=True)
+class AlongMomentum(Geometry):
+    """A ball, with d along the base's update, so that a step needs one pass only (MSAM).
+
+        d = -rho b / (norm(b) + eps)        b: the base's momentum
+
+    b is "momentum_buffer" in the state of SGD, and "exp_avg" in that of Adam and its relatives. Where
+    there is none, as in the first step, the step is the base's own. Only for rules that do not need
+    g0, such as `wsam.rule.Perturbed`.
+
+    Reference: Becker et al., Momentum-SAM: Sharpness Aware Minimization without Computational Overhead,
+    2024.
+    """
+
+    follows_g0 = False
+    needs_g0 = False
+
+    def sqrt_metric(self, block: Block, g0: list[Tensor]) -> None:
+        """Return None: S is 1."""
+
+    def is_ready(self, blocks: Sequence[Block], memory: Memory) -> bool:
+        """Whether the base has any momentum."""
+        return any(b is not None for block in blocks for b in memory.momentum(block))
+
+    def factor(self, block: Block) -> Scalar:
+        """Return the factor of b / norm(b) in the perturbation of a block, without the radius."""
+        return -1.0
+
+    def vector(self, block: Block, g0: list[Tensor], memory: Memory) -> list[Tensor]:
+        """Return -b; zeros for parameters without momentum."""
+        pairs = zip(memory.momentum(block), block.weights(), strict=True)
+        momentum = [torch.zeros_like(w) if b is None else b for b, w in pairs]
+        # The base's momentum points against the objective already: undo the sign of the radius.
+        factor = on_device(block.sign * self.factor(block), block.device)
+        return list(torch._foreach_mul(momentum, factor))
+
+
 def _average_or_gradient(block: Block, g0: list[Tensor], memory: Memory) -> list[Tensor]:
     """Return the average of the steps before; the gradient itself where it is the first one."""
     known = memory.read_each(block, AVERAGE)
@@ -319,11 +434,13 @@ def _average_or_gradient(block: Block, g0: list[Tensor], memory: Memory) -> list
 
 __all__ = [
     "Adaptive",
+    "AlongMomentum",
     "Averaged",
     "Euclidean",
     "Fisher",
     "Geometry",
     "Masked",
+    "Only",
     "PerLayer",
     "Preconditioned",
     "WithoutAverage",

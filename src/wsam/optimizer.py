@@ -142,7 +142,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
     _step_supports_amp_scaling = True
 
     _SCRATCH: ClassVar[tuple[str, ...]] = (
-        *("_step_state", "_known_blocks", "_norm_stats", "_norm_stats_before", "_rng"),
+        *("_step_state", "_known_blocks", "_selected", "_norm_stats", "_norm_stats_before", "_rng"),
         *("_rng_before_first_pass", "_scale_check"),
         *("_base_leaves_grads", "_perturb_this_step", "_backend", "_sharpness", "_in_closure"),
         "step",  # learning-rate schedulers patch it
@@ -200,6 +200,8 @@ class SharpnessAware(CheckedArguments, Optimizer):
             raise TypeError(
                 f"when must be an interval such as wsam.schedule.Every(5), got {self.when!r}"
             )
+        if not self.geometry.needs_g0:
+            self._check_one_pass()
         if self.local:
             _check_local(self.model)
             if self.geometry.memory:
@@ -222,8 +224,22 @@ class SharpnessAware(CheckedArguments, Optimizer):
         for reason in (reason for reason, holds in conflicts.items() if self.lean and holds):
             raise ValueError(f"lean=True lets the base step between the passes, but {reason}")
 
+    def _check_one_pass(self) -> None:
+        conflicts = {
+            f"the rule {type(self.rule).__name__}, which needs the gradient at w": self.rule.keeps_g0,
+            "keep, which compares the losses of two passes": self.keep < 1.0,
+            "local=True, which perturbs by the gradient at w": self.local,
+            "an interval that reads the gradient norm": (
+                self.when is not None and self.when.needs_norm
+            ),
+        }
+        for conflict in (what for what, holds in conflicts.items() if holds):
+            name = type(self.geometry).__name__
+            raise ValueError(f"{name} has one pass, at w + d, and does not support {conflict}")
+
     def _reset_scratch(self) -> None:
         self._known_blocks: tuple[Any, list[Block]] | None = None
+        self._selected: list[bool] | None = None
         self._norm_stats = NormStats(self.model)
         self._norm_stats_before = NormStats(self.model, same_function=False)  # of a skipped step
         self._rng = RngState(p.device for g in self.param_groups for p in g["params"])
@@ -260,7 +276,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
     @property
     def second_pass(self) -> bool:
         """Whether the second pass is running, so that a closure can leave out metrics and logs."""
-        return self._step_state.phase is Phase.PERTURBED
+        return self._step_state.phase is Phase.PERTURBED and not self._step_state.only_pass
 
     def select(self, losses: Tensor) -> Tensor:
         """Return the mean of per-sample losses over the samples that are used in this pass.
@@ -271,7 +287,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         if self._step_state.phase is Phase.READY:
             self._drop_unfinished()  # a new first pass has begun
         state = self._step_state
-        if state.phase is Phase.READ_ONLY or state.action is Action.BASE_ONLY:
+        if state.phase is Phase.READ_ONLY or state.action is Action.BASE_ONLY or state.only_pass:
             return losses.mean()
         return self._selection.mean(losses, second_pass=state.phase is Phase.PERTURBED)
 
@@ -341,8 +357,12 @@ class SharpnessAware(CheckedArguments, Optimizer):
         gradients = GradAccumulator()
         for closure in closures:
             self.begin()
+            if not self.geometry.needs_g0:
+                self._ascend()
             first.append(self._run(closure, synchronize=not self.local))
-            if self._ascend():
+            if not self.geometry.needs_g0:
+                self._take_only_gradient()
+            elif self._ascend():
                 second = self._run(closure)
                 increase = losses.loss_increase(second, first[-1])
                 increases.append(self._selection.corrected(increase))
@@ -510,8 +530,9 @@ class SharpnessAware(CheckedArguments, Optimizer):
         state.memory = self._step_state.memory  # of an earlier micro-batch of the same step
         state.lean, state.manual, state.max_norm = self.lean, manual, self.max_norm
         state.blocks = collect_gradients(self._all_blocks(refresh=True))
-        if not state.blocks:
+        if not state.blocks and self.geometry.needs_g0:
             raise RuntimeError("no parameter has a gradient: call backward() in the first pass")
+        state.only_pass = not state.blocks
         if grad_scale is not None:
             state.unscaled = True
             step.unscale(state.blocks, grad_scale)
@@ -519,10 +540,12 @@ class SharpnessAware(CheckedArguments, Optimizer):
         state.enter(Phase.PERTURBED)
         self._step_state = state
         try:
-            if state.unscaled and state.action is Action.SHARPNESS_AWARE:
+            is_two_pass = state.action is Action.SHARPNESS_AWARE and self.geometry.needs_g0
+            if state.unscaled and is_two_pass:
                 state.overflow_report = OverflowReport(state.blocks)
             moved = self._perturb(state)
-            if moved or manual:  # a loop by hand may run its second pass although nothing moved
+            # A loop by hand may run its second pass although nothing moved.
+            if (moved or manual) and not state.only_pass:
                 self._protect_model(state)
             return moved
         except BaseException as error:
@@ -546,6 +569,13 @@ class SharpnessAware(CheckedArguments, Optimizer):
                 self.param_groups[0][STEP],
                 lambda: float(self._squared_norm(state.blocks).sqrt()),
             )
+        if perturb and not self.geometry.needs_g0:
+            parts = [b.subset([p.requires_grad for p in b.params]) for b in self._all_blocks()]
+            blocks = [part for part in parts if part is not None]
+            if not self.geometry.is_ready(blocks, state.memory):
+                return Action.BASE_ONLY
+            step.clear_gradients(state.blocks)  # of a first pass, which was not needed
+            state.blocks = blocks
         if perturb:
             return Action.SHARPNESS_AWARE
         return Action.REUSE if step.can_reuse(state) else Action.BASE_ONLY
@@ -594,6 +624,19 @@ class SharpnessAware(CheckedArguments, Optimizer):
             state.rng_after_first_pass = None
         torch.clear_autocast_cache()
 
+    def _take_only_gradient(self) -> None:
+        """In a base-only step of a method with one pass, take the gradient as g0."""
+        state = self._step_state
+        found = collect_gradients(self._all_blocks())
+        if state.action is not Action.BASE_ONLY or not found:
+            return
+        state.blocks = found
+        if self._has_overflow(found):
+            state.action = Action.SKIP
+        else:
+            step.own_g0(found)
+        step.clear_gradients(found)
+
     def _combine(self) -> None:
         """Make the base's gradient and the decoupled term from g0 and g1."""
         state, all_blocks = self._step_state, self._all_blocks()
@@ -601,6 +644,8 @@ class SharpnessAware(CheckedArguments, Optimizer):
             return
         self._restore()
         align_gradients(all_blocks)
+        if not self.geometry.needs_g0:
+            self._take_only_gradient()
         state.require_second_gradients()
         checked = state.action is Action.SHARPNESS_AWARE and self.nonfinite != "propagate"
         if checked and self._has_overflow(collect_gradients(all_blocks)):
@@ -675,7 +720,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
             self._step_state.require_prepared_update()
         self.base.step()
         for block in collect_gradients(self._all_blocks()):
-            for name in (*self.geometry.memory, *([step.KEPT] if self.rule.reuses else [])):
+            for name in (*self.geometry.memory, *([step.KEPT] if self.rule.keeps_vector else [])):
                 self._step_state.memory.create(block.params, name)
 
     def _end_step(self) -> None:
@@ -729,6 +774,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
             blocks = self._build_blocks(groups)
             self.geometry.check_names(blocks)
             self._known_blocks = (key, blocks)
+            self._selected = self._find_selected(blocks)
             for statistics in (self._norm_stats, self._norm_stats_before):
                 statistics.find_layers(self.model)
             self._backend = select_backend(blocks)
@@ -740,7 +786,18 @@ class SharpnessAware(CheckedArguments, Optimizer):
 
     def _mask(self) -> list[bool] | None:
         tensors = sum(len(group["params"]) for group in self.param_groups)
-        return self.geometry.mask(self.param_groups[0][STEP], tensors)
+        mask = self.geometry.mask(self.param_groups[0][STEP], tensors)
+        return self._selected if mask is None else mask
+
+    def _find_selected(self, blocks: Sequence[Block]) -> list[bool] | None:
+        """Return which of all parameters the geometry perturbs at all steps; None for all."""
+        found: dict[int, bool] = {}
+        for block in blocks:
+            chosen = self.geometry.selected(block)
+            if chosen is None:
+                return None
+            found.update(zip(block.indices, chosen, strict=True))
+        return [found[i] for i in range(len(found))]
 
     def _radius_is_zero(self) -> bool:
         return all(is_number(group[RHO], 0.0) for group in self.param_groups)

@@ -215,6 +215,9 @@ class NormAbove(Interval):
 
     Args:
         factor: how many deviations above the mean.
+        final: the factor at step `steps` and after it, if it changes: linearly from `factor`. AE-SAM's
+            falls from 1 to -1 over the run, so that more and more steps are perturbed.
+        steps: see `final`.
         decay: of mean and variance, in [0, 1).
         mean: the running mean of q.
         variance: the running variance of q.
@@ -229,12 +232,21 @@ class NormAbove(Interval):
     mean: float = field(default=0.0, repr=False)
     variance: float = field(default=1e-8, repr=False)
     begun: bool = field(default=False, repr=False)
+    final: float | None = None
+    steps: int | None = None
     needs_norm = True
 
     def __post_init__(self) -> None:
         """Validate the arguments."""
         number("factor", self.factor, -math.inf)
         number("decay", self.decay, 0, 1)
+        if (self.final is None) != (self.steps is None):
+            raise ValueError(
+                "final and steps belong together: NormAbove(1.0, final=-1.0, steps=1000)"
+            )
+        if self.final is not None:
+            number("final", self.final, -math.inf)
+            count("steps", self.steps, 1)
         self.begun = self.begun or self.mean != 0.0  # absent from states of earlier versions
 
     def chosen(self, step: int, norm: Callable[[], float]) -> bool:
@@ -242,11 +254,18 @@ class NormAbove(Interval):
         square = norm() ** 2
         if not math.isfinite(square):
             return True  # the two-pass step handles it
-        above = not self.begun or square >= self.mean + self.factor * math.sqrt(self.variance)
+        threshold = self.mean + self.factor_at(step) * math.sqrt(self.variance)
+        above = not self.begun or square >= threshold
         self.variance = self.decay * self.variance + (1 - self.decay) * (square - self.mean) ** 2
         self.mean = self.decay * self.mean + (1 - self.decay) * square if self.begun else square
         self.begun = True
         return above
+
+    def factor_at(self, step: int) -> float:
+        """Return the factor at a step."""
+        if self.final is None or self.steps is None:
+            return self.factor
+        return self.factor + (self.final - self.factor) * min(1.0, step / self.steps)
 
     def remember(self) -> Any:
         """Return the running statistics."""

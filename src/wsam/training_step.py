@@ -180,7 +180,9 @@ class TrainStep:
             )
 
         if self._ascent_share < 1.0:
-            if self._sharp is None or self._sharp.rule.keeps_g0 or self._sharp.when is not None:
+            sharp = self._sharp
+            two_passes = sharp is not None and sharp.when is None and sharp.geometry.needs_g0
+            if sharp is None or sharp.rule.keeps_g0 or not two_passes:
                 raise ValueError(
                     "ascent_share needs a method whose base receives the second gradient alone, at "
                     "every step, such as SAM without when="
@@ -291,6 +293,8 @@ class TrainStep:
         local: Any = optimizer.model if optimizer.local else None
         try:
             optimizer.begin()
+            if not optimizer.geometry.needs_g0:
+                return self._scaled_pass(run_all, scaler)
             with contextlib.nullcontext() if local is None else local.no_sync():
                 first = run_all()
             moved = optimizer.ascend(scaler.get_scale())
@@ -308,6 +312,18 @@ class TrainStep:
         scaler.update()
         optimizer._sharpness = sharpness
         return first
+
+    def _scaled_pass(self, run_all: Callable[[], Tensor], scaler: torch.amp.GradScaler) -> Tensor:
+        """Finish the step of a method with one pass."""
+        assert self._sharp is not None
+        self._sharp.ascend(scaler.get_scale())
+        loss = run_all()
+        scaler.unscale_(self._sharp)
+        self._sharp.descend()
+        scaler.step(self._sharp)
+        scaler.update()
+        self._sharp._sharpness = loss * torch.nan
+        return loss
 
     def _has_gradients(self) -> bool:
         groups = self.optimizer.param_groups

@@ -1,5 +1,7 @@
-"""Methods of other papers: LookSAM, VaSSO, FriendlySAM."""
+"""Methods of other papers: LookSAM, VaSSO, FriendlySAM, SAM-ON, and the threshold of AE-SAM."""
 
+import copy
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -26,11 +28,12 @@ from helpers import (
 )
 from reference import Method
 from torch import Tensor, nn
+from torch.func import functional_call
 
 import wsam
-from wsam.geometry import Averaged, WithoutAverage
+from wsam.geometry import Averaged, Only, WithoutAverage
 from wsam.rule import Weighted
-from wsam.schedule import Every
+from wsam.schedule import Every, NormAbove
 
 STEPS = 50
 MLP = PROBLEMS["mlp"]
@@ -352,3 +355,124 @@ def test_train_step(name: str) -> None:
         opts[0].step(closure(opts[0], models[0], t))
         step(batch(t))
     assert same(snapshot(opts[0]), snapshot(opts[1]))
+
+
+# --- SAM-ON -------------------------------------------------------------------------------------
+
+
+def with_norms() -> nn.Sequential:
+    torch.manual_seed(0)
+    layers = nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.LayerNorm(4), nn.Linear(4, 2)
+    return nn.Sequential(*layers).double()
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("style", STYLES)
+def test_only_normalization_layers_are_perturbed(style: str, named: bool) -> None:
+    """d = rho g_M / norm(g_M) over the tensors of these layers; the others do not move."""
+    model = with_norms()
+    geometry = Only.layers(model)
+    assert geometry.names == ("1.weight", "1.bias", "3.weight", "3.bias")
+    base = torch.optim.SGD(model.named_parameters() if named else model.parameters(), lr=0.1)
+    opt = wsam.SAM(base, rho=0.3, geometry=geometry, model=None if named else model)
+    w = {name: p.detach().clone() for name, p in model.named_parameters()}
+    twin = copy.deepcopy(model)
+    (twin(batch(0)) ** 2).mean().backward()
+    g0 = {name: p.grad for name, p in twin.named_parameters()}
+    norm = torch.sqrt(sum((g0[name] ** 2).sum() for name in geometry.names))
+    seen: list[dict[str, Tensor]] = []
+
+    def loss() -> Tensor:
+        seen.append({name: p.detach().clone() for name, p in model.named_parameters()})
+        return (model(batch(0)) ** 2).mean()
+
+    make_step(opt, loss, style)
+    for name, p in seen[1].items():
+        d = 0.3 * g0[name] / norm if name in geometry.names else 0.0
+        assert torch.allclose(p, w[name] + d, rtol=1e-12, atol=1e-12)
+        assert name in geometry.names or torch.equal(p, w[name])
+    wanted = {name: p + 0 for name, p in seen[1].items()}
+    x = functional_call(with_norms(), {k: v.requires_grad_() for k, v in wanted.items()}, batch(0))
+    g1 = torch.autograd.grad((x**2).mean(), list(wanted.values()))
+    for p, start, g in zip(model.parameters(), w.values(), g1, strict=True):
+        assert torch.allclose(p, start - 0.1 * g, rtol=1e-10, atol=1e-12)
+
+
+def test_only_takes_patterns_and_types() -> None:
+    model = with_norms()
+    assert Only.layers(model, (nn.LayerNorm,)).names == ("3.weight", "3.bias")
+    opt = wsam.WSAM(momentum(model), geometry=Only(("*.bias", "4.*")), model=model)
+    assert opt._mask() == [False, True, False, True, False, True, True, True]
+    with pytest.raises(ValueError, match="needs parameter names"):
+        opt.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
+
+
+@pytest.mark.parametrize(
+    ("names", "model", "message"),
+    [(("3.*",), False, "pass model="), (("absent",), True, "absent"), ("*.bias", True, "tuple")],
+)
+def test_only_rejects(names: Any, model: bool, message: str) -> None:
+    trained = with_norms()
+    with pytest.raises((TypeError, ValueError), match=message):
+        wsam.SAM(momentum(trained), geometry=Only(names), model=trained if model else None)
+
+
+def test_only_with_all_names_is_a_ball() -> None:
+    """Bit for bit."""
+    models = with_norms(), with_norms()
+    opts = [
+        wsam.SAM(momentum(model), geometry=geometry, model=model)
+        for model, geometry in zip(models, (Only(("*",)), None), strict=True)
+    ]
+    for t in range(3):
+        for opt, model in zip(opts, models, strict=True):
+            opt.step(closure(opt, model, t))
+    assert same(list(models[0].parameters()), list(models[1].parameters()))
+
+
+# --- AE-SAM -------------------------------------------------------------------------------------
+
+
+def test_falling_threshold() -> None:
+    """c falls linearly from 1 to -1: q = mean + c_t std is the limit at each step."""
+    interval = NormAbove(1.0, final=-1.0, steps=10)
+    assert [interval.factor_at(t) for t in (0, 5, 10, 20)] == [1.0, 0.0, -1.0, -1.0]
+    constant, chosen = NormAbove(1.0), []
+    for each in (interval, constant):
+        assert each.chosen(0, lambda: 1.0)
+    mean, variance = interval.mean, interval.variance
+    for t in range(1, 30):
+        q = 1 + 0.5 * math.sin(2.1 * t)
+        wanted = q >= mean + max(1 - 0.2 * t, -1.0) * math.sqrt(variance)
+        assert interval.chosen(t, lambda q=q: math.sqrt(q)) == wanted
+        variance, mean = 0.9 * variance + 0.1 * (q - mean) ** 2, 0.9 * mean + 0.1 * q
+        chosen.append((wanted, constant.chosen(t, lambda q=q: math.sqrt(q))))
+    falling, same_factor = (sum(column[-10:]) for column in zip(*chosen, strict=True))
+    assert falling > same_factor
+
+
+def test_falling_threshold_resumes() -> None:
+    def new() -> tuple[nn.Module, wsam.SharpnessAware]:
+        model = small_model()
+        return model, wsam.SAM(momentum(model), when=NormAbove(1.0, final=-1.0, steps=8))
+
+    (model, opt), (other, again) = new(), new()
+    for t in range(4):
+        opt.step(closure(opt, model, t))
+    weights, state = save_and_load([model.state_dict(), opt.state_dict()])
+    other.load_state_dict(weights)
+    again.load_state_dict(state)
+    assert again.when == opt.when
+    for t in range(4, 9):
+        opt.step(closure(opt, model, t))
+        again.step(closure(again, other, t))
+    assert same(snapshot(opt), snapshot(again))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"final": 0.0}, {"steps": 5}, {"final": math.nan, "steps": 5}, {"final": 0, "steps": 0}],
+)
+def test_falling_threshold_rejects(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"final|steps"):
+        NormAbove(1.0, **options)

@@ -44,6 +44,15 @@ class Memory:
         found = state[p].get(PREFIX + name) if p in state else None
         return None if found is None else local_shards([found])[0]
 
+    def momentum(self, block: Block) -> list[Tensor | None]:
+        """Return the local shard of the base's momentum for each parameter, None where there is none.
+
+        That is "momentum_buffer" in the state of SGD, and "exp_avg" in that of Adam and its relatives.
+        """
+        states = [self._base.state.get(p) or {} for p in block.params]
+        found = [state.get("momentum_buffer", state.get("exp_avg")) for state in states]
+        return [None if t is None else local_shards([t])[0] for t in found]
+
     def write(self, block: Block, name: str, tensors: list[Tensor]) -> None:
         """Store local shards at the end of the step."""
         self._written.setdefault(name, {}).update(zip(block.params, tensors, strict=True))

@@ -222,6 +222,8 @@ def combine(state: StepState, all_blocks: Sequence[Block]) -> None:
                 g0, g1_shards = block.shards(block.g0), block.shards(g1)
                 difference = list(torch._foreach_sub(g1_shards, g0))
                 _keep(state, block, rule.kept(value, products), g0, difference)
+            if rule.averages_signed_g1:
+                _average_signed(state, block, value, block.shards(g1))
         else:
             assert block.g0 is not None
             g0 = block.shards(block.g0)
@@ -359,6 +361,23 @@ def _keep(
     if state.rule.average and before is not None:
         vector = list(torch._foreach_lerp(vector, before, state.rule.average))
     state.memory.write(block, KEPT, vector)
+
+
+def _average_signed(
+    state: StepState, block: Block, value: dict[str, Scalar], g1: list[Tensor]
+) -> None:
+    """Update the average of s g1, and apply it with the rule's weight."""
+    before = state.memory.read_each(block, KEPT)
+    average = [torch.zeros_like(g) if h is None else h for g, h in zip(g1, before, strict=True)]
+    if not g1:
+        return
+    average = list(torch._foreach_mul(average, state.rule.average))
+    share = on_device(state.rule.signed_share(value), block.device)
+    add_scaled(average, g1, share, scratch=False)
+    state.memory.write(block, KEPT, average)
+    weight = state.rule.weight(value)
+    if not is_number(weight, 0.0):
+        state.decoupled.append(DecoupledTerm(block, average, weight, scratch=False))
 
 
 def can_reuse(state: StepState) -> bool:

@@ -94,6 +94,8 @@ class StepState:
     """The base has already stepped, so the step cannot be undone."""
     manual: bool = False
     """The passes are run by the user's loop instead of a closure."""
+    only_pass: bool = False
+    """The pass that follows `ascend` is the first of this step."""
     unscaled: bool = False
     """`ascend` received the scale of a GradScaler."""
     overflow_report: "OverflowReport | None" = None
@@ -206,9 +208,10 @@ class StepState:
         """Raise if the second pass left no gradient at all."""
         needed = self.action is Action.SHARPNESS_AWARE and self.blocks
         if needed and not self.has_second_gradients:
-            raise RuntimeError(
-                "no parameter has a gradient: call backward() in the second pass, too"
-            )
+            where = "before descend()" if self.only_pass else "in the second pass, too"
+            raise RuntimeError(f"no parameter has a gradient: call backward() {where}")
+        if self.action is Action.BASE_ONLY and not self.blocks:
+            raise RuntimeError("no parameter has a gradient: call backward()")
 
     def require_unchanged_gradients(self, all_blocks: list[Block]) -> None:
         """Raise if `p.grad` was modified between `descend` and `step`: that scales half the update."""

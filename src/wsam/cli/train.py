@@ -45,8 +45,8 @@ Model = Annotated[
 Method = Annotated[
     str,
     typer.Option(
-        help="vanilla, sam, wsam, coupled_wsam, gsam, esam, asam, fisher_sam, looksam, vasso or "
-        "friendly_sam."
+        help="vanilla, sam, wsam, coupled_wsam, gsam, esam, asam, fisher_sam, looksam, vasso, "
+        "friendly_sam, msam or one_pass_wsam."
     ),
 ]
 Rho = Annotated[float | None, typer.Option(help="Radius of the perturbation.")]
