@@ -20,6 +20,7 @@ ONE_PASS = ["msam", "one_pass_wsam"]
 """Methods with one gradient a step; tests/core/test_one_pass.py has most of their tests."""
 METHODS = [name for name in sorted(wsam.METHODS) if name not in ONE_PASS]
 """Methods with two gradients a step."""
+ALL = [*METHODS, *ONE_PASS]
 AVERAGING = ["friendly_sam", "vasso"]
 """Methods that average gradients, so that the order of micro-batches matters."""
 RULES = ["sam", "wsam", "gsam"]

@@ -707,6 +707,9 @@ class SharpnessAware(CheckedArguments, Optimizer):
             return
         if state.action is Action.BASE_ONLY:
             state.step_base()
+            if self.rule.averages_signed_g1:  # a state that is loaded in place must have its place
+                for block in state.blocks:
+                    state.memory.create(block.params, step.KEPT)
         elif state.base_stepped:
             step.apply(state.decoupled)
         elif self._backend is None or not self._backend.finish(state):

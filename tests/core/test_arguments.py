@@ -64,6 +64,11 @@ BAD: dict[str, list[tuple[str, Any]]] = {
         *[("n", n) for n in (0, -1, 2.5, "5", None)],
         ("per_tensor", 1),
     ],
+    "msam": [("rho", -1.0)],
+    "one_pass_wsam": [
+        *[("gamma", g) for g in (-0.1, 1.0, math.nan, "0.9", None)],
+        *[("decay", d) for d in (-0.1, 1.0, math.nan, "0.9", None)],
+    ],
     "vasso": [("theta", t) for t in (0.0, -0.1, 1.5, math.nan, "0.4", None)],
     "friendly_sam": [
         *[("sigma", s) for s in (-0.1, math.nan, "1", None)],

@@ -10,8 +10,9 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from helpers import (
+    ALL,
     BASES,
-    METHODS,
+    ONE_PASS,
     PROBLEMS,
     RULES,
     STYLES,
@@ -54,7 +55,7 @@ def scheduled(name: str) -> dict[str, Any]:
     return options
 
 
-@full(name=VARIANTS, base=["momentum", "adamw"])
+@full(name=[*VARIANTS, *ONE_PASS], base=["momentum", "adamw"])
 def test_resume_bitwise_every_step(name: str, base: str) -> None:
     def build(w: list[torch.Tensor]) -> tuple[list[nn.Parameter], wsam.SharpnessAware]:
         params = parameters(w)
@@ -100,7 +101,7 @@ def test_interval_is_part_of_the_state() -> None:
     assert same(snapshot(opt), snapshot(other))
 
 
-@covering(name=METHODS, base=list(BASES))
+@covering(name=ALL, base=list(BASES))
 def test_plain_base_loads_the_state(name: str, base: str) -> None:
     """The state contains the base's entries and those of the method; the base can continue from it."""
     params = parameters(MLP.weights())
@@ -122,7 +123,7 @@ def test_plain_base_loads_the_state(name: str, base: str) -> None:
                for entry, p in zip(found, fresh, strict=True))  # fmt: skip
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ALL)
 def test_state_of_a_plain_base_loads(name: str) -> None:
     """A run may change from the plain base to a method."""
     params = parameters(MLP.weights())
@@ -156,7 +157,7 @@ def test_state_dict_while_perturbed(lean: bool) -> None:
     opt.state_dict()
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ALL)
 def test_lr_scheduler_after_load(name: str) -> None:
     model = small_model()
     opt = make_method(name, torch.optim.SGD(model.parameters(), lr=0.8, momentum=0.9))
@@ -171,7 +172,7 @@ def test_lr_scheduler_after_load(name: str) -> None:
     assert [group["lr"] for group in opt.base.param_groups] == [0.2]
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ALL)
 def test_base_that_loads_a_state_stays_shared(name: str) -> None:
     model = small_model()
     opt = make_method(name, torch.optim.SGD(model.parameters(), lr=0.8, momentum=0.9))
@@ -185,7 +186,7 @@ def test_base_that_loads_a_state_stays_shared(name: str) -> None:
     assert [group["lr"] for group in opt.base.param_groups] == [0.4]
 
 
-@covering(name=METHODS, base=["momentum", "adam"])
+@covering(name=ALL, base=["momentum", "adam"])
 def test_load_no_alias(name: str, base: str) -> None:
     ours, theirs = parameters(MLP.weights()), parameters(MLP.weights())
     source = make_method(name, torch_base(base, theirs))
@@ -245,9 +246,7 @@ def test_bf16_load_keeps_counters(name: str, base: Any) -> None:
     assert isinstance(other.param_groups[0]["sam_step"], int)
 
 
-@covering(
-    2, name=METHODS, base=["momentum", "adam", "sgd"], used=[False, True], flatten=[False, True]
-)
+@covering(2, name=ALL, base=["momentum", "adam", "sgd"], used=[False, True], flatten=[False, True])
 def test_dcp_fresh_optimizer(name: str, base: str, used: bool, flatten: bool) -> None:
     """A fresh and a used optimizer both load the state of a used one, momentum included."""
     options = StateDictOptions(flatten_optimizer_state_dict=flatten)
@@ -274,7 +273,7 @@ def test_dcp_fresh_optimizer(name: str, base: str, used: bool, flatten: bool) ->
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ALL)
 def test_dcp_fresh_optimizer_is_saved(name: str, tmp_path: Path) -> None:
     """Saving and loading before the first step change neither weights nor learning rates."""
     models = small_model(), small_model()
@@ -393,7 +392,7 @@ def test_load_warns_about_a_method_that_an_early_state_does_not_name() -> None:
 # --- copies ----------------------------------------------------------------------------------------
 
 
-@covering(2, name=VARIANTS, base=["momentum", "adamw"], how=["deepcopy", "pickle"])
+@covering(2, name=[*VARIANTS, *ONE_PASS], base=["momentum", "adamw"], how=["deepcopy", "pickle"])
 def test_deepcopy_pickle(name: str, base: str, how: str) -> None:
     """A copy steps as the original does."""
     model = small_model()

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import METHODS, REUSED, covering, gap, same
+from helpers import ALL, REUSED, covering, gap, same
 from workers import checkpoints
 from workers.process_group import process_group
 
@@ -50,7 +50,7 @@ def test_dcp_save_on_two_load_on_one_or_two(
     check(mine, saved, exact=kind == to)
 
 
-@covering(name=[*METHODS, REUSED], flatten=[False, True])
+@covering(name=[*ALL, REUSED], flatten=[False, True])
 def test_dcp_every_method(name: str, flatten: bool, tmp_path: Path) -> None:
     setting = (str(tmp_path), name, "adamw")
     saved = on("fsdp2", checkpoints.save, *setting, "fsdp2", flatten)

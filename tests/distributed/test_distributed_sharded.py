@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from helpers import LEAN, METHODS, REUSED, RULES, VARIANTS, covering, gap, same
+from helpers import LEAN, METHODS, ONE_PASS, REUSED, RULES, VARIANTS, covering, gap, same
 from workers import sharded
 from workers.problem import expected_weights
 from workers.process_group import process_group
@@ -84,7 +84,7 @@ def test_fsdp2_mixed_precision(name: str) -> None:
         assert difference < 0.02 * distance
 
 
-@covering(name=[*VARIANTS, REUSED], style=["closure", "phases"])
+@covering(name=[*VARIANTS, *ONE_PASS, REUSED], style=["closure", "phases"])
 def test_tensor_parallel_parity(name: str, style: str) -> None:
     for found, single, kinds in process_group().run(sharded.tensor_parallel, name, style):
         assert gap(found, single) < ROUNDING
