@@ -253,7 +253,17 @@ def traced(tracer: Tracer, call: Callable[[], Any]) -> BaseException | None:
     return None
 
 
-UPDATE = ("_update", "finish", "apply", "device", "sign", "sign_of", "on_device", "weights")
+UPDATE = (
+    "_update",
+    "update",
+    "finish",
+    "apply",
+    "device",
+    "sign",
+    "sign_of",
+    "on_device",
+    "weights",
+)
 """Functions in which the base has stepped and the decoupled term is being applied."""
 EVERY_LINE = pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.slow)])
 

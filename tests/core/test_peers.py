@@ -66,8 +66,8 @@ CASES: dict[str, tuple[Make, dict[str, Any], Method]] = {
     ),
     "lean wsam with the geometry of friendly_sam": (
         wsam.WSAM,
-        {"geometry": WithoutAverage(), "gamma": 0.8, "lean": True},
-        Method("wsam", "without_average", gamma=0.8),
+        {"geometry": WithoutAverage(), "gamma": 0.8, "lean": True, "precondition": False},
+        Method("wsam", "without_average", gamma=0.8, precondition=False),
     ),
     "looksam with the geometry of vasso": (
         wsam.LookSAM,

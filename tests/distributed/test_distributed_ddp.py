@@ -43,7 +43,8 @@ def test_ddp_local(name: str, style: str, buckets: str) -> None:
 def test_ddp_adam_and_clipping(name: str, local: bool) -> None:
     if local and name in AVERAGING:
         pytest.skip("its average would differ between ranks")
-    results = process_group().run(ddp.train, name, local=local, base="adamw", max_norm=0.5)
+    options = {"local": True} if local else {}
+    results = process_group().run(ddp.train, name, **options, base="adamw", max_norm=0.5)
     assert_close(results, expected_weights(name, local=local, base="adamw", max_norm=0.5))
 
 
