@@ -244,9 +244,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         self._norm_stats_before = NormStats(self.model, same_function=False)  # of a skipped step
         self._rng = RngState(p.device for g in self.param_groups for p in g["params"])
         self._rng_before_first_pass: tuple[Any, ...] | None = None
-        self._base_leaves_grads = (
-            False  # whether a lean step has shown that the base does not write
-        )
+        self._base_leaves_grads = False  # a lean step has shown that the base does not write them
         self._perturb_this_step: bool | None = None  # decided in advance by a captured step
         self._backend: Any = None
         self._sharpness: Tensor | None = None
@@ -488,10 +486,8 @@ class SharpnessAware(CheckedArguments, Optimizer):
         gradients = step.gradients_of(state.blocks)
         try:
             with torch.no_grad():
-                step.own_g0(state.blocks)
-                gradients = step.gradients_of(
-                    state.blocks
-                )  # which a backward pass cannot overwrite
+                step.own_g0(state.blocks)  # a backward pass must not overwrite them
+                gradients = step.gradients_of(state.blocks)
                 step.clear_gradients(state.blocks)
                 step.perturb(state)
             torch.clear_autocast_cache()
@@ -678,9 +674,9 @@ class SharpnessAware(CheckedArguments, Optimizer):
             return False
         if self.rule.reuses or self.rule.preconditions:
             return False
-        if step.blocks_without_g0(self._all_blocks(), state.blocks) or not self._backend.finish(
-            state
-        ):
+        if step.blocks_without_g0(self._all_blocks(), state.blocks):
+            return False
+        if not self._backend.finish(state):
             return False
         state.moved, state.base_stepped = [], True
         state.enter(Phase.READY)

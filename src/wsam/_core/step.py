@@ -241,10 +241,8 @@ def combine(state: StepState, all_blocks: Sequence[Block]) -> None:
         block.g0 = None
     if state.max_norm is not None:
         clip(blocks, base_grads, state.decoupled, state.max_norm)
-    if not (
-        rule.base_uses_g1 or rule.preconditions
-    ):  # the base receives g0, which they do not have
-        clear_gradients(late)
+    if not (rule.base_uses_g1 or rule.preconditions):
+        clear_gradients(late)  # the base receives g0, which these parameters do not have
 
 
 def _second_gradients(block: Block, keeps_g0: bool) -> list[Tensor]:
@@ -297,7 +295,7 @@ def units(rule: "Rule", blocks: Sequence[Block]) -> list[Block]:
 def _products(
     rule: "Rule", blocks: Sequence[Block], g1s: Sequence[list[Tensor]], subtracted: Sequence[bool]
 ) -> list[Products] | list[None]:
-    """Return the inner products for each block, if the rule needs them; see below."""
+    """Replace g1 by g1 - g0 where needed; return each block's inner products, or None for all."""
     if not (any(subtracted) or rule.kept_needs_products):
         return [None] * len(blocks)
     if not rule.per_tensor:
@@ -367,10 +365,10 @@ def _average_signed(
     state: StepState, block: Block, value: dict[str, Scalar], g1: list[Tensor]
 ) -> None:
     """Update the average of s g1, and apply it with the rule's weight."""
-    before = state.memory.read_each(block, KEPT)
-    average = [torch.zeros_like(g) if h is None else h for g, h in zip(g1, before, strict=True)]
     if not g1:
         return
+    before = state.memory.read_each(block, KEPT)
+    average = [torch.zeros_like(g) if h is None else h for g, h in zip(g1, before, strict=True)]
     average = list(torch._foreach_mul(average, state.rule.average))
     share = on_device(state.rule.signed_share(value), block.device)
     add_scaled(average, g1, share, scratch=False)

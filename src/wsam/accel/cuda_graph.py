@@ -181,9 +181,7 @@ class GraphedStep:
             leaves: of the batch, as returned by `flatten_batch`. Tensors are copied to the device.
             structure: of the batch.
         """
-        if (
-            self.opt.state is not self._state
-        ):  # a state was loaded, with the options it was saved with
+        if self.opt.state is not self._state:  # loaded, with the options it was saved with
             prepare_base(self.sharp.base if self.sharp else self.opt)
             self._state = self.opt.state
         if self.sharp is not None:

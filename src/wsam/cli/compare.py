@@ -168,7 +168,7 @@ def compare(
         batch_size=batch_size,
         noise=noise,
         schedule=schedule,
-        precision=precision or ("bf16" if config.resolve_device().type == "cuda" else "fp32"),
+        precision=precision or lab.default_precision(config),
         augment=augment,
         pretrained=pretrained,
         train_limit=train_limit,

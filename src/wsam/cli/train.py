@@ -273,7 +273,7 @@ def train(
         noise=noise,
         noise_seed=noise_seed,
         schedule=schedule,
-        precision=precision or ("bf16" if config.resolve_device().type == "cuda" else "fp32"),
+        precision=precision or default_precision(config),
         augment=augment,
         pretrained=pretrained,
         train_limit=train_limit,
@@ -287,6 +287,11 @@ def train(
         block_size=block_size,
     )
     _train(run, out, config, tensorboard, as_json)
+
+
+def default_precision(config: ExecutionConfig) -> str:
+    """Return the precision of a run on the chosen device."""
+    return "bf16" if config.resolve_device().type == "cuda" else "fp32"
 
 
 def merge_pairs(named: dict[str, Any], option: str, items: Iterable[str]) -> dict[str, Any]:

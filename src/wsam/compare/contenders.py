@@ -100,11 +100,9 @@ def contender(name: str, run: Run, every: int) -> Contender:
     if name in ("wsam", CHEAP):
         options: dict[str, Value] = {"every": every, "reuse": True} if name == CHEAP else {}
         hyper: dict[str, Value] = {}
-        if _has_preconditioner(
-            run.base
-        ):  # as `wsam.WSAM` does by default; gamma 1/2 is SAM's weight
-            options["precondition"] = True
-            hyper["gamma"] = 0.5
+        if _has_preconditioner(run.base):
+            options["precondition"] = True  # the default of `wsam.WSAM`
+            hyper["gamma"] = 0.5  # SAM's weight over such a base
         found = run.replace(method="wsam", hyper=hyper, options=options)
         title = "Cheap WSAM" if name == CHEAP else method_title(name)
         return Contender(name, title, found, ("lr", "rho", "gamma"))
