@@ -36,7 +36,7 @@ class Method:
     precondition: bool = True  # WSAM's term, over bases that divide by a denominator
     n: int = 1  # LookSAM: two passes on each n-th step
     per_tensor: bool = False  # LookSAM: projections and norms of each tensor
-    theta: float = 0.4  # VaSSO: share of the new gradient in the average
+    theta: float = 0.9  # VaSSO: share of the new gradient in the average
     sigma: float = 1.0  # FriendlySAM: how much of the average is removed
     decay: float = 0.9  # FriendlySAM: of the average
 
@@ -53,7 +53,7 @@ METHODS = {
     "looksam": Method("looksam", alpha=0.7),
     "vasso": Method("sam", "averaged"),
     "friendly_sam": Method("sam", "without_average"),
-    "msam": Method("sam", "along_momentum", rho=1.0),
+    "msam": Method("sam", "along_momentum", rho=3.0),
     "one_pass_wsam": Method("one_pass", "both_sides", rho=1.0),
 }
 

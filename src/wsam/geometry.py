@@ -330,7 +330,7 @@ class Averaged(Geometry):
     NeurIPS 2023.
     """
 
-    theta: float = 0.4
+    theta: float = 0.9
     follows_g0 = False
     memory = (AVERAGE,)
 

@@ -22,7 +22,7 @@ class FriendlySAM(SharpnessAware):
         base: an instance of a torch optimizer, such as `torch.optim.SGD(model.parameters(), lr=0.1)`.
         rho: the radius, as for SAM.
         sigma: how much of the average is removed.
-        decay: of the average, in [0, 1); lambda in the paper.
+        decay: of the average, in [0, 1), lambda in the paper; 0.6 to 0.95.
         model, max_norm, nonfinite, repeat_randomness, keep, when: see `SharpnessAware`.
 
     Reference: Li et al., Friendly Sharpness-Aware Minimization, CVPR 2024.

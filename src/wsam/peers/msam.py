@@ -24,7 +24,7 @@ class MSAM(SharpnessAware):
     Args:
         base: an instance of a torch optimizer with momentum, such as
             `torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)`.
-        rho: the radius; larger than SAM's, 0.3 to 3.
+        rho: the radius; larger than SAM's, 1 to 3.
         model, max_norm, nonfinite, repeat_randomness, when: see `SharpnessAware`.
 
     Reference: Becker et al., Momentum-SAM: Sharpness Aware Minimization without Computational Overhead,
@@ -35,7 +35,7 @@ class MSAM(SharpnessAware):
         self,
         base: Optimizer,
         *,
-        rho: float | Schedule = 1.0,
+        rho: float | Schedule = 3.0,
         model: nn.Module | None = None,
         max_norm: float | None = None,
         nonfinite: str = "propagate",

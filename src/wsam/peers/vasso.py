@@ -20,7 +20,7 @@ class VaSSO(SharpnessAware):
     Args:
         base: an instance of a torch optimizer, such as `torch.optim.SGD(model.parameters(), lr=0.1)`.
         rho: the radius, as for SAM.
-        theta: the share of the new gradient, in (0, 1].
+        theta: the share of the new gradient, in (0, 1]; the smaller, the longer the average.
         model, max_norm, nonfinite, repeat_randomness, keep, when: see `SharpnessAware`.
 
     Reference: Li and Giannakis, Enhancing Sharpness-Aware Optimization Through Variance Suppression,
@@ -34,7 +34,7 @@ class VaSSO(SharpnessAware):
         base: Optimizer,
         *,
         rho: float | Schedule = 0.05,
-        theta: float = 0.4,
+        theta: float = 0.9,
         model: nn.Module | None = None,
         max_norm: float | None = None,
         nonfinite: str = "propagate",
