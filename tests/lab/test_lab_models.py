@@ -79,7 +79,7 @@ def test_he_initialization():
 
 
 def test_unknown_models():
-    with pytest.raises(ValueError, match=r"resnet18, wrn-28-10, deit-base, gpt, timm:NAME"):
+    with pytest.raises(ValueError, match=r"resnet18, wrn-28-10, deit-base, gpt, vit, timm:NAME"):
         build_model("vgg", CIFAR, seed=0)
     with pytest.raises(ValueError, match="cnn has no pretrained weights"):
         build_model("cnn", DIGITS, seed=0, pretrained="somewhere")

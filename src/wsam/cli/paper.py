@@ -100,15 +100,14 @@ def run(
     Finished runs are skipped; interrupted ones are resumed. `wsam sweep` uses several devices or
     machines.
     """
-    from wsam.paper import find
-    from wsam.paper.registry import JobFactory
+    from wsam.paper.registry import JobFactory, load
     from wsam.sweep import InProcess, sweep
 
     if plane and name != "minima":
         raise ValueError(f"--plane applies to minima only, not to {name}")
     profile = shared.make_profile(smoke, seeds, only, epochs, precision, pretrained)
-    table = profile.table(find(name))
     results = shared.output_folder(out, smoke)
+    table = load(name, profile, results)
     config = options.make_config(
         data_dir,
         download,
@@ -154,12 +153,13 @@ def table(
 
     Ours are mean ± standard deviation and the number of runs, or "not run".
     """
-    from wsam.paper import find, gather, plot_slices, render, significance
+    from wsam.paper import gather, plot_slices, render, significance
     from wsam.paper.plot import save
+    from wsam.paper.registry import load
 
     profile = shared.make_profile(smoke, seeds, only, epochs, precision, pretrained)
-    selected = profile.table(find(name))
     out = shared.default_folder(results, smoke)
+    selected = load(name, profile, out)
     entries = gather(selected, out)
     if plot is not None:
         with staged(plot.parent) as staging:
@@ -212,12 +212,13 @@ def page(
 
 def _markdown(arguments: list[str], out: Path) -> str:
     """Return a table as Markdown, given arguments of `wsam paper table` that select its runs."""
-    from wsam.paper import find, gather, render, significance
+    from wsam.paper import gather, render, significance
+    from wsam.paper.registry import load
 
     group: Any = typer.main.get_command(paper)
     given = group.commands["table"].make_context("wsam paper table", arguments).params
     settings = ("smoke", "seeds", "only", "epochs", "precision", "pretrained")
     profile = shared.make_profile(**{name: given[name] for name in settings})
-    selected = profile.table(find(given["name"]))
+    selected = load(given["name"], profile, out)
     to_text = significance.markdown if given["welch"] else render.page_markdown
     return to_text(selected, gather(selected, out))

@@ -243,12 +243,15 @@ def _run_all(
 ) -> None:
     from wsam.paper import find
     from wsam.paper.grids import grid_table
+    from wsam.paper.study import choose
     from wsam.sweep import sweep as sweep_jobs
     from wsam.sweep.grid import Grid
     from wsam.sweep.summary import summarize
 
     own = isinstance(what, Grid)
-    table = profile.table(grid_table(what) if isinstance(what, Grid) else find(str(what)))
+    table = choose(
+        profile.table(grid_table(what) if isinstance(what, Grid) else find(str(what))), out
+    )
     outcomes = sweep_jobs(map(jobs, table.runs), executor)
     with resumable(lambda: shared.has_progress(table.runs, out)):
         done = shared.print_outcomes(outcomes, table.runs)

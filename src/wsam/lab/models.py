@@ -8,13 +8,13 @@ depend on the device.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import relu, scaled_dot_product_attention
+from torch.nn.functional import linear, relu, scaled_dot_product_attention
 
 from wsam.lab.settings import MODELS, check_choice
 
@@ -40,7 +40,13 @@ class Task:
     categories: tuple[int, ...] = ()
 
 
-def build_model(name: str, task: Task, seed: int, pretrained: str | None = None) -> nn.Module:
+def build_model(
+    name: str,
+    task: Task,
+    seed: int,
+    pretrained: str | None = None,
+    args: Mapping[str, Any] | None = None,
+) -> nn.Module:
     """Build a model; its weights depend on `seed` alone, and the global generator is unchanged.
 
     Args:
@@ -49,6 +55,7 @@ def build_model(name: str, task: Task, seed: int, pretrained: str | None = None)
         seed: Seed of the weights.
         pretrained: Initial weights: a folder or hub name for ``deit-base``, any string to use
             timm's own for ``timm:``.
+        args: Arguments of the model; see `settings.MODEL_ARGS`.
 
     Raises:
         ValueError: The model is unknown, has no pretrained weights, or does not accept the images.
@@ -69,9 +76,12 @@ def build_model(name: str, task: Task, seed: int, pretrained: str | None = None)
             return DeiT(task, pretrained)
         if pretrained is not None:
             raise ValueError(f"{name} has no pretrained weights; use deit-base or a timm: model")
-        if name == "gpt":
-            return GPT(task)
-        model = _BUILDERS[name](task)
+        args = dict(args or {})
+        if name in ("gpt", "vit"):
+            rank = args.pop("lora_rank", 0)
+            transformer = GPT(task, **args) if name == "gpt" else ViT(task, **args)
+            return add_adapters(transformer, rank) if rank else transformer
+        model = _BUILDERS[name](task, **args)
         he_init(model)
         return model
 
@@ -205,15 +215,15 @@ def small_cnn(task: Task) -> nn.Module:
     )
 
 
-def mlp(task: Task) -> nn.Module:
+def mlp(task: Task, width: int = 64) -> nn.Module:
     """A perceptron with two hidden layers of 64 units; categories of a table are embedded."""
     inputs = math.prod(task.shape)
     first: nn.Module = nn.Flatten()
     if task.categories:
         first = EmbedCategories(task.categories)
         inputs += first.added
-    layers = (nn.Linear(inputs, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU())
-    return nn.Sequential(first, *layers, nn.Linear(64, task.outputs))
+    layers = (nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU())
+    return nn.Sequential(first, *layers, nn.Linear(width, task.outputs))
 
 
 class EmbedCategories(nn.Module):
@@ -239,37 +249,88 @@ class EmbedCategories(nn.Module):
 
 
 class GPT(nn.Module):
-    """A small decoder of characters: 4 layers of width 128; returns (batch, characters, block) logits.
+    """A small decoder of characters, 4 layers of width 128 by default.
+
+    Returns (batch, characters, block) logits.
 
     Reference:
         Radford et al., Language models are unsupervised multitask learners, 2019.
     """
 
-    def __init__(self, task: Task, layers: int = 4, width: int = 128, heads: int = 4) -> None:
+    def __init__(
+        self, task: Task, layers: int = 4, width: int = 128, heads: int = 4, dropout: float = 0.0
+    ) -> None:
         super().__init__()
         self.tokens = nn.Embedding(task.outputs, width)
         self.places = nn.Parameter(torch.zeros(task.shape[0], width))
-        self.blocks = nn.Sequential(*(GPTBlock(width, heads) for _ in range(layers)))
+        self.dropout = nn.Dropout(dropout)
+        blocks = (Block(width, heads, dropout, causal=True) for _ in range(layers))
+        self.blocks = nn.Sequential(*blocks)
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, task.outputs, bias=False)
-        for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
-                nn.init.normal_(module.weight, std=0.02)
-            if isinstance(module, nn.Linear) and module.bias is not None:
-                nn.init.zeros_(module.bias)
+        normal_init(self)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of the next character at each place, the characters in dim 1."""
-        x = self.blocks(self.tokens(x) + self.places[: x.shape[1]])
+        x = self.blocks(self.dropout(self.tokens(x) + self.places[: x.shape[1]]))
         return cast(Tensor, self.head(self.norm(x)).transpose(1, 2))
 
 
-class GPTBlock(nn.Module):
-    """Causal self-attention and a perceptron, each after a LayerNorm, with residuals."""
+class ViT(nn.Module):
+    """A vision transformer for small images, 8 layers of width 256 by default: 6.3 million parameters.
 
-    def __init__(self, width: int, heads: int) -> None:
+    Patches have learned positions, and their outputs are averaged before the head.
+
+    Reference:
+        Dosovitskiy et al., An image is worth 16x16 words, ICLR 2021.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        layers: int = 8,
+        width: int = 256,
+        heads: int = 4,
+        patch: int = 4,
+        dropout: float = 0.0,
+    ) -> None:
         super().__init__()
-        self.heads = heads
+        channels, rows, columns = task.shape
+        if rows % patch or columns % patch:
+            raise ValueError(
+                f"a patch of {patch} does not divide images of {format_sizes(rows, columns)}"
+            )
+        self.patches = nn.Conv2d(channels, width, patch, stride=patch)
+        self.places = nn.Parameter(torch.zeros(rows // patch * (columns // patch), width))
+        self.dropout = nn.Dropout(dropout)
+        self.blocks = nn.Sequential(*(Block(width, heads, dropout) for _ in range(layers)))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, task.outputs)
+        normal_init(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits."""
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        x = self.blocks(self.dropout(x + self.places))
+        return cast(Tensor, self.head(self.norm(x).mean(1)))
+
+
+def normal_init(model: nn.Module) -> None:
+    """Initialize linear layers and embeddings with deviation 0.02, and biases with zero."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=0.02)
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+
+class Block(nn.Module):
+    """Self-attention and a perceptron, each after a LayerNorm, with residuals and dropout."""
+
+    def __init__(self, width: int, heads: int, dropout: float, causal: bool = False) -> None:
+        super().__init__()
+        self.heads, self.rate, self.causal = heads, dropout, causal
+        self.dropout = nn.Dropout(dropout)
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.attention, self.project = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.mlp = nn.Sequential(
@@ -281,9 +342,61 @@ class GPTBlock(nn.Module):
         batch, length, width = x.shape
         parts = self.attention(self.norm1(x)).view(batch, length, 3, self.heads, -1)
         query, key, value = parts.permute(2, 0, 3, 1, 4)
-        mixed = scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.project(mixed.transpose(1, 2).reshape(batch, length, width))
-        return x + cast(Tensor, self.mlp(self.norm2(x)))
+        rate = self.rate if self.training else 0.0
+        mixed = scaled_dot_product_attention(
+            query, key, value, dropout_p=rate, is_causal=self.causal
+        )
+        mixed = self.project(mixed.transpose(1, 2).reshape(batch, length, width))
+        x = x + self.dropout(mixed)
+        return x + cast(Tensor, self.dropout(self.mlp(self.norm2(x))))
+
+
+class LowRankLinear(nn.Linear):
+    """A frozen linear layer plus a trained product of two thin matrices: ``W x + b + B A x``.
+
+    Args:
+        layer: The layer, whose weights are shared.
+        rank: Rows of A and columns of B.
+
+    Reference:
+        Hu et al., LoRA: Low-rank adaptation of large language models, ICLR 2022.
+    """
+
+    def __init__(self, layer: nn.Linear, rank: int) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        self.weight, self.bias = layer.weight, layer.bias
+        self.a = nn.Parameter(torch.randn(rank, self.in_features) / math.sqrt(self.in_features))
+        self.b = nn.Parameter(torch.zeros(self.out_features, rank))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the output."""
+        return super().forward(x) + linear(linear(x, self.a), self.b)
+
+
+def add_adapters(model: GPT | ViT, rank: int) -> nn.Module:
+    """Freeze all weights but the head, and add adapters to the attention of each block."""
+    model.requires_grad_(False)
+    model.head.requires_grad_(True)
+    for block in model.blocks:
+        assert isinstance(block, Block)
+        block.attention = LowRankLinear(block.attention, rank)
+        block.project = LowRankLinear(block.project, rank)
+    return model
+
+
+def load_all_but_head(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Load the weights of another task; head and adapters keep their initial values.
+
+    Raises:
+        ValueError: A tensor of the state is not in the model, or has another shape.
+    """
+    own = model.state_dict()
+    kept = {name: tensor for name, tensor in state.items() if not name.startswith("head.")}
+    for name, tensor in kept.items():
+        if name not in own or own[name].shape != tensor.shape:
+            raise ValueError(f"the pretrained weights do not fit the model: {name!r} differs")
+    model.load_state_dict(kept, strict=False)
 
 
 class DeiT(nn.Module):
@@ -373,7 +486,7 @@ def parameter_count(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-_BUILDERS: dict[str, Callable[[Task], nn.Module]] = {
+_BUILDERS: dict[str, Callable[..., nn.Module]] = {
     "cnn": small_cnn,
     "mlp": mlp,
     "resnet18": ResNet18,

@@ -11,8 +11,10 @@ from wsam.lab.user_code import is_code, source_file
 _DIGITS = 12
 
 
-def named_files(name: str) -> list[Path]:
+def named_files(name: str, folder: Path | None = None) -> list[Path]:
     """Return the files of a function, a table, a text or a Hugging Face folder; no others have any.
+
+    A text that does not exist is searched in `folder`.
 
     Of a Hugging Face folder these are the small files with the fingerprints of its splits. Image
     folders are identified by their path alone.
@@ -27,9 +29,7 @@ def named_files(name: str) -> list[Path]:
     if kind == "table":
         return table_files(path)
     if kind == "text":
-        if not path.is_file():
-            raise FileNotFoundError(f"there is no file {path.absolute()}")
-        return [path]
+        return [text_file(path, folder)]
     if kind == "hf":
         found = sorted(path.glob("**/state.json"))
         if not found:
@@ -38,6 +38,18 @@ def named_files(name: str) -> list[Path]:
             )
         return found
     return []
+
+
+def text_file(path: Path, folder: Path | None = None) -> Path:
+    """Return the path of a text, which may be relative to the data folder.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+    """
+    for found in (path, *([] if folder is None else [folder / path])):
+        if found.is_file():
+            return found
+    raise FileNotFoundError(f"there is no file {path.absolute()}")
 
 
 def table_files(path: Path) -> list[Path]:
@@ -59,13 +71,13 @@ def table_files(path: Path) -> list[Path]:
     raise FileNotFoundError(f"there is no file {path.absolute()}")
 
 
-def digest(name: str) -> str | None:
+def digest(name: str, folder: Path | None = None) -> str | None:
     """Return twelve digits of the SHA-256 of the files of a name; None if it has no files.
 
     Raises:
         FileNotFoundError: A file does not exist.
     """
-    digests = [file_sha256(path) for path in named_files(name)]
+    digests = [file_sha256(path) for path in named_files(name, folder)]
     if len(digests) < 2:
         return digests[0][:_DIGITS] if digests else None
     return hashlib.sha256("".join(digests).encode()).hexdigest()[:_DIGITS]

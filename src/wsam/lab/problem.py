@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from wsam.lab import datasets, user_code
 from wsam.lab.data_feed import (
@@ -29,12 +29,15 @@ from wsam.lab.image_folder import IMAGENET_SIZE, FolderFeed, find_root
 from wsam.lab.image_memory import load_folder
 from wsam.lab.loader_feed import Data, LoaderFeed, as_data, resolve_metric
 from wsam.lab.metrics import ACCURACY, ERROR, Loss, Metric, cross_entropy
-from wsam.lab.models import build_model
-from wsam.lab.named_files import digest
+from wsam.lab.models import build_model, load_all_but_head
+from wsam.lab.named_files import digest, text_file
 from wsam.lab.run import Run
 from wsam.lab.tables import read_table, table_feed
 from wsam.lab.text import text_feed
 from wsam.lab.user_code import UserCodeError
+
+OF_RUN = "run:"
+"""Start of a `Run.pretrained` that names another run."""
 
 
 @dataclass(frozen=True)
@@ -73,17 +76,28 @@ class Problem:
 
 
 def make_problem(
-    run: Run, execution: ExecutionConfig, device: torch.device, objects: Objects | None = None
+    run: Run,
+    execution: ExecutionConfig,
+    device: torch.device,
+    objects: Objects | None = None,
+    out: Path | None = None,
 ) -> Problem:
     """Return the problem of a run.
+
+    Args:
+        run: The run.
+        execution: How to execute it.
+        device: The training device.
+        objects: Python objects that replace the names of model and data.
+        out: The results folder, with the weights of a run that `run.pretrained` names.
 
     Raises:
         OSError: Data or code is missing.
         ValueError: Damaged data, or the user's code does not return what it should.
     """
-    _check_digests(run, objects)
+    _check_digests(run, objects, execution.source.folder)
     feed = make_data_feed(run, execution, device, objects)
-    model = make_model(run, feed, device, objects)
+    model = make_model(run, feed, device, objects, out)
     metric = feed.metric
     if run.metric is not None:
         own = user_code.is_code(run.metric)
@@ -100,14 +114,14 @@ def uses_own_code(run: Run) -> bool:
     )
 
 
-def _check_digests(run: Run, objects: Objects | None) -> None:
+def _check_digests(run: Run, objects: Objects | None, folder: Path) -> None:
     """Raise an error if a file has changed after the run was described."""
     given = {"model": objects and objects.model, "data": objects and objects.data}
     for what, expected in run.digests.items():
         name = getattr(run, what)
         if given.get(what) is not None or name.startswith(user_code.OBJECT):
             continue
-        if (now := digest(name)) != expected:
+        if (now := digest(name, folder)) != expected:
             raise UserCodeError(
                 f"the files of {name} have changed: their digest is {now}, the run was described "
                 f"with {expected}; describe the run again"
@@ -146,7 +160,8 @@ def _named_feed(
     if kind == "table":
         return table_feed(read_table(Path(rest), run.data), run, device, validation)
     if kind == "text":
-        return text_feed(Path(rest), run, device, validation)
+        path = text_file(Path(rest), execution.source.folder)
+        return text_feed(path, run, device, validation)
     images: datasets.Images | DataFeed | None = None
     if kind == "hf":
         images = load_hf(Path(rest), run, device, validation)
@@ -220,14 +235,40 @@ def _object_or_code(what: str, name: str, given: Any) -> Any:
 
 
 def make_model(
-    run: Run, feed: DataFeed, device: torch.device, objects: Objects | None = None
+    run: Run,
+    feed: DataFeed,
+    device: torch.device,
+    objects: Objects | None = None,
+    out: Path | None = None,
 ) -> nn.Module:
     """Return the run's initial model on the device; named models are channels last in memory."""
     if user_code.is_code(run.model) or run.model.startswith(user_code.OBJECT):
         return _own_model(run, objects).to(device)
-    model = build_model(run.model, feed.task, run.seed, run.pretrained)
+    of_run = run.pretrained is not None and run.pretrained.startswith(OF_RUN)
+    pretrained = None if of_run else run.pretrained
+    model = build_model(run.model, feed.task, run.seed, pretrained, run.model_args)
+    if of_run:
+        load_all_but_head(model, _kept_weights(run, out))
     placed: nn.Module = model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     return placed
+
+
+def _kept_weights(run: Run, out: Path | None) -> dict[str, Tensor]:
+    """Return the weights of the run that `run.pretrained` names.
+
+    Raises:
+        FileNotFoundError: They are not in the results folder.
+    """
+    from wsam.lab.checkpoint import load_state
+    from wsam.lab.records import WEIGHTS, work_root
+
+    key = (run.pretrained or "").removeprefix(OF_RUN)
+    path = work_root(out or Path("results")) / key / WEIGHTS
+    if not path.exists():
+        raise FileNotFoundError(
+            f"there are no weights of the run {key} in {path.parent}: train it with --keep-checkpoint"
+        )
+    return load_state(path)
 
 
 def _own_model(run: Run, objects: Objects | None) -> nn.Module:

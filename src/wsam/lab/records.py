@@ -12,6 +12,7 @@ import math
 import re
 from contextlib import AbstractContextManager
 from pathlib import Path
+from statistics import fmean, median_high
 from typing import Any
 
 from wsam._format import json_safe, printable
@@ -326,6 +327,23 @@ def objective_name(record: Record) -> str:
     found = metric(record)
     name = f"{found['split']} {found['name']}"
     return name if found["lower_is_better"] else f"negative {name}"
+
+
+def training_seconds(record: Record) -> float:
+    """Return the training time without compilation and evaluation.
+
+    It is the number of epochs times the median time of an epoch, for each phase of the run: one with
+    the option ``start`` has two. If the number of two-pass steps changes in each epoch (``threshold``),
+    it is the mean of all epochs but the first.
+    """
+    seconds = [float(row["seconds"]) for row in record["curve"]]
+    options = record["settings"].get("options") or {}
+    if options.get("threshold") is not None:
+        return len(seconds) * fmean(seconds[1:] or seconds)
+    first = round(options.get("start", 0.0) * len(seconds))
+    phases = [phase for phase in (seconds[:first], seconds[first:]) if phase]
+    # The first epoch of a phase includes compilation or the recording of a graph.
+    return sum(len(phase) * median_high(phase[1:] or phase) for phase in phases)
 
 
 def _column(record: Record, split: str) -> str:

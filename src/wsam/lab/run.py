@@ -22,6 +22,7 @@ from wsam.lab.settings import (
     DEFAULT_MODELS,
     FILES,
     METRICS,
+    MODEL_ARGS,
     MODELS,
     OPTIONS,
     PRECISIONS,
@@ -47,7 +48,7 @@ from wsam.lab.user_code import OBJECT, is_code
 # Added after version 0.1: a record without them is the same as before.
 _OPTIONAL = (
     *("validation", "validation_seed", "metric", "image_size"),
-    *("target", "task", "block_size", "digests"),
+    *("target", "task", "block_size", "digests", "model_args"),
 )
 _NAMES = ("data", "model", "metric")
 """Settings that may name a file, whose digest is then part of the key."""
@@ -73,17 +74,25 @@ class Run:
         geometry: None for the method's own, or ``{"name": "adaptive", "eta": 0.01}``.
         base: The base optimizer, one of `settings.BASES`.
         base_args: Its arguments, such as ``{"lr": 0.05, "momentum": 0.9}``.
-        options: ``max_norm``; ``every``: make two passes on every n-th step only; for WSAM ``lean``,
-            ``precondition``, and ``reuse``: apply the last sharpness gradient on the steps between.
+        options: ``max_norm``; ``every``: make two passes on every n-th step only; ``start``: after this
+            share of the steps; ``threshold``: on steps whose gradient norm is that many deviations
+            above its mean, falling to minus that many (AE-SAM). ``ascent_share``: compute the
+            perturbation from this share of the batch. ``rho_warmup``, ``gamma_warmup``: rise linearly
+            from 0 over this share of the steps; ``rho_follows_lr``: proportional to the learning rate.
+            For ESAM ``gather``: run the second pass on the selected samples alone. For WSAM ``lean``,
+            ``precondition``, and ``reuse``: apply the last sharpness gradient on the steps between,
+            with ``reuse_scaled``, ``reuse_average`` and ``reuse_weight`` as in `wsam.rule.Reuse`.
         epochs: Passes over the training data.
         batch_size: Images per step.
         seed: Seed of the weights, the order of the images and their augmentation.
         noise: Fraction of training labels that are redrawn uniformly over all classes.
         noise_seed: Seed of the label noise; 0 if `noise` is 0.
-        schedule: Learning rate schedule: ``cosine`` (to zero, per step) or ``constant``.
+        schedule: Learning rate schedule: ``cosine`` (to zero, per step), ``constant``, or
+            ``warmup-cosine`` (linear from zero over the first 5% of the steps, then cosine).
         precision: ``bf16`` (autocast) or ``fp32``.
         augment: Random crops and flips, if the data set defines them.
-        pretrained: Folder or hub name of initial weights (``deit-base``, ``timm:``).
+        pretrained: Folder or hub name of initial weights (``deit-base``, ``timm:``), or ``run:KEY``:
+            the kept weights of another run in the results folder, but for the head.
         train_limit: Use only this many training images.
         test_limit: Use only this many test images.
         validation: Part of the training data to hold out: a fraction, or a number of samples. The
@@ -99,6 +108,8 @@ class Run:
         block_size: Characters per sample of ``text:``.
         digests: Start of the SHA-256 of each file that `data`, `model` and `metric` name. Computed if
             it is not given.
+        model_args: Arguments of a named model, such as ``{"layers": 6, "width": 384}`` for ``gpt``; see
+            `settings.MODEL_ARGS`.
 
     Example:
         >>> run = Run(method="wsam", hyper={"rho": 0.2, "gamma": 0.88}, epochs=5)
@@ -135,6 +146,7 @@ class Run:
     task: str | None = None
     block_size: int | None = None
     digests: Mapping[str, str] = field(default_factory=dict)
+    model_args: Mapping[str, Value] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check every setting and convert it to its canonical form."""
@@ -142,12 +154,15 @@ class Run:
         self._freeze("digests", self._checked_digests())
         self._convert_numbers()
         validation.flag("augment", self.augment)
-        for name in ("hyper", "base_args", "options"):
+        for name in ("hyper", "base_args", "options", "model_args"):
             check_mapping(name, getattr(self, name))
         hyper = with_defaults(self.method, self.hyper, method_defaults()[self.method])
         self._freeze("hyper", hyper)
         self._freeze("base_args", with_defaults(self.base, self.base_args, BASES[self.base]))
         self._freeze("options", self._checked_options())
+        defaults = MODEL_ARGS.get(self.model, {})
+        model_args = with_defaults(f"model {self.model}", self.model_args, defaults)
+        self._freeze("model_args", {n: v for n, v in model_args.items() if v != defaults[n]})
         if self.geometry is not None:
             self._freeze("geometry", self._checked_geometry(self.geometry))
 
@@ -226,6 +241,9 @@ class Run:
             )
         if defaults:
             validation.count("every", options["every"], 1)
+            for name in ("start", "ascent_share", "gamma_warmup", "rho_warmup"):
+                validation.number(name, options[name], 0, 1, high_open=False)
+            self._check_combined(options)
         if options.get("reuse") and not accepts_reuse(self.method):
             others = [method for method in method_defaults() if accepts_reuse(method)]
             raise ValueError(f"{self.method} does not take reuse; methods: {join_names(others)}")
@@ -238,6 +256,25 @@ class Run:
                 f"{join_names(others)}"
             )
         return {name: value for name, value in options.items() if value != defaults[name]}
+
+    def _check_combined(self, options: Mapping[str, Value]) -> None:
+        """Raise an error if an option has no effect on the method, or together with another one."""
+        given = {name for name, value in options.items() if value != OPTIONS[name]}
+        for name in ("reuse_scaled", "reuse_average", "reuse_weight"):
+            if name in given and "reuse" not in given:
+                raise ValueError(f"{name} needs reuse, which is off")
+        if "threshold" in given and given & {"every", "start", "reuse"}:
+            raise ValueError(
+                "threshold chooses the two-pass steps, so every and start do not apply"
+            )
+        if "gather" in given and self.method != "esam":
+            raise ValueError(f"gather applies to esam, which selects samples, not to {self.method}")
+        if "gamma_warmup" in given and ("gamma" not in self.hyper or self.method == "esam"):
+            raise ValueError(
+                f"gamma_warmup needs the weight gamma, which {self.method} does not have"
+            )
+        if "rho_follows_lr" in given and "rho_warmup" in given:
+            raise ValueError("rho_follows_lr and rho_warmup exclude each other")
 
     def _checked_geometry(self, geometry: Mapping[str, Value]) -> dict[str, Value]:
         given = dict(geometry) if isinstance(geometry, Mapping) else {}
@@ -290,6 +327,8 @@ class Run:
             changes = {"hyper": {}, "options": {}, "geometry": None, **changes}
         if "base" in changes:
             changes = {"base_args": {}, **changes}
+        if changes.get("model", self.model) != self.model:
+            changes = {"model_args": {}, **changes}
         return dataclasses.replace(self, **changes)
 
     @property

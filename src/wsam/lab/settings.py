@@ -24,7 +24,17 @@ Value = float | int | bool | str | None | tuple[float, ...]
 """Value of an argument of a method, geometry or base optimizer; can be stored as JSON."""
 
 DATA = ("digits", "cifar10", "cifar100", "fashion", "imagenet")
-MODELS = ("cnn", "mlp", "resnet18", "wrn-28-10", "deit-base", "gpt")
+MODELS = ("cnn", "mlp", "resnet18", "wrn-28-10", "deit-base", "gpt", "vit")
+_TRANSFORMER: dict[str, Value] = {"heads": 4, "dropout": 0.0, "lora_rank": 0}
+MODEL_ARGS: dict[str, dict[str, Value]] = {
+    "mlp": {"width": 64},
+    "gpt": {"layers": 4, "width": 128, **_TRANSFORMER},
+    "vit": {"layers": 8, "width": 256, "patch": 4, **_TRANSFORMER},
+}
+"""Arguments of the models that have any, with their defaults.
+
+A `lora_rank` above 0 freezes all weights but the head, and trains adapters of that rank.
+"""
 DEFAULT_MODELS = {"table": "mlp", "text": "gpt"}
 """Default model by the first word of the data; ``cnn`` for others."""
 FILES = ("folder:", "table:", "text:", "hf:")
@@ -42,7 +52,7 @@ DATA_SETTINGS = {
 }
 """Settings that apply to some data only, with the starts of its names."""
 CODE = "FILE.py:FUNCTION"
-SCHEDULES = ("cosine", "constant")
+SCHEDULES = ("cosine", "constant", "warmup-cosine")
 PRECISIONS = ("fp32", "bf16")
 VANILLA = "vanilla"
 
@@ -89,8 +99,18 @@ OPTIONS: dict[str, Value] = {
     "every": 1,
     "reuse": False,
     "precondition": False,
+    "start": 0.0,
+    "threshold": None,
+    "reuse_scaled": False,
+    "reuse_average": 0.0,
+    "reuse_weight": 1.0,
+    "gather": False,
+    "ascent_share": 1.0,
+    "gamma_warmup": 0.0,
+    "rho_warmup": 0.0,
+    "rho_follows_lr": False,
 }
-"""Options that a run may set, with the values that turn them off.
+"""Options that a run may set, with the values that turn them off; `Run` describes them.
 
 A run without `precondition` uses the published form of WSAM, over every base.
 """
@@ -157,19 +177,25 @@ def _accepts(method: str, argument: str) -> bool:
 def geometry_defaults() -> dict[str, dict[str, Value]]:
     """Return the arguments of every geometry with their defaults."""
     return {
-        name: {f.name: cast(Value, f.default) for f in dataclasses.fields(cls) if f.name != SEED}
+        name: {f.name: cast(Value, f.default) for f in dataclasses.fields(cls) if _is_argument(f)}
         for name, cls in geometry_classes().items()
     }
 
 
+def _is_argument(field: dataclasses.Field[Any]) -> bool:
+    """Return whether a run sets a field: not the seed, and not the names of normalization layers."""
+    return field.name != SEED and field.default is not dataclasses.MISSING
+
+
 def geometry_classes() -> dict[str, type[Geometry]]:
     """Return the geometries that a run may select, by name."""
-    from wsam.geometry import Adaptive, Fisher, Masked, PerLayer, Preconditioned
+    from wsam.geometry import Adaptive, Fisher, Masked, Only, PerLayer, Preconditioned
 
     return {
         "adaptive": Adaptive,
         "fisher": Fisher,
         "masked": Masked,
+        "norm-layers": Only,
         "per-layer": PerLayer,
         "preconditioned": Preconditioned,
     }

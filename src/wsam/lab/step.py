@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,33 +22,93 @@ from wsam.lab.problem import Problem
 from wsam.lab.run import Run
 from wsam.lab.user_code import UserCodeError, explain, is_out_of_memory
 
+if TYPE_CHECKING:
+    from wsam.rule import Reuse
+    from wsam.schedule import Interval
 
-def make_optimizer(run: Run, model: nn.Module) -> torch.optim.Optimizer:
+
+WARMUP_SHARE = 0.05
+"""Share of the steps in which ``warmup-cosine`` raises the learning rate."""
+
+
+def make_optimizer(run: Run, model: nn.Module, steps: int = 1) -> torch.optim.Optimizer:
     """Return the base optimizer, wrapped in the method unless the run is vanilla.
+
+    Args:
+        run: Has the method and the base optimizer.
+        model: The model. Frozen parameters are left out.
+        steps: Steps of the whole run.
 
     Raises:
         ValueError: A hyperparameter is out of range.
     """
     base_class = getattr(torch.optim, settings.BASE_CLASSES[run.base])
-    base = cast(torch.optim.Optimizer, base_class(model.parameters(), **run.base_args))
+    trained = [p for p in model.parameters() if p.requires_grad]
+    base = cast(torch.optim.Optimizer, base_class(trained, **run.base_args))
     if run.method == settings.VANILLA:
         return base
     from wsam.methods import METHODS, create
-    from wsam.schedule import Every
 
-    arguments: dict[str, Any] = {**run.hyper, **run.options, "model": model}
-    if "every" in arguments:
-        arguments["when"] = Every(arguments.pop("every"))
+    options: dict[str, Any] = dict(run.options)
+    passed: dict[str, Any] = {
+        name: options[name] for name in ("lean", "max_norm", "precondition") if name in options
+    }
+    arguments: dict[str, Any] = {**_with_schedules(run, steps), **passed, "model": model}
+    if (when := _interval(options, steps)) is not None:
+        arguments["when"] = when
     if settings.accepts_precondition(run.method):
         arguments.setdefault("precondition", False)
+    if options.get("reuse"):
+        arguments["reuse"] = _reuse(options)
     if run.geometry is not None:
-        arguments["geometry"] = _make_geometry(dict(run.geometry), run.seed)
+        arguments["geometry"] = _make_geometry(dict(run.geometry), run.seed, model)
     arguments |= _seed_argument(METHODS[run.method], run.seed)
     return create(run.method, base, **arguments)
 
 
-def _make_geometry(arguments: dict[str, Any], seed: int) -> object:
-    geometry = settings.geometry_classes()[arguments.pop("name")]
+def _with_schedules(run: Run, steps: int) -> dict[str, Any]:
+    """Return the hyperparameters of a method; those that change over the steps as schedules."""
+    from wsam.schedule import FollowLR, Warmup
+
+    hyper: dict[str, Any] = dict(run.hyper)
+    for name in ("rho", "gamma"):
+        if share := run.options.get(f"{name}_warmup"):
+            hyper[name] = Warmup(hyper[name], max(1, round(cast(float, share) * steps)))
+    if run.options.get("rho_follows_lr"):
+        hyper["rho"] = FollowLR(hyper["rho"], 0.0, lr_high=cast(float, run.base_args["lr"]))
+    return hyper
+
+
+def _interval(options: dict[str, Any], steps: int) -> Interval | None:
+    """Return which steps have two passes; None for the method's own choice."""
+    from wsam.schedule import Every, NormAbove
+
+    if (factor := options.get("threshold")) is not None:
+        return NormAbove(factor, final=-factor, steps=steps)
+    start = round(options.get("start", 0.0) * steps)
+    return Every(options.get("every", 1), start) if start or "every" in options else None
+
+
+def _reuse(options: dict[str, Any]) -> Reuse:
+    from wsam.rule import Reuse
+
+    return Reuse(
+        scale_by_norm=options.get("reuse_scaled", False),
+        average=options.get("reuse_average", 0.0),
+        weight=options.get("reuse_weight", 1.0),
+    )
+
+
+def can_capture(run: Run) -> bool:
+    """Return whether the steps of a run can be captured: not if they are chosen by gradient norms."""
+    return run.options.get("threshold") is None
+
+
+def _make_geometry(arguments: dict[str, Any], seed: int, model: nn.Module) -> object:
+    name = arguments.pop("name")
+    geometry = settings.geometry_classes()[name]
+    if name == "norm-layers":
+        return geometry.layers(model)  # type: ignore[attr-defined]
     return geometry(**arguments, **_seed_argument(geometry, seed))
 
 
@@ -72,6 +132,8 @@ def cudnn_benchmark(device: torch.device) -> Iterator[None]:
 def learning_rate(run: Run, step: int, steps: int) -> float:
     """Return the learning rate of a step: ``lr * (1 + cos(pi * step/steps)) / 2`` for cosine.
 
+    ``warmup-cosine`` rises linearly to lr first, and is the cosine over the steps that remain.
+
     Args:
         run: Has the schedule and the initial learning rate.
         step: From 0.
@@ -80,6 +142,11 @@ def learning_rate(run: Run, step: int, steps: int) -> float:
     initial = cast(float, run.base_args["lr"])
     if run.schedule == "constant":
         return initial
+    if run.schedule == "warmup-cosine":
+        first = max(1, round(WARMUP_SHARE * steps))
+        if step < first:
+            return initial * (step + 1) / first
+        step, steps = step - first, max(1, steps - first)
     return initial * (1 + math.cos(math.pi * step / steps)) / 2
 
 
@@ -253,14 +320,23 @@ class Stepper:
         optimizer: A `wsam.SharpnessAware` or a plain optimizer.
         objective: Computes the loss of a batch.
         capture: Replay the whole step from a CUDA graph.
+        options: Of the run. ``gather`` and ``ascent_share`` are those of `wsam.train_step`.
     """
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, objective: Objective, capture: bool
+        self,
+        optimizer: torch.optim.Optimizer,
+        objective: Objective,
+        capture: bool,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         self.optimizer, self.objective, self.capture = optimizer, objective, capture
         self.sharpness_aware = hasattr(optimizer, "sharpness")
         self._captured: Callable[..., Tensor] | None = None
+        options = options or {}
+        self._first_share = options.get("ascent_share", 1.0)
+        if options.get("gather") or self._first_share < 1.0:
+            self._captured = self._step_on_parts()
         self.totals = EpochTotals.zeros(objective.device)
 
     def reset_totals(self) -> None:
@@ -280,14 +356,31 @@ class Stepper:
             totals.sharpness += sharpness.masked_fill(one_pass, 0.0)
             totals.measured += ~one_pass
         totals.steps += 1
-        totals.predictions += targets.numel() if self.objective.classifies else 0
+        totals.predictions += self._counted(targets) if self.objective.classifies else 0
+
+    def _counted(self, targets: Any) -> int:
+        """Return how many predictions the first pass makes."""
+        samples = max(1, int(self._first_share * len(targets) + 1e-9))
+        return cast(int, targets.numel()) // len(targets) * samples
+
+    def _step_on_parts(self) -> Callable[..., Tensor]:
+        """Return a step whose passes may use parts of the batch."""
+        from wsam.training_step import train_step
+
+        step = train_step(
+            self.optimizer,
+            self.objective,
+            ascent_share=self._first_share,
+            capture=self.capture,
+        )
+        return lambda inputs, targets: step(inputs, targets)[0]
 
     def _step(self, inputs: Any, targets: Any) -> Tensor:
-        if self.capture:
-            if self._captured is None:
-                from wsam.accel.cuda_graph import capture
+        if self.capture and self._captured is None:
+            from wsam.accel.cuda_graph import capture
 
-                self._captured = capture(self.optimizer, self.objective, inputs, targets)
+            self._captured = capture(self.optimizer, self.objective, inputs, targets)
+        if self._captured is not None:
             return self._captured(inputs, targets)
 
         def closure() -> Tensor:

@@ -43,6 +43,7 @@ from wsam.lab.settings import DATA
 from wsam.lab.step import (
     Objective,
     Stepper,
+    can_capture,
     check_forward,
     check_loss,
     cudnn_benchmark,
@@ -230,12 +231,13 @@ class Trainer:
         # Code of the user's own may branch on values and use other shapes in each batch.
         fixed = cuda and not uses_own_code(run)
         self.compiled = fixed if execution.compile is None else execution.compile
-        self.captured = (fixed and single) if execution.capture is None else execution.capture
+        captures = fixed and single and can_capture(run)
+        self.captured = captures if execution.capture is None else execution.capture
         if self.captured and not cuda:
             raise ValueError(f"a step can be captured on CUDA only, not on {self.device}")
         if self.captured and not single:
             raise ValueError("a step of several processes cannot be captured: use --no-capture")
-        self.problem = make_problem(run, execution, self.device, objects)
+        self.problem = make_problem(run, execution, self.device, objects, out)
         self.feed, self.model = self.problem.feed, self.problem.model
         if not single and isinstance(self.feed, LoaderFeed) and not self.feed.is_dataset(TRAIN):
             raise ValueError(f"several processes need a dataset, but {run.data} has a loader")
@@ -246,7 +248,7 @@ class Trainer:
         check_loss(run, self.problem, output, targets)
         if isinstance(self.feed, LoaderFeed) and self.feed.loss is cross_entropy:
             self.feed.classes = output.shape[1]
-        self.optimizer = make_optimizer(run, self.model)
+        self.optimizer = make_optimizer(run, self.model, run.epochs * self.feed.steps)
         executed = {
             "device": self.device.type,
             "compiled": self.compiled,
@@ -287,7 +289,8 @@ class Trainer:
 
     def _make_stepper(self) -> Stepper:
         model = self.context.wrap_model(self.model)
-        model = torch.compile(model) if self.compiled else model  # type: ignore[assignment]
+        if self.compiled:  # each size of a batch by itself: there are at most two
+            model = torch.compile(model, dynamic=False)  # type: ignore[assignment]
         select = getattr(self.optimizer, "select", torch.mean)
         objective = Objective(
             model,
@@ -297,7 +300,7 @@ class Trainer:
             self.problem.loss,
             self.problem.classifies,
         )
-        return Stepper(self.optimizer, objective, self.captured)
+        return Stepper(self.optimizer, objective, self.captured, self.run.options)
 
     def _epoch(self, stepper: Stepper) -> str | None:
         """Train and evaluate one epoch; return the reason if the loss is not finite."""

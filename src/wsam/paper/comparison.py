@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Protocol
 
 from wsam._format import mean_and_std
@@ -158,6 +159,9 @@ _FROM_RECORD: dict[Measure, Callable[[Record], float | None]] = {
     Measure.BEST_ACCURACY: _best_accuracy_percent,
     Measure.ACCURACY: _accuracy,
     Measure.TRAIN_LOSS: lambda record: record["curve"][-1]["train_loss"],
+    Measure.TEST_LOSS: lambda record: record["curve"][-1].get("test_loss"),
+    Measure.VALIDATION_ERROR: lambda record: record["curve"][-1].get("validation_error"),
+    Measure.VALIDATION_LOSS: lambda record: record["curve"][-1].get("validation_loss"),
 }
 _FROM_MEASUREMENT = {
     Measure.TOP_EIGENVALUE: None,
@@ -219,7 +223,8 @@ def gather(table: Table, results: Path | RecordSource) -> list[Entry]:
         ValueError: A file in the folder is damaged.
     """
     source = RecordFolder(results) if isinstance(results, Path) else results
-    read = {run.key: source.record(run) for run in table.runs}
+    references = [run for cell in table.cells for run in cell.reference]
+    read = {run.key: source.record(run) for run in {*table.runs, *references}}
     entries = []
     for cell in table.cells:
         entry = Entry(cell, _read_cell(cell, read, source))
@@ -239,9 +244,31 @@ def _read_cell(cell: Cell, read: Mapping[str, Record | None], source: RecordSour
         if not records.is_finished(record):
             failed += 1
             continue
-        value = read_value(cell.measure, run, record, source)
+        if cell.measure is Measure.COST:
+            value = _cost(record, cell, read)
+        else:
+            value = read_value(cell.measure, run, record, source)
         if value is None:
             unmeasured += 1
         else:
             values.append(value)
     return Ours(tuple(values), failed, unmeasured, len(cell.runs))
+
+
+def _cost(record: Record, cell: Cell, read: Mapping[str, Record | None]) -> float | None:
+    """Return a run's training time relative to that of the cell's first reference.
+
+    The time of an epoch is the mean of all references that were trained on the same hardware.
+    """
+    found = [one for run in cell.reference if (one := read[run.key]) is not None]
+    same = [one for one in found if _device(one) == _device(record)]
+    if not same:
+        return None
+    seconds = fmean(records.training_seconds(one) / len(one["curve"]) for one in same)
+    return records.training_seconds(record) / (seconds * cell.reference[0].epochs)
+
+
+def _device(record: Record) -> tuple[Any, Any]:
+    """Return the GPU, or the processor and the number of its threads."""
+    hardware = record.get("hardware") or {}
+    return hardware.get("gpu") or hardware.get("cpu"), hardware.get("threads")

@@ -10,8 +10,9 @@ from pathlib import Path
 from wsam.lab.execution import ExecutionConfig
 from wsam.lab.run import Run
 from wsam.lab.settings import check_choice
-from wsam.paper import cifar, grids, imagenet, minima, noise
+from wsam.paper import adam, cifar, grids, imagenet, minima, noise
 from wsam.paper.profile import Profile
+from wsam.paper.study import choose, search_table
 from wsam.paper.table import Table
 from wsam.sweep.grid import Grid, read_grid
 from wsam.sweep.jobs import Job
@@ -25,6 +26,10 @@ TABLES: dict[str, Callable[[], Table]] = {
     "geometry": cifar.geometry,
     "minima": cifar.minima,
     "sensitivity": grids.sensitivity,
+    "adam": adam.adam,
+    "adam-search": lambda: search_table(adam.adam()),
+    "adam-small": adam.adam_small,
+    "adam-small-search": lambda: search_table(adam.adam_small()),
 }
 GRIDS = grids.GRIDS
 
@@ -43,6 +48,11 @@ def find(name: str) -> Table:
     if name in TABLES:
         return TABLES[name]()
     return grids.grid_table(find_grid(name))
+
+
+def load(name: str, profile: Profile, results: Path) -> Table:
+    """Return a table as a profile changes it, with the candidates chosen by records so far."""
+    return choose(profile.table(find(name)), results)
 
 
 def find_grid(name: str) -> Grid:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from wsam.paper.cifar import METHODS
 from wsam.paper.comparison import Entry, Yardstick
-from wsam.paper.table import Table
+from wsam.paper.table import Measure, Table
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -33,6 +33,9 @@ def footnotes(table: Table, entries: Sequence[Entry]) -> list[Footnote]:
     """Return the lines below a table: differences from the paper, then the table's notes."""
     lines = _differences(entries) if table.comparable else []
     lines += [Footnote(note) for note in table.notes if _applies(note, table)]
+    lines += _choices(entries)
+    if table.conclude is not None:
+        lines += [Footnote(sentence) for sentence in table.conclude(entries)]
     visible = visible_columns(table, entries)
     missing = [column for column in table.columns if column not in visible]
     if missing:
@@ -40,6 +43,17 @@ def footnotes(table: Table, entries: Sequence[Entry]) -> list[Footnote]:
             Footnote(f"Columns without any figure, ours or the paper's: {', '.join(missing)}.")
         )
     return lines
+
+
+def _choices(entries: Sequence[Entry]) -> list[Footnote]:
+    """List the hyperparameters that were chosen on a validation split, for cells that were run."""
+    chosen: dict[str, list[str]] = {}
+    for entry in entries:
+        if entry.ours.n and entry.cell.chosen and entry.cell.measure is not Measure.COST:
+            columns = chosen.setdefault(" ".join(entry.cell.row), [])
+            columns.append(f"{entry.cell.column}: {entry.cell.chosen}")
+    items = tuple(f"{row}, {'; '.join(columns)}." for row, columns in chosen.items())
+    return [Footnote("Chosen on a validation split of the training data:", items)] if items else []
 
 
 def _differences(entries: Sequence[Entry]) -> list[Footnote]:

@@ -1,4 +1,4 @@
-"""Data classes for a table of the paper: rows, columns, and cells with runs and published figures."""
+"""Data classes for a table: rows, columns, and cells with runs and published figures."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from typing import Any
 
 from wsam.lab.run import Run
 from wsam.sweep.grid import with_seeds
@@ -16,11 +17,12 @@ SEEDS = (0, 1, 2, 3, 4)
 
 
 class Kind(StrEnum):
-    """Whether the paper shows it as a table, a figure, or a hyperparameter search."""
+    """A table or figure of the paper, a hyperparameter search, or a study that is not in the paper."""
 
     TABLE = "table"
     FIGURE = "figure"
     SEARCH = "search"
+    STUDY = "study"
 
 
 class Measure(StrEnum):
@@ -35,11 +37,17 @@ class Measure(StrEnum):
     TOP_EIGENVALUE = "top Hessian eigenvalue"
     EIGENVALUE_BY_BATCHES = "top Hessian eigenvalue, BatchNorm by batches"
     EIGENVALUE_ON_TEST = "top Hessian eigenvalue, test images"
+    TEST_LOSS = "test loss"
+    VALIDATION_ERROR = "validation error (%)"
+    VALIDATION_LOSS = "validation loss"
+    COST = "training time / SGD's"
 
     @property
     def decimals(self) -> int:
         """Number of decimals, as the paper prints it."""
-        return 4 if self in (Measure.TRAIN_LOSS, Measure.ACCURACY) else 2
+        if self in (Measure.TRAIN_LOSS, Measure.ACCURACY):
+            return 4
+        return 3 if self in (Measure.TEST_LOSS, Measure.VALIDATION_LOSS) else 2
 
 
 @dataclass(frozen=True)
@@ -48,6 +56,21 @@ class Quoted:
 
     mean: float
     deviation: float | None = None
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A choice of hyperparameters that a cell may take.
+
+    Args:
+        text: The choice: ``rho 0.1``.
+        run: The run with it, as reported.
+        trial: The run that decides, on a validation split.
+    """
+
+    text: str
+    run: Run
+    trial: Run
 
 
 @dataclass(frozen=True)
@@ -60,6 +83,10 @@ class Cell:
         runs: Runs with equal settings and different seeds.
         paper: The paper's figure; None if it prints none.
         measure: The quantity reported for the runs.
+        candidates: Of which the runs take the one that is best on the validation split; see `choose`.
+            Before any trial has finished, they take the first.
+        chosen: The candidate that the runs take, for a note.
+        reference: Runs of the base optimizer, relative to which a cost is measured.
     """
 
     row: tuple[str, ...]
@@ -67,6 +94,9 @@ class Cell:
     runs: tuple[Run, ...]
     paper: Quoted | None = None
     measure: Measure = Measure.TEST_ERROR
+    candidates: tuple[Candidate, ...] = ()
+    chosen: str = ""
+    reference: tuple[Run, ...] = ()
 
     @property
     def name(self) -> str:
@@ -83,7 +113,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A table or figure of the paper.
+    """A table or figure of the paper, or one of our own.
 
     Args:
         name: Name on the command line.
@@ -95,6 +125,8 @@ class Table:
         notes: Footnotes: choices made here where the paper leaves something open.
         comparable: Whether results may be compared with the paper's; see `Profile`.
         best_epoch: Show the best epoch next to the last one.
+        baselines: Last labels of the rows with which others are compared; empty: each with each.
+        conclude: Returns sentences about the results, to print below the table.
     """
 
     name: str
@@ -106,6 +138,8 @@ class Table:
     notes: tuple[str, ...] = ()
     comparable: bool = True
     best_epoch: bool = False
+    baselines: tuple[str, ...] = ()
+    conclude: Callable[[Any], Sequence[str]] | None = None
 
     @property
     def rows(self) -> tuple[tuple[str, ...], ...]:
@@ -153,12 +187,16 @@ class Table:
 
     def map(self, change: Callable[[Run], Run]) -> Table:
         """Return the table with `change` applied to every run."""
-        return replace(
-            self,
-            cells=tuple(
-                replace(cell, runs=tuple(change(run) for run in cell.runs)) for cell in self.cells
-            ),
-        )
+
+        def changed(cell: Cell) -> Cell:
+            runs, reference = (tuple(map(change, given)) for given in (cell.runs, cell.reference))
+            candidates = tuple(
+                replace(one, run=change(one.run), trial=change(one.trial))
+                for one in cell.candidates
+            )
+            return replace(cell, runs=runs, candidates=candidates, reference=reference)
+
+        return replace(self, cells=tuple(map(changed, self.cells)))
 
     def seeded(self, seeds: Sequence[int]) -> Table:
         """Return the table for other seeds; label noise uses the same seeds."""

@@ -109,7 +109,10 @@ def _options(run: Run) -> list[str]:
     refused = {
         "lean": not accepts_lean(run.method),
         "reuse": not accepts_reuse(run.method) or "every" not in run.options,
+        "gather": run.method != "esam",
+        "gamma_warmup": "gamma" not in run.hyper or run.method == "esam",
     }
+    refused |= {name: "reuse" not in run.options for name in OPTIONS if name.startswith("reuse_")}
     return [name for name in OPTIONS if not refused.get(name)]
 
 

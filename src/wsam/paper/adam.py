@@ -1,0 +1,189 @@
+"""Sharpness over AdamW: transformers on text and images, and adapters. Not in the paper."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from wsam.lab.run import Run
+from wsam.paper.study import candidates, chosen_cell
+from wsam.paper.table import Cell, Kind, Measure, Table
+
+TEXT = "text:shakespeare.txt"
+TEXT_DIGEST = "86c4e6aa9db7"
+"""Start of the SHA-256 of the text: the works of Shakespeare in one file of 1,115,394 bytes."""
+Choices = Sequence[dict[str, Any]]
+
+ADAMW, TWICE = "AdamW", "AdamW, twice the epochs"
+SAM, ASAM, GSAM = "SAM", "ASAM", "GSAM, rho following lr"
+WSAM, PUBLISHED = "WSAM, preconditioned", "WSAM, as published"
+WEIGHT_DECAYS: Choices = [{"weight_decay": value} for value in (0.01, 0.1, 0.3)]
+METHODS: Mapping[str, tuple[dict[str, Any], Choices]] = {
+    ADAMW: ({"method": "vanilla"}, WEIGHT_DECAYS),
+    TWICE: ({"method": "vanilla"}, WEIGHT_DECAYS),
+    SAM: ({"method": "sam"}, [{"rho": value} for value in (0.05, 0.1, 0.2)]),
+    ASAM: ({"method": "asam"}, [{"rho": value} for value in (0.2, 0.5, 1.0)]),
+    WSAM: (
+        {"method": "wsam", "options": {"precondition": True}},
+        [{"gamma": 0.5, "rho": value} for value in (0.05, 0.1, 0.2)],
+    ),
+    PUBLISHED: (
+        {"method": "wsam"},
+        [{"gamma": 0.9, "rho": value} for value in (0.05, 0.1, 0.2)],
+    ),
+    GSAM: (
+        {"method": "gsam", "options": {"rho_follows_lr": True}},
+        [{"alpha": 0.1, "rho": value} for value in (0.05, 0.1, 0.2)],
+    ),
+}
+"""Settings of each method and its candidates: three for each."""
+
+
+def _cells(
+    row: str,
+    column: str,
+    run: Run,
+    methods: Sequence[str],
+    measure: Measure,
+    trial_epochs: float = 1.0,
+) -> list[Cell]:
+    """Return the cells of one problem, a row for each method."""
+    cells = []
+    for method in methods:
+        settings, choices = METHODS[method]
+        one = run.replace(**settings)
+        if method == TWICE:
+            one = one.replace(epochs=2 * run.epochs)
+        options = candidates(one, choices, trial_epochs)
+        cells.append(chosen_cell((row, method), column, options, measure))
+    return cells
+
+
+def text_run(**changes: Any) -> Run:
+    """Return a run of AdamW on the text, with a GPT of 10.7 million weights."""
+    settings: dict[str, Any] = {
+        "data": TEXT,
+        "digests": {"data": TEXT_DIGEST},
+        "model": "gpt",
+        "model_args": {"layers": 6, "width": 384, "heads": 6},
+        "block_size": 256,
+        "method": "vanilla",
+        "base": "adamw",
+        "base_args": {"lr": 1e-3, "betas": (0.9, 0.99), "weight_decay": 0.1},
+        "schedule": "warmup-cosine",
+        "batch_size": 64,
+        "epochs": 40,
+        "precision": "bf16",
+    }
+    return Run(**(settings | changes))
+
+
+def image_run(data: str, **changes: Any) -> Run:
+    """Return a run of AdamW on images, with a ViT of 6.4 million weights."""
+    settings: dict[str, Any] = {
+        "data": data,
+        "model": "vit",
+        "method": "vanilla",
+        "base": "adamw",
+        "base_args": {"lr": 1e-3, "weight_decay": 0.1},
+        "schedule": "warmup-cosine",
+        "batch_size": 512,
+        "epochs": 100,
+        "precision": "bf16",
+    }
+    return Run(**(settings | changes))
+
+
+def pretraining_run() -> Run:
+    """Return the run whose weights the adapters start from: a ViT on CIFAR-100."""
+    return image_run("cifar100")
+
+
+def adam() -> Table:
+    """AdamW against sharpness-aware methods over AdamW: a GPT, a ViT, and adapters."""
+    cells: list[Cell] = []
+    methods: tuple[str, ...]
+    for dropout in (0.0, 0.2):
+        run = text_run(model_args={"layers": 6, "width": 384, "heads": 6, "dropout": dropout})
+        row = f"GPT, dropout {dropout:g}"
+        methods = (ADAMW, TWICE, SAM, WSAM)
+        cells += _cells(row, "Shakespeare, test loss", run, methods, Measure.TEST_LOSS)
+    for name, data in (("CIFAR-10", "cifar10"), ("CIFAR-100", "cifar100")):
+        methods = (ADAMW, TWICE, SAM, ASAM, WSAM, GSAM)
+        cells += _cells(
+            "ViT", f"{name}, test error", image_run(data), methods, Measure.TEST_ERROR, 0.3
+        )
+    adapters = image_run(
+        "cifar10",
+        model_args={"lora_rank": 8},
+        pretrained=f"run:{pretraining_run().key}",
+        epochs=20,
+    )
+    methods = (ADAMW, TWICE, SAM, WSAM)
+    cells += _cells("ViT, adapters", "CIFAR-10, test error", adapters, methods, Measure.TEST_ERROR)
+    notes = (
+        "AdamW with twice the epochs takes about the time of the methods with two gradients a step.",
+        "Each method has three candidates: AdamW's weight decay, the radius of the others. A trial is "
+        "one run on 90% of the training data; for the ViT it has 30% of the epochs.",
+        "Adapters: LoRA of rank 8 in the attention and the head are trained; all other weights are "
+        "those of a ViT trained on CIFAR-100 by AdamW.",
+        "GPT: 6 layers, 384 wide, blocks of 256 characters, batches of 64, 40 epochs, learning rate "
+        "1e-3. ViT: 8 layers, 256 wide, patches of 4, batches of 512, 100 epochs, learning rate 1e-3.",
+    )
+    title = "Sharpness over AdamW: transformers"
+    return _study("adam", title, cells, notes, epochs=100)
+
+
+def adam_small() -> Table:
+    """The same question in minutes on one core: a small GPT, and a perceptron on noisy digits."""
+    gpt = text_run(
+        model_args={"layers": 2, "width": 64, "heads": 4},
+        block_size=64,
+        batch_size=8,
+        train_limit=160,
+        test_limit=160,
+        epochs=20,
+        precision="fp32",
+        base_args={"lr": 3e-3, "betas": (0.9, 0.99), "weight_decay": 0.1},
+    )
+    digits = Run(
+        data="digits",
+        model="mlp",
+        model_args={"width": 256},
+        method="vanilla",
+        base="adamw",
+        base_args={"lr": 2e-3, "betas": (0.9, 0.99), "weight_decay": 0.1},
+        batch_size=64,
+        epochs=30,
+        noise=0.4,
+        augment=False,
+    )
+    methods = (ADAMW, TWICE, SAM, WSAM, PUBLISHED)
+    cells = _cells("GPT", "text, test loss", gpt, methods, Measure.TEST_LOSS)
+    cells += _cells("MLP", "noisy digits, test error (%)", digits, methods, Measure.TEST_ERROR)
+    notes = (
+        "Small runs on one CPU core. They compare the methods where a network can over-fit, and say "
+        "nothing about large models.",
+        "GPT: 2 layers, 64 wide, 160 blocks of 64 characters of Shakespeare to train on, 20 epochs. "
+        "MLP: two layers of 256 on scikit-learn's digits with 40% of the training labels redrawn, "
+        "30 epochs.",
+        "Each method has three candidates: AdamW's weight decay (0.01, 0.1, 0.3), and a radius of "
+        "0.05, 0.1 or 0.2 for the others (gamma 0.5 for preconditioned WSAM, 0.9 as published).",
+    )
+    title = "Sharpness over AdamW: small models"
+    return _study("adam-small", title, cells, notes, epochs=30)
+
+
+def _study(
+    name: str, title: str, cells: Sequence[Cell], notes: tuple[str, ...], epochs: int
+) -> Table:
+    return Table(
+        name,
+        title,
+        ("model", "method"),
+        tuple(cells),
+        Kind.STUDY,
+        epochs,
+        notes,
+        baselines=(ADAMW, TWICE),
+    )

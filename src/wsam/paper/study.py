@@ -1,0 +1,102 @@
+"""Studies that are not in the paper: hyperparameters are chosen on a validation split.
+
+Each method has the same number of candidates. A search runs each of them once on a part of the
+training data and measures it on the rest; the study then trains the best one on all training data,
+with several seeds, and reports the test set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from wsam.lab import records
+from wsam.lab.run import Run
+from wsam.paper.comparison import RecordFolder, RecordSource
+from wsam.paper.table import Candidate, Cell, Kind, Measure, Table
+from wsam.sweep.grid import with_seeds
+
+SEEDS = (0, 1, 2)
+VALIDATION = 0.1
+_ON_VALIDATION = {
+    Measure.TEST_ERROR: Measure.VALIDATION_ERROR,
+    Measure.TEST_LOSS: Measure.VALIDATION_LOSS,
+}
+
+
+def candidates(
+    run: Run, choices: Iterable[dict[str, Any]], trial_epochs: float = 1.0
+) -> tuple[Candidate, ...]:
+    """Return the candidates of a method.
+
+    Args:
+        run: The run, without its hyperparameters.
+        choices: For each candidate the values of some settings, named as in a grid.
+        trial_epochs: Epochs of a trial as a share of those of the run.
+    """
+    from wsam.sweep.grid import in_order, with_value
+
+    found = []
+    for choice in choices:
+        one = run
+        for name in in_order(choice):
+            one = with_value(one, name, choice[name])
+        epochs = max(1, round(trial_epochs * one.epochs))
+        trial = one.replace(validation=VALIDATION, epochs=epochs)
+        text = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in choice.items())
+        found.append(Candidate(text or "as given", one, trial))
+    return tuple(found)
+
+
+def chosen_cell(
+    row: tuple[str, ...],
+    column: str,
+    options: tuple[Candidate, ...],
+    measure: Measure = Measure.TEST_ERROR,
+) -> Cell:
+    """Return a cell whose hyperparameters are chosen on the validation split."""
+    runs = with_seeds(options[0].run, SEEDS)
+    return Cell(row, column, runs, measure=measure, candidates=options)
+
+
+def search_table(study: Table) -> Table:
+    """Return the candidates of a study as a table of their validation figures."""
+    cells = [
+        Cell((*cell.row, one.text), cell.column, (one.trial,), measure=_ON_VALIDATION[cell.measure])
+        for cell in study.cells
+        if len(cell.candidates) > 1 and cell.measure in _ON_VALIDATION
+        for one in cell.candidates
+    ]
+    title = f"Validation figures of the candidates: {study.title[0].lower()}{study.title[1:]}"
+    return Table(
+        f"{study.name}-search",
+        title,
+        (*study.heads, "candidate"),
+        tuple(cells),
+        Kind.SEARCH,
+        study.epochs,
+    )
+
+
+def choose(table: Table, results: Path | RecordSource) -> Table:
+    """Return a table whose cells take the candidate that is best on the validation split.
+
+    Cells without a finished trial keep their first candidate.
+    """
+    source = RecordFolder(results) if isinstance(results, Path) else results
+    return replace(table, cells=tuple(_chosen(cell, source) for cell in table.cells))
+
+
+def _chosen(cell: Cell, source: RecordSource) -> Cell:
+    if len(cell.candidates) < 2:
+        return cell
+    figures = {}
+    for one in cell.candidates:
+        record = source.record(one.trial)
+        if record is not None and (figure := records.objective(record)) is not None:
+            figures[one] = figure
+    best = min(figures, key=lambda one: figures[one]) if figures else cell.candidates[0]
+    text = f"{best.text}{'' if figures else ' (not searched)'}"
+    return replace(cell, runs=with_seeds(best.run, [run.seed for run in cell.runs]), chosen=text)
