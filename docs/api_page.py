@@ -6,7 +6,10 @@ Two comments mark a part of a page; the text between them is generated from the 
     <!-- end -->
 
 The words are a directive of autodoc without "auto", a name, and the members to show: a list, or "*" for
-all. On the built site that directive replaces the text.
+all. On the built site that directive replaces the text. The page api.md has a table of all names:
+
+    <!-- names: api/geometry.md -->
+    <!-- end -->
 
     python docs/api_page.py         # writes all pages again
 """
@@ -21,16 +24,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from wsam.lab.markdown_tables import fill_tables, update_tables
+from wsam.lab.markdown_tables import fill_tables, find_markers, update_tables
 
 DOCS = Path(__file__).parent
-PAGES = [DOCS / "api.md", DOCS / "methods.md", DOCS / "curvature.md"]
+INDEX = DOCS / "api.md"
 MARK = "api:"
+NAMES = "names:"
+PAGES = [
+    page
+    for page in sorted([*DOCS.glob("api/*.md"), *DOCS.glob("methods/*.md")])
+    if find_markers(page.read_text(), MARK)
+]
 WIDTH = 100
 
 
 def for_site(text: str) -> str:
     """Return a page with autodoc's directives in place of the generated text."""
+    text = fill_tables(text, NAMES, lambda words: names_table(words, "{{py:obj}}`~{full}`"))
     return fill_tables(text, MARK, directive)
 
 
@@ -47,6 +57,41 @@ def parse(words: str) -> tuple[str, str, list[str] | None]:
     kind, name = target.split()
     members = [member.strip() for member in listed.split(",") if member.strip() != "*"]
     return kind, name, members if listed else None
+
+
+# The table of names -----------------------------------------------------------------------------
+
+
+def names_table(words: str, link: str = "[`{short}`]({page})") -> str:
+    """Return a table of the names of some pages, with the first line of their docstrings."""
+    rows = ["| name | |", "|---|---|"]
+    for page in sorted(DOCS.glob(words)):
+        for marked in find_markers(page.read_text(), MARK):
+            for full, value in named(marked):
+                where = page.relative_to(DOCS).as_posix()
+                shown = link.format(full=full, short=full.rsplit(".", 1)[1], page=where)
+                rows.append(f"| {shown} | {summary(full, value)} |")
+    return "\n".join(rows)
+
+
+def named(words: str) -> Iterator[tuple[str, Any]]:
+    """Yield the full names that a mark documents, with their values."""
+    kind, name, members = parse(words)
+    if kind != "module":
+        module, _, last = name.rpartition(".")
+        yield name, getattr(importlib.import_module(module), last)
+        return
+    module = importlib.import_module(name)
+    for one in members or getattr(module, "__all__", None) or defined_in(module):
+        yield f"{name}.{one}", getattr(module, one)
+
+
+def summary(full: str, value: Any) -> str:
+    """Return the first sentence of a docstring."""
+    module, _, last = full.rpartition(".")
+    doc = own_doc(value) if callable(value) else doc_of_data(importlib.import_module(module), last)
+    first = " ".join(doc.split("\n\n")[0].split())
+    return re.sub(r"``?([^`]+)``?", r"`\1`", first).replace("|", "\\|")
 
 
 # Markdown ---------------------------------------------------------------------------------------
@@ -171,3 +216,4 @@ def as_markdown(doc: str) -> str:
 if __name__ == "__main__":
     for page in PAGES:
         update_tables(page, MARK, markdown)
+    update_tables(INDEX, NAMES, names_table)

@@ -31,7 +31,7 @@ from wsam.report import write
 SNAPSHOT = Path(__file__).with_name("public_api.json")
 V0_1 = Path(__file__).parents[1] / "fixtures" / "v0_1"
 
-# As in docs/api.md and the pages it refers to. None: all that the module exports.
+# As in docs/api.md and the pages it lists. None: all that the module exports.
 DOCUMENTED = {
     "wsam": None,
     "wsam.geometry": None,
@@ -55,7 +55,7 @@ DOCUMENTED = {
     "wsam.sweep": None,
     "wsam.report": None,
 }
-# Methods of `SharpnessAware` that docs/api.md lists; subclasses inherit them.
+# Methods of `SharpnessAware` that docs/api/optimizer.md lists; subclasses inherit them.
 OPTIMIZER_METHODS = (
     *("step", "begin", "ascend", "descend", "abandon", "first_step", "second_step", "perturbed"),
     *("select", "sharpness", "second_pass", "state_dict", "load_state_dict", "add_param_group"),

@@ -1,6 +1,6 @@
 """Base optimizers of torch and other libraries, and the table of those that work.
 
-`python tests/core/test_bases.py` writes the table of `docs/choosing.md`. Libraries of 8-bit optimizers
+`python tests/core/test_bases.py` writes the table of `docs/bases.md`. Libraries of 8-bit optimizers
 are not among the development requirements, since other libraries import them if they are installed:
 install torchao or bitsandbytes to test them.
 """
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import wsam
 from wsam.lab.markdown_tables import update_tables
 
-PAGE = Path(__file__).parents[2] / "docs" / "choosing.md"
+PAGE = Path(__file__).parents[2] / "docs" / "bases.md"
 TORCH, PEER = "torch.optim", "pytorch_optimizer"
 FREE, TORCHAO, BNB = "schedulefree", "torchao.optim", "bitsandbytes.optim"
 SMALL: dict[str, Any] = {"min_8bit_size": 16}

@@ -26,17 +26,20 @@ from wsam.paper.plot_time import read_times
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
-ALL_PAGES = [*PAGES, *sorted((DOCS / "frameworks").glob("*.md"))]
+METHOD_PAGES = sorted((DOCS / "methods").glob("*.md"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md")), *METHOD_PAGES]
+ALL_PAGES = [*PAGES, *sorted(DOCS.glob("frameworks/*.md")), *sorted(DOCS.glob("api/*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 API = runpy.run_path(str(DOCS / "api_page.py"))
+MEASURED = runpy.run_path(str(DOCS / "measured_tables.py"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 def _slow_except(fast: tuple[str, ...]) -> list[Any]:
+    quick = {page for page in PAGES if page.name in fast or page in METHOD_PAGES}
     return [
-        pytest.param(page, id=page.name, marks=() if page.name in fast else pytest.mark.slow)
+        pytest.param(page, id=page.name, marks=() if page in quick else pytest.mark.slow)
         for page in PAGES
     ]
 
@@ -122,6 +125,44 @@ def test_speed_tables_equal_the_records(page: Path) -> None:
     assert not markdown_tables.update_tables(page, program["MARK"], program["generate"], check=True)
 
 
+def test_measured_tables_equal_the_records() -> None:
+    """`python docs/measured_tables.py` writes the tables of methods, settings and values."""
+    pages = MEASURED["pages"]()
+    assert {DOCS / "methods.md", DOCS / "when.md", DOCS / "choosing.md", *METHOD_PAGES} <= {*pages}
+    for page in pages:
+        assert not markdown_tables.update_tables(page, "measured", MEASURED["generate"], check=True)
+
+
+def test_every_method_has_a_page() -> None:
+    """With its facts, formula, example, measurement and signature; and a row in the overview."""
+    options = {"wsam_reuse", "preconditioned_wsam"}
+    assert {page.stem for page in METHOD_PAGES} == {*wsam.METHODS} | options
+    overview = (DOCS / "methods.md").read_text()
+    for page in METHOD_PAGES:
+        text, name = page.read_text(), page.stem
+        assert f"](methods/{name}.md)" in overview, name
+        facts = dict(MEASURED["fact_rows"](text))
+        assert {"take it if", "passes a step", "extra memory", "paper"} <= facts.keys(), name
+        assert "arxiv.org" in facts["paper"] or facts["paper"].startswith("none: "), name
+        assert "w <- w - " in text and f"<!-- measured results: {name} -->" in text, name
+        assert len(BLOCK.findall(text)) > 0, name
+        if name in wsam.METHODS:
+            assert f"<!-- api: class wsam.{wsam.METHODS[name].__name__} -->" in text
+            assert f"<!-- measured hyperparameters: {name} -->" in text
+
+
+def test_when_it_helps_states_n_and_a_test() -> None:
+    """docs/when.md: every row has n; a row with several runs has an interval and a p-value."""
+    table = MEASURED["settings"]().replace("\N{NO-BREAK SPACE}", " ")
+    rows = [row.split(" | ") for row in table.splitlines()[2:]]
+    assert len(rows) == len(MEASURED["SETTINGS"])
+    for setting, _, _, ours, better, p, _ in rows:
+        assert "(n = " in ours, setting
+        is_tested = "(n = 1)" not in ours
+        assert (" to " in better) == is_tested, setting
+        assert (p != "no test") == is_tested, setting
+
+
 def test_minima_figure_uses_all_records() -> None:
     """`python docs/make_figures.py minima` draws it."""
     figure = (DOCS / "_static" / "minima.svg").read_text()
@@ -203,6 +244,10 @@ def test_every_page_is_in_the_table_of_contents() -> None:
     listed = {line for tree in toctrees for line in tree.splitlines() if line[:1] not in {":", ""}}
     pages = {path.stem for path in DOCS.glob("*.md")} - {"index"}
     assert pages <= listed
+    for name in ("api", "methods"):
+        parts = {path.stem for path in (DOCS / name).glob("*.md")}
+        page = (DOCS / f"{name}.md").read_text()
+        assert set(re.findall(rf"^{name}/(\w+)$", page, re.MULTILINE)) == parts
     assert {name for name in listed if "/" not in name} <= pages
 
 
@@ -244,8 +289,24 @@ def test_reference_is_complete() -> None:
         assert f"wsam.{method.__name__}" in known
 
 
+def test_table_of_names_is_complete() -> None:
+    """docs/api.md lists each name of the pages below it; `python docs/api_page.py` writes it."""
+    assert not markdown_tables.update_tables(
+        API["INDEX"], API["NAMES"], API["names_table"], check=True
+    )
+    listed = set(re.findall(r"\]\(((?:api|methods)/\w+\.md)\)", API["INDEX"].read_text()))
+    assert listed == {page.relative_to(DOCS).as_posix() for page in API["PAGES"]}
+
+
+def test_commands_are_listed() -> None:
+    """docs/cli.md has a row for each command."""
+    shown = re.findall(r"^\| `wsam (\w+)` \|", (DOCS / "cli.md").read_text(), re.MULTILINE)
+    commands = wsam_command("--help").stdout.partition("Commands:")[2]
+    assert shown == re.findall(r"^  (\w+)  ", commands, re.MULTILINE)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("page", API["PAGES"], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", API["PAGES"], ids=lambda page: page.stem)
 def test_reference_shows_signatures_and_docstrings(page: Path) -> None:
     """`python docs/api_page.py` writes them; the site shows autodoc's directives instead."""
     assert not markdown_tables.update_tables(page, API["MARK"], API["markdown"], check=True)

@@ -99,7 +99,7 @@ def test_documentation_is_up_to_date(monkeypatch):
     wsam_command("paper", "page", *pages, "--check")
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/paper.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/paper.md", "docs/when.md"])
 def test_documentation_states_the_test_of_wsam_and_sam(page):
     """In words, with the p-value of the records; and that the best epochs agree with the paper."""
     table = find("cifar").select("ResNet18/*/CIFAR-10")

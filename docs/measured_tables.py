@@ -1,0 +1,345 @@
+"""Generate tables of defaults, measured costs and results from the code and the records.
+
+python docs/measured_tables.py            # write them
+python docs/measured_tables.py --check    # exit with 1 if one is out of date
+
+A page marks the place of a table by `<!-- measured KIND: WORDS -->` and `<!-- end -->`. The kinds:
+
+    overview: all               all methods with passes, cost and use, from their pages and the records
+    hyperparameters: METHOD     names, defaults and descriptions, from the code
+    results: METHOD             cost of a step and test errors
+    settings: all               what SAM and WSAM gain over SGD in each setting of results/
+    values: all                 rho and gamma of these runs
+
+METHOD is a name of `wsam.METHODS`, `wsam_reuse` (WSAM with reused sharpness) or `preconditioned_wsam`
+(WSAM over an adaptive base).
+"""
+
+import argparse
+import inspect
+import json
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import wsam
+from wsam._format import format_mean_std, mean_and_std
+from wsam.lab import records
+from wsam.lab.markdown_tables import find_markers, update_tables
+from wsam.lab.run import Run
+from wsam.paper import Entry, Profile, find, gather
+from wsam.paper.render import markdown_table, no_break
+from wsam.paper.significance import welch_p
+from wsam.paper.table import Measure
+from wsam.plot_style import variant_name
+
+Record = dict[str, Any]
+
+DOCS = Path(__file__).parent
+BENCHMARKS = DOCS.parent / "benchmarks" / "results"
+RESULTS = DOCS.parent / "results"
+MARK = "measured"
+NOT_MEASURED = "not measured"
+GPU = "bench-resnet18-cuda.json", "captured", "ResNet18, batch 128, H200, CUDA graph"
+CPU = (
+    "bench-mlp10m-cpu.json",
+    "eager",
+    "perceptron with 10 million weights, batch 32, two CPU cores",
+)
+TITLES = {
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "resnet18": "ResNet18",
+    "wrn-28-10": "WRN-28-10",
+}
+
+
+def pages() -> list[Path]:
+    """Return the pages with tables of this program."""
+    found = sorted([*DOCS.glob("*.md"), *DOCS.glob("methods/*.md")])
+    return [page for page in found if find_markers(page.read_text(), MARK)]
+
+
+def generate(words: str) -> str:
+    """Return the Markdown for a mark, given the words after `measured`."""
+    kind, _, name = words.partition(": ")
+    kinds = {"hyperparameters": hyperparameters, "results": results}
+    if kind in kinds:
+        return kinds[kind](name)
+    return {"overview": overview, "settings": settings, "values": values}[kind]()
+
+
+# Methods ----------------------------------------------------------------------------------------
+
+
+def hyperparameters(method: str) -> str:
+    """Return the arguments that `SharpnessAware` does not have, and rho."""
+    kind = wsam.METHODS[method]
+    shared = {*inspect.signature(wsam.SharpnessAware).parameters} - {"rho"}
+    described = arguments(inspect.getdoc(kind) or "")
+    rows = []
+    for name, parameter in inspect.signature(kind).parameters.items():
+        if name not in shared:
+            default = str(parameter.default).replace("'", '"')
+            default = f'"{default}"' if isinstance(parameter.default, str) else default
+            rows.append([f"`{name}`", f"`{default}`", described[name]])
+    return "\n".join(markdown_table(["argument", "default", "meaning"], rows))
+
+
+def arguments(doc: str) -> dict[str, str]:
+    """Return the descriptions in the section "Args" of a docstring."""
+    section = doc.partition("\nArgs:\n")[2].partition("\n\n")[0]
+    found = re.findall(r"^    (\S[^:]*): (.*(?:\n     .*)*)", section, re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in found}
+
+
+def overview() -> str:
+    """Return one row per page of docs/methods, in the order of the table of contents."""
+    rows = []
+    for name in re.findall(r"^methods/(\w+)$", (DOCS / "methods.md").read_text(), re.MULTILINE):
+        text = (DOCS / "methods" / f"{name}.md").read_text()
+        title, facts = text.splitlines()[0].removeprefix("# "), dict(fact_rows(text))
+        use = re.sub(r"\]\((?=\w+\.md)", "](methods/", facts["take it if"])
+        gpu = cost(name, *GPU[:2])
+        rows.append([f"[{title}](methods/{name}.md)", facts["passes a step"], gpu, use])
+    return "\n".join(markdown_table(["method", "passes a step", "cost", "take it if"], rows))
+
+
+def fact_rows(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the rows of the first table of a page."""
+    yield from re.findall(r"^\| ([a-z ]+) \| (.*) \|$", text, re.MULTILINE)
+
+
+CASES = {"wsam_reuse": ("WSAM every 2", "WSAM every 5", "WSAM every 10"), "preconditioned_wsam": ()}
+
+
+def cases(method: str) -> tuple[str, ...]:
+    """Return the names of a method in records of `wsam bench`."""
+    return CASES[method] if method in CASES else (wsam.METHODS[method].__name__,)
+
+
+def cost(method: str, file: str, form: str) -> str:
+    """Return the time of a step relative to SGD, or that it was not measured."""
+    found = {case["name"]: case for case in read(file)["cases"] if case["form"] == form}
+    costs = [found[name]["of_base"]["median"] for name in cases(method) if name in found]
+    if not costs:
+        return NOT_MEASURED
+    low, high = f"{min(costs):.2f}x", f"{max(costs):.2f}x"
+    return low if low == high else f"{low} to {high}"
+
+
+def results(method: str) -> str:
+    """Return the cost of a step, and the test error of each group of runs next to the base's."""
+    lines = []
+    for file, form, title in (GPU, CPU):
+        lines.append(f"- Cost of a step, {title}: {cost_sentence(method, file, form)}.")
+    groups = [g for g in read_results() if g.name == method]
+    if not groups:
+        return "\n".join([*lines, f"- Test error: {NOT_MEASURED}."])
+    heads = [
+        "setting",
+        "hyperparameters",
+        "epochs",
+        "test error (%)",
+        "base alone: epochs, error",
+        "p",
+    ]
+    rows = []
+    for group in groups:
+        base = group.base
+        p = welch_p(group.errors, base.errors) if base else None
+        against = f"{base.run.epochs}: {base.text}" if base else NOT_MEASURED
+        row = [group.setting, group.hyper, str(group.run.epochs), group.text, against]
+        rows.append([*row, f"{p:.2g}" if p is not None else "no test"])
+    note = "p: Welch's t-test against the base alone, two-sided. With one run there is no test."
+    return "\n".join([*lines, "", *markdown_table(heads, rows), "", note])
+
+
+def cost_sentence(method: str, file: str, form: str) -> str:
+    ratio = cost(method, file, form)
+    if ratio == NOT_MEASURED:
+        return ratio
+    memory = {row["name"]: row for row in read(file)["memory"] if row["form"] == form}
+    copies = [memory[n]["copies_beyond_base"] for n in cases(method) if n in memory]
+    extra = f"; memory beyond SGD's: {copies[0]:.1f} copies of the weights" if copies else ""
+    return f"{ratio.replace('x', ' times')} that of SGD{extra}"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Finished runs that differ in their seeds alone."""
+
+    run: Run
+    errors: tuple[float, ...]
+
+    @property
+    def name(self) -> str:
+        """The name of the page of docs/methods that shows these runs."""
+        is_preconditioned = self.run.method == "wsam" and self.run.base != "sgd"
+        return (
+            "preconditioned_wsam"
+            if is_preconditioned
+            else variant_name(self.run.method, self.run.options)
+        )
+
+    @property
+    def setting(self) -> str:
+        run = self.run
+        noise = f", {run.noise:.0%} noisy labels" if run.noise else ""
+        return f"{TITLES.get(run.model, run.model)}, {TITLES.get(run.data, run.data)}{noise}"
+
+    @property
+    def hyper(self) -> str:
+        named = {**self.run.hyper, **self.run.options}
+        return ", ".join(
+            f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}"
+            for key, value in named.items()
+            if not (key == "lr_min" and not value)
+        )
+
+    @property
+    def text(self) -> str:
+        return error_text(self.errors)
+
+    @property
+    def base(self) -> "Group | None":
+        """The base alone in the same setting, for twice as many epochs, else for as many."""
+        for epochs in (2 * self.run.epochs, self.run.epochs):
+            for other in read_results():
+                wanted = self.run.replace(method="vanilla", hyper={}, options={}, geometry=None)
+                if other.run == wanted.replace(epochs=epochs):
+                    return other
+        return None
+
+
+def error_text(errors: Sequence[float]) -> str:
+    mean, deviation = mean_and_std(errors)
+    assert mean is not None
+    return no_break(f"{format_mean_std(mean, deviation, '{:.2f}'.format)} (n = {len(errors)})")
+
+
+@cache
+def read_results() -> list[Group]:
+    """Read the test errors of the finished runs in results/, in the order of settings."""
+    groups: dict[Run, list[float]] = {}
+    for path in sorted(RESULTS.glob("*.json")):
+        if not records.is_named_by_key(path):
+            continue
+        record = records.read_named(path)
+        run = Run.from_dict(record["settings"])
+        if records.is_finished(record) and "test_error" in record["curve"][-1]:
+            error = record["curve"][-1]["test_error"]
+            groups.setdefault(run.replace(seed=0), []).append(error)
+    found = [Group(run, tuple(errors)) for run, errors in groups.items()]
+    order = lambda g: (g.run.model, len(g.run.data), g.run.noise, -g.run.epochs, g.hyper)  # noqa: E731
+    return sorted(found, key=order)
+
+
+@cache
+def read(name: str) -> Record:
+    """Read a record of benchmarks/results."""
+    record: Record = json.loads((BENCHMARKS / name).read_text(encoding="utf-8"))
+    return record
+
+
+# Settings ---------------------------------------------------------------------------------------
+
+SETTINGS = [
+    ("ResNet18, CIFAR-10", "cifar", "ResNet18/*/CIFAR-10", None),
+    ("ResNet18, CIFAR-100", "cifar", "ResNet18/*/CIFAR-100", None),
+    ("ResNet18, CIFAR-10, 40% noisy labels", "noise", "*/40%", None),
+    ("the same, best epoch", "noise-best", "*/40%", None),
+    ("ResNet18, CIFAR-10, 80% noisy labels", "noise", "*/80%", None),
+    ("the same, best epoch", "noise-best", "*/80%", None),
+    ("WRN-28-10, CIFAR-10, 40 epochs", "cifar", "WRN-28-10/*/CIFAR-10", 40),
+]
+
+
+def settings() -> str:
+    """Return a table of the errors of SGD, SAM and WSAM in each setting, and what WSAM gains."""
+    heads = ["setting", "SGD", "SAM", "WSAM", "WSAM better by", "p", "time"]
+    rows = []
+    for title, table, only, epochs in SETTINGS:
+        entries = gather(Profile(only=only, epochs=epochs).table(find(table)), RESULTS)
+        errors = {entry.cell.row[-1]: error_values(entry) for entry in entries}
+        base, ours = errors["SGDM"], errors["WSAM"]
+        row = [
+            title,
+            *(error_text(e) if (e := errors[n]) else "not run" for n in ("SGDM", "SAM", "WSAM")),
+        ]
+        rows.append([*row, gain(base, ours), p_text(base, ours), relative_time(entries)])
+    return "\n".join(markdown_table(heads, rows))
+
+
+def values() -> str:
+    """Return rho and gamma of the runs in each setting, with the error at the last epoch."""
+    rows = []
+    for title, table, only, epochs in SETTINGS:
+        if table == "noise-best":
+            continue
+        for entry in gather(Profile(only=only, epochs=epochs).table(find(table)), RESULTS):
+            name, hyper = entry.cell.row[-1], entry.cell.runs[0].hyper
+            if not entry.ours.n or name not in ("SAM", "WSAM"):
+                continue
+            gamma = hyper.get("gamma")
+            product = "" if gamma is None else f"{hyper['rho'] * gamma / (1 - gamma):.2f}"
+            row = [title, name, f"{hyper['rho']:g}", "" if gamma is None else f"{gamma:g}", product]
+            rows.append([*row, error_text(error_values(entry))])
+    heads = ["setting", "method", "rho", "gamma", "k rho", "test error (%)"]
+    return "\n".join(markdown_table(heads, rows))
+
+
+def error_values(entry: Entry) -> tuple[float, ...]:
+    values = entry.ours.values
+    is_error = entry.cell.measure in (Measure.TEST_ERROR, Measure.BEST_ERROR)
+    return values if is_error else tuple(100 - value for value in values)
+
+
+def gain(base: Sequence[float], ours: Sequence[float]) -> str:
+    """Return the mean difference, with a 95% confidence interval (Welch) if there are several runs."""
+    if not base or not ours:
+        return ""
+    difference = sum(base) / len(base) - sum(ours) / len(ours)
+    if min(len(base), len(ours)) < 2:
+        return no_break(f"{difference:.2f}")
+    from scipy.stats import ttest_ind
+
+    interval = ttest_ind(base, ours, equal_var=False).confidence_interval()
+    return no_break(f"{difference:.2f} ({interval.low:.2f} to {interval.high:.2f})")
+
+
+def p_text(base: Sequence[float], ours: Sequence[float]) -> str:
+    p = welch_p(base, ours)
+    return "no test" if p is None else f"{p:.2g}"
+
+
+def relative_time(entries: Sequence[Entry]) -> str:
+    """Return the training time of WSAM relative to that of SGD."""
+    minutes = {}
+    for entry in entries:
+        found = [p for run in entry.cell.runs if (p := records.record_path(RESULTS, run)).exists()]
+        times = [
+            r["epoch_seconds"] * r["settings"]["epochs"] for r in map(records.read_named, found)
+        ]
+        if times:
+            minutes[entry.cell.row[-1]] = sum(times) / len(times)
+    if not {"SGDM", "WSAM"} <= minutes.keys():
+        return ""
+    return f"{minutes['WSAM'] / minutes['SGDM']:.1f}x"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    given = parser.parse_args()
+    old = [page for page in pages() if update_tables(page, MARK, generate, given.check)]
+    if given.check and old:
+        sys.exit(f"out of date: {', '.join(map(str, old))}; run python docs/measured_tables.py")
+
+
+if __name__ == "__main__":
+    main()
