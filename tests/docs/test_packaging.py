@@ -47,6 +47,8 @@ def test_wheel_holds_the_package_and_nothing_else(built: Path) -> None:
     information = {name for name in names if ".dist-info/" in name}
     assert names - information == sources()
     assert "wsam/py.typed" in names, "type information ships"
+    assert "wsam/report/templates/page.html" in names, "pages are written from templates"
+    assert not [name for name in names if name.startswith(("tests", "results", "docs"))]
     assert any(name.endswith("licenses/LICENSE") for name in information)
 
 
@@ -64,12 +66,17 @@ def test_sdist_can_be_tested(built: Path) -> None:
 
 
 def test_metadata(built: Path) -> None:
+    """Version, requirements and every extra are those of pyproject.toml."""
     with zipfile.ZipFile(wheel(built)) as archive:
         (name,) = [n for n in archive.namelist() if n.endswith("/METADATA")]
         text = archive.read(name).decode()
     assert f"\nVersion: {__version__}\n" in text
     needed = re.findall(r"^Requires-Dist: (.*)$", text, re.MULTILINE)
-    assert [line for line in needed if "extra ==" not in line] == ["torch>=2.6"]
+    assert [line for line in needed if "extra ==" not in line] == PROJECT["dependencies"]
+    for extra, lines in PROJECT["optional-dependencies"].items():
+        assert f"\nProvides-Extra: {extra}\n" in text
+        listed = {line.split(";")[0] for line in needed if line.endswith(f"extra == '{extra}'")}
+        assert len(listed) == len(lines), extra
     assert "License-Expression: Apache-2.0" in text
     assert "# wsam" in text, "README is the page people see"
 
@@ -171,8 +178,9 @@ def test_submodules_need_no_import_of_their_own(bare: Path, tmp_path: Path) -> N
     assert set(wsam._SUBMODULES) <= set(dir(wsam))
 
 
-def test_the_command_names_the_missing_library(bare: Path, tmp_path: Path) -> None:
-    done = run(bare, "wsam", "--help", cwd=tmp_path)
+@pytest.mark.parametrize("command", ["wsam", "python -m wsam"])
+def test_the_command_names_the_missing_library(bare: Path, tmp_path: Path, command: str) -> None:
+    done = run(bare, *command.split(), "--help", cwd=tmp_path)
     assert done.returncode != 0
     assert done.stdout == ""
     assert done.stderr == "wsam: the command line needs typer: pip install 'wsam[lab,plots]'\n"

@@ -1,15 +1,33 @@
-"""Files of a release: the citation and the workflows."""
+"""Files of a release: the version, requirements, the citation, the changelog and the workflows."""
 
+import ast
+import importlib.metadata as metadata
 import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from wsam import __version__
 
 ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+DEVELOPMENT = {"all", "dev", "docs"}
+IF_INSTALLED = {
+    "pytorch_optimizer": "another library, which `wsam bench` compares",
+    "timm": "models of the lab",
+    "triton": "installed with torch where there are GPUs",
+}
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 REFERENCE = re.compile(r"\$\{\{ *(\w+)\.([\w.]+) *\}\}")
 
@@ -31,11 +49,119 @@ def actions(job: dict[str, Any]) -> set[str]:
     return {step["uses"].split("@")[0] for step in job["steps"] if "uses" in step}
 
 
+def run_tool(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def check_schema(schema: str, *paths: Path) -> None:
+    command = (sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}")
+    run_tool(*command, *map(str, paths))
+
+
+# Version and changelog ----------------------------------------------------------------------------
+
+
+def test_one_file_names_the_version() -> None:
+    assert read(ROOT / "CITATION.cff")["version"] == __version__
+    assert "version" in PROJECT["dynamic"]
+    versions = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert versions[0] == __version__
+    assert len(versions) == len(set(versions))
+
+
+def rows(page: str, mark: str) -> Iterator[tuple[list[str], list[str]]]:
+    """Yield the names of 0.1 and of 0.2 in each row of a table, without arguments."""
+    table = (ROOT / page).read_text().split(f"<!-- {mark} -->")[1].split("<!-- end -->")[0]
+    for line in table.strip().splitlines()[2:]:
+        old, new = (re.findall(r"`(wsam[\w.]*)[(`]", cell) for cell in line.split("|")[1:-1])
+        assert old and new, line
+        yield old, new
+
+
+def exists(path: str) -> bool:
+    """Whether a dotted name is a module, or an attribute of one."""
+    value: Any = import_module("wsam")
+    for part in path.split(".")[1:]:
+        if hasattr(value, part) or part in getattr(value, "__annotations__", ()):
+            value = getattr(value, part, None)
+        elif hasattr(value, "__path__") and find_spec(f"{value.__name__}.{part}"):
+            value = import_module(f"{value.__name__}.{part}")
+        else:
+            return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("page", "mark"), [("CHANGELOG.md", "moved modules"), ("docs/migration.md", "renamed")]
+)
+def test_renamed_names(page: str, mark: str) -> None:
+    """The old names are gone, and those to use instead exist."""
+    table = list(rows(page, mark))
+    assert len(table) > 20
+    for old, new in table:
+        assert all(map(exists, new)), new
+        assert not [name for name in old if exists(name) and name not in new], old
+
+
+# Requirements -------------------------------------------------------------------------------------
+
+
+def imported() -> dict[str, set[str]]:
+    """Return the modules of other packages that the library imports, with the files that do."""
+    found: dict[str, set[str]] = {}
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                names = [node.module]
+            for name in names:
+                found.setdefault(name.split(".")[0], set()).add(path.name)
+    own = {*sys.stdlib_module_names, "wsam"}
+    return {name: files for name, files in found.items() if name not in own}
+
+
+def requirements(*extras: str) -> set[str]:
+    lines = [line for extra in extras for line in EXTRAS[extra]] + PROJECT["dependencies"]
+    return {canonicalize_name(Requirement(line).name) for line in lines}
+
+
+def test_every_import_belongs_to_an_extra() -> None:
+    offered = requirements(*(EXTRAS.keys() - DEVELOPMENT))
+    providers = metadata.packages_distributions()
+    for name, files in imported().items():
+        packages = {canonicalize_name(package) for package in providers.get(name, ())}
+        assert packages & offered or name in IF_INSTALLED, f"{name}, imported by {files}"
+
+
+def test_every_requirement_is_pinned() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = {canonicalize_name(Requirement(line).name): Requirement(line) for line in lines}
+    assert len(pins) == len(lines)
+    assert all(str(pin.specifier).startswith("==") for pin in pins.values())
+    for line in [line for extra in EXTRAS.values() for line in extra] + PROJECT["dependencies"]:
+        wanted = Requirement(line)
+        if wanted.name != "wsam":
+            (pin,) = pins[canonicalize_name(wanted.name)].specifier
+            assert pin.version in wanted.specifier, line
+
+
+def test_oldest_torch_is_tested_and_documented() -> None:
+    (torch,) = [Requirement(line) for line in PROJECT["dependencies"]]
+    (oldest,) = [limit.version for limit in torch.specifier]
+    steps = jobs(workflow("test"))["oldest-torch"]["steps"]
+    assert any(f'"torch=={oldest}.*"' in step.get("run", "") for step in steps)
+    for page in ("README.md", "docs/quickstart.md"):
+        assert f"torch {oldest}" in (ROOT / page).read_text(), page
+
+
+# Citation and workflows ---------------------------------------------------------------------------
+
+
 def test_citation() -> None:
+    check_schema("citation-file-format", ROOT / "CITATION.cff")
     citation = read(ROOT / "CITATION.cff")
-    assert citation["cff-version"] == "1.2.0"
-    assert {"message", "title", "authors", "license", "type"} <= citation.keys()
-    assert citation["version"] == __version__
+    assert {"license", "type", "version"} <= citation.keys()
     for reference in citation["references"]:
         assert {"type", "title", "authors", "year", "url"} <= reference.keys()
         assert all({"family-names", "given-names"} == set(a) for a in reference["authors"])
@@ -44,6 +170,12 @@ def test_citation() -> None:
 
 def test_there_are_three_workflows() -> None:
     assert [path.stem for path in WORKFLOWS] == ["docs", "release", "test"]
+
+
+def test_workflows_follow_the_schema_and_are_secure() -> None:
+    check_schema("github-workflows", *WORKFLOWS)
+    zizmor = Path(sys.executable).with_name("zizmor")
+    run_tool(str(zizmor), "--offline", "--quiet", str(ROOT / ".github"))
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)

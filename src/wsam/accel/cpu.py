@@ -118,15 +118,21 @@ def _owns_storage(w: Tensor) -> bool:
         return False
     if w.requires_grad and not w.is_leaf:
         return False
+    if _use_count is None:
+        return False
     storage = w.untyped_storage()
     # Two references: the parameter and the handle created above.
-    alone = torch._C._storage_Use_Count(storage._cdata) == ALONE and not storage.is_shared()
+    alone = _use_count(storage._cdata) == ALONE and not storage.is_shared()
     return alone and storage.resizable() and is_dense(w)
 
 
-def _use_count_of_a_single_tensor() -> int:
+_use_count: Any = getattr(torch._C, "_storage_Use_Count", None)
+"""None in the CPU build of torch 2.6, where the weights are copied instead."""
+
+
+def _use_count_of_a_single_tensor() -> int | None:
     tensor = torch.empty(1)
-    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
+    return None if _use_count is None else _use_count(tensor.untyped_storage()._cdata)
 
 
 ALONE = _use_count_of_a_single_tensor()
