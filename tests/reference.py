@@ -39,6 +39,7 @@ class Method:
     theta: float = 0.9  # VaSSO: share of the new gradient in the average
     sigma: float = 1.0  # FriendlySAM: how much of the average is removed
     decay: float = 0.9  # FriendlySAM: of the average
+    ascent_steps: int = 1  # that lead from w to w + d
 
 
 METHODS = {
@@ -154,8 +155,12 @@ def two_gradients(
     before, g0 = gradient(losses, w, None)
     if memory.get("step", 0) % m.n != 0:
         return g0, reused(m, g0, memory["orthogonal"])
-    d = perturbation(m, w, vector(m, g0, memory), mask)
-    moved = [p + x for p, x in zip(w, d, strict=True)]
+    moved, g = w, vector(m, g0, memory)
+    for number in range(m.ascent_steps):
+        if number > 0:
+            g = gradient(losses, moved, None)[1]
+        d = perturbation(m, moved, g, mask)
+        moved = [p + x / m.ascent_steps for p, x in zip(moved, d, strict=True)]
     chosen = None
     if m.keep < 1:
         chosen = kept_samples(before, losses(moved).detach(), m.keep)

@@ -30,6 +30,7 @@ class SAM(SharpnessAware):
     Args:
         base: an instance of a torch optimizer, such as `torch.optim.SGD(model.parameters(), lr=0.1)`.
         rho: the radius; 0.05 to 0.2 on CIFAR.
+        ascent_steps: how many steps lead to w + d; K of them cost K + 1 passes.
         geometry, model, max_norm, nonfinite, repeat_randomness, keep, when, local: see
             `SharpnessAware`.
 
@@ -50,6 +51,7 @@ class SAM(SharpnessAware):
         keep: float = 1.0,
         when: Interval | None = None,
         local: bool = False,
+        ascent_steps: int = 1,
     ) -> None:
         super().__init__(
             base,
@@ -63,6 +65,7 @@ class SAM(SharpnessAware):
             keep=keep,
             when=when,
             local=local,
+            ascent_steps=ascent_steps,
         )
 
 
@@ -94,6 +97,7 @@ class WSAM(SharpnessAware):
         reuse: on the steps between those that `when` chooses, apply the sharpness gradient g1 - g0 of
             the last one, at the cost of one pass and a parameter-sized buffer. True, or a
             `wsam.rule.Reuse` with options. Needs `when`.
+        ascent_steps: how many steps lead to w + d; K of them cost K + 1 passes.
         geometry, model, max_norm, nonfinite, repeat_randomness, keep, when, local: see
             `SharpnessAware`.
 
@@ -129,6 +133,7 @@ class WSAM(SharpnessAware):
         when: Interval | None = None,
         reuse: bool | Reuse = False,
         local: bool = False,
+        ascent_steps: int = 1,
         precondition: bool | str = "auto",
     ) -> None:
         if reuse and when is None:
@@ -150,6 +155,7 @@ class WSAM(SharpnessAware):
             keep=keep,
             when=when,
             local=local,
+            ascent_steps=ascent_steps,
         )
         if not precondition:
             _warn_about_adaptive_base(base)
@@ -179,6 +185,7 @@ class CoupledWSAM(SharpnessAware):
         rho: the radius.
         gamma: the weight of sharpness, in [0, 1). Start at 1/2 and go up to about 0.65: momentum does
             not reduce the weight as it does in WSAM.
+        ascent_steps: how many steps lead to w + d; K of them cost K + 1 passes.
         geometry, model, max_norm, nonfinite, repeat_randomness, keep, when, local: see
             `SharpnessAware`.
 
@@ -201,6 +208,7 @@ class CoupledWSAM(SharpnessAware):
         keep: float = 1.0,
         when: Interval | None = None,
         local: bool = False,
+        ascent_steps: int = 1,
     ) -> None:
         super().__init__(
             base,
@@ -214,6 +222,7 @@ class CoupledWSAM(SharpnessAware):
             keep=keep,
             when=when,
             local=local,
+            ascent_steps=ascent_steps,
         )
 
 
@@ -230,6 +239,7 @@ class GSAM(SharpnessAware):
             learning rate down to `rho_min` at `lr_min`, clamped to [rho_min, rho]. Short for
             `rho=FollowLR(rho, rho_min, lr_low=lr_min)`.
         lr_min: see `rho_min`.
+        ascent_steps: how many steps lead to w + d; K of them cost K + 1 passes.
         geometry, model, max_norm, nonfinite, repeat_randomness, keep, when, local: see
             `SharpnessAware`.
 
@@ -254,6 +264,7 @@ class GSAM(SharpnessAware):
         keep: float = 1.0,
         when: Interval | None = None,
         local: bool = False,
+        ascent_steps: int = 1,
     ) -> None:
         if rho_min is not None:
             rho = _radius_following_lr(base, rho, rho_min, lr_min)
@@ -271,6 +282,7 @@ class GSAM(SharpnessAware):
             keep=keep,
             when=when,
             local=local,
+            ascent_steps=ascent_steps,
         )
 
 

@@ -37,7 +37,7 @@ from wsam._core.sample_selection import SampleSelection
 from wsam._core.schedule_base import Interval, Schedule
 from wsam._core.state_dict import ENTRY, load, sharpness_entry
 from wsam._core.step_state import Action, Phase, StepState
-from wsam._core.validation import flag, number, warn
+from wsam._core.validation import count, flag, number, warn
 from wsam.geometry import Euclidean, Geometry
 from wsam.rule import Rule
 
@@ -119,6 +119,9 @@ class SharpnessAware(CheckedArguments, Optimizer):
         keep: the share of samples that `select` uses in the second pass.
         when: an `Interval` of steps that are sharpness-aware; on others the base steps alone.
         local: under DistributedDataParallel, perturb by each rank's own gradient (m-sharpness).
+        ascent_steps: reach w + d by so many steps of length rho / ascent_steps, each along the gradient
+            at the point reached so far; a step costs ascent_steps + 1 passes. A loop by hand calls
+            `ascend` before each pass but the first. `perturbed` always makes one step of length rho.
 
     Example:
         >>> from wsam.rule import Weighted
@@ -164,6 +167,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         keep: float = 1.0,
         when: Interval | None = None,
         local: bool = False,
+        ascent_steps: int = 1,
     ) -> None:
         _check_base(base, rule)
         self.rule = rule
@@ -175,6 +179,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         self.repeat_randomness = flag("repeat_randomness", repeat_randomness)
         self.when = when
         self.local = flag("local", local)
+        self.ascent_steps = count("ascent_steps", ascent_steps, 1)
         self.skipped = 0
         self._selection = SampleSelection(keep)
         self._check_options(base)
@@ -223,6 +228,19 @@ class SharpnessAware(CheckedArguments, Optimizer):
         }
         for reason in (reason for reason, holds in conflicts.items() if self.lean and holds):
             raise ValueError(f"lean=True lets the base step between the passes, but {reason}")
+        if self.ascent_steps > 1:
+            self._check_ascent_steps()
+
+    def _check_ascent_steps(self) -> None:
+        name = type(self.geometry).__name__
+        conflicts = {
+            f"{name}, which needs no gradient to ascend": not self.geometry.needs_g0,
+            f"{name}, which averages one gradient a step": bool(self.geometry.memory),
+            "keep, which compares the losses of two passes": self.keep < 1.0,
+            "lean=True": self.lean,
+        }
+        for conflict in (what for what, holds in conflicts.items() if holds):
+            raise ValueError(f"ascent_steps={self.ascent_steps} does not support {conflict}")
 
     def _check_one_pass(self) -> None:
         conflicts = {
@@ -274,7 +292,13 @@ class SharpnessAware(CheckedArguments, Optimizer):
     @property
     def second_pass(self) -> bool:
         """Whether the second pass is running, so that a closure can leave out metrics and logs."""
-        return self._step_state.phase is Phase.PERTURBED and not self._step_state.only_pass
+        return self._step_state.phase is Phase.PERTURBED and self._step_state.passes > 0
+
+    @property
+    def _in_last_pass(self) -> bool:
+        """Whether the running pass computes g1, and no further ascent step follows it."""
+        state = self._step_state
+        return state.phase is Phase.PERTURBED and not state.is_ascending
 
     def select(self, losses: Tensor) -> Tensor:
         """Return the mean of per-sample losses over the samples that are used in this pass.
@@ -285,9 +309,9 @@ class SharpnessAware(CheckedArguments, Optimizer):
         if self._step_state.phase is Phase.READY:
             self._drop_unfinished()  # a new first pass has begun
         state = self._step_state
-        if state.phase is Phase.READ_ONLY or state.action is Action.BASE_ONLY or state.only_pass:
+        if state.phase is Phase.READ_ONLY or state.action is Action.BASE_ONLY:
             return losses.mean()
-        return self._selection.mean(losses, second_pass=state.phase is Phase.PERTURBED)
+        return self._selection.mean(losses, second_pass=self.second_pass)
 
     def __repr__(self) -> str:
         self._values.sync()
@@ -354,18 +378,13 @@ class SharpnessAware(CheckedArguments, Optimizer):
         first, increases = [], []
         gradients = GradAccumulator()
         for closure in closures:
-            self.begin()
-            if not self.geometry.needs_g0:
-                self._ascend()
-            first.append(self._run(closure, synchronize=not self.local))
-            if not self.geometry.needs_g0:
-                self._take_only_gradient()
-            elif self._ascend():
-                second = self._run(closure)
-                increase = losses.loss_increase(second, first[-1])
-                increases.append(self._selection.corrected(increase))
+            value, increase = self._run_closure(closure)
+            first.append(value)
+            if increase is not None:
+                increases.append(increase)
             if len(closures) > 1:
                 self._restore()
+                self._take_gradients_at_w()
                 gradients.add(self._step_state, self._all_blocks())
                 memory = self._step_state.memory
                 self._step_state = self._new_step()
@@ -378,6 +397,19 @@ class SharpnessAware(CheckedArguments, Optimizer):
         if not increases:
             increases = [torch.zeros(()) if self._radius_is_zero() else torch.full((), torch.nan)]
         return losses.total(first), losses.total(increases)
+
+    def _run_closure(self, closure: Closure) -> tuple[Any, Tensor | None]:
+        """Run all passes of a closure; return its first result, and the loss increase if it moved."""
+        self.begin()
+        if not self.geometry.needs_g0:
+            self._ascend()
+            return self._run(closure), None
+        first = last = self._run(closure, synchronize=not self.local)
+        while not self._in_last_pass:
+            if not self._ascend():
+                return first, None
+            last = self._run(closure, synchronize=self._in_last_pass or not self.local)
+        return first, self._selection.corrected(losses.loss_increase(last, first))
 
     def _run(self, closure: Closure, synchronize: bool = True) -> Any:
         context = contextlib.nullcontext() if synchronize else self.model.no_sync()  # type: ignore[union-attr, operator]
@@ -420,7 +452,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
 
     @torch.no_grad()
     def ascend(self, grad_scale: float | Tensor | None = None) -> bool:
-        """Take `p.grad` as g0 and move the weights to w + d.
+        """Take `p.grad` as g0 and move the weights to w + d, or one of several steps towards it.
 
         Args:
             grad_scale: the scale of a GradScaler, `scaler.get_scale()`.
@@ -515,6 +547,8 @@ class SharpnessAware(CheckedArguments, Optimizer):
 
     def _ascend(self, grad_scale: Scalar | None = None, manual: bool = False) -> bool:
         """Take g0 and move to w + d; return whether the weights have moved."""
+        if self._step_state.is_ascending:
+            return self._ascend_further(grad_scale)
         self._step_state.require_weights("ascend")
         self._drop_unfinished()
         if grad_scale is not None and self.lean:
@@ -525,10 +559,11 @@ class SharpnessAware(CheckedArguments, Optimizer):
         state = self._new_step()
         state.memory = self._step_state.memory  # of an earlier micro-batch of the same step
         state.lean, state.manual, state.max_norm = self.lean, manual, self.max_norm
+        state.ascent_steps = self.ascent_steps
         state.blocks = collect_gradients(self._all_blocks(refresh=True))
         if not state.blocks and self.geometry.needs_g0:
             raise RuntimeError("no parameter has a gradient: call backward() in the first pass")
-        state.only_pass = not state.blocks
+        state.passes = 1 if state.blocks else 0
         if grad_scale is not None:
             state.unscaled = True
             step.unscale(state.blocks, grad_scale)
@@ -536,22 +571,46 @@ class SharpnessAware(CheckedArguments, Optimizer):
         state.enter(Phase.PERTURBED)
         self._step_state = state
         try:
-            is_two_pass = state.action is Action.SHARPNESS_AWARE and self.geometry.needs_g0
-            if state.unscaled and is_two_pass:
+            if state.unscaled and state.action is Action.SHARPNESS_AWARE:
                 state.overflow_report = OverflowReport(state.blocks)
             moved = self._perturb(state)
             # A loop by hand may run its second pass although nothing moved.
-            if (moved or manual) and not state.only_pass:
+            if (moved or manual) and state.passes:
                 self._protect_model(state)
             return moved
         except BaseException as error:
             self._cancel(error)
             raise
 
+    def _ascend_further(self, grad_scale: Scalar | None) -> bool:
+        """Make the next of several ascent steps; return whether the weights have moved."""
+        state = self._step_state
+        blocks: list[Block] = []
+        try:
+            state.require_second_gradients()
+            if state.action is Action.SHARPNESS_AWARE:
+                blocks = step.gradients_at_moved(state)
+                if grad_scale is not None:
+                    step.unscale(blocks, grad_scale)
+                if state.overflow_report is not None:
+                    state.overflow_report.include(blocks)
+                if self._has_overflow(blocks, state.unscaled):
+                    state.action = Action.SKIP
+            step.clear_gradients(self._all_blocks())
+            if state.action is Action.SHARPNESS_AWARE:
+                step.ascend_further(state, blocks)
+                torch.clear_autocast_cache()
+            before = self._rng_before_first_pass
+            if before is not None and state.rng_after_first_pass is not None:
+                self._rng.write(before)
+            state.passes += 1
+            return state.action is Action.SHARPNESS_AWARE
+        except BaseException as error:
+            self._cancel(error)
+            raise
+
     def _choose_action(self, state: StepState) -> Action:
-        # Under a GradScaler an overflow must reach the scaler, which skips the step itself.
-        leave_to_scaler = state.unscaled and self.nonfinite == "skip"
-        if not leave_to_scaler and self._has_overflow(state.blocks):
+        if self._has_overflow(state.blocks, state.unscaled):
             return Action.SKIP
         if self._radius_is_zero():
             return Action.BASE_ONLY
@@ -620,18 +679,23 @@ class SharpnessAware(CheckedArguments, Optimizer):
             state.rng_after_first_pass = None
         torch.clear_autocast_cache()
 
-    def _take_only_gradient(self) -> None:
-        """In a base-only step of a method with one pass, take the gradient as g0."""
+    def _take_gradients_at_w(self) -> bool:
+        """In a step that is not perturbed, take the gradients of the pass after `ascend` as g0.
+
+        Only if there was no pass before it, or if a GradScaler has checked these gradients.
+        """
         state = self._step_state
+        if not state.is_one_pass or (state.passes and not state.unscaled):
+            return False
         found = collect_gradients(self._all_blocks())
-        if state.action is not Action.BASE_ONLY or not found:
-            return
+        if not found:
+            return False
         state.blocks = found
-        if self._has_overflow(found):
+        if self._has_overflow(found, state.unscaled):
             state.action = Action.SKIP
-        else:
-            step.own_g0(found)
+        step.own_g0(found)
         step.clear_gradients(found)
+        return True
 
     def _combine(self) -> None:
         """Make the base's gradient and the decoupled term from g0 and g1."""
@@ -640,22 +704,18 @@ class SharpnessAware(CheckedArguments, Optimizer):
             return
         self._restore()
         align_gradients(all_blocks)
-        if not self.geometry.needs_g0:
-            self._take_only_gradient()
+        is_averaged = self._take_gradients_at_w() or not self.local
         state.require_second_gradients()
         checked = state.action is Action.SHARPNESS_AWARE and self.nonfinite != "propagate"
         if checked and self._has_overflow(collect_gradients(all_blocks)):
             state.action = Action.SKIP
-        one_pass = state.action in (Action.BASE_ONLY, Action.REUSE)
-        if one_pass and state.unscaled and state.has_second_gradients:
-            # Both passes ran at w, and the GradScaler has checked the second gradients.
-            state.blocks = collect_gradients(all_blocks)
-        elif self.local and (one_pass or self.rule.keeps_g0) and state.action is not Action.SKIP:
+        uses_g0 = state.is_one_pass or (self.rule.keeps_g0 and state.action is not Action.SKIP)
+        if uses_g0 and not is_averaged:
             group: Any = self.model.process_group  # type: ignore[union-attr]
             state.blocks = average_g0_over_ranks(all_blocks, state.blocks, group)
         if state.action is Action.SKIP:
             self.zero_grad(set_to_none=True)
-        elif one_pass:
+        elif state.is_one_pass:
             step.combine_one_pass(state)
         elif state.base_stepped:
             lean.finish(state, all_blocks)
@@ -810,9 +870,12 @@ class SharpnessAware(CheckedArguments, Optimizer):
             sum_over_ranks(square, group)
         return square
 
-    def _has_overflow(self, blocks: list[Block]) -> bool:
-        """Whether the step is skipped because a gradient is NaN or infinite."""
-        if self.nonfinite == "propagate":
+    def _has_overflow(self, blocks: list[Block], unscaled: bool = False) -> bool:
+        """Whether the step is skipped because a gradient is NaN or infinite.
+
+        If it was `unscaled`, an overflow must reach the GradScaler, which skips the step itself.
+        """
+        if self.nonfinite == "propagate" or (unscaled and self.nonfinite == "skip"):
             return False
         if bool(torch.isfinite(self._squared_norm(blocks))):
             return False

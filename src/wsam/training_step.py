@@ -246,7 +246,7 @@ class TrainStep:
         sharp = self._sharp
         if sharp is None:
             return part
-        if self._ascent_share < 1.0 and not sharp.second_pass:
+        if self._ascent_share < 1.0 and not sharp._in_last_pass:
             size = _batch_size(part, "ascent_share")
             return part.map(_slicer(0, max(1, int(self._ascent_share * size + 1e-9))))
         if not (self._gathers and sharp.second_pass):
@@ -297,7 +297,10 @@ class TrainStep:
                 return self._scaled_pass(run_all, scaler)
             with contextlib.nullcontext() if local is None else local.no_sync():
                 first = run_all()
-            moved = optimizer.ascend(scaler.get_scale())
+                moved = optimizer.ascend(scaler.get_scale())
+                while moved and not optimizer._in_last_pass:
+                    run_all()
+                    moved = optimizer.ascend(scaler.get_scale())
             increase = losses.loss_increase(run_all(), first)
             sharpness = optimizer._selection.corrected(increase) if moved else increase * torch.nan
             scaler.unscale_(optimizer)

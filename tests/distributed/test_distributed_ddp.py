@@ -39,6 +39,14 @@ def test_ddp_local(name: str, style: str, buckets: str) -> None:
     assert gap(results[0], expected_weights(name)) > 1e-6, "not the synchronized perturbation"
 
 
+@pytest.mark.parametrize("name", RULES)
+def test_ddp_local_ascent_steps(name: str) -> None:
+    """Only the last pass is synchronized."""
+    results = process_group().run(ddp.train, name, local=True, ascent_steps=3)
+    assert_close(results, expected_weights(name, local=True, ascent_steps=3))
+    assert gap(results[0], expected_weights(name, local=True)) > 1e-6
+
+
 @covering(name=METHODS, local=LOCAL)
 def test_ddp_adam_and_clipping(name: str, local: bool) -> None:
     if local and name in AVERAGING:

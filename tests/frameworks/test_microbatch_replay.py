@@ -57,6 +57,17 @@ def test_replay_equals_the_plain_loop(accumulate: int) -> None:
     assert float(optimizer.sharpness) == pytest.approx(float(other.sharpness), rel=1e-4)
 
 
+@pytest.mark.parametrize("scaled", [False, True])
+def test_replay_with_several_ascent_steps(scaled: bool) -> None:
+    steps = split_into_steps(samples(), 4, 2)
+    models = net(), net()
+    optimizer, other = (wsam_over_sgd(m.parameters(), ascent_steps=3) for m in models)
+    replay_loop(models[0], optimizer, steps, new_scaler() if scaled else None)
+    plain_loop(models[1], other, steps, accumulate=2)
+    assert difference(*models) < 1e-6
+    assert float(optimizer.sharpness) == pytest.approx(float(other.sharpness), rel=1e-3)
+
+
 def test_replay_with_grad_scaler() -> None:
     steps = split_into_steps(samples(), 4, 2)
     model, expected = net(), net()

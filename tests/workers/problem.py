@@ -63,6 +63,7 @@ def expected_weights(
     idle_after: int = STEPS,
     halved: bool = False,
     hidden: int = 7,
+    ascent_steps: int = 1,
 ) -> Weights:
     """Return the weights after these steps by the reference, without torch.distributed.
 
@@ -76,9 +77,10 @@ def expected_weights(
         idle_after: from this step on only rank 0 has samples.
         halved: whether its gradients then count half.
         hidden: the number of hidden units.
+        ascent_steps: that lead from w to w + d; with `local` only.
     """
     model = net(hidden=hidden)
-    method = reference.METHODS[name]
+    method = dataclasses.replace(reference.METHODS[name], ascent_steps=ascent_steps)
     if max_norm is not None:
         method = dataclasses.replace(method, max_norm=max_norm)
     keys = [key for key, _ in model.named_parameters()]

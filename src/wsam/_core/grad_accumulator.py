@@ -24,7 +24,7 @@ class GradAccumulator:
         self._actions.add(state.action)
         for block in state.blocks:
             _accumulate(self._g0, zip(block.params, block.g0 or [], strict=False))
-        if state.action in (Action.BASE_ONLY, Action.REUSE):
+        if state.is_one_pass:
             return
         for block in state.blocks:
             g0s: Sequence[Tensor | None] = block.g0 or [None] * len(block.params)

@@ -25,6 +25,10 @@ class OverflowReport:
         add_hook = blocks[-1].params[-1].register_post_accumulate_grad_hook
         self._handle: RemovableHandle = add_hook(self._add)  # type: ignore[no-untyped-call]
 
+    def include(self, blocks: Sequence[Block]) -> None:
+        """Report an overflow of these g0, too."""
+        self._zero_or_nan = self._zero_or_nan + 0.0 * squared_norm_of_g0(blocks)
+
     def _add(self, p: Tensor) -> None:
         with torch.no_grad():
             (grad,) = local_shards([p.grad])  # type: ignore[list-item]

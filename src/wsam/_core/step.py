@@ -13,13 +13,21 @@ method's name. `SharpnessAware` calls these functions in this order; an accelera
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from wsam._core.mix import Mix, Part, Products, Scalar, is_number
-from wsam._core.param_blocks import EPSILON, Block, CopiedWeights, local_shards, squared_norm
+from wsam._core.param_blocks import (
+    EPSILON,
+    Block,
+    CopiedWeights,
+    align_gradients,
+    local_shards,
+    squared_norm,
+)
 from wsam._core.param_groups import RHO, rule_values
 from wsam._core.preconditioners import (
     add_squares,
@@ -108,6 +116,23 @@ def perturb(state: StepState) -> None:
         add_scaled(block.weights(), direction, scale, scratch)
 
 
+def ascend_further(state: StepState, blocks: Sequence[Block]) -> None:
+    """Move the weights on from w + d, by the perturbation that `g0` of these blocks gives there."""
+    here = replace(state, blocks=list(blocks), mask=None)
+    for block, (direction, scale, scratch) in zip(blocks, directions(here, blocks), strict=True):
+        add_scaled(block.weights(), direction, scale, scratch)
+
+
+def gradients_at_moved(state: StepState) -> list[Block]:
+    """Return blocks of the perturbed parameters that have a gradient now, with that as g0."""
+    align_gradients(state.moved)
+    parts = [block.subset([p.grad is not None for p in block.params]) for block in state.moved]
+    found = [part for part in parts if part is not None]
+    for part in found:
+        part.g0 = [p.grad for p in part.params if p.grad is not None]
+    return found
+
+
 def masked(state: StepState) -> list[Block]:
     """Return the blocks of the parameters that are perturbed."""
     if state.mask is None:
@@ -180,7 +205,7 @@ def scales_of(
     zero_or_nan = 0.0 * (norm if state.mask is None else squared_norm_of_g0(state.blocks))
     scales = []
     for block in blocks:
-        radius = block.sign * block.group[RHO] * state.geometry.boost
+        radius = block.sign * block.group[RHO] * state.boost
         scale = on_device(radius / (norm + EPSILON) + zero_or_nan, block.device)
         assert isinstance(scale, Tensor)
         scales.append(scale)

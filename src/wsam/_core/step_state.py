@@ -94,8 +94,10 @@ class StepState:
     """The base has already stepped, so the step cannot be undone."""
     manual: bool = False
     """The passes are run by the user's loop instead of a closure."""
-    only_pass: bool = False
-    """The pass that follows `ascend` is the first of this step."""
+    ascent_steps: int = 1
+    """How many ascent steps lead from w to w + d."""
+    passes: int = 0
+    """How many passes this step has had: those before the last `ascend`."""
     unscaled: bool = False
     """`ascend` received the scale of a GradScaler."""
     overflow_report: "OverflowReport | None" = None
@@ -115,15 +117,25 @@ class StepState:
         return self.phase is Phase.READY and self.base_stepped and not self.decoupled
 
     @property
+    def is_one_pass(self) -> bool:
+        """Whether the update needs the gradient at w only."""
+        return self.action in (Action.BASE_ONLY, Action.REUSE)
+
+    @property
+    def is_ascending(self) -> bool:
+        """Whether another ascent step follows the running pass."""
+        return self.phase is Phase.PERTURBED and 0 < self.passes < self.ascent_steps
+
+    @property
+    def boost(self) -> float:
+        """The factor of the radius in one ascent step."""
+        return self.geometry.boost / self.ascent_steps
+
+    @property
     def g0_is_scratch(self) -> bool:
         """Whether the perturbation may overwrite g0."""
         kept = self.rule.keeps_g0 or self.lean or self.phase is Phase.READ_ONLY
         return self.geometry.follows_g0 and not kept
-
-    @property
-    def has_second_gradients(self) -> bool:
-        """Whether the second pass left any gradient."""
-        return any(p.grad is not None for block in self.blocks for p in block.params)
 
     def enter(self, phase: Phase) -> None:
         """Go to another phase."""
@@ -188,6 +200,11 @@ class StepState:
             self.require_weights("descend")
         if self.phase is not Phase.PERTURBED:
             raise RuntimeError("descend() without ascend(): the weights are not at w + d")
+        if self.action is Action.SHARPNESS_AWARE and self.is_ascending:
+            raise RuntimeError(
+                f"ascent_steps={self.ascent_steps}, but ascend() was called {self.passes} times: run "
+                "the passes with `for _ in range(ascent_steps): ascend(), backward()`"
+            )
 
     def require_abandonable(self, in_closure: bool) -> None:
         """Raise if `abandon` is called inside `perturbed()` or a closure."""
@@ -207,8 +224,8 @@ class StepState:
     def require_second_gradients(self) -> None:
         """Raise if the second pass left no gradient at all."""
         needed = self.action is Action.SHARPNESS_AWARE and self.blocks
-        if needed and not self.has_second_gradients:
-            where = "before descend()" if self.only_pass else "in the second pass, too"
+        if needed and all(p.grad is None for block in self.blocks for p in block.params):
+            where = "in the second pass, too" if self.passes else "before descend()"
             raise RuntimeError(f"no parameter has a gradient: call backward() {where}")
         if self.action is Action.BASE_ONLY and not self.blocks:
             raise RuntimeError("no parameter has a gradient: call backward()")

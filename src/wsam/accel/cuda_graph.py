@@ -350,11 +350,15 @@ def check_optimizer(opt: Optimizer) -> torch.device:
     Raises:
         ValueError: It cannot.
     """
+    sharp = sharpness_aware(opt)
+    if sharp is not None and sharp.ascent_steps > 1:
+        raise ValueError(
+            "ascent_steps > 1 cannot be captured: a graph has two states of the generator"
+        )
     devices = {p.device for group in opt.param_groups for p in group["params"]}
     if len(devices) != 1 or next(iter(devices)).type != "cuda":
         found = ", ".join(sorted(str(device) for device in devices))
         raise ValueError(f"capture needs all parameters on one CUDA device, they are on {found}")
-    sharp = sharpness_aware(opt)
     if sharp is not None and sharp.nonfinite != "propagate":
         raise ValueError(
             f"nonfinite={sharp.nonfinite!r} reads gradients on the host, which a captured step cannot: "

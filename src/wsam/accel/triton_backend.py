@@ -435,7 +435,7 @@ class EagerTritonBackend:
         self._active = False
         if state.manual or torch.compiler.is_compiling():
             return False
-        base, rule, boost = state.base, state.rule, state.geometry.boost
+        base, rule, boost = state.base, state.rule, state.boost
         if not may_use_kernels(base, rule) or self._device.index != torch.cuda.current_device():
             return False
         if torch.cuda.is_current_stream_capturing():

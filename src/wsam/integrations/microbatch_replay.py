@@ -105,15 +105,18 @@ class MicrobatchReplay:
         scale = scaler.get_scale() if scaler is not None and scaler.is_enabled() else None
         moved = optimizer.ascend(scale)
         second_losses: list[Tensor | None] = []
-        # A GradScaler needs gradients to check, even if the weights have not moved.
-        if moved or scale is not None:
-            try:
+        try:
+            while moved and not optimizer._in_last_pass:
+                self._replay(microbatches)
+                moved = optimizer.ascend(scale)
+            # A GradScaler needs gradients to check, even if the weights have not moved.
+            if moved or scale is not None:
                 second_losses = self._replay(microbatches)
                 if scale is not None:
                     scaler.unscale_(optimizer)
-            except BaseException as error:
-                optimizer._cancel(error)
-                raise
+        except BaseException as error:
+            optimizer._cancel(error)
+            raise
         if moved and second_losses and all(loss is None for loss in second_losses):
             optimizer._skip_step()
         sharpness = torch.full((), torch.nan)
