@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, DistributedType, FullyShardedDataParallelPlugin, PartialState
 from framework_helpers import net, samples, wsam_over_sgd
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -14,6 +14,15 @@ import wsam
 from wsam.integrations.accelerate import TwoPasses
 
 Make = Callable[..., wsam.SharpnessAware]
+
+
+def shard_on_cpu(accelerator: Accelerator, **options: Any) -> None:
+    """Let Accelerate shard models with FSDP2. On CPUs it ignores the plugin."""
+    plugin = FullyShardedDataParallelPlugin(**{"fsdp_version": 2, **options})
+    accelerator.state.fsdp_plugin = plugin
+    for state in (accelerator.state, PartialState()):
+        state.distributed_type = DistributedType.FSDP
+    assert accelerator.is_fsdp2
 
 
 class Run:
@@ -28,9 +37,11 @@ class Run:
         count: int = 24,
         model: nn.Module | None = None,
         size: int = 4,
+        setup: Callable[[Accelerator], Any] = lambda accelerator: None,
         **options: Any,
     ) -> None:
         self.accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulate, **options)
+        setup(self.accelerator)
         if scaler is not None:  # Accelerate creates a scaler only for float16 on CUDA
             self.accelerator.scaler = scaler
         self.body = net() if model is None else model

@@ -45,6 +45,10 @@ def wsam_over_sgd(params: Iterable[nn.Parameter], **options: Any) -> wsam.Sharpn
     return wsam.WSAM(base, rho=0.1, gamma=0.8, **options)
 
 
+def wsam_over_adamw(params: Iterable[nn.Parameter], **options: Any) -> wsam.SharpnessAware:
+    return wsam.WSAM(torch.optim.AdamW(params, lr=0.02), rho=0.1, gamma=0.5, **options)
+
+
 def plain_loop(
     model: nn.Module,
     optimizer: wsam.SharpnessAware,
@@ -129,6 +133,11 @@ def autocast_to(dtype: torch.dtype | None) -> Any:
 def difference(one: nn.Module, other: nn.Module) -> float:
     pairs = zip(one.parameters(), other.parameters(), strict=True)
     return max(float((p - q).detach().abs().max()) for p, q in pairs)
+
+
+def gap(weights: dict[str, Tensor], model: nn.Module) -> float:
+    """Return the largest difference between saved weights and those of a model."""
+    return max(float((weights[key] - w).abs().max()) for key, w in model.state_dict().items())
 
 
 def pretend_ddp(model: nn.Module) -> nn.Module:

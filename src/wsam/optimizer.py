@@ -19,6 +19,7 @@ from wsam._core import lean, losses, step
 from wsam._core.arguments import CheckedArguments
 from wsam._core.framework_checks import check_closure
 from wsam._core.grad_accumulator import GradAccumulator
+from wsam._core.grad_snapshot import GradSnapshot
 from wsam._core.mix import Scalar, is_number
 from wsam._core.norm_stats import NormStats
 from wsam._core.overflow import OverflowReport
@@ -260,7 +261,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         self._selected: list[bool] | None = None
         self._norm_stats = NormStats(self.model)
         self._norm_stats_before = NormStats(self.model, same_function=False)  # of a skipped step
-        self._rng = RngState(p.device for g in self.param_groups for p in g["params"])
+        self._rng = RngState()
         self._rng_before_first_pass: tuple[Any, ...] | None = None
         self._base_leaves_grads = False  # a lean step has shown that the base does not write them
         self._perturb_this_step: bool | None = None  # decided in advance by a captured step
@@ -446,8 +447,10 @@ class SharpnessAware(CheckedArguments, Optimizer):
         self._drop_unfinished()
         if not self._in_closure:
             self._save_statistics()
-        step.clear_gradients(self._all_blocks())
+        blocks = self._all_blocks()
+        step.clear_gradients(blocks)
         self._selection.reset()
+        self._rng.follow(block.device for block in blocks)
         self._rng_before_first_pass = self._rng.read() if self.repeat_randomness else None
 
     @torch.no_grad()
@@ -723,7 +726,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
             step.combine(state, all_blocks)
             if state.decoupled and state.manual:
                 grads = [p.grad for block in all_blocks for p in block.params if p.grad is not None]
-                state.grad_versions = [(g, g._version) for g in grads]
+                state.prepared_grads = GradSnapshot(grads)
         state.enter(Phase.READY)
 
     def _finish_with_backend(self, state: StepState) -> bool:
@@ -922,6 +925,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         self._values.sync()
         load(self, state_dict)
         self._step_state = self._new_step()
+        self._known_blocks = None  # holds parameters, which Accelerate replaces by shards
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
 

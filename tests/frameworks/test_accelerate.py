@@ -1,5 +1,6 @@
 """Accelerate with `TwoPasses` equals the plain loop; unsupported settings raise."""
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -7,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 import torchmetrics
-from accelerate import Accelerator
+from accelerate import Accelerator, DistributedType
 from accelerate_helpers import Run
 from framework_helpers import (
     difference,
+    gap,
     net,
     new_scaler,
     plain_loop,
@@ -21,6 +23,7 @@ from framework_helpers import (
     scaled_loop,
     split_into_steps,
     train_plain,
+    wsam_over_adamw,
     wsam_over_sgd,
 )
 from torch import Tensor, nn
@@ -214,8 +217,40 @@ def test_works_ddp_with_accumulation_and_clipping(tmp_path: Path) -> None:
     optimizer = make(model.parameters())
     plain_loop(model, optimizer, split_into_steps(samples(dtype=torch.float64), 4, 2), accumulate=2)
     weights = torch.load(tmp_path / "two.pt")
-    gaps = [float((weights[k] - v).abs().max()) for k, v in model.state_dict().items()]
-    assert max(gaps) < 1e-13
+    assert gap(weights, model) < 1e-13
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What two processes with FSDP2 found; see fsdp2_accelerate.py."""
+    folder = tmp_path_factory.mktemp("fsdp2")
+    run_script("fsdp2_accelerate.py", str(folder))
+    return torch.load(folder / "two.pt")
+
+
+def trained_by_one_process(make: Any) -> nn.Module:
+    model = net(torch.float64)
+    steps = split_into_steps(samples(dtype=torch.float64), 4, 2)
+    plain_loop(model, make(model.parameters()), steps, accumulate=2)
+    return model
+
+
+def test_works_fsdp2_with_accumulation_and_clipping(sharded: Any) -> None:
+    """Two processes with half of each batch and of the model equal one process, up to rounding."""
+    make = functools.partial(wsam_over_sgd, max_norm=0.3)
+    assert gap(sharded["sgd"], trained_by_one_process(make)) < 1e-13
+
+
+def test_works_fsdp2_over_adamw(sharded: Any) -> None:
+    assert gap(sharded["adamw"], trained_by_one_process(wsam_over_adamw)) < 1e-13
+
+
+def test_works_fsdp2_scaler(sharded: Any) -> None:
+    assert gap(sharded["scaler"], trained_by_one_process(wsam_over_sgd)) < 1e-13
+
+
+def test_works_fsdp2_resume(sharded: Any) -> None:
+    assert sharded["resumed"]
 
 
 # Refused settings -------------------------------------------------------------------------------
@@ -240,6 +275,11 @@ def test_refuses_clipping_after_the_passes() -> None:
     assert difference(run.body, net()) == 0
 
 
+def test_refuses_fsdp2_clipping_after_the_passes(sharded: Any) -> None:
+    """The version counters of DTensors do not show it."""
+    assert "clip with max_norm" in sharded["clipping_error"]
+
+
 def test_refuses_batch_read_from_the_loop() -> None:
     """A function that reads `x` from the loop would use the last batch in every second pass."""
     run = Run(accumulate=2)
@@ -255,12 +295,30 @@ def test_refuses_plain_optimizer() -> None:
         TwoPasses(accelerator, model, optimizer)
 
 
-@pytest.mark.parametrize("kind", ["FSDP", "DEEPSPEED", "MEGATRON_LM", "XLA"])
-def test_refuses_sharding(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def error_with(kind: Any, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the error that a distributed type raises."""
     run = Run()
     monkeypatch.setattr(type(run.accelerator), "distributed_type", kind)
-    with pytest.raises(ValueError, match=kind):
+    with pytest.raises(ValueError, match="is not supported") as raised:
         TwoPasses(run.accelerator, run.model, run.optimizer)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("kind", ["MEGATRON_LM", "XLA"])
+def test_refuses_sharding(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert kind in error_with(kind, monkeypatch)
+
+
+def test_refuses_fsdp1(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = error_with(DistributedType.FSDP, monkeypatch)
+    assert "flat shards" in message
+    assert "fsdp_version=2" in message
+
+
+def test_refuses_deepspeed(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = error_with(DistributedType.DEEPSPEED, monkeypatch)
+    assert "its engine calls the optimizer itself" in message
+    assert "fsdp_version=2" in message
 
 
 def test_refuses_parallelism_config(monkeypatch: pytest.MonkeyPatch) -> None:

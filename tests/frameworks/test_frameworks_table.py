@@ -41,13 +41,17 @@ FEATURES = {
     "fp16_overflow": "an overflow leaves the weights unchanged",
     "resume": "save, load and resume, bit for bit",
     "ddp_with_accumulation_and_clipping": "two processes (DDP) with accumulation and clipping",
+    "fsdp2_with_accumulation_and_clipping": "two processes (FSDP2) with accumulation and clipping",
+    "fsdp2_resume": "FSDP2: save, load and resume, bit for bit",
     "same_dropout_masks": "the same dropout masks in both passes",
     "sharpness_readout": "`sharpness` can be read",
     "interval": "`when=`: steps without a second pass",
     "error_in_second_pass": "an exception in the second pass restores the weights",
     "clipping_by_value": "clipping by value",
     "clipping_with_lean": "the framework's clipping with `lean=True`",
-    "sharding": "FSDP, DeepSpeed and other sharding",
+    "fsdp1": "FSDP1",
+    "deepspeed": "DeepSpeed",
+    "sharding": "other sharding, such as Megatron and XLA",
     "local_perturbation": "`local=True`",
 }
 

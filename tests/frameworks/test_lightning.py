@@ -10,6 +10,7 @@ import torch
 import torchmetrics
 from framework_helpers import (
     difference,
+    gap,
     net,
     new_scaler,
     plain_loop,
@@ -18,6 +19,7 @@ from framework_helpers import (
     scaled_loop,
     split_into_steps,
     train_plain,
+    wsam_over_adamw,
     wsam_over_sgd,
 )
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
@@ -307,8 +309,7 @@ def check_ddp(folder: Path, accumulate: int, clip: float | None) -> None:
     data = samples(dtype=torch.float64)
     fit(module, data, accumulate_grad_batches=accumulate, gradient_clip_val=clip)
     assert steps == 12 // accumulate
-    gaps = [float((weights[k] - v).abs().max()) for k, v in module.state_dict().items()]
-    assert max(gaps) < 1e-13
+    assert gap(weights, module) < 1e-13
 
 
 def test_works_ddp(two_processes: Path) -> None:
@@ -317,6 +318,32 @@ def test_works_ddp(two_processes: Path) -> None:
 
 def test_works_ddp_with_accumulation_and_clipping(two_processes: Path) -> None:
     check_ddp(two_processes, 2, 0.3)
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What two processes with FSDP2 found; see fsdp2_lightning.py."""
+    folder = tmp_path_factory.mktemp("fsdp2")
+    run_script("fsdp2_lightning.py", str(folder))
+    return torch.load(folder / "two.pt")
+
+
+def test_works_fsdp2_with_accumulation_and_clipping(sharded: Any) -> None:
+    """Two processes with half of each batch and of the model equal one process, up to rounding."""
+    module = Net(dtype=torch.float64)
+    data = samples(dtype=torch.float64)
+    fit(module, data, accumulate_grad_batches=2, gradient_clip_val=0.3)
+    assert gap(sharded["sgd"], module) < 1e-13
+
+
+def test_works_fsdp2_over_adamw(sharded: Any) -> None:
+    module = Net(wsam_over_adamw, dtype=torch.float64)
+    fit(module, samples(dtype=torch.float64))
+    assert gap(sharded["adamw"], module) < 1e-13
+
+
+def test_works_fsdp2_resume(sharded: Any) -> None:
+    assert sharded["resumed"]
 
 
 class LeavesOutBatches(Net):

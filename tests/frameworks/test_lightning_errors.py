@@ -14,6 +14,7 @@ from framework_helpers import (
     split_into_steps,
     wsam_over_sgd,
 )
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning_helpers import Net, fit
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -74,15 +75,38 @@ def test_refuses_mixin_listed_last() -> None:
 
 
 def test_refuses_sharding(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every strategy that is not listed is refused. FSDP and DeepSpeed cannot run on a CPU."""
-    for name in ("FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy", "XLAStrategy"):
+    """Every strategy that is not listed is refused. Most of them cannot run on a CPU."""
+    for name in ("FSDPStrategy", "DeepSpeedStrategy", "XLAStrategy"):
         assert not mixin.is_supported(getattr(lightning.pytorch.strategies, name))
-    assert mixin.is_supported(lightning.pytorch.strategies.DDPStrategy)
+    for name in ("DDPStrategy", "ModelParallelStrategy"):
+        assert mixin.is_supported(getattr(lightning.pytorch.strategies, name))
     monkeypatch.setattr(mixin, "STRATEGIES", ("DDPStrategy",))
     module = Net()
     with pytest.raises(ValueError, match="SingleDeviceStrategy is not supported"):
         fit(module)
     assert difference(module.body, net()) == 0
+
+
+def error_with(name: str) -> str:
+    """Return the error that a strategy raises, before the first batch: a stub with its name."""
+    stub = type(name, (SingleDeviceStrategy,), {})
+    module = Net()
+    with pytest.raises(ValueError, match="is not supported") as raised:
+        fit(module, strategy=stub("cpu"))
+    assert module.calls == 0
+    return str(raised.value)
+
+
+def test_refuses_fsdp1() -> None:
+    message = error_with("FSDPStrategy")
+    assert "flat shards" in message
+    assert "ModelParallelStrategy" in message
+
+
+def test_refuses_deepspeed() -> None:
+    message = error_with("DeepSpeedStrategy")
+    assert "its engine calls the optimizer itself" in message
+    assert "ModelParallelStrategy" in message
 
 
 def test_refuses_local_perturbation() -> None:

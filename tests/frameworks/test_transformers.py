@@ -8,7 +8,8 @@ import pytest
 import torch
 import torchmetrics
 import transformers
-from framework_helpers import difference, new_scaler, pretend_ddp, run_script
+from accelerate import DistributedType
+from framework_helpers import difference, gap, new_scaler, pretend_ddp, run_script
 from torch import nn
 from transformers_helpers import LENGTH, arguments, bert, data, over, train, train_plain
 
@@ -261,8 +262,30 @@ def test_works_ddp_with_accumulation_and_clipping(tmp_path: Path) -> None:
     train(model, tmp_path, **options)
     steps, weights = torch.load(tmp_path / "two.pt")
     assert steps == 4
-    gaps = [float((weights[k] - v).abs().max()) for k, v in model.state_dict().items()]
-    assert max(gaps) < 1e-6  # the model computes its loss in float32
+    assert gap(weights, model) < 1e-6  # the model computes its loss in float32
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What two processes with FSDP2 found; see fsdp2_transformers.py."""
+    folder = tmp_path_factory.mktemp("fsdp2")
+    run_script("fsdp2_transformers.py", str(folder))
+    return torch.load(folder / "two.pt")
+
+
+def test_works_fsdp2_with_accumulation_and_clipping(sharded: Any, tmp_path: Path) -> None:
+    """Two processes with half of each batch and of the model equal one process, up to rounding."""
+    model = bert()
+    options = {"gradient_accumulation_steps": 2, "max_grad_norm": 0.3}
+    trainer = train(model, tmp_path, logging_strategy="steps", logging_steps=1, **options)
+    norms = [row["grad_norm"] for row in trainer.state.log_history if "grad_norm" in row]
+    assert sharded["grad_norms"] == pytest.approx(norms)
+    assert gap(sharded["sgd"], model) < 1e-6  # the model computes its loss in float32
+
+
+def test_works_fsdp2_resume(sharded: Any) -> None:
+    """Over AdamW."""
+    assert sharded["resumed"]
 
 
 # Refused settings -------------------------------------------------------------------------------
@@ -304,14 +327,32 @@ def test_refuses_clipping_with_lean(tmp_path: Path) -> None:
         train(bert(), tmp_path, wrap=functools.partial(over, lean=True), max_grad_norm=1.0)
 
 
-@pytest.mark.parametrize("kind", ["FSDP", "DEEPSPEED", "MEGATRON_LM", "XLA"])
-def test_refuses_sharding(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def error_with(kind: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the error that a distributed type raises."""
     trainer = SharpnessAwareTrainer(
-        model=bert(), args=arguments(tmp_path), train_dataset=data(), wrap=over
+        model=bert(), args=arguments(folder), train_dataset=data(), wrap=over
     )
     monkeypatch.setattr(type(trainer.accelerator), "distributed_type", kind)
-    with pytest.raises(ValueError, match=kind):
+    with pytest.raises(ValueError, match="is not supported") as raised:
         trainer.create_optimizer()
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("kind", ["MEGATRON_LM", "XLA"])
+def test_refuses_sharding(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert kind in error_with(kind, tmp_path, monkeypatch)
+
+
+def test_refuses_fsdp1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    message = error_with(DistributedType.FSDP, tmp_path, monkeypatch)
+    assert "flat shards" in message
+    assert "fsdp=True" in message
+
+
+def test_refuses_deepspeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    message = error_with(DistributedType.DEEPSPEED, tmp_path, monkeypatch)
+    assert "its engine calls the optimizer itself" in message
+    assert "fsdp=True" in message
 
 
 def test_refuses_fp16_on_a_cpu(tmp_path: Path) -> None:

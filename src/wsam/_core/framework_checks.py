@@ -9,16 +9,28 @@ from typing import Any
 
 _MIXIN = "let the module derive from wsam.integrations.lightning.SharpnessAwareMixin"
 _LIGHTNING = ("lightning", "pytorch_lightning")
-_INTEGRATIONS = {
+DEEPSPEED = (
+    "DeepSpeed is not supported: its engine calls the optimizer itself, after one backward pass, and on "
+    "flat partitions of the weights instead of the model's own, so the model would not run at w + d; "
+    "shard the model with FSDP2 instead"
+)
+FSDP1 = (
+    "FSDP1 is not supported: its parameters are flat shards of unknown shape, so the norm of the "
+    "gradient is unknown; use FSDP2"
+)
+_HINTS = {
+    "deepspeed.runtime.engine": DEEPSPEED,
     "transformers.trainer": (
-        "use wsam.integrations.transformers.SharpnessAwareTrainer instead of Trainer, or list its "
-        "SharpnessAwareMixin before your Trainer"
+        "This framework runs one pass: use wsam.integrations.transformers.SharpnessAwareTrainer instead "
+        "of Trainer, or list its SharpnessAwareMixin before your Trainer"
     ),
     "accelerate.optimizer": (
-        "use wsam.integrations.accelerate.TwoPasses, whose backward() replaces accelerator.backward()"
+        "This framework runs one pass: use wsam.integrations.accelerate.TwoPasses, whose backward() "
+        "replaces accelerator.backward()"
     ),
 }
-"""What runs both passes, by the framework's module that calls `optimizer.step()`."""
+"""What to do, by the framework's module that calls `optimizer.step()`. The first that is found counts:
+these frameworks call each other."""
 
 
 def check_closure(closure: Any) -> None:
@@ -45,10 +57,10 @@ def check_closure(closure: Any) -> None:
 
 
 def integration_hint() -> str:
-    """Return a sentence about the integration for the framework that calls, "" if there is none."""
+    """Return a sentence about the framework that calls, "" if there is none."""
     modules, frame = set(), sys._getframe().f_back
     while frame is not None:
         modules.add(frame.f_globals.get("__name__"))
         frame = frame.f_back
-    found = [remedy for name, remedy in _INTEGRATIONS.items() if name in modules]
-    return f". This framework runs one pass: {found[0]}" if found else ""
+    found = [hint for name, hint in _HINTS.items() if name in modules]
+    return f". {found[0]}" if found else ""

@@ -7,13 +7,13 @@ import torch
 
 
 class RngState:
-    """Reads and sets the default generators of the CPU and of the parameters' CUDA devices.
+    """Reads and sets the default generators of the CPU and of the parameters' CUDA devices."""
 
-    Args:
-        devices: of the parameters.
-    """
+    def __init__(self) -> None:
+        self._devices: list[torch.device] = []
 
-    def __init__(self, devices: Iterable[torch.device]) -> None:
+    def follow(self, devices: Iterable[torch.device]) -> None:
+        """Use the generators of these devices. Parameters may have moved since the last step."""
         self._devices = sorted({d for d in devices if d.type == "cuda"}, key=str)
 
     def _generators(self) -> list[torch.Generator]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from wsam._core.framework_checks import integration_hint
+from wsam._core.grad_snapshot import GradSnapshot
 from wsam._core.memory import Memory
 from wsam._core.mix import Scalar
 from wsam._core.param_blocks import Block
@@ -102,8 +103,8 @@ class StepState:
     """`ascend` received the scale of a GradScaler."""
     overflow_report: "OverflowReport | None" = None
     """Reports an overflow of the first pass to that scaler."""
-    grad_versions: list[tuple[Tensor, int]] = field(default_factory=list)
-    """Gradients prepared for the base, with their version counters."""
+    prepared_grads: GradSnapshot | None = None
+    """The gradients that were prepared for the base."""
     rng_after_first_pass: tuple[Any, ...] | None = None
     interval_memory: Any = None
 
@@ -232,10 +233,9 @@ class StepState:
 
     def require_unchanged_gradients(self, all_blocks: list[Block]) -> None:
         """Raise if `p.grad` was modified between `descend` and `step`: that scales half the update."""
-        if not self.grad_versions:
+        if self.prepared_grads is None:
             return
-        present = {id(p.grad) for block in all_blocks for p in block.params}
-        if any(g._version != version or id(g) not in present for g, version in self.grad_versions):
+        if not self.prepared_grads.matches([p.grad for block in all_blocks for p in block.params]):
             raise RuntimeError(
                 "p.grad was changed between descend() and step(), but the decoupled term was not: "
                 "clip with max_norm of the optimizer, which scales both alike"

@@ -10,16 +10,25 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from wsam._core.framework_checks import DEEPSPEED, FSDP1
 from wsam.integrations.metrics import metrics_unchanged
 from wsam.integrations.microbatch_replay import MicrobatchReplay, unwrap
 
-SUPPORTED_TYPES = ("NO", *(f"MULTI_{kind}" for kind in ("CPU", "GPU", "XPU", "NPU", "MLU", "HPU")))
-"""Distributed types in which every process holds all parameters as plain tensors."""
+SUPPORTED_TYPES = (
+    *("NO", "FSDP"),
+    *(f"MULTI_{kind}" for kind in ("CPU", "GPU", "XPU", "NPU", "MLU", "HPU")),
+)
+"""Distributed types in which parameters are plain tensors or, with FSDP of version 2, DTensors."""
+_FSDP2 = "FullyShardedDataParallelPlugin(fsdp_version=2), or fsdp=True of TrainingArguments"
 
 
 def check_accelerator(accelerator: Any) -> None:
     """Raise for settings whose results would be silently wrong."""
     kind = getattr(accelerator.distributed_type, "value", str(accelerator.distributed_type))
+    if kind == "DEEPSPEED":
+        raise ValueError(f"{DEEPSPEED}: {_FSDP2}")
+    if kind == "FSDP" and not getattr(accelerator, "is_fsdp2", False):
+        raise ValueError(f"{FSDP1}: {_FSDP2}")
     if kind not in SUPPORTED_TYPES:
         raise ValueError(
             f"distributed type {kind} is not supported: it shards parameters or updates them itself, "

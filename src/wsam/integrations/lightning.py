@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from wsam._core.framework_checks import DEEPSPEED, FSDP1
 from wsam._core.step_state import Phase
 from wsam.integrations.metrics import metrics_unchanged
 from wsam.integrations.microbatch_replay import MicrobatchReplay, clip_in_optimizer, unwrap
@@ -25,16 +26,36 @@ if TYPE_CHECKING:
 else:
     LightningModule = object
 
-STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy")
+STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy", "ModelParallelStrategy")
 """Supported strategies. Names, because Lightning is published as two packages."""
-UNSUPPORTED_SUBCLASSES = ("DeepSpeedStrategy", "XLAStrategy", "SingleDeviceXLAStrategy")
-"""Strategies that derive from a supported one but step in their own way."""
+UNSUPPORTED_SUBCLASSES = (
+    *("DeepSpeedStrategy", "FSDPStrategy", "XLAStrategy", "SingleDeviceXLAStrategy"),
+)
+"""Strategies that step in their own way, although some derive from a supported one."""
+_FSDP2 = "ModelParallelStrategy, and fully_shard in configure_model"
 
 
 def is_supported(strategy: type) -> bool:
-    """Whether each process holds all parameters, and `optimizer.step` updates them."""
-    names = {kind.__name__ for kind in strategy.__mro__}
+    """Whether parameters are whole or DTensors, and `optimizer.step` updates them."""
+    names = _names(strategy)
     return bool(names.intersection(STRATEGIES)) and not names.intersection(UNSUPPORTED_SUBCLASSES)
+
+
+def _names(strategy: type) -> set[str]:
+    return {kind.__name__ for kind in strategy.__mro__}
+
+
+def _check_strategy(strategy: type) -> None:
+    if is_supported(strategy):
+        return
+    if "DeepSpeedStrategy" in _names(strategy):
+        raise ValueError(f"{DEEPSPEED}: {_FSDP2}")
+    if "FSDPStrategy" in _names(strategy):
+        raise ValueError(f"{FSDP1}: {_FSDP2}")
+    raise ValueError(
+        f"{strategy.__name__} is not supported: it shards parameters or updates them itself, so the "
+        f"perturbation would be wrong; use one of {', '.join(STRATEGIES)}"
+    )
 
 
 class SharpnessAwareMixin(LightningModule):  # type: ignore[misc]
@@ -72,6 +93,7 @@ class SharpnessAwareMixin(LightningModule):  # type: ignore[misc]
             accumulate = self.trainer.accumulate_grad_batches
             if self._replay is None or batch_idx % accumulate == 0:
                 strategy = self.trainer.strategy
+                _check_strategy(type(strategy))
                 no_sync = getattr(strategy, "block_backward_sync", contextlib.nullcontext)
                 self._replay = MicrobatchReplay(optimizer, no_sync)
             arguments = (batch, batch_idx) if self._takes_batch_idx() else (batch,)
@@ -160,11 +182,6 @@ class SharpnessAwareMixin(LightningModule):  # type: ignore[misc]
     def _checked_replay(self, optimizer: SharpnessAware, batch_idx: int) -> MicrobatchReplay:
         """Raise for settings whose results would be silently wrong; return the recorded batches."""
         trainer, replay = self.trainer, self._replay
-        if not is_supported(type(trainer.strategy)):
-            raise ValueError(
-                f"{type(trainer.strategy).__name__} is not supported: it shards parameters or updates "
-                f"them itself, so the perturbation would be wrong; use one of {', '.join(STRATEGIES)}"
-            )
         expected = batch_idx % trainer.accumulate_grad_batches + 1
         if replay is None or len(replay) != expected:
             raise RuntimeError(

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from wsam._core.param_blocks import is_sharded
 from wsam.integrations.accelerate import check_accelerator
 from wsam.integrations.metrics import metrics_unchanged
 from wsam.integrations.microbatch_replay import MicrobatchReplay, clip_in_optimizer, unwrap
@@ -136,9 +137,10 @@ class SharpnessAwareMixin(Trainer):  # type: ignore[misc]
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Tensor:
         """Return the norm of the base's gradient."""
-        return torch.nn.utils.get_total_norm(
+        norm = torch.nn.utils.get_total_norm(
             [p.grad for p in model.parameters() if p.grad is not None]
         )
+        return norm.full_tensor() if is_sharded(norm) else norm  # type: ignore[attr-defined]
 
 
 def __getattr__(name: str) -> Any:
