@@ -8,6 +8,8 @@ from helpers import METHODS, closure, covering, make_method, make_step, model_lo
 from torch import Tensor, nn
 
 import wsam
+from wsam._core.param_blocks import Block
+from wsam._core.rng import RngState
 
 
 def with_dropout() -> tuple[nn.Sequential, list[Tensor]]:
@@ -98,3 +100,15 @@ def test_same_mask_with_two_optimizers_in_one_loop(reverse: bool) -> None:
     first_passes, second_passes = masks[::2], masks[1::2]
     assert all(map(torch.equal, first_passes, second_passes))
     assert not any(torch.equal(first_passes[0], later) for later in first_passes[1:])
+
+
+def test_generators_follow_the_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model moves to a GPU after the optimizer was made, as `accelerator.prepare` does it."""
+    model = nn.Linear(2, 1)
+    opt = wsam.SAM(torch.optim.SGD(model.parameters(), lr=0.1))
+    gpu = torch.device("cuda", 0)
+    monkeypatch.setattr(Block, "device", gpu)
+    used = []
+    monkeypatch.setattr(RngState, "read", lambda self: used.append(self._devices) or ())
+    opt.begin()
+    assert used == [[gpu]]

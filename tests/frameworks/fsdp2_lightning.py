@@ -1,7 +1,6 @@
 """Program of test_lightning: two processes that shard the model (FSDP2) save whole weights."""
 
 import os
-import sys
 from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"

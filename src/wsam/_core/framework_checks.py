@@ -10,9 +10,9 @@ from typing import Any
 _MIXIN = "let the module derive from wsam.integrations.lightning.SharpnessAwareMixin"
 _LIGHTNING = ("lightning", "pytorch_lightning")
 DEEPSPEED = (
-    "DeepSpeed is not supported: its engine calls the optimizer itself, after one backward pass, and on "
-    "flat partitions of the weights instead of the model's own, so the model would not run at w + d; "
-    "shard the model with FSDP2 instead"
+    "DeepSpeed is not supported: its engine calls the optimizer itself, after one backward pass, and "
+    "on flat partitions of the weights instead of the model's own, so the model would not run at "
+    "w + d; shard the model with FSDP2 instead"
 )
 FSDP1 = (
     "FSDP1 is not supported: its parameters are flat shards of unknown shape, so the norm of the "
@@ -21,8 +21,8 @@ FSDP1 = (
 _HINTS = {
     "deepspeed.runtime.engine": DEEPSPEED,
     "transformers.trainer": (
-        "This framework runs one pass: use wsam.integrations.transformers.SharpnessAwareTrainer instead "
-        "of Trainer, or list its SharpnessAwareMixin before your Trainer"
+        "This framework runs one pass: use wsam.integrations.transformers.SharpnessAwareTrainer "
+        "instead of Trainer, or list its SharpnessAwareMixin before your Trainer"
     ),
     "accelerate.optimizer": (
         "This framework runs one pass: use wsam.integrations.accelerate.TwoPasses, whose backward() "
