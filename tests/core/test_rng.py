@@ -112,3 +112,20 @@ def test_generators_follow_the_parameters(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(RngState, "read", lambda self: used.append(self._devices) or ())
     opt.begin()
     assert used == [[gpu]]
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_same_mask_after_moving_to_a_gpu() -> None:
+    model, masks = with_dropout()
+    opt = wsam.WSAM(torch.optim.SGD(model.parameters(), lr=0.01))
+    model.cuda()
+    x = torch.ones(10, 5, dtype=torch.float64, device="cuda")
+
+    def forward_and_backward() -> Tensor:
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss
+
+    opt.step(forward_and_backward)
+    assert torch.equal(masks[0], masks[1])
