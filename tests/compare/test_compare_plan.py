@@ -108,7 +108,7 @@ def test_wall_time_is_an_upper_bound():
 
 @pytest.mark.parametrize(
     ("available", "trials", "epochs"),
-    [(1e6, 8, 30), (260.0, 4, 30), (200.0, MIN_TRIALS, 26), (40.0, MIN_TRIALS, 4)],
+    [(1e6, 8, 30), (320.0, 5, 30), (200.0, MIN_TRIALS, 24), (40.0, MIN_TRIALS, 4)],
 )
 def test_fewer_trials_then_fewer_epochs(available, trials, epochs):
     plan = make_plan(ESTIMATOR, 8, 30, available, available)

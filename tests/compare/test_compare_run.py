@@ -11,6 +11,7 @@ from training import Stop
 import wsam
 from wsam.compare.page import page
 from wsam.compare.progress import Progress
+from wsam.compare.sharpness import DISTANCES
 from wsam.compare.state import final_folder, read_state, search_folder
 from wsam.compare.timing import Timing, measure_time, read_timing
 from wsam.sweep import InProcess
@@ -75,7 +76,8 @@ def test_comparison(tmp_path):
     assert list(summary.rows) == ["base", "sam", "cheap"]
     for row in summary.rows.values():
         assert len(row.trials) == 2
-        assert len(row.values) == len(row.sharpness) == 2
+        assert len(row.values) == len(row.sharpness) == len(row.slices) == 2
+        assert all(len(losses) == len(DISTANCES) for losses in row.slices)
         best = min(trial.value for trial in row.trials)
         assert next(t.value for t in row.trials if t.point == row.point) == best
         for record in row.records.values():
@@ -84,12 +86,16 @@ def test_comparison(tmp_path):
     assert summary.rows["base"].epochs == 2
     assert summary.rows["sam"].cost > 1
     assert len(record_times(tmp_path)) == 6 + 2 * 6
-    trials = [json.loads(path.read_text()) for path in search_folder(tmp_path).glob("*.json")]
-    assert {record["settings"]["epochs"] for record in trials} == {1}, "the same effort for all"
+    for name, row in summary.rows.items():
+        for trial in row.trials:
+            record = json.loads((search_folder(tmp_path) / f"{trial.key}.json").read_text())
+            assert record["settings"]["epochs"] == row.epochs, f"{name}: as long as a final run"
     assert sum(line.startswith("search") for line in recorder.lines) == 6
     assert sum(line.startswith("final runs") for line in recorder.lines) == 6
     assert recorder.left[-1] == 0
-    assert summary.sentence in page(summary)
+    text = page(summary)
+    assert summary.sentence in text
+    assert "Training loss around the trained weights" in text
 
 
 def test_second_call_trains_nothing(tmp_path):

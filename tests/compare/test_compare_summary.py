@@ -7,8 +7,8 @@ import pytest
 from comparing import ERROR, synthetic
 from scipy import stats
 
+from wsam._significance import holm, interval, paired_p
 from wsam.compare.page import command, page, table_rows
-from wsam.compare.significance import holm, interval, paired_p
 from wsam.compare.summary import USE_THE_BASE, format_number
 
 ACCURACY = {"name": "accuracy", "unit": "%", "lower_is_better": False, "split": "validation"}
@@ -120,14 +120,14 @@ def test_json(tmp_path):
     assert set(found) == {
         *("format", "sentence", "winner", "metric", "problem", "seeds", "budget_seconds"),
         *("spent_seconds", "trials", "search_epochs", "compared", "confidence_level", "test"),
-        *("sharpness", "methods", "notes", "failures"),
+        *("sharpness", "slice", "methods", "notes", "failures", "environment"),
     }
     assert found["metric"] == ERROR
     row = found["methods"]["cheap"]
     assert set(row) == {
         *("title", "settings", "options", "epochs", "epoch_seconds", "cost", "planned_time"),
         *("training_seconds", "values", "mean", "interval", "improvement", "sharpness", "keys"),
-        *("trials", "failures"),
+        *("trials", "failures", "slices"),
     }
     assert row["options"] == {"every": 5, "reuse": True}
     assert row["values"] == {"0": 9.2, "1": 9.7, "2": 9.1}

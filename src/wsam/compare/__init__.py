@@ -4,10 +4,10 @@
 `summarise` returns its figures. The phases:
 
 1. Short timing runs measure what an epoch of each method costs.
-2. A search trains every method at the same number of settings for the same number of epochs, and
-   chooses by the validation figure.
-3. The chosen settings are trained with several seeds. Each method gets as many epochs as fit into the
-   training time of the base.
+2. A search trains every method at the same number of settings and chooses by the validation figure.
+3. The chosen settings are trained with several seeds.
+
+In trials and final runs, each method gets as many epochs as fit into the training time of the base.
 """
 
 from wsam.compare.contenders import BASE, CHEAP

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 from wsam._format import mean_and_std
+from wsam._significance import interval
 from wsam.compare.contenders import BASE
 from wsam.compare.request import format_seconds
-from wsam.compare.sharpness import RADIUS, SAMPLES
-from wsam.compare.significance import interval
+from wsam.compare.sharpness import DISTANCES, RADIUS, SAMPLES, SLICE_SAMPLES
 from wsam.compare.summary import Row, Summary, format_figure, format_number, format_p, format_point
 from wsam.lab import records
 from wsam.lab.run import Run
@@ -25,8 +25,17 @@ from wsam.report.labels import Experiment, LabeledGroup
 from wsam.report.results import Group, Result
 
 
-def page(summary: Summary) -> str:
-    """Return the page of a comparison as HTML."""
+def page(
+    summary: Summary, *, title: str | None = None, lead: str = "", last: Sequence[Section] = ()
+) -> str:
+    """Return the page of a comparison as HTML.
+
+    Args:
+        summary: Its figures.
+        title: The heading. Default: methods and problem.
+        lead: Text after the sentence that answers the question.
+        last: Sections at the end.
+    """
     run = summary.state.request.run
     experiment = _experiment(summary)
     results = [result for item in experiment.groups for result in item.group.results]
@@ -37,13 +46,17 @@ def page(summary: Summary) -> str:
         _method_section(summary),
         sections.environment_section(results),
         sections.reproduce_section([experiment]) if results else None,
+        *last,
     ]
     names = ", ".join(row.method.title for row in summary.rows.values())
     text = render(
         "report/templates/page.html",
-        title=f"{names} on {experiment_title(run)}",
+        title=title or f"{names} on {experiment_title(run)}",
         lead=render(
-            "compare/templates/lead.html", sentence=summary.sentence, count=len(summary.compared)
+            "compare/templates/lead.html",
+            sentence=summary.sentence,
+            count=len(summary.compared),
+            lead=lead,
         ),
         sections=[part for part in parts if part is not None],
         created=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -167,12 +180,6 @@ def _curves_section(summary: Summary) -> Section | None:
     wanted = (
         (column, label, f"{label} after each epoch."),
         ("train_loss", "Training loss", "Mean training loss of each epoch, at the weights w."),
-        (
-            "sharpness",
-            "Sharpness in training",
-            "Mean of L(w + d) − L(w) in each epoch, at each method's own radius: not comparable "
-            "between radii.",
-        ),
     )
     figures = []
     for name, title, caption in wanted:
@@ -184,18 +191,41 @@ def _curves_section(summary: Summary) -> Section | None:
         if series:
             chart = line_chart(f"{title} over training time", series, "seconds", title, log=True)
             figures.append(Figure(chart, f"{caption} Mean over the seeds; band: one deviation."))
+    figures += _slice_figure(summary)
     figures += _dots(
         summary,
         f"Sharpness at radius {RADIUS:g}",
         f"Increase of the training loss within a radius of {RADIUS:g} around the trained weights, by "
-        f"one ascent step on {SAMPLES:,} samples; the same radius for all.",
-        lambda row: list(row.sharpness),
+        f"one ascent step on {SAMPLES:,} samples; the same radius for all. Comparable between runs "
+        "with a similar training loss.",
+        lambda row: row.sharpness,
     )
     if not figures:
         return None
     legend = [(row.method.style, row.method.title) for row in summary.rows.values() if row.records]
     body = render("compare/templates/curves.html", figures=figures, legend=legend)
     return Section("Curves and sharpness", body)
+
+
+def _slice_figure(summary: Summary) -> list[Figure]:
+    """Return a chart of the loss along a line through the trained weights."""
+    series = []
+    for row in summary.rows.values():
+        points: list[Point] = []
+        for distance, losses in zip(DISTANCES, zip(*row.slices, strict=True), strict=False):
+            mean, std = mean_and_std([loss for loss in losses if loss is not None])
+            points.append((distance, mean, std or 0.0))
+        if points:
+            series.append(Series(row.method.style, points))
+    if not series:
+        return []
+    title = "Training loss around the trained weights"
+    x_label = "distance along a random direction"
+    caption = (
+        f"On {SLICE_SAMPLES:,} samples, with the same direction for all. At distance 1 every filter is "
+        "displaced by its own norm. Mean over the seeds; band: one deviation."
+    )
+    return [Figure(line_chart(title, series, x_label, title, log=True), caption)]
 
 
 def _curve(row: Row, name: str) -> list[Point]:
@@ -230,7 +260,7 @@ def _search_section(summary: Summary) -> Section:
         chosen=Table(["method", "chosen settings", head], chosen, 2, styles),
         tables=tables,
         trials=summary.state.trials,
-        epochs=summary.state.plan.search_epochs if summary.state.plan else 0,
+        epochs=summary.state.plan.epochs if summary.state.plan else 0,
     )
     return Section("Search", body)
 

@@ -23,17 +23,12 @@ class Plan:
     Args:
         trials: Settings tried for each method. The search tries more, up to the requested number, if
             its runs are faster than estimated.
-        epochs: Epochs of the base in the final runs; the other methods get as many as fit into the
-            same training time.
+        epochs: Epochs of the base in a trial and in a final run; the other methods get as many as fit
+            into the same training time.
     """
 
     trials: int
     epochs: int
-
-    @property
-    def search_epochs(self) -> int:
-        """Epochs of a trial, the same for all methods."""
-        return math.ceil(self.epochs / 2)
 
 
 def equal_time_epochs(epochs: int, times: Mapping[str, Timing]) -> dict[str, int]:
@@ -85,10 +80,14 @@ class Estimator:
     parallel: int
     startup: float = 0.0
 
+    def trials(self, epochs: int) -> list[float]:
+        """Return the duration of a trial of each method."""
+        counts = equal_time_epochs(epochs, self.times)
+        return [self.times[name].seconds(count) for name, count in counts.items()]
+
     def search(self, trials: int, epochs: int) -> float:
         """Return the duration of a search of some trials of each method."""
-        jobs = [timing.seconds(epochs) for timing in self.times.values()] * trials
-        return wall_time(jobs, self.parallel) + self.startup
+        return wall_time(self.trials(epochs) * trials, self.parallel) + self.startup
 
     def final(self, epochs: int) -> float:
         """Return the duration of the final runs.
@@ -103,7 +102,7 @@ class Estimator:
 
     def total(self, plan: Plan) -> float:
         """Return the duration of search and final runs."""
-        return self.search(plan.trials, plan.search_epochs) + self.final(plan.epochs)
+        return self.search(plan.trials, plan.epochs) + self.final(plan.epochs)
 
 
 def make_plan(

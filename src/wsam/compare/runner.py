@@ -245,9 +245,9 @@ class Comparison:
         self._note_epochs(plan.epochs)
         methods = pluralize(len(self._active), "method")
         self.progress.message(
-            f"plan: {methods}, {pluralize(plan.trials, 'trial')} each of "
-            f"{pluralize(plan.search_epochs, 'epoch')}, then {pluralize(len(request.seeds), 'seed')} "
-            f"at the time of {pluralize(plan.epochs, 'epoch')} of the base; about "
+            f"plan: {methods}, {pluralize(plan.trials, 'trial')} each, then "
+            f"{pluralize(len(request.seeds), 'seed')}, every run at the training time of "
+            f"{pluralize(plan.epochs, 'epoch')} of the base; about "
             f"{format_seconds(estimator.total(plan))} of {format_seconds(request.budget)}"
         )
         self._save()
@@ -319,8 +319,8 @@ class Comparison:
         if self._phase == "search":
             plan, estimator = self._plan, self._estimator()
             rounds = left / max(len(self._active), 1)
-            search = rounds * sum(t.seconds(plan.search_epochs) for t in estimator.times.values())
-            seconds = search / self.parallel + estimator.final(plan.epochs)
+            search = rounds * sum(estimator.trials(plan.epochs)) / self.parallel
+            seconds = search + estimator.final(plan.epochs)
         else:
             mean = statistics.fmean(entry.seconds for entry in self._entries.values())
             seconds = left * mean / self.parallel
@@ -368,7 +368,7 @@ class Comparison:
         """Return whether another trial of every method fits before the final runs."""
         plan, estimator = self._plan, self._estimator()
         seconds = sum(self._running.values()) / self.parallel
-        seconds += estimator.search(1, plan.search_epochs) - estimator.startup
+        seconds += estimator.search(1, plan.epochs) - estimator.startup
         seconds += estimator.final(plan.epochs)
         return self._slowdown * seconds <= self._available
 

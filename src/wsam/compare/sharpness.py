@@ -1,8 +1,15 @@
-"""Sharpness of the trained weights, at the same radius for all methods."""
+"""The loss around the trained weights: sharpness, and a slice along a random direction.
+
+Radius and direction are the same for all methods.
+
+Reference:
+    Li et al., Visualizing the loss landscape of neural nets, NeurIPS 2018.
+"""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 from wsam._format import json_safe
@@ -15,39 +22,64 @@ from wsam.lab.train import restore
 
 RADIUS = 0.1
 SAMPLES = 1000
+DISTANCES = tuple(step / 5 for step in range(-5, 6))
+"""Points of the slice. At distance 1 every filter is displaced by its own norm."""
+SLICE_SAMPLES = 500
 _BATCH_SIZE = 250
 
 
-def measure_sharpness(run: Run, out: Path, execution: ExecutionConfig) -> None:
-    """Measure the increase of the training loss within `RADIUS` and write it.
+@dataclass(frozen=True)
+class Surroundings:
+    """The training loss around the trained weights.
 
-    A problem is written instead of the value: the run itself is finished.
+    Args:
+        sharpness: Its increase within `RADIUS`; None if it could not be measured.
+        slice: The loss at each of `DISTANCES`; None where it is not finite. Empty if it could not be
+            measured.
+    """
+
+    sharpness: float | None = None
+    slice: tuple[float | None, ...] = ()
+
+
+def measure_sharpness(run: Run, out: Path, execution: ExecutionConfig) -> None:
+    """Measure the training loss around the weights of a finished run and write it.
+
+    A problem is written instead of a value: the run itself is finished.
     """
     path = sharpness_path(out, run)
     if path.exists():
         return
-    from wsam.curvature import sharpness
+    from wsam.curvature import landscape, random_direction, sharpness
 
-    found: dict[str, object] = {"key": run.key, "radius": RADIUS, "value": None}
+    found: dict[str, object] = {"key": run.key, "radius": RADIUS, "value": None, "slice": []}
     try:
         model, feed = restore(run, out, execution)
         fixed = FixedBatches(feed, "train", SAMPLES, _BATCH_SIZE)
         batches = list(fixed)  # a loader of the user's own may shuffle
         found["value"] = float(sharpness(model, fixed.loss, batches, RADIUS).value)
+        few = batches[: SLICE_SAMPLES // _BATCH_SIZE]
+        direction = random_direction(model)
+        found["slice"] = landscape(model, fixed.loss, few, direction, DISTANCES).losses
     except Exception as error:  # any error of the user's model or loss
         found["problem"] = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
     write_atomic(path, f"{json.dumps(json_safe(found))}\n".encode())
 
 
 def sharpness_path(out: Path, run: Run) -> Path:
-    """Return the file with the sharpness of a run's weights."""
+    """Return the file with the measurements of a run's weights."""
     return out / f"{run.key}.sharpness.json"
 
 
-def read_sharpness(out: Path, run: Run) -> float | None:
-    """Return the measured sharpness; None if it is unknown."""
+def read_sharpness(out: Path, run: Run) -> Surroundings:
+    """Return the measurements; empty ones if the file is missing or damaged."""
     try:
-        value = records.read_json(sharpness_path(out, run))["value"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return float(value) if isinstance(value, float | int) else None
+        found = records.read_json(sharpness_path(out, run))
+        value, losses = found["value"], found.get("slice", [])
+        whole = len(losses) == len(DISTANCES)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return Surroundings()
+    return Surroundings(
+        float(value) if isinstance(value, float | int) else None,
+        tuple(losses) if whole else (),
+    )

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from wsam.compare.contenders import Contender, Point, contender
-from wsam.compare.plan import Plan
+from wsam.compare.plan import Plan, equal_time_epochs
 from wsam.compare.request import Request
 from wsam.compare.timing import Timing
 from wsam.lab import records
@@ -76,9 +76,10 @@ class State:
         return {name: contender(name, request.run, request.every) for name in names}
 
     def trial_run(self, method: Contender, trial: int) -> Run:
-        """Return the run of a trial."""
+        """Return the run of a trial, as long as the final runs are planned to be."""
         assert self.plan is not None
-        run = method.at(method.point(trial)).replace(epochs=self.plan.search_epochs)
+        epochs = equal_time_epochs(self.plan.epochs, self.timing)[method.name]
+        run = method.at(method.point(trial)).replace(epochs=epochs)
         return run.replace(seed=SEARCH_SEED, noise_seed=SEARCH_SEED)
 
     def final_run(self, method: Contender, seed: int) -> Run:

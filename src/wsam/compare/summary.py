@@ -10,10 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from wsam._format import mean_and_std, pluralize
+from wsam._significance import ALPHA, LEVEL, holm, interval, paired_p
 from wsam.compare.contenders import BASE, Contender, Point
 from wsam.compare.request import format_seconds
-from wsam.compare.sharpness import RADIUS, SAMPLES, read_sharpness
-from wsam.compare.significance import ALPHA, LEVEL, holm, interval, paired_p
+from wsam.compare.sharpness import (
+    DISTANCES,
+    RADIUS,
+    SAMPLES,
+    SLICE_SAMPLES,
+    Surroundings,
+    read_sharpness,
+)
 from wsam.compare.state import State, final_folder, trial_records
 from wsam.lab import records
 from wsam.lab.records import Record
@@ -72,7 +79,7 @@ class Row:
         cost: The same relative to the base.
         planned_time: Planned training time relative to the base.
         records: The finished final runs by seed.
-        sharpness: The sharpness of their weights.
+        surroundings: The loss around their weights.
         failures: Problems of its final runs.
         difference: Compared with the base; None for the base, or if nothing can be compared.
     """
@@ -85,7 +92,7 @@ class Row:
     cost: float
     planned_time: float
     records: Mapping[int, Record]
-    sharpness: tuple[float, ...]
+    surroundings: tuple[Surroundings, ...]
     failures: tuple[str, ...]
     difference: Difference | None = None
 
@@ -104,6 +111,16 @@ class Row:
     def interval(self) -> float | None:
         """Half the width of the 95% confidence interval of the mean."""
         return interval(list(self.values.values()))
+
+    @property
+    def sharpness(self) -> list[float]:
+        """The sharpness of the trained weights of each run that has it."""
+        return [s.sharpness for s in self.surroundings if s.sharpness is not None]
+
+    @property
+    def slices(self) -> list[tuple[float | None, ...]]:
+        """The loss along a line through the trained weights of each run that has it."""
+        return [s.slice for s in self.surroundings if s.slice]
 
     @property
     def seconds(self) -> float | None:
@@ -179,9 +196,9 @@ class Summary:
         seeds = pluralize(len(state.request.seeds), "seed")
         base = self.rows[BASE].method.title
         notes = [
-            f"Settings: {pluralize(state.trials, 'trial')} of "
-            f"{pluralize(plan.search_epochs, 'epoch')} for every method, chosen by the validation "
-            f"{self.metric['name']}.",
+            f"Settings: {pluralize(state.trials, 'trial')} for every method, {base} included, each at "
+            f"the training time of {pluralize(plan.epochs, 'epoch')} of {base}; chosen by the "
+            f"validation {self.metric['name']}.",
             f"Equal time: {pluralize(self.rows[BASE].epochs, 'epoch')} of {base}, and for the others "
             "as many as take the same training time, by the cost of an epoch measured in timing runs "
             "(processor time on a CPU).",
@@ -227,15 +244,23 @@ class Summary:
             "budget_seconds": request.budget,
             "spent_seconds": round(state.spent, 1),
             "trials": state.trials,
-            "search_epochs": state.plan.search_epochs,
+            "search_epochs": state.plan.epochs,
             "compared": self.compared,
             "confidence_level": LEVEL,
             "test": "paired t-test over seeds, two-sided, Holm's correction",
             "sharpness": {"radius": RADIUS, "samples": SAMPLES},
+            "slice": {"distances": list(DISTANCES), "samples": SLICE_SAMPLES},
             "methods": {name: self._row_dict(row) for name, row in self.rows.items()},
             "notes": self.notes,
             "failures": self.failures,
+            "environment": self._environment,
         }
+
+    @property
+    def _environment(self) -> dict[str, Any]:
+        """Hardware, versions and commit of the first run of the base."""
+        record = next(iter(self.rows[BASE].records.values()), {})
+        return {name: record.get(name) for name in ("hardware", "versions", "commit")}
 
     def _row_dict(self, row: Row) -> dict[str, Any]:
         difference = row.difference
@@ -265,7 +290,8 @@ class Summary:
                 "p": difference.p,
                 "p_holm": difference.p_holm,
             },
-            "sharpness": list(row.sharpness),
+            "sharpness": row.sharpness,
+            "slices": [list(losses) for losses in row.slices],
             "keys": [record["key"] for record in row.records.values()],
             "trials": [
                 {"settings": t.point, "key": t.key, "value": t.value, "failure": t.failure}
@@ -301,7 +327,7 @@ def _row(out: Path, state: State, method: Contender) -> Row:
     final, name, folder = state.final, method.name, final_folder(out)
     assert final is not None
     found: dict[int, Record] = {}
-    sharpness, failures = [], []
+    surroundings, failures = [], []
     for seed in state.request.seeds:
         run = state.final_run(method, seed)
         record = records.read(folder, run)
@@ -309,8 +335,7 @@ def _row(out: Path, state: State, method: Contender) -> Row:
             failures.append(state.failures.get(run.key) or _failure(run, record))
             continue
         found[seed] = record
-        value = read_sharpness(folder, run)
-        sharpness += [] if value is None else [value]
+        surroundings.append(read_sharpness(folder, run))
     times, base = state.timing[name], state.timing[BASE]
     return Row(
         method,
@@ -321,7 +346,7 @@ def _row(out: Path, state: State, method: Contender) -> Row:
         times.cost / base.cost,
         final.epochs[name] * times.cost / (final.epochs[BASE] * base.cost),
         found,
-        tuple(sharpness),
+        tuple(surroundings),
         tuple(failures),
     )
 

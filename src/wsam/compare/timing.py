@@ -27,6 +27,8 @@ _WARM_UP = 3
 """Steps that are not measured: the first ones allocate memory, and may compile or capture."""
 _EPOCHS = 1000
 """More than a timing run trains."""
+_ENOUGH, _LEAST_SECONDS = 8, 3.0
+"""Epochs that end the measurement, after at least these seconds."""
 _EVALUATION = 0.1
 """Assumed time of an evaluation relative to an epoch, if no epoch ended."""
 
@@ -112,7 +114,9 @@ class Stopwatch(Callback):
         evaluation = max(now - self.epoch_start - training, 0.0)
         self.epochs.append((training, evaluation, self.step_cpu - self.epoch_cpu))
         self.epoch_start, self.epoch_cpu = now, time.process_time()
-        if len(self.epochs) > 1 and now - self.warm >= self.seconds:
+        measured = now - self.warm
+        enough = len(self.epochs) > _ENOUGH and measured >= _LEAST_SECONDS
+        if len(self.epochs) > 1 and (enough or measured >= self.seconds):
             raise _Stop
 
     def _now(self) -> float:
@@ -127,6 +131,8 @@ class Stopwatch(Callback):
             # The plan is reduced later if it does not fit, but search epochs are never increased: a
             # slow moment of a busy machine must not decide.
             epoch, evaluation, used = map(_lower_quartile, zip(*measured, strict=True))
+            if self.steps % self.period == 0:  # all epochs have the same steps
+                used = min(times[-1] for times in measured)
         else:
             assert self.step_seconds is not None
             epoch, used = (self.steps * seconds for seconds in self.step_seconds)

@@ -1,18 +1,13 @@
-"""Welch's t-test between the methods of a table.
-
-Reference:
-    Welch, The generalization of "Student's" problem when several different population variances are
-    involved, Biometrika 1947.
-"""
+"""Welch's t-test between the methods of a table."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from typing import Any
 
+from wsam._significance import welch_p
 from wsam.paper.comparison import Entry
 from wsam.paper.render import markdown_table
 from wsam.paper.table import Table
@@ -35,21 +30,6 @@ class WelchTest:
     n: tuple[int, int]
     p_last: float | None
     p_best: float | None = None
-
-
-def welch_p(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """Return the p-value; None if a sample has fewer than two values or both have no variance.
-
-    Example:
-        >>> round(welch_p([3.73, 3.86, 3.67], [3.62, 3.65, 3.61]), 2), welch_p([1.0], [2.0, 3.0])
-        (0.15, None)
-    """
-    from scipy.stats import ttest_ind
-
-    if min(len(first), len(second)) < 2 or len({*first}) == len({*second}) == 1:
-        return None
-    p = float(ttest_ind(first, second, equal_var=False).pvalue)
-    return p if math.isfinite(p) else None
 
 
 def welch_tests(entries: Sequence[Entry]) -> list[WelchTest]:

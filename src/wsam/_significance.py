@@ -1,4 +1,4 @@
-"""Intervals and paired tests over seeds."""
+"""Intervals and tests over seeds."""
 
 from __future__ import annotations
 
@@ -42,6 +42,27 @@ def paired_p(differences: Sequence[float]) -> float | None:
     if len({*differences}) < 2:
         return None
     p = float(ttest_1samp(differences, 0.0).pvalue)
+    return p if math.isfinite(p) else None
+
+
+def welch_p(first: Sequence[float], second: Sequence[float]) -> float | None:
+    """Return the p-value of Welch's t-test, which does not assume equal variances.
+
+    None if a sample has fewer than two values or both have no variance.
+
+    Example:
+        >>> round(welch_p([3.73, 3.86, 3.67], [3.62, 3.65, 3.61]), 2), welch_p([1.0], [2.0, 3.0])
+        (0.15, None)
+
+    Reference:
+        Welch, The generalization of "Student's" problem when several different population variances
+        are involved, Biometrika 1947.
+    """
+    from scipy.stats import ttest_ind
+
+    if min(len(first), len(second)) < 2 or len({*first}) == len({*second}) == 1:
+        return None
+    p = float(ttest_ind(first, second, equal_var=False).pvalue)
     return p if math.isfinite(p) else None
 
 
