@@ -1,18 +1,21 @@
 # Two commands are enough on a fresh machine: `make demo` and `make test`.
-# Each builds .venv from the pinned constraints the first time and reuses it afterwards.
+# Each builds an environment from the pinned constraints the first time and reuses it afterwards:
+# .venv-demo has what the demonstration needs, .venv what a developer needs.
 # `make test` is what a change needs, in minutes; `make test-all` runs the remaining tests.
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+DEMO_VENV  := .venv-demo
+DEMO_STAMP := $(DEMO_VENV)/.installed
 WORKERS ?= 2
 PYTEST  := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q
 
 .PHONY: demo test test-all lint types docs format bench clean
 
-demo: $(STAMP)
-	$(BIN)/wsam demo --out demo
+demo: $(DEMO_STAMP)
+	$(DEMO_VENV)/bin/wsam demo --out demo
 
 test: lint types
 	$(PYTEST) -m "not slow and not browser"
@@ -40,11 +43,15 @@ bench: $(STAMP)
 	$(BIN)/wsam bench
 
 clean:
-	rm -rf $(VENV) demo dist docs/_build docs/gallery .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(DEMO_VENV) demo dist docs/_build docs/gallery .pytest_cache .mypy_cache .ruff_cache
 
 # torch first and alone: the pinned CPU build must be in place before anything asks for "torch".
-$(STAMP): pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt torch numpy
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+INSTALL = $(@D)/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt
+
+$(STAMP): EXTRAS := dev
+$(DEMO_STAMP): EXTRAS := lab
+$(STAMP) $(DEMO_STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(@D)
+	$(INSTALL) torch numpy
+	$(INSTALL) -e '.[$(EXTRAS)]'
 	touch $@
