@@ -2,11 +2,13 @@
 
 python docs/make_figures.py            # all, about five minutes on one core
 python docs/make_figures.py weight     # one of: toy, directions, weight, stability, minima,
-                                       #         sensitivity, error_over_time, label_noise, demo_map
-python docs/make_figures.py demo_landscape  # from the records of `make demo`
+                                       #         sensitivity, error_over_time, label_noise,
+                                       #         demo_errors, demo_landscape
 """
 
+import json
 import math
+import statistics
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -18,9 +20,6 @@ from matplotlib.lines import Line2D
 from torch import Tensor, nn
 
 from wsam import SAM, WSAM, CoupledWSAM, SharpnessAware
-from wsam.demo import summarise, tuning
-from wsam.demo.config import SEEDS
-from wsam.demo.figures import landscape, tuning_map
 from wsam.lab.records import record_path
 from wsam.paper import comparison, plot, plot_eigenvalues, plot_noise, plot_time, registry
 from wsam.plot_style import (
@@ -42,7 +41,8 @@ from wsam.toy import trace, updates
 
 STATIC = Path(__file__).parent / "_static"
 RESULTS = Path(__file__).parents[1] / "results"
-DEMO = Path(__file__).parents[1] / "demo" / "runs"
+DEMO = RESULTS / "demo" / "compare.json"
+"""The figures of `make demo`."""
 
 
 def save(figure, name, description=None, dpi=100):
@@ -264,17 +264,65 @@ def draw_label_noise():
     save(figure, "label_noise.svg", " ".join(sorted(k for r in results for k in r.keys)))
 
 
-def draw_demo_map():
+def read_demo():
+    """Return the figures of the demonstration, the rows by method, and the keys of its runs."""
+    record = json.loads(DEMO.read_text())
+    rows = {"vanilla" if name == "base" else name: row for name, row in record["methods"].items()}
+    return record, rows, " ".join(key for row in rows.values() for key in row["keys"])
+
+
+def draw_demo_errors():
+    """Draw the test error of each method in the demonstration with its confidence interval."""
+    record, rows, keys = read_demo()
     with rc_context(RC_PARAMS):
-        figure = tuning_map(tuning.read())
-    save(figure, "demo_map.svg")
+        figure = new_figure(FIGURE_WIDTH, 2.8)
+        axes = figure.subplots()
+        for at, (method, row) in enumerate(rows.items()):
+            color, values = METHOD_STYLES[method].light, list(row["values"].values())
+            axes.plot(values, [at] * len(values), "o", color=color, alpha=0.35, markersize=4)
+            bar = {"xerr": row["interval"], "capsize": 4, "markersize": 8}
+            axes.errorbar(row["mean"], at, fmt="o", color=color, **bar)
+            text = f"{row['mean']:.1f} ± {row['interval']:.1f}"
+            axes.annotate(text, (row["mean"], at), (0, 9), textcoords="offset points", ha="center")
+        axes.set(xlim=(0, None), ylim=(len(rows) - 0.5, -0.7), xlabel="test error (%)")
+        axes.set_yticks(range(len(rows)), [row["title"] for row in rows.values()])
+        axes.grid(axis="x", color=GRID_COLOR)
+        axes.tick_params(axis="y", length=0)
+        note = f"mean of {len(record['seeds'])} seeds with its 95% confidence interval"
+        axes.set_title(note, loc="left", fontsize=10, color=MUTED_COLOR)
+        best = rows[record["winner"]]
+        set_title(
+            figure,
+            f"Every method tuned, equal training time:\n{best['title']} lowers the error by "
+            f"{best['improvement']['mean']:.1f} points",
+        )
+    save(figure, "demo_errors.svg", keys)
 
 
 def draw_demo_landscape():
-    """Draw the minima of the demonstration from the records of `make demo`."""
+    """Draw the training loss around the weights of the demonstration."""
+    record, rows, keys = read_demo()
+    distances = record["slice"]["distances"]
     with rc_context(RC_PARAMS):
-        figure = landscape(summarise(DEMO, SEEDS))
-    save(figure, "demo_landscape.svg")
+        figure = new_figure(FIGURE_WIDTH, 4.0)
+        axes = figure.subplots()
+        labels = []
+        for method, row in rows.items():
+            color, losses = METHOD_STYLES[method].light, list(zip(*row["slices"], strict=True))
+            means, spread = (list(map(f, losses)) for f in (statistics.fmean, statistics.stdev))
+            axes.plot(distances, means, linewidth=1.8, color=color)
+            low = [mean - std for mean, std in zip(means, spread, strict=True)]
+            high = [mean + std for mean, std in zip(means, spread, strict=True)]
+            axes.fill_between(distances, low, high, color=color, alpha=0.15, linewidth=0)
+            labels.append((distances[-1], means[-1], row["title"], color))
+        axes.set(xlabel="distance along a random direction", ylabel="training loss", xlim=(-1, 1))
+        axes.grid(axis="y", color=GRID_COLOR)
+        axes.locator_params(axis="x", nbins=5)
+        note = f"direction with the norms of the filters; {len(record['seeds'])} seeds"
+        axes.set_title(note, loc="left", fontsize=10, color=MUTED_COLOR)
+        set_title(figure, "The loss rises less around the weights of SAM and WSAM")
+        label_points(axes, labels)
+    save(figure, "demo_landscape.svg", keys)
 
 
 def base_only(base, **_):
@@ -285,11 +333,10 @@ if __name__ == "__main__":
     STATIC.mkdir(exist_ok=True)
     drawings = {"toy": draw_toy, "directions": draw_directions}
     drawings |= {"weight": draw_weight, "stability": draw_stability, "minima": draw_minima}
-    drawings |= {"sensitivity": draw_sensitivity, "demo_map": draw_demo_map}
+    drawings |= {"sensitivity": draw_sensitivity}
     drawings |= {"error_over_time": draw_error_over_time, "label_noise": draw_label_noise}
-    wanted_names = sys.argv[1:] or list(drawings)
-    drawings["demo_landscape"] = draw_demo_landscape
-    for wanted in wanted_names:
+    drawings |= {"demo_errors": draw_demo_errors, "demo_landscape": draw_demo_landscape}
+    for wanted in sys.argv[1:] or list(drawings):
         if wanted not in drawings:
             sys.exit(f"there is no figure {wanted!r}: choose from {', '.join(drawings)}")
         drawings[wanted]()

@@ -18,7 +18,9 @@ from wsam.cli._app import app, resumable
 from wsam.cli._files import check_output_folder, staged
 
 if TYPE_CHECKING:
-    from wsam.compare import Summary
+    from wsam.compare import Request, Summary
+    from wsam.lab.execution import ExecutionConfig
+    from wsam.sweep import Executor
 
 _EXAMPLE = (
     "Example: wsam compare --model my.py:net --data my.py:data --base adamw --budget 20m "
@@ -138,16 +140,13 @@ def compare(
     whether a method beats the base beyond noise. Interrupted, the same command continues.
     """
     start = time.monotonic()
-    import matplotlib  # noqa: F401 (report a missing library before anything runs)
-    import scipy  # noqa: F401
-
-    from wsam.compare import Comparison, Request, parse_budget
-    from wsam.compare.progress import show_progress
+    check_libraries()
+    from wsam.compare import Request, parse_budget
+    from wsam.compare.page import page
     from wsam.compare.request import with_validation
-    from wsam.compare.state import FILE_NAME
     from wsam.lab.run import Run
     from wsam.lab.settings import VANILLA
-    from wsam.sweep import Processes, local_devices
+    from wsam.sweep import local_devices
 
     config = options.make_config(
         data_dir,
@@ -158,7 +157,7 @@ def compare(
         checkpoint_seconds=checkpoint_seconds,
     )
     named = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
-    run = Run(
+    problem = Run(
         data=data,
         model=model or "",
         method=VANILLA,
@@ -181,9 +180,9 @@ def compare(
         block_size=block_size,
     )
     request = Request(
-        with_validation(run),
+        with_validation(problem),
         tuple(name.strip().lower().replace("-", "_") for name in methods.split(",")),
-        _parse_seeds(seeds),
+        parse_seeds(seeds),
         parse_budget(budget),
         trials,
         every,
@@ -205,21 +204,65 @@ def compare(
         submitit_arg or [],
     )
     parallel = getattr(jobs, "workers", None) or len(local_devices(device, workers))
+    summary = run(request, out, jobs, config, parallel, start, as_json)
+    report(summary, out, page(summary), as_json)
+    exit_if_failed(summary)
+
+
+def check_libraries() -> None:
+    """Report a missing library before anything runs."""
+    import matplotlib  # noqa: F401
+    import scipy  # noqa: F401
+
+
+def run(
+    request: Request,
+    out: Path,
+    executor: Executor,
+    config: ExecutionConfig,
+    parallel: int,
+    start: float,
+    as_json: bool,
+) -> Summary:
+    """Run or continue a comparison with a progress display.
+
+    Args:
+        request: What to compare.
+        out: The folder of the comparison.
+        executor: Runs the jobs.
+        config: How to train.
+        parallel: How many jobs the executor runs at a time.
+        start: When the command started, as `time.monotonic()`.
+        as_json: Show no progress.
+    """
+    from wsam.compare import Comparison
+    from wsam.compare.progress import show_progress
+    from wsam.compare.state import FILE_NAME
+    from wsam.sweep import Processes
+
     with (
         ExitStack() as stack,
         resumable((out / FILE_NAME).exists),
         show_progress(request.budget, quiet=as_json) as progress,
     ):
-        if isinstance(jobs, Processes):
-            jobs = stack.enter_context(closing(replace(jobs, keep=True)))
-        summary = Comparison(request, out, jobs, config, parallel, progress, start).run()
-    files = _write(summary, out)
+        if isinstance(executor, Processes):
+            executor = stack.enter_context(closing(replace(executor, keep=True)))
+        return Comparison(request, out, executor, config, parallel, progress, start).run()
+
+
+def report(summary: Summary, out: Path, page: str, as_json: bool) -> None:
+    """Write the figures and the page of a comparison, and print the result."""
+    files = _write(summary, out, page)
     _show(summary, files, as_json)
+
+
+def exit_if_failed(summary: Summary) -> None:
+    """End the command with status 1 if a run failed."""
     if summary.failures:
         raise typer.Exit(1)
 
 
-def _parse_seeds(text: str) -> tuple[int, ...]:
+def parse_seeds(text: str) -> tuple[int, ...]:
     """Return the seeds: ``3`` is 0, 1, 2, and ``4,5`` are themselves."""
     if "," in text:
         return options.parse_seeds(text) or ()
@@ -228,14 +271,12 @@ def _parse_seeds(text: str) -> tuple[int, ...]:
     return tuple(range(int(text)))
 
 
-def _write(summary: Summary, out: Path) -> list[Path]:
+def _write(summary: Summary, out: Path, page: str) -> list[Path]:
     """Write figures and page; both or none."""
-    from wsam.compare.page import page
-
     with staged(out) as staging:
         numbers = json.dumps(summary.as_dict(), indent=1, allow_nan=False)
         (staging / "compare.json").write_text(numbers, encoding="utf-8")
-        (staging / "compare.html").write_text(page(summary), encoding="utf-8")
+        (staging / "compare.html").write_text(page, encoding="utf-8")
     return [out / "compare.json", out / "compare.html"]
 
 

@@ -1,16 +1,8 @@
-"""The demonstration: digits with wrong labels, trained with SGD, SAM and WSAM."""
+"""The demonstration: a comparison of SGD, SAM and WSAM on digits with wrong labels.
 
-from wsam.demo.config import SEEDS, TUNING_SEEDS, contenders
-from wsam.demo.jobs import demo_jobs, run_jobs, tuning_jobs
-from wsam.demo.summary import Summary, summarise
+It is `wsam.compare` with a preset request, and some words on the page.
+"""
 
-__all__ = [
-    "SEEDS",
-    "TUNING_SEEDS",
-    "Summary",
-    "contenders",
-    "demo_jobs",
-    "run_jobs",
-    "summarise",
-    "tuning_jobs",
-]
+from wsam.demo.preset import SEEDS, demo_request
+
+__all__ = ["SEEDS", "demo_request"]

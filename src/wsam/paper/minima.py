@@ -127,9 +127,7 @@ def _read_losses(losses: Any, shape: Sequence[int]) -> list[Any]:
     return [math.inf if loss is None else float(loss) for loss in losses]
 
 
-def measure(
-    run: Run, out: Path, means: ExecutionConfig, plane: bool = False, more_eigenvalues: bool = True
-) -> dict[str, Any]:
+def measure(run: Run, out: Path, means: ExecutionConfig, plane: bool = False) -> dict[str, Any]:
     """Measure the minimum of a finished run; parts measured before are kept.
 
     The Hessian is that of the mean loss over the first 10,000 training images without augmentation,
@@ -143,13 +141,11 @@ def measure(
         out: Folder of the results.
         means: Device and data folder.
         plane: Also measure the loss along two directions, over the first 2,000 images.
-        more_eigenvalues: Also measure the two other eigenvalues.
 
     Raises:
         FileNotFoundError: There is no measurement yet, and the weights were not kept.
     """
-    wanted = [*([TRAIN_MODE, TEST_IMAGES] if more_eigenvalues else []), SLICE]
-    wanted += [PLANE] if plane else []
+    wanted = [TRAIN_MODE, TEST_IMAGES, SLICE, *([PLANE] if plane else [])]
     measurement = read_measurement(out, run)
     if measurement is not None and all(part in measurement for part in wanted):
         return measurement
