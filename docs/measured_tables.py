@@ -43,7 +43,7 @@ DOCS = Path(__file__).parent
 BENCHMARKS = DOCS.parent / "benchmarks" / "results"
 RESULTS = DOCS.parent / "results"
 MARK = "measured"
-NOT_MEASURED = "not measured"
+NOT_MEASURED, NO_TEST = no_break("not measured"), no_break("no test")
 GPU = "bench-resnet18-cuda.json", "captured", "ResNet18, batch 128, H200, CUDA graph"
 CPU = (
     "bench-mlp10m-cpu.json",
@@ -129,7 +129,7 @@ def cost(method: str, file: str, form: str) -> str:
     if not costs:
         return NOT_MEASURED
     low, high = f"{min(costs):.2f}x", f"{max(costs):.2f}x"
-    return low if low == high else f"{low} to {high}"
+    return low if low == high else no_break(f"{low} to {high}")
 
 
 def results(method: str) -> str:
@@ -154,7 +154,7 @@ def results(method: str) -> str:
         p = welch_p(group.errors, base.errors) if base else None
         against = f"{base.run.epochs}: {base.text}" if base else NOT_MEASURED
         row = [group.setting, group.hyper, str(group.run.epochs), group.text, against]
-        rows.append([*row, f"{p:.2g}" if p is not None else "no test"])
+        rows.append([*row, NO_TEST if p is None else f"{p:.2g}"])
     note = "p: Welch's t-test against the base alone, two-sided. With one run there is no test."
     return "\n".join([*lines, "", *markdown_table(heads, rows), "", note])
 
@@ -267,10 +267,8 @@ def settings() -> str:
         entries = gather(Profile(only=only, epochs=epochs).table(find(table)), RESULTS)
         errors = {entry.cell.row[-1]: error_values(entry) for entry in entries}
         base, ours = errors["SGDM"], errors["WSAM"]
-        row = [
-            title,
-            *(error_text(e) if (e := errors[n]) else "not run" for n in ("SGDM", "SAM", "WSAM")),
-        ]
+        shown = (errors[name] for name in ("SGDM", "SAM", "WSAM"))
+        row = [title, *(error_text(one) if one else no_break("not run") for one in shown)]
         rows.append([*row, gain(base, ours), p_text(base, ours), relative_time(entries)])
     return "\n".join(markdown_table(heads, rows))
 
@@ -314,7 +312,7 @@ def gain(base: Sequence[float], ours: Sequence[float]) -> str:
 
 def p_text(base: Sequence[float], ours: Sequence[float]) -> str:
     p = welch_p(base, ours)
-    return "no test" if p is None else f"{p:.2g}"
+    return NO_TEST if p is None else f"{p:.2g}"
 
 
 def relative_time(entries: Sequence[Entry]) -> str:

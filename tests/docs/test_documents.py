@@ -23,6 +23,7 @@ from wsam.paper import find, gather
 from wsam.paper.plot_eigenvalues import PANELS
 from wsam.paper.plot_noise import read_noise
 from wsam.paper.plot_time import read_times
+from wsam.paper.significance import welch_tests
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -162,6 +163,18 @@ def test_when_it_helps_states_n_and_a_test() -> None:
         is_tested = "(n = 1)" not in ours
         assert (" to " in better) == is_tested, setting
         assert (p != "no test") == is_tested, setting
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/when.md", "docs/paper.md"])
+def test_p_values_equal_the_records(page: str) -> None:
+    """Every p-value in a sentence is one of Welch's tests on CIFAR-10."""
+    entries = gather(find("cifar").select("ResNet18/*/CIFAR-10"), ROOT / "results")
+    known = {f"{test.p_last:.2g}" for test in welch_tests(entries)}
+    text = " ".join((ROOT / page).read_text().split())
+    found = re.findall(r"\bp = (0\.\d+)(?: and (0\.\d+))?", text)
+    stated = {value for pair in found for value in pair if value}
+    assert stated
+    assert stated <= known
 
 
 def test_minima_figure_uses_all_records() -> None:
