@@ -81,7 +81,8 @@ def draw_noise(results: list[NoiseResult]) -> Figure:
     axes.set_title(note, loc="left", fontsize=10, color=MUTED_COLOR)
     last = [one for one in results if levels[-1] in one.by_level]
     best = max(last, key=lambda one: one.by_level[levels[-1]].mean or 0.0)
+    single = min(one.by_level[levels[-1]].n for one in last) == 1
     message = f"With {levels[-1]}% noisy labels, {method_title(best.method)} is the most accurate"
-    set_title(figure, message)
+    set_title(figure, f"{message} (one run)" if single else message)
     label_points(axes, labels, right=9)
     return figure
