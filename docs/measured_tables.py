@@ -179,7 +179,7 @@ class Group:
     @property
     def name(self) -> str:
         """The name of the page of docs/methods that shows these runs."""
-        is_preconditioned = self.run.method == "wsam" and self.run.base != "sgd"
+        is_preconditioned = self.run.method == "wsam" and self.run.options.get("precondition")
         return (
             "preconditioned_wsam"
             if is_preconditioned
@@ -261,7 +261,7 @@ SETTINGS = [
 
 def settings() -> str:
     """Return a table of the errors of SGD, SAM and WSAM in each setting, and what WSAM gains."""
-    heads = ["setting", "SGD", "SAM", "WSAM", "WSAM better by", "p", "time"]
+    heads = ["setting", "SGD", "SAM", "WSAM", "WSAM lower by", "p", "time"]
     rows = []
     for title, table, only, epochs in SETTINGS:
         entries = gather(Profile(only=only, epochs=epochs).table(find(table)), RESULTS)
