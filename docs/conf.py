@@ -1,10 +1,14 @@
 """Settings of the documentation site."""
 
+import inspect
 import sys
 from pathlib import Path
 from typing import Any
 
+from sphinx.util.inspect import stringify_signature
+
 from wsam import __version__
+from wsam._core.arguments import CheckedArguments
 
 sys.path.insert(0, str(Path(__file__).parent))
 from api_page import for_site
@@ -58,4 +62,12 @@ def setup(app: Any) -> None:
     def replace(_app: Any, _page: str, source: list[str]) -> None:
         source[0] = for_site(source[0])
 
+    def signature(_app: Any, what: str, _name: str, value: Any, *_rest: Any) -> Any:
+        # Autodoc would show the signature of `__new__`, which takes any argument and suggests names.
+        if what != "class" or not issubclass(value, CheckedArguments):
+            return None
+        shown = stringify_signature(inspect.signature(value), show_annotation=False)
+        return shown, None
+
     app.connect("source-read", replace)
+    app.connect("autodoc-process-signature", signature)

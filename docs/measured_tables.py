@@ -198,7 +198,7 @@ class Group:
         return ", ".join(
             f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}"
             for key, value in named.items()
-            if not (key == "lr_min" and not value)
+            if value is not None and (key, value) != ("lr_min", 0.0)
         )
 
     @property

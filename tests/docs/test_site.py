@@ -142,6 +142,13 @@ def test_pages_fit_a_phone_and_show_their_pictures(site: Path, window) -> None:
         assert page.evaluate(broken) == [], path.name
 
 
+def test_methods_show_their_arguments(site: Path, window) -> None:
+    page = window(site / "methods" / "wsam.html")
+    signature = page.locator("dt.sig").first.inner_text()
+    assert "rho=0.05, gamma=0.9" in " ".join(signature.split())
+    assert "*args" not in signature
+
+
 def test_names_of_the_reference_are_links(site: Path, window) -> None:
     page = window(site / "api.html")
     link = page.locator("a[href='api/geometry.html#wsam.geometry.Adaptive']")
