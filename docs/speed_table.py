@@ -11,6 +11,7 @@ benchmarks/results. The kinds of tables:
     table: FILE, FILE, ...      all libraries, one table per form, from the first file that exists
     details: FILE FORM          all cases of a form with memory and memory traffic
     intervals: FILE             WSAM at every n-th step
+    every-method: FILE          all methods and libraries, eager and captured, of --all-methods
     methods: FILE               test errors of results/, with the cost of a captured step
     scaling: FILE               the optimizer's time over the number of tensors or weights
 """
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from wsam._format import format_mean_std, mean_and_std
-from wsam.bench.report import heading, quartile_range
+from wsam.bench.report import heading, optimizer_time, quartile_range
 from wsam.bench.workload import PIXELS
 from wsam.lab.markdown_tables import update_tables
 from wsam.paper.plot_time import read_times
@@ -35,6 +36,12 @@ RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 RUNS = Path(__file__).parents[1] / "results"
 MARK = "speed"
 NOT_MEASURED = "Not measured yet."
+HOW_TO_MEASURE = """<details><summary>not measured yet</summary>
+
+On a CUDA device, `wsam bench --all-methods --out benchmarks/results` and `python docs/speed_table.py docs/speed.md` write this
+table.
+
+</details>"""
 METHODS = ("SAM", "WSAM")
 LIBRARIES = {"davda54": "davda54/sam SAM", "authors": "the paper's authors' WSAM"}
 FORMS = {"eager": "eager", "captured": "captured in a CUDA graph"}
@@ -154,6 +161,31 @@ def intervals(record: Record) -> str:
     return "\n".join([about(record), "", *markdown_table(heads, rows)])
 
 
+def every_method(record: Record) -> str:
+    """Return all cases with both forms next to each other, those of other libraries last."""
+    found = {(case["name"], case["form"]): case for case in record["cases"]}
+    reasons = record["not_capturable"]
+    columns = [form for form in FORMS if form in forms(record)]
+    heads = ["step", "passes"]
+    for form in columns:
+        heads += [f"{form}, ms", "ratio to SGD", "without passes, ms"]
+    names = dict.fromkeys((c["name"], c["kind"]) for c in record["cases"])
+    rows = []
+    for name, kind in sorted(names, key=lambda one: one[1] == "peer"):
+        passes = next(c["passes"] for c in record["cases"] if c["name"] == name)
+        row = [library_name({"name": name, "kind": kind}), f"{passes:.3g}"]
+        for form in columns:
+            case = found.get((name, form))
+            if case is None:
+                reason = f"not capturable: {reasons[name]}" if name in reasons else ""
+                row += [reason, "", ""]
+                continue
+            row += [milliseconds(case), ratio(case, "base")]
+            row += [optimizer_time(case["own_ms"], ".3f") if "own_ms" in case else ""]
+        rows.append(row)
+    return "\n".join([about(record), "", *markdown_table(heads, rows)])
+
+
 def methods(record: Record) -> str:
     """Return the error of each method on CIFAR-10 and its cost relative to SGD."""
     cost = {case["name"]: case for case in record["cases"] if case["form"] == "captured"}
@@ -219,8 +251,9 @@ def generate(words: str) -> str:
         return summary(records) if kind == "summary" else comparison(records[0])
     file, *more = words.split()
     if not (RESULTS / file).exists():
-        return NOT_MEASURED
+        return HOW_TO_MEASURE if kind == "every-method" else NOT_MEASURED
     kinds = {"details": details, "intervals": intervals, "methods": methods, "scaling": scaling}
+    kinds["every-method"] = every_method
     return kinds[kind](read(file), *more)
 
 

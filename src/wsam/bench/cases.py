@@ -17,11 +17,15 @@ from wsam.accel.triton_backend import triton_is_installed
 from wsam.bench.workload import GAMMA, RHO, Workload
 from wsam.methods import METHODS, create
 from wsam.schedule import Every
+from wsam.training_step import train_step
 
 Step = Callable[[], object]
 StepFactory = Callable[[Workload, str], Step]
 FLOOR, BASE, OURS, PEER = "floor", "base", "ours", "peer"
 INTERVALS = (2, 5, 10)
+REUSE_INTERVALS = (5, 10)
+LOOKSAM_INTERVAL = 5
+ONE_PASS = ("msam", "one_pass_wsam")
 
 
 @dataclass(frozen=True)
@@ -82,18 +86,23 @@ def two_passes(workload: Workload, form: str) -> Step:
     return capture_graph(passes) if form == "captured" else passes
 
 
-def capture_graph(run: Callable[[], None]) -> Step:
-    """Capture the kernels of `run` in a CUDA graph and return its replay."""
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            run()
-    torch.cuda.current_stream().wait_stream(stream)
+def capture_graph(run: Step, warm: int = 3) -> Step:
+    """Capture the kernels of `run` in a CUDA graph, after `warm` calls, and return its replay."""
+    warm_up(run, warm)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         run()
     return GraphReplay(graph, run)
+
+
+def warm_up(run: Step, count: int) -> None:
+    """Run on a side stream, as is necessary before a capture."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(count):
+            run()
+    torch.cuda.current_stream().wait_stream(stream)
 
 
 @dataclass(frozen=True)
@@ -144,9 +153,20 @@ def method_step(method: str, *, fuse: bool | None = None, **options: Any) -> Ste
     return make
 
 
+def gathered_step(workload: Workload, form: str) -> Step:
+    """ESAM with a second pass on the selected samples alone."""
+    model = workload.build_model()
+    optimizer = create("esam", workload.base(model), model=model, rho=RHO)
+    loss_fn = workload.make_loss(workload.forward(model, form), optimizer.select)
+    step = train_step(optimizer, loss_fn, capture=form == "captured")
+    return lambda: step(*workload.batch)
+
+
 def default_options(method: str) -> dict[str, Any]:
     """Return the benchmark's rho and gamma for a method that has them."""
     options: dict[str, Any] = {} if method == "asam" else {"rho": RHO}
+    if method == "looksam":
+        options["n"] = LOOKSAM_INTERVAL
     return {**options, "gamma": GAMMA} if method in ("wsam", "coupled_wsam") else options
 
 
@@ -173,17 +193,37 @@ def method_cases(forms: Iterable[str], best: str) -> list[Case]:
                 foreach = method_step(method, fuse=False, **default_options(method))
                 name = f"{METHODS[method].__name__} not fused"
                 cases.append(Case(name, form, OURS, foreach))
-    for method, optimizer_class in METHODS.items():
-        if method not in ("wsam", "sam"):
-            make = method_step(method, **default_options(method))
-            cases.append(Case(optimizer_class.__name__, best, OURS, make))
+    cases += [method_case(method, best) for method in METHODS if method not in ("wsam", "sam")]
     return cases + [interval_case(n, best) for n in INTERVALS]
 
 
-def interval_case(n: int, form: str) -> Case:
-    """Return WSAM at every n-th step; the steps between are those of the base optimizer."""
-    make = method_step("wsam", when=Every(n), **default_options("wsam"))
-    return Case(f"WSAM every {n}", form, OURS, make, period=n, passes=1 + 1 / n)
+def every_method(forms: Iterable[str]) -> list[Case]:
+    """Return all methods and their cheaper variants, in each form."""
+    cases = []
+    for form in forms:
+        cases += [method_case(method, form) for method in METHODS]
+        lean = method_step("wsam", lean=True, **default_options("wsam"))
+        cases.append(Case("WSAM lean", form, OURS, lean))
+        cases += [interval_case(n, form, reuse=True) for n in REUSE_INTERVALS]
+        # One pass, a forward pass to select half of the samples, and a pass on these.
+        cases.append(Case("ESAM gathered", form, OURS, gathered_step, passes=1 + 1 / 3 + 1 / 2))
+    return cases
+
+
+def method_case(method: str, form: str) -> Case:
+    """Return a method with the benchmark's options."""
+    make, name = method_step(method, **default_options(method)), METHODS[method].__name__
+    if method == "looksam":
+        n = LOOKSAM_INTERVAL
+        return Case(name, form, OURS, make, period=n, passes=1 + 1 / n)
+    return Case(name, form, OURS, make, passes=1.0 if method in ONE_PASS else 2.0)
+
+
+def interval_case(n: int, form: str, reuse: bool = False) -> Case:
+    """Return WSAM at every n-th step; the steps between are those of the base, or reuse h."""
+    make = method_step("wsam", when=Every(n), reuse=reuse, **default_options("wsam"))
+    name = f"WSAM reuse {n}" if reuse else f"WSAM every {n}"
+    return Case(name, form, OURS, make, period=n, passes=1 + 1 / n)
 
 
 def select_cases(cases: list[Case], only: Iterable[str]) -> list[Case]:

@@ -91,22 +91,24 @@ def _is_read(func: Any) -> bool:
 
 
 def optimizer_traffic(case: Case, device: torch.device) -> Traffic:
-    """Return the traffic of the optimizer in a case's step.
+    """Return the traffic of the optimizer in a case's step, the mean over a period.
 
-    The second step is counted: the first one creates the optimizer's state, and a captured step is
+    The second period is counted: the first one creates the optimizer's state, and a captured step is
     captured later.
     """
     workload = synthetic_workload(TENSORS, TENSORS * NUMEL, device)
-    floor = _step_traffic(two_passes(workload, "eager")) * (case.passes / 2)
-    return _step_traffic(case.build(workload)) - floor
+    floor = _step_traffic(two_passes(workload, "eager"), 1) * (case.passes / 2)
+    return _step_traffic(case.build(workload), case.period) - floor
 
 
-def _step_traffic(step: Any) -> Traffic:
-    step()
+def _step_traffic(step: Any, period: int) -> Traffic:
+    for _ in range(period):
+        step()
     counter = TrafficCounter()
     with counter, count_fused_kernels(counter):
-        step()
-    return Traffic(counter.reads / TENSORS, counter.writes / TENSORS)
+        for _ in range(period):
+            step()
+    return Traffic(counter.reads, counter.writes) * (1 / (TENSORS * period))
 
 
 @contextmanager

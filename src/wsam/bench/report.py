@@ -47,6 +47,8 @@ def step_table(record: Row) -> str:
         cells += [f"{row['best_of_floor']:.3f}", f"{row['of_base']['median']:.3f}"]
         rows.append(cells + ([f"{row['of_best_floor']['median']:.3f}"] if several_forms else []))
     lines += [*align(rows), "", *memory_lines(record), "", *traffic_lines(record)]
+    reasons = record.get("not_capturable", {})  # old records lack the key
+    lines += [f"not capturable: {name}: {reason}" for name, reason in reasons.items()]
     return "\n".join([*lines, *(f"note: {note}" for note in record["notes"])])
 
 
@@ -152,8 +154,9 @@ def record_name(record: Row) -> str:
     batch = "" if problem["batch"] == default else f"-batch{problem['batch']}"
     # Records of eager steps on a GPU got this name before selections were part of the name.
     eager_only = device == "cuda" and {row["form"] for row in record["cases"]} == {"eager"}
+    methods = "-methods" if record.get("all_methods") else ""
     cases = "-eager" if eager_only else only
-    return f"bench-{problem['model']}{size}{batch}{cases}{smoke}-{device}"
+    return f"bench-{problem['model']}{size}{batch}{methods}{cases}{smoke}-{device}"
 
 
 def _selection(words: Sequence[str]) -> str:

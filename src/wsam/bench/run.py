@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import Any
 
@@ -16,8 +16,10 @@ from wsam.bench import memory_traffic, peak_memory, third_party
 from wsam.bench.cases import (
     BASE,
     FLOOR,
+    PEER,
     Case,
     baseline_cases,
+    every_method,
     method_cases,
     select_cases,
 )
@@ -52,6 +54,8 @@ class Settings:
         rounds: Number of timings of each case.
         clock: ``wall`` or ``cpu``.
         smoke: Use a tiny model and few steps, to check that everything runs.
+        all_methods: Time every method eager and, on CUDA, captured, next to other libraries in the same
+            form. The model is not compiled.
     """
 
     device: torch.device
@@ -63,6 +67,7 @@ class Settings:
     rounds: int | None = None
     clock: str = "wall"
     smoke: bool = False
+    all_methods: bool = False
 
     def workload(self) -> Workload:
         """Return what is trained."""
@@ -70,7 +75,8 @@ class Settings:
         name = self.model or ("cnn" if self.smoke else "resnet18" if on_gpu else "mlp10m")
         default = SMOKE_BATCH if self.smoke else default_batch_size(name, self.device)
         batch_size = default if self.batch is None else self.batch
-        return image_workload(name, batch_size, self.device, self.pixels)
+        workload = image_workload(name, batch_size, self.device, self.pixels)
+        return replace(workload, compilable=not self.all_methods)
 
     def timing_plan(self) -> TimingPlan:
         """Return how often and how long each case is timed."""
@@ -78,13 +84,17 @@ class Settings:
             raise ValueError(f"--rounds must be at least 1, not {self.rounds}")
         if self.smoke:
             return TimingPlan(self.rounds or 2, 0.0, warmup=3 if self.device.type == "cuda" else 1)
+        if self.device.type == "cuda" and self.all_methods:
+            return TimingPlan(self.rounds or 11, 0.1)
         if self.device.type == "cuda":
             return TimingPlan(self.rounds or 15, 0.2)
         return TimingPlan(self.rounds or 11, 0.3, warmup=2)
 
     def forms(self) -> tuple[str, ...]:
         """Return the forms of a step that the device supports."""
-        return FORMS if self.device.type == "cuda" else ("eager",)
+        if self.device.type != "cuda":
+            return ("eager",)
+        return ("eager", "captured") if self.all_methods else FORMS
 
 
 def measure(settings: Settings, report: Report = no_op) -> dict[str, Any]:
@@ -106,6 +116,7 @@ def measure(settings: Settings, report: Report = no_op) -> dict[str, Any]:
     cases, notes = all_cases(settings)
     origin, description = provenance(settings, plan), workload.describe()
     with on_device(settings.device):
+        cases, not_capturable = capturable(cases, workload)
         report("memory")
         weight_bytes = 4 * description["weights"]
         peaks = peak_memory.measure_peaks(workload, memory_cases(cases), weight_bytes)
@@ -119,6 +130,7 @@ def measure(settings: Settings, report: Report = no_op) -> dict[str, Any]:
         **origin,
         "load_after": load_average(),
         "notes": notes,
+        "not_capturable": not_capturable,
         "copy_bandwidth": bandwidth,
         "memory_is": peak_memory.COUNTED_BY[settings.device.type],
         "cases": rows,
@@ -129,6 +141,11 @@ def measure(settings: Settings, report: Report = no_op) -> dict[str, Any]:
 def all_cases(settings: Settings) -> tuple[list[Case], list[str]]:
     """Return the selected cases, and notes about cases that cannot be measured."""
     forms = settings.forms()
+    if settings.all_methods:
+        installed, notes = third_party.installed_cases(forms, ("LookSAM", "FriendlySAM"))
+        files = third_party.file_cases(settings.peers, forms)
+        cases = [*baseline_cases(forms), *every_method(forms), *installed, *files]
+        return select_cases(cases, settings.only), notes
     not_captured = [form for form in forms if form != "captured"]
     installed, notes = third_party.installed_cases(not_captured)
     if "captured" in forms and not triton_is_installed():
@@ -142,9 +159,34 @@ def all_cases(settings: Settings) -> tuple[list[Case], list[str]]:
     return select_cases(cases, settings.only), notes
 
 
+def capturable(cases: list[Case], workload: Workload) -> tuple[list[Case], dict[str, str]]:
+    """Leave out captured steps of other libraries that cannot be captured.
+
+    Returns:
+        The other cases, and for each one that was left out the reason.
+    """
+    reasons = {}
+    for case in cases:
+        if is_captured_peer(case):
+            try:
+                case.build(workload)
+            except third_party.NotCapturable as error:
+                reasons[case.name] = str(error)
+    return [c for c in cases if not (is_captured_peer(c) and c.name in reasons)], reasons
+
+
+def is_captured_peer(case: Case) -> bool:
+    """Whether the case is a step of another library in a CUDA graph."""
+    return case.kind == PEER and case.form == "captured"
+
+
 def memory_cases(cases: list[Case]) -> list[Case]:
-    """Return the cases whose memory is measured; compilation and intervals do not change it."""
-    return [c for c in cases if c.kind != FLOOR and c.form != "compiled" and c.period == 1]
+    """Return the cases whose memory is measured; compilation and intervals do not change it.
+
+    The graphs of other libraries are captured before a measurement would begin.
+    """
+    found = [c for c in cases if c.kind != FLOOR and c.form != "compiled" and c.period == 1]
+    return [c for c in found if not is_captured_peer(c)]
 
 
 def time_cases(
@@ -166,6 +208,7 @@ def case_row(case: Case, times: dict[str, list[float]], cases: list[Case]) -> di
         "name": case.name,
         "form": case.form,
         "kind": case.kind,
+        "passes": round(case.passes, 3),
         "ms": Quartiles.of([1e3 * t for t in own]).as_dict(),
         "rounds_ms": [1e3 * t for t in own],
     }
@@ -194,9 +237,11 @@ def add_traffic(
 ) -> None:
     """Add to each row the optimizer's reads, writes and bandwidth."""
     for row, case in zip(rows, cases, strict=True):
-        random_subset = case.name == "ESAM"  # perturbs other tensors at each step
-        if case.kind == FLOOR or case.form == "compiled" or case.period > 1 or random_subset:
+        random_subset = case.name.startswith("ESAM")  # perturbs other tensors at each step
+        if case.kind == FLOOR or case.form == "compiled" or random_subset:
             continue
+        if is_captured_peer(case) or (case.form == "captured" and case.period > 1):
+            continue  # a replay cannot be counted
         traffic = memory_traffic.optimizer_traffic(case, device)
         seconds = row["own_ms"]["median"] / 1e3
         share = memory_traffic.bandwidth_share(traffic, weights, seconds, bandwidth)
@@ -213,6 +258,7 @@ def provenance(settings: Settings, plan: TimingPlan) -> dict[str, Any]:
         "clock": settings.clock,
         "rounds": plan.rounds,
         "smoke": settings.smoke,
+        "all_methods": settings.all_methods,
         "only": list(settings.only),
         "peers": third_party.file_digests(settings.peers),
         "load_before": load_average(),

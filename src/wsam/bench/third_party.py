@@ -17,7 +17,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from wsam.bench.cases import PEER, Case, Step, StepFactory, forward_backward
+from wsam.bench.cases import (
+    LOOKSAM_INTERVAL,
+    PEER,
+    Case,
+    Step,
+    StepFactory,
+    capture_graph,
+    forward_backward,
+    warm_up,
+)
 from wsam.bench.workload import BASE_ARGS, GAMMA, RHO, Workload
 from wsam.lab.files import file_sha256
 
@@ -51,11 +60,16 @@ def first_second_step(workload: Workload, form: str, model: nn.Module, optimizer
         closure()
         optimizer.second_step(zero_grad=True)
 
-    return step
+    return capture_peer(step, model) if form == "captured" else step
 
 
 def closure_step(
-    workload: Workload, form: str, model: nn.Module, optimizer: Any, first_pass: bool
+    workload: Workload,
+    form: str,
+    model: nn.Module,
+    optimizer: Any,
+    first_pass: bool,
+    period: int = 1,
 ) -> Step:
     """Return ``step(closure)``; with `first_pass` the closure is called once before."""
     backward = forward_backward(workload, workload.forward(model, form), torch.mean)
@@ -69,23 +83,90 @@ def closure_step(
             closure()
         optimizer.step(closure)
 
-    return step
+    return capture_peer(step, model, period) if form == "captured" else step
 
 
-def pytorch_optimizer_step(name: str, foreach: bool | None) -> StepFactory:
-    """Return a factory for steps of pytorch_optimizer's SAM or WSAM."""
+class NotCapturable(Exception):
+    """A step that a CUDA graph cannot repeat."""
+
+
+def capture_peer(step: Step, model: nn.Module, period: int = 1) -> Step:
+    """Capture the steps of another library in CUDA graphs by hand.
+
+    Args:
+        step: Makes one step.
+        model: Its parameters must stay at the same addresses.
+        period: If the steps of a period differ, each gets a graph of its own.
+
+    Raises:
+        NotCapturable: The step synchronizes with the host, or moves the weights to other memory.
+    """
+    params = list(model.parameters())
+    warm_up(step, 2 * period)
+    check_addresses(lambda: warm_up(step, 1), params)
+    warm_up(step, period - 1)  # the graphs begin at the first step of a period
+    mode = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        warm_up(step, period)
+    except RuntimeError as error:
+        raise NotCapturable(f"synchronizes with the host ({first_line(error)})") from error
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
+    try:
+        graphs = [capture_graph(step, warm=0) for _ in range(period)]
+    except RuntimeError as error:
+        raise NotCapturable(first_line(error)) from error
+    return graphs[0] if period == 1 else InTurn(graphs)
+
+
+def check_addresses(step: Step, params: list[nn.Parameter]) -> None:
+    """Make a step and check that it leaves the parameters where they are.
+
+    Raises:
+        NotCapturable: A graph would read the old addresses.
+    """
+    before = [p.data_ptr() for p in params]
+    step()
+    if [p.data_ptr() for p in params] != before:
+        raise NotCapturable("each step moves the weights to other memory")
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message."""
+    return str(error).strip().partition("\n")[0]
+
+
+class InTurn:
+    """Calls steps in turn."""
+
+    def __init__(self, steps: list[Step]) -> None:
+        self._steps, self._next = steps, 0
+
+    def __call__(self) -> None:
+        """Make the next step."""
+        self._steps[self._next]()
+        self._next = (self._next + 1) % len(self._steps)
+
+
+def pytorch_optimizer_step(name: str, foreach: bool | None = None) -> StepFactory:
+    """Return a factory for steps of one of pytorch_optimizer's methods."""
 
     def make(workload: Workload, form: str) -> Step:
         import pytorch_optimizer as package
 
         model = workload.build_model()
-        options = {"base_optimizer": torch.optim.SGD, "rho": RHO, "foreach": foreach, **BASE_ARGS}
-        if name == "SAM":
-            optimizer = package.SAM(model.parameters(), **options)
-        else:
+        options: dict[str, Any] = {"base_optimizer": torch.optim.SGD, "rho": RHO, **BASE_ARGS}
+        options["foreach"] = foreach
+        if name == "WSAM":
             optimizer = package.WSAM(model, model.parameters(), gamma=GAMMA, **options)
-        # Its SAM expects gradients to be there when step(closure) is called.
-        return closure_step(workload, form, model, optimizer, first_pass=name == "SAM")
+            return closure_step(workload, form, model, optimizer, first_pass=False)
+        period = 1
+        if name == "LookSAM":
+            options["k"] = period = LOOKSAM_INTERVAL
+        optimizer = getattr(package, name)(model.parameters(), **options)
+        # It expects gradients to be there when step(closure) is called.
+        return closure_step(workload, form, model, optimizer, first_pass=True, period=period)
 
     return make
 
@@ -106,15 +187,23 @@ def file_step(optimizer_class: type) -> StepFactory:
     return make
 
 
-def installed_cases(forms: Iterable[str]) -> tuple[list[Case], list[str]]:
-    """Return the cases of installed packages, and notes about missing ones."""
+def installed_cases(
+    forms: Iterable[str], more: Iterable[str] = ()
+) -> tuple[list[Case], list[str]]:
+    """Return the cases of installed packages, and notes about missing ones.
+
+    Args:
+        forms: Forms of a step.
+        more: Methods of pytorch_optimizer in addition to SAM and WSAM.
+    """
     if importlib.util.find_spec("pytorch_optimizer") is None:
         return [], ["pytorch_optimizer is not installed: its SAM and WSAM were left out"]
     cases = []
     for form in forms:
-        for name in ("SAM", "WSAM"):
-            step = pytorch_optimizer_step(name, None)
-            cases.append(Case(f"pytorch_optimizer {name}", form, PEER, step))
+        for name in ("SAM", "WSAM", *more):
+            step = pytorch_optimizer_step(name)
+            period = LOOKSAM_INTERVAL if name == "LookSAM" else 1
+            cases.append(Case(f"pytorch_optimizer {name}", form, PEER, step, period=period))
         foreach = pytorch_optimizer_step("WSAM", True)
         cases.append(Case("pytorch_optimizer WSAM foreach", form, PEER, foreach))
     return cases, []

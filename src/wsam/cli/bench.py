@@ -49,6 +49,13 @@ Only = Annotated[
         help="Measure cases whose name starts with NAME, and their baseline. Repeatable.",
     ),
 ]
+AllMethods = Annotated[
+    bool,
+    typer.Option(
+        "--all-methods",
+        help="Every method and other libraries, eager and (on CUDA) in CUDA graphs; no compilation.",
+    ),
+]
 Scaling = Annotated[
     Literal["tensors", "weights"] | None,
     typer.Option(help="Time the optimizer alone over the number of tensors or weights."),
@@ -70,6 +77,7 @@ def bench(
     device: options.Device = "auto",
     peer: Peer = None,
     only: Only = None,
+    all_methods: AllMethods = False,
     scaling: Scaling = None,
     rounds: Rounds = None,
     clock: ClockName = "wall",
@@ -108,6 +116,7 @@ def bench(
         rounds=rounds,
         clock=clock,
         smoke=smoke,
+        all_methods=all_methods,
     )
     progress = _progress(quiet=as_json)
     with one_thread() if smoke else nullcontext():
