@@ -38,8 +38,7 @@ MARK = "speed"
 NOT_MEASURED = "Not measured yet."
 HOW_TO_MEASURE = """<details><summary>not measured yet</summary>
 
-On a CUDA device, `wsam bench --all-methods --out benchmarks/results` and `python docs/speed_table.py docs/speed.md` write this
-table.
+On a CUDA device, `wsam bench --all-methods --out benchmarks/results` writes the record of this table.
 
 </details>"""
 METHODS = ("SAM", "WSAM")

@@ -8,6 +8,7 @@ optimizer receives, and a decoupled term that is applied with the base's learnin
 Each vector is a `Part`, `part.g0 * g0 + part.difference * (g1 - g0)`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
@@ -17,6 +18,8 @@ from torch import Tensor
 from wsam._core.mix import G0, G1, NOTHING, Mix, Part, Products, Scalar, is_number
 from wsam._core.schedule_base import Schedule
 from wsam._core.validation import flag, number
+
+Norm = Callable[[], Tensor]
 
 
 class Rule:
@@ -81,13 +84,13 @@ class Rule:
         """Return the weight with which that average is applied."""
         raise NotImplementedError
 
-    def mix_kept(self, hyper: dict[str, Scalar], g0_norm: Tensor, kept_norm: Tensor) -> Mix:
+    def mix_kept(self, hyper: dict[str, Scalar], g0_norm: Norm, kept_norm: Norm) -> Mix:
         """Return what a one-pass step makes of g0 and the kept vector.
 
         Args:
             hyper: as for `mix`.
-            g0_norm: the norm of g0.
-            kept_norm: the norm of the kept vector, whose coefficient is `difference` of each part.
+            g0_norm: computes the norm of g0.
+            kept_norm: computes that of the kept vector, whose coefficient is `difference` of each part.
         """
         raise NotImplementedError
 
@@ -191,12 +194,12 @@ class Weighted(_Gamma):
         norm = products.g0_g0.sqrt().clamp(min=torch.finfo(products.g0_g0.dtype).tiny)
         return Part(g0=0.0, difference=1 / norm)
 
-    def mix_kept(self, hyper: dict[str, Scalar], g0_norm: Tensor, kept_norm: Tensor) -> Mix:
+    def mix_kept(self, hyper: dict[str, Scalar], g0_norm: Norm, kept_norm: Norm) -> Mix:
         """Return base_grad = g0, decoupled = k h."""
         assert self.reuse is not None
         k = self.reuse.weight * sharpness_weight(hyper["gamma"])
         if self.reuse.scale_by_norm:
-            k = k * g0_norm
+            k = k * g0_norm()
         return Mix(G0, Part(g0=0.0, difference=k))
 
     def mix(self, hyper: dict[str, Scalar], products: Products | None) -> Mix:

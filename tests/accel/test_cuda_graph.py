@@ -142,6 +142,26 @@ class TestOnCuda:
         assert len(step._graph._recordings) == kinds
         assert all(r.graph is not None for r in step._graph._recordings.values())
 
+    @pytest.mark.parametrize("fuse", [False, True])
+    @pytest.mark.parametrize(
+        ("method", "options", "kinds"),
+        [
+            ("looksam", {"n": 3}, 2),
+            ("looksam", {"n": 3, "per_tensor": True}, 2),
+            ("vasso", {}, 1),
+            ("friendly_sam", {}, 1),
+            ("msam", {"rho": 0.05}, 1),
+            ("one_pass_wsam", {"rho": 0.05, "gamma": 0.5}, 1),
+        ],
+    )
+    def test_methods_with_a_memory(self, method, options, kinds, fuse):
+        _, step = compare(
+            lambda m: wsam.create(method, BASES["sgd"](m.parameters()), model=m, **options),
+            data=batches(12),
+            fuse=fuse,
+        )
+        assert len(step._graph._recordings) == kinds
+
     def test_clip(self):
         compare(lambda m: wsam.WSAM(BASES["sgd"](m.parameters()), max_norm=0.1, model=m))
 
@@ -305,10 +325,13 @@ def test_steps_that_reuse_have_their_own_recording():
     step = step_on_cpu(wsam.WSAM(base, when=Every(2), reuse=True))
     step.sharp = step.opt
     x = torch.ones(3, 2)
-    alone = step._recording([x], None, chosen=False)
+    alone, chosen = (step._recording([x], None, chosen=choice) for choice in (False, True))
     for p in model.parameters():
         step.opt.state[p]["sam_kept"] = torch.zeros_like(p)
-    assert step._recording([x], None, chosen=False) is not alone
+    reusing = step._recording([x], None, chosen=False)
+    assert reusing is not alone
+    assert step._recording([x], None, chosen=True) is chosen
+    assert step._recording([x], None, chosen=False) is reusing
 
 
 def test_the_least_recently_used_recording_is_dropped(monkeypatch):

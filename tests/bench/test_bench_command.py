@@ -11,7 +11,7 @@ from command import error_of, wsam_command
 from torch import nn
 
 import wsam
-from wsam.bench import cases, report, third_party
+from wsam.bench import cases, report, run, third_party
 from wsam.bench.cases import Case
 from wsam.bench.run import Settings, all_cases, measure
 from wsam.bench.workload import CIFAR, Workload, image_workload, mlp10m, synthetic_workload
@@ -95,6 +95,40 @@ def test_smoke_measures_every_case(record: dict[str, Any]) -> None:
             row["rounds_ms"][0] / record["cases"][0]["rounds_ms"][0]
         )
     assert record["cases"][0]["of_floor"]["median"] == 1
+
+
+def test_all_methods() -> None:
+    """Every method in each form, with the passes of its steps, and more methods of other libraries."""
+    wanted = ("LookSAM", "MSAM", "WSAM reuse 5", "ESAM gathered", "pytorch_optimizer LookSAM")
+    settings = smoke(all_methods=True, only=wanted)
+    found = measure(settings)
+    rows = {row["name"]: row for row in found["cases"]}
+    assert set(rows) == {"two passes", "SGD", *wanted}
+    assert [rows[name]["passes"] for name in wanted] == [1.2, 1.0, 1.2, 1.833, 2.0]
+    assert (rows["WSAM reuse 5"]["reads"], rows["WSAM reuse 5"]["writes"]) == (6.2, 3.6)
+    assert report.record_name({**found, "only": []}) == "bench-cnn-methods-smoke-cpu"
+    names = {case.name for case in all_cases(smoke(all_methods=True))[0]}
+    assert names >= {kind.__name__ for kind in wsam.METHODS.values()}
+    on_cuda = dataclasses.replace(settings, device=torch.device("cuda"))
+    assert on_cuda.forms() == ("eager", "captured")
+    assert not settings.workload().compilable
+
+
+def test_a_step_that_cannot_be_captured_is_left_out_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def make(workload: Workload, form: str) -> cases.Step:
+        if form == "captured":
+            raise third_party.NotCapturableError("it waits")
+        return lambda: None
+
+    found = [Case("theirs", form, "peer", make) for form in ("eager", "captured")]
+    left, reasons = run.capturable(found, image_workload("cnn", 4, CPU))
+    assert left == found[:1]
+    assert reasons == {"theirs": "it waits"}
+    record = measure(smoke(only=("SGD",)))
+    text = report.table({**record, "not_capturable": reasons})
+    assert "not capturable: theirs: it waits" in text
 
 
 def test_record_names_hardware_and_versions(record: dict[str, Any]) -> None:
@@ -296,7 +330,7 @@ def test_peers_compute_the_same_weights(tmp_path: Path) -> None:
     (tmp_path / "sam.py").write_text(TWO_STEP_SAM)
     (tmp_path / "wsam.py").write_text(TWO_STEP_WSAM)
     paths = (f"one={tmp_path / 'sam.py'}", f"two={tmp_path / 'wsam.py'}")
-    found, notes = all_cases(smoke(peers=paths))
+    found, notes = all_cases(smoke(peers=paths, all_methods=True))
     assert not notes
     workload = image_workload("cnn", 4, CPU)
     start = weights(named("SGD", found), workload)
@@ -304,6 +338,7 @@ def test_peers_compute_the_same_weights(tmp_path: Path) -> None:
         "pytorch_optimizer SAM": "SAM",
         "pytorch_optimizer WSAM": "WSAM",
         "pytorch_optimizer WSAM foreach": "WSAM",
+        "pytorch_optimizer FriendlySAM": "FriendlySAM",
         "one": "SAM",
         "two": "WSAM",
         "WSAM lean": "WSAM",
@@ -368,7 +403,33 @@ def test_interval_case_counts_its_passes() -> None:
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("words", [["--model", "cnn"], ["--scaling", "tensors"]])
+def test_captured_peers_compute_what_they_compute_eagerly(tmp_path: Path) -> None:
+    (tmp_path / "sam.py").write_text(TWO_STEP_SAM)
+    (tmp_path / "moving.py").write_text(TWO_STEP_SAM.replace("p.copy_(old)", "p.data = old"))
+    (tmp_path / "waiting.py").write_text(TWO_STEP_SAM.replace("1e-12)", "1e-12).item()"))
+    paths = [f"{path.stem}={path}" for path in tmp_path.glob("*.py")]
+    settings = Settings(torch.device("cuda"), peers=tuple(paths), smoke=True, all_methods=True)
+    workload = settings.workload()
+    found = [case for case in all_cases(settings)[0] if case.kind == "peer"]
+    left, reasons = run.capturable(found, workload)
+    assert reasons.pop("moving") == "each step moves the weights to other memory"
+    assert "synchronizes" in reasons.pop("waiting")
+    assert not reasons, "all others can be captured"
+    for case in left:
+        if case.form == "captured":
+            eager = next(c for c in left if c.name == case.name and c.form == "eager")
+            # A capture makes 4 steps of each kind before the first replay.
+            (theirs,) = trained(case, workload, steps=5)
+            (same,) = trained(eager, workload, steps=4 * case.period + 5)
+            for p, q in zip(theirs.parameters(), same.parameters(), strict=True):
+                assert torch.allclose(p, q, atol=1e-3), case.name
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(
+    "words", [["--model", "cnn"], ["--model", "cnn", "--all-methods"], ["--scaling", "tensors"]]
+)
 def test_smoke_on_cuda(words: list[str], tmp_path: Path) -> None:
     output = wsam_command(
         "bench", "--smoke", "--device", "cuda", "--json", "--out", tmp_path, *words

@@ -34,6 +34,26 @@ def test_record_has_digests_of_files(tmp_path: Path) -> None:
     assert provenance(settings, TimingPlan(1, 0.0))["peers"] == dict([after])
 
 
+def test_a_step_that_moves_the_weights_is_found() -> None:
+    """A CUDA graph would read them at the old address."""
+    p = nn.Parameter(torch.ones(2))
+
+    def move() -> None:
+        p.data = p.data.clone()
+
+    third_party.check_addresses(lambda: p.data.add_(1.0), [p])
+    with pytest.raises(third_party.NotCapturableError, match="moves the weights"):
+        third_party.check_addresses(move, [p])
+
+
+def test_graphs_of_a_period_are_replayed_in_turn() -> None:
+    calls: list[int] = []
+    steps = third_party.InTurn([lambda: calls.append(0), lambda: calls.append(1)])
+    for _ in range(5):
+        steps()
+    assert calls == [0, 1, 0, 1, 0]
+
+
 def test_running_stats_are_disabled_and_enabled() -> None:
     norm = nn.BatchNorm1d(3, momentum=0.3)
     third_party.enable_running_stats(norm)

@@ -14,10 +14,11 @@ from wsam.accel.tensor_table import WorkPlan
 from wsam.accel.triton_backend import Begun, TritonBackend
 from wsam.bench import cases, memory_traffic, third_party
 from wsam.bench.cases import Case
-from wsam.bench.memory_traffic import NUMEL, Traffic, TrafficCounter
+from wsam.bench.memory_traffic import NUMEL, TENSORS, Traffic, TrafficCounter
 from wsam.bench.timing import Timer, make_clock
-from wsam.bench.workload import BASE_ARGS, Workload
+from wsam.bench.workload import BASE_ARGS, Workload, synthetic_workload
 from wsam.rule import Weighted
+from wsam.schedule import Every
 
 CPU = torch.device("cpu")
 Fused = Callable[[torch.nn.Module], torch.optim.Optimizer]
@@ -213,6 +214,49 @@ def test_documented_traffic_of_fused_steps(
     reads, writes = documented("captured", skip=2)[name]
     more = FUSED[fused]
     assert (counted.reads, counted.writes) == pytest.approx((reads + more, writes + more))
+
+
+def reusing_step(form: str, workload: Workload) -> Callable[[], object]:
+    """Return steps of WSAM that compute h on each second step: on a CPU, or as on CUDA."""
+    model = workload.build_model()
+    base = sgd(model) if form != "eager, on a CPU" else workload.base(model)
+    opt = wsam.WSAM(base, model=model, when=Every(2), reuse=True)
+    closure = cases.forward_backward(workload, model, torch.mean)
+    if form == "`fuse=False`":
+        for key in ("lr", "sam_rho", "sam_gamma"):
+            base.param_groups[0][key] = torch.tensor(float(base.param_groups[0][key]))
+        opt._backend = None
+    if form == "fused":
+        emulated_kernels.attach(opt)
+    return lambda: opt.step(closure)
+
+
+REUSE_COLUMNS = ["eager, on a CPU", "`fuse=False`", "fused"]
+
+
+@pytest.mark.parametrize("form", REUSE_COLUMNS)
+def test_documented_traffic_of_reused_sharpness(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if form == "fused":
+        for kernel in vars(emulated_kernels.install(monkeypatch)).values():
+            kernel.run = without_dispatch_modes(kernel.run)
+    workload = synthetic_workload(TENSORS, TENSORS * NUMEL, CPU)
+    floor = memory_traffic._step_traffic(cases.two_passes(workload, "eager"), 1)
+    step = reusing_step(form, workload)
+    step()
+    text = SPEED.read_text().partition("\n| WSAM with `reuse` |")[2].partition("\n\n")[0]
+    for kind, passes in (("a step between", 1), ("a two-pass step", 2)):
+        own = count_one(step) - floor * (passes / 2)
+        (row,) = re.findall(rf"^\| {kind} \|(.*)\|$", text, re.MULTILINE)
+        reads, writes = row.split("|")[REUSE_COLUMNS.index(form)].split("/")
+        assert (own.reads, own.writes) == (float(reads), float(writes)), kind
+
+
+def count_one(step: Callable[[], object]) -> Traffic:
+    """Return the traffic of the next step."""
+    counter = TrafficCounter()
+    with counter, memory_traffic.count_fused_kernels(counter):
+        step()
+    return Traffic(counter.reads, counter.writes) * (1 / TENSORS)
 
 
 def without_dispatch_modes(run: Callable[..., None]) -> Callable[..., None]:

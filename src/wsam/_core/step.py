@@ -12,8 +12,9 @@ method's name. `SharpnessAware` calls these functions in this order; an accelera
 `perturb`, or all that follows the second pass, with the same result.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -414,11 +415,13 @@ def combine_one_pass(state: StepState) -> None:
     g0s = [block.shards(block.g0) for block in blocks]
     if state.action is Action.REUSE:
         kept = [state.memory.read(block, KEPT) for block in blocks]
-        g0_norms, kept_norms = _norms(rule, blocks, g0s), _norms(rule, blocks, kept)
-        rows = zip(blocks, g0s, kept, g0_norms, kept_norms, strict=True)
-        for block, g0, vector, g0_norm, kept_norm in rows:
+        norms = zip(_norms(rule, blocks, g0s), _norms(rule, blocks, kept), strict=True)
+        mixes = [
+            rule.mix_kept(rule_values(block.group, rule), *both)
+            for block, both in zip(blocks, norms, strict=True)
+        ]
+        for block, g0, vector, mix in zip(blocks, g0s, kept, mixes, strict=True):
             if vector is not None:
-                mix = rule.mix_kept(rule_values(block.group, rule), g0_norm, kept_norm)
                 state.decoupled += _decoupled_terms(block, mix, g0, vector, scratch=False)
                 _mix_into_g0(mix, g0, vector, scratch=False)
     for p, g in gradients_of(blocks):
@@ -429,12 +432,16 @@ def combine_one_pass(state: StepState) -> None:
 
 def _norms(
     rule: "Rule", blocks: Sequence[Block], lists: Sequence[list[Tensor] | None]
-) -> list[Tensor]:
-    """Return for each block the norm over all blocks, or over its own tensor."""
+) -> list[Callable[[], Tensor]]:
+    """Return for each block a function that computes the norm over all blocks, or over its tensor."""
     found = [tensors or [] for tensors in lists]
     if not rule.per_tensor:
-        return [squared_norm(blocks, found).sqrt()] * len(blocks)
-    return [squared_norm([b], [x]).sqrt() for b, x in zip(blocks, found, strict=True)]
+        return [cache(partial(_norm, blocks, found))] * len(blocks)
+    return [partial(_norm, [block], [own]) for block, own in zip(blocks, found, strict=True)]
+
+
+def _norm(blocks: Sequence[Block], lists: Sequence[list[Tensor]]) -> Tensor:
+    return squared_norm(blocks, lists).sqrt()
 
 
 def clip(

@@ -223,7 +223,8 @@ class GraphedStep:
         trained = tuple(p.requires_grad for p in self._params)
         shapes = tuple(map(_describe, leaves))
         form = None if structure is None else str(structure)
-        kind = (chosen, self._has_kept_vector())
+        # A chosen step is recorded after eager ones, which have kept a vector.
+        kind = (chosen, not chosen and self._has_kept_vector())
         key = (shapes, form, kind, modes, trained, self._scalars.constants())
         numbers = self._scalars.base_numbers()
         known = self._find(key, leaves, structure)

@@ -170,7 +170,7 @@ def capturable(cases: list[Case], workload: Workload) -> tuple[list[Case], dict[
         if is_captured_peer(case):
             try:
                 case.build(workload)
-            except third_party.NotCapturable as error:
+            except third_party.NotCapturableError as error:
                 reasons[case.name] = str(error)
     return [c for c in cases if not (is_captured_peer(c) and c.name in reasons)], reasons
 

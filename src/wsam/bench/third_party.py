@@ -86,7 +86,7 @@ def closure_step(
     return capture_peer(step, model, period) if form == "captured" else step
 
 
-class NotCapturable(Exception):
+class NotCapturableError(Exception):
     """A step that a CUDA graph cannot repeat."""
 
 
@@ -99,7 +99,7 @@ def capture_peer(step: Step, model: nn.Module, period: int = 1) -> Step:
         period: If the steps of a period differ, each gets a graph of its own.
 
     Raises:
-        NotCapturable: The step synchronizes with the host, or moves the weights to other memory.
+        NotCapturableError: The step synchronizes with the host, or moves the weights to other memory.
     """
     params = list(model.parameters())
     warm_up(step, 2 * period)
@@ -110,13 +110,13 @@ def capture_peer(step: Step, model: nn.Module, period: int = 1) -> Step:
     try:
         warm_up(step, period)
     except RuntimeError as error:
-        raise NotCapturable(f"synchronizes with the host ({first_line(error)})") from error
+        raise NotCapturableError(f"synchronizes with the host ({first_line(error)})") from error
     finally:
         torch.cuda.set_sync_debug_mode(mode)
     try:
         graphs = [capture_graph(step, warm=0) for _ in range(period)]
     except RuntimeError as error:
-        raise NotCapturable(first_line(error)) from error
+        raise NotCapturableError(first_line(error)) from error
     return graphs[0] if period == 1 else InTurn(graphs)
 
 
@@ -124,12 +124,12 @@ def check_addresses(step: Step, params: list[nn.Parameter]) -> None:
     """Make a step and check that it leaves the parameters where they are.
 
     Raises:
-        NotCapturable: A graph would read the old addresses.
+        NotCapturableError: A graph would read the old addresses.
     """
     before = [p.data_ptr() for p in params]
     step()
     if [p.data_ptr() for p in params] != before:
-        raise NotCapturable("each step moves the weights to other memory")
+        raise NotCapturableError("each step moves the weights to other memory")
 
 
 def first_line(error: Exception) -> str:
@@ -187,9 +187,7 @@ def file_step(optimizer_class: type) -> StepFactory:
     return make
 
 
-def installed_cases(
-    forms: Iterable[str], more: Iterable[str] = ()
-) -> tuple[list[Case], list[str]]:
+def installed_cases(forms: Iterable[str], more: Iterable[str] = ()) -> tuple[list[Case], list[str]]:
     """Return the cases of installed packages, and notes about missing ones.
 
     Args:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from wsam._core.mix import G0, G1, NOTHING, Mix, Part, Products, Scalar, is_number
@@ -11,7 +11,7 @@ from wsam._core.schedule_base import Interval, Schedule
 from wsam._core.validation import count, flag
 from wsam.geometry import Geometry
 from wsam.optimizer import SharpnessAware, group_value
-from wsam.rule import Rule
+from wsam.rule import Norm, Rule
 from wsam.schedule import Every
 
 
@@ -52,11 +52,12 @@ class OrthogonalReuse(Rule):
         ratio = products.g0_g1 / products.g0_g0.clamp(min=torch.finfo(products.g0_g0.dtype).tiny)
         return Part(g0=1 - ratio, difference=1.0)
 
-    def mix_kept(self, hyper: dict[str, Scalar], g0_norm: Tensor, kept_norm: Tensor) -> Mix:
+    def mix_kept(self, hyper: dict[str, Scalar], g0_norm: Norm, kept_norm: Norm) -> Mix:
         """Return base_grad = g0 + alpha norm(g0)/norm(g_v) g_v."""
         if is_number(hyper["alpha"], 0.0):
             return Mix(G0, NOTHING)
-        ratio = torch.where(kept_norm > 0, g0_norm / kept_norm, 0.0)
+        norm = kept_norm()
+        ratio = torch.where(norm > 0, g0_norm() / norm, 0.0)
         return Mix(Part(g0=1.0, difference=hyper["alpha"] * ratio), NOTHING)
 
 
