@@ -1,5 +1,6 @@
 """Optimizers of other libraries in `wsam bench`: loading files, and their digests in a record."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,53 @@ def test_a_step_that_moves_the_weights_is_found() -> None:
     third_party.check_addresses(lambda: p.data.add_(1.0), [p])
     with pytest.raises(third_party.NotCapturableError, match="moves the weights"):
         third_party.check_addresses(move, [p])
+
+
+@pytest.mark.parametrize("period", [1, 5])
+def test_graphs_begin_with_the_first_step_of_a_period(
+    period: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+
+    def capture(run: Callable[[], object], warm: int) -> Callable[[], object]:
+        run()
+        kind = (len(made) - 1) % period
+        return lambda: made.append(kind)
+
+    def repeat(run: Callable[[], object], count: int) -> None:
+        for _ in range(count):
+            run()
+
+    monkeypatch.setattr(third_party, "capture_graph", capture)
+    monkeypatch.setattr(third_party, "warm_up", repeat)
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
+    modes: list[object] = []
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+    step = third_party.capture_peer(lambda: made.append(-1), nn.Linear(2, 1), period)
+    assert len(made) == 5 * period, "four eager steps of each kind, and a capture"
+    made.clear()
+    for _ in range(period):
+        step()
+    assert made == list(range(period))
+    assert modes == ["error", 0]
+
+
+def test_a_step_that_synchronizes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    forbidden: list[bool] = []
+
+    def step() -> None:
+        if forbidden:
+            raise RuntimeError("called a synchronizing CUDA operation\nand more")
+
+    def repeat(run: Callable[[], object], count: int) -> None:
+        run()
+
+    monkeypatch.setattr(third_party, "warm_up", repeat)
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda _: forbidden.append(True))
+    reason = r"synchronizes with the host \(called a synchronizing CUDA operation\)$"
+    with pytest.raises(third_party.NotCapturableError, match=reason):
+        third_party.capture_peer(step, nn.Linear(2, 1))
 
 
 def test_graphs_of_a_period_are_replayed_in_turn() -> None:

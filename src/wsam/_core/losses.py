@@ -13,6 +13,8 @@ from torch.utils._pytree import tree_map_only
 
 def detach(value: Any) -> Any:
     """Return a closure's result without its autograd graph."""
+    if isinstance(value, Tensor):  # the usual case, where a tree costs more than the loss
+        return value.detach()
     return tree_map_only(Tensor, Tensor.detach, value)
 
 
