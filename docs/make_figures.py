@@ -320,7 +320,10 @@ def draw_demo_landscape():
         axes.locator_params(axis="x", nbins=5)
         note = f"direction with the norms of the filters; {len(record['seeds'])} seeds"
         axes.set_title(note, loc="left", fontsize=10, color=MUTED_COLOR)
-        set_title(figure, "The loss rises less around the weights of SAM and WSAM")
+        set_title(
+            figure,
+            "Along a random direction, the loss rises\nless around the weights of SAM and WSAM",
+        )
         label_points(axes, labels)
     save(figure, "demo_landscape.svg", keys)
 

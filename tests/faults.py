@@ -145,7 +145,7 @@ def detect(fault: Fault) -> str | None:
     """Return the first test that fails with the fault, None if all pass."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "wsam"
-        ignored = shutil.ignore_patterns(".git", ".venv", "results", "_static", "__pycache__")
+        ignored = shutil.ignore_patterns(".git", ".venv*", "results", "_static", "__pycache__")
         shutil.copytree(ROOT, copy, ignore=ignored)
         path = copy / "src" / "wsam" / fault.file
         text = path.read_text()

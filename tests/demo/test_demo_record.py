@@ -2,6 +2,7 @@
 
 import json
 import re
+import statistics
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,16 @@ def test_table():
         assert table_row(row) in PAGE
     assert f"tried at {RECORD['trials']} settings" in PAGE
     assert f"SGD trains for {RECORD['methods']['base']['epochs']} epochs" in PAGE
+
+
+def test_sharpness():
+    text = " ".join(PAGE.split())
+    means = {name: statistics.fmean(row["sharpness"]) for name, row in RECORD["methods"].items()}
+    assert RECORD["sharpness"]["radius"] == 0.1
+    assert (
+        f"within a radius of 0.1 the loss increases by {means['base']:.3f} around the weights of SGD, "
+        f"by {means['sam']:.3f} around those of SAM and by {means['wsam']:.3f} around those of WSAM"
+    ) in text
 
 
 def test_readme():

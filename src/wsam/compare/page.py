@@ -196,8 +196,8 @@ def _curves_section(summary: Summary) -> Section | None:
         summary,
         f"Sharpness at radius {RADIUS:g}",
         f"Increase of the training loss within a radius of {RADIUS:g} around the trained weights, by "
-        f"one ascent step on {SAMPLES:,} samples; the same radius for all. Comparable between runs "
-        "with a similar training loss.",
+        f"one ascent step on {SAMPLES:,} samples; the same radius for all. At a small radius it is "
+        "about the radius times the norm of the gradient.",
         lambda row: row.sharpness,
     )
     if not figures:
