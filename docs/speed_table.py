@@ -196,7 +196,9 @@ def methods(record: Record) -> str:
         case = cost.get(title)
         ratio = "" if case is None else f"{case['of_base']['median']:.2f}x"
         error = format_mean_std(mean, deviation, "{:.2f}".format)
-        rows.append([title, f"{error}%", ratio, str(len(result.errors)), str(result.epochs)])
+        rows.append(
+            [title, no_break(f"{error}%"), ratio, str(len(result.errors)), str(result.epochs)]
+        )
     heads = ["method", "test error", "cost of a step", "runs", "epochs"]
     return "\n".join(markdown_table(heads, rows))
 

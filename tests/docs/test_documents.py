@@ -4,6 +4,7 @@ The pages of docs/frameworks are tested in tests/frameworks/test_frameworks_tabl
 """
 
 import importlib
+import json
 import re
 import runpy
 import shlex
@@ -157,7 +158,7 @@ def test_when_it_helps_states_n_and_a_test() -> None:
     """docs/when.md: every row has n; a row with several runs has an interval and a p-value."""
     table = MEASURED["settings"]().replace("\N{NO-BREAK SPACE}", " ")
     rows = [row.split(" | ") for row in table.splitlines()[2:]]
-    assert len(rows) == len(MEASURED["SETTINGS"])
+    assert len(rows) == len(MEASURED["SETTINGS"]) + 1, "and the demonstration"
     for setting, _, _, ours, better, p, _ in rows:
         assert "(n = " in ours, setting
         is_tested = "(n = 1)" not in ours
@@ -167,9 +168,11 @@ def test_when_it_helps_states_n_and_a_test() -> None:
 
 @pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/when.md", "docs/paper.md"])
 def test_p_values_equal_the_records(page: str) -> None:
-    """Every p-value in a sentence is one of Welch's tests on CIFAR-10."""
+    """Every p-value in a sentence is one of Welch's tests on CIFAR-10, or of the demonstration."""
     entries = gather(find("cifar").select("ResNet18/*/CIFAR-10"), ROOT / "results")
     known = {f"{test.p_last:.2g}" for test in welch_tests(entries)}
+    demo = json.loads((ROOT / "results" / "demo" / "compare.json").read_text())["methods"]
+    known |= {f"{demo[name]['improvement']['p_holm']:.2g}" for name in ("sam", "wsam")}
     text = " ".join((ROOT / page).read_text().split())
     found = re.findall(r"\bp = (0\.\d+)(?: and (0\.\d+))?", text)
     stated = {value for pair in found for value in pair if value}
