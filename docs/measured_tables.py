@@ -105,6 +105,8 @@ def overview() -> str:
         title, facts = text.splitlines()[0].removeprefix("# "), dict(fact_rows(text))
         use = re.sub(r"\]\((?=\w+\.md)", "](methods/", facts["take it if"])
         gpu = cost(name, *GPU[:2])
+        if name == "wsam_reuse":
+            gpu += without_reuse([case["name"] for case in cases(name, *GPU[:2])])
         rows.append([f"[{title}](methods/{name}.md)", facts["passes a step"], gpu, use])
     return "\n".join(markdown_table(["method", "passes a step", "cost", "take it if"], rows))
 
@@ -114,18 +116,22 @@ def fact_rows(text: str) -> Iterator[tuple[str, str]]:
     yield from re.findall(r"^\| ([a-z ]+) \| (.*) \|$", text, re.MULTILINE)
 
 
-CASES = {"wsam_reuse": ("WSAM every 2", "WSAM every 5", "WSAM every 10"), "preconditioned_wsam": ()}
-
-
-def cases(method: str) -> tuple[str, ...]:
-    """Return the names of a method in records of `wsam bench`."""
-    return CASES[method] if method in CASES else (wsam.METHODS[method].__name__,)
+def cases(method: str, file: str, form: str) -> list[Record]:
+    """Return the cases of a method in a record of `wsam bench`."""
+    found = {case["name"]: case for case in read(file)["cases"] if case["form"] == form}
+    if method == "wsam_reuse":
+        return [found[name] for name in found if name.startswith("WSAM reuse ")] or [
+            found[name] for name in found if name.startswith("WSAM every ")
+        ]
+    if method == "esam" and "ESAM gathered" in found:
+        return [found["ESAM gathered"]]
+    kind = wsam.METHODS.get(method)
+    return [found[kind.__name__]] if kind and kind.__name__ in found else []
 
 
 def cost(method: str, file: str, form: str) -> str:
     """Return the time of a step relative to SGD, or that it was not measured."""
-    found = {case["name"]: case for case in read(file)["cases"] if case["form"] == form}
-    costs = [found[name]["of_base"]["median"] for name in cases(method) if name in found]
+    costs = [case["of_base"]["median"] for case in cases(method, file, form)]
     if not costs:
         return NOT_MEASURED
     low, high = f"{min(costs):.2f}x", f"{max(costs):.2f}x"
@@ -159,14 +165,27 @@ def results(method: str) -> str:
     return "\n".join([*lines, "", *markdown_table(heads, rows), "", note])
 
 
+def without_reuse(names: Sequence[str]) -> str:
+    """Return a remark if WSAM on each n-th step was measured, but not with reuse."""
+    return "" if any("reuse" in name for name in names) else "; measured without reuse"
+
+
 def cost_sentence(method: str, file: str, form: str) -> str:
-    ratio = cost(method, file, form)
-    if ratio == NOT_MEASURED:
-        return ratio
+    """Return the cost with the extra memory, and what was measured in place of the method."""
+    found = cases(method, file, form)
+    if not found:
+        return NOT_MEASURED
+    names = [case["name"] for case in found]
+    sentence = f"{cost(method, file, form).replace('x', '')} times that of SGD"
     memory = {row["name"]: row for row in read(file)["memory"] if row["form"] == form}
-    copies = [memory[n]["copies_beyond_base"] for n in cases(method) if n in memory]
-    extra = f"; memory beyond SGD's: {copies[0]:.1f} copies of the weights" if copies else ""
-    return f"{ratio.replace('x', ' times')} that of SGD{extra}"
+    if len(names) == 1 and names[0] in memory:
+        copies = memory[names[0]]["copies_beyond_base"]
+        sentence += f"; memory beyond SGD's: {copies:.1f} copies of the weights"
+    if method == "wsam_reuse":
+        sentence += f" (n = {', '.join(name.split()[-1] for name in names)}{without_reuse(names)})"
+    if method == "esam" and names == ["ESAM"]:
+        sentence += "; with a closure, which computes all losses again"
+    return sentence
 
 
 @dataclass(frozen=True)
