@@ -25,6 +25,7 @@ FLOOR, BASE, OURS, PEER = "floor", "base", "ours", "peer"
 INTERVALS = (2, 5, 10)
 REUSE_INTERVALS = (5, 10)
 LOOKSAM_INTERVAL = 5
+ESAM_SHARE = 0.6
 ONE_PASS = ("msam", "one_pass_wsam")
 
 
@@ -156,7 +157,7 @@ def method_step(method: str, *, fuse: bool | None = None, **options: Any) -> Ste
 def gathered_step(workload: Workload, form: str) -> Step:
     """ESAM with a second pass on the selected samples alone."""
     model = workload.build_model()
-    optimizer = create("esam", workload.base(model), model=model, rho=RHO)
+    optimizer = create("esam", workload.base(model), model=model, rho=RHO, gamma=ESAM_SHARE)
     loss_fn = workload.make_loss(workload.forward(model, form), optimizer.select)
     step = train_step(optimizer, loss_fn, capture=form == "captured")
     return lambda: step(*workload.batch)
@@ -205,8 +206,9 @@ def every_method(forms: Iterable[str]) -> list[Case]:
         lean = method_step("wsam", lean=True, **default_options("wsam"))
         cases.append(Case("WSAM lean", form, OURS, lean))
         cases += [interval_case(n, form, reuse=True) for n in REUSE_INTERVALS]
-        # One pass, a forward pass to select half of the samples, and a pass on these.
-        cases.append(Case("ESAM gathered", form, OURS, gathered_step, passes=1 + 1 / 3 + 1 / 2))
+        # One pass, a forward pass to select samples (a third of a pass), and a pass on these.
+        passes = 1 + 1 / 3 + ESAM_SHARE
+        cases.append(Case("ESAM gathered", form, OURS, gathered_step, passes=passes))
     return cases
 
 
