@@ -385,7 +385,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
                 increases.append(increase)
             if len(closures) > 1:
                 self._restore()
-                self._take_gradients_at_w()
+                self._take_only_gradients()
                 gradients.add(self._step_state, self._all_blocks())
                 memory = self._step_state.memory
                 self._step_state = self._new_step()
@@ -590,7 +590,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         state = self._step_state
         blocks: list[Block] = []
         try:
-            state.require_second_gradients()
+            state.require_gradients()
             if state.action is Action.SHARPNESS_AWARE:
                 blocks = step.gradients_at_moved(state)
                 if grad_scale is not None:
@@ -682,23 +682,21 @@ class SharpnessAware(CheckedArguments, Optimizer):
             state.rng_after_first_pass = None
         torch.clear_autocast_cache()
 
-    def _take_gradients_at_w(self) -> bool:
-        """In a step that is not perturbed, take the gradients of the pass after `ascend` as g0.
+    def _take_only_gradients(self) -> bool:
+        """In a step that uses one gradient, take that of the pass after `ascend`, if it had one.
 
-        Only if there was no pass before it, or if a GradScaler has checked these gradients.
+        A gradient at w that is known already is replaced only if a GradScaler has checked the new one.
         """
         state = self._step_state
-        if not state.is_one_pass or (state.passes and not state.unscaled):
+        at_w = state.action is not Action.SHARPNESS_AWARE
+        if not state.is_one_pass or (at_w and state.passes and not state.unscaled):
             return False
         found = collect_gradients(self._all_blocks())
-        if not found:
-            return False
-        state.blocks = found
-        if self._has_overflow(found, state.unscaled):
-            state.action = Action.SKIP
-        step.own_g0(found)
-        step.clear_gradients(found)
-        return True
+        if found:
+            state.blocks = found
+            if self._has_overflow(found, state.unscaled):
+                state.action = Action.SKIP
+        return bool(found)
 
     def _combine(self) -> None:
         """Make the base's gradient and the decoupled term from g0 and g1."""
@@ -707,9 +705,10 @@ class SharpnessAware(CheckedArguments, Optimizer):
             return
         self._restore()
         align_gradients(all_blocks)
-        is_averaged = self._take_gradients_at_w() or not self.local
-        state.require_second_gradients()
-        checked = state.action is Action.SHARPNESS_AWARE and self.nonfinite != "propagate"
+        is_averaged = self._take_only_gradients() or not self.local
+        state.require_gradients()
+        is_two_pass = state.action is not Action.SKIP and not state.is_one_pass
+        checked = is_two_pass and self.nonfinite != "propagate"
         if checked and self._has_overflow(collect_gradients(all_blocks)):
             state.action = Action.SKIP
         uses_g0 = state.is_one_pass or (self.rule.keeps_g0 and state.action is not Action.SKIP)
@@ -724,9 +723,9 @@ class SharpnessAware(CheckedArguments, Optimizer):
             lean.finish(state, all_blocks)
         else:
             step.combine(state, all_blocks)
-            if state.decoupled and state.manual:
-                grads = [p.grad for block in all_blocks for p in block.params if p.grad is not None]
-                state.prepared_grads = GradSnapshot(grads)
+        if state.decoupled and state.manual and not state.base_stepped:
+            grads = [p.grad for block in all_blocks for p in block.params if p.grad is not None]
+            state.prepared_grads = GradSnapshot(grads)
         state.enter(Phase.READY)
 
     def _finish_with_backend(self, state: StepState) -> bool:
@@ -766,8 +765,8 @@ class SharpnessAware(CheckedArguments, Optimizer):
             return
         if state.action is Action.BASE_ONLY:
             state.step_base()
-            if self.rule.averages_signed_g1:  # a state that is loaded in place must have its place
-                for block in state.blocks:
+            if self.rule.keeps_vector and not self.rule.reuses:
+                for block in state.blocks:  # a state that is loaded in place must have its place
                     state.memory.create(block.params, step.KEPT)
         elif state.base_stepped:
             step.apply(state.decoupled)

@@ -31,8 +31,6 @@ class Rule:
     """Whether the base's step depends on g1. If not, the base may step before the second pass."""
     kept_needs_products: ClassVar[bool] = False
     """Whether `kept` needs the inner products of the gradients."""
-    averages_signed_g1: ClassVar[bool] = False
-    """Whether an average of s g1, s = +1 or -1, is applied with a weight (one-pass WSAM)."""
     per_tensor: bool = False
     """Whether inner products and norms are those of each tensor instead of global."""
     options: ClassVar[tuple[str, ...]] = ()
@@ -50,8 +48,8 @@ class Rule:
 
     @property
     def keeps_vector(self) -> bool:
-        """Whether the method keeps a vector between steps."""
-        return self.reuses or self.averages_signed_g1
+        """Whether the method keeps a vector between steps; True if it `reuses` one."""
+        return self.reuses
 
     @property
     def average(self) -> float:
@@ -73,19 +71,14 @@ class Rule:
         raise NotImplementedError
 
     def kept(self, hyper: dict[str, Scalar], products: Products | None) -> Part:
-        """Return the vector that a two-pass step keeps, if the rule `reuses` one."""
+        """Return the vector that a step keeps, if the rule `keeps_vector`.
+
+        In a step with one pass, g0 is its only gradient.
+        """
         return Part(g0=0.0, difference=1.0)
 
-    def signed_share(self, hyper: dict[str, Scalar]) -> Scalar:
-        """Return (1 - decay) s, the factor of g1 in the new average, if it `averages_signed_g1`."""
-        raise NotImplementedError
-
-    def weight(self, hyper: dict[str, Scalar]) -> Scalar:
-        """Return the weight with which that average is applied."""
-        raise NotImplementedError
-
     def mix_kept(self, hyper: dict[str, Scalar], g0_norm: Norm, kept_norm: Norm) -> Mix:
-        """Return what a one-pass step makes of g0 and the kept vector.
+        """Return what a step with one pass makes of its gradient, here g0, and the kept vector.
 
         Args:
             hyper: as for `mix`.

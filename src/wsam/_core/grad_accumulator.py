@@ -20,26 +20,22 @@ class GradAccumulator:
 
     def add(self, state: StepState, all_blocks: Sequence[Block]) -> None:
         """Add the gradients of a micro-batch whose passes are done, with the weights restored."""
-        state.require_second_gradients()
+        state.require_gradients()
         self._actions.add(state.action)
         for block in state.blocks:
             _accumulate(self._g0, zip(block.params, block.g0 or [], strict=False))
-        if state.is_one_pass:
-            return
+        if not state.is_one_pass:
+            self._add_second(state, all_blocks)
+        clear_gradients(all_blocks)
+
+    def _add_second(self, state: StepState, all_blocks: Sequence[Block]) -> None:
         for block in state.blocks:
-            g0s: Sequence[Tensor | None] = block.g0 or [None] * len(block.params)
-            pairs = zip(block.params, g0s, strict=True)
-            # A parameter without a second gradient gets no sharpness term.
-            _accumulate(
-                self._g1,
-                (
-                    (p, g0.clone() if p.grad is None and g0 is not None else p.grad)
-                    for p, g0 in pairs
-                ),
-            )
+            _accumulate(self._g1, ((p, p.grad) for p in block.params))
+            for p, g0 in zip(block.params, block.g0 or [], strict=False):
+                if p.grad is None:  # it gets no sharpness term
+                    _accumulate(self._g1, [(p, g0.clone())])
         for block in blocks_without_g0(all_blocks, state.blocks):
             _accumulate(self._g1, ((p, p.grad) for p in block.params))
-        clear_gradients(all_blocks)
 
     def fill(self, state: StepState, all_blocks: Sequence[Block]) -> None:
         """Make the sums the two gradients of one step."""

@@ -248,8 +248,6 @@ def combine(state: StepState, all_blocks: Sequence[Block]) -> None:
                 g0, g1_shards = block.shards(block.g0), block.shards(g1)
                 difference = list(torch._foreach_sub(g1_shards, g0))
                 _keep(state, block, rule.kept(value, products), g0, difference)
-            if rule.averages_signed_g1:
-                _average_signed(state, block, value, block.shards(g1))
         else:
             assert block.g0 is not None
             g0 = block.shards(block.g0)
@@ -375,33 +373,23 @@ def _mix_into_g0(mix: Mix, g0: list[Tensor], difference: list[Tensor], scratch: 
 def _keep(
     state: StepState, block: Block, part: Part, g0: list[Tensor], difference: list[Tensor]
 ) -> None:
-    """Keep the vector that a rule reuses on the next steps, averaged with the one before."""
-    vector = difference  # which nothing overwrites before the memory has copied it
-    if not (is_number(part.difference, 1.0) and is_number(part.g0, 0.0)):
-        vector = list(torch._foreach_mul(difference, on_device(part.difference, block.device)))
-    if not is_number(part.g0, 0.0):
-        add_scaled(vector, g0, on_device(part.g0, block.device), scratch=False)
-    before = state.memory.read(block, KEPT)
-    if state.rule.average and before is not None:
+    """Keep the vector that a rule uses on the next steps, averaged with the one before."""
+    own, other = (on_device(value, block.device) for value in part)
+    if is_number(other, 0.0):
+        vector = list(torch._foreach_mul(g0, own))
+    elif is_number(other, 1.0) and is_number(own, 0.0):
+        vector = difference  # which nothing overwrites before the memory has copied it
+    else:
+        vector = list(torch._foreach_mul(difference, other))
+        if not is_number(own, 0.0):
+            add_scaled(vector, g0, own, scratch=False)
+    if state.rule.average:
+        pairs = list(zip(vector, state.memory.read_each(block, KEPT), strict=True))
+        # The first vector is the first average; in steps with one pass averages begin at 0.
+        first = Tensor.detach if state.rule.reuses else torch.zeros_like
+        before = [first(v) if h is None else h for v, h in pairs]
         vector = list(torch._foreach_lerp(vector, before, state.rule.average))
     state.memory.write(block, KEPT, vector)
-
-
-def _average_signed(
-    state: StepState, block: Block, value: dict[str, Scalar], g1: list[Tensor]
-) -> None:
-    """Update the average of s g1, and apply it with the rule's weight."""
-    if not g1:
-        return
-    before = state.memory.read_each(block, KEPT)
-    average = [torch.zeros_like(g) if h is None else h for g, h in zip(g1, before, strict=True)]
-    average = list(torch._foreach_mul(average, state.rule.average))
-    share = on_device(state.rule.signed_share(value), block.device)
-    add_scaled(average, g1, share, scratch=False)
-    state.memory.write(block, KEPT, average)
-    weight = state.rule.weight(value)
-    if not is_number(weight, 0.0):
-        state.decoupled.append(DecoupledTerm(block, average, weight, scratch=False))
 
 
 def can_reuse(state: StepState) -> bool:
@@ -410,10 +398,13 @@ def can_reuse(state: StepState) -> bool:
 
 
 def combine_one_pass(state: StepState) -> None:
-    """Give the base g0; in a step that reuses, combine it with the kept vector."""
+    """Give the base the step's only gradient, g0; combine it with a kept vector if there is one."""
     rule, blocks = state.rule, units(state.rule, state.blocks)
     g0s = [block.shards(block.g0) for block in blocks]
-    if state.action is Action.REUSE:
+    if state.action is Action.SHARPNESS_AWARE and rule.keeps_vector:
+        for block, g0 in zip(blocks, g0s, strict=True):
+            _keep(state, block, rule.kept(rule_values(block.group, rule), None), g0, [])
+    if state.action is not Action.BASE_ONLY and rule.keeps_vector:
         kept = [state.memory.read(block, KEPT) for block in blocks]
         norms = zip(_norms(rule, blocks, g0s), _norms(rule, blocks, kept), strict=True)
         mixes = [

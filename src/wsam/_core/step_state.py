@@ -119,8 +119,10 @@ class StepState:
 
     @property
     def is_one_pass(self) -> bool:
-        """Whether the update needs the gradient at w only."""
-        return self.action in (Action.BASE_ONLY, Action.REUSE)
+        """Whether the update uses one gradient: at w, or at w + d if that needs no gradient at w."""
+        if self.action is Action.SHARPNESS_AWARE:
+            return not self.geometry.needs_g0
+        return self.action is not Action.SKIP
 
     @property
     def is_ascending(self) -> bool:
@@ -222,14 +224,16 @@ class StepState:
                 "with abandon(). A framework that calls step for you may have passed a closure"
             )
 
-    def require_second_gradients(self) -> None:
-        """Raise if the second pass left no gradient at all."""
-        needed = self.action is Action.SHARPNESS_AWARE and self.blocks
-        if needed and all(p.grad is None for block in self.blocks for p in block.params):
-            where = "in the second pass, too" if self.passes else "before descend()"
-            raise RuntimeError(f"no parameter has a gradient: call backward() {where}")
-        if self.action is Action.BASE_ONLY and not self.blocks:
-            raise RuntimeError("no parameter has a gradient: call backward()")
+    def require_gradients(self) -> None:
+        """Raise if the last pass left no gradient at all."""
+        if self.is_one_pass:
+            found = any(block.g0 for block in self.blocks)
+        else:  # without blocks the gradients are sums of micro-batches, which were checked
+            params = [p for block in self.blocks for p in block.params]
+            found = not params or any(p.grad is not None for p in params)
+        if not found and self.action is not Action.SKIP:
+            where = " in the second pass, too" if self.passes else ""
+            raise RuntimeError(f"no parameter has a gradient: call backward(){where}")
 
     def require_unchanged_gradients(self, all_blocks: list[Block]) -> None:
         """Raise if `p.grad` was modified between `descend` and `step`: that scales half the update."""

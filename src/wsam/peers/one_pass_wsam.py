@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from torch import nn
 from torch.optim import Optimizer
 
-from wsam._core.mix import G1, NOTHING, Mix, Products, Scalar
+from wsam._core.mix import G0, G1, NOTHING, Mix, Part, Products, Scalar
 from wsam._core.param_blocks import Block
 from wsam._core.param_groups import PREFIX
 from wsam._core.schedule_base import Interval, Schedule, saveable
@@ -13,7 +13,7 @@ from wsam._core.validation import number
 from wsam.geometry import AlongMomentum
 from wsam.optimizer import SharpnessAware, group_value
 from wsam.peers.msam import warn_without_momentum
-from wsam.rule import Rule, sharpness_weight
+from wsam.rule import Norm, Rule, sharpness_weight
 
 SIGN = "sign"
 
@@ -50,7 +50,7 @@ class AlternatingDifference(Rule):
     sign: float | Schedule = field(default_factory=Alternate)
     average_decay: float = 0.9
     keeps_g0 = False
-    averages_signed_g1 = True
+    keeps_vector = True
     options = ("average_decay",)
 
     def __post_init__(self) -> None:
@@ -66,13 +66,13 @@ class AlternatingDifference(Rule):
         """Return base_grad = g1."""
         return Mix(G1, NOTHING)
 
-    def signed_share(self, hyper: dict[str, Scalar]) -> Scalar:
-        """Return the factor of the new gradient in the average."""
-        return (1 - self.average_decay) * hyper[SIGN]
+    def kept(self, hyper: dict[str, Scalar], products: Products | None) -> Part:
+        """Return s g."""
+        return Part(g0=hyper[SIGN], difference=0.0)
 
-    def weight(self, hyper: dict[str, Scalar]) -> Scalar:
-        """Return k, the weight of the average."""
-        return sharpness_weight(hyper["gamma"])
+    def mix_kept(self, hyper: dict[str, Scalar], g0_norm: Norm, kept_norm: Norm) -> Mix:
+        """Return base_grad = g, decoupled = k H."""
+        return Mix(G0, Part(g0=0.0, difference=sharpness_weight(hyper["gamma"])))
 
     @classmethod
     def check(cls, name: str, value: float) -> float:
