@@ -25,7 +25,7 @@ from wsam._core.validation import count, flag, number
 
 @dataclass(frozen=True)
 class Geometry:
-    """Base class of geometries."""
+    """Base class of geometries; without an override it is a ball."""
 
     follows_g0: ClassVar[bool] = True
     """Whether d follows g0. If not, `vector` returns what takes its place."""
@@ -44,7 +44,7 @@ class Geometry:
                 if known, `block.group` their parameter group.
             g0: the first gradients of these shards.
         """
-        raise NotImplementedError
+        return None
 
     def vector(self, block: Block, g0: list[Tensor], memory: Memory) -> list[Tensor]:
         """Return the vector that takes the place of g0 in d, if the geometry does not follow g0.
@@ -55,7 +55,7 @@ class Geometry:
             memory: what the geometry keeps between steps; what it writes is stored when the step is
                 complete.
         """
-        raise NotImplementedError
+        return g0
 
     def is_ready(self, blocks: Sequence[Block], memory: Memory) -> bool:
         """Whether there is a vector to follow. If not, the step is the base's own."""
@@ -85,9 +85,6 @@ class Euclidean(Geometry):
     Reference: Foret et al., ICLR 2021.
     """
 
-    def sqrt_metric(self, block: Block, g0: list[Tensor]) -> None:
-        """Return None: S is 1."""
-
 
 @dataclass(frozen=True)
 class Adaptive(Geometry):
@@ -108,7 +105,6 @@ class Adaptive(Geometry):
     weights_only: bool = False
 
     def __post_init__(self) -> None:
-        """Validate the arguments."""
         number("eta", self.eta)
         flag("weights_only", self.weights_only)
 
@@ -147,7 +143,6 @@ class Fisher(Geometry):
     eta: float = 1.0
 
     def __post_init__(self) -> None:
-        """Validate eta."""
         number("eta", self.eta)
 
     def sqrt_metric(self, block: Block, g0: list[Tensor]) -> list[Tensor]:
@@ -196,9 +191,6 @@ class PerLayer(Geometry):
 
     follows_g0 = False
 
-    def sqrt_metric(self, block: Block, g0: list[Tensor]) -> None:
-        """Return None: S is 1."""
-
     def vector(self, block: Block, g0: list[Tensor], memory: Memory) -> list[Tensor]:
         """Return g0_i / norm(g0_i)."""
         wide = widened(g0)
@@ -225,7 +217,6 @@ class Masked(Geometry):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Validate the arguments."""
         object.__setattr__(self, "seed", count("seed", self.seed))  # numpy's integers overflow
         number("beta", self.beta, 0, 1, low_open=True, high_open=False)
 
@@ -240,9 +231,6 @@ class Masked(Geometry):
         draws = torch.rand(tensors, generator=generator, device="cpu")
         chosen: list[bool] = (draws < self.beta).tolist()
         return chosen
-
-    def sqrt_metric(self, block: Block, g0: list[Tensor]) -> None:
-        """Return None: S is 1 for the selected tensors."""
 
 
 NORM_LAYERS = (
@@ -276,7 +264,6 @@ class Only(Geometry):
     names: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        """Validate the names."""
         if isinstance(self.names, str) or not all(isinstance(name, str) for name in self.names):
             raise TypeError(f'names must be a tuple of strings, as ("*.bias",), got {self.names!r}')
         object.__setattr__(self, "names", tuple(self.names))
@@ -307,9 +294,6 @@ class Only(Geometry):
         names = block.names or []
         return [any(fnmatchcase(name, known) for known in self.names) for name in names]
 
-    def sqrt_metric(self, block: Block, g0: list[Tensor]) -> None:
-        """Return None: S is 1 for the selected tensors."""
-
 
 AVERAGE = "average"
 """The name of the running average of gradients."""
@@ -335,11 +319,7 @@ class Averaged(Geometry):
     memory = (AVERAGE,)
 
     def __post_init__(self) -> None:
-        """Validate theta."""
         number("theta", self.theta, 0, 1, low_open=True, high_open=False)
-
-    def sqrt_metric(self, block: Block, g0: list[Tensor]) -> None:
-        """Return None: S is 1."""
 
     def vector(self, block: Block, g0: list[Tensor], memory: Memory) -> list[Tensor]:
         """Return the average, this step's gradient included."""
@@ -371,12 +351,8 @@ class WithoutAverage(Geometry):
     memory = (AVERAGE,)
 
     def __post_init__(self) -> None:
-        """Validate the arguments."""
         number("sigma", self.sigma)
         number("decay", self.decay, 0, 1)
-
-    def sqrt_metric(self, block: Block, g0: list[Tensor]) -> None:
-        """Return None: S is 1."""
 
     def vector(self, block: Block, g0: list[Tensor], memory: Memory) -> list[Tensor]:
         """Return g0 - sigma m."""
@@ -405,9 +381,6 @@ class AlongMomentum(Geometry):
 
     follows_g0 = False
     needs_g0 = False
-
-    def sqrt_metric(self, block: Block, g0: list[Tensor]) -> None:
-        """Return None: S is 1."""
 
     def is_ready(self, blocks: Sequence[Block], memory: Memory) -> bool:
         """Whether the base has any momentum."""

@@ -206,55 +206,49 @@ class SharpnessAware(CheckedArguments, Optimizer):
             raise TypeError(
                 f"when must be an interval such as wsam.schedule.Every(5), got {self.when!r}"
             )
-        if not self.geometry.needs_g0:
-            self._check_one_pass()
         if self.local:
             _check_local(self.model)
-            if self.geometry.memory:
-                raise ValueError(
-                    "local=True computes d from each rank's own gradient, so the average that "
-                    f"{type(self.geometry).__name__} keeps would differ between ranks: use local=False"
-                )
-        conflicts = {
-            "this method, unlike WSAM, passes the second gradient to the base": self.rule.base_uses_g1,
-            "max_norm needs both gradients first": self.max_norm is not None,
-            f"nonfinite={self.nonfinite!r} must be able to undo the step": (
-                self.nonfinite != "propagate"
-            ),
-            "local=True averages the first gradient after the second pass": self.local,
-            "reuse needs both gradients": self.rule.reuses,
-            "a preconditioned step needs both gradients before it: pass precondition=False": (
-                self.rule.preconditions
-            ),
-        }
-        for reason in (reason for reason, holds in conflicts.items() if self.lean and holds):
-            raise ValueError(f"lean=True lets the base step between the passes, but {reason}")
-        if self.ascent_steps > 1:
-            self._check_ascent_steps()
+        self._check_combination()
 
-    def _check_ascent_steps(self) -> None:
+    def _check_combination(self) -> None:
+        """Reject options that exclude each other."""
+        rule, several = self.rule, self.ascent_steps > 1
+        lean, one_pass, averages = self.lean, not self.geometry.needs_g0, bool(self.geometry.memory)
         name = type(self.geometry).__name__
+        between = "lean=True lets the base step between the passes, but"
+        single = f"{name} has one pass, at w + d, and does not support"
+        shared = f"{name} averages one gradient a step and does not support"
+        steps = f"ascent_steps={self.ascent_steps} does not support"
+        reads_norm = self.when is not None and self.when.needs_norm
+        undone = self.nonfinite != "propagate"
         conflicts = {
-            f"{name}, which needs no gradient to ascend": not self.geometry.needs_g0,
-            f"{name}, which averages one gradient a step": bool(self.geometry.memory),
-            "keep, which compares the losses of two passes": self.keep < 1.0,
-            "lean=True": self.lean,
-        }
-        for conflict in (what for what, holds in conflicts.items() if holds):
-            raise ValueError(f"ascent_steps={self.ascent_steps} does not support {conflict}")
-
-    def _check_one_pass(self) -> None:
-        conflicts = {
-            f"the rule {type(self.rule).__name__}, which needs the gradient at w": self.rule.keeps_g0,
-            "keep, which compares the losses of two passes": self.keep < 1.0,
-            "local=True, which perturbs by the gradient at w": self.local,
-            "an interval that reads the gradient norm": (
-                self.when is not None and self.when.needs_norm
+            f"{between} this method, unlike WSAM, passes the second gradient to the base": (
+                lean and rule.base_uses_g1
             ),
+            f"{between} max_norm needs both gradients first": lean and self.max_norm is not None,
+            f"{between} nonfinite={self.nonfinite!r} must be able to undo the step": lean
+            and undone,
+            f"{between} local=True averages the first gradient after the second pass": (
+                lean and self.local
+            ),
+            f"{between} reuse needs both gradients": lean and rule.reuses,
+            f"{between} a preconditioned step needs both gradients: pass precondition=False": (
+                lean and rule.preconditions
+            ),
+            f"{single} the rule {type(rule).__name__}, which needs the gradient at w": (
+                one_pass and rule.keeps_g0
+            ),
+            f"{single} keep, which compares the losses of two passes": one_pass and self.keep < 1,
+            f"{single} local=True, which perturbs by the gradient at w": one_pass and self.local,
+            f"{single} an interval that reads the gradient norm": one_pass and reads_norm,
+            f"{single} several ascent steps": one_pass and several,
+            f"{shared} local=True, where gradients differ between ranks": averages and self.local,
+            f"{shared} several ascent steps": averages and several,
+            f"{steps} keep, which compares the losses of two passes": several and self.keep < 1,
+            f"{steps} lean=True": several and lean,
         }
-        for conflict in (what for what, holds in conflicts.items() if holds):
-            name = type(self.geometry).__name__
-            raise ValueError(f"{name} has one pass, at w + d, and does not support {conflict}")
+        for message in (message for message, holds in conflicts.items() if holds):
+            raise ValueError(message)
 
     def _reset_scratch(self) -> None:
         self._known_blocks: tuple[Any, list[Block]] | None = None

@@ -139,7 +139,6 @@ class Reuse:
     weight: float = 1.0
 
     def __post_init__(self) -> None:
-        """Validate the arguments."""
         flag("scale_by_norm", self.scale_by_norm)
         number("average", self.average, 0, 1)
         number("weight", self.weight)

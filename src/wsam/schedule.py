@@ -51,7 +51,6 @@ class Warmup(Schedule):
     start: float = 0.0
 
     def __post_init__(self) -> None:
-        """Validate the number of steps."""
         count("steps", self.steps, 1)
 
     def value(self, step: int, lr: Scalar) -> Scalar:
@@ -105,7 +104,6 @@ class FollowLR(Schedule):
     found: float | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        """Validate the arguments."""
         if self.lr_high is not None and not self.lr_high > self.lr_low:
             raise ValueError(f"lr_high must exceed lr_low, got {self.lr_high} and {self.lr_low}")
         if not self.high >= self.low:
@@ -168,7 +166,6 @@ class Every(Interval):
     offset: int = 0
 
     def __post_init__(self) -> None:
-        """Validate the arguments."""
         count("n", self.n, 1)
         count("offset", self.offset)
 
@@ -189,7 +186,6 @@ class Between(Interval):
     stop: int | None = None
 
     def __post_init__(self) -> None:
-        """Validate the arguments."""
         count("start", self.start)
         if self.stop is not None and count("stop", self.stop) < self.start:
             raise ValueError(
@@ -237,7 +233,6 @@ class NormAbove(Interval):
     needs_norm = True
 
     def __post_init__(self) -> None:
-        """Validate the arguments."""
         number("factor", self.factor, -math.inf)
         number("decay", self.decay, 0, 1)
         if (self.final is None) != (self.steps is None):

@@ -36,15 +36,7 @@ EXCHANGE_BYTES = 1 << 22
 def begin(state: StepState, *, guard_g0: bool) -> bool:
     """Step the base, move the weights to w + d and save A in `block.saved`.
 
-    Args:
-        state: the step. `p.grad` still holds g0.
-        guard_g0: hold a copy of g0 while the base steps, in case it writes into gradients.
-
-    Returns:
-        Whether the base wrote into gradients. With `guard_g0` the step is right all the same.
-
-    Raises:
-        RuntimeError: if the base wrote into gradients without `guard_g0`.
+    Returns whether the base wrote into gradients, which needs `guard_g0`: a copy of g0 meanwhile.
     """
     blocks = state.moved = state.blocks
     _reject_shared_storage(blocks)

@@ -17,9 +17,7 @@ from wsam._core.param_groups import PREFIX
 class Memory:
     """Reads the tensors of the last step, and writes new ones when a step is complete.
 
-    Args:
-        base: the base optimizer, whose state holds the tensors. Bases fill an entry that is empty, so
-            a new tensor must not be added before the base has stepped.
+    Bases fill a state that is empty, so a new tensor must not be added before the base has stepped.
     """
 
     def __init__(self, base: Optimizer) -> None:

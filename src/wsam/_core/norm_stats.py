@@ -155,11 +155,7 @@ class NormStats:
 
 
 class StatCopies:
-    """Copies of the statistics of some modules.
-
-    Args:
-        modules: the modules.
-    """
+    """Copies of the statistics of some modules."""
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         self._modules = list(modules)

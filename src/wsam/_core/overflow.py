@@ -15,9 +15,6 @@ class OverflowReport:
 
     At w + d a gradient can be zero although the weights are NaN, so the perturbation itself does not
     always show the overflow to the scaler, which must lower its scale.
-
-    Args:
-        blocks: the parameters, with their unscaled g0.
     """
 
     def __init__(self, blocks: Sequence[Block]) -> None:

@@ -114,12 +114,7 @@ def local_shards(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def build_blocks(groups: list[dict[str, Any]], names: dict[Tensor, str]) -> list[Block]:
-    """Sort all parameters into blocks.
-
-    Args:
-        groups: the parameter groups.
-        names: parameter names, for groups that have no "param_names".
-    """
+    """Sort all parameters into blocks; `names` are for groups that have no "param_names"."""
     blocks: dict[Any, Block] = {}
     index = 0
     for position, group in enumerate(groups):

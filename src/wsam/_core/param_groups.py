@@ -62,13 +62,7 @@ def _without_leftovers(group: dict[str, Any]) -> dict[str, Any]:
 
 
 class GroupValues:
-    """The hyperparameters of all parameter groups.
-
-    Args:
-        base: the base optimizer, whose groups hold the values.
-        rule: validates the values.
-        defaults: the optimizer's own hyperparameters, for groups that do not set them.
-    """
+    """The hyperparameters in the base's groups; `defaults` are for groups that do not set them."""
 
     def __init__(self, base: Optimizer, rule: "Rule", defaults: dict[str, Value]) -> None:
         self._base, self._rule = base, rule

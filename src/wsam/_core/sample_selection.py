@@ -15,9 +15,6 @@ class SampleSelection:
 
     With s_i = l_i(w + d) - l_i(w), the keep * B samples with the largest s_i are used: rounded down,
     and at least one.
-
-    Args:
-        keep: the share of samples, in (0, 1].
     """
 
     def __init__(self, keep: float) -> None:

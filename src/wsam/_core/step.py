@@ -165,9 +165,7 @@ def whiten(
         if state.geometry.uses_denominators:
             block.denominators = denominators_before(state.base, block)
         metric = state.geometry.sqrt_metric(block, g0)
-        vector = g0
-        if not state.geometry.follows_g0:
-            vector = state.geometry.vector(block, g0, state.memory)
+        vector = state.geometry.vector(block, g0, state.memory)
         block.denominators = None
         if metric is None:
             z = vector

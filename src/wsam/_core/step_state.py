@@ -109,7 +109,6 @@ class StepState:
     interval_memory: Any = None
 
     def __post_init__(self) -> None:
-        """Read the memory from the base's state."""
         self.memory = Memory(self.base)
 
     @property

@@ -79,14 +79,7 @@ def no_overlap(addresses: Sequence[int], sizes: Sequence[int]) -> bool:
 
 
 def add_scaled(into: list[Tensor], tensors: list[Tensor], scale: Scalar, scratch: bool) -> None:
-    """Compute `into += scale * tensors`.
-
-    Args:
-        into: the result.
-        tensors: what is added.
-        scale: a number or a 0-d tensor.
-        scratch: whether `tensors` may be overwritten to save memory.
-    """
+    """Compute `into += scale * tensors`. If `tensors` are scratch, they may be overwritten."""
     if not into:
         return
     if not isinstance(scale, Tensor):

@@ -33,7 +33,6 @@ class OrthogonalReuse(Rule):
     kept_needs_products = True
 
     def __post_init__(self) -> None:
-        """Validate `per_tensor`."""
         flag("per_tensor", self.per_tensor)
 
     @property

@@ -54,7 +54,6 @@ class AlternatingDifference(Rule):
     options = ("average_decay",)
 
     def __post_init__(self) -> None:
-        """Validate the decay."""
         number("decay", self.average_decay, 0, 1)
 
     @property
