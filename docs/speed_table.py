@@ -28,7 +28,6 @@ from wsam.bench.workload import PIXELS
 from wsam.lab.markdown_tables import update_tables
 from wsam.paper.plot_time import read_times
 from wsam.paper.render import markdown_table, no_break
-from wsam.plot_style import method_title
 
 Record = dict[str, Any]
 
@@ -192,7 +191,7 @@ def methods(record: Record) -> str:
     for result in sorted(read_times(RUNS), key=lambda one: mean_and_std(one.errors)[0] or 0.0):
         mean, deviation = mean_and_std(result.errors)
         assert mean is not None
-        title = method_title(result.method)
+        title = result.title
         case = cost.get(title)
         ratio = "" if case is None else f"{case['of_base']['median']:.2f}x"
         error = format_mean_std(mean, deviation, "{:.2f}".format)

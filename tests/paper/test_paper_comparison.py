@@ -243,7 +243,7 @@ def test_markdown(results):
     assert "GSAM" not in render.markdown(alone, gather(alone, results)), (
         "a note about a missing row"
     )
-    coupled = find("ablation").select("Coupled-WSAM")
+    coupled = find("ablation").select("Coupled-WSAM*")
     assert "\n- Coupled-WSAM uses" in render.markdown(coupled, gather(coupled, results))
 
 
@@ -291,9 +291,15 @@ def test_welch_tests_each_pair_of_methods(tmp_path):
     assert test.p_last == pytest.approx(0.1471, abs=1e-4)
     assert test.p_best == pytest.approx(0.1471, abs=0.2)
     text = significance.markdown(table, entries)
-    assert "| ResNet18, CIFAR-10 | SAM and WSAM | 3 | 0.15 | " in text
+    assert test.difference == pytest.approx(-0.1267, abs=1e-4)
+    # 0.1267 ± 3.974 (the 97.5% quantile) * 0.05735, computed by hand.
+    assert test.interval == pytest.approx((-0.3546, 0.1013), abs=1e-3)
+    row = "| ResNet18, CIFAR-10 | SAM and WSAM | 3 | -0.13 (-0.35 to +0.10) | 0.15 | "
+    assert row in text.replace("\u00a0", " ")
+    only_sgd = significance.welch_tests(entries, ["SGDM"])
+    assert {one.methods for one in only_sgd} == {("SGDM", "SAM"), ("SGDM", "WSAM")}
     assert "No test, because n = 1: ResNet18/GSAM/CIFAR-10." in text
-    assert significance.as_dicts(entries)[0]["methods"] == ("SGDM", "SAM")
+    assert significance.as_dicts(table, entries)[0]["methods"] == ("SGDM", "SAM")
 
 
 @pytest.mark.parametrize("samples", [([1.0], [2.0, 3.0]), ([1.0, 1.0], [2.0, 2.0])])

@@ -6,12 +6,22 @@ from recorded import as_recorded
 from wsam.lab import records
 from wsam.paper import find
 from wsam.paper.plot_noise import draw_noise, read_noise
-from wsam.paper.plot_time import draw_times, read_times
+from wsam.paper.plot_time import draw_times, front, read_times
 
 
-def write(out, run, error, epoch_seconds=1.0):
-    row = {"epoch": run.epochs, "train_loss": 0.1, "test_error": error}
-    records.write(out, run, {**as_recorded(run, row), "epoch_seconds": epoch_seconds})
+def write(out, run, error, *seconds):
+    """Write a record; `seconds` are the times of an epoch, one for each half of the run."""
+    half = run.epochs // 2
+    times = [
+        *([5.0] + [(*seconds, 1.0)[0]] * (half - 1)),
+        *([seconds[-1] if seconds else 1.0] * half),
+    ]
+    rows = [
+        {"epoch": number, "train_loss": 0.1, "test_error": error, "seconds": time}
+        for number, time in enumerate(times, 1)
+    ]
+    gpu = {"hardware": {"gpu": "one", "cpu": "any"}}
+    records.write(out, run, {**as_recorded(run, *rows), **gpu})
 
 
 def runs_of(method, table="cifar"):
@@ -19,30 +29,52 @@ def runs_of(method, table="cifar"):
     return find(table).select(name).runs
 
 
-def test_error_over_time_reads_the_setting_of_the_paper(tmp_path):
+def row_of(label):
+    return find("cheap").cell((label,), "CIFAR-10")
+
+
+def test_error_over_time_reads_the_rows_of_the_study(tmp_path):
     sam, wsam, sgd = (runs_of(method) for method in ("SAM", "WSAM", "SGDM"))
-    write(tmp_path, sgd[0], 4.3, epoch_seconds=0.9)
+    write(tmp_path, sgd[0], 4.3, 0.9)
     for run, error in zip(sam, (3.6, 3.8), strict=False):
-        write(tmp_path, run, error, epoch_seconds=1.8)
-    asam = sam[0].replace(method="asam", hyper={"rho": 1.0})
-    write(tmp_path, asam, 3.5)
-    reused = wsam[0].replace(options={"every": 5, "reuse": True})
-    write(tmp_path, reused, 3.7, epoch_seconds=1.1)
+        write(tmp_path, run, error, 1.8)
+    late = row_of("WSAM reuse 5, last half").runs[0]
+    write(tmp_path, late, 3.7, 0.9, 1.2)
     others = (
         sam[0].replace(epochs=80),
-        sam[0].replace(batch_size=256),
         sam[0].replace(noise=0.4),
         wsam[0].replace(hyper={"rho": 0.2, "gamma": 0.5}),
+        wsam[0].replace(options={"every": 3, "reuse": True}),
     )
     for run in others:
         write(tmp_path, run, 1.0)
     found = {one.method: one for one in read_times(tmp_path)}
-    assert list(found) == ["vanilla", "sam", "asam", "wsam_reuse"]
-    assert found["vanilla"].minutes == found["sam"].minutes[:1] == (6.0,)
+    assert list(found) == ["vanilla", "sam", "wsam_reuse"]
+    assert found["vanilla"].minutes == found["sam"].minutes[:1] == pytest.approx((6.0,))
+    assert found["vanilla"].title == "SGD", "the only row of SGD needs no number of epochs"
+    assert found["wsam_reuse"].minutes == pytest.approx((100 * (0.9 + 1.2) / 60,)), "two phases"
     assert found["sam"].label == "SAM 3.70 ± 0.14 (n = 2)"
-    assert found["asam"].label == "ASAM 3.50 (n = 1)"
-    assert found["wsam_reuse"].keys == (reused.key,)
-    assert found["asam"].keys == (asam.key,)
+    assert found["wsam_reuse"].keys == (late.key,)
+    write(tmp_path, sgd[0].replace(epochs=200), 4.5, 0.9)
+    assert [one.title for one in read_times(tmp_path)][:2] == ["SGD", "SGD, 2x epochs"]
+
+
+def test_many_points_have_a_legend_and_a_front(tmp_path):
+    cells = find("cheap").select("*/CIFAR-10").cells
+    for number, cell in enumerate(cells):
+        write(tmp_path, cell.runs[0], 4.0 - 0.01 * number, 1.0 + 0.02 * (number % 5))
+    results = read_times(tmp_path)
+    assert len(results) == len(cells) > 20
+    best = front(results)
+    assert best[0].minutes == min(one.minutes for one in results)
+    assert best[-1] is results[-1]
+    assert len(best) < len(results)
+    figure = draw_times(results)
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == [one.label for one in results]
+    assert not figure.axes[0].texts
+    figure.draw_without_rendering()
+    assert legend.get_window_extent().x1 < figure.bbox.x1
 
 
 def test_a_single_run_is_open_and_labels_do_not_touch(tmp_path):

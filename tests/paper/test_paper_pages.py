@@ -72,9 +72,10 @@ def test_page_with_welch_tests(tmp_path):
     words = 'cifar --only "ResNet18/*/CIFAR-10" --welch'
     page.write_text(f"<!-- wsam paper table {words} -->\n<!-- end -->\n")
     wsam_command("paper", "page", page, "--results", tmp_path)
-    assert "| ResNet18, CIFAR-10 | SAM and WSAM | 3 | 1 | 1 |" in text_of(page)
+    row = "| SAM and WSAM | 3 | +0.00 (-0.23 to +0.23) | 1 | 1 |"
+    assert f"| ResNet18, CIFAR-10 {row}" in text_of(page)
     table = ("paper", "table", "cifar", "--results", tmp_path, "--welch")
-    assert "| SAM and WSAM | 3 | 1 | 1 |" in wsam_command(*table).stdout
+    assert row in wsam_command(*table).stdout.replace("\u00a0", " ")
     assert '"methods": ["SAM", "WSAM"]' in wsam_command(*table, "--json").stdout
 
 

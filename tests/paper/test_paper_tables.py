@@ -88,7 +88,7 @@ def test_cifar_hyperparameters(model, data, alpha, beta, esam, wsam):
         assert not one.base_args["nesterov"]
         assert (one.schedule, one.augment, one.precision) == ("cosine", True, "bf16")
         assert (one.data, one.model) == (data.lower().replace("-", ""), model.lower())
-    coupled = find("ablation").cell((model, "Coupled-WSAM"), data).runs[0]
+    coupled = find("ablation").select(f"{model}/Coupled-WSAM, gamma*/{data}").runs[0]
     assert coupled.hyper == run["WSAM"].hyper
     assert coupled.method == "coupled_wsam"
 
@@ -121,12 +121,14 @@ def test_noise_quotes_the_paper():
 
 def test_geometry_imagenet_and_minima():
     geometry = find("geometry")
-    check_quoted(geometry, ("SAM",), geometry.columns, (2.94, 0.08, 2.84, 0.04, 3.00, 0.13))
-    check_quoted(geometry, ("WSAM",), geometry.columns, (2.74, 0.07, 2.90, 0.08, 3.45, 0.35))
+    wide = "WRN-28-10"
+    check_quoted(geometry, (wide, "SAM"), geometry.columns, (2.94, 0.08, 2.84, 0.04, 3.00, 0.13))
+    check_quoted(geometry, (wide, "WSAM"), geometry.columns, (2.74, 0.07, 2.90, 0.08, 3.45, 0.35))
     for column, name in (("+Adaptive", "adaptive"), ("+Fisher", "fisher")):
-        run = geometry.cell(("WSAM",), column).runs[0]
-        assert (run.geometry["name"], run.model) == (name, "wrn-28-10")
-        assert run.hyper == {"rho": 5.0, "gamma": 0.88}
+        for model in (wide, "ResNet18"):
+            run = geometry.cell((model, "WSAM"), column).runs[0]
+            assert (run.geometry["name"], run.model) == (name, model.lower())
+            assert run.hyper == {"rho": 5.0, "gamma": 0.88}
     imagenet = find("imagenet")
     assert imagenet.cell(("Initial",), "top-1 error").paper.mean == 18.2
     for method, words in rows_of(
@@ -157,8 +159,8 @@ def test_tables_share_runs():
     ball = find("geometry").select("Vanilla")
     assert {run.key for run in ball.runs} <= cifar
     ablation = find("ablation")
-    coupled = {run.key for run in ablation.select("Coupled-WSAM").runs}
-    equal = {run.key for run in ablation.select("Coupled-WSAM, equal weight").runs}
+    coupled = {run.key for run in ablation.select("Coupled-WSAM, gamma*").runs}
+    equal = {run.key for run in ablation.select("Coupled-WSAM, equal*").runs}
     assert {run.key for run in ablation.runs} - cifar == coupled | equal
     assert not coupled & equal
     assert {run.key for run in find("gamma").runs} <= {run.key for run in find("sensitivity").runs}
@@ -169,7 +171,7 @@ def test_tables_share_runs():
 
 def test_coupled_wsam_at_equal_weight():
     """Its k is WSAM's k (1 - momentum): momentum accumulates only the coupled term."""
-    for cell in find("ablation").select("Coupled-WSAM, equal weight").cells:
+    for cell in find("ablation").select("Coupled-WSAM, equal*").cells:
         assert cell.paper is None
         (gamma,) = {run.hyper["gamma"] for run in cell.runs}
         wsam_gamma = scratch_run(cell.row[0], cell.column, "WSAM").hyper["gamma"]
@@ -180,11 +182,13 @@ def test_coupled_wsam_at_equal_weight():
 def test_ablation_states_the_gamma_of_coupled_wsam():
     note = find("ablation").notes[0]
     assert note.startswith("Coupled-WSAM uses WSAM's gamma")
-    for cell in find("ablation").select("Coupled-WSAM").cells:
+    for cell in find("ablation").select("Coupled-WSAM, gamma*").cells:
         assert f"{cell.runs[0].hyper['gamma']:g}" in note
+    for cell in find("ablation").select("Coupled-WSAM*").cells:
+        assert f"{cell.runs[0].hyper['gamma']:g}" in cell.row[1], "the label has it, too"
     last = find("ablation").select("WRN-28-10/*/CIFAR-100")
     figures = {cell.row[1]: cell.paper for cell in last.cells}
-    assert figures["Coupled-WSAM"] == figures["SAM"], "as the second note says"
+    assert figures["Coupled-WSAM, gamma 0.88 and 0.94"] == figures["SAM"], "as the second note says"
 
 
 def test_cifar_searches_contain_the_selected_point():
@@ -216,8 +220,8 @@ def test_cifar_searches_contain_the_selected_point():
         ("noise-alpha", "noise", "GSAM/*"),
         ("noise-beta-gamma", "noise", "ESAM/*"),
         ("noise-gamma", "noise", "WSAM/*"),
-        ("geometry-rho", "geometry", "SAM/+*"),
-        ("geometry-gamma", "geometry", "WSAM/+*"),
+        ("geometry-rho", "geometry", "WRN-28-10/SAM/+*"),
+        ("geometry-gamma", "geometry", "WRN-28-10/WSAM/+*"),
         ("imagenet-rho", "imagenet", "SAM/*"),
         ("imagenet-alpha", "imagenet", "GSAM/*"),
         ("imagenet-gamma", "imagenet", "WSAM/*"),

@@ -116,7 +116,14 @@ def run(
         capture=capture,
         retry=retry,
     )
-    jobs = JobFactory(results, config, profile, measure=name == "minima", plane=plane)
+    jobs = JobFactory(
+        results,
+        config,
+        profile,
+        measure=name == "minima",
+        plane=plane,
+        readings=name == "hessian",
+    )
     executor = InProcess(lambda: options.make_callbacks(quiet=as_json or smoke))
     with resumable(lambda: shared.has_progress(table.runs, results)):
         done = shared.print_outcomes(sweep(map(jobs, table.runs), executor), table.runs)
@@ -165,7 +172,11 @@ def table(
         with staged(plot.parent) as staging:
             save(selected, entries, staging / plot.name, plot_slices.read_slices(selected, out))
     if as_json:
-        cells = significance.as_dicts(entries) if welch else render.cell_dicts(selected, entries)
+        cells = (
+            significance.as_dicts(selected, entries)
+            if welch
+            else render.cell_dicts(selected, entries)
+        )
         print(json.dumps(cells, allow_nan=False))
     elif welch:
         print(significance.markdown(selected, entries), end="")

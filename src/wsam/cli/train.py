@@ -37,9 +37,16 @@ Data = Annotated[
 Model = Annotated[
     str | None,
     typer.Option(
-        help="cnn, mlp, resnet18, wrn-28-10, deit-base, gpt, timm:NAME, or your own function: "
+        help="cnn, mlp, resnet18, wrn-28-10, deit-base, gpt, vit, timm:NAME, or your own function: "
         "path.py:function or package.module:function. [default: mlp for tables, gpt for texts, "
         "else cnn]"
+    ),
+]
+ModelArg = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar=options.PAIR,
+        help="An argument of mlp, gpt or vit, such as layers=6 or dropout=0.2. Repeatable.",
     ),
 ]
 Method = Annotated[
@@ -64,7 +71,8 @@ Hyper = Annotated[
 Geometry = Annotated[
     str | None,
     typer.Option(
-        help="Neighbourhood other than a ball: adaptive, fisher, masked, per-layer or preconditioned."
+        help="Neighbourhood other than a ball: adaptive, fisher, masked, norm-layers, per-layer or "
+        "preconditioned."
     ),
 ]
 GeometryArg = Annotated[
@@ -92,6 +100,14 @@ Reuse = Annotated[
         "--reuse", help="With --every: apply WSAM's last sharpness gradient on the steps between."
     ),
 ]
+Option = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar=options.PAIR,
+        help="Another option of the method: start, threshold, ascent_share, gather, rho_warmup, "
+        "gamma_warmup, rho_follows_lr, reuse_scaled, reuse_average or reuse_weight. Repeatable.",
+    ),
+]
 Base = Annotated[
     str,
     typer.Option(
@@ -116,8 +132,11 @@ Noise = Annotated[
 ]
 NoiseSeed = Annotated[int, typer.Option(help="Seed of the label noise.")]
 Schedule = Annotated[
-    Literal["cosine", "constant"],
-    typer.Option(help="Learning rate schedule; cosine decays to zero, every step."),
+    Literal["cosine", "constant", "warmup-cosine"],
+    typer.Option(
+        help="Learning rate schedule; cosine decays to zero, every step, and warmup-cosine rises over "
+        "the first 5% of the steps before."
+    ),
 ]
 Precision = Annotated[
     Literal["bf16", "fp32"] | None,
@@ -128,7 +147,10 @@ Augment = Annotated[
 ]
 Pretrained = Annotated[
     str | None,
-    typer.Option(help="Initial weights (deit-base, timm:): a folder or a name on the hub."),
+    typer.Option(
+        help="Initial weights (deit-base, timm:): a folder or a name on the hub; (gpt, vit): run:KEY, "
+        "the kept weights of a run in the output folder."
+    ),
 ]
 TrainLimit = Annotated[int | None, typer.Option(help="Train on this many images only.")]
 TestLimit = Annotated[int | None, typer.Option(help="Test on this many images only.")]
@@ -180,6 +202,7 @@ TensorBoard = Annotated[
 def train(
     data: Data = "digits",
     model: Model = None,
+    model_arg: ModelArg = None,
     method: Method = "wsam",
     rho: Rho = None,
     gamma: Gamma = None,
@@ -194,6 +217,7 @@ def train(
     max_norm: MaxNorm = None,
     every: Every = 1,
     reuse: Reuse = False,
+    option: Option = None,
     base: Base = "sgd",
     lr: LearningRate = None,
     momentum: Momentum = None,
@@ -258,14 +282,16 @@ def train(
         geometry=_geometry(geometry, geometry_arg or []),
         base=base,
         base_args=merge_pairs(base_named, "--base-arg", base_arg or ()),
-        options=_drop_none(
+        options=merge_pairs(
             {
                 "lean": lean or None,
                 "precondition": precondition or None,
                 "max_norm": max_norm,
                 "every": None if every == 1 else every,
                 "reuse": reuse or None,
-            }
+            },
+            "--option",
+            option or (),
         ),
         epochs=epochs,
         batch_size=batch_size,
@@ -285,6 +311,7 @@ def train(
         target=target,
         task=task,
         block_size=block_size,
+        model_args=options.parse_pairs(model_arg or ()),
     )
     _train(run, out, config, tensorboard, as_json)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from wsam.lab.run import Run
-from wsam.lab.settings import BASE_CLASSES, VANILLA, method_defaults
+from wsam.lab.settings import BASE_CLASSES, MODEL_ARGS, VANILLA, method_defaults
 from wsam.plot_style import method_title, variant_name
 
 GREEK = {"rho": "ρ", "gamma": "γ", "alpha": "α", "beta": "β", "eta": "η", "rho_min": "ρ min"}
@@ -17,6 +17,7 @@ _PLACES = ("data", "model", "noise")
 _NAMED_BY_RULE = (
     *_PLACES,
     *("method", "hyper", "geometry", "base", "base_args", "options", "epochs", "digests"),
+    "model_args",
     *("seed", "noise_seed"),
 )
 _FIELD_NAMES = {
@@ -117,6 +118,9 @@ def _varying_settings(runs: Sequence[Run]) -> dict[str, Setting]:
         same = None if name == "lr" else _field("base")
         if _differ(runs, _base_argument(name), same):
             found[name.replace("_", " ")] = _base_argument(name)
+    for name in sorted({name for run in runs for name in run.model_args}):
+        if _differ(runs, _model_argument(name)):
+            found[name.replace("_", " ")] = _model_argument(name)
     for name in sorted({name for run in runs for name in run.geometry or {}} - {"name"}):
         if _differ(runs, _geometry_argument(name), _geometry_argument("name")):
             found[f"geometry {GREEK.get(name, name.replace('_', ' '))}"] = _geometry_argument(name)
@@ -140,6 +144,10 @@ def _field(name: str) -> Setting:
 
 def _base_argument(name: str) -> Setting:
     return lambda run: run.base_args.get(name)
+
+
+def _model_argument(name: str) -> Setting:
+    return lambda run: run.model_args.get(name, MODEL_ARGS.get(run.model, {}).get(name))
 
 
 def _geometry_argument(name: str) -> Setting:

@@ -119,6 +119,8 @@ def adam() -> Table:
         pretrained=f"run:{pretraining_run().key}",
         epochs=20,
     )
+    first = ("ViT, adapters", "pretraining by AdamW")
+    cells.append(Cell(first, "CIFAR-100, test error", (pretraining_run(),)))
     methods = (ADAMW, TWICE, SAM, WSAM)
     cells += _cells("ViT, adapters", "CIFAR-10, test error", adapters, methods, Measure.TEST_ERROR)
     notes = (
@@ -139,9 +141,9 @@ def adam_small() -> Table:
     gpt = text_run(
         model_args={"layers": 2, "width": 64, "heads": 4},
         block_size=64,
-        batch_size=8,
-        train_limit=160,
-        test_limit=160,
+        batch_size=4,
+        train_limit=60,
+        test_limit=60,
         epochs=20,
         precision="fp32",
         base_args={"lr": 3e-3, "betas": (0.9, 0.99), "weight_decay": 0.1},
@@ -164,7 +166,7 @@ def adam_small() -> Table:
     notes = (
         "Small runs on one CPU core. They compare the methods where a network can over-fit, and say "
         "nothing about large models.",
-        "GPT: 2 layers, 64 wide, 160 blocks of 64 characters of Shakespeare to train on, 20 epochs. "
+        "GPT: 2 layers, 64 wide, 60 blocks of 64 characters of Shakespeare to train on, 20 epochs. "
         "MLP: two layers of 256 on scikit-learn's digits with 40% of the training labels redrawn, "
         "30 epochs.",
         "Each method has three candidates: AdamW's weight decay (0.01, 0.1, 0.3), and a radius of "

@@ -201,12 +201,17 @@ class RecordFolder:
         return minima.read_measurement(self.path, run)
 
 
+_READINGS = frozenset(one for one in Measure if one.startswith("top eigenvalue, "))
+
+
 def read_value(measure: Measure, run: Run, record: Record, source: RecordSource) -> float | None:
     """Return a quantity of a finished run; None if it was not measured."""
-    if measure in _FROM_MEASUREMENT:
+    if measure in _FROM_MEASUREMENT or measure in _READINGS:
         measurement = source.minimum(run)
         if measurement is None:
             return None
+        if measure in _READINGS:
+            return minima.read_reading(measurement, str(measure))
         return minima.read_eigenvalue(measurement, _FROM_MEASUREMENT[measure])
     return _FROM_RECORD[measure](record)
 

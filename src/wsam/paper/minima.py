@@ -34,6 +34,8 @@ FORMAT = 1
 BATCH_SIZE = 500
 TRAIN_MODE, TEST_IMAGES = "by_batches", "on_test"
 """Keys of two more eigenvalues: BatchNorm in training mode, and the loss on test images."""
+READINGS = "readings"
+"""Key of the eigenvalues that `wsam.paper.hessian` measures, by their measure."""
 SLICE, PLANE = "slice", "plane"
 """Keys of the loss along one direction and along two."""
 _IMAGES = 10_000  # the cost of an eigenvalue is proportional to it
@@ -69,6 +71,8 @@ def read_measurement(out: Path, run: Run) -> dict[str, Any] | None:
             read_slice(measurement, part)
         for variant in (TRAIN_MODE, TEST_IMAGES):
             read_eigenvalue(measurement, variant)
+        for name in measurement.get(READINGS, {}):
+            read_reading(measurement, name)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is damaged; remove it to measure again") from error
     if key != run.key or not isinstance(value, float):
@@ -93,6 +97,16 @@ def read_eigenvalue(measurement: Mapping[str, Any], variant: str | None = None) 
     if not is_number(value):
         raise TypeError("an eigenvalue must be a number")
     return float(value)
+
+
+def read_reading(measurement: Mapping[str, Any], name: str) -> float | None:
+    """Return an eigenvalue that `wsam.paper.hessian` measured; None if it was not measured.
+
+    Raises:
+        TypeError: The value is not a number.
+    """
+    reading = measurement.get(READINGS, {}).get(name)
+    return None if reading is None else read_eigenvalue({name: reading}, name)
 
 
 def read_slice(measurement: Mapping[str, Any], part: str) -> Landscape | None:

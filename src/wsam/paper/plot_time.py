@@ -1,9 +1,9 @@
-"""Test error over training time: ResNet18 on CIFAR-10 in the paper's setting."""
+"""Test error over training time: the methods of the study ``cheap`` on CIFAR-10."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +11,14 @@ from wsam._format import format_mean_std, mean_and_std
 from wsam.lab import records
 from wsam.lab.records import Record
 from wsam.lab.run import Run
-from wsam.paper.cifar import EPOCHS, METHODS, base_run, cifar
+from wsam.paper.cheap import MODEL, SGD, TWICE, cheap
+from wsam.paper.study import choose
 from wsam.plot_style import (
     FIGURE_WIDTH,
     GRID_COLOR,
     METHOD_STYLES,
     MUTED_COLOR,
     label_points,
-    method_title,
     new_figure,
     set_title,
     variant_name,
@@ -27,9 +27,13 @@ from wsam.plot_style import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MODEL, DATA = "ResNet18", "CIFAR-10"
+DATA = "CIFAR-10"
 _EQUAL = 1.1
 """Largest ratio of training times that count as equal."""
+_MOST_SEEDS = 5
+_SHAPES = "osD^vP*X"
+_MOST_LABELS = 8
+"""Up to so many points have labels; more have a legend."""
 
 
 @dataclass(frozen=True)
@@ -37,15 +41,16 @@ class TimedResult:
     """Errors and training times of a method's runs.
 
     Attributes:
-        method: Name of the method.
+        method: Name of the method in `METHOD_STYLES`.
+        title: Row of the study.
         epochs: Epochs of each run.
         errors: Test errors of the last epoch in percent, one per seed.
-        minutes: Training times, one per seed: epochs times the median time of an epoch, without
-            evaluation and compilation.
+        minutes: Training times, one per seed, without evaluation and compilation.
         keys: Keys of the runs.
     """
 
     method: str
+    title: str
     epochs: int
     errors: tuple[float, ...]
     minutes: tuple[float, ...]
@@ -55,7 +60,7 @@ class TimedResult:
     def label(self) -> str:
         """Name, error and number of runs: ``WSAM 3.63 ± 0.02 (n = 3)``."""
         error = format_mean_std(*_known(self.errors), "{:.2f}".format)
-        return f"{method_title(self.method)} {error} (n = {len(self.errors)})"
+        return f"{self.title} {error} (n = {len(self.errors)})"
 
 
 def _known(values: Sequence[float]) -> tuple[float, float | None]:
@@ -65,71 +70,74 @@ def _known(values: Sequence[float]) -> tuple[float, float | None]:
 
 
 def read_times(results: Path) -> list[TimedResult]:
-    """Read the methods that were trained in the paper's setting from a folder of records.
-
-    A method of the paper's table has the hyperparameters of the table. Of any other method, there is
-    one result for each choice of hyperparameters.
-    """
-    planned = {run.key for run in cifar().select(f"{MODEL}/*/{DATA}").runs}
-    groups: dict[Run, list[tuple[Run, Record]]] = {}
-    for path in sorted(results.glob("*.json")):
-        if not records.is_named_by_key(path):
-            continue
-        record = records.read_named(path)
-        run = Run.from_dict(record["settings"])
-        if not records.is_finished(record) or not _is_setting_of_paper(run):
-            continue
-        if run.key in planned or _method_name(run) not in METHODS.values():
-            groups.setdefault(run.replace(seed=0), []).append((run, record))
-    order = list(METHOD_STYLES)
-    found = [_result(group) for group in groups.values()]
-    return sorted(found, key=lambda one: order.index(one.method) if one.method in order else -1)
+    """Read the rows of the study ``cheap`` on CIFAR-10 that have records, in its order."""
+    table = choose(cheap().select(f"*/{DATA}"), results)
+    # With all seeds that have a record, as the main table has five.
+    table = table.seeded(range(_MOST_SEEDS))
+    found = []
+    for cell in table.cells:
+        read = [(run, records.read(results, run)) for run in cell.runs]
+        finished = [(run, one) for run, one in read if one is not None and records.is_finished(one)]
+        if finished:
+            found.append(_result(cell.row[0], finished))
+    alone = SGD not in {one.title for one in found}
+    return [replace(one, title=SGD) if alone and one.title == TWICE else one for one in found]
 
 
-def _is_setting_of_paper(run: Run) -> bool:
-    """Return whether only the method and its hyperparameters differ from the paper's runs."""
-    method = "SGDM" if run.epochs == 2 * EPOCHS else "SAM"
-    paper = base_run(MODEL, DATA, method)
-    own = ("method", "hyper", "geometry", "options", "seed")
-    return run == paper.replace(**{name: getattr(run, name) for name in own})
-
-
-def _method_name(run: Run) -> str:
-    return variant_name(run.method, run.options)
-
-
-def _result(group: list[tuple[Run, Record]]) -> TimedResult:
+def _result(title: str, group: list[tuple[Run, Record]]) -> TimedResult:
     run = group[0][0]
     return TimedResult(
-        _method_name(run),
+        variant_name(run.method, run.options),
+        title,
         run.epochs,
         tuple(record["curve"][-1]["test_error"] for _, record in group),
-        tuple(run.epochs * record["epoch_seconds"] / 60 for _, record in group),
+        tuple(records.training_seconds(record) / 60 for _, record in group),
         tuple(run.key for run, _ in group),
     )
 
 
+def front(results: Sequence[TimedResult]) -> list[TimedResult]:
+    """Return the results that no other one beats both in time and in mean error, fastest first."""
+    best: list[TimedResult] = []
+    for one in sorted(results, key=lambda one: (_known(one.minutes)[0], _known(one.errors)[0])):
+        if not best or _known(one.errors)[0] < _known(best[-1].errors)[0]:
+            best.append(one)
+    return best
+
+
 def draw_times(results: Sequence[TimedResult]) -> Figure:
-    """Draw error over time: means, with deviations for several runs; a single run is open."""
-    figure = new_figure(FIGURE_WIDTH, 4.0)
+    """Draw error over time: means, with deviations for several runs; a single run is open.
+
+    Many points have a legend instead of labels, and a line connects those on the front.
+    """
+    many = len(results) > _MOST_LABELS
+    figure = new_figure(FIGURE_WIDTH, 4.0 + 0.09 * len(results) * many)
     axes = figure.subplots()
     labels = []
-    for one in results:
+    for number, one in enumerate(results):
         (minutes, time_std), (error, std) = _known(one.minutes), _known(one.errors)
         color = METHOD_STYLES[one.method].light if one.method in METHOD_STYLES else MUTED_COLOR
         face = color if len(one.errors) > 1 else "white"
-        style: Any = {"fmt": "o", "ms": 8, "mew": 1.8, "mfc": face, "color": color, "capsize": 3}
-        axes.errorbar(minutes, error, std, time_std, zorder=3, **style)
+        shape = _SHAPES[number % len(_SHAPES)] if many else "o"
+        style: Any = {"fmt": shape, "ms": 8, "mew": 1.8, "mfc": face, "color": color, "capsize": 3}
+        axes.errorbar(minutes, error, std, time_std, zorder=3, label=one.label, **style)
         labels.append((minutes, error, one.label, color))
-    times = [minutes for minutes, *_ in labels]
-    axes.set(xlim=(0, 1.08 * max(times)), ylabel="test error (%)")
+    times = [_known(one.minutes)[0] for one in results]
+    axes.set(xlim=(0.9 * min(times) * many, 1.08 * max(times)), ylabel="test error (%)")
     axes.set_xlabel("training time (minutes)")
     axes.grid(color=GRID_COLOR, zorder=0)
-    note = f"{MODEL}, {DATA}; dots: mean and deviation, circles: one run"
+    kinds = "full: mean and deviation, open: one run; line: the front"
+    note = f"{MODEL}, {DATA}; " + (kinds if many else "dots: mean and deviation, circles: one run")
     axes.set_title(note, loc="left", fontsize=10, color=MUTED_COLOR)
-    best = method_title(min(results, key=lambda one: _known(one.errors)[0]).method)
+    lowest = min(results, key=lambda one: _known(one.errors)[0])
     equal = max(times) < _EQUAL * min(times)
-    message = f"{best} has the lowest mean error"
+    message = f"{lowest.title} has the lowest mean error"
     set_title(figure, f"At equal training time, {message}" if equal else message)
-    label_points(axes, labels, right=12)
+    if not many:
+        label_points(axes, labels, right=12)
+        return figure
+    points = [(_known(one.minutes)[0], _known(one.errors)[0]) for one in front(results)]
+    axes.plot(*zip(*points, strict=True), color=MUTED_COLOR, lw=1, ls="--", zorder=1)
+    style = {"fontsize": 7, "handletextpad": 0.2, "columnspacing": 0.6, "borderaxespad": 0.1}
+    figure.legend(loc="outside lower left", ncols=2, **style)
     return figure

@@ -10,12 +10,12 @@ from pathlib import Path
 from wsam.lab.execution import ExecutionConfig
 from wsam.lab.run import Run
 from wsam.lab.settings import check_choice
-from wsam.paper import adam, cifar, grids, imagenet, minima, noise
+from wsam.paper import adam, cheap, cifar, grids, hessian, imagenet, minima, noise
 from wsam.paper.profile import Profile
 from wsam.paper.study import choose, search_table
 from wsam.paper.table import Table
 from wsam.sweep.grid import Grid, read_grid
-from wsam.sweep.jobs import Job
+from wsam.sweep.jobs import After, Job
 
 TABLES: dict[str, Callable[[], Table]] = {
     "cifar": cifar.cifar,
@@ -26,6 +26,10 @@ TABLES: dict[str, Callable[[], Table]] = {
     "geometry": cifar.geometry,
     "minima": cifar.minima,
     "sensitivity": grids.sensitivity,
+    "coupled": cifar.coupled,
+    "hessian": hessian.hessian_table,
+    "cheap": cheap.cheap,
+    "cheap-search": lambda: search_table(cheap.cheap()),
     "adam": adam.adam,
     "adam-search": lambda: search_table(adam.adam()),
     "adam-small": adam.adam_small,
@@ -72,7 +76,7 @@ def find_grid(name: str) -> Grid:
 
 
 class JobFactory:
-    """Creates the job of a run. Jobs of the minima table keep their weights.
+    """Creates the job of a run. Jobs of the minima table, and those others start from, keep weights.
 
     Args:
         out: Folder of the results.
@@ -80,6 +84,7 @@ class JobFactory:
         profile: The profile with which the runs were made.
         measure: Also measure the minima of the runs in the minima table.
         plane: Also measure the loss in a plane through each minimum.
+        readings: Also measure the eigenvalues of the hessian table.
     """
 
     def __init__(
@@ -89,14 +94,18 @@ class JobFactory:
         profile: Profile,
         measure: bool,
         plane: bool = False,
+        readings: bool = False,
     ) -> None:
         self.out, self.means = out.resolve(), means
-        self.after = partial(minima.measure, plane=plane) if measure else None
+        self.after: After | None = partial(minima.measure, plane=plane) if measure else None
+        if readings:
+            self.after = hessian.measure
         whole_table = replace(profile, only=None)
-        self.kept = {run.key for run in whole_table.table(cifar.minima()).runs}
+        self.measured = {run.key for run in whole_table.table(cifar.minima()).runs}
+        self.kept = {*self.measured, adam.pretraining_run().key}
 
     def __call__(self, run: Run) -> Job:
         """Return the job of a run."""
         keep = run.key in self.kept
         means = replace(self.means, keep_weights=keep or self.means.keep_weights)
-        return Job(run, self.out, means, self.after if keep else None)
+        return Job(run, self.out, means, self.after if run.key in self.measured else None)

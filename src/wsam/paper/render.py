@@ -90,7 +90,8 @@ def _is_unjudged(entry: Entry) -> bool:
 def _applies(note: str, table: Table) -> bool:
     """Return whether a note concerns this table: one that begins with a method needs its row."""
     subject = note.partition(" ")[0].removesuffix("'s")
-    return subject not in METHODS or any(subject in row for row in table.rows)
+    labels = {label for row in table.rows for label in row}
+    return subject not in METHODS or any(label.split(",")[0] == subject for label in labels)
 
 
 def _was_run(entry: Entry) -> bool:

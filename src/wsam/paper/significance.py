@@ -9,8 +9,8 @@ from typing import Any
 
 from wsam._significance import welch_p
 from wsam.paper.comparison import Entry
-from wsam.paper.render import markdown_table
-from wsam.paper.table import Table
+from wsam.paper.render import markdown_table, no_break
+from wsam.paper.table import Measure, Table
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,9 @@ class WelchTest:
         n: Number of runs of each.
         p_last: p-value at the last epoch.
         p_best: p-value at the best epoch; None if the table does not show it.
+        difference: Mean of the second method less that of the first, at the last epoch.
+        interval: Its 95% confidence interval; None without a test.
+        decimals: Of the measure.
     """
 
     setting: str
@@ -30,13 +33,41 @@ class WelchTest:
     n: tuple[int, int]
     p_last: float | None
     p_best: float | None = None
+    difference: float = 0.0
+    interval: tuple[float, float] | None = None
+    decimals: int = 2
 
 
-def welch_tests(entries: Sequence[Entry]) -> list[WelchTest]:
-    """Test every pair of methods in the same setting; n = 1 has no test."""
+def welch_interval(first: Sequence[float], second: Sequence[float]) -> tuple[float, float] | None:
+    """Return the 95% confidence interval of mean(second) - mean(first); None as for `welch_p`.
+
+    Example:
+        >>> low, high = welch_interval([3.73, 3.86, 3.67], [3.62, 3.65, 3.61])
+        >>> round(low, 2), round(high, 2)
+        (-0.35, 0.1)
+    """
+    from scipy.stats import ttest_ind
+
+    if welch_p(first, second) is None:
+        return None
+    found = ttest_ind(second, first, equal_var=False).confidence_interval()
+    return float(found.low), float(found.high)
+
+
+def welch_tests(entries: Sequence[Entry], baselines: Sequence[str] = ()) -> list[WelchTest]:
+    """Test every pair of methods in the same setting; n = 1 has no test.
+
+    Args:
+        entries: Our results.
+        baselines: Test only pairs with one of these methods; empty: all.
+    """
     tests = []
     for first, second in combinations(entries, 2):
         if _setting(first) != _setting(second) or min(first.ours.n, second.ours.n) < 2:
+            continue
+        if baselines and not {first.cell.row[-1], second.cell.row[-1]} & {*baselines}:
+            continue
+        if Measure.COST is first.cell.measure:
             continue
         p_best = None
         if first.best and second.best:
@@ -48,6 +79,9 @@ def welch_tests(entries: Sequence[Entry]) -> list[WelchTest]:
                 (first.ours.n, second.ours.n),
                 welch_p(first.ours.values, second.ours.values),
                 p_best,
+                (second.ours.mean or 0.0) - (first.ours.mean or 0.0),
+                welch_interval(first.ours.values, second.ours.values),
+                first.cell.measure.decimals,
             )
         )
     return tests
@@ -57,25 +91,30 @@ def _setting(entry: Entry) -> str:
     return ", ".join((*entry.cell.row[:-1], entry.cell.column))
 
 
-def as_dicts(entries: Sequence[Entry]) -> list[dict[str, Any]]:
+def as_dicts(table: Table, entries: Sequence[Entry]) -> list[dict[str, Any]]:
     """Return one dictionary per test, for JSON."""
-    return [asdict(test) for test in welch_tests(entries)]
+    return [asdict(test) for test in welch_tests(entries, table.baselines)]
 
 
 def markdown(table: Table, entries: Sequence[Entry]) -> str:
     """Return the p-values of all pairs as a Markdown table."""
-    tests = welch_tests(entries)
+    tests = welch_tests(entries, table.baselines)
     lines = [f"Welch's t-test between methods. {table.title}:", ""]
     if tests:
         with_best = any(test.p_best is not None for test in tests)
-        heads = ["setting", "methods", "n", "p, last epoch"] + ["p, best epoch"] * with_best
+        heads = ["setting", "methods", "n", "difference, 95% interval", "p"]
+        heads += ["p, best epoch"] * with_best
         rows = []
         for test in tests:
             p_values = [test.p_last, test.p_best][: 1 + with_best]
             texts = ["" if p is None else f"{p:.2g}" for p in p_values]
-            rows.append([test.setting, " and ".join(test.methods), _sizes(test.n), *texts])
+            pair = " and ".join(test.methods)
+            rows.append([test.setting, pair, _sizes(test.n), no_break(_difference(test)), *texts])
         lines += [*markdown_table(heads, rows), ""]
-        lines += ["- Two-sided p-values, not corrected for the number of pairs."]
+        lines += [
+            "- The second method's mean less the first's, at the last epoch, with two-sided p-values. "
+            "Neither is corrected for the number of pairs."
+        ]
     single = [entry for entry in entries if entry.ours.n == 1]
     if single:
         names = ", ".join(entry.cell.name for entry in single)
@@ -83,6 +122,12 @@ def markdown(table: Table, entries: Sequence[Entry]) -> str:
     if not tests and not single:
         lines.append("- No two methods have been run.")
     return "\n".join(lines) + "\n"
+
+
+def _difference(test: WelchTest) -> str:
+    """Return ``-0.12 (-0.36 to 0.11)``."""
+    texts = [f"{x:+.{test.decimals}f}" for x in (test.difference, *(test.interval or ()))]
+    return f"{texts[0]} ({texts[1]} to {texts[2]})" if test.interval else texts[0]
 
 
 def _sizes(n: tuple[int, int]) -> str:

@@ -69,10 +69,9 @@ def search_table(study: Table) -> Table:
         if len(cell.candidates) > 1 and cell.measure in _ON_VALIDATION
         for one in cell.candidates
     ]
-    title = f"Validation figures of the candidates: {study.title[0].lower()}{study.title[1:]}"
     return Table(
         f"{study.name}-search",
-        title,
+        f"Candidates of the study {study.name}, measured on a validation split",
         (*study.heads, "candidate"),
         tuple(cells),
         Kind.SEARCH,

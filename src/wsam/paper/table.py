@@ -40,6 +40,14 @@ class Measure(StrEnum):
     TEST_LOSS = "test loss"
     VALIDATION_ERROR = "validation error (%)"
     VALIDATION_LOSS = "validation loss"
+    TRAIN_AUGMENTED_FULL = "top eigenvalue, train, augmented, all batches"
+    TRAIN_AUGMENTED_BATCH = "top eigenvalue, train, augmented, one batch a step"
+    TRAIN_PLAIN_FULL = "top eigenvalue, train, plain, all batches"
+    TRAIN_PLAIN_BATCH = "top eigenvalue, train, plain, one batch a step"
+    EVAL_AUGMENTED_FULL = "top eigenvalue, eval, augmented, all batches"
+    EVAL_AUGMENTED_BATCH = "top eigenvalue, eval, augmented, one batch a step"
+    EVAL_PLAIN_FULL = "top eigenvalue, eval, plain, all batches"
+    EVAL_PLAIN_BATCH = "top eigenvalue, eval, plain, one batch a step"
     COST = "training time / SGD's"
 
     @property

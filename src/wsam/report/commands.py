@@ -37,7 +37,10 @@ def command(
         >>> command(Run(method="sam", hyper={"rho": 0.2}, epochs=3)).split(" --lr")[0]
         'wsam train --data digits --model cnn --method sam --rho 0.2 --base sgd'
     """
-    words: list[object] = ["--data", run.data, "--model", run.model, "--method", run.method]
+    words: list[object] = ["--data", run.data, "--model", run.model]
+    for name, value in run.model_args.items():
+        words += ["--model-arg", f"{name}={json.dumps(value)}"]
+    words += ["--method", run.method]
     words += _hyper(run) + _geometry(run) + _options(run) + _base(run)
     words += ["--epochs", run.epochs, "--batch-size", run.batch_size, "--seed", run.seed]
     if run.noise:
@@ -56,8 +59,8 @@ def command(
         ("--validation", run.validation),
         ("--validation-seed", run.validation_seed),
     )
-    for option, value in optional:
-        words += [] if value is None else [option, value]
+    for option, given in optional:
+        words += [] if given is None else [option, given]
     words += [] if device is None else ["--device", device]
     words += [] if data_dir is None else ["--data-dir", data_dir]
     words += ["--keep-checkpoint"] if keep else []
@@ -94,6 +97,9 @@ def _options(run: Run) -> list[object]:
     if "every" in run.options:
         words += ["--every", run.options["every"]]
     words += ["--reuse"] if run.options.get("reuse") else []
+    named = ("lean", "precondition", "max_norm", "every", "reuse")
+    for name in (name for name in run.options if name not in named):
+        words += ["--option", f"{name}={json.dumps(run.options[name])}"]
     return words
 
 

@@ -13,7 +13,7 @@ from wsam.lab.environment import short_commit
 from wsam.lab.records import Record
 from wsam.lab.run import Run
 from wsam.lab.titles import format_figure
-from wsam.paper import TABLES, Profile, find, gather
+from wsam.paper import TABLES, Kind, Profile, find, gather
 from wsam.paper import render as paper_render
 from wsam.paper.comparison import Entry
 from wsam.paper.table import Table as PaperTable
@@ -43,7 +43,8 @@ def overview(folder: Folder) -> str:
 def paper_section(folder: Folder) -> Section | None:
     """Return the paper's tables for which the folder has results; None if there are none."""
     profiles = _profiles(folder)
-    known = list(map(find, TABLES)) if profiles else []
+    tables_of_paper = (find(name) for name in (TABLES if profiles else ()))
+    known = [table for table in tables_of_paper if table.kind in (Kind.TABLE, Kind.FIGURE)]
     tables = []
     for profile in profiles:
         for whole in known:

@@ -1,0 +1,195 @@
+"""Studies: candidates chosen on a validation split, costs, conclusions, and smoke runs."""
+
+import json
+
+import pytest
+from command import wsam_command
+from recorded import as_recorded, recorded
+
+from wsam.lab import records
+from wsam.lab.run import Run
+from wsam.paper import Kind, Measure, Profile, find, gather, render
+from wsam.paper.cheap import conclude
+from wsam.paper.hessian import MEASURES, eigenvalue_by_batches, full_eigenvalue
+from wsam.paper.registry import load
+from wsam.paper.study import candidates, choose, chosen_cell, search_table
+from wsam.paper.table import Cell, Table
+from wsam.sweep.grid import with_seeds
+
+RUN = Run(method="sam", epochs=10)
+STUDIES = ("cheap", "adam", "adam-small")
+
+
+def write(out, run, seconds=1.0, gpu="one", status="finished", **figures):
+    rows = [
+        {"epoch": n, "train_loss": 0.1, "seconds": seconds, **figures}
+        for n in range(1, run.epochs + 1)
+    ]
+    metric = {"metric": {"split": "validation"}} if run.validation else {}
+    record = as_recorded(run, *rows, status=status)
+    records.write(out, run, {**record, **metric, "hardware": {"gpu": gpu, "cpu": "any"}})
+
+
+def small_study():
+    options = candidates(RUN, [{"rho": 0.1}, {"rho": 0.2}, {"rho": 0.4}], trial_epochs=0.5)
+    cells = (chosen_cell(("SAM",), "digits", options),)
+    return Table("mine", "Mine", ("method",), cells, Kind.STUDY)
+
+
+def test_trials_hold_out_data_and_final_runs_do_not():
+    (cell,) = small_study().cells
+    for one, rho in zip(cell.candidates, (0.1, 0.2, 0.4), strict=True):
+        assert one.run == RUN.replace(hyper={"rho": rho})
+        assert one.trial == one.run.replace(epochs=5, validation=0.1)
+        assert one.text == f"rho {rho:g}"
+    assert cell.runs == with_seeds(cell.candidates[0].run, (0, 1, 2))
+
+
+def test_the_best_on_the_validation_split_is_chosen(tmp_path):
+    study = small_study()
+    (cell,) = study.cells
+    assert choose(study, tmp_path).cells[0].chosen == "rho 0.1 (not searched)"
+    for one, error in zip(cell.candidates, (5.0, 3.0, 1.0), strict=True):
+        failed = error == 1.0
+        figures = {"validation_error": None if failed else error, "test_error": 9.0 - error}
+        write(tmp_path, one.trial, status="failed" if failed else "finished", **figures)
+    chosen = choose(study.seeded((4, 7)), tmp_path)
+    assert chosen.cells[0].runs == with_seeds(cell.candidates[1].run, (4, 7)), "not by the test set"
+    (table,) = (search_table(study),)
+    texts = {row[1]: row[2] for row in render.body(table, gather(table, tmp_path))}
+    assert texts == {"rho 0.1": "5.00 (n = 1)", "rho 0.2": "3.00 (n = 1)", "rho 0.4": "1 failed"}
+    write(tmp_path, chosen.cells[0].runs[0], test_error=2.5)
+    text = render.page_markdown(chosen, gather(chosen, tmp_path))
+    assert "| SAM | 2.50 (n = 1) |" in text.replace("\u00a0", " ")
+    assert "- Chosen on a validation split of the training data:\n  - SAM, digits: rho 0.2." in text
+
+
+def test_cost_is_relative_to_the_first_reference_on_the_same_hardware(tmp_path):
+    sgd = RUN.replace(method="vanilla")
+    longer = sgd.replace(epochs=20)
+    cell = Cell(("SAM",), "cost", (RUN,), measure=Measure.COST, reference=(sgd, longer))
+    table = Table("mine", "Mine", ("method",), (cell,))
+    write(tmp_path, RUN, seconds=3.0, test_error=1.0)
+    (entry,) = gather(table, tmp_path)
+    assert entry.text == "1 not measured"
+    write(tmp_path, sgd, seconds=9.0, gpu="another", test_error=1.0)
+    write(tmp_path, longer, seconds=2.0, test_error=1.0)
+    (entry,) = gather(table, tmp_path)
+    assert entry.ours.values == (pytest.approx(1.5),), "10 epochs of 3 s and of 2 s"
+
+
+def test_training_seconds_of_a_run_with_two_phases():
+    def seconds(options, times):
+        rows = [{"epoch": n, "train_loss": 0.1, "seconds": t} for n, t in enumerate(times)]
+        return records.training_seconds(as_recorded(RUN.replace(options=options), *rows))
+
+    assert seconds({}, [30.0, 1.0, 1.0, 9.0]) == 4.0
+    late = {"start": 0.5, "every": 2}
+    assert seconds(late, [30.0, 1.0, 1.0, 20.0, 2.0, 2.0]) == 9.0
+    assert seconds({"threshold": 1.0}, [30.0, 1.0, 2.0, 3.0]) == 8.0
+
+
+def test_cheap_states_the_share_of_the_gain(tmp_path):
+    table = find("cheap").select("*/CIFAR-10*")
+    rows = {"SGD": (4.4, 1.0), "WSAM": (3.6, 2.0), "MSAM": (3.8, 1.1), "WSAM reuse 2": (3.7, 1.5)}
+    for label, (error, seconds) in rows.items():
+        write(tmp_path, table.cell((label,), "CIFAR-10").runs[0], seconds, test_error=error)
+    entries = gather(table, tmp_path)
+    (line,) = conclude(entries)
+    assert line == (
+        "CIFAR-10: up to a cost of 1.15, MSAM has the lowest mean error, 3.80 (n = 1, cost 1.10), "
+        "75% of WSAM's gain over SGD."
+    )
+    assert f"- {line}" in render.markdown(table, entries)
+
+
+def test_every_method_has_the_same_search_effort():
+    for name in STUDIES:
+        sizes = {len(cell.candidates) for cell in find(name).cells}
+        assert sizes <= {0, 1, 3}, name
+        for cell in find(name).cells:
+            if len(cell.candidates) == 1:
+                assert name == "cheap", "settings of the paper"
+            for one in cell.candidates:
+                assert one.trial.validation == 0.1
+                assert one.run.validation is None
+                assert one.run.seed == one.trial.seed == 0
+
+
+def test_studies_compare_what_they_state():
+    adam = find("adam")
+    assert {cell.runs[0].base for cell in adam.cells} == {"adamw"}
+    for cell in adam.cells:
+        if not cell.candidates:
+            continue
+        plain = adam.cell((cell.row[0], "AdamW"), cell.column)
+        twice = adam.cell((cell.row[0], "AdamW, twice the epochs"), cell.column)
+        assert twice.runs[0].epochs == 2 * plain.runs[0].epochs
+        if cell.row[1] == "WSAM, preconditioned":
+            assert cell.runs[0].options["precondition"]
+        same = ("data", "model", "model_args", "batch_size", "schedule", "pretrained")
+        assert all(getattr(cell.runs[0], name) == getattr(plain.runs[0], name) for name in same)
+    keys = {run.key for run in adam.runs}
+    pretrained = {run.pretrained for run in adam.runs} - {None}
+    assert len(pretrained) == 1
+    assert pretrained.pop().removeprefix("run:") in keys, "trained by the same command"
+    sam = find("cifar").cell(("ResNet18", "SAM"), "CIFAR-10").runs
+    assert find("coupled").cell(("0.5",), "CIFAR-10").runs == sam, "gamma 1/2 is SAM"
+
+
+@pytest.mark.parametrize(
+    ("name", "only", "runs"),
+    [
+        ("adam-small-search", "*/AdamW/weight decay 0.01/*", 2),
+        pytest.param("adam-search", "*/WSAM*/gamma 0.5, rho 0.1/*", 4, marks=pytest.mark.slow),
+        pytest.param("adam", "*/GSAM*/*", 2, marks=pytest.mark.slow),
+        pytest.param("cheap", "*/CIFAR-10", 24, marks=pytest.mark.slow),
+        pytest.param("coupled", "0.88*", 2, marks=pytest.mark.slow),
+    ],
+)
+def test_smoke_runs_of_studies(tmp_path, name, only, runs):
+    words = (name, "--only", only, "--smoke", "--seeds", "0", "--device", "cpu", "--out", tmp_path)
+    printed = wsam_command("paper", "run", *words)
+    found = recorded(tmp_path)
+    assert len(found) <= runs, "CIFAR-10 and CIFAR-100 are the same digits"
+    assert f"{len(found)} finished; records in" in printed.stdout
+    table = ("paper", "table", name, "--smoke", "--seeds", "0", "--results", tmp_path, "--json")
+    cells = json.loads(wsam_command(*table, "--only", only).stdout)
+    assert {cell["n"] for cell in cells} == {1}
+
+
+@pytest.mark.slow
+def test_hessian_is_read_in_eight_ways_from_kept_weights(tmp_path):
+    words = ("hessian", "--only", "*/SAM/*", "--smoke", "--seeds", "0", "--device", "cpu")
+    run = wsam_command("paper", "run", *words, "--out", tmp_path, "--json").stdout
+    cells = json.loads(run)["cells"]
+    assert len(cells) == 8
+    assert all(cell["n"] == 1 and cell["mean"] > 0 for cell in cells)
+    assert len({cell["mean"] for cell in cells}) >= 6, "digits are not augmented in smoke runs"
+    (path,) = tmp_path.glob("*.minimum.json")
+    before = path.read_bytes()
+    wsam_command("paper", "run", *words, "--out", tmp_path)
+    assert path.read_bytes() == before, "nothing is measured twice"
+    profile = Profile(smoke=True, seeds=(0,), only="*/SAM/*")
+    entries = gather(load("hessian", profile, tmp_path), tmp_path)
+    assert {entry.cell.measure for entry in entries} == set(MEASURES.values())
+
+
+def test_power_iteration_by_batches_finds_the_top_eigenvalue():
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 1, bias=False))
+    inputs = torch.diag(torch.tensor([1.0, 2.0, 3.0]))
+    batches = [(inputs, torch.zeros(3, 1))] * 2
+
+    def loss(output, target):
+        return (output - target).square().mean()
+
+    full = full_eigenvalue(model, loss, batches, "eval")
+    read = eigenvalue_by_batches(model, loss, batches, "eval")
+    assert full["top_eigenvalue"] == pytest.approx(6.0, rel=1e-3)  # 2/3 of the largest square
+    assert read["top_eigenvalue"] == pytest.approx(6.0, rel=1e-3)
+    assert read["deviation"] == pytest.approx(0.0, abs=1e-3)
+    assert read["stopped"] == pytest.approx(6.0, rel=0.1)
