@@ -95,7 +95,7 @@ def _applies(note: str, table: Table) -> bool:
 
 
 def _was_run(entry: Entry) -> bool:
-    return bool(entry.ours.n or entry.ours.failed or entry.ours.unmeasured)
+    return bool(entry.ours.n or entry.ours.failed)
 
 
 def visible_columns(table: Table, entries: Sequence[Entry]) -> list[str]:
