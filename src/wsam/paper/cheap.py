@@ -160,7 +160,8 @@ def conclude(entries: Sequence[Entry]) -> list[str]:
     lines = []
     for data in DATASETS:
         known = {row: entry for (row, column), entry in found.items() if column == data}
-        costs = {row: found[row, f"{data}, {COST}"].ours.mean for row in known}
+        timed = {row: found.get((row, f"{data}, {COST}")) for row in known}
+        costs = {row: None if entry is None else entry.ours.mean for row, entry in timed.items()}
         cheap_rows = [
             row
             for row, entry in known.items()
