@@ -115,7 +115,10 @@ def test_unknown_options_commands_and_missing_arguments() -> None:
     [
         ("toy --gamma x", "invalid value for '--gamma': "),
         ("bounds convex -T x", "invalid value for '--steps' / '-T': "),
-        ("train --schedule step", "'step' is not one of 'cosine', 'constant' (see wsam train"),
+        (
+            "train --schedule step",
+            "'step' is not one of 'cosine', 'constant', 'warmup-cosine' (see wsam train",
+        ),
         ("sweep cifar --gpus nan", "invalid value for '--gpus': "),
         ("report missing", "there is no "),
         ("report . --out .", "'.' is a directory"),
