@@ -40,7 +40,7 @@ Trials = Annotated[
     int, typer.Option(min=1, help="Settings tried for each method; fewer if time is short.")
 ]
 Epochs = Annotated[
-    int, typer.Option(min=1, help="Epochs of the base in the final runs; fewer if time is short.")
+    int, typer.Option(min=1, help="Epochs of the base in every run; fewer if time is short.")
 ]
 Every = Annotated[int, typer.Option(min=2, help="For cheap: two passes on every N-th step.")]
 LearningRate = Annotated[

@@ -29,7 +29,7 @@ class Request:
 
     Args:
         run: The problem and the base optimizer, with its central learning rate: a vanilla run with a
-            validation split. Its epochs are those of the base in the final runs.
+            validation split. Its epochs are those of the base in trials and final runs.
         methods: ``base``, names of `wsam.METHODS`, and ``cheap``. The base is always included.
         seeds: Seeds of the final runs.
         budget: Seconds for the whole comparison.
