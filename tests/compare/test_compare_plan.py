@@ -144,6 +144,11 @@ def test_state_continues_or_plans_again(tmp_path):
     assert (more.plan, more.spent, more.timing) == (None, 0.0, TIMES)
     with pytest.raises(ValueError, match=r"another problem .*batch_size.*--out"):
         open_state(tmp_path, tiny_request("sam", run=TINY.replace(batch_size=10)))
+    unplanned = State(request, dict(TIMES), spent=5.0)
+    write_state(tmp_path, unplanned)
+    assert open_state(tmp_path, request).spent == 0.0, "time of refused calls does not add up"
+    other = tiny_request("sam", run=TINY.replace(batch_size=10))
+    assert open_state(tmp_path, other) == State(other), "nothing was made of the problem before"
     (tmp_path / "plan.json").write_text("{}")
     with pytest.raises(ValueError, match="is damaged; remove it"):
         read_state(tmp_path)

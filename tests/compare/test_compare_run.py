@@ -11,6 +11,7 @@ from training import Stop
 import wsam
 from wsam.compare.page import page
 from wsam.compare.progress import Progress
+from wsam.compare.runner import _PAGE_SECONDS
 from wsam.compare.sharpness import DISTANCES
 from wsam.compare.state import final_folder, read_state, search_folder
 from wsam.compare.timing import Timing, measure_time, read_timing
@@ -23,10 +24,13 @@ class Recorder(Progress):
     """Collects messages and estimates."""
 
     def __init__(self):
-        self.lines, self.left = [], []
+        self.lines, self.left, self.starts = [], [], {}
 
     def message(self, text):
         self.lines.append(text)
+
+    def update(self, phase, done, total, left):
+        self.starts.setdefault(phase, (done, total))
 
     def outcome(self, text, phase, done, total, left):
         self.lines.append(f"{phase} {done}/{total} {text}")
@@ -92,7 +96,8 @@ def test_comparison(tmp_path):
             assert record["settings"]["epochs"] == row.epochs, f"{name}: as long as a final run"
     assert sum(line.startswith("search") for line in recorder.lines) == 6
     assert sum(line.startswith("final runs") for line in recorder.lines) == 6
-    assert recorder.left[-1] == 0
+    assert recorder.left[-1] >= _PAGE_SECONDS, "only the page is left"
+    assert recorder.left[-1] < min(recorder.left[:-1])
     text = page(summary)
     assert summary.sentence in text
     assert "Training loss around the trained weights" in text
@@ -118,7 +123,10 @@ def test_interrupted_comparison_continues(tmp_path, outcomes):
     before, state = record_times(tmp_path), read_state(tmp_path)
     assert state.request.methods == ("base", "sam"), "the plan is written first"
     assert (state.plan is None) == (outcomes < 2)
-    summary = tiny_comparison(tmp_path, "sam").run()
+    recorder = Recorder()
+    summary = tiny_comparison(tmp_path, "sam", progress=recorder).run()
+    done = sum(path.parent == search_folder(tmp_path) for path in before)
+    assert recorder.starts.get("search", (4, 4)) == (done, 4)
     assert all(record_times(tmp_path)[path] == time for path, time in before.items())
     assert [len(row.values) for row in summary.rows.values()] == [2, 2]
     assert summary.state.spent > state.spent

@@ -93,6 +93,15 @@ def test_unequal_time_is_stated(tmp_path):
     assert any("epochs are whole" in note for note in summary.notes)
 
 
+def test_measured_times_are_compared_with_the_planned_ones(tmp_path):
+    """The synthetic runs all take the same time."""
+    values = {"base": BASE, "sam": BETTER}
+    as_planned = synthetic(tmp_path / "1", values).notes
+    assert not any("other programs" in note for note in as_planned)
+    faster = synthetic(tmp_path / "2", values, costs={"sam": 30.0}).notes
+    assert any("took 0.67 to 1.00 times as long as planned" in note for note in faster)
+
+
 def test_one_seed_and_failed_runs(tmp_path):
     one = synthetic(tmp_path / "1", {"base": [10.0], "sam": [2.0]})
     assert one.sentence == "One seed cannot separate a difference from noise; use more --seeds."

@@ -33,6 +33,7 @@ from wsam.compare.state import (
     finished_trials,
     open_state,
     search_folder,
+    trial_records,
     write_state,
 )
 from wsam.compare.summary import Summary, format_figure, format_point, summarise
@@ -149,10 +150,15 @@ class Comparison:
 
     @property
     def _available(self) -> float:
-        """The seconds left for runs; the page takes some, mostly for imports, as workers do."""
-        imports = max((timing.cold for timing in self.state.timing.values()), default=0.0)
+        """The seconds left for runs."""
         spent = self.state.spent + time.monotonic() - self._clock
-        return self.request.budget - spent - _PAGE_SECONDS - imports
+        return self.request.budget - spent - self._page_seconds
+
+    @property
+    def _page_seconds(self) -> float:
+        """The duration of making the page, mostly imports, as in the first run of a worker."""
+        imports = max((timing.cold for timing in self.state.timing.values()), default=0.0)
+        return _PAGE_SECONDS + imports
 
     @property
     def _active(self) -> list[Contender]:
@@ -188,7 +194,8 @@ class Comparison:
                 jobs.append(Job(method.run, self.out, self.execution, task=task))
                 methods[method.run.key] = method
         start, startup = time.monotonic(), None
-        self.progress.update("timing", 0, len(jobs), None)
+        if jobs:
+            self.progress.update("timing", 0, len(jobs), None)
         for done, outcome in enumerate(self.executor.run(jobs), 1):
             if startup is None:
                 startup = max(time.monotonic() - start - outcome.seconds, 0.0)
@@ -244,11 +251,12 @@ class Comparison:
         self.state.plan = plan
         self._note_epochs(plan.epochs)
         methods = pluralize(len(self._active), "method")
+        seconds = request.budget - self._available + estimator.total(plan)
         self.progress.message(
             f"plan: {methods}, {pluralize(plan.trials, 'trial')} each, then "
             f"{pluralize(len(request.seeds), 'seed')}, every run at the training time of "
             f"{pluralize(plan.epochs, 'epoch')} of the base; about "
-            f"{format_seconds(estimator.total(plan))} of {format_seconds(request.budget)}"
+            f"{format_seconds(seconds)} of {format_seconds(request.budget)} in all"
         )
         self._save()
 
@@ -271,8 +279,8 @@ class Comparison:
 
     # Jobs ---------------------------------------------------------------------------------------
 
-    def _begin(self, phase: str, total: int) -> None:
-        self._phase, self._total, self._done = phase, total, 0
+    def _begin(self, phase: str, total: int, done: int) -> None:
+        self._phase, self._total, self._done = phase, total, done
         self._running.clear()
         self._expected = self._measured = 0.0
 
@@ -324,13 +332,14 @@ class Comparison:
         else:
             mean = statistics.fmean(entry.seconds for entry in self._entries.values())
             seconds = left * mean / self.parallel
-        return self._slowdown * seconds
+        return self._slowdown * seconds + self._page_seconds
 
     # Search -------------------------------------------------------------------------------------
 
     def _search(self) -> None:
-        self._begin("search", self._plan.trials * len(self._active))
-        self.progress.update("search", 0, self._total, self._left())
+        done = sum(len(trial_records(self.out, self.state, method)) for method in self._active)
+        self._begin("search", max(self._plan.trials * len(self._active), done), done)
+        self.progress.update("search", done, self._total, self._left())
         self._run(self._search_jobs())
         if self.state.trials < self.request.trials:
             self._note(
@@ -349,7 +358,6 @@ class Comparison:
                 return
             self.state.trials = max(self.state.trials, trial + 1)
             self._total = max(self._total, self.state.trials * len(runs))
-            self._done += len(runs) - len(left)
             for name in left:
                 method, run = self.contenders[name], runs[name]
                 if self._is_hopeless(method):
@@ -420,8 +428,7 @@ class Comparison:
                     job = Job(run, folder, execution, measure_sharpness, train_quietly)
                     jobs.append((job, _Entry(f"{method.title}, seed {seed}", name, seconds)))
         total = len(self.request.seeds) * len(final.chosen)
-        self._begin("final runs", total)
-        self._done = total - len(jobs)
+        self._begin("final runs", total, total - len(jobs))
         self._entries.clear()
         started = [self._start(job, entry) for job, entry in jobs]
         if started:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +163,8 @@ def open_state(out: Path, request: Request) -> State:
     """Return the state to continue from.
 
     The same request continues. If only the budget, methods, seeds, trials or epochs differ, the
-    comparison is planned again; it uses the times and records that exist.
+    comparison is planned again; it uses the times and records that exist. What ended without a plan
+    neither counts as spent time nor reserves the folder.
 
     Raises:
         ValueError: The folder has a comparison of another problem.
@@ -172,8 +173,10 @@ def open_state(out: Path, request: Request) -> State:
     if state is None:
         return State(request)
     if state.request == request:
-        return state
+        return state if state.plan is not None else replace(state, spent=0.0)
     problem, other = (r.run.replace(epochs=1) for r in (request, state.request))
+    if problem != other and state.plan is None:
+        return State(request)
     if problem != other:
         names = [n for n, v in problem.to_dict().items() if other.to_dict().get(n) != v]
         raise ValueError(

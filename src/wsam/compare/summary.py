@@ -217,12 +217,16 @@ class Summary:
 
     def _busy_note(self) -> list[str]:
         base = self.rows[BASE].seconds
-        times = [row.seconds for row in self.rows.values() if row.seconds is not None]
-        if base is None or not times or max(abs(t / base - 1) for t in times) <= _BUSY:
+        ratios = [
+            row.seconds / (base * row.planned_time)
+            for row in self.rows.values()
+            if base and row.seconds is not None
+        ]
+        if not ratios or max(abs(ratio - 1) for ratio in ratios) <= _BUSY:
             return []
         return [
-            f"The final runs took {min(times) / base:.2f} to {max(times) / base:.2f} times as long as "
-            "the base's: other programs ran on the machine."
+            f"The final runs took {min(ratios):.2f} to {max(ratios):.2f} times as long as planned, "
+            "relative to the base's: other programs ran on the machine."
         ]
 
     @property
