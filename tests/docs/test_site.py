@@ -44,8 +44,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ignored = shutil.ignore_patterns("_build", "gallery")
     shutil.copytree(ROOT / "docs", root / "docs", ignore=ignored)
     shutil.copytree(ROOT / "examples", root / "examples")
-    for name in ("src", "results", "benchmarks", "README.md", "CHANGELOG.md", "CONTRIBUTING.md"):
+    for name in ("src", "results", "benchmarks"):
         (root / name).symlink_to(ROOT / name)
+    for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md"):  # links in them are relative
+        shutil.copy(ROOT / name, root / name)
     (root / "docs" / "sample.md").write_text(SAMPLE)
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "-D", "plot_gallery=0", "-b", "html"]
     done = subprocess.run(
