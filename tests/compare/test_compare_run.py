@@ -1,6 +1,7 @@
 """Comparisons that train: phases, interruptions, failures."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from wsam.compare.progress import Progress
 from wsam.compare.runner import _PAGE_SECONDS
 from wsam.compare.sharpness import DISTANCES
 from wsam.compare.state import final_folder, read_state, search_folder
-from wsam.compare.timing import Timing, measure_time, read_timing
+from wsam.compare.timing import Stopwatch, Timing, measure_time, read_timing
 from wsam.sweep import InProcess
 
 OWN = Path(__file__).parents[1] / "own_problem.py"
@@ -206,6 +207,23 @@ def test_timing(tmp_path):
     assert timing.cost > 0
     assert Timing(1.0, 2.0, 3.0, 2.0).seconds(4) == 21.0
     assert read_timing(tmp_path, TINY) is None
+
+
+@pytest.mark.parametrize(("period", "cost"), [(1, 1.0), (3, 1.0), (4, 1.2)])
+def test_cost_is_that_of_an_undisturbed_epoch(period, cost):
+    """The lowest, if all epochs have as many two-pass steps."""
+    watch = Stopwatch(1.0, period, torch.device("cpu"))
+    watch.steps, watch.warm = 15, watch.start
+    watch.epochs = [(2.0, 0.1, used) for used in (9.0, 1.6, 1.0, 1.4, 1.2)]
+    assert watch.timing().cost == cost
+
+
+def test_timing_ends_after_enough_epochs(tmp_path, monkeypatch):
+    monkeypatch.setattr("wsam.compare.timing._LEAST_SECONDS", 0.01)
+    start = time.monotonic()
+    measure_time(TINY, tmp_path, CPU, [], seconds=1000.0)
+    assert time.monotonic() - start < 100
+    assert read_timing(tmp_path, TINY).cost > 0
 
 
 def test_timing_within_an_epoch(tmp_path):
