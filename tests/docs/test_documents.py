@@ -188,7 +188,7 @@ def test_minima_figure_uses_all_records() -> None:
     entries = gather(find("minima"), ROOT / "results")
     for measure, end in zip(PANELS, (min, max, max), strict=True):
         means = {e.cell.row[0]: e.ours.mean for e in entries if e.cell.measure is measure}
-        assert end(means, key=means.__getitem__) == "SGDM", "as its title says"
+        assert end(means, key=means.__getitem__) == "SGDM", "as its title states"
 
 
 def test_sensitivity_figure_uses_all_records() -> None:
