@@ -83,7 +83,7 @@ def test_describing_a_run_executes_nothing(tmp_path, monkeypatch):
     assert run.digests["model"] == run.digests["data"]
     with pytest.raises(FileNotFoundError, match=r"no module 'mypackage\.other'"):
         Run(model="mypackage.other:net")
-    with pytest.raises(SystemExit, match="executed"):
+    with pytest.raises(UserCodeError, match="SystemExit: executed"):
         train(run, tmp_path / "out", CPU)
 
 
@@ -240,7 +240,14 @@ def fails(sample):
         (lambda: nn.Linear(4, 3), (TensorDataset(X, X[:, 0]),) * 2, "2 x 3.* does not fit squared"),
         (nn.Flatten, (PAIRS, PAIRS), "has no parameters"),
         (lambda: 3, (PAIRS, PAIRS), "must return a torch.nn.Module, got int"),
-        (fails, (PAIRS, PAIRS), "raised TypeError: .*missing 1 required positional argument"),
+        (
+            fails,
+            (PAIRS, PAIRS),
+            "without required arguments that returns a torch.nn.Module; it requ",
+        ),
+        (own_problem.net, fails, "returns wsam.lab.Data or a tuple .*; it requires sample"),
+        (lambda: sys.exit(3), (PAIRS, PAIRS), r"raised SystemExit: 3 .*own_problem\.py, line"),
+        (own_problem.net, Data(PAIRS, PAIRS, collate=sys.exit), "raised SystemExit: "),
         (own_problem.net, (uneven(), PAIRS), r"different shapes: .* \[3\] .* \[4\].*collate="),
         (own_problem.net, (PAIRS, []), "the test split of object:tuple is empty"),
         (own_problem.net, (Stream(), PAIRS), "must be a dataset or a loader with a length"),
@@ -248,7 +255,7 @@ def fails(sample):
         (own_problem.net, 7, "must return wsam.lab.Data"),
         (
             own_problem.net,
-            Data(PAIRS, PAIRS, metric=len),
+            Data(PAIRS, PAIRS, metric=7),
             "must be one of error, .* lower_is_better",
         ),
         (own_problem.net, Data(PAIRS, PAIRS, metric="f1"), "unknown metric 'f1'"),
@@ -270,6 +277,13 @@ def test_options_that_need_a_dataset():
     for settings in ({"validation": 0.5}, {"train_limit": 10}):
         with pytest.raises(ValueError, match=r"needs a dataset, but .*loaders has a train loader"):
             fit(own_problem.net, own_problem.loaders, **settings, **SHORT)
+    with pytest.raises(ValueError, match=r"loader; give Data\(validation=\.\.\.\) instead"):
+        fit(own_problem.net, own_problem.loaders, validation=0.5, **SHORT)
+    train_loader, test_loader = own_problem.loaders()
+    loaders = Data(train_loader, test_loader, validation=DataLoader(PAIRS[:40], 20))
+    record = fit(own_problem.net, loaders, **SHORT)
+    assert record["metric"]["split"] == "validation"
+    assert record["data"]["validation"] == 40
     with pytest.raises(ValueError, match="--noise needs images"):
         fit(own_problem.net, own_problem.classes, noise=0.5, **SHORT)
     data = Data(PAIRS, PAIRS, validation=PAIRS)
@@ -292,6 +306,10 @@ def test_samples_that_fail_during_training(tmp_path):
 def test_unknown_settings_of_fit():
     with pytest.raises(TypeError, match=r"unknown setting 'momentun'; known: .*momentum"):
         fit(own_problem.net, own_problem.classes, momentun=0.9)
+    with pytest.raises(TypeError, match=r"^sam does not take 'gamma'; it takes: rho$"):
+        fit(own_problem.net, own_problem.classes, "sam", gamma=0.9)
+    with pytest.raises(TypeError, match=r"^adamw does not take 'momentum'; it takes: lr, betas"):
+        fit(own_problem.net, own_problem.classes, base="adamw", momentum=0.9)
 
 
 def test_errors_of_the_command_name_function_and_line(tmp_path, monkeypatch):
@@ -341,6 +359,21 @@ def test_errors_during_training_name_the_batch():
         UserCodeError, match=r"the evaluation on the test split of .* AttributeError"
     ):
         fit(OnlyTrains(4, 3), (PAIRS, PAIRS), **SHORT)
+
+
+def test_exceptions_of_a_loss_and_a_model_name_their_line(tmp_path):
+    text = (
+        "import torch\nfrom torch import nn\n\n\n"
+        "def loss(o, t):\n    raise KeyError('weights')\n\n\n"
+        "class Net(nn.Linear):\n    def forward(self, x):\n        return x @ torch.ones(9)\n"
+    )
+    path = write(tmp_path / "mine.py", text)
+    loss = user_code.load(f"{path}:loss")
+    with pytest.raises(UserCodeError, match=r"^loss raised KeyError: 'weights' .*mine\.py, line 6"):
+        fit(own_problem.net, Data(PAIRS, PAIRS, loss=loss), **SHORT)
+    model = user_code.load(f"{path}:Net")(4, 3)
+    with pytest.raises(UserCodeError, match=r"does not accept .*mine\.py, line 11\)"):
+        fit(model, (PAIRS, PAIRS), **SHORT)
 
 
 def test_labels_without_an_output():

@@ -125,7 +125,7 @@ BaseArg = Annotated[
     typer.Option(metavar=options.PAIR, help="Another argument of the base optimizer. Repeatable."),
 ]
 Epochs = Annotated[int, typer.Option(help="Passes over the training data.")]
-BatchSize = Annotated[int, typer.Option(help="Images per step.")]
+BatchSize = Annotated[int, typer.Option(help="Samples per step.")]
 Seed = Annotated[int, typer.Option(help="Seed of initial weights, data order and augmentation.")]
 Noise = Annotated[
     float, typer.Option(help="Fraction of training labels replaced by uniformly random ones.")
@@ -152,8 +152,8 @@ Pretrained = Annotated[
         "the kept weights of a run in the output folder."
     ),
 ]
-TrainLimit = Annotated[int | None, typer.Option(help="Train on this many images only.")]
-TestLimit = Annotated[int | None, typer.Option(help="Test on this many images only.")]
+TrainLimit = Annotated[int | None, typer.Option(help="Train on this many samples only.")]
+TestLimit = Annotated[int | None, typer.Option(help="Test on this many samples only.")]
 Validation = Annotated[
     str | None,
     typer.Option(
@@ -181,7 +181,8 @@ MetricName = Annotated[
     str | None,
     typer.Option(
         "--metric",
-        help="error, accuracy, loss, mse, macro-f1 or path.py:NAME of a wsam.lab.Metric. "
+        help="error, accuracy, loss, mse, macro-f1, or your own: path.py:NAME of a function of "
+        "outputs and targets (lower is better) or of a wsam.lab.Metric. "
         "[default: as fits the data]",
     ),
 ]

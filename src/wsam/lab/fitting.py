@@ -14,6 +14,7 @@ from torch import nn
 from wsam.lab.callbacks import Callback
 from wsam.lab.execution import ExecutionConfig
 from wsam.lab.loader_feed import Data
+from wsam.lab.metrics import Metric
 from wsam.lab.problem import Objects
 from wsam.lab.records import Record
 from wsam.lab.run import Run
@@ -28,6 +29,7 @@ def fit(
     method: str = "wsam",
     *,
     base: str = "sgd",
+    metric: str | Metric | Callable[[Any, Any], Any] | None = None,
     out: str | Path | None = None,
     execution: ExecutionConfig | None = None,
     callbacks: Sequence[Callback] = (),
@@ -42,6 +44,8 @@ def fit(
             name as for ``wsam train --data``.
         method: ``vanilla`` (the base optimizer alone) or a name in `wsam.METHODS`.
         base: Name of the base optimizer.
+        metric: A name as for ``wsam train --metric``, a `Metric`, or a function of outputs and targets,
+            whose value is better the lower it is. By default that of the data.
         out: The results folder. By default nothing is kept.
         execution: Device and other means of execution.
         callbacks: Called during training.
@@ -66,20 +70,22 @@ def fit(
     """
     names: dict[str, Any] = {}
     digests: dict[str, str] = {}
-    for what, given in (("model", model), ("data", data)):
-        if isinstance(given, str):
+    for what, given in (("model", model), ("data", data), ("metric", metric)):
+        if given is None or isinstance(given, str):
             names[what] = given
         elif callable(given) and not isinstance(given, nn.Module) and (spec := spec_of(given)):
             names[what] = spec
         else:
-            names[what] = OBJECT + getattr(given, "__name__", type(given).__name__)
+            names[what] = OBJECT + str(getattr(given, "__name__", type(given).__name__))
             digests[what] = uuid.uuid4().hex[:12]
     sorted_settings = _sort_settings(
         check_choice("method", method, method_defaults()), base, settings
     )
     run = Run(**names, method=method, base=base, digests=digests, **sorted_settings)
     objects = Objects(
-        None if isinstance(model, str) else model, None if isinstance(data, str) else data
+        None if isinstance(model, str) else model,
+        None if isinstance(data, str) else data,
+        None if isinstance(metric, str) else metric,
     )
     if out is not None:
         return train(run, Path(out), execution, callbacks, objects)
@@ -99,7 +105,17 @@ def _sort_settings(method: str, base: str, settings: dict[str, Any]) -> dict[str
     for name in settings.keys() - fields:
         owner = next((owner for owner, known in owners if name in known), None)
         if owner is None:
+            _check_foreign(name, method, base)
             known = [*fields, *(name for _, names in owners for name in names)]
             raise TypeError(f"unknown setting {name!r}; known: {join_names(sorted(set(known)))}")
         found[owner] = {**found.get(owner, {}), name: settings[name]}
     return found
+
+
+def _check_foreign(name: str, method: str, base: str) -> None:
+    """Raise an error about a hyperparameter of other methods, or an argument of other bases."""
+    for chosen, known in ((method, method_defaults()), (base, BASES)):
+        if any(name in arguments for arguments in known.values()):
+            raise TypeError(
+                f"{chosen} does not take {name!r}; it takes: {join_names(known[chosen])}"
+            )

@@ -151,7 +151,9 @@ def build_with_weights(
         execution: Device and location of the data.
         problem: Start of the error message if the weights do not fit.
     """
-    plain, device = run.replace(augment=False, pretrained=None), execution.resolve_device()
+    # A metric of the user's own is not needed, and its code must not be executed.
+    plain = run.replace(augment=False, pretrained=None, metric=None)
+    device = execution.resolve_device()
     found = make_problem(plain, execution, device)
     load_weights(found.model, state, problem)
     return found.model, found.feed

@@ -33,6 +33,7 @@ from wsam.lab.metrics import (
     Metric,
     cross_entropy,
     format_shape,
+    metric_of,
     squared_error,
 )
 from wsam.lab.models import Task
@@ -57,7 +58,8 @@ class Data:
         collate: Makes a batch of a list of samples; default torch's `default_collate`.
         loss: Called with the model's output and the targets; returns one value per sample, or their
             mean. Default: cross-entropy if targets are integers, mean squared error if they are real.
-        metric: A name (error, accuracy, loss, mse, macro-f1) or a `Metric`. Default: error for
+        metric: A name (error, accuracy, loss, mse, macro-f1), a `Metric`, or a function of all
+            outputs and targets of a split, whose value searches minimize. Default: error for
             cross-entropy, mse for the mean squared error, else loss.
         outputs: Number of outputs of the model; only named models, such as ``mlp``, need it.
 
@@ -71,7 +73,7 @@ class Data:
     validation: Any = None
     collate: Callable[[list[Any]], Any] | None = None
     loss: Loss | None = None
-    metric: str | Metric | None = None
+    metric: str | Metric | Callable[[Any, Any], Any] | None = None
     outputs: int | None = None
 
 
@@ -92,19 +94,22 @@ def as_data(value: object, name: str) -> Data:
 
 
 def resolve_metric(metric: object, name: str) -> Metric:
-    """Return a metric, given its name or itself.
+    """Return a metric, given its name, itself or its function; lower values of that are better.
 
     Raises:
         ValueError: Unknown name.
-        UserCodeError: Another object, such as a plain function, whose direction is unknown.
+        UserCodeError: Another object.
     """
     if isinstance(metric, Metric):
         return metric
     if isinstance(metric, str):
         return METRICS[check_choice("metric", metric, METRICS)]
+    if callable(metric):
+        return metric_of(metric)
     raise UserCodeError(
-        f"the metric of {name} must be one of {', '.join(METRICS)}, or "
-        f"wsam.lab.Metric(name, function, lower_is_better=...), got {format_shape(metric)}"
+        f"the metric of {name} must be one of {', '.join(METRICS)}, a function of outputs and "
+        f"targets, or wsam.lab.Metric(name, function, lower_is_better=...), got "
+        f"{format_shape(metric)}"
     )
 
 
@@ -180,7 +185,10 @@ class LoaderFeed(DataFeed):
 
     def _dataset(self, split: str, option: str) -> Any:
         if not self.is_dataset(split):
-            raise ValueError(f"{option} needs a dataset, but {self.name} has a {split} loader")
+            advice = "; give Data(validation=...) instead" if option == "--validation" else ""
+            raise ValueError(
+                f"{option} needs a dataset, but {self.name} has a {split} loader{advice}"
+            )
         return self.splits[split]
 
     def _limit(self, limits: tuple[int | None, int | None]) -> None:
@@ -301,7 +309,7 @@ class LoaderFeed(DataFeed):
                 batch = next(batches)
             except StopIteration:
                 return
-            except Exception as error:
+            except user_code.RAISED as error:
                 raise UserCodeError(self._reading_problem(error)) from error
             yield self._pair(batch)
 
@@ -315,7 +323,7 @@ class LoaderFeed(DataFeed):
                 f"{self.name} has the label {int(wrong[0])}, but the model has {self.classes} outputs"
             )
 
-    def _reading_problem(self, error: Exception) -> str:
+    def _reading_problem(self, error: BaseException) -> str:
         if "equal size" in str(error):  # of torch.stack in default_collate
             reason = str(error).rpartition("stack expects each tensor to be ")[2].partition("\n")[0]
             return (

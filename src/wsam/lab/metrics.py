@@ -64,7 +64,8 @@ class Metric:
 
     Args:
         name: Its name. Records have ``test_NAME`` and ``validation_NAME``.
-        function: Called with all outputs and all targets of a split, on the CPU; returns a number.
+        function: Called with all outputs and all targets of a split, on the CPU; returns a number, or
+            one for each sample, whose mean is then the figure.
         lower_is_better: Whether searches minimize it; otherwise they maximize it.
         unit: ``%`` or empty.
 
@@ -94,7 +95,14 @@ class Metric:
     def __call__(self, outputs: Any, targets: Any) -> float:
         """Return the figure of a whole split."""
         assert self.function is not None
-        return float(self.function(outputs, targets))
+        value = self.function(outputs, targets)
+        return float(value.double().mean() if isinstance(value, Tensor) else value)
+
+
+def metric_of(function: Callable[[Any, Any], Any]) -> Metric:
+    """Return a metric of a plain function, with its name; lower values are better."""
+    name = getattr(function, "__name__", type(function).__name__).lstrip("_")
+    return Metric(name if _NAME.fullmatch(name) else "metric", function, lower_is_better=True)
 
 
 def mean_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -119,6 +127,7 @@ MSE = Metric("mse", mean_squared_error, lower_is_better=True)
 MACRO_F1 = Metric("macro-f1", macro_f1, lower_is_better=False, unit="%")
 METRICS = {metric.name: metric for metric in (ERROR, ACCURACY, LOSS, MSE, MACRO_F1)}
 assert tuple(METRICS) == settings.METRICS
+OF_CLASSES = (ERROR, ACCURACY, MACRO_F1)
 
 
 def format_shape(value: Any) -> str:

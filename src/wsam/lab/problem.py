@@ -28,7 +28,7 @@ from wsam.lab.hf_folder import load_hf
 from wsam.lab.image_folder import IMAGENET_SIZE, FolderFeed, find_root
 from wsam.lab.image_memory import load_folder
 from wsam.lab.loader_feed import Data, LoaderFeed, as_data, resolve_metric
-from wsam.lab.metrics import ACCURACY, ERROR, Loss, Metric, cross_entropy
+from wsam.lab.metrics import ACCURACY, ERROR, METRICS, Loss, Metric, cross_entropy
 from wsam.lab.models import build_model, load_all_but_head
 from wsam.lab.named_files import digest, text_file
 from wsam.lab.run import Run
@@ -47,10 +47,12 @@ class Objects:
     Args:
         model: A module, or a function that returns one; None to use the run's name.
         data: `Data`, a pair, or a function that returns one of them; None likewise.
+        metric: A `Metric` or a function; None likewise.
     """
 
     model: nn.Module | Callable[[], nn.Module] | None = None
     data: Data | tuple[Any, Any] | Callable[[], Any] | None = None
+    metric: Metric | Callable[[Any, Any], Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -98,12 +100,15 @@ def make_problem(
     _check_digests(run, objects, execution.source.folder)
     feed = make_data_feed(run, execution, device, objects)
     model = make_model(run, feed, device, objects, out)
-    metric = feed.metric
-    if run.metric is not None:
-        own = user_code.is_code(run.metric)
-        found = user_code.load(run.metric) if own else run.metric
-        metric = resolve_metric(found, run.metric)
-    return Problem(model, feed, feed.loss, metric)
+    return Problem(model, feed, feed.loss, _metric(run, objects) or feed.metric)
+
+
+def _metric(run: Run, objects: Objects | None) -> Metric | None:
+    """Return the metric that the run names, or None."""
+    if run.metric is None or run.metric in METRICS:
+        return None if run.metric is None else METRICS[run.metric]
+    found = _object_or_code("metric", run.metric, objects and objects.metric)
+    return resolve_metric(found, run.metric)
 
 
 def uses_own_code(run: Run) -> bool:
@@ -116,10 +121,10 @@ def uses_own_code(run: Run) -> bool:
 
 def _check_digests(run: Run, objects: Objects | None, folder: Path) -> None:
     """Raise an error if a file has changed after the run was described."""
-    given = {"model": objects and objects.model, "data": objects and objects.data}
     for what, expected in run.digests.items():
         name = getattr(run, what)
-        if given.get(what) is not None or name.startswith(user_code.OBJECT):
+        given = None if objects is None else getattr(objects, what)
+        if given is not None or name.startswith(user_code.OBJECT):
             continue
         if (now := digest(name, folder)) != expected:
             raise UserCodeError(
@@ -214,11 +219,10 @@ def _memory_feed(
 def _own_data(run: Run, objects: Objects | None) -> Data:
     given = _object_or_code("data", run.data, objects and objects.data)
     if callable(given) and not isinstance(given, Data):
-        path = user_code.source_file(run.data) if user_code.is_code(run.data) else None
         # The same samples for every seed of the run.
-        with user_code.explain(run.data, path), torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            given = given()
+            given = user_code.call(given, run.data, "wsam.lab.Data or a tuple (train, test)")
     return as_data(given, run.data)
 
 
@@ -277,10 +281,9 @@ def _own_model(run: Run, objects: Objects | None) -> nn.Module:
     given = _object_or_code("model", run.model, objects and objects.model)
     if isinstance(given, nn.Module):  # an object of fit is trained itself, one of a file is copied
         return given if objects and objects.model is given else copy.deepcopy(given)
-    path = user_code.source_file(run.model) if user_code.is_code(run.model) else None
-    with user_code.explain(run.model, path), torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(run.seed)
-        model = given()
+        model = user_code.call(given, run.model, "a torch.nn.Module")
     if not isinstance(model, nn.Module):
         raise UserCodeError(
             f"{run.model} must return a torch.nn.Module, got {type(model).__name__}"

@@ -99,8 +99,8 @@ class Run:
             curve then has the figures of these samples, and the test set is evaluated once, at the
             end. None: the curve has the figures of the test set.
         validation_seed: Seed of the held-out part, 0 by default; None if `validation` is None.
-        metric: One of `settings.METRICS`, or a `wsam.lab.Metric` in the user's own file; None for the
-            one that fits the data.
+        metric: One of `settings.METRICS`, or a `wsam.lab.Metric` or function in the user's own file;
+            None for the one that fits the data.
         image_size: Rows and columns that images of files are resized and cropped to; None for their
             own size, which must be the same for all, and for 224 with ``imagenet``.
         target: Column to predict, of ``table:`` and ``hf:``.
@@ -178,7 +178,7 @@ class Run:
             check_choice("data", self.data, (*DATA, *(f"{kind}PATH" for kind in FILES), CODE))
         if not (self.model.startswith(("timm:", OBJECT)) or is_code(self.model)):
             check_choice("model", self.model, (*MODELS, "timm:NAME", CODE))
-        if self.metric is not None and not is_code(self.metric):
+        if not (self.metric is None or self.metric.startswith(OBJECT) or is_code(self.metric)):
             check_choice("metric", self.metric, (*METRICS, CODE))
         if self.task is not None:
             check_choice("task", self.task, TASKS)

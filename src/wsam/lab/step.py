@@ -20,7 +20,16 @@ from wsam.lab.data_feed import Batch
 from wsam.lab.metrics import Loss, Metric, cross_entropy, format_shape, loss_sum
 from wsam.lab.problem import Problem
 from wsam.lab.run import Run
-from wsam.lab.user_code import UserCodeError, explain, is_out_of_memory
+from wsam.lab.user_code import (
+    RAISED,
+    RunError,
+    UserCodeError,
+    describe,
+    explain,
+    is_out_of_memory,
+    is_own,
+    place,
+)
 
 if TYPE_CHECKING:
     from wsam.rule import Reuse
@@ -241,7 +250,7 @@ def check_forward(run: Run, model: nn.Module, inputs: Any, device: torch.device)
             return forward(
                 lambda x: functional_call(model, buffers, (x,)), inputs, run.precision, device
             )
-    except Exception as error:
+    except RAISED as error:
         if is_out_of_memory(error):
             raise  # does not mean that the inputs are unsuitable
         images = isinstance(inputs, Tensor) and inputs.dim() == 4
@@ -249,7 +258,38 @@ def check_forward(run: Run, model: nn.Module, inputs: Any, device: torch.device)
         what = "images" if images else "inputs"
         raise UserCodeError(
             f"{run.model} does not accept the {what} of {run.data} ({shape}): {_reason(error)}"
+            f"{place(error) if is_own(error) else ''}"
         ) from error
+
+
+def check_metric(run: Run, problem: Problem, output: Any, targets: Any) -> None:
+    """Compare the metric with the output and the targets of a small batch.
+
+    Raises:
+        ValueError: The metric needs classes and the targets are numbers, or the reverse.
+    """
+    name = problem.metric.name
+    shapes = f"got outputs of {format_shape(output)} and targets of {format_shape(targets)}"
+    if problem.metric in metrics.OF_CLASSES:
+        fits = isinstance(targets, Tensor) and not targets.is_floating_point()
+        if not fits or problem.loss is metrics.squared_error:
+            raise RunError(
+                f"the metric {name} needs classes, but the targets of {run.data} are "
+                f"{'numbers' if isinstance(targets, Tensor) else format_shape(targets)}: use mse or "
+                "loss, or a metric of your own"
+            )
+        scored = isinstance(output, Tensor) and output.dim() > 1
+        if not problem.classifies and not (scored and output.argmax(1).shape == targets.shape):
+            raise RunError(f"the metric {name} needs one score per class in dim 1, {shapes}")
+    if problem.metric == metrics.MSE and problem.loss is not metrics.squared_error:
+        if problem.loss is cross_entropy:
+            raise RunError(
+                f"the metric mse needs numbers, but the targets of {run.data} are classes: use "
+                "error, accuracy, macro-f1 or loss, or a metric of your own"
+            )
+        tensors = isinstance(output, Tensor) and isinstance(targets, Tensor)
+        if not tensors or output.numel() != targets.numel():
+            raise RunError(f"the metric mse needs one output for each number, {shapes}")
 
 
 def check_loss(run: Run, problem: Problem, output: Any, targets: Any) -> None:
@@ -269,7 +309,13 @@ def check_loss(run: Run, problem: Problem, output: Any, targets: Any) -> None:
             value = problem.loss(output, targets)
             if problem.classifies and output.argmax(1).shape != targets.shape:
                 raise ValueError("there must be one score per class in dim 1")
-    except Exception as error:
+    except RAISED as error:
+        if is_own(error):
+            what = (
+                f"{name} raised {describe(error)} for the output of {run.model}, "
+                f"{format_shape(output)}, and the targets of {run.data}, {format_shape(targets)}"
+            )
+            raise UserCodeError(what) from error
         raise UserCodeError(f"{what}: {_reason(error)}") from error
     count = count_samples(targets)
     if not isinstance(value, Tensor) or value.shape not in ((), (count,)):
@@ -284,7 +330,7 @@ def check_loss(run: Run, problem: Problem, output: Any, targets: Any) -> None:
         )
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     return str(error).partition("\n")[0] or type(error).__name__
 
 

@@ -46,13 +46,14 @@ from wsam.lab.step import (
     can_capture,
     check_forward,
     check_loss,
+    check_metric,
     cudnn_benchmark,
     evaluate,
     learning_rate,
     make_optimizer,
     set_learning_rate,
 )
-from wsam.lab.user_code import RunError, UserCodeError, describe, is_out_of_memory
+from wsam.lab.user_code import RAISED, RunError, UserCodeError, describe, is_out_of_memory
 
 _LIVE_SECONDS = 0.5
 _MISFITS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
@@ -245,6 +246,7 @@ class Trainer:
         context.check_batch_size(self.feed.batch_size)
         inputs, targets = self.feed.example(min(2, self.feed.batch_size // context.world_size))
         output = check_forward(run, self.model, inputs, self.device)
+        check_metric(run, self.problem, output, targets)
         check_loss(run, self.problem, output, targets)
         if isinstance(self.feed, LoaderFeed) and self.feed.loss is cross_entropy:
             self.feed.classes = output.shape[1]
@@ -355,7 +357,7 @@ class Trainer:
         """Convert an exception of the user's own code into one line; others are bugs."""
         try:
             yield
-        except Exception as error:
+        except RAISED as error:
             own = uses_own_code(self.run) and not isinstance(error, RunError)
             if not own or is_out_of_memory(error):
                 raise

@@ -9,8 +9,10 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import re
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,6 +29,10 @@ OBJECT = "object:"
 """Prefix of objects that were passed to `wsam.lab.fit`; other processes cannot find them."""
 _CODE = re.compile(r"(?P<source>[^:].*):(?P<function>[A-Za-z_]\w*)")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+_OWN_PACKAGE = Path(__file__).parents[1]
+_LIBRARIES = tuple(map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")))
+RAISED = (Exception, SystemExit)
+"""What code of the user's own may raise; only Ctrl-C is not its own."""
 
 
 class RunError(ValueError):
@@ -168,17 +174,69 @@ def explain(what: str, path: Path | None = None) -> Iterator[None]:
         yield
     except UserCodeError:
         raise
-    except Exception as error:
+    except RAISED as error:
         if is_out_of_memory(error):
             raise
         raise UserCodeError(f"{what} raised {describe(error, path)}") from error
 
 
-def describe(error: Exception, path: Path | None = None) -> str:
-    """Return type, message and place of an exception in one line."""
+def call(function: Callable[..., Any], name: str, returns: str) -> Any:
+    """Call a function of the user's own without arguments.
+
+    Args:
+        function: The function.
+        name: Its name, for messages.
+        returns: What it must return, for messages.
+
+    Raises:
+        UserCodeError: It has required arguments, or raises an exception.
+    """
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # some built-in functions have no signature
+        parameters = {}.values()
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    required = [p.name for p in parameters if p.default is p.empty and p.kind not in optional]
+    if required:
+        raise UserCodeError(
+            f"{name} must be a function without required arguments that returns {returns}; it "
+            f"requires {', '.join(required)}"
+        )
+    with explain(name, source_file(name) if is_code(name) else None):
+        return function()
+
+
+def describe(error: BaseException, path: Path | None = None) -> str:
+    """Return type, message and place of an exception in one line.
+
+    Args:
+        error: The exception.
+        path: The file whose line is named; None for the innermost one outside of libraries.
+    """
     message = str(error).strip().partition("\n")[0]
-    frames = traceback.extract_tb(error.__traceback__)
+    return type(error).__name__ + (f": {message}" if message else "") + place(error, path)
+
+
+def place(error: BaseException, path: Path | None = None) -> str:
+    """Return file and line where an exception was raised: `` (my.py, line 3)``.
+
+    Lines of this package are not named: they do not show what to correct.
+    """
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not _is_wsam(f.filename)]
     own = [f for f in frames if path is not None and Path(f.filename).resolve() == path.resolve()]
-    place = (own or frames)[-1]
-    text = type(error).__name__ + (f": {message}" if message else "")
-    return f"{text} ({place.filename}, line {place.lineno})"
+    found = own or [f for f in frames if not _is_library(f.filename)] or frames
+    return f" ({found[-1].filename}, line {found[-1].lineno})" if found else ""
+
+
+def is_own(error: BaseException) -> bool:
+    """Return whether a file outside of libraries raised an exception or called what did."""
+    names = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    return any(not (_is_wsam(name) or _is_library(name)) for name in names)
+
+
+def _is_wsam(file: str) -> bool:
+    return Path(file).is_relative_to(_OWN_PACKAGE)
+
+
+def _is_library(file: str) -> bool:
+    return file.startswith((*_LIBRARIES, "<"))

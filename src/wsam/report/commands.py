@@ -119,7 +119,8 @@ def commands(result: Result) -> list[str]:
 
     Empty for a run of `wsam.lab.fit` with objects, which a command cannot name.
     """
-    if any(name.startswith(OBJECT) for name in (result.run.data, result.run.model)):
+    run = result.run
+    if any(name.startswith(OBJECT) for name in (run.data, run.model, run.metric or "")):
         return []
     execution = result.record.get("execution") or {}
     device = "cpu" if execution.get("device") == "cpu" else None
