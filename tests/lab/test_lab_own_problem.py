@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from training import CPU, Stop, StopAfter, curve
 
 from wsam.lab import Data, Metric, fit, records, user_code
+from wsam.lab.callbacks import Callback
 from wsam.lab.execution import ExecutionConfig
 from wsam.lab.loaded_model import load_model
 from wsam.lab.metrics import METRICS
@@ -333,6 +334,46 @@ def test_loaders_keep_their_batch_size():
     loader = DataLoader(train_set, 30, shuffle=True, generator=generator)
     one, two = (fit(own_problem.net, (loader, DataLoader(test_set, 30)), **SHORT) for _ in "ab")
     assert curve(one) == curve(two)  # its own generator is seeded by the run
+
+
+class Messages(Callback):
+    """Collects the messages of a run."""
+
+    def __init__(self):
+        self.texts = []
+
+    def on_message(self, message):
+        self.texts.append(message)
+
+
+def test_the_batch_size_of_a_loader_is_reported():
+    for size, expected in (
+        (30, ["has batches of 30 samples: the batch size 32 is not used"]),
+        (32, []),
+    ):
+        messages = Messages()
+        loaders = (DataLoader(PAIRS, size), DataLoader(PAIRS, size))
+        fit(own_problem.net, loaders, callbacks=[messages], **SHORT)
+        assert [text.partition("object:tuple ")[2] for text in messages.texts] == expected
+
+
+@pytest.mark.parametrize("where", ["inputs", "targets"])
+def test_data_that_is_not_finite_is_named(where):
+    inputs, numbers = X.clone(), own_problem.NUMBERS.clone()
+    (inputs if where == "inputs" else numbers)[40] = torch.nan
+    data = TensorDataset(inputs, numbers)
+    record = fit(own_problem.line, (data, data), **SHORT)
+    assert record["status"] == "failed"
+    assert record["failure"] == (
+        f"the training loss became nan in epoch 1: the train {where} of object:tuple contain values "
+        "that are not finite, such as nan in sample 41"
+    )
+    assert records.failure_advice(record) == "correct the data"
+    clean = TensorDataset(X, own_problem.NUMBERS)
+    tested = fit(own_problem.line, (clean, data), **SHORT)
+    assert f"the test {where} of object:tuple contain values" in tested["failure"]
+    diverged = fit(own_problem.line, (clean, clean), lr=1e30, **SHORT)
+    assert records.failure_advice(diverged).startswith("reduce rho, gamma")
 
 
 def test_metric_names():

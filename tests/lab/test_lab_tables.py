@@ -122,7 +122,7 @@ def test_command_and_its_reproduction(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ("--data", "table:houses.csv", "--target", "price", "--epochs", 2, "--device", "cpu")
     done = wsam_command("train", *words, "--out", "runs")
-    assert "table:houses.csv mlp wsam" in done.stdout
+    assert "table:houses.csv target=price mlp wsam" in done.stdout
     assert "test mse" in done.stdout
     (record,) = recorded(tmp_path / "runs")
     again = command(Run.from_dict(record["settings"]), device="cpu", out="again")

@@ -3,7 +3,7 @@
 import pytest
 
 from wsam.lab.run import Run
-from wsam.lab.titles import group_names, run_titles
+from wsam.lab.titles import experiment_title, group_names, run_titles
 
 
 @pytest.mark.parametrize(
@@ -39,6 +39,19 @@ from wsam.lab.titles import group_names, run_titles
 def test_names_contain_what_differs(runs, names):
     found = [sorted(name.replace(",", "").split()) for name in group_names(runs)]
     assert found == [sorted(name.replace(",", "").split()) for name in names]
+
+
+def test_targets_of_a_table(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("a,b,c\n1,2,3\n")
+    first, second = (Run(data=f"table:{path}", target=t, method="sam") for t in "bc")
+    assert first.title == f"table:{path} target=b mlp sam rho=0.05 seed=0"
+    assert experiment_title(first) == f"table:{path}, target b, mlp"
+    assert list(run_titles([first, second]).values()) == [
+        "target b SAM ρ 0.05",
+        "target c SAM ρ 0.05",
+    ]
+    assert list(run_titles([first]).values()) == ["SAM ρ 0.05"]
 
 
 def test_titles_of_one_folder_are_unique_and_have_no_keys(tmp_path):

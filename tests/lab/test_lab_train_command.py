@@ -77,9 +77,10 @@ def test_only_json_on_stdout_and_a_finished_run_is_skipped(tmp_path):
 
 def test_log_lines_and_kept_weights(tmp_path):
     done = wsam("--keep-checkpoint", out=tmp_path)
-    assert ": 1 epoch, 0 done, key " in done.stderr
+    assert " seed=0, SGD lr=0.05: 1 epoch, 0 done, key " in done.stderr
+    assert re.search(r"test loss [\d.]+  test error [\d.]+%  sharpness", done.stderr)
     assert "epoch 1/1" in done.stderr
-    assert "images/s" in done.stderr
+    assert "samples/s" in done.stderr
     assert "sharpness" in done.stderr
     run = Run.from_dict(record_of(tmp_path)["settings"])
     assert records.weights_path(tmp_path, run).exists()
@@ -232,5 +233,5 @@ def test_the_progress_bar_shows_every_value(monkeypatch, capsys):
     printed = capsys.readouterr().err
     for words in ("loss 0.5000", "error 12.00%", "test error 9.50%", "sharpness 0.1250"):
         assert words in printed
-    for words in ("images/s", "epoch 1/2", "a message", "before the start"):
+    for words in ("samples/s", "epoch 1/2", "a message", "before the start"):
         assert words in printed

@@ -112,7 +112,7 @@ def test_a_batch_size_larger_than_the_data_is_logged(tmp_path: Path) -> None:
     large = SHORT.replace(epochs=1, batch_size=100_000)
     assert train(large, tmp_path, CPU, [callback])["settings"]["batch_size"] == 100_000
     (message,) = callback.messages
-    assert message.startswith("a step uses all 300 training images")
+    assert message.startswith("a step uses all 300 training samples")
     assert message.endswith("batch size 100000")
     callback = StopAfter()
     train(SHORT.replace(epochs=1, batch_size=300), tmp_path, CPU, [callback])

@@ -395,7 +395,7 @@ def _summary(record: Record, skipped: bool) -> str:
     from wsam.lab import records
 
     if not records.is_finished(record):
-        failure, advice = records.failure_reason(record), "reduce rho, gamma or the learning rate"
+        failure, advice = records.failure_reason(record), records.failure_advice(record)
         if skipped:
             return f"failed before: {failure}; {advice}, or use --retry"
         return f"failed: {failure}; {advice}"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from wsam._format import pluralize, printable
 from wsam.lab.run import Run
+from wsam.lab.settings import BASE_CLASSES
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -31,7 +32,7 @@ class Callback:
             run: The run.
             steps: Steps per epoch.
             done: Epochs already trained, restored from a checkpoint.
-            images: Images per step.
+            images: Samples per step.
         """
 
     def on_step_end(self, metrics: Metrics | None) -> None:
@@ -61,15 +62,16 @@ class LogLines(Callback):
     def on_train_start(self, run: Run, steps: int, done: int, images: int) -> None:
         """Print the title of the run."""
         self.epochs, self.images = run.epochs, images * steps
+        base = f"{BASE_CLASSES[run.base]} lr={run.base_args['lr']:g}"
         self.on_message(
-            f"{run.title}: {pluralize(run.epochs, 'epoch')}, {done} done, key {run.key}"
+            f"{run.title}, {base}: {pluralize(run.epochs, 'epoch')}, {done} done, key {run.key}"
         )
 
     def on_epoch_end(self, metrics: Metrics) -> None:
         """Print the metrics of the epoch."""
         speed = self.images / max(metrics["seconds"], 1e-9)
         epoch = f"epoch {metrics['epoch']}/{self.epochs}"
-        self.on_message(f"{epoch}  {format_metrics(metrics)}  {speed:.0f} images/s")
+        self.on_message(f"{epoch}  {format_metrics(metrics)}  {speed:.0f} samples/s")
 
     def on_message(self, message: str) -> None:
         """Print the message."""
@@ -77,7 +79,7 @@ class LogLines(Callback):
 
 
 class ProgressBar(Callback):
-    """A progress bar with loss, error, sharpness, images per second and remaining time."""
+    """A progress bar with loss, error, sharpness, samples per second and remaining time."""
 
     def __init__(self) -> None:
         self.progress: Progress | None = None
@@ -127,7 +129,7 @@ class ProgressBar(Callback):
         assert self.progress is not None
         self.progress.update(self.task, metrics=format_metrics(metrics))
         if (speed := self.progress.tasks[0].speed) is not None:
-            self.progress.update(self.task, speed=f"{speed * self.images:.0f} images/s")
+            self.progress.update(self.task, speed=f"{speed * self.images:.0f} samples/s")
 
     def on_message(self, message: str) -> None:
         """Print the message above the bar."""
@@ -191,7 +193,7 @@ def format_metrics(metrics: Metrics) -> str:
         parts.append(f"error {metrics['train_error']:.2f}%")
     for name, value in metrics.items():
         split, _, figure = name.partition("_")
-        if split in ("validation", "test") and figure != "loss" and value is not None:
+        if split in ("validation", "test") and value is not None:
             text = f"{value:.2f}%" if figure in _PERCENT else f"{value:.4g}"
             parts.append(f"{split} {figure.replace('_', '-')} {text}")
     if metrics.get("sharpness") is not None:

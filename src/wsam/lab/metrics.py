@@ -130,6 +130,21 @@ assert tuple(METRICS) == settings.METRICS
 OF_CLASSES = (ERROR, ACCURACY, MACRO_F1)
 
 
+def find_nonfinite(value: Any) -> tuple[int, float] | None:
+    """Return the index of a sample and its NaN or infinity, or None.
+
+    Args:
+        value: A tensor, or a container of tensors, whose first dimension is the samples.
+    """
+    if isinstance(value, Tensor):
+        value = torch.atleast_1d(value)
+        wrong = (~value.isfinite()).nonzero()
+        return (int(wrong[0, 0]), float(value[tuple(wrong[0])])) if wrong.numel() else None
+    parts = value.values() if isinstance(value, dict) else value
+    found = map(find_nonfinite, parts if isinstance(value, dict | list | tuple) else ())
+    return next((one for one in found if one is not None), None)
+
+
 def format_shape(value: Any) -> str:
     """Return the shape and type of a tensor, or of each tensor in a container.
 

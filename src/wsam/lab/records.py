@@ -24,6 +24,8 @@ Record = dict[str, Any]
 FORMAT = 1
 FINISHED, FAILED = "finished", "failed"
 WEIGHTS = "weights.pt"
+NOT_FINITE = "contain values that are not finite"
+"""In the failure of a run whose data is the cause."""
 _KEY = re.compile("[0-9a-f]{12}")
 _REQUIRED = ("format", "key", "title", "status", "settings", "final", "curve", "seconds")
 _METRICS = ("epoch", "train_loss")
@@ -287,6 +289,13 @@ def is_finished(record: Record | None) -> bool:
 def failure_reason(record: Record) -> str:
     """Return why a run failed."""
     return str(record.get("failure") or "no reason was recorded")
+
+
+def failure_advice(record: Record) -> str:
+    """Return what to change in a run that failed."""
+    if NOT_FINITE in failure_reason(record):
+        return "correct the data"
+    return "reduce rho, gamma or the learning rate"
 
 
 def final_error(record: Record) -> float | None:

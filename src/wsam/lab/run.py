@@ -344,12 +344,16 @@ class Run:
 
     @property
     def title(self) -> str:
-        """A short description: ``cifar10 resnet18 wsam gamma=0.88 rho=0.2 seed=0``."""
+        """A short description: ``cifar10 resnet18 wsam gamma=0.88 rho=0.2 seed=0``.
+
+        Data with a target column is followed by its name: ``table:houses.csv target=price``.
+        """
         numbers = {name: value for name, value in self.hyper.items() if is_number(value)}
         hyper = [f"{name}={value:g}" for name, value in numbers.items()]
         geometry = [str(self.geometry["name"])] if self.geometry else []
         noise = [f"noise={self.noise:g}"] if self.noise else []
-        words = [self.data, self.model, self.method, *geometry, *hyper, *noise]
+        target = [f"target={self.target}"] if self.target else []
+        words = [self.data, *target, self.model, self.method, *geometry, *hyper, *noise]
         return " ".join([*words, f"seed={self.seed}"])
 
     def __hash__(self) -> int:

@@ -21,11 +21,13 @@ from wsam.lab.metrics import Loss, Metric, cross_entropy, format_shape, loss_sum
 from wsam.lab.problem import Problem
 from wsam.lab.run import Run
 from wsam.lab.user_code import (
+    OBJECT,
     RAISED,
     RunError,
     UserCodeError,
     describe,
     explain,
+    is_code,
     is_out_of_memory,
     is_own,
     place,
@@ -256,9 +258,10 @@ def check_forward(run: Run, model: nn.Module, inputs: Any, device: torch.device)
         images = isinstance(inputs, Tensor) and inputs.dim() == 4
         shape = " x ".join(map(str, inputs.shape)) if images else format_shape(inputs)
         what = "images" if images else "inputs"
+        own = is_code(run.model) or run.model.startswith(OBJECT)
         raise UserCodeError(
             f"{run.model} does not accept the {what} of {run.data} ({shape}): {_reason(error)}"
-            f"{place(error) if is_own(error) else ''}"
+            f"{place(error) if own and is_own(error) else ''}"
         ) from error
 
 

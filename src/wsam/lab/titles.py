@@ -13,7 +13,7 @@ from wsam.plot_style import method_title, variant_name
 
 GREEK = {"rho": "ρ", "gamma": "γ", "alpha": "α", "beta": "β", "eta": "η", "rho_min": "ρ min"}
 Setting = Callable[[Run], object]
-_PLACES = ("data", "model", "noise")
+_PLACES = ("data", "target", "model", "noise")
 _NAMED_BY_RULE = (
     *_PLACES,
     *("method", "hyper", "geometry", "base", "base_args", "options", "epochs", "digests"),
@@ -28,9 +28,10 @@ _FIELD_NAMES = {
 
 
 def experiment_title(run: Run) -> str:
-    """Return data, model and label noise: ``digits, cnn, 40% of the labels redrawn``."""
+    """Return data, target, model and label noise: ``digits, cnn, 40% of the labels redrawn``."""
+    target = f", target {run.target}" if run.target else ""
     noise = f", {100 * run.noise:g}% of the labels redrawn" if run.noise else ""
-    return f"{run.data}, {run.model}{noise}"
+    return f"{run.data}{target}, {run.model}{noise}"
 
 
 def group_names(runs: Sequence[Run]) -> list[str]:
@@ -51,7 +52,7 @@ def group_names(runs: Sequence[Run]) -> list[str]:
 
 
 def run_titles(runs: Iterable[Run]) -> dict[str, str]:
-    """Return a title for each run by its key. Data, model and seeds are included if they differ.
+    """Return a title for each run by its key. Data, target, model and seeds only if they differ.
 
     Example:
         >>> runs = [Run(method="sam", seed=seed) for seed in (0, 1)]
@@ -61,9 +62,9 @@ def run_titles(runs: Iterable[Run]) -> dict[str, str]:
     distinct = list({run.key: run for run in runs}.values())
     names = group_names(distinct)
     titles = {}
-    places = [name for name in ("data", "model") if _differ(distinct, _field(name))]
+    places = [name for name in _PLACES[:-1] if _differ(distinct, _field(name))]
     for run, name in zip(distinct, names, strict=True):
-        words = [*(str(getattr(run, place)) for place in places), name]
+        words = [*(_place(run, place) for place in places), name]
         parts = []
         if _differ(distinct, _field("noise")):
             parts.append(f"noise {run.noise:g}")
@@ -71,8 +72,13 @@ def run_titles(runs: Iterable[Run]) -> dict[str, str]:
             parts.append(f"seed {run.seed}")
         if run.noise and run.noise_seed != run.seed:
             parts.append(f"noise seed {run.noise_seed}")
-        titles[run.key] = ", ".join([" ".join(words), *parts])
+        titles[run.key] = ", ".join([" ".join(filter(None, words)), *parts])
     return titles
+
+
+def _place(run: Run, name: str) -> str:
+    value = getattr(run, name) or ""
+    return f"target {value}" if name == "target" and value else str(value)
 
 
 def figure_name(metric: Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from wsam._format import json_safe
+from wsam.curvature.batches import batch_size as count_samples
 from wsam.lab import environment, models, records
 from wsam.lab.callbacks import Callback, Metrics
 from wsam.lab.checkpoint import (
@@ -27,7 +28,7 @@ from wsam.lab.checkpoint import (
     save_state,
     set_rng_states,
 )
-from wsam.lab.data_feed import TEST, TRAIN, VALIDATION, DataFeed
+from wsam.lab.data_feed import TEST, TRAIN, VALIDATION, DataFeed, ImageFeed
 from wsam.lab.datasets import default_folder
 from wsam.lab.distributed import DistributedContext, init_distributed
 from wsam.lab.execution import ExecutionConfig
@@ -35,7 +36,7 @@ from wsam.lab.files import no_op
 from wsam.lab.image_folder import find_root
 from wsam.lab.loaded_model import build_with_weights
 from wsam.lab.loader_feed import LoaderFeed
-from wsam.lab.metrics import cross_entropy, format_shape
+from wsam.lab.metrics import cross_entropy, find_nonfinite, format_shape
 from wsam.lab.problem import Objects, make_problem, uses_own_code
 from wsam.lab.records import Record
 from wsam.lab.run import Run
@@ -59,6 +60,8 @@ _LIVE_SECONDS = 0.5
 _MISFITS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """What torch raises for a state with values of another type or shape."""
 _NOT_FINAL = ("lr", "seconds")
+_CHECKED_SAMPLES = 10_000
+"""Samples that are read to find out whether the data is the cause of a loss that is not finite."""
 
 
 def train(
@@ -271,9 +274,15 @@ class Trainer:
         stepper = self._make_stepper()
         for callback in self.callbacks:
             callback.on_train_start(run, feed.steps, len(self.curve), feed.batch_size)
-        if feed.batch_size < run.batch_size:
+        if isinstance(feed, LoaderFeed) and not feed.is_dataset(TRAIN):
+            if feed.batch_size != run.batch_size:
+                self._log(
+                    f"the training loader of {run.data} has batches of {feed.batch_size} samples: "
+                    f"the batch size {run.batch_size} is not used"
+                )
+        elif feed.batch_size < run.batch_size:
             self._log(
-                f"a step uses all {feed.batch_size} training images: there are fewer than the "
+                f"a step uses all {feed.batch_size} training samples: there are fewer than the "
                 f"batch size {run.batch_size}"
             )
         if self.compiled:
@@ -334,6 +343,7 @@ class Trainer:
             columns.add(self.problem.metric.column)
             metrics |= {f"{self.split}_{name}": None for name in sorted(columns, reverse=True)}
             failure = f"the training loss became {metrics['train_loss']} in epoch {number}"
+            failure += self._data_problem(TRAIN)
         self.curve.append(metrics)
         for callback in self.callbacks:
             callback.on_epoch_end(metrics)
@@ -349,8 +359,26 @@ class Trainer:
         metrics |= {f"{split}_{name}": value for name, value in figures.items()}
         for name in ("loss", self.problem.metric.column):
             if not math.isfinite(figures[name]):
-                return f"the {split} {name} became {figures[name]} in epoch {metrics['epoch']}"
+                became = f"the {split} {name} became {figures[name]} in epoch {metrics['epoch']}"
+                return became + self._data_problem(split)
         return None
+
+    def _data_problem(self, split: str) -> str:
+        """Return which data of a split is not finite, of its first samples; empty if there is none."""
+        if isinstance(self.feed, ImageFeed):
+            return ""  # decoded from bytes
+        first = 0
+        for batch in self.feed.fixed(split, _CHECKED_SAMPLES, self.feed.batch_size):
+            for what, values in zip(("inputs", "targets"), batch, strict=True):
+                found = find_nonfinite(values)
+                if found is not None:
+                    sample, value = found
+                    return (
+                        f": the {split} {what} of {self.run.data} {records.NOT_FINITE}, such as "
+                        f"{value} in sample {first + sample + 1}"
+                    )
+            first += count_samples(batch)
+        return ""
 
     @contextmanager
     def _explain(self, what: str, *batch: Any) -> Iterator[None]:

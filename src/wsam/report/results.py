@@ -244,4 +244,4 @@ def _sort_key(group: Group) -> tuple[Any, ...]:
     hyper = tuple(float(value) if is_number(value) else 0.0 for value in run.hyper.values())
     rate = run.base_args.get("lr")
     last = (run.epochs, rate if isinstance(rate, float) else 0.0, run.key)
-    return (run.data, run.model, run.noise, place, run.method, run.base, hyper, *last)
+    return (run.data, run.target or "", run.model, run.noise, place, run.method, run.base, hyper, *last)
