@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import statistics
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -34,6 +35,7 @@ from wsam.report.labels import (
     experiments,
 )
 from wsam.report.sections import reproduce_section
+from wsam.sweep.jobs import Job, Status, run_job
 
 ALL_METHODS = ["vanilla", *wsam.METHODS]
 
@@ -322,6 +324,51 @@ def test_a_refused_run_is_not_listed_as_unfinished(tmp_path):
     shown = wsam_command("report", tmp_path).stdout
     assert "1 finished run in 1 group\n" in shown
     assert "unfinished" not in shown
+
+
+def test_a_run_that_raised_is_listed_with_its_title_and_reason(tmp_path):
+    code = (
+        "from torch import nn\n\n\nclass Net(nn.Linear):\n    def __init__(self):\n"
+        "        super().__init__(64, 10)\n\n    def forward(self, x):\n"
+        "        if len(x) > 9:\n            raise KeyError('price \\x1b[2J')\n"
+        "        return super().forward(x.flatten(1))\n"
+    )
+    (tmp_path / "net.py").write_text(code)
+    run = small("sam").replace(model=f"{tmp_path}/net.py:Net")
+    for start in (train, lambda run, out: run_job(Job(run, out, ExecutionConfig()))):
+        out = tmp_path / str(len(list(tmp_path.iterdir())))
+        with suppress(ValueError):
+            start(run, out)
+        (trouble,) = gather(out).troubles
+        assert trouble.kind == "failed"
+        assert trouble.what == run.title
+        assert "raised KeyError: " in trouble.why
+        assert "net.py, line 10)" in trouble.why
+        assert "\x1b" not in trouble.why
+        assert trouble.what in page(gather(out))
+
+
+def test_a_run_that_was_killed_early_is_listed_with_its_title(tmp_path):
+    run = small("sam")
+    records.write_attempt(tmp_path, run)
+    (trouble,) = gather(tmp_path).troubles
+    assert (trouble.what, trouble.kind) == (run.title, "unfinished")
+    assert trouble.why == "started; no checkpoint yet"
+    (records.work_folder(tmp_path, run) / records.ATTEMPT).write_text("[]")
+    (trouble,) = gather(tmp_path).troubles
+    assert trouble.kind == "damaged"
+    train(run, tmp_path, ExecutionConfig(device="cpu"))
+    assert not (records.work_folder(tmp_path, run) / records.ATTEMPT).exists()
+
+
+def test_a_sweep_lists_runs_that_could_not_begin(tmp_path):
+    (tmp_path / "net.py").write_text("def net():\n    return {}['a']\n")
+    run = small("sam").replace(model=f"{tmp_path}/net.py:net")
+    out = tmp_path / "out"
+    assert run_job(Job(run, out, ExecutionConfig(device="cpu"))).status is Status.ERROR
+    (trouble,) = gather(out).troubles
+    assert trouble.what == run.title
+    assert "net raised KeyError: 'a'" in trouble.why
 
 
 def test_a_grid_gets_a_heat_map(tmp_path):

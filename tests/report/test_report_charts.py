@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from wsam.plot_style import METHOD_STYLES
 from wsam.report import charts
 from wsam.report.charts import DotRow, HeatMap, LineStyle, Series, color, heat_norm, short
 from wsam.report.elements import heat_table
@@ -45,6 +46,29 @@ def test_lines_are_above_all_bands(axes):
     charts.draw_lines(axes, [series(1.0, 2.0, std=0.5), series(2.0, 1.0, std=0.5)])
     assert len(axes.collections) == 2
     assert max(band.zorder for band in axes.collections) < min(line.zorder for line in axes.lines)
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_bands_are_not_cut_off(axes, log):
+    lines = [series(60.0, 20.0, std=15.0), series(50.0, 2.0, std=1.0)]
+    charts.draw_lines(axes, lines, log=log)
+    assert axes.get_yscale() == ("log" if log else "linear")
+    assert axes.get_ylim()[1] > 75
+    assert axes.get_ylim()[0] > (1 if log else -1)
+
+
+def test_bands_of_accuracies_are_not_cut_off(axes):
+    charts.draw_lines(axes, [series(80.0, 90.0, std=15.0)], baseline=100.0)
+    low, high = axes.get_ylim()
+    assert low < 65
+    assert high == 100
+
+
+def test_coinciding_lines_are_both_visible(axes):
+    styles = [METHOD_STYLES[name].dashes for name in ("vanilla", "sam", "wsam")]
+    charts.draw_lines(axes, [series(1.0, 2.0, style=LineStyle("sam", one)) for one in styles])
+    base, sam, solid = axes.lines
+    assert base.zorder > sam.zorder > solid.zorder
 
 
 def test_an_isolated_point_is_a_dot(axes):

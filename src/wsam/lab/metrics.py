@@ -137,7 +137,7 @@ def find_nonfinite(value: Any) -> tuple[int, float] | None:
         value: A tensor, or a container of tensors, whose first dimension is the samples.
     """
     if isinstance(value, Tensor):
-        value = torch.atleast_1d(value)
+        value = value if value.dim() else value[None]
         wrong = (~value.isfinite()).nonzero()
         return (int(wrong[0, 0]), float(value[tuple(wrong[0])])) if wrong.numel() else None
     parts = value.values() if isinstance(value, dict) else value

@@ -54,7 +54,14 @@ from wsam.lab.step import (
     make_optimizer,
     set_learning_rate,
 )
-from wsam.lab.user_code import RAISED, RunError, UserCodeError, describe, is_out_of_memory
+from wsam.lab.user_code import (
+    RAISED,
+    RunError,
+    UserCodeError,
+    describe,
+    is_out_of_memory,
+    one_line,
+)
 
 _LIVE_SECONDS = 0.5
 _MISFITS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
@@ -126,11 +133,26 @@ def _train(
         if record is not None:
             return record  # another process finished it in the meantime
         try:
-            with _explain_memory(run):
+            with _record_attempt(run, out, context), _explain_memory(run):
                 return trainer.train()
         finally:
             for callback in callbacks:
                 callback.on_train_end()
+
+
+@contextmanager
+def _record_attempt(run: Run, out: Path, context: DistributedContext) -> Iterator[None]:
+    """Store the run, and the exception that ends it, for reports."""
+    if context.is_main:
+        records.write_attempt(out, run)
+    try:
+        yield
+    except Exception as error:
+        if context.is_main:
+            records.write_attempt(out, run, one_line(error))
+        raise
+    if context.is_main:
+        records.remove_attempt(out, run)
 
 
 @contextmanager

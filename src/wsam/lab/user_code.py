@@ -217,6 +217,11 @@ def describe(error: BaseException, path: Path | None = None) -> str:
     return type(error).__name__ + (f": {message}" if message else "") + place(error, path)
 
 
+def one_line(error: BaseException) -> str:
+    """Return an exception in one line; an error of this module has no type and place to add."""
+    return " ".join(str(error).split()) if isinstance(error, RunError) else describe(error)
+
+
 def place(error: BaseException, path: Path | None = None) -> str:
     """Return file and line where an exception was raised: `` (my.py, line 3)``.
 

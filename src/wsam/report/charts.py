@@ -154,7 +154,10 @@ def draw_lines(
     integer_x: bool = False,
     baseline: float = 0.0,
 ) -> None:
-    """Draw lines, all above all bands. An arrow at the edge shows the extreme of a line beyond it."""
+    """Draw lines, all above all bands. An arrow at the edge shows the extreme of a line beyond it.
+
+    Lines with longer gaps are above the others, so that both show where they coincide.
+    """
     from matplotlib.ticker import MaxNLocator
 
     known = [p for one in series for p in one.points if p[1] is not None and math.isfinite(p[1])]
@@ -172,7 +175,8 @@ def draw_lines(
             # The edge keeps overlapping bands distinguishable.
             axes.fill_between(x, below, above, where=finite, alpha=0.15, linewidth=0.8, **style)
         dashes = (0, one.style.dashes) if one.style.dashes else "-"
-        axes.plot(x, mean, linewidth=_LINE_WIDTH, linestyle=dashes, zorder=3, **style)
+        above_bands = 3 + _gaps(one.style.dashes) / 2
+        axes.plot(x, mean, linewidth=_LINE_WIDTH, linestyle=dashes, zorder=above_bands, **style)
         padded = [False, *finite, False]
         for at in range(len(x)):
             if padded[at : at + 3] == [False, True, False]:  # a line would not show this point
@@ -182,12 +186,25 @@ def draw_lines(
     axes.set_xlim(*((low, high) if low < high else (low - 0.5, high + 0.5)))
     locator = MaxNLocator(5, steps=_TICK_STEPS, integer=integer_x, min_n_ticks=1)
     axes.xaxis.set_major_locator(locator)
-    means = [[_drawable(p[1]) for p in one.points if p in known] for one in series]  # type: ignore[arg-type]
-    _scale(axes, "y", usual_range(means, baseline), log=log, baseline=baseline)
+    values = [
+        [v for p in one.points if p in known for v in _extremes(p, baseline)] for one in series
+    ]
+    _scale(axes, "y", usual_range(values, baseline), log=log, baseline=baseline)
     _mark_lines(axes, series)
     axes.grid(axis="y")
     axes.spines["left"].set_visible(False)
     axes.tick_params(axis="y", length=0)
+
+
+def _gaps(dashes: tuple[float, ...] | None) -> float:
+    """Return the share of a line that its gaps take."""
+    return sum(dashes[1::2]) / sum(dashes) if dashes else 0.0
+
+
+def _extremes(point: Point, baseline: float) -> list[float]:
+    """Return the mean of a point and the end of its band that is farther from the baseline."""
+    mean, std = _drawable(point[1] or 0.0), _drawable(point[2])
+    return [mean, mean + math.copysign(std if math.isfinite(std) else 0.0, mean - baseline)]
 
 
 def _mark_lines(axes: Axes, series: Sequence[Series]) -> None:

@@ -222,7 +222,12 @@ def _unfinished(folder: Path) -> list[Trouble]:
         if not records.is_named_by_key(work):
             continue
         name, reason = work.name, "started; no checkpoint yet"
+        failure = None
         try:
+            attempt = records.read_attempt(work)
+            if attempt is not None:
+                run, failure = attempt
+                name = run.title
             state = Checkpoints(records.checkpoints_folder(work)).load()
             if state is not None:
                 run, done = Run.from_dict(records.parse_json(state["run"])), len(state["curve"])
@@ -231,7 +236,11 @@ def _unfinished(folder: Path) -> list[Trouble]:
         except (OSError, ValueError, KeyError, TypeError) as error:
             found.append(Trouble(name, DAMAGED, f"its checkpoint cannot be read: {error}"))
             continue
-        found.append(Trouble(name, UNFINISHED, reason))
+        if failure is None:
+            found.append(Trouble(name, UNFINISHED, reason))
+        else:
+            progress = "" if state is None else f"; {reason}"
+            found.append(Trouble(name, FAILED, f"{failure}{progress}"))
     return found
 
 
@@ -244,4 +253,14 @@ def _sort_key(group: Group) -> tuple[Any, ...]:
     hyper = tuple(float(value) if is_number(value) else 0.0 for value in run.hyper.values())
     rate = run.base_args.get("lr")
     last = (run.epochs, rate if isinstance(rate, float) else 0.0, run.key)
-    return (run.data, run.target or "", run.model, run.noise, place, run.method, run.base, hyper, *last)
+    return (
+        run.data,
+        run.target or "",
+        run.model,
+        run.noise,
+        place,
+        run.method,
+        run.base,
+        hyper,
+        *last,
+    )

@@ -130,12 +130,12 @@ def run_job(job: Job, callbacks: Sequence[Callback] = ()) -> Outcome:
     except (OSError, ValueError, ModuleNotFoundError) as error:
         message = format_os_error(error)
         if _concerns_this_run_only(error, job.run):
-            return Outcome(job, Status.ERROR, message)
+            return _failed_attempt(job, message)
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         detail = f"{job.run.title}: {message}"
         return Outcome(job, Status.REFUSED, detail, missing_module=missing)
     except Exception as error:
-        return Outcome(job, Status.ERROR, _describe(error))
+        return _failed_attempt(job, _describe(error))
     seconds = time.monotonic() - start
     if not records.is_finished(record):
         return Outcome(
@@ -157,6 +157,12 @@ def run_job(job: Job, callbacks: Sequence[Callback] = ()) -> Outcome:
         figure=_figure(record),
         seconds=seconds,
     )
+
+
+def _failed_attempt(job: Job, reason: str) -> Outcome:
+    """Store why a run could not be trained, so that a report of the folder shows it."""
+    records.write_attempt(job.out, job.run, reason)
+    return Outcome(job, Status.ERROR, reason)
 
 
 def _describe(error: Exception) -> str:
