@@ -64,6 +64,8 @@ def test_tables_and_lists(datasets, tmp_path):
 def test_a_missing_library_and_other_folders(tmp_path, monkeypatch):
     with pytest.raises(FileNotFoundError, match="was not written by save_to_disk"):
         Run(data=f"hf:{tmp_path}")
+    with pytest.raises(FileNotFoundError, match=r"^there is no folder .*nosuch$"):
+        Run(data=f"hf:{tmp_path}/nosuch")
     (tmp_path / "state.json").write_text("{}")
     run = Run(data=f"hf:{tmp_path}")
     monkeypatch.setitem(sys.modules, "datasets", None)

@@ -136,12 +136,14 @@ def test_an_image_of_too_many_pixels_is_refused(root, monkeypatch, workers):
 
 
 def test_missing_folders(root, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"imagenet must contain train/CLASS"):
+    with pytest.raises(FileNotFoundError, match=r"imagenet must contain the folders train/CLASS"):
         find_root(tmp_path / "nowhere", "imagenet")
     for path in (root / "val" / "cat").iterdir():
         path.unlink()
     with pytest.raises(FileNotFoundError, match="cat contains no images"):
         feed(root)
+    with pytest.raises(FileNotFoundError, match=r"val/CLASS \(or test/CLASS\) with images .*\.png"):
+        find_root(tmp_path / "data", "nosuch")
 
 
 def test_a_run_on_an_image_folder(root, tmp_path):

@@ -19,7 +19,7 @@ from wsam.lab.callbacks import Callback
 from wsam.lab.execution import ExecutionConfig
 from wsam.lab.loaded_model import load_model
 from wsam.lab.metrics import METRICS
-from wsam.lab.problem import Objects
+from wsam.lab.problem import Objects, make_data_feed, make_model
 from wsam.lab.run import Run
 from wsam.lab.train import has_started, train
 from wsam.lab.user_code import RunError, UserCodeError
@@ -186,6 +186,23 @@ def test_regression():
     assert record["final"]["test_mse"] < 1
     named = fit("mlp", own_problem.numbers, lr=0.01, **SHORT)
     assert named["final"]["test_mse"] < 20
+
+
+@pytest.mark.parametrize(("shape", "named"), [((4,), "mlp"), ((1, 8, 8), "cnn")])
+def test_the_default_model_fits_the_inputs(tmp_path, monkeypatch, shape, named):
+    code = (
+        "import torch\n\nfrom wsam.lab import Data\n\n\ndef data():\n"
+        f"    pairs = [(torch.randn{shape}, n % 2) for n in range(40)]\n"
+        "    return Data(pairs, pairs, outputs=2)\n"
+    )
+    write(tmp_path / "mine.py", code)
+    monkeypatch.chdir(tmp_path)
+    run = Run(data="mine.py:data", epochs=1)
+    assert run.model == "auto"
+    device = torch.device("cpu")
+    feed = make_data_feed(run, CPU, device)
+    expected = make_model(run.replace(model=named), feed, device)
+    assert str(make_model(run, feed, device)) == str(expected)
 
 
 def test_a_metric_of_a_file(tmp_path):

@@ -135,18 +135,29 @@ def test_command_and_its_reproduction(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a,price\n1,2\n,3\n", r"column 'a' of table:t\.csv has no value in row 2"),
-        ("a,price\n1,2\nNaN,3\n", "column 'a' .* has no value in row 2"),
-        ("a,price\n1,2\ninf,3\n", "column 'a' .* has the value inf in row 2"),
-        ("a,price\nx,2\n,3\n", "column 'a' .* has no value in row 2"),
-        ("a,price\n1,2\n3\n", "row 2 of t.csv has 1 values, expected 2"),
+        ("a,price\n1,2\n,3\n", r"column 'a' of t\.csv has no value in line 3: fill in"),
+        ("a,price\n1,2\nNaN,3\n", "column 'a' .* has no value in line 3"),
+        ("a,price\n1,2\ninf,3\n", "column 'a' .* has the value inf in line 3"),
+        ("a,price\nx,2\n,3\n", "column 'a' .* has no value in line 3"),
+        ("a,price\n1,2\n3\n", "line 3 of t.csv has 1 values, expected 2"),
         ("a,b\n1,2\n3,4\n", "no column 'price'; give --target, one of a, b"),
         ("price\n1\n3\n", "no column besides the target 'price'"),
         ("a,a,price\n1,2,3\n", "two columns 'a'"),
         ("a,price\n", "at least one row"),
         ("a,price\n1,2\n", "has 1 rows, too few"),
-        ("a,price\n" + "1,2\n" * 20 + "12x,3\n", "column 'a' .*the text '12x' in row 21"),
+        ("a,price\n" + "1,2\n" * 20 + "12x,3\n", "column 'a' .*the text '12x' in line 22"),
         ('a,price\n"1,2\n', "is not a CSV file"),
+        ("a;price\n1;2\n3;4\n", "columns of t.csv are separated by ';': separate them by commas"),
+        ("a;price\n1,5;2\n3;4\n", "columns of t.csv are separated by ';'"),
+        ("a,price\n\n1,2\n\n,3\n", "column 'a' .* has no value in line 5"),
+        (
+            "note,price\n" + "".join(f"text {n},{n}\n" for n in range(40)),
+            "column 'note' of table:t.csv has 40 different texts in 40 rows, too many for categories",
+        ),
+        (
+            "a,price\n" + "".join(f"{n},cost {n}\n" for n in range(40)),
+            "the target 'price' of table:t.csv has 40 different texts in 40 rows, too many for class",
+        ),
     ],
 )
 def test_mistakes_name_column_and_row(tmp_path, monkeypatch, text, message):
@@ -168,5 +179,7 @@ def test_other_mistakes(tmp_path, monkeypatch):
     line = error_of(*words, "table:t.csv", "--target", "kind", "--task", "regression")
     assert "the target 'kind' of table:t.csv is a text" in line
     assert "target applies to data table:, hf: only" in error_of(*words, "digits", "--target", "y")
+    with pytest.raises(ValueError, match="column 'a' of t has no value in row 2"):
+        make_table({"a": [1, None]}, "t")
     with pytest.raises(ValueError, match="column 'when' of t has values of type list"):
         make_table({"when": [[1], [2]]}, "t")

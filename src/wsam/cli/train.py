@@ -38,8 +38,8 @@ Model = Annotated[
     str | None,
     typer.Option(
         help="cnn, mlp, resnet18, wrn-28-10, deit-base, gpt, vit, timm:NAME, or your own function: "
-        "path.py:function or package.module:function. [default: mlp for tables, gpt for texts, "
-        "else cnn]"
+        "path.py:function or package.module:function. [default: cnn for images, gpt for texts, "
+        "else mlp]"
     ),
 ]
 ModelArg = Annotated[

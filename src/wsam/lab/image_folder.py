@@ -1,6 +1,6 @@
 """Images in folders named by class, such as ImageNet: too large for memory, decoded during training.
 
-Layout: ``ROOT/train/CLASS/*.jpeg`` and ``ROOT/val/CLASS/*.jpeg`` (or ``test``). Classes are numbered
+Layout: images in ``ROOT/train/CLASS`` and ``ROOT/val/CLASS`` (or ``test``). Classes are numbered
 in the order of their names, as pretrained ImageNet weights expect. Pillow decodes the files.
 """
 
@@ -51,8 +51,8 @@ def find_root(folder: Path, name: str) -> Path:
             return root
     places = dict.fromkeys((str(Path(name).absolute()), str(folder / name)))
     raise FileNotFoundError(
-        f"no images for {name}: {' or '.join(places)} must contain train/CLASS/*.jpeg and "
-        "val/CLASS/*.jpeg"
+        f"no images for {name}: {' or '.join(places)} must contain the folders train/CLASS and "
+        f"val/CLASS (or test/CLASS) with images ({', '.join(sorted(SUFFIXES))})"
     )
 
 

@@ -31,6 +31,8 @@ def named_files(name: str, folder: Path | None = None) -> list[Path]:
     if kind == "text":
         return [text_file(path, folder)]
     if kind == "hf":
+        if not path.is_dir():
+            raise FileNotFoundError(f"there is no folder {path.absolute()}")
         found = sorted(path.glob("**/state.json"))
         if not found:
             raise FileNotFoundError(

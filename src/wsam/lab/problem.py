@@ -29,9 +29,10 @@ from wsam.lab.image_folder import IMAGENET_SIZE, FolderFeed, find_root
 from wsam.lab.image_memory import load_folder
 from wsam.lab.loader_feed import Data, LoaderFeed, as_data, resolve_metric
 from wsam.lab.metrics import ACCURACY, ERROR, METRICS, Loss, Metric, cross_entropy
-from wsam.lab.models import build_model, load_all_but_head
+from wsam.lab.models import TOKENS, Task, build_model, load_all_but_head
 from wsam.lab.named_files import digest, text_file
 from wsam.lab.run import Run
+from wsam.lab.settings import AUTO
 from wsam.lab.tables import read_table, table_feed
 from wsam.lab.text import text_feed
 from wsam.lab.user_code import UserCodeError
@@ -250,11 +251,19 @@ def make_model(
         return _own_model(run, objects).to(device)
     of_run = run.pretrained is not None and run.pretrained.startswith(OF_RUN)
     pretrained = None if of_run else run.pretrained
-    model = build_model(run.model, feed.task, run.seed, pretrained, run.model_args)
+    name = _fitting_model(feed.task) if run.model == AUTO else run.model
+    model = build_model(name, feed.task, run.seed, pretrained, run.model_args)
     if of_run:
         load_all_but_head(model, _kept_weights(run, out))
     placed: nn.Module = model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     return placed
+
+
+def _fitting_model(task: Task) -> str:
+    """Return the named model for a kind of inputs."""
+    if task.kind == TOKENS:
+        return "gpt"
+    return "cnn" if len(task.shape) == 3 else "mlp"
 
 
 def _kept_weights(run: Run, out: Path | None) -> dict[str, Tensor]:

@@ -14,12 +14,12 @@ from typing import Any
 from wsam._core import validation
 from wsam.lab.named_files import digest
 from wsam.lab.settings import (
+    AUTO,
     BASES,
     BLOCK_SIZE,
     CODE,
     DATA,
     DATA_SETTINGS,
-    DEFAULT_MODELS,
     FILES,
     METRICS,
     MODEL_ARGS,
@@ -37,6 +37,7 @@ from wsam.lab.settings import (
     check_choice,
     check_mapping,
     check_str,
+    default_model,
     geometry_defaults,
     is_number,
     join_names,
@@ -67,8 +68,8 @@ class Run:
         data: One of `settings.DATA`; files: ``folder:PATH`` (images in folders named by class),
             ``table:PATH`` (CSV or Parquet), ``text:PATH`` or ``hf:PATH``; or the user's own function,
             ``path/file.py:function`` or ``package.module:function``.
-        model: One of `settings.MODELS`, ``timm:NAME``, or the user's own function. By default ``mlp``
-            for tables, ``gpt`` for texts, else ``cnn``.
+        model: One of `settings.MODELS`, ``timm:NAME``, the user's own function, or ``auto``: ``cnn``
+            for images, ``gpt`` for tokens, else ``mlp``. By default the one that fits the data.
         method: ``vanilla`` (the base optimizer alone) or a name in `wsam.METHODS`.
         hyper: Hyperparameters of the method, such as ``{"rho": 0.2, "gamma": 0.88}``.
         geometry: None for the method's own, or ``{"name": "adaptive", "eta": 0.01}``.
@@ -170,14 +171,14 @@ class Run:
         for name in ("data", "model"):
             check_str(name, getattr(self, name))
         if not self.model:
-            self._set("model", DEFAULT_MODELS.get(self.data.partition(":")[0], "cnn"))
+            self._set("model", default_model(self.data))
         for name in ("pretrained", "metric", "target"):
             if getattr(self, name) is not None:
                 check_str(name, getattr(self, name))
         if not (self.data.startswith((*FILES, OBJECT)) or is_code(self.data)):
             check_choice("data", self.data, (*DATA, *(f"{kind}PATH" for kind in FILES), CODE))
         if not (self.model.startswith(("timm:", OBJECT)) or is_code(self.model)):
-            check_choice("model", self.model, (*MODELS, "timm:NAME", CODE))
+            check_choice("model", self.model, (*MODELS, AUTO, "timm:NAME", CODE))
         if not (self.metric is None or self.metric.startswith(OBJECT) or is_code(self.metric)):
             check_choice("metric", self.metric, (*METRICS, CODE))
         if self.task is not None:

@@ -35,8 +35,8 @@ MODEL_ARGS: dict[str, dict[str, Value]] = {
 
 A `lora_rank` above 0 freezes all weights but the head, and trains adapters of that rank.
 """
-DEFAULT_MODELS = {"table": "mlp", "text": "gpt"}
-"""Default model by the first word of the data; ``cnn`` for others."""
+AUTO = "auto"
+"""The named model that fits the inputs: ``cnn`` for images, ``gpt`` for tokens, else ``mlp``."""
 FILES = ("folder:", "table:", "text:", "hf:")
 """Starts of the names of data in files of the user's own."""
 TASKS = ("classification", "regression")
@@ -114,6 +114,19 @@ OPTIONS: dict[str, Value] = {
 
 A run without `precondition` uses the published form of WSAM, over every base.
 """
+
+
+def default_model(data: str) -> str:
+    """Return the model of a run that names none, without reading its data.
+
+    Example:
+        >>> default_model("digits"), default_model("table:t.csv"), default_model("my.py:data")
+        ('cnn', 'mlp', 'auto')
+    """
+    kind = data.partition(":")[0]
+    return {"table": "mlp", "text": "gpt", "folder": "cnn"}.get(
+        kind, "cnn" if data in DATA else AUTO
+    )
 
 
 def join_names(names: Iterable[str]) -> str:

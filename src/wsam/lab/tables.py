@@ -38,6 +38,8 @@ _MOSTLY = 0.9
 """A column of texts of which at least this share are numbers is one of numbers with a mistake."""
 _MAX_CLASSES = 20
 """Whole numbers with more different values are a quantity to predict, not classes."""
+_MAX_CATEGORIES = 0.5
+"""More different texts per row are not categories, but texts or names."""
 _TEST_SHARE = 5  # one row of five
 
 
@@ -92,22 +94,32 @@ def read_columns(path: Path) -> Columns:
         return _read_parquet(path)
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = [row for row in csv.reader(file, strict=True) if row]
+            reader = csv.reader(file, strict=True)
+            lines = [(reader.line_num, row) for row in reader if row]
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{path} is not a CSV file in UTF-8: {error}") from error
-    if len(rows) < 2:
+    if len(lines) < 2:
         raise ValueError(f"{path} needs a line of column names and at least one row")
-    header, *body = rows
+    (_, header), *body = lines
+    if len(header) == 1 and (separator := next((s for s in ";\t|" if s in header[0]), None)):
+        raise ValueError(
+            f"the columns of {path} are separated by {separator!r}: separate them by commas, with "
+            "decimal points in numbers"
+        )
     if len(set(header)) < len(header):
         twice = next(name for name in header if header.count(name) > 1)
         raise ValueError(f"{path} has two columns {twice!r}")
-    for number, row in enumerate(body, 1):
+    for number, row in body:
         if len(row) != len(header):
             raise ValueError(
-                f"row {number} of {path} has {len(row)} values, expected {len(header)}"
+                f"line {number} of {path} has {len(row)} values, expected {len(header)}"
             )
-    values = zip(*body, strict=True)
-    return {name: _parse(name, column, path) for name, column in zip(header, values, strict=True)}
+    numbers, rows = zip(*body, strict=True)
+    values = zip(*rows, strict=True)
+    return {
+        name: _parse(f"column {name!r} of {path}", column, numbers)
+        for name, column in zip(header, values, strict=True)
+    }
 
 
 def _read_parquet(path: Path) -> Columns:
@@ -125,22 +137,44 @@ def _read_parquet(path: Path) -> Columns:
     return columns
 
 
-def _parse(name: str, values: Sequence[str], path: Path) -> list[Any]:
-    """Convert texts to numbers if all of them are."""
+def _parse(column: str, values: Sequence[str], lines: Sequence[int]) -> list[Any]:
+    """Convert texts to numbers if all of them are.
+
+    Args:
+        column: Names the column, for messages.
+        values: Its texts.
+        lines: Their lines in the file.
+    """
     texts = [value.strip() for value in values]
     missing = [text.lower() in _MISSING for text in texts]
     found = [None if gap else _number(text) for text, gap in zip(texts, missing, strict=True)]
     numbers = sum(value is not None for value in found)
     others = len(texts) - numbers - sum(missing)
-    if not others and numbers:
-        return list(found)
-    if numbers >= _MOSTLY * len(texts):
-        row = next(n for n, value in enumerate(found) if value is None and not missing[n])
-        raise ValueError(
-            f"column {name!r} of {path} has the text {texts[row]!r} in row {row + 1}, the others "
-            "are numbers; correct it"
-        )
-    return [text or None for text in texts]
+    kept: list[Any] = list(found)
+    if others or not numbers:
+        if numbers >= _MOSTLY * len(texts):
+            row = next(n for n, value in enumerate(found) if value is None and not missing[n])
+            raise ValueError(
+                f"{column} has the text {texts[row]!r} in line {lines[row]}, the others are numbers; "
+                "correct it"
+            )
+        kept = [text or None for text in texts]
+    check_values(column, kept, [f"line {line}" for line in lines])
+    return kept
+
+
+def check_values(column: str, values: Sequence[Any], places: Sequence[str]) -> None:
+    """Raise an error if a value is missing or not finite.
+
+    Args:
+        column: Names the column, for messages.
+        values: Its values.
+        places: Where each of them is.
+    """
+    for value, place in zip(values, places, strict=True):
+        if value is None or (isinstance(value, float) and not math.isfinite(value)):
+            what = "no value" if value is None else f"the value {value}"
+            raise ValueError(f"{column} has {what} in {place}: fill in or remove such rows")
 
 
 def _number(text: str) -> float | int | None:
@@ -164,12 +198,8 @@ def make_table(columns: Columns, name: str, test_rows: int | None = None) -> Tab
     if not columns or not next(iter(columns.values())):
         raise ValueError(f"{name} is empty")
     for column, values in columns.items():
-        for row, value in enumerate(values, 1):
-            if value is None or (isinstance(value, float) and not math.isfinite(value)):
-                what = "no value" if value is None else f"the value {value}"
-                raise ValueError(
-                    f"column {column!r} of {name} has {what} in row {row}: fill in or remove such rows"
-                )
+        places = [f"row {row}" for row in range(1, len(values) + 1)]
+        check_values(f"column {column!r} of {name}", values, places)
         kinds = {str if isinstance(value, str) else type(value) for value in values}
         if kinds == {str}:
             texts[column] = list(values)
@@ -206,6 +236,8 @@ def table_feed(table: Table, run: Run, device: torch.device, validation: Validat
     classify = run.task == "classification" or (run.task is None and are_classes(values))
     if classify:
         classes = sorted(set(values))
+        if target in table.texts:
+            _check_categories(f"the target {target!r} of {table.name}", "classes", values)
         index = {value: number for number, value in enumerate(classes)}
         targets = torch.tensor([index[value] for value in values])
         outputs, units = len(classes), None
@@ -280,11 +312,28 @@ def _encode(table: Table, target: str, train: Tensor) -> tuple[Tensor, tuple[int
     for name, texts in table.texts.items():
         if name == target:
             continue
+        _check_categories(f"column {name!r} of {table.name}", "categories", texts)
         known = sorted({texts[row] for row in train.tolist()})
         index = {text: number for number, text in enumerate(known, 1)}
         parts.append(torch.tensor([float(index.get(text, 0)) for text in texts]))
         sizes.append(len(known) + 1)
     return torch.stack(parts, 1), tuple(sizes)
+
+
+def _check_categories(what: str, kind: str, texts: Sequence[str]) -> None:
+    """Raise an error if texts are not categories, because most of them occur only once.
+
+    Args:
+        what: Names the column, for messages.
+        kind: What the texts would be used as.
+        texts: All texts of the column.
+    """
+    different = len(set(texts))
+    if different > max(_MAX_CLASSES, _MAX_CATEGORIES * len(texts)):
+        raise ValueError(
+            f"{what} has {different} different texts in {len(texts)} rows, too many for {kind}: "
+            "remove or group them, or use a data function of your own"
+        )
 
 
 def _standardise(values: Sequence[float], train: Tensor) -> tuple[Tensor, float, float]:

@@ -14,13 +14,13 @@ from wsam.lab.files import read_regular
 from wsam.lab.run import Run
 from wsam.lab.settings import (
     DATA_SETTINGS,
-    DEFAULT_MODELS,
     OPTIONS,
     VANILLA,
     Value,
     accepts_geometry,
     accepts_lean,
     accepts_reuse,
+    default_model,
     join_names,
 )
 
@@ -76,7 +76,7 @@ def with_value(run: Run, name: str, value: Value) -> Run:
 def _with_data(run: Run, data: str) -> Run:
     """Return the run on other data, without settings of the old. A default model stays a default."""
     dropped = {n: None for n, kinds in DATA_SETTINGS.items() if not data.startswith(kinds)}
-    is_default = run.model == DEFAULT_MODELS.get(run.data.partition(":")[0], "cnn")
+    is_default = run.model == default_model(run.data)
     return run.replace(data=data, model="" if is_default else run.model, **dropped)
 
 
