@@ -15,7 +15,7 @@ import pytest
 from command import COMMANDS, GROUPS, ROOT, error_of, wsam_command
 from reporting import StopAfter
 
-from wsam.cli import _files
+from wsam.cli import _files, _options
 from wsam.cli._app import VERBS
 from wsam.cli._app import _install_hint as install_hint
 from wsam.lab import records
@@ -23,6 +23,7 @@ from wsam.lab.checkpoint import save_state
 from wsam.lab.execution import ExecutionConfig
 from wsam.lab.run import Run
 from wsam.lab.train import train
+from wsam.methods import METHODS
 from wsam.sweep import InProcess, Processes
 
 RUN = Run(data="digits", model="mlp", method="wsam", epochs=1, train_limit=100, test_limit=50)
@@ -92,6 +93,13 @@ def test_groups_list_their_commands() -> None:
         assert "Commands:" in alone.stdout + alone.stderr
 
 
+def test_the_help_lists_every_method() -> None:
+    assert tuple(METHODS) == _options.METHODS
+    for verb in ("train", "compare"):
+        words = set(re.findall(r"\w+", wsam_command(verb, "--help").stdout))
+        assert words >= METHODS.keys(), verb
+
+
 def test_version() -> None:
     assert re.match(r"wsam \d", wsam_command("--version").stdout)
 
@@ -120,6 +128,7 @@ def test_unknown_options_commands_and_missing_arguments() -> None:
             "'step' is not one of 'cosine', 'constant', 'warmup-cosine' (see wsam train",
         ),
         ("sweep cifar --gpus nan", "invalid value for '--gpus': "),
+        ("compare --executor slurm --address auto", "--address needs --executor ray"),
         ("report missing", "there is no "),
         ("report . --out .", "'.' is a directory"),
     ],

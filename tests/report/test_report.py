@@ -14,7 +14,7 @@ from recorded import as_recorded
 from reporting import METHODS, RESULTS, make_folder, small
 
 import wsam
-from wsam.lab import records
+from wsam.lab import attempts, records
 from wsam.lab.checkpoint import save_state
 from wsam.lab.execution import ExecutionConfig
 from wsam.lab.run import Run
@@ -350,15 +350,15 @@ def test_a_run_that_raised_is_listed_with_its_title_and_reason(tmp_path):
 
 def test_a_run_that_was_killed_early_is_listed_with_its_title(tmp_path):
     run = small("sam")
-    records.write_attempt(tmp_path, run)
+    attempts.write(tmp_path, run)
     (trouble,) = gather(tmp_path).troubles
     assert (trouble.what, trouble.kind) == (run.title, "unfinished")
     assert trouble.why == "started; no checkpoint yet"
-    (records.work_folder(tmp_path, run) / records.ATTEMPT).write_text("[]")
+    (records.work_folder(tmp_path, run) / attempts.FILE_NAME).write_text("[]")
     (trouble,) = gather(tmp_path).troubles
     assert trouble.kind == "damaged"
     train(run, tmp_path, ExecutionConfig(device="cpu"))
-    assert not (records.work_folder(tmp_path, run) / records.ATTEMPT).exists()
+    assert not (records.work_folder(tmp_path, run) / attempts.FILE_NAME).exists()
 
 
 def test_a_sweep_lists_runs_that_could_not_begin(tmp_path):

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from wsam.lab.execution import ExecutionConfig
 
 PAIR = "NAME=VALUE"
+METHODS = (
+    *("sam", "wsam", "coupled_wsam", "gsam", "esam", "asam", "fisher_sam"),
+    *("looksam", "vasso", "friendly_sam", "msam", "one_pass_wsam"),
+)
+"""The names of `wsam.METHODS`; importing them would load torch for every `--help`."""
 
 Out = Annotated[
     Path, typer.Option("--out", callback=check_results_folder, help="Folder for the records.")

@@ -32,7 +32,7 @@ Methods = Annotated[
     str,
     typer.Option(
         help="Names separated by commas: base, cheap (WSAM with two passes on every n-th step), "
-        "sam, wsam, coupled_wsam, gsam, esam, asam, fisher_sam."
+        f"{', '.join(options.METHODS)}."
     ),
 ]
 Seeds = Annotated[str, typer.Option(help="Number of seeds, or a list such as 0,1,2.")]
@@ -68,7 +68,10 @@ Kind = Annotated[
     typer.Option("--executor", help="Train in processes of this machine, on Ray or on SLURM."),
 ]
 Address = Annotated[
-    str, typer.Option(help="With ray: address of a cluster, auto, or local to start one.")
+    str | None,
+    typer.Option(
+        help="With ray: address of a cluster, auto, or local to start one. [default: local]"
+    ),
 ]
 Gpus = Annotated[float, typer.Option(min=0, help="With ray: GPUs per run; may be a fraction.")]
 SubmititArg = Annotated[
@@ -125,7 +128,7 @@ def compare(
     device: executors.Device = "auto",
     workers: executors.Workers = None,
     executor: Kind = "processes",
-    address: Address = "local",
+    address: Address = None,
     gpus: Gpus = 0.0,
     submitit_arg: SubmititArg = None,
     retries: executors.Retries = 2,
@@ -191,6 +194,8 @@ def compare(
         raise ValueError(
             "--gpus needs --executor ray; with slurm, use --submitit-arg gpus_per_node=1"
         )
+    if address is not None and executor != "ray":
+        raise ValueError("--address needs --executor ray")
     if submitit_arg and executor != "slurm":
         raise ValueError("--submitit-arg needs --executor slurm")
     jobs = executors.make_executor(
@@ -198,7 +203,7 @@ def compare(
         device,
         workers,
         retries,
-        address if executor == "ray" else None,
+        (address or "local") if executor == "ray" else None,
         gpus,
         "slurm" if executor == "slurm" else None,
         submitit_arg or [],

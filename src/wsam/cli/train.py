@@ -51,10 +51,7 @@ ModelArg = Annotated[
 ]
 Method = Annotated[
     str,
-    typer.Option(
-        help="vanilla, sam, wsam, coupled_wsam, gsam, esam, asam, fisher_sam, looksam, vasso, "
-        "friendly_sam, msam or one_pass_wsam."
-    ),
+    typer.Option(help=f"vanilla, {', '.join(options.METHODS[:-1])} or {options.METHODS[-1]}."),
 ]
 Rho = Annotated[float | None, typer.Option(help="Radius of the perturbation.")]
 Gamma = Annotated[

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from pathlib import Path
 from statistics import fmean, median_high
 from typing import Any
@@ -25,8 +25,6 @@ Record = dict[str, Any]
 FORMAT = 1
 FINISHED, FAILED = "finished", "failed"
 WEIGHTS = "weights.pt"
-ATTEMPT = "attempt.json"
-"""In the work folder of a run without a record: its settings and, if it raised, the exception."""
 NOT_FINITE = "contain values that are not finite"
 """In the failure of a run whose data is the cause."""
 _KEY = re.compile("[0-9a-f]{12}")
@@ -224,46 +222,6 @@ def _parse_float(text: str) -> float:
 def _parse_int(text: str) -> int:
     _parse_float(text)
     return int(text)
-
-
-# Attempts ---------------------------------------------------------------------------------------
-
-
-def write_attempt(out: Path, run: Run, failure: str | None = None) -> None:
-    """Write what a run without a record is, and why its last attempt failed.
-
-    A report shows it; training does not depend on it, so a file that cannot be written is left out.
-
-    Args:
-        out: The results folder.
-        run: The run.
-        failure: Type and message of an exception in one line; None while it is training.
-    """
-    attempt = {"settings": run.to_dict(), "failure": failure}
-    with suppress(OSError):
-        path = work_folder(out, run) / ATTEMPT
-        files.write_atomic(path, json.dumps(attempt, allow_nan=False).encode())
-
-
-def read_attempt(work: Path) -> tuple[Run, str | None] | None:
-    """Return the run of a work folder and why its last attempt failed; None if there is none.
-
-    Raises:
-        ValueError: The file is damaged.
-    """
-    path = work / ATTEMPT
-    if not path.exists():
-        return None
-    found = check_mapping("the attempt", read_json(path))
-    failure = found.get("failure")
-    run = Run.from_dict(check_mapping("settings", found.get("settings")))
-    return run, None if failure is None else " ".join(str(failure).split())
-
-
-def remove_attempt(out: Path, run: Run) -> None:
-    """Remove the file of an attempt, if there is one."""
-    with suppress(OSError):
-        (work_folder(out, run) / ATTEMPT).unlink()
 
 
 # Checks -----------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from torch import nn
 
 from wsam._format import json_safe
 from wsam.curvature.batches import batch_size as count_samples
-from wsam.lab import environment, models, records
+from wsam.lab import attempts, environment, models, records
 from wsam.lab.callbacks import Callback, Metrics
 from wsam.lab.checkpoint import (
     Checkpoints,
@@ -144,15 +144,15 @@ def _train(
 def _record_attempt(run: Run, out: Path, context: DistributedContext) -> Iterator[None]:
     """Store the run, and the exception that ends it, for reports."""
     if context.is_main:
-        records.write_attempt(out, run)
+        attempts.write(out, run)
     try:
         yield
     except Exception as error:
         if context.is_main:
-            records.write_attempt(out, run, one_line(error))
+            attempts.write(out, run, one_line(error))
         raise
     if context.is_main:
-        records.remove_attempt(out, run)
+        attempts.remove(out, run)
 
 
 @contextmanager

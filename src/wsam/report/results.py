@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from wsam.lab import records
+from wsam.lab import attempts, records
 from wsam.lab.checkpoint import Checkpoints
 from wsam.lab.records import Record
 from wsam.lab.run import Run
@@ -224,7 +224,7 @@ def _unfinished(folder: Path) -> list[Trouble]:
         name, reason = work.name, "started; no checkpoint yet"
         failure = None
         try:
-            attempt = records.read_attempt(work)
+            attempt = attempts.read(work)
             if attempt is not None:
                 run, failure = attempt
                 name = run.title

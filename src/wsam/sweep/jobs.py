@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from wsam.lab import records
+from wsam.lab import attempts, records
 from wsam.lab.callbacks import Callback
 from wsam.lab.execution import ExecutionConfig
 from wsam.lab.files import BusyError, format_os_error
@@ -161,7 +161,7 @@ def run_job(job: Job, callbacks: Sequence[Callback] = ()) -> Outcome:
 
 def _failed_attempt(job: Job, reason: str) -> Outcome:
     """Store why a run could not be trained, so that a report of the folder shows it."""
-    records.write_attempt(job.out, job.run, reason)
+    attempts.write(job.out, job.run, reason)
     return Outcome(job, Status.ERROR, reason)
 
 
