@@ -10,6 +10,8 @@ import torch
 from helpers import same
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+WHOLE_PROGRAMS = {"finetune_lora.py", "nanogpt.py"}
+"""Examples with a model and options of their own."""
 MULTI_PROCESS = {"torchrun_ddp.py", "fsdp2.py"}
 SINGLE_PROCESS = {path.name for path in EXAMPLES.glob("*.py")} - MULTI_PROCESS
 
@@ -25,6 +27,23 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
         return capsys.readouterr().out
 
     return run
+
+
+def interrupt(run, saves: int, *command: str) -> None:
+    """Run an example that is interrupted after it has saved a checkpoint so many times."""
+    save, count = torch.save, 0
+
+    def save_and_count(state: object, path: object) -> None:
+        nonlocal count
+        save(state, path)
+        count += 1
+        if count == saves:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "save", save_and_count)
+        with pytest.raises(KeyboardInterrupt):
+            run(*command)
 
 
 def numbers(text: str, word: str) -> list[float]:
@@ -68,6 +87,50 @@ def test_finetune_transformer(run, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_finetune_lora(run, tmp_path: Path) -> None:
+    """The pretrained weights are reused, and an interrupted run ends as one that was not."""
+    pretrained = ("--pretrained", str(tmp_path / "vit.pt"), "--pretrain-epochs", "8")
+    whole, part = str(tmp_path / "whole.pt"), str(tmp_path / "part.pt")
+    output = run("finetune_lora.py", *pretrained, "--checkpoint", whole, "--epochs", "8")
+    assert numbers(output, "loss")[-1] < 0.8
+    assert numbers(output, "test accuracy")[-1] > 60
+    assert 5 < float(re.search(r"trained, ([\d.]+)%", output)[1]) < 15
+    frozen = torch.load(tmp_path / "vit.pt", weights_only=True)
+
+    interrupt(run, 3, "finetune_lora.py", *pretrained, "--checkpoint", part, "--epochs", "8")
+    assert torch.load(part, weights_only=True)["scheduler"]["last_epoch"] == 3
+    run("finetune_lora.py", *pretrained, "--checkpoint", part, "--epochs", "8")
+    saved, resumed = (torch.load(path, weights_only=True) for path in (whole, part))
+    assert same(resumed, saved)
+    assert not {*saved["adapters"]} & {*frozen} - {"head.weight", "head.bias"}
+
+
+TINY_GPT = ["--layers=1", "--heads=2", "--width=32", "--block=16", "--batch=8"]
+TINY_GPT += ["--lr=0.02", "--warmup=5", "--write=20"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options", [[], ["--bfloat16", "--micro-batches", "2", "--compile", "eager"]]
+)
+def test_nanogpt(options: list[str], run, tmp_path: Path) -> None:
+    """An interrupted run is continued and ends as one that was not."""
+    text, whole, part = (tmp_path / name for name in ("text.txt", "whole.pt", "part.pt"))
+    text.write_text("".join(f"{n} and {n + 1} are {2 * n + 1}.\n" for n in range(300)))
+    command = (str(text), *TINY_GPT, *options, "--steps", "60", "--evaluate-every", "20")
+    output = run("nanogpt.py", *command, "--checkpoint", str(whole))
+    losses = numbers(output, "validation loss")
+    assert len(losses) == 3
+    assert losses[-1] < 2.2 < losses[0]
+    assert len(output.split("validation loss")[-1]) > 20
+
+    interrupt(run, 1, "nanogpt.py", *command, "--checkpoint", str(part))
+    resumed = run("nanogpt.py", *command, "--checkpoint", str(part))
+    assert numbers(resumed, "validation loss") == losses[1:]
+    assert same(*(torch.load(path, weights_only=True) for path in (whole, part)))
+
+
+@pytest.mark.slow
 def test_lightning_trainer(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     output = run("lightning_trainer.py")
@@ -104,5 +167,5 @@ def test_every_example_is_run() -> None:
 def test_examples_are_short_and_state_their_command() -> None:
     for name in SINGLE_PROCESS | MULTI_PROCESS:
         text = (EXAMPLES / name).read_text()
-        assert len(text.splitlines()) < 60, name
+        assert len(text.splitlines()) < (151 if name in WHOLE_PROGRAMS else 60), name
         assert re.search(rf"^    (python|torchrun .*) examples/{name}", text, re.MULTILINE), name
