@@ -55,6 +55,8 @@ TITLES = {
     "cifar100": "CIFAR-100",
     "resnet18": "ResNet18",
     "wrn-28-10": "WRN-28-10",
+    "mlp": "perceptron",
+    "adamw": "AdamW",
 }
 
 
@@ -209,7 +211,8 @@ class Group:
     def setting(self) -> str:
         run = self.run
         noise = f", {run.noise:.0%} noisy labels" if run.noise else ""
-        return f"{TITLES.get(run.model, run.model)}, {TITLES.get(run.data, run.data)}{noise}"
+        base = "" if run.base == "sgd" else f", {TITLES.get(run.base, run.base)}"
+        return f"{TITLES.get(run.model, run.model)}, {TITLES.get(run.data, run.data)}{noise}{base}"
 
     @property
     def hyper(self) -> str:
@@ -226,13 +229,18 @@ class Group:
 
     @property
     def base(self) -> "Group | None":
-        """The base alone in the same setting, for twice as many epochs, else for as many."""
+        """The base alone in the same setting, for twice as many epochs, else for as many.
+
+        Where its own arguments were searched, the base with those, for as many epochs.
+        """
+        wanted = self.run.replace(method="vanilla", hyper={}, options={}, geometry=None)
         for epochs in (2 * self.run.epochs, self.run.epochs):
             for other in read_results():
-                wanted = self.run.replace(method="vanilla", hyper={}, options={}, geometry=None)
                 if other.run == wanted.replace(epochs=epochs):
                     return other
-        return None
+        searched = (o for o in read_results() if o.run.base == self.run.base)
+        same = (o for o in searched if o.run.replace(base_args=self.run.base_args) == wanted)
+        return next(same, None)
 
 
 def error_text(errors: Sequence[float]) -> str:
@@ -250,9 +258,10 @@ def read_results() -> list[Group]:
             continue
         record = records.read_named(path)
         run = Run.from_dict(record["settings"])
-        if records.is_finished(record) and "test_error" in record["curve"][-1]:
+        is_trial = run.validation is not None  # of a search
+        if records.is_finished(record) and not is_trial and "test_error" in record["curve"][-1]:
             error = record["curve"][-1]["test_error"]
-            groups.setdefault(run.replace(seed=0), []).append(error)
+            groups.setdefault(run.replace(seed=0, noise_seed=0), []).append(error)
     found = [Group(run, tuple(errors)) for run, errors in groups.items()]
     order = lambda g: (g.run.model, len(g.run.data), g.run.noise, -g.run.epochs, g.hyper)  # noqa: E731
     return sorted(found, key=order)

@@ -19,6 +19,8 @@ DIFFERS, CANNOT_JUDGE = "†", "‡"
 IGNORES_N = f"{DIFFERS} ignores n: with few seeds it often appears by chance."
 FORMATS = ("markdown", "csv", "rich")
 _NO_BREAK_SPACE = "\u00a0"
+_SUBJECTS = {*METHODS, "GPT", "MLP", "ViT"}
+"""Labels of rows that a note may begin with."""
 
 
 @dataclass(frozen=True)
@@ -88,10 +90,10 @@ def _is_unjudged(entry: Entry) -> bool:
 
 
 def _applies(note: str, table: Table) -> bool:
-    """Return whether a note concerns this table: one that begins with a method needs its row."""
-    subject = note.partition(" ")[0].removesuffix("'s")
+    """Return whether a note concerns this table: one that begins with a row's label needs the row."""
+    subject = note.partition(" ")[0].removesuffix("'s").removesuffix(":")
     labels = {label for row in table.rows for label in row}
-    return subject not in METHODS or any(label.split(",")[0] == subject for label in labels)
+    return subject not in _SUBJECTS or any(label.split(",")[0] == subject for label in labels)
 
 
 def _was_run(entry: Entry) -> bool:
