@@ -155,6 +155,34 @@ def test_every_method_has_a_page() -> None:
             assert f"<!-- measured hyperparameters: {name} -->" in text
 
 
+def test_memory_on_the_pages_of_methods_is_that_of_the_speed_page() -> None:
+    """docs/speed.md has a table of parameter-sized buffers."""
+    section = (DOCS / "speed.md").read_text().partition("\n## Memory\n")[2].partition("\n\nKept")[0]
+    table = re.findall(r"^\| ([^|]+) \| (\d) \| ", section, re.MULTILINE)
+    buffers = {name: int(count) for names, count in table for name in names.split(", ")}
+    words = {"one copy": 1, "two copies": 2, "three copies": 3}
+    titles = {name: kind.__name__ for name, kind in wsam.METHODS.items()}
+    titles |= {"wsam_reuse": "WSAM with `reuse`", "preconditioned_wsam": "WSAM"}
+    for page in METHOD_PAGES:
+        stated = dict(MEASURED["fact_rows"](page.read_text()))["extra memory"]
+        (count,) = [words[word] for word in words if stated.startswith(word)]
+        assert count == buffers[titles[page.stem]], page.name
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", DOCS / "index.md"], ids=lambda page: page.name
+)
+def test_first_pages_answer_common_questions(page: Path) -> None:
+    """How to install, the cost, AdamW, how to resume, Trainer, what was measured and what not."""
+    text = page.read_text()
+    first_screen = "\n".join(text.splitlines()[:12])
+    assert "$ pip install " in first_screen
+    assert "A step costs about 2x" in " ".join(first_screen.split())
+    wanted = ("bases.md", "quickstart.md#save-and-resume", "frameworks/transformers.md", "cheap.md")
+    for target in (*wanted, "when.md", "limitations.md", "paper.md", "methods.md", "choosing.md"):
+        assert re.search(rf"\]\((?:docs/)?{re.escape(target)}", text), target
+
+
 def test_when_it_helps_states_n_and_a_test() -> None:
     """docs/when.md: every row has n; a row with several runs has an interval and a p-value."""
     table = MEASURED["settings"]().replace("\N{NO-BREAK SPACE}", " ")
