@@ -16,12 +16,15 @@ from wsam.integrations.accelerate import TwoPasses
 Make = Callable[..., wsam.SharpnessAware]
 
 
-def shard_on_cpu(accelerator: Accelerator, **options: Any) -> None:
+def shard_on_cpu(accelerator: Accelerator, parallelism: Any = None, **options: Any) -> None:
     """Let Accelerate shard models with FSDP2. On CPUs it ignores the plugin."""
     plugin = FullyShardedDataParallelPlugin(**{"fsdp_version": 2, **options})
     accelerator.state.fsdp_plugin = plugin
     for state in (accelerator.state, PartialState()):
         state.distributed_type = DistributedType.FSDP
+    if parallelism is not None:
+        accelerator.state.parallelism_config = parallelism
+        accelerator.state.device_mesh = parallelism.get_device_mesh("cpu")
     assert accelerator.is_fsdp2
 
 

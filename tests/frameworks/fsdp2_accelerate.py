@@ -7,16 +7,18 @@ from typing import Any
 
 import ddp_pair
 import torch
+from accelerate import ParallelismConfig
 from accelerate_helpers import Run, shard_on_cpu
 from framework_helpers import net, new_scaler, reset_accelerate, wsam_over_adamw, wsam_over_sgd
 from torch import Tensor
 
 
-def sharded(make: Callable[..., Any], **options: Any) -> Run:
+def sharded(make: Callable[..., Any], parallelism: Any = None, **options: Any) -> Run:
     reset_accelerate()
+    setup = functools.partial(shard_on_cpu, parallelism=parallelism)
     body = net(torch.float64)
     whole = [weakref.ref(p) for p in body.parameters()]
-    run = Run(make, accumulate=2, size=2, model=body, setup=shard_on_cpu, **options)
+    run = Run(make, accumulate=2, size=2, model=body, setup=setup, **options)
     run.scheduler.step = lambda: None  # it would step once for each process
     assert run.accelerator.num_processes == 2
     assert not any(reference() for reference in whole), "unsharded parameters are still referenced"
@@ -56,7 +58,9 @@ def clipping_error() -> str:
 
 def work(rank: int, folder: str) -> None:
     clipped = functools.partial(wsam_over_sgd, max_norm=0.3)
+    config = ParallelismConfig(dp_shard_size=2)
     found = {
+        "dp_shard_size": weights(sharded(wsam_over_sgd, config).epochs()),
         "sgd": weights(sharded(clipped).epochs()),
         "adamw": weights(sharded(wsam_over_adamw).epochs()),
         "scaler": weights(sharded(wsam_over_sgd, scaler=new_scaler()).epochs()),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torchmetrics
-from accelerate import Accelerator, DistributedType
+from accelerate import Accelerator, DistributedType, ParallelismConfig
 from accelerate_helpers import Run
 from framework_helpers import (
     difference,
@@ -249,6 +249,11 @@ def test_works_fsdp2_scaler(sharded: Any) -> None:
     assert gap(sharded["scaler"], trained_by_one_process(wsam_over_sgd)) < 1e-13
 
 
+def test_works_fsdp2_parallelism_config(sharded: Any) -> None:
+    """`ParallelismConfig(dp_shard_size=2)`."""
+    assert gap(sharded["dp_shard_size"], trained_by_one_process(wsam_over_sgd)) < 1e-13
+
+
 def test_works_fsdp2_resume(sharded: Any) -> None:
     assert sharded["resumed"]
 
@@ -321,9 +326,13 @@ def test_refuses_deepspeed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "fsdp_version=2" in message
 
 
-def test_refuses_parallelism_config(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["MULTI_GPU", "FSDP"])
+def test_refuses_parallelism_config(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run()
-    monkeypatch.setattr(type(run.accelerator), "parallelism_config", object())
+    monkeypatch.setattr(type(run.accelerator), "distributed_type", kind)
+    monkeypatch.setattr(type(run.accelerator), "is_fsdp2", kind == "FSDP")
+    parallelism = ParallelismConfig(tp_size=2) if kind == "FSDP" else ParallelismConfig()
+    monkeypatch.setattr(type(run.accelerator), "parallelism_config", parallelism)
     with pytest.raises(ValueError, match="parallelism_config"):
         TwoPasses(run.accelerator, run.model, run.optimizer)
 

@@ -34,8 +34,12 @@ def check_accelerator(accelerator: Any) -> None:
             f"distributed type {kind} is not supported: it shards parameters or updates them itself, "
             f"so the perturbation would be wrong; use one of {', '.join(SUPPORTED_TYPES)}"
         )
-    if getattr(accelerator, "parallelism_config", None) is not None:
-        raise ValueError("parallelism_config is not supported: it shards parameters or batches")
+    parallelism = getattr(accelerator, "parallelism_config", None)
+    if parallelism is not None and not (kind == "FSDP" and not parallelism.non_dp_dim_names):
+        raise ValueError(
+            "this parallelism_config is not supported: it shards parameters or batches; with FSDP2, "
+            "dp_shard_size and dp_replicate_size are"
+        )
     if accelerator.mixed_precision == "fp16" and accelerator.scaler is None:
         raise ValueError(
             f"mixed_precision='fp16' on {accelerator.device.type}: Accelerate would train in float32 "
