@@ -400,10 +400,10 @@ class SharpnessAware(CheckedArguments, Optimizer):
             self._ascend()
             return self._run(closure), None
         first = last = self._run(closure, synchronize=not self.local)
-        while not self._in_last_pass:
+        for left in reversed(range(self.ascent_steps)):
             if not self._ascend():
                 return first, None
-            last = self._run(closure, synchronize=self._in_last_pass or not self.local)
+            last = self._run(closure, synchronize=left == 0 or not self.local)
         return first, self._selection.corrected(losses.loss_increase(last, first))
 
     def _run(self, closure: Closure, synchronize: bool = True) -> Any:
@@ -699,19 +699,18 @@ class SharpnessAware(CheckedArguments, Optimizer):
             return
         self._restore()
         align_gradients(all_blocks)
-        is_averaged = self._take_only_gradients() or not self.local
-        state.require_gradients()
-        is_two_pass = state.action is not Action.SKIP and not state.is_one_pass
-        checked = is_two_pass and self.nonfinite != "propagate"
-        if checked and self._has_overflow(collect_gradients(all_blocks)):
+        one_pass, uses_g0 = state.is_one_pass, self.rule.keeps_g0
+        if one_pass:
+            uses_g0 = not self._take_only_gradients()
+        elif self.nonfinite != "propagate" and self._has_overflow(collect_gradients(all_blocks)):
             state.action = Action.SKIP
-        uses_g0 = state.is_one_pass or (self.rule.keeps_g0 and state.action is not Action.SKIP)
-        if uses_g0 and not is_averaged:
+        state.require_gradients()
+        if self.local and uses_g0 and state.action is not Action.SKIP:
             group: Any = self.model.process_group  # type: ignore[union-attr]
             state.blocks = average_g0_over_ranks(all_blocks, state.blocks, group)
         if state.action is Action.SKIP:
             self.zero_grad(set_to_none=True)
-        elif state.is_one_pass:
+        elif one_pass:
             step.combine_one_pass(state)
         elif state.base_stepped:
             lean.finish(state, all_blocks)

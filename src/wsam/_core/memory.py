@@ -5,6 +5,7 @@ loaded, moved and sharded together with the base's own.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,22 +35,22 @@ class Memory:
 
         An earlier micro-batch of the same step may have written it already.
         """
-        written = self._written.get(name, {})
-        return [written[p] if p in written else self._committed(p, name) for p in block.params]
-
-    def _committed(self, p: Tensor, name: str) -> Tensor | None:
-        state = self._base.state
-        found = state[p].get(PREFIX + name) if p in state else None
-        return None if found is None else local_shards([found])[0]
+        written, states, key = self._written.get(name, {}), self._states(block), PREFIX + name
+        pairs = zip(block.params, states, strict=True)
+        return _shards(
+            block, [written[p] if p in written else state.get(key) for p, state in pairs]
+        )
 
     def momentum(self, block: Block) -> list[Tensor | None]:
         """Return the local shard of the base's momentum for each parameter, None where there is none.
 
         That is "momentum_buffer" in the state of SGD, and "exp_avg" in that of Adam and its relatives.
         """
-        states = [self._base.state.get(p) or {} for p in block.params]
-        found = [state.get("momentum_buffer", state.get("exp_avg")) for state in states]
-        return [None if t is None else local_shards([t])[0] for t in found]
+        states = self._states(block)
+        return _shards(block, [s.get("momentum_buffer", s.get("exp_avg")) for s in states])
+
+    def _states(self, block: Block) -> list[dict[str, Any]]:
+        return [self._base.state.get(p) or {} for p in block.params]
 
     def write(self, block: Block, name: str, tensors: list[Tensor]) -> None:
         """Store local shards at the end of the step."""
@@ -74,3 +75,10 @@ class Memory:
         for p in params:
             if PREFIX + name not in self._base.state[p]:
                 self._base.state[p][PREFIX + name] = torch.zeros_like(p, requires_grad=False)
+
+
+def _shards(block: Block, tensors: list[Tensor | None]) -> list[Tensor | None]:
+    """Return the local shards of a block's tensors, None where there is none."""
+    if not block.sharded:
+        return tensors
+    return [None if t is None else local_shards([t])[0] for t in tensors]

@@ -370,8 +370,8 @@ def _mix_into_g0(mix: Mix, g0: list[Tensor], difference: list[Tensor], scratch: 
 
 def _keep(
     state: StepState, block: Block, part: Part, g0: list[Tensor], difference: list[Tensor]
-) -> None:
-    """Keep the vector that a rule uses on the next steps, averaged with the one before."""
+) -> list[Tensor]:
+    """Keep and return the vector that a rule uses later, averaged with the one before."""
     own, other = (on_device(value, block.device) for value in part)
     if is_number(other, 0.0):
         vector = list(torch._foreach_mul(g0, own))
@@ -388,6 +388,7 @@ def _keep(
         before = [first(v) if h is None else h for v, h in pairs]
         vector = list(torch._foreach_lerp(vector, before, state.rule.average))
     state.memory.write(block, KEPT, vector)
+    return vector
 
 
 def can_reuse(state: StepState) -> bool:
@@ -399,24 +400,29 @@ def combine_one_pass(state: StepState) -> None:
     """Give the base the step's only gradient, g0; combine it with a kept vector if there is one."""
     rule, blocks = state.rule, units(state.rule, state.blocks)
     g0s = [block.shards(block.g0) for block in blocks]
-    if state.action is Action.SHARPNESS_AWARE and rule.keeps_vector:
-        for block, g0 in zip(blocks, g0s, strict=True):
-            _keep(state, block, rule.kept(rule_values(block.group, rule), None), g0, [])
-    if state.action is not Action.BASE_ONLY and rule.keeps_vector:
-        kept = [state.memory.read(block, KEPT) for block in blocks]
-        norms = zip(_norms(rule, blocks, g0s), _norms(rule, blocks, kept), strict=True)
-        mixes = [
-            rule.mix_kept(rule_values(block.group, rule), *both)
-            for block, both in zip(blocks, norms, strict=True)
-        ]
-        for block, g0, vector, mix in zip(blocks, g0s, kept, mixes, strict=True):
-            if vector is not None:
-                state.decoupled += _decoupled_terms(block, mix, g0, vector, scratch=False)
-                _mix_into_g0(mix, g0, vector, scratch=False)
+    if rule.keeps_vector and state.action is not Action.BASE_ONLY:
+        _add_kept(state, blocks, g0s)
     for p, g in gradients_of(blocks):
         p.grad = g
     if state.max_norm is not None:
         clip(blocks, g0s, state.decoupled, state.max_norm)
+
+
+def _add_kept(state: StepState, blocks: Sequence[Block], g0s: Sequence[list[Tensor]]) -> None:
+    """Combine g0 with the kept vector; a perturbed step with one pass renews that first."""
+    rule = state.rule
+    values = [rule_values(block.group, rule) for block in blocks]
+    if state.action is Action.REUSE:
+        kept = [state.memory.read(block, KEPT) for block in blocks]
+    else:
+        rows = zip(blocks, values, g0s, strict=True)
+        kept = [_keep(state, block, rule.kept(value, None), g0, []) for block, value, g0 in rows]
+    norms = zip(_norms(rule, blocks, g0s), _norms(rule, blocks, kept), strict=True)
+    mixes = [rule.mix_kept(value, *both) for value, both in zip(values, norms, strict=True)]
+    for block, g0, vector, mix in zip(blocks, g0s, kept, mixes, strict=True):
+        if vector is not None:
+            state.decoupled += _decoupled_terms(block, mix, g0, vector, scratch=False)
+            _mix_into_g0(mix, g0, vector, scratch=False)
 
 
 def _norms(
