@@ -293,15 +293,14 @@ class TrainStep:
         local: Any = optimizer.model if optimizer.local else None
         try:
             optimizer.begin()
-            if not optimizer.geometry.needs_g0:
-                return self._scaled_pass(run_all, scaler)
             with contextlib.nullcontext() if local is None else local.no_sync():
-                first = run_all()
+                first = run_all() if optimizer.geometry.needs_g0 else None
                 moved = optimizer.ascend(scaler.get_scale())
                 while moved and not optimizer._in_last_pass:
                     run_all()
                     moved = optimizer.ascend(scaler.get_scale())
-            increase = losses.loss_increase(run_all(), first)
+            last = run_all()
+            increase = losses.loss_increase(last, first)
             sharpness = optimizer._selection.corrected(increase) if moved else increase * torch.nan
             scaler.unscale_(optimizer)
             is_unscaled = True
@@ -314,19 +313,7 @@ class TrainStep:
             raise
         scaler.update()
         optimizer._sharpness = sharpness
-        return first
-
-    def _scaled_pass(self, run_all: Callable[[], Tensor], scaler: torch.amp.GradScaler) -> Tensor:
-        """Finish the step of a method with one pass."""
-        assert self._sharp is not None
-        self._sharp.ascend(scaler.get_scale())
-        loss = run_all()
-        scaler.unscale_(self._sharp)
-        self._sharp.descend()
-        scaler.step(self._sharp)
-        scaler.update()
-        self._sharp._sharpness = loss * torch.nan
-        return loss
+        return last if first is None else first
 
     def _has_gradients(self) -> bool:
         groups = self.optimizer.param_groups
