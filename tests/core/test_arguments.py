@@ -13,7 +13,17 @@ import numpy as np
 import pytest
 import reference
 import torch
-from helpers import METHODS, closure, full, make_method, model_loss, same, small_model, snapshot
+from helpers import (
+    ALL,
+    METHODS,
+    closure,
+    full,
+    make_method,
+    model_loss,
+    same,
+    small_model,
+    snapshot,
+)
 from torch import Tensor, nn
 
 import wsam
@@ -90,7 +100,7 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 
 # --- signatures ------------------------------------------------------------------------------------
 
-ALL = {*inspect.signature(wsam.SharpnessAware).parameters} - {"base", "rule"}
+OPTIONS = {*inspect.signature(wsam.SharpnessAware).parameters} - {"base", "rule"}
 OWN_BALL = {"lean", "geometry", "ascent_steps"}
 FIXED = {
     "sam": {"lean"},
@@ -117,13 +127,13 @@ def test_signature_lists_all_arguments(name: str) -> None:
     assert base.name == "base"
     assert all(p.kind is inspect.Parameter.KEYWORD_ONLY for p in options)
     assert all(p.default is not inspect.Parameter.empty for p in options)
-    assert ALL - {p.name for p in options} == FIXED[name]
+    assert OPTIONS - {p.name for p in options} == FIXED[name]
     documented = inspect.getdoc(wsam.METHODS[name]) or ""
     for p in options:
-        assert re.search(rf"\b{p.name}\b.*: " if p.name in ALL else f"{p.name}: ", documented)
+        assert re.search(rf"\b{p.name}\b.*: " if p.name in OPTIONS else f"{p.name}: ", documented)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ALL)
 def test_bad_arguments_unknown(name: str) -> None:
     base, unchanged = base_to_watch()
     with pytest.raises(TypeError, match="radius"):
@@ -165,7 +175,7 @@ def test_subclass_with_other_arguments() -> None:
 # --- values ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ALL)
 def test_bad_arguments(name: str) -> None:
     """The message names the argument and what was given."""
     for key, value in [*BAD_FOR_ALL, *BAD.get(name, [])]:
@@ -179,7 +189,7 @@ def test_bad_arguments(name: str) -> None:
         assert unchanged(), "a rejected construction has changed the base"
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ALL)
 def test_bad_arguments_state_what_is_allowed(name: str) -> None:
     with pytest.raises(ValueError, match=r"rho.*\[0, inf\).*-0\.25"):
         make_method(name, base_to_watch()[0], rho=-0.25)
@@ -211,7 +221,7 @@ def test_bad_arguments_messages(name: str, hyper: dict[str, object], message: st
         wsam.create(name, base_to_watch()[0], **hyper)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ALL)
 def test_bad_arguments_base(name: str) -> None:
     params = [nn.Parameter(torch.ones(3))]
     sam = wsam.SAM(torch.optim.SGD(params, lr=0.1))
@@ -223,7 +233,7 @@ def test_bad_arguments_base(name: str) -> None:
             make_method(name, kind(params))
 
 
-@full(name=METHODS, group=[{"sam_rho": -1.0}, {"sam_rho": "big"}, {"rho": math.nan}])
+@full(name=ALL, group=[{"sam_rho": -1.0}, {"sam_rho": "big"}, {"rho": math.nan}])
 def test_bad_arguments_of_groups(name: str, group: dict[str, Any]) -> None:
     good = {"params": [nn.Parameter(torch.ones(2))], "rho": 0.1}
     base = torch.optim.SGD([good, {"params": [nn.Parameter(torch.ones(3))], **group}], lr=0.1)
@@ -233,7 +243,7 @@ def test_bad_arguments_of_groups(name: str, group: dict[str, Any]) -> None:
     assert same(snapshot(base), before)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ALL)
 def test_bad_value_written_into_a_group(name: str) -> None:
     model = small_model()
     opt = make_method(name, sgd(model))
@@ -297,7 +307,7 @@ def test_geometry_attribute_has_the_effect_of_the_argument(
     assert same(*weights)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ALL)
 def test_weights_only_needs_names(name: str) -> None:
     """They come from model=, or from a base constructed with named parameters."""
     model = small_model()

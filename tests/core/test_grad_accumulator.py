@@ -8,6 +8,7 @@ import pytest
 import reference
 import torch
 from helpers import (
+    ALL,
     AVERAGING,
     METHODS,
     PROBLEMS,
@@ -28,7 +29,7 @@ from wsam.schedule import Every, NormAbove
 MLP = PROBLEMS["mlp"]
 
 
-@covering(name=METHODS, style=STYLES)
+@covering(name=ALL, style=STYLES)
 def test_accum_equals_big_batch(name: str, style: str) -> None:
     """Micro-batches that are summed before the perturbation equal one large batch."""
     ours, theirs = parameters(MLP.weights()), parameters(MLP.weights())

@@ -8,6 +8,7 @@ import pytest
 import reference
 import torch
 from helpers import (
+    ALL,
     METHODS,
     RULES,
     closure,
@@ -85,7 +86,7 @@ def test_nan_grad(name: str, bad_pass: int, bad: float, policy: str) -> None:
         assert same(snapshot(opt)["state"], snapshot(opts[1])["state"])
 
 
-@covering(name=METHODS, bad_pass=[1, 2], style=["two_step", "phases"])
+@covering(name=ALL, bad_pass=[1, 2], style=["two_step", "phases"])
 def test_nan_grad_by_hand(name: str, bad_pass: int, style: str) -> None:
     model = small_model()
     opt = make_method(name, sgd(model), nonfinite="skip")
@@ -108,7 +109,7 @@ def test_nan_grad_by_hand(name: str, bad_pass: int, style: str) -> None:
     assert not same(snapshot(opt)["weights"], before["weights"])
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ALL)
 def test_large_gradients_are_finite(name: str) -> None:
     """Their norm is computed in float32 at least and does not overflow."""
     p = nn.Parameter(torch.tensor([1.0, -2.0, 3.0]))
@@ -155,7 +156,7 @@ def new_scaler() -> torch.amp.GradScaler:
     return torch.amp.GradScaler("cpu", init_scale=1024.0)
 
 
-@covering(name=METHODS, max_norm=[None, 0.5])
+@covering(name=ALL, max_norm=[None, 0.5])
 def test_scaler_parity(name: str, max_norm: float | None) -> None:
     """The scale is a power of two, so the scaled run equals the unscaled one bit for bit."""
     models = small_model(), small_model()
@@ -205,7 +206,7 @@ def test_inf_pass1(name: str, nonfinite: str) -> None:
     check_overflow(name, 1, nonfinite)
 
 
-@covering(name=METHODS, nonfinite=["propagate", "skip"])
+@covering(name=ALL, nonfinite=["propagate", "skip"])
 def test_inf_pass2(name: str, nonfinite: str) -> None:
     check_overflow(name, 2, nonfinite)
 

@@ -9,6 +9,7 @@ import pytest
 import reference
 import torch
 from helpers import (
+    ALL,
     METHODS,
     PROBLEMS,
     RULES,
@@ -110,7 +111,7 @@ def test_none_pass2(name: str) -> None:
     assert all(p.isfinite().all() for p in model.parameters())
 
 
-@covering(name=METHODS, style=STYLES)
+@covering(name=ALL, style=STYLES)
 def test_frozen(name: str, style: str) -> None:
     """Frozen parameters and their `requires_grad` are never changed."""
     model = small_model()
@@ -179,7 +180,7 @@ def test_stale_grad(name: str, stale: str, zeroes: bool) -> None:
     assert same(snapshot(opts[0]), snapshot(opts[1]))
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ALL)
 def test_stale_grad_by_hand(name: str) -> None:
     """ascend clears the gradients: a loop need not do so between the passes."""
     models = small_model(), small_model()
@@ -197,7 +198,7 @@ def test_stale_grad_by_hand(name: str) -> None:
     assert all(p.grad is None for p in models[0].parameters())
 
 
-@covering(name=METHODS, style=STYLES)
+@covering(name=ALL, style=STYLES)
 def test_gradients_in_one_flat_buffer(name: str, style: str) -> None:
     """Each pass overwrites the buffer, as the reducer of a data-parallel model does."""
     ours, theirs = parameters(MLP.weights()), parameters(MLP.weights())
@@ -228,7 +229,7 @@ def test_gradients_in_one_flat_buffer(name: str, style: str) -> None:
 # --- kinds of tensors ------------------------------------------------------------------------------
 
 
-@covering(name=METHODS, style=STYLES)
+@covering(name=ALL, style=STYLES)
 def test_sparse_grad(name: str, style: str) -> None:
     """A sparse gradient is an error, and nothing has changed."""
     table = nn.Embedding(5, 3, sparse=True)
@@ -240,7 +241,7 @@ def test_sparse_grad(name: str, style: str) -> None:
     assert same(snapshot(opt), before)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ALL)
 def test_complex_param(name: str) -> None:
     """An error at construction, and in a group that is added later."""
     p = nn.Parameter(torch.ones(3, dtype=torch.complex64))
@@ -252,7 +253,7 @@ def test_complex_param(name: str) -> None:
     assert len(opt.param_groups) == 1
 
 
-@covering(name=METHODS, style=STYLES)
+@covering(name=ALL, style=STYLES)
 def test_tied(name: str, style: str) -> None:
     """A weight that two layers share is perturbed and stepped once."""
     torch.manual_seed(2)
@@ -301,19 +302,19 @@ def check_one_norm(other: torch.dtype | torch.device, name: str, tolerance: floa
     assert gap(found, [p.detach() for p in twins]) < tolerance
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ALL)
 def test_mixed_dtype(name: str) -> None:
     check_one_norm(torch.float32, name, 1e-5)
 
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ALL)
 def test_mixed_device(name: str) -> None:
     check_one_norm(torch.device("cuda"), name, 1e-10)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ALL)
 def test_views_and_strides(name: str) -> None:
     """Channels-last and empty parameters give the results of contiguous ones."""
     generator = torch.Generator().manual_seed(4)

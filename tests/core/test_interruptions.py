@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import METHODS, closure, covering, make_method, same, small_model, snapshot
+from helpers import ALL, METHODS, closure, covering, make_method, same, small_model, snapshot
 from torch import Tensor, nn
 
 import wsam
@@ -73,14 +73,17 @@ def check_failure(name: str, fail_in: int, error: BaseException, after_backward:
     before = snapshot(opt)
     with pytest.raises(type(error)):
         opt.step(failing(opt, model, fail_in, error, after_backward))
-    assert same(snapshot(opt), before)
+    after = snapshot(opt)
+    for group in (*before["groups"], *after["groups"]):
+        group.pop("sam_sign", None)  # of one-pass WSAM, which each step sets at its start
+    assert same(after, before)
     opt.state_dict()
     for opt, model in zip(opts, models, strict=True):
         opt.step(closure(opt, model, 2))
     assert same(snapshot(opts[0]), snapshot(opts[1])), "the next step gives another result"
 
 
-@covering(name=METHODS, after_backward=[False, True])
+@covering(name=ALL, after_backward=[False, True])
 def test_raise_pass1(name: str, after_backward: bool) -> None:
     check_failure(name, 1, RuntimeError("no batch"), after_backward)
 

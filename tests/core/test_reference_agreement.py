@@ -8,6 +8,7 @@ import pytest
 import reference
 import torch
 from helpers import (
+    ALL,
     BASES,
     LEAN,
     METHODS,
@@ -165,7 +166,7 @@ def test_adaptive_on_weights_only() -> None:
     assert_agrees(opt, params, method, "sgd", 0.0, "mlp")
 
 
-@covering(name=METHODS, base=["momentum", "adam"], style=STYLES)
+@covering(name=ALL, base=["momentum", "adam"], style=STYLES)
 def test_clip(name: str, base: str, style: str) -> None:
     """One factor, from the norm of the combined gradient, scales base_grad and the decoupled term."""
     method = replace(reference.METHODS[name], max_norm=0.3)

@@ -8,6 +8,7 @@ import pytest
 import reference
 import torch
 from helpers import (
+    ALL,
     BASES,
     METHODS,
     PROBLEMS,
@@ -44,14 +45,22 @@ def bits(params: Any) -> list[Tensor]:
 # --- the return from w + d -------------------------------------------------------------------------
 
 
+def with_momentum(model: nn.Module) -> torch.optim.Optimizer:
+    """Return a base whose momentum one-pass methods follow from the first step on."""
+    base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for p in model.parameters():
+        base.state[p]["momentum_buffer"] = torch.full_like(p, 0.1)
+    return base
+
+
 @pytest.mark.filterwarnings("ignore::wsam.WsamWarning")
-@covering(name=METHODS, dtype=[torch.float64, torch.float32, torch.bfloat16])
+@covering(name=ALL, dtype=[torch.float64, torch.float32, torch.bfloat16])
 def test_restore_is_bitwise(name: str, dtype: torch.dtype) -> None:
     model = small_model(dtype)
     with torch.no_grad():
         model[0].weight.mul_(torch.logspace(-6, 6, 5).to(dtype))
         model[2].bias.copy_(torch.tensor([-0.0, 0.0]))
-    opt = make_method(name, torch.optim.SGD(model.parameters(), lr=0.1), rho=0.7)
+    opt = make_method(name, with_momentum(model), rho=0.7)
     before, addresses = bits(model.parameters()), [p.data_ptr() for p in model.parameters()]
     for step in range(3):
         loss = model_loss(opt, model, step)
@@ -64,10 +73,10 @@ def test_restore_is_bitwise(name: str, dtype: torch.dtype) -> None:
     assert [p.data_ptr() for p in model.parameters()] == addresses
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ALL)
 def test_perturbed_is_bitwise(name: str) -> None:
     model = small_model()
-    opt = make_method(name, torch.optim.SGD(model.parameters(), lr=0.1), rho=0.7)
+    opt = make_method(name, with_momentum(model), rho=0.7)
     loss = model_loss(opt, model)
     loss().backward()
     before, state = bits(model.parameters()), snapshot(opt)
@@ -122,7 +131,7 @@ def test_gradients_that_are_views_are_copied(view: Tensor) -> None:
 # --- clipping --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ALL)
 def test_clip_with_a_large_max_norm_changes_nothing(name: str) -> None:
     ours, theirs = parameters(MLP.weights()), parameters(MLP.weights())
     train(make_method(name, torch_base("momentum", ours), max_norm=1e6), ours, MLP, range(4))
@@ -130,7 +139,7 @@ def test_clip_with_a_large_max_norm_changes_nothing(name: str) -> None:
     assert gap(ours, theirs) < 1e-13
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ALL)
 def test_clip_bounds_the_whole_update(name: str) -> None:
     """With plain SGD the update has the norm lr * max_norm, however large the sharpness term is."""
     params = parameters([1e3 * w for w in MLP.weights()])
@@ -213,7 +222,7 @@ def test_replaced_parameters() -> None:
 # --- autocast --------------------------------------------------------------------------------------
 
 
-@covering(name=METHODS, style=STYLES)
+@covering(name=ALL, style=STYLES)
 def test_autocast_around_a_step(name: str, style: str) -> None:
     """The casts of w that the region has cached are not used in the second pass, nor after it."""
     results: list[Any] = []
