@@ -429,10 +429,27 @@ def test_chosen_by_the_base() -> None:
     assert not wsam.WSAM(torch.optim.Adamax(params)).rule.preconditions
 
 
-@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adamax, torch.optim.Muon])
-def test_refused_without_a_denominator(kind: Any) -> None:
-    base = kind([nn.Parameter(torch.zeros(2, 2))], lr=0.1)
-    with pytest.raises(ValueError, match=f"{kind.__name__}.*Adam.*register_preconditioner"):
+def test_a_derived_base_has_the_denominator_of_its_class() -> None:
+    class OwnAdam(torch.optim.Adam):
+        pass
+
+    results = []
+    for kind in (torch.optim.Adam, OwnAdam):
+        model = small_model()
+        opt = wsam.WSAM(kind(model.parameters(), lr=0.01))
+        assert opt.rule.preconditions
+        for t in range(2):
+            opt.step(closure(opt, model, t))
+        results.append(list(model.parameters()))
+    torch.testing.assert_close(*results, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adamax", "Muon"])
+def test_refused_without_a_denominator(name: str) -> None:
+    if not hasattr(torch.optim, name):
+        pytest.skip(f"this version of torch has no {name}")
+    base = getattr(torch.optim, name)([nn.Parameter(torch.zeros(2, 2))], lr=0.1)
+    with pytest.raises(ValueError, match=f"{name}.*Adam.*register_preconditioner"):
         wsam.WSAM(base, precondition=True)
 
 

@@ -10,8 +10,10 @@ import torch
 from helpers import (
     ALL,
     BASES,
+    LEAN,
     METHODS,
     PROBLEMS,
+    REUSED,
     RULE_VARIANTS,
     STYLES,
     Weights,
@@ -32,7 +34,11 @@ from helpers import (
 from torch import Tensor, nn
 
 import wsam
+from wsam._core import lean, preconditioners
+from wsam._core import step as core_step
 from wsam._core.step import owned
+from wsam._core.tensor_ops import add_scaled
+from wsam.accel import cpu
 
 MLP = PROBLEMS["mlp"]
 
@@ -150,6 +156,34 @@ def test_clip_bounds_the_whole_update(name: str) -> None:
     assert moved.norm().item() == pytest.approx(0.125, rel=1e-5)
 
 
+# --- scratch ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::wsam.WsamWarning")
+@pytest.mark.parametrize("base", ["momentum", "adamw"])
+@pytest.mark.parametrize("name", [*ALL, LEAN, REUSED, "looksam-2"])
+def test_scratch_is_not_used_again(name: str, base: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU leaves scratch tensors as they are, but other devices overwrite them."""
+
+    def overwrite(into: Weights, tensors: Weights, scale: Any, scratch: bool) -> None:
+        add_scaled(into, tensors, scale, scratch)
+        for tensor in tensors if scratch else ():
+            tensor.fill_(torch.nan)
+
+    results = []
+    for function in (add_scaled, overwrite):
+        for module in (core_step, lean, preconditioners, cpu):
+            monkeypatch.setattr(module, "add_scaled", function)
+        model = small_model()
+        method, _, n = name.partition("-")
+        options = {"n": int(n)} if n else {}
+        opt = make_method(method, torch_base(base, list(model.parameters())), **options)
+        for t in range(4):
+            opt.step(closure(opt, model, t))
+        results.append(list(model.parameters()))
+    assert same(*results)
+
+
 # --- the base --------------------------------------------------------------------------------------
 
 
@@ -164,10 +198,13 @@ class GradientOverwritingSGD(torch.optim.SGD):
                     p.grad.fill_(1e6)
 
 
-class MuonOnCopies(torch.optim.Muon):
+Muon: Any = getattr(torch.optim, "Muon", torch.optim.SGD)  # not in torch 2.6
+
+
+class MuonOnCopies(Muon):
     """Muon that writes into copies of the gradients."""
 
-    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         params = [p for group in self.param_groups for p in group["params"]]
         kept: Weights = [p.grad for p in params]
         for p in params:
@@ -180,7 +217,7 @@ class MuonOnCopies(torch.optim.Muon):
 @covering(
     2,
     name=RULE_VARIANTS,
-    pair=[(GradientOverwritingSGD, torch.optim.SGD), (torch.optim.Muon, MuonOnCopies)],
+    pair=[(GradientOverwritingSGD, torch.optim.SGD), (Muon, MuonOnCopies)],
     style=STYLES,
 )
 def test_grad_mutating_base(name: str, pair: Any, style: str) -> None:

@@ -1,10 +1,11 @@
 """`train_step` makes the steps that the lower-level interface makes."""
 
+import contextlib
 import copy
 import doctest
 import functools
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -355,6 +356,33 @@ def test_scaler_skips_an_overflow(name: str, bad_pass: int) -> None:
     assert (opt.skipped, scaler.get_scale()) == (1, 512.0)
     step(*batches()[1])
     assert not same(snapshot(opt)["weights"], before["weights"])
+
+
+class Parallel(nn.Sequential):
+    """Has what `local=True` uses of DistributedDataParallel."""
+
+    require_backward_grad_sync = True
+    find_unused_parameters = static_graph = False
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        self.require_backward_grad_sync = False
+        yield
+        self.require_backward_grad_sync = True
+
+
+@pytest.mark.parametrize("scaler", [None, new_scaler()], ids=["plain", "scaled"])
+def test_local_omits_the_first_reduction(scaler: torch.amp.GradScaler | None) -> None:
+    model = Parallel(smooth_network())
+    opt = wsam.SAM(BASES["sgd"](model.parameters()), model=model, local=True)
+    reduces: list[bool] = []
+
+    def loss_fn(x: Tensor, y: Tensor) -> Tensor:
+        reduces.append(model.require_backward_grad_sync)
+        return cross_entropy(model(x.double()), y)
+
+    wsam.train_step(opt, loss_fn, scaler=scaler)(*batches()[0])
+    assert reduces == [False, True]
 
 
 def test_scaler_with_an_interval() -> None:

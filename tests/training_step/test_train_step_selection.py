@@ -80,6 +80,20 @@ def test_esam_with_a_grad_scaler() -> None:
     assert same(list(models[0].parameters()), list(models[1].parameters()))
 
 
+def test_samples_are_selected_in_the_precision_of_the_passes() -> None:
+    model = small_model().float()
+    opt = esam(model)
+    seen: list[tuple[bool, torch.dtype]] = []
+
+    def loss_fn(x: Tensor) -> Tensor:
+        out = model(x)
+        seen.append((torch.is_grad_enabled(), out.dtype))
+        return opt.select((out.float() ** 2).sum(1))
+
+    wsam.train_step(opt, loss_fn, autocast=torch.bfloat16)(batch(0).float())
+    assert seen == [(grad, torch.bfloat16) for grad in (True, False, True)]
+
+
 def test_esam_that_selects_twice_is_rejected() -> None:
     model = small_model()
     opt = esam(model)
