@@ -86,8 +86,8 @@ FAULTS = [
     Fault(
         "dropout masks differ between the passes",
         "optimizer.py",
-        "            self._rng.write(before)",
-        "            pass",
+        "            self._rng.write(before)\n\n    def",
+        "            pass\n\n    def",
         "tests/core/test_rng.py",
     ),
     Fault(
@@ -212,8 +212,8 @@ FAULTS = [
     Fault(
         "one-pass WSAM: the average ignores the side of the gradient",
         "peers/one_pass_wsam.py",
-        "return (1 - self.average_decay) * hyper[SIGN]",
-        "return 1 - self.average_decay",
+        "return Part(g0=hyper[SIGN], difference=0.0)",
+        "return Part(g0=1.0, difference=0.0)",
         "tests/core/test_one_pass.py",
     ),
     Fault(

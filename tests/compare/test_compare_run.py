@@ -85,7 +85,8 @@ def test_comparison(tmp_path):
         assert all(len(losses) == len(DISTANCES) for losses in row.slices)
         best = min(trial.value for trial in row.trials)
         assert next(t.value for t in row.trials if t.point == row.point) == best
-        for record in row.records.values():
+        for seed, record in row.records.items():
+            assert row.values[seed] == record["final"]["test_error"]
             assert record["settings"]["epochs"] == row.epochs
             assert record["metric"]["split"] == "validation"
     assert summary.rows["base"].epochs == 2
@@ -95,6 +96,7 @@ def test_comparison(tmp_path):
         for trial in row.trials:
             record = json.loads((search_folder(tmp_path) / f"{trial.key}.json").read_text())
             assert record["settings"]["epochs"] == row.epochs, f"{name}: as long as a final run"
+            assert trial.value == record["final"]["validation_error"]
     assert sum(line.startswith("search") for line in recorder.lines) == 6
     assert sum(line.startswith("final runs") for line in recorder.lines) == 6
     assert recorder.left[-1] >= _PAGE_SECONDS, "only the page is left"

@@ -18,7 +18,7 @@ from wsam.lab import Data, Metric, fit, records, user_code
 from wsam.lab.callbacks import Callback
 from wsam.lab.execution import ExecutionConfig
 from wsam.lab.loaded_model import load_model
-from wsam.lab.metrics import METRICS
+from wsam.lab.metrics import METRICS, cross_entropy, loss_sum
 from wsam.lab.problem import Objects, make_data_feed, make_model
 from wsam.lab.run import Run
 from wsam.lab.train import has_started, train
@@ -464,6 +464,16 @@ def test_a_sweep_goes_on_after_a_run_that_cannot_be_trained(tmp_path):
     outcomes = [run_job(job) for job in jobs]
     assert [outcome.status for outcome in outcomes] == [Status.FINISHED, Status.ERROR]
     assert "broken raised KeyError: 'a'" in outcomes[1].detail
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_losses_of_a_batch_and_of_samples_have_the_same_sum(reduction):
+    """The loss of a split is a mean over its samples, whatever the user's function returns."""
+    scores, true = torch.randn(6, 4), torch.arange(6) % 4
+    expected = nn.functional.cross_entropy(scores, true, reduction="sum")
+    own_loss = nn.CrossEntropyLoss(reduction=reduction)
+    assert torch.allclose(loss_sum(own_loss, scores, true, 6), expected)
+    assert torch.allclose(loss_sum(cross_entropy, scores, true, 6), expected)
 
 
 def test_metrics_equal_those_of_sklearn():
