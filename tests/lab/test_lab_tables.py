@@ -74,9 +74,12 @@ def test_classes_and_their_override(tmp_path):
     counts = table_run(tmp_path / "few.csv", "y")
     assert make_data_feed(counts, CPU, DEVICE).task.outputs == 3
     assert make_data_feed(counts.replace(task="regression"), CPU, DEVICE).task.outputs == 1
-    noisy = make_data_feed(counts.replace(noise=1.0), CPU, DEVICE)
-    clean = make_data_feed(counts, CPU, DEVICE)
+    held_out = counts.replace(validation=0.25)
+    noisy = make_data_feed(held_out.replace(noise=1.0), CPU, DEVICE)
+    clean = make_data_feed(held_out, CPU, DEVICE)
     assert not torch.equal(noisy.splits["train"][1], clean.splits["train"][1])
+    for split in ("validation", "test"):
+        assert torch.equal(noisy.splits[split][1], clean.splits[split][1]), split
     with pytest.raises(ValueError, match="--noise needs classes"):
         make_data_feed(counts.replace(task="regression", noise=0.5), CPU, DEVICE)
 
