@@ -582,7 +582,6 @@ class SharpnessAware(CheckedArguments, Optimizer):
     def _ascend_further(self, grad_scale: Scalar | None) -> bool:
         """Make the next of several ascent steps; return whether the weights have moved."""
         state = self._step_state
-        blocks: list[Block] = []
         try:
             state.require_gradients()
             if state.action is Action.SHARPNESS_AWARE:
@@ -593,10 +592,10 @@ class SharpnessAware(CheckedArguments, Optimizer):
                     state.overflow_report.include(blocks)
                 if self._has_overflow(blocks, state.unscaled):
                     state.action = Action.SKIP
+                else:
+                    step.ascend_further(state, blocks)
             step.clear_gradients(self._all_blocks())
-            if state.action is Action.SHARPNESS_AWARE:
-                step.ascend_further(state, blocks)
-                torch.clear_autocast_cache()
+            torch.clear_autocast_cache()
             before = self._rng_before_first_pass
             if before is not None and state.rng_after_first_pass is not None:
                 self._rng.write(before)

@@ -14,6 +14,7 @@ from helpers import (
     closure,
     covering,
     make_step,
+    model_loss,
     parameters,
     reference_base,
     same,
@@ -198,3 +199,21 @@ def test_a_skipped_step_keeps_the_vector() -> None:
 def test_rejected_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         wsam.WSAM(torch.optim.SGD(small_model().parameters(), lr=0.1), **options)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_clipping_by_hand_is_rejected(number: int) -> None:
+    """Of both kinds of step: it would scale half of the update."""
+    model = small_model()
+    opt = reusing(model)
+    for t in range(number + 1):
+        opt.begin()
+        model_loss(opt, model, t)().backward()
+        if opt.ascend():
+            model_loss(opt, model, t)().backward()
+        opt.descend()
+        if t < number:
+            opt.step()
+    nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+    with pytest.raises(RuntimeError, match="was changed between"):
+        opt.step()
