@@ -430,7 +430,9 @@ def test_exceptions_of_a_loss_and_a_model_name_their_line(tmp_path):
     with pytest.raises(UserCodeError, match=r"^loss raised KeyError: 'weights' .*mine\.py, line 6"):
         fit(own_problem.net, Data(PAIRS, PAIRS, loss=loss), **SHORT)
     model = user_code.load(f"{path}:Net")(4, 3)
-    with pytest.raises(UserCodeError, match=r"does not accept .*mine\.py, line 11\)"):
+    with pytest.raises(
+        UserCodeError, match=r"does not accept .*: RuntimeError: .*mine\.py, line 11\)"
+    ):
         fit(model, (PAIRS, PAIRS), **SHORT)
 
 

@@ -15,6 +15,7 @@ from sweeping import CPU, TINY
 from wsam.lab import records
 from wsam.lab.run import Run
 from wsam.lab.train import run_checkpoints
+from wsam.report import gather
 from wsam.sweep import InProcess, Job, Outcome, Processes, Status, local_devices, run_job, sweep
 
 
@@ -179,6 +180,14 @@ def test_jobs_are_requested_when_a_worker_is_free(tmp_path):
         2: "finished",
     }
     assert seen == [0, 1, 2]
+
+
+def test_a_report_lists_a_lost_run(tmp_path):
+    (job,) = sweeping.make_jobs(tmp_path, 1)
+    lost = Outcome(job, Status.LOST, "a worker on cpu died (exit status -9)")
+    assert list(sweep([job], SimpleNamespace(run=lambda jobs: iter([lost])))) == [lost]
+    (trouble,) = gather(tmp_path).troubles
+    assert (trouble.kind, trouble.what, trouble.why) == ("failed", job.run.title, lost.detail)
 
 
 @pytest.mark.slow

@@ -30,7 +30,6 @@ from wsam.lab.user_code import (
     is_code,
     is_out_of_memory,
     is_own,
-    place,
 )
 
 if TYPE_CHECKING:
@@ -260,8 +259,8 @@ def check_forward(run: Run, model: nn.Module, inputs: Any, device: torch.device)
         what = "images" if images else "inputs"
         own = is_code(run.model) or run.model.startswith(OBJECT)
         raise UserCodeError(
-            f"{run.model} does not accept the {what} of {run.data} ({shape}): {_reason(error)}"
-            f"{place(error) if own and is_own(error) else ''}"
+            f"{run.model} does not accept the {what} of {run.data} ({shape}): "
+            f"{describe(error) if own and is_own(error) else _reason(error)}"
         ) from error
 
 

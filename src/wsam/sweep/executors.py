@@ -14,6 +14,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol, cast
 
+from wsam.lab import attempts
 from wsam.lab.callbacks import Callback, Metrics
 from wsam.lab.environment import available_cores
 from wsam.sweep.jobs import Job, Outcome, Status, run_job
@@ -59,6 +60,9 @@ def sweep(
                 busy.append(outcome.job)
             elif outcome.status is Status.REFUSED and stop_if_refused:
                 raise _refusal(outcome)
+            elif outcome.status is Status.LOST:
+                attempts.write(outcome.job.out, outcome.job.run, outcome.detail)
+                yield outcome
             else:
                 yield outcome
         if not busy:
