@@ -444,6 +444,19 @@ def test_a_derived_base_has_the_denominator_of_its_class() -> None:
     torch.testing.assert_close(*results, rtol=1e-10, atol=1e-12)
 
 
+def test_a_state_is_created_with_amsgrad_as_an_argument() -> None:
+    """As AdamW of torch 2.6 takes it."""
+
+    class OldAdamW(torch.optim.AdamW):
+        def _init_group(self, group: Any, params: Any, grads: Any, amsgrad: Any, rest: Any) -> None:
+            assert (params, grads, amsgrad, rest) == ([], [], True, [])
+            self.was_called = True
+
+    base = OldAdamW([nn.Parameter(torch.zeros(2))], amsgrad=True)
+    wsam.Preconditioner().create_state(base, base.param_groups[0])
+    assert base.was_called
+
+
 @pytest.mark.parametrize("name", ["SGD", "Adamax", "Muon"])
 def test_refused_without_a_denominator(name: str) -> None:
     if not hasattr(torch.optim, name):

@@ -51,8 +51,9 @@ class Preconditioner:
                 f"the state of {type(base).__name__} cannot be created before its first step: override "
                 "create_state in its wsam.Preconditioner"
             )
-        lists = len(inspect.signature(create).parameters) - 1
-        create(group, *([] for _ in range(lists)))
+        _, *names = inspect.signature(create).parameters
+        # The other parameters are lists that it fills; in torch 2.6, AdamW also takes amsgrad.
+        create(group, *(group[name] if name == "amsgrad" else [] for name in names))
 
     def decay(self, group: dict[str, Any]) -> Scalar:
         """Return a of the base's v <- a v + (1 - a) g^2, in (0, 1)."""
