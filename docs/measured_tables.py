@@ -56,6 +56,8 @@ TITLES = {
     "resnet18": "ResNet18",
     "wrn-28-10": "WRN-28-10",
     "mlp": "perceptron",
+    "gpt": "small GPT",
+    "text:shakespeare.txt": "Shakespeare",
     "adamw": "AdamW",
 }
 
