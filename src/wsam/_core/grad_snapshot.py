@@ -12,9 +12,6 @@ class GradSnapshot:
     """Version counters of gradients, and norms of the local shards of DTensors.
 
     In-place foreach operations, such as those of clipping, leave the counters of DTensors unchanged.
-
-    Args:
-        grads: the gradients.
     """
 
     def __init__(self, grads: Sequence[Tensor]) -> None:
@@ -27,10 +24,8 @@ class GradSnapshot:
         present = {id(g) for g in grads}
         if any(g._version != version or id(g) not in present for g, version in self._versions):
             return False
-        before, now = self._norms, self._shard_norms()
-        return bool(((before == now) | (before.isnan() & now.isnan())).all())
+        pairs = zip(self._norms, self._shard_norms(), strict=True)
+        return all(torch.allclose(x, y, rtol=0, atol=0, equal_nan=True) for x, y in pairs)
 
-    def _shard_norms(self) -> Tensor:
-        if not self._sharded:
-            return torch.empty(0)
-        return torch.stack([n.float() for n in torch._foreach_norm(local_shards(self._sharded))])
+    def _shard_norms(self) -> list[Tensor]:
+        return list(torch._foreach_norm(local_shards(self._sharded))) if self._sharded else []
