@@ -32,7 +32,7 @@ def test_preset_tunes_every_method_on_a_validation_split():
     assert request.methods == ("base", "sam", "wsam")
     assert request.run.validation == VALIDATION
     assert request.run.noise == 0.4
-    assert request.trials == 8
+    assert request.trials == 6
     assert len(request.seeds) == len(SEEDS) >= 8
     assert demo_request([3, 4]).seeds == (3, 4)
 

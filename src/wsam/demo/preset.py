@@ -9,7 +9,7 @@ from wsam.lab.run import Run
 from wsam.lab.settings import VANILLA
 
 SEEDS = tuple(range(8))
-TRIALS = 8
+TRIALS = 6
 BUDGET = 1800.0
 """Seconds. Two free cores need a tenth of it; only very slow machines reduce trials and epochs."""
 PROBLEM = Run(
