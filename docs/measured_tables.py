@@ -198,6 +198,7 @@ class Group:
 
     run: Run
     errors: tuple[float, ...]
+    metric: str
 
     @property
     def name(self) -> str:
@@ -214,7 +215,9 @@ class Group:
         run = self.run
         noise = f", {run.noise:.0%} noisy labels" if run.noise else ""
         base = "" if run.base == "sgd" else f", {TITLES.get(run.base, run.base)}"
-        return f"{TITLES.get(run.model, run.model)}, {TITLES.get(run.data, run.data)}{noise}{base}"
+        metric = "" if self.metric == "error" else f" ({self.metric})"
+        data = TITLES.get(run.data, run.data)
+        return f"{TITLES.get(run.model, run.model)}, {data}{noise}{base}{metric}"
 
     @property
     def hyper(self) -> str:
@@ -227,7 +230,7 @@ class Group:
 
     @property
     def text(self) -> str:
-        return error_text(self.errors)
+        return error_text(self.errors, 2 if self.metric == "error" else 3)
 
     @property
     def base(self) -> "Group | None":
@@ -245,26 +248,29 @@ class Group:
         return next(same, None)
 
 
-def error_text(errors: Sequence[float]) -> str:
+def error_text(errors: Sequence[float], decimals: int = 2) -> str:
     mean, deviation = mean_and_std(errors)
     assert mean is not None
-    return no_break(f"{format_mean_std(mean, deviation, '{:.2f}'.format)} (n = {len(errors)})")
+    text = format_mean_std(mean, deviation, f"{{:.{decimals}f}}".format)
+    return no_break(f"{text} (n = {len(errors)})")
 
 
 @cache
 def read_results() -> list[Group]:
-    """Read the test errors of the finished runs in results/, in the order of settings."""
-    groups: dict[Run, list[float]] = {}
+    """Read the test figures of the finished runs in results/, in the order of settings."""
+    groups: dict[tuple[Run, str], list[float]] = {}
     for path in sorted(RESULTS.glob("*.json")):
         if not records.is_named_by_key(path):
             continue
         record = records.read_named(path)
         run = Run.from_dict(record["settings"])
         is_trial = run.validation is not None  # of a search
-        if records.is_finished(record) and not is_trial and "test_error" in record["curve"][-1]:
-            error = record["curve"][-1]["test_error"]
-            groups.setdefault(run.replace(seed=0, noise_seed=0), []).append(error)
-    found = [Group(run, tuple(errors)) for run, errors in groups.items()]
+        if records.is_finished(record) and not is_trial:
+            key = run.replace(seed=0, noise_seed=0), records.metric(record)["name"]
+            figure = records.final_figure(record)
+            assert figure is not None
+            groups.setdefault(key, []).append(figure)
+    found = [Group(run, tuple(errors), metric) for (run, metric), errors in groups.items()]
     order = lambda g: (g.run.model, len(g.run.data), g.run.noise, -g.run.epochs, g.hyper)  # noqa: E731
     return sorted(found, key=order)
 

@@ -8,6 +8,7 @@ import json
 import re
 import runpy
 import shlex
+import statistics
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -210,6 +211,21 @@ def test_p_values_equal_the_records(page: str) -> None:
     stated = {value for pair in found for value in pair if value}
     assert stated
     assert stated <= known
+
+
+def test_best_epochs_of_the_small_gpt() -> None:
+    """As docs/when.md states next to the figures of the last epoch."""
+    table, best = load("adam-small", Profile(only="GPT/*"), ROOT / "results"), {}
+    for entry in gather(table, ROOT / "results"):
+        paths = [record_path(ROOT / "results", run) for run in entry.cell.runs]
+        curves = [json.loads(path.read_text())["curve"] for path in paths]
+        lowest = [min(row["test_loss"] for row in curve) for curve in curves]
+        best[entry.cell.row[1]] = statistics.fmean(lowest)
+    text = " ".join((DOCS / "when.md").read_text().split())
+    assert (
+        f"AdamW has a loss of {best['AdamW']:.3f}, SAM {best['SAM']:.3f} and preconditioned WSAM "
+        f"{best['WSAM, preconditioned']:.3f}"
+    ) in text
 
 
 def test_minima_figure_uses_all_records() -> None:

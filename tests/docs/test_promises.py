@@ -50,7 +50,7 @@ PROMISES = {
 }
 
 
-def tests() -> dict[str, str]:
+def all_tests() -> dict[str, str]:
     """Return the tier of every test function: "fast" if any function of that name is."""
     found: dict[str, str] = {}
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
@@ -64,7 +64,7 @@ def tests() -> dict[str, str]:
 
 
 def table() -> str:
-    known, lines = tests(), ["| promise | tests | tier |", "|---|---|---|"]
+    known, lines = all_tests(), ["| promise | tests | tier |", "|---|---|---|"]
     for promise, parts in PROMISES.items():
         names = [
             min((n for n in known if part in n), key=len, default=f"?{part}") for part in parts
