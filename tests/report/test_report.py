@@ -217,8 +217,8 @@ def test_commands_include_measurements(folder):
     assert commands(team)[0].startswith("torchrun --nproc_per_node 4 -m wsam train --data digits")
 
 
-def test_bit_identical_results_are_promised_only_for_one_thread(tmp_path):
-    on_gpu = str(reproduce_section(experiments(gather(RESULTS).groups)).body)
+def test_bit_identical_results_are_promised_only_for_one_thread(tmp_path, results):
+    on_gpu = str(reproduce_section(experiments(gather(results).groups)).body)
     assert ", not bit-identical: on a GPU" in on_gpu
     assert "are bit-identical" not in on_gpu
     runs = [small(seed=seed, epochs=1) for seed in (0, 1)]
