@@ -30,10 +30,10 @@ def test_list_names_everything(tmp_path):
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
-                ("ablation", "Coupled-WSAM", 4),
+                ("ablation", "ResNet18/Coupled-WSAM*", 4),
                 ("imagenet", "*", 5),
                 ("noise", "80%", 5),
-                ("geometry", "WSAM", 3),
+                ("geometry", "ResNet18/WSAM/*", 3),
                 ("sensitivity", "0.9*/ResNet18 CIFAR-10", 4),
                 ("lr-wd", "*/ResNet18 CIFAR-10", 6),
                 ("noise-alpha", "0.3", 4),
