@@ -24,9 +24,9 @@ _OF_PAPER = ("SAM", "ESAM", "GSAM", WSAM)
 """Methods with the hyperparameters of the paper's main table."""
 
 
-def _weights(data: str) -> list[dict[str, Any]]:
-    """Return WSAM's gamma of the paper and two smaller ones."""
-    return [{"gamma": value} for value in (GAMMA[MODEL, data], 0.8, 0.7)]
+def _weights(data: str, *others: float) -> list[dict[str, Any]]:
+    """Return WSAM's gamma of the paper, and others; by default two smaller ones."""
+    return [{"gamma": value} for value in (GAMMA[MODEL, data], *(others or (0.8, 0.7)))]
 
 
 def _radii(*values: float, **others: float) -> list[dict[str, Any]]:
@@ -48,6 +48,7 @@ def _methods(data: str) -> Mapping[str, tuple[dict[str, Any], Sequence[dict[str,
             {**wsam, "options": {**reuse, "every": 10, "reuse_scaled": True}},
             _weights(data),
         ),
+        "WSAM, last eighth": ({**wsam, "options": {"start": 0.875}}, _weights(data, 0.92, 0.95)),
         "WSAM reuse 2, last quarter": (
             {**wsam, "options": {**reuse, "every": 2, "start": 0.75}},
             _weights(data),
@@ -128,8 +129,8 @@ def cheap() -> Table:
             )
     notes = (
         "Cost: the training time, relative to 200 epochs of SGD on the same hardware.",
-        "The number after a method is n: every n-th step has two passes. Last quarter, last half: SGD "
-        "before. Norm-scaled, averaged: options of `Reuse`. Selected samples: ESAM's second pass "
+        "The number after a method is n: every n-th step has two passes. Last eighth, quarter or "
+        "half: SGD before. Norm-scaled, averaged: options of `Reuse`. Selected samples: ESAM's second pass "
         "runs on them alone. 1/4-batch ascent: the perturbation is computed from a quarter of the "
         "batch. SAM-ON perturbs normalization layers only.",
         "SAM, ESAM, GSAM and WSAM have the paper's hyperparameters. Each other method has three "
