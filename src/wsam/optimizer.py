@@ -390,7 +390,8 @@ class SharpnessAware(CheckedArguments, Optimizer):
             self._step_state.enter(Phase.PERTURBED)
         self._combine()
         if not increases:
-            increases = [torch.zeros(()) if self._radius_is_zero() else torch.full((), torch.nan)]
+            value = 0.0 if self._radius_is_zero() else torch.nan
+            increases = [torch.full((), value, device=self._all_blocks()[0].device)]
         return losses.total(first), losses.total(increases)
 
     def _run_closure(self, closure: Closure) -> tuple[Any, Tensor | None]:

@@ -141,6 +141,13 @@ def test_sharpness_readout_of_a_tuple_without_a_loss(first: Callable[[Tensor], T
     assert opt.sharpness.isnan()
 
 
+def test_an_unknown_increase_is_on_the_device_of_the_known_loss() -> None:
+    loss = torch.zeros((), device="meta")
+    assert losses.loss_increase(loss, None).device == loss.device
+    assert losses.loss_increase(None, loss).device == loss.device
+    assert losses.loss_increase(None, 1.0).isnan()
+
+
 def returning(kind: str, model: torch.nn.Module) -> Callable[[], Any]:
     """Return a closure whose result has this form."""
     x = torch.ones(4, 5).double()

@@ -374,6 +374,23 @@ def test_rejected_options(options: dict[str, Any], message: str) -> None:
         wsam.SharpnessAware(momentum(small_model()), geometry=AlongMomentum(), **options)
 
 
+@pytest.mark.parametrize("rho", [0.0, 0.1])
+@pytest.mark.parametrize("name", ONE_PASS)
+def test_sharpness_is_on_the_device_of_the_parameters(name: str, rho: float) -> None:
+    """A captured step stacks it with the loss."""
+    model = nn.Linear(3, 1, device="meta")
+    opt = make(name, momentum(model), rho=rho)
+
+    def run() -> Tensor:
+        loss = model(torch.ones(2, 3, device="meta")).sum()
+        loss.backward()
+        return loss
+
+    opt.step(run)
+    assert opt.sharpness is not None
+    assert opt.sharpness.device.type == "meta"
+
+
 @pytest.mark.parametrize("name", ONE_PASS)
 def test_base_without_momentum(name: str) -> None:
     model = small_model()

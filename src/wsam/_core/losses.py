@@ -36,7 +36,9 @@ def loss_increase(second: Any, first: Any) -> Tensor:
     """Return L(w + d) - L(w); NaN if the closure returned no loss."""
     after, before = loss_of(second), loss_of(first)
     if after is None or before is None:
-        return torch.full((), torch.nan)
+        known = before if after is None else after
+        device = known.device if isinstance(known, Tensor) else None
+        return torch.full((), torch.nan, device=device)
     return torch.as_tensor(after - before)
 
 
