@@ -2,6 +2,8 @@
 
 import contextlib
 import copy
+import gc
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -101,10 +103,8 @@ class TestOnCuda:
 
     @pytest.mark.parametrize(("base", "fuse"), [("sgd", False), *((base, True) for base in BASES)])
     def test_lean(self, base, fuse):
-        compare(
-            lambda m: wsam.WSAM(BASES[base](m.parameters()), model=m, lean=True, gamma=0.6),
-            fuse=fuse,
-        )
+        options = {"lean": True, "precondition": False, "gamma": 0.6}
+        compare(lambda m: wsam.WSAM(BASES[base](m.parameters()), model=m, **options), fuse=fuse)
 
     @pytest.mark.parametrize("method", ["sam", "wsam", "gsam", "esam"])
     def test_without_model(self, method):
@@ -191,7 +191,8 @@ class TestOnCuda:
                     group["momentum"] = momentum
 
         def make(m):
-            return wsam.WSAM(BASES[base](m.parameters()), model=m, gamma=0.6, **options)
+            form = {"gamma": 0.6, "precondition": False}  # kernels make no preconditioned step
+            return wsam.WSAM(BASES[base](m.parameters()), model=m, **form, **options)
 
         _, step = compare(make, adjust=adjust, fuse=True)
         recordings = step._graph._recordings
@@ -382,6 +383,23 @@ def test_frozen_weights_modes_and_constants_lead_to_other_recordings():
     found.append(step._recording(leaves, structure, chosen=True))
     assert len(set(map(id, found))) == len(step._recordings) == 5
     assert step._recording(leaves, structure, chosen=True) is found[-1]
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_garbage_is_not_collected_while_recording(enabled, monkeypatch):
+    """Freeing another CUDA graph would invalidate the recording."""
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", MagicMock())
+    monkeypatch.setattr(torch.cuda, "graph", lambda *_, **__: contextlib.nullcontext())
+    step, found = step_on_cpu(torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)), []
+    step._rng, step._stream = MagicMock(), None
+    step._step = lambda *_: found.append(gc.isenabled())
+    recording = step._recording([torch.empty(3)], None, chosen=True)
+    (gc.enable if enabled else gc.disable)()
+    try:
+        step._record(recording, chosen=True)
+        assert (found, gc.isenabled()) == ([False], enabled)
+    finally:
+        gc.enable()
 
 
 def test_a_batch_with_other_objects_is_refused():

@@ -11,6 +11,7 @@ also warm up libraries and allocate the base's state.
 """
 
 import contextlib
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -290,8 +291,9 @@ class GraphedStep:
         self._rng.register(graph)
         torch.clear_autocast_cache()  # an enclosing autocast may have cast other weights
         context = torch.cuda.graph(graph, pool=self._pool, stream=self._stream)
+        installed = self._rng.installed(self.sharp)
         try:
-            with self._scalars.in_groups(), self._rng.installed(self.sharp), context:
+            with no_garbage_collection(), self._scalars.in_groups(), installed, context:
                 recording.result = self._step(recording, chosen)
         except RuntimeError as error:
             error.add_note(
@@ -410,6 +412,18 @@ def use_backend(sharp: "SharpnessAware", backend: TritonBackend | None) -> Itera
         yield
     finally:
         sharp._backend = own
+
+
+@contextlib.contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Disable the collector while a step is recorded: freeing another graph invalidates it."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @contextlib.contextmanager

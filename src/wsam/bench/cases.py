@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wsam.accel.cuda_graph import capture
+from wsam.accel.cuda_graph import capture, no_garbage_collection
 from wsam.accel.triton_backend import triton_is_installed
 from wsam.bench.workload import GAMMA, RHO, Workload
 from wsam.methods import METHODS, create
@@ -91,7 +91,7 @@ def capture_graph(run: Step, warm: int = 3) -> Step:
     """Capture the kernels of `run` in a CUDA graph, after `warm` calls, and return its replay."""
     warm_up(run, warm)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with no_garbage_collection(), torch.cuda.graph(graph):
         run()
     return GraphReplay(graph, run)
 
