@@ -11,8 +11,10 @@ benchmarks/results. The kinds of tables:
     table: FILE, FILE, ...      all libraries, one table per form, from the first file that exists
     details: FILE FORM          all cases of a form with memory and memory traffic
     intervals: FILE             WSAM at every n-th step
+    one-pass: FILE              steps with fewer than two passes, of --all-methods
     every-method: FILE          all methods and libraries, eager and captured, of --all-methods
-    methods: FILE               test errors of results/, with the cost of a captured step
+    methods: cheap              test errors and training times of the study `cheap` in results/
+    gains: cheap                the same, with the share of WSAM's gain over SGD
     scaling: FILE               the optimizer's time over the number of tensors or weights
 """
 
@@ -26,6 +28,7 @@ from wsam._format import format_mean_std, mean_and_std
 from wsam.bench.report import heading, optimizer_time, quartile_range
 from wsam.bench.workload import PIXELS
 from wsam.lab.markdown_tables import update_tables
+from wsam.paper.cheap import SGD, WSAM
 from wsam.paper.plot_time import read_times
 from wsam.paper.render import markdown_table, no_break
 
@@ -184,22 +187,48 @@ def every_method(record: Record) -> str:
     return "\n".join([about(record), "", *markdown_table(heads, rows)])
 
 
-def methods(record: Record) -> str:
-    """Return the error of each method on CIFAR-10 and its cost relative to SGD."""
-    cost = {case["name"]: case for case in record["cases"] if case["form"] == "captured"}
+def methods() -> str:
+    """Return the error of each method on CIFAR-10 and its training time relative to SGD."""
     rows = []
     for result in sorted(read_times(RUNS), key=lambda one: mean_and_std(one.errors)[0] or 0.0):
         mean, deviation = mean_and_std(result.errors)
         assert mean is not None
-        title = result.title
-        case = cost.get(title)
-        ratio = "" if case is None else f"{case['of_base']['median']:.2f}x"
+        assert result.cost is not None
+        # 200 epochs of SGD are the unit: the mean of all its runs, so that one run may differ.
+        cost = "1x" if result.title == SGD else f"{result.cost:.2f}x"
         error = format_mean_std(mean, deviation, "{:.2f}".format)
-        rows.append(
-            [title, no_break(f"{error}%"), ratio, str(len(result.errors)), str(result.epochs)]
-        )
-    heads = ["method", "test error", "cost of a step", "runs", "epochs"]
+        rows.append([result.title, no_break(f"{error}%"), cost, str(len(result.errors))])
+    return "\n".join(markdown_table(["method", "test error", "training time", "runs"], rows))
+
+
+def gains() -> str:
+    """Return the share of WSAM's gain over SGD that each method has, in the order of their time."""
+    results = read_times(RUNS)
+    errors = {one.title: mean_and_std(one.errors)[0] or 0.0 for one in results}
+    rows = []
+    for one in sorted(results, key=lambda one: one.cost or 0.0):
+        share = (errors[SGD] - errors[one.title]) / (errors[SGD] - errors[WSAM])
+        cost = "1x" if one.title == SGD else f"{one.cost:.2f}x"
+        runs = str(len(one.errors))
+        rows.append([one.title, cost, f"{errors[one.title]:.2f}%", f"{share:.0%}", runs])
+    heads = ["method", "training time", "test error", "share of WSAM's gain", "runs"]
     return "\n".join(markdown_table(heads, rows))
+
+
+def one_pass(record: Record) -> str:
+    """Return the captured steps with fewer than two passes, next to SGD, WSAM and ESAM."""
+    shown = [
+        case
+        for case in record["cases"]
+        if case["form"] == "captured"
+        and (case["name"] in (SGD, WSAM, "ESAM") or (case["kind"] == "ours" and case["passes"] < 2))
+    ]
+    rows = [
+        [c["name"], f"{c['passes']:.3g}", milliseconds(c), ratio(c, "base")]
+        for c in sorted(shown, key=lambda c: float(c["ms"]["median"]))
+    ]
+    heads = ["captured step", "passes", "ms", "ratio to SGD"]
+    return "\n".join([about(record), "", *markdown_table(heads, rows)])
 
 
 def scaling(record: Record) -> str:
@@ -249,11 +278,13 @@ def generate(words: str) -> str:
         if not records:
             return NOT_MEASURED
         return summary(records) if kind == "summary" else comparison(records[0])
+    if kind in ("methods", "gains"):
+        return methods() if kind == "methods" else gains()
     file, *more = words.split()
     if not (RESULTS / file).exists():
         return HOW_TO_MEASURE if kind == "every-method" else NOT_MEASURED
-    kinds = {"details": details, "intervals": intervals, "methods": methods, "scaling": scaling}
-    kinds["every-method"] = every_method
+    kinds = {"details": details, "intervals": intervals, "scaling": scaling}
+    kinds |= {"every-method": every_method, "one-pass": one_pass}
     return kinds[kind](read(file), *more)
 
 

@@ -194,7 +194,7 @@ def set_title(figure: Figure, text: str) -> None:
 def label_points(
     axes: Axes, labels: Iterable[tuple[float, float, str, str]], gap: float = 15, right: float = 7
 ) -> None:
-    """Write labels to the right of points or ends of lines, moved apart where they would touch.
+    """Write labels next to points or ends of lines, moved apart where they would touch.
 
     Call it after the limits of the axes are set.
 
@@ -202,7 +202,7 @@ def label_points(
         axes: The axes.
         labels: The point in data coordinates, text and color of each label.
         gap: Least vertical distance of two labels in points.
-        right: Distance of a label from its point in points.
+        right: Distance of a label from its point in points. If negative, labels are on the left.
     """
     figure = axes.get_figure(root=True)
     assert figure is not None
@@ -213,6 +213,7 @@ def label_points(
     for (x, y, text, color), now, height in zip(ends, wanted, _spread(wanted, gap), strict=True):
         offset = (right, height - now)
         style: Any = {"color": color, "va": "center", "annotation_clip": False}
+        style["ha"] = "left" if right > 0 else "right"
         axes.annotate(text, (x, y), offset, textcoords="offset points", **style)
 
 

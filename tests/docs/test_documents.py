@@ -30,6 +30,7 @@ from wsam.paper.significance import welch_tests
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+BENCHMARKS = ROOT / "benchmarks" / "results"
 METHOD_PAGES = sorted((DOCS / "methods").glob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md")), *METHOD_PAGES]
 ALL_PAGES = [*PAGES, *sorted(DOCS.glob("frameworks/*.md")), *sorted(DOCS.glob("api/*.md"))]
@@ -123,7 +124,7 @@ def test_speed_tables_equal_the_records(page: Path) -> None:
     """`python docs/speed_table.py PAGE` writes these tables."""
     program = runpy.run_path(str(DOCS / "speed_table.py"))
     assert any(
-        words.startswith(("table: ", "methods: ", "intervals: "))
+        words.startswith(("table: ", "methods: ", "gains: "))
         for words in markdown_tables.find_markers(page.read_text(), "speed")
     )
     assert not markdown_tables.update_tables(page, program["MARK"], program["generate"], check=True)
@@ -255,7 +256,7 @@ def test_time_figure_equals_the_records() -> None:
     results = read_times(ROOT / "results")
     assert {one.method for one in results} >= {"vanilla", "sam", "wsam", "gsam", "esam"}
     assert figure.count("(n = ") == len(results)
-    assert all(one.label in figure for one in results)
+    assert all(line in figure for one in results for line in one.lines.splitlines())
     assert all(key in figure for one in results for key in one.keys)
 
 
@@ -266,6 +267,38 @@ def test_noise_figure_equals_the_records() -> None:
     assert {one.method for one in results} >= {"vanilla", "sam", "wsam"}
     assert all(key in figure for one in results for key in one.keys)
     assert all(f"{one.by_level[80].mean:.1f}%" in figure for one in results)
+
+
+def test_gain_at_a_lower_cost_equals_the_records() -> None:
+    """README, the landing page and docs/cheap.md state the share of WSAM's gain and its cost."""
+    table = load("cheap", Profile(only="*/CIFAR-10*"), ROOT / "results")
+    assert table.conclude is not None
+    (line,) = table.conclude(gather(table, ROOT / "results"))
+    found = re.search(r"\(n = (\d), cost ([\d.]+)\), (\d+)% of WSAM's gain", line)
+    assert found
+    runs, cost, share = found.groups()
+    assert runs == "1", "'one run' in these texts"
+    readme, index, cheap = (
+        " ".join(page.read_text().split())
+        for page in (ROOT / "README.md", DOCS / "index.md", DOCS / "cheap.md")
+    )
+    for text in (readme, index):
+        assert f"training took {cost}x, and [half of the gain remained]" in text
+    assert 45 <= int(share) <= 55, "half"
+    assert f"| {cost}x; kept {share}% of WSAM's gain in [one run]" in readme
+    assert f"keeps {share}% of WSAM's gain at {cost} times SGD's time" in cheap
+    assert ("The goal is not reached" in cheap) == (int(share) < 90 or float(cost) > 1.15)
+
+
+def test_costs_of_esam_equal_the_record() -> None:
+    """As docs/cheap.md explains them."""
+    record = json.loads((BENCHMARKS / "bench-resnet18-methods-cuda.json").read_text())
+    found = {case["name"]: case for case in record["cases"] if case["form"] == "captured"}
+    gathered, plain = found["ESAM gathered"], found["ESAM"]
+    ratios = [case["of_base"]["median"] for case in (gathered, plain)]
+    text = " ".join((DOCS / "cheap.md").read_text().split())
+    assert f"(*ESAM gathered*, {ratios[0]:.2f} against {ratios[1]:.2f})" in text
+    assert f"makes {gathered['passes']:.3g} passes instead of {plain['passes']:.3g}" in text
 
 
 def test_every_figure_has_a_message_and_a_caption() -> None:

@@ -6,7 +6,7 @@ from recorded import as_recorded
 from wsam.lab import records
 from wsam.paper import find
 from wsam.paper.plot_noise import draw_noise, read_noise
-from wsam.paper.plot_time import draw_times, front, read_times
+from wsam.paper.plot_time import draw_times, front, message, read_times
 
 
 def write(out, run, error, *seconds):
@@ -55,8 +55,13 @@ def test_error_over_time_reads_the_rows_of_the_study(tmp_path):
     assert found["wsam_reuse"].minutes == pytest.approx((100 * (0.9 + 1.2) / 60,)), "two phases"
     assert found["sam"].label == "SAM 3.70 ± 0.14 (n = 2)"
     assert found["wsam_reuse"].keys == (late.key,)
+    assert found["sam"].cost == pytest.approx(2.0)
+    assert found["wsam_reuse"].cost == pytest.approx((0.9 + 1.2) / 1.8)
     write(tmp_path, sgd[0].replace(epochs=200), 4.5, 0.9)
-    assert [one.title for one in read_times(tmp_path)][:2] == ["SGD", "SGD, 2x epochs"]
+    assert [one.title for one in read_times(tmp_path)][:2] == [
+        "SGD",
+        "SGD, twice the epochs",
+    ]
 
 
 def test_many_points_have_a_legend_and_a_front(tmp_path):
@@ -92,6 +97,25 @@ def test_a_single_run_is_open_and_labels_do_not_touch(tmp_path):
     assert not any(a.overlaps(b) for a in boxes for b in boxes if a is not b)
     left = max(box.x1 for box in boxes)
     assert left < figure.bbox.x1
+
+
+def test_the_title_names_methods_that_differ_from_sgd(tmp_path):
+    """With as much time, by Welch's test; a single run has no test."""
+    for run, error in zip(runs_of("SGDM"), (4.3, 4.4, 4.5), strict=False):
+        write(tmp_path, run, error)
+    write(tmp_path, runs_of("GSAM")[0], 2.0, 2.0)
+    assert message(read_times(tmp_path)) == "GSAM has the lowest mean error"
+    for method, errors in (("SAM", (4.2, 4.3, 4.5)), ("WSAM", (3.7, 3.8, 3.9))):
+        for run, error in zip(runs_of(method), errors, strict=False):
+            write(tmp_path, run, error, 2.0)
+    assert message(read_times(tmp_path)) == "WSAM has a lower error than SGD at equal time"
+    for run, error in zip(runs_of("SAM"), (3.6, 3.8, 3.9), strict=False):
+        write(tmp_path, run, error, 2.0)
+    expected = "SAM and WSAM have lower errors than SGD at equal time"
+    assert message(read_times(tmp_path)) == expected
+    for run, error in zip(runs_of("SAM"), (3.6, 3.8, 3.9), strict=False):
+        write(tmp_path, run, error, 4.0)
+    assert message(read_times(tmp_path)).startswith("WSAM has"), "SAM took twice the time"
 
 
 @pytest.mark.parametrize("noisy", [True, False])

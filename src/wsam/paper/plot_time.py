@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wsam._format import format_mean_std, mean_and_std
+from wsam._significance import welch_p
 from wsam.lab import records
 from wsam.lab.records import Record
 from wsam.lab.run import Run
-from wsam.paper.cheap import MODEL, SGD, TWICE, cheap
+from wsam.paper.cheap import COST, MODEL, SGD, TWICE, cheap
+from wsam.paper.comparison import gather
 from wsam.paper.study import choose
 from wsam.plot_style import (
     FIGURE_WIDTH,
@@ -25,11 +27,20 @@ from wsam.plot_style import (
 )
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 DATA = "CIFAR-10"
+NAMES = {
+    TWICE: "SGD, twice the epochs",
+    "WSAM reuse 2, last quarter": "WSAM in the last quarter, every second step",
+}
+"""Rows of the study whose names need its notes, in words."""
 _EQUAL = 1.1
 """Largest ratio of training times that count as equal."""
+_SIGNIFICANT = 0.05
+_LINE = 30
+"""Most characters of a line in a label."""
 _MOST_SEEDS = 5
 _SHAPES = "osD^vP*X"
 _MOST_LABELS = 8
@@ -42,7 +53,8 @@ class TimedResult:
 
     Attributes:
         method: Name of the method in `METHOD_STYLES`.
-        title: Row of the study.
+        title: Row of the study, in words.
+        cost: Mean training time, relative to 200 epochs of SGD on the same hardware.
         epochs: Epochs of each run.
         errors: Test errors of the last epoch in percent, one per seed.
         minutes: Training times, one per seed, without evaluation and compilation.
@@ -51,6 +63,7 @@ class TimedResult:
 
     method: str
     title: str
+    cost: float | None
     epochs: int
     errors: tuple[float, ...]
     minutes: tuple[float, ...]
@@ -62,6 +75,16 @@ class TimedResult:
         error = format_mean_std(*_known(self.errors), "{:.2f}".format)
         return f"{self.title} {error} (n = {len(self.errors)})"
 
+    @property
+    def lines(self) -> str:
+        """The label, in two lines if the name has a comma."""
+        name, comma, more = self.title.partition(", ")
+        error = self.label.removeprefix(self.title)
+        if not comma:
+            return self.label
+        is_long = len(self.title) > _LINE
+        return f"{name},\n{more}{error}" if is_long else f"{self.title}\n{error.strip()}"
+
 
 def _known(values: Sequence[float]) -> tuple[float, float | None]:
     mean, deviation = mean_and_std(values)
@@ -71,7 +94,10 @@ def _known(values: Sequence[float]) -> tuple[float, float | None]:
 
 def read_times(results: Path) -> list[TimedResult]:
     """Read the rows of the study ``cheap`` on CIFAR-10 that have records, in its order."""
-    table = choose(cheap().select(f"*/{DATA}"), results)
+    study = choose(cheap(), results)
+    costs = gather(study.select(f"*/{DATA}, {COST}"), results)
+    cost = {entry.cell.row[0]: entry.ours.mean for entry in costs}
+    table = study.select(f"*/{DATA}")
     # With all seeds that have a record, as the main table has five.
     table = table.seeded(range(_MOST_SEEDS))
     found = []
@@ -79,16 +105,19 @@ def read_times(results: Path) -> list[TimedResult]:
         read = [(run, records.read(results, run)) for run in cell.runs]
         finished = [(run, one) for run, one in read if one is not None and records.is_finished(one)]
         if finished:
-            found.append(_result(cell.row[0], finished))
+            row = cell.row[0]
+            found.append(_result(NAMES.get(row, row), cost[row], finished))
     alone = SGD not in {one.title for one in found}
-    return [replace(one, title=SGD) if alone and one.title == TWICE else one for one in found]
+    twice = NAMES[TWICE]
+    return [replace(one, title=SGD) if alone and one.title == twice else one for one in found]
 
 
-def _result(title: str, group: list[tuple[Run, Record]]) -> TimedResult:
+def _result(title: str, cost: float | None, group: list[tuple[Run, Record]]) -> TimedResult:
     run = group[0][0]
     return TimedResult(
         variant_name(run.method, run.options),
         title,
+        cost,
         run.epochs,
         tuple(record["curve"][-1]["test_error"] for _, record in group),
         tuple(records.training_seconds(record) / 60 for _, record in group),
@@ -105,39 +134,91 @@ def front(results: Sequence[TimedResult]) -> list[TimedResult]:
     return best
 
 
+def message(results: Sequence[TimedResult]) -> str:
+    """Return which methods have lower errors than SGD with as much time (Welch's test, p < 0.05).
+
+    Without such a method: which one has the lowest mean error.
+    """
+    bases = [one for one in results if one.method == "vanilla"]
+    longest = max(bases, key=lambda one: _known(one.minutes)[0], default=None)
+    better = [] if longest is None else [one.title for one in results if _beats(one, longest)]
+    if better:
+        *first, last = better
+        names = f"{', '.join(first)} and {last}" if first else last
+        verb = "have lower errors" if first else "has a lower error"
+        return f"{names} {verb} than SGD at equal time"
+    lowest = min(results, key=lambda one: _known(one.errors)[0])
+    return f"{lowest.title} has the lowest mean error"
+
+
+def _beats(one: TimedResult, base: TimedResult) -> bool:
+    """Return whether a method has a significantly lower error in no more than base's time."""
+    p = welch_p(one.errors, base.errors)
+    in_time = _known(one.minutes)[0] < _EQUAL * _known(base.minutes)[0]
+    lower = _known(one.errors)[0] < _known(base.errors)[0]
+    return p is not None and p < _SIGNIFICANT and in_time and lower
+
+
 def draw_times(results: Sequence[TimedResult]) -> Figure:
     """Draw error over time: means, with deviations for several runs; a single run is open.
 
-    Many points have a legend instead of labels, and a line connects those on the front.
+    A line connects SGD's points. Many points have a legend instead of labels, and another line
+    connects those on the front.
     """
     many = len(results) > _MOST_LABELS
-    figure = new_figure(FIGURE_WIDTH, 4.0 + 0.09 * len(results) * many)
+    figure = new_figure(FIGURE_WIDTH, 4.2 + 0.09 * len(results) * many)
     axes = figure.subplots()
-    labels = []
     for number, one in enumerate(results):
         (minutes, time_std), (error, std) = _known(one.minutes), _known(one.errors)
-        color = METHOD_STYLES[one.method].light if one.method in METHOD_STYLES else MUTED_COLOR
-        face = color if len(one.errors) > 1 else "white"
+        face = _color(one) if len(one.errors) > 1 else "white"
         shape = _SHAPES[number % len(_SHAPES)] if many else "o"
-        style: Any = {"fmt": shape, "ms": 8, "mew": 1.8, "mfc": face, "color": color, "capsize": 3}
-        axes.errorbar(minutes, error, std, time_std, zorder=3, label=one.label, **style)
-        labels.append((minutes, error, one.label, color))
+        style: Any = {"fmt": shape, "ms": 8, "mew": 1.8, "mfc": face, "color": _color(one)}
+        axes.errorbar(minutes, error, std, time_std, capsize=3, zorder=3, label=one.label, **style)
+    bases = sorted(_point(one) for one in results if one.method == "vanilla")
+    if bases:
+        axes.plot(*zip(*bases, strict=True), color=METHOD_STYLES["vanilla"].light, lw=1.4, zorder=1)
     times = [_known(one.minutes)[0] for one in results]
-    axes.set(xlim=(0.9 * min(times) * many, 1.08 * max(times)), ylabel="test error (%)")
+    axes.set(xlim=(0.8 * min(times), 1.08 * max(times)), ylabel="test error (%)")
     axes.set_xlabel("training time (minutes)")
     axes.grid(color=GRID_COLOR, zorder=0)
-    kinds = "full: mean and deviation, open: one run; line: the front"
-    note = f"{MODEL}, {DATA}; " + (kinds if many else "dots: mean and deviation, circles: one run")
+    kinds = "full: mean and deviation, open: one run"
+    note = f"{MODEL}, {DATA}; {kinds}{'; dashed: the front' if many else ''}"
     axes.set_title(note, loc="left", fontsize=10, color=MUTED_COLOR)
-    lowest = min(results, key=lambda one: _known(one.errors)[0])
-    equal = max(times) < _EQUAL * min(times)
-    message = f"{lowest.title} has the lowest mean error"
-    set_title(figure, f"At equal training time, {message}" if equal else message)
+    set_title(figure, message(results))
     if not many:
-        label_points(axes, labels, right=12)
+        _label(axes, results)
         return figure
-    points = [(_known(one.minutes)[0], _known(one.errors)[0]) for one in front(results)]
+    points = [_point(one) for one in front(results)]
     axes.plot(*zip(*points, strict=True), color=MUTED_COLOR, lw=1, ls="--", zorder=1)
     style = {"fontsize": 7, "handletextpad": 0.2, "columnspacing": 0.6, "borderaxespad": 0.1}
     figure.legend(loc="outside lower left", ncols=2, **style)
     return figure
+
+
+def _label(axes: Axes, results: Sequence[TimedResult]) -> None:
+    """Label points in the left half to their right, others to their left, SGD above its line."""
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high + 0.08 * (high - low))
+    labels: dict[bool, list[tuple[float, float, str, str]]] = {True: [], False: []}
+    middle = sum(axes.get_xlim()) / 2
+    right = [_known(one.minutes) for one in results if _point(one)[0] > middle]
+    edge = min((mean - (std or 0.0) for mean, std in right), default=0.0)
+    for one in results:
+        minutes, error = _point(one)
+        on_left = minutes > middle
+        if one.method == "vanilla":
+            end: Any = {"ha": "right" if on_left else "left", "va": "bottom", "color": _color(one)}
+            above = (one.minutes[0] if not on_left else max(one.minutes), max(one.errors))
+            axes.annotate(one.lines, above, (0, 8), textcoords="offset points", **end)
+            continue
+        labels[on_left].append((edge if on_left else minutes, error, one.lines, _color(one)))
+    label_points(axes, labels[False], right=12)
+    label_points(axes, labels[True], right=-12)
+
+
+def _point(one: TimedResult) -> tuple[float, float]:
+    return _known(one.minutes)[0], _known(one.errors)[0]
+
+
+def _color(one: TimedResult) -> str:
+    return METHOD_STYLES[one.method].light if one.method in METHOD_STYLES else MUTED_COLOR
