@@ -12,7 +12,9 @@ also warm up libraries and allocate the base's state.
 
 import contextlib
 import gc
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +28,7 @@ from wsam._core.pytree import map_tensors
 from wsam._core.step import KEPT
 from wsam._core.validation import warn
 from wsam.accel.base_optimizers import BASES
-from wsam.accel.graph_inputs import GraphMask, GraphRng, GraphScalars, sharpness_aware
+from wsam.accel.graph_inputs import GraphMask, GraphRng, GraphScalars, replaced, sharpness_aware
 from wsam.accel.triton_backend import TritonBackend, kernels_work_on, triton_is_installed
 
 if TYPE_CHECKING:
@@ -323,10 +325,12 @@ class GraphedStep:
             args, kwargs = tree_unflatten(recording.inputs, recording.structure)
         sharp = self.sharp
         with contextlib.ExitStack() as contexts:
-            contexts.enter_context(no_hooks(self.opt))
+            for hooks in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+                contexts.enter_context(replaced(self.opt, **{hooks: OrderedDict()}))  # see `run`
             if sharp is not None:
                 contexts.enter_context(self._mask.installed())
-                contexts.enter_context(perturb_if(sharp, chosen))
+                # A recorded step cannot evaluate intervals.
+                contexts.enter_context(replaced(sharp, _perturb_this_step=chosen))
                 contexts.enter_context(use_backend(sharp, recording.backend))
             loss, outputs = self._make_step(*args, **kwargs)
         sharpness = sharp.sharpness if sharp is not None and chosen else None
@@ -392,26 +396,13 @@ def prepare_base(base: Optimizer) -> None:
                 base.state[p]["step"] = count.to(p.device, torch.float32)
 
 
-@contextlib.contextmanager
-def perturb_if(sharp: "SharpnessAware", chosen: bool) -> Iterator[None]:
-    """Decide in advance whether the step is perturbed: a recorded step cannot evaluate intervals."""
-    sharp._perturb_this_step = chosen
-    try:
-        yield
-    finally:
-        sharp._perturb_this_step = None
-
-
-@contextlib.contextmanager
-def use_backend(sharp: "SharpnessAware", backend: TritonBackend | None) -> Iterator[None]:
+def use_backend(
+    sharp: "SharpnessAware", backend: TritonBackend | None
+) -> AbstractContextManager[None]:
     """Make the optimizer use a recording's own backend during a step."""
     if backend is not None:
         backend.begin(recording=torch.cuda.is_current_stream_capturing())
-    own, sharp._backend = sharp._backend, backend
-    try:
-        yield
-    finally:
-        sharp._backend = own
+    return replaced(sharp, _backend=backend)
 
 
 @contextlib.contextmanager
@@ -424,14 +415,3 @@ def no_garbage_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-@contextlib.contextmanager
-def no_hooks(opt: Optimizer) -> Iterator[None]:
-    """Disable step hooks while a step is recorded: each replay calls them."""
-    pre, post = opt._optimizer_step_pre_hooks, opt._optimizer_step_post_hooks
-    opt._optimizer_step_pre_hooks, opt._optimizer_step_post_hooks = type(pre)(), type(post)()
-    try:
-        yield
-    finally:
-        opt._optimizer_step_pre_hooks, opt._optimizer_step_post_hooks = pre, post

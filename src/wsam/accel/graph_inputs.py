@@ -6,6 +6,8 @@ it before a replay, and installs it in the optimizer while the step is recorded.
 
 import contextlib
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +26,19 @@ if TYPE_CHECKING:
 def sharpness_aware(opt: Any) -> "SharpnessAware | None":
     """Return `opt` if it is a `SharpnessAware`, None if it is a plain optimizer."""
     return opt if hasattr(opt, "_step_state") else None
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, **values: Any) -> Iterator[None]:
+    """Set attributes within a `with` block, and restore them after it."""
+    before = {name: getattr(owner, name) for name in values}
+    try:
+        for name, value in values.items():
+            setattr(owner, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(owner, name, value)
 
 
 class GraphScalars:
@@ -80,40 +95,40 @@ class GraphScalars:
         groups = self._opt.param_groups
         numbers = [{k: g[k] for k in keys} for g, keys in zip(groups, self._keys, strict=True)]
         sharp = sharpness_aware(self._opt)
-        values = sharp._values if sharp is not None else None
-        schedules = values.schedules if values is not None else []
-        position = 0
-        for group, keys in zip(groups, self._keys, strict=True):
-            for key in keys:
-                group[key] = self._values[position]
-                position += 1
-        if values is not None:
-            values.schedules = [{} for _ in schedules]
+        context: Any = contextlib.nullcontext()
+        if sharp is not None:  # schedules would overwrite the tensors
+            context = replaced(sharp._values, schedules=[{} for _ in groups])
+        values = iter(self._values.unbind())
         try:
-            yield
+            for group, keys in zip(groups, self._keys, strict=True):
+                group.update({key: next(values) for key in keys})
+            with context:
+                yield
         finally:
             for group, own in zip(self._opt.param_groups, numbers, strict=True):
                 group.update(own)
-            if values is not None:
-                values.schedules = schedules
 
 
+@dataclass(frozen=True, eq=False)
 class DeviceMask(Geometry):
-    """`Masked` with its selection in a device tensor: 1 for a selected tensor, 0 for the others."""
+    """`Masked` with its selection in a device tensor.
 
-    def __init__(self, values: Tensor, boost: float) -> None:
-        object.__setattr__(self, "_values", values)
-        object.__setattr__(self, "_boost", boost)
+    Args:
+        values: 1 for each tensor that is selected, 0 for the others.
+        beta: the probability of a tensor.
+    """
+
+    values: Tensor
+    beta: float
 
     @property
     def boost(self) -> float:
         """Return 1/beta."""
-        boost: float = self._boost  # type: ignore[attr-defined]
-        return boost
+        return 1.0 / self.beta
 
     def sqrt_metric(self, block: Block, g0: list[Tensor]) -> list[Tensor]:
         """Return 0-d tensors of 0 or 1."""
-        return [self._values[index] for index in block.indices]  # type: ignore[attr-defined]
+        return [self.values[index] for index in block.indices]
 
 
 class GraphMask:
@@ -123,27 +138,20 @@ class GraphMask:
         self._sharp = sharp
         self._geometry: DeviceMask | None = None
         if sharp is not None and isinstance(sharp.geometry, Masked):
-            self._tensors = sum(len(g["params"]) for g in sharp.param_groups)
-            self._values = torch.ones(self._tensors, device=device)
-            self._geometry = DeviceMask(self._values, sharp.geometry.boost)
+            tensors = sum(len(g["params"]) for g in sharp.param_groups)
+            self._geometry = DeviceMask(torch.ones(tensors, device=device), sharp.geometry.beta)
 
     def write(self) -> None:
         """Copy this step's mask to the device."""
         if self._geometry is not None and self._sharp is not None:
-            mask = self._sharp._mask()
-            self._values.copy_(torch.tensor(mask, dtype=torch.float32), non_blocking=True)
+            mask = torch.tensor(self._sharp._mask(), dtype=torch.float32)
+            self._geometry.values.copy_(mask, non_blocking=True)
 
-    @contextlib.contextmanager
-    def installed(self) -> Iterator[None]:
+    def installed(self) -> AbstractContextManager[None]:
         """Make the optimizer read the mask from the device during a step."""
-        if self._geometry is None or self._sharp is None:
-            yield
-            return
-        own, self._sharp.geometry = self._sharp.geometry, self._geometry
-        try:
-            yield
-        finally:
-            self._sharp.geometry = own
+        if self._geometry is None:
+            return contextlib.nullcontext()
+        return replaced(self._sharp, geometry=self._geometry)
 
 
 class GraphRng:
@@ -190,10 +198,9 @@ class GraphRng:
         if sharp is None:
             yield
             return
-        own, sharp._rng = sharp._rng, self  # type: ignore[assignment]
         self._next_is_second = True
         try:
-            yield
+            with replaced(sharp, _rng=self):
+                yield
         finally:
-            sharp._rng = own
             self._generator.graphsafe_set_state(self._first)
