@@ -30,6 +30,7 @@ from wsam._core.param_blocks import (
     build_blocks,
     collect_gradients,
     sum_over_ranks,
+    trained_blocks,
 )
 from wsam._core.param_groups import PREFIX, RHO, STEP, GroupValues
 from wsam._core.preconditioners import require_preconditioner
@@ -586,7 +587,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         try:
             state.require_gradients()
             if state.action is Action.SHARPNESS_AWARE:
-                blocks = step.gradients_at_moved(state)
+                blocks = collect_gradients(state.moved)
                 if grad_scale is not None:
                     step.unscale(blocks, grad_scale)
                 if state.overflow_report is not None:
@@ -622,8 +623,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
                 lambda: float(self._squared_norm(state.blocks).sqrt()),
             )
         if perturb and not self.geometry.needs_g0:
-            parts = [b.subset([p.requires_grad for p in b.params]) for b in self._all_blocks()]
-            blocks = [part for part in parts if part is not None]
+            blocks = trained_blocks(self._all_blocks())
             if not self.geometry.is_ready(blocks, state.memory):
                 return Action.BASE_ONLY
             step.clear_gradients(state.blocks)  # of a first pass, which was not needed

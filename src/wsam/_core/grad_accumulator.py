@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from wsam._core.param_blocks import Block, is_sharded, local_shards
+from wsam._core.param_blocks import Block, is_sharded, local_shards, subsets
 from wsam._core.step import blocks_without_g0, clear_gradients, owned
 from wsam._core.step_state import Action, StepState
 
@@ -39,11 +39,9 @@ class GradAccumulator:
 
     def fill(self, state: StepState, all_blocks: Sequence[Block]) -> None:
         """Make the sums the two gradients of one step."""
-        for block in all_blocks:
-            part = block.subset([p in self._g0 for p in block.params])
-            if part is not None:
-                part.g0 = [self._g0[p] for p in part.params]
-                state.blocks.append(part)
+        state.blocks = subsets(all_blocks, lambda p, _: p in self._g0)
+        for block in state.blocks:
+            block.g0 = [self._g0[p] for p in block.params]
         for p, g in self._g1.items():
             p.grad = g
         if Action.SKIP in self._actions:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from wsam._core.mix import Mix, is_number
-from wsam._core.param_blocks import Block, CopiedWeights
+from wsam._core.param_blocks import Block, CopiedWeights, collect_gradients, subsets
 from wsam._core.param_groups import rule_values
 from wsam._core.step import directions, masked
 from wsam._core.step_state import DecoupledTerm, StepState
@@ -61,22 +61,17 @@ def begin(state: StepState, *, guard_g0: bool) -> bool:
 
 def finish(state: StepState, all_blocks: Sequence[Block]) -> None:
     """Set the term that remains once A is restored: lr * e * g1."""
-    begun = {index for block in state.blocks for index in block.indices}
-    for block in all_blocks:
-        pairs = zip(block.params, block.indices, strict=True)
-        missing = begun.intersection(i for p, i in pairs if p.grad is None)
-        if missing:
-            raise RuntimeError(
-                f"parameter {min(missing)} has a gradient in the first pass and none in the second, "
-                "which a lean step cannot undo: use lean=False"
-            )
-        part = block.subset([p.grad is not None for p in block.params])
-        if part is not None:
-            grads = [p.grad for p in part.params if p.grad is not None]
-            weight = _mix(state, block).decoupled.difference
-            if not is_number(weight, 0.0):
-                term = DecoupledTerm(part, part.shards(grads), weight, scratch=False)
-                state.decoupled.append(term)
+    missing = subsets(state.blocks, lambda p, _: p.grad is None)
+    if missing:
+        raise RuntimeError(
+            f"parameter {missing[0].indices[0]} has a gradient in the first pass and none in the "
+            "second, which a lean step cannot undo: use lean=False"
+        )
+    for block in collect_gradients(all_blocks):
+        weight = _mix(state, block).decoupled.difference
+        if not is_number(weight, 0.0):
+            tensors = block.shards(block.g0)
+            state.decoupled.append(DecoupledTerm(block, tensors, weight, scratch=False))
 
 
 def _mix(state: StepState, block: Block) -> Mix:

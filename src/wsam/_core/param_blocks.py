@@ -7,7 +7,7 @@ with `local=True` also g0, are summed across ranks, always by `sum_over_ranks`.
 
 import operator
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -81,8 +81,10 @@ class Block:
         if all(selected) and selected:
             return replace(self, saved=None)
         chosen = [i for i, yes in enumerate(selected) if yes]
-        if not chosen:
-            return None
+        return self.part(chosen) if chosen else None
+
+    def part(self, chosen: Sequence[int]) -> "Block":
+        """Return a block of the parameters at these positions of the block, with their g0."""
 
         def pick(items: list[Any] | None) -> Any:
             return None if items is None else [items[i] for i in chosen]
@@ -95,6 +97,20 @@ class Block:
             g0=pick(self.g0),
             saved=None,
         )
+
+
+def subsets(blocks: Sequence[Block], selected: Callable[[Tensor, int], bool]) -> list[Block]:
+    """Return blocks of the parameters for which `selected(parameter, index)` is True."""
+    parts = [
+        block.subset([selected(p, i) for p, i in zip(block.params, block.indices, strict=True)])
+        for block in blocks
+    ]
+    return [part for part in parts if part is not None]
+
+
+def trained_blocks(blocks: Sequence[Block]) -> list[Block]:
+    """Return blocks of the parameters that require a gradient."""
+    return subsets(blocks, lambda p, _: p.requires_grad)
 
 
 def sign_of(group: dict[str, Any]) -> float:
@@ -146,13 +162,12 @@ def _shard_groups(placement: Any) -> tuple[Any, tuple[int, ...]] | None:
     return (mesh, dimensions) if dimensions else None
 
 
-def collect_gradients(all_blocks: Sequence[Block]) -> list[Block]:
-    """Return the blocks of parameters that have gradients, with these as g0."""
-    align_gradients(all_blocks)
+def collect_gradients(blocks: Sequence[Block]) -> list[Block]:
+    """Return blocks of the parameters that have gradients, with these as g0."""
+    align_gradients(blocks)
     found = []
-    for block in all_blocks:
+    for block in blocks:
         grads = list(map(_GRAD, block.params))
-        block.g0 = None
         part = block.subset([g is not None for g in grads])
         if part is None:
             continue
@@ -231,8 +246,7 @@ def average_g0_over_ranks(
     A gradient that this rank lacks counts as zero, since other ranks may have it.
     """
     own = {i: g for block in blocks for i, g in zip(block.indices, block.g0 or [], strict=True)}
-    parts = [block.subset([p.requires_grad for p in block.params]) for block in all_blocks]
-    trained = [part for part in parts if part is not None]
+    trained = trained_blocks(all_blocks)
     lists: dict[Any, list[Tensor]] = {}
     for block in trained:
         pairs = zip(block.indices, block.params, strict=True)

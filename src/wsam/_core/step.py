@@ -25,9 +25,9 @@ from wsam._core.param_blocks import (
     EPSILON,
     Block,
     CopiedWeights,
-    align_gradients,
     local_shards,
     squared_norm,
+    subsets,
 )
 from wsam._core.param_groups import RHO, rule_values
 from wsam._core.preconditioners import (
@@ -124,23 +124,12 @@ def ascend_further(state: StepState, blocks: Sequence[Block]) -> None:
         add_scaled(block.weights(), direction, scale, scratch)
 
 
-def gradients_at_moved(state: StepState) -> list[Block]:
-    """Return blocks of the perturbed parameters that have a gradient now, with that as g0."""
-    align_gradients(state.moved)
-    parts = [block.subset([p.grad is not None for p in block.params]) for block in state.moved]
-    found = [part for part in parts if part is not None]
-    for part in found:
-        part.g0 = [p.grad for p in part.params if p.grad is not None]
-    return found
-
-
 def masked(state: StepState) -> list[Block]:
     """Return the blocks of the parameters that are perturbed."""
     if state.mask is None:
         return list(state.blocks)
     mask = state.mask
-    parts = [block.subset([mask[i] for i in block.indices]) for block in state.blocks]
-    return [part for part in parts if part is not None]
+    return subsets(state.blocks, lambda _, i: mask[i])
 
 
 def save_weights(block: Block) -> None:
@@ -292,13 +281,9 @@ def blocks_without_g0(all_blocks: Sequence[Block], blocks: Sequence[Block]) -> l
     if sum(len(block.params) for block in blocks) == sum(len(block.params) for block in all_blocks):
         return []
     known = {index for block in blocks for index in block.indices}
-    late = []
-    for block in all_blocks:
-        pairs = zip(block.params, block.indices, strict=True)
-        part = block.subset([p.grad is not None and i not in known for p, i in pairs])
-        if part is not None:
-            part.g0 = [torch.zeros_like(p.grad) for p in part.params if p.grad is not None]
-            late.append(part)
+    late = subsets(all_blocks, lambda p, i: p.grad is not None and i not in known)
+    for block in late:
+        block.g0 = [torch.zeros_like(p.grad) for p in block.params if p.grad is not None]
     return late
 
 
@@ -306,12 +291,7 @@ def units(rule: "Rule", blocks: Sequence[Block]) -> list[Block]:
     """Return the parts of the model that a rule treats on their own: tensors, or blocks."""
     if not rule.per_tensor:
         return list(blocks)
-    parts = [
-        block.subset([i == chosen for i in range(len(block.params))])
-        for block in blocks
-        for chosen in range(len(block.params))
-    ]
-    return [part for part in parts if part is not None]
+    return [block.part([i]) for block in blocks for i in range(len(block.params))]
 
 
 def _products(
