@@ -14,6 +14,20 @@ from torch.optim import Optimizer
 from wsam._core.param_blocks import Block, local_shards
 from wsam._core.param_groups import PREFIX
 
+State = dict[str, Any]
+"""The base's state of one parameter. Tensors are this rank's shards."""
+
+
+def states_of(base: Optimizer, block: Block) -> list[State]:
+    """Return the base's state of each parameter of a block, with local shards."""
+    states: list[State] = [base.state.get(p) or {} for p in block.params]
+    if not block.sharded:
+        return states
+    return [
+        {name: local_shards([t])[0] if isinstance(t, Tensor) else t for name, t in state.items()}
+        for state in states
+    ]
+
 
 class Memory:
     """Reads the tensors of the last step, and writes new ones when a step is complete.
@@ -35,22 +49,17 @@ class Memory:
 
         An earlier micro-batch of the same step may have written it already.
         """
-        written, states, key = self._written.get(name, {}), self._states(block), PREFIX + name
-        pairs = zip(block.params, states, strict=True)
-        return _shards(
-            block, [written[p] if p in written else state.get(key) for p, state in pairs]
-        )
+        written, key = self._written.get(name, {}), PREFIX + name
+        pairs = zip(block.params, states_of(self._base, block), strict=True)
+        return [written[p] if p in written else state.get(key) for p, state in pairs]
 
     def momentum(self, block: Block) -> list[Tensor | None]:
         """Return the local shard of the base's momentum for each parameter, None where there is none.
 
         That is "momentum_buffer" in the state of SGD, and "exp_avg" in that of Adam and its relatives.
         """
-        states = self._states(block)
-        return _shards(block, [s.get("momentum_buffer", s.get("exp_avg")) for s in states])
-
-    def _states(self, block: Block) -> list[dict[str, Any]]:
-        return [self._base.state.get(p) or {} for p in block.params]
+        states = states_of(self._base, block)
+        return [state.get("momentum_buffer", state.get("exp_avg")) for state in states]
 
     def write(self, block: Block, name: str, tensors: list[Tensor]) -> None:
         """Store local shards at the end of the step."""
@@ -75,10 +84,3 @@ class Memory:
         for p in params:
             if PREFIX + name not in self._base.state[p]:
                 self._base.state[p][PREFIX + name] = torch.zeros_like(p, requires_grad=False)
-
-
-def _shards(block: Block, tensors: list[Tensor | None]) -> list[Tensor | None]:
-    """Return the local shards of a block's tensors, None where there is none."""
-    if not block.sharded:
-        return tensors
-    return [None if t is None else local_shards([t])[0] for t in tensors]

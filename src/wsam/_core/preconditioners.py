@@ -22,15 +22,13 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from wsam._core.memory import State, states_of
 from wsam._core.mix import Scalar, is_number
-from wsam._core.param_blocks import Block, local_shards
+from wsam._core.param_blocks import Block
 from wsam._core.tensor_ops import CHUNK_BYTES, add_scaled, chunks, on_device, widened
 
 if TYPE_CHECKING:
     from wsam._core.step_state import DecoupledTerm
-
-State = dict[str, Any]
-"""The base's state of one parameter. Tensors are this rank's shards."""
 
 
 class Preconditioner:
@@ -249,21 +247,9 @@ def require_preconditioner(base: Optimizer) -> Preconditioner:
     return found
 
 
-def states_of(base: Optimizer, block: Block) -> list[State]:
-    """Return the base's state of each parameter of a block, with local shards."""
-    states: list[State] = [base.state.get(p) or {} for p in block.params]
-    if not block.sharded:
-        return states
-    return [
-        {name: local_shards([t])[0] if isinstance(t, Tensor) else t for name, t in state.items()}
-        for state in states
-    ]
-
-
 def add_squares(base: Optimizer, decoupled: Sequence["DecoupledTerm"]) -> None:
     """Add the squares of the decoupled terms to the base's v, before the base's step."""
-    preconditioner = find_preconditioner(base)
-    assert preconditioner is not None
+    preconditioner = require_preconditioner(base)
     for term in decoupled:
         block = term.block
         if not all(base.state.get(p) for p in block.params):
@@ -278,8 +264,7 @@ def add_squares(base: Optimizer, decoupled: Sequence["DecoupledTerm"]) -> None:
 
 def denominators_before(base: Optimizer, block: Block) -> list[Tensor]:
     """Return the base's denominators before its step; 1 where it has not yet seen a gradient."""
-    preconditioner = find_preconditioner(base)
-    assert preconditioner is not None
+    preconditioner = require_preconditioner(base)
     states = states_of(base, block)
     known = [state for state in states if preconditioner.square in state]
     if known:
@@ -295,8 +280,7 @@ def denominators_before(base: Optimizer, block: Block) -> list[Tensor]:
 
 def apply_preconditioned(base: Optimizer, decoupled: Sequence["DecoupledTerm"]) -> None:
     """Compute `w -= lr * scale * tensors / denominators`, after the base's step."""
-    preconditioner = find_preconditioner(base)
-    assert preconditioner is not None
+    preconditioner = require_preconditioner(base)
     for term in decoupled:
         block, states = term.block, states_of(base, term.block)
         weights, device = block.weights(), block.device
