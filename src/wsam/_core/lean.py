@@ -87,8 +87,8 @@ def _perturbed_copies(state: StepState) -> list[list[Tensor]]:
         for index, tensor in zip(block.indices, tensors, strict=True)
     }
     parts = masked(state)
-    for part, (direction, scale, scratch) in zip(parts, directions(state, parts), strict=True):
-        add_scaled([by_index[index] for index in part.indices], direction, scale, scratch)
+    for part, direction in zip(parts, directions(state, parts), strict=True):
+        add_scaled([by_index[index] for index in part.indices], *direction)
     return perturbed
 
 

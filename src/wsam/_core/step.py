@@ -112,16 +112,15 @@ def perturb(state: StepState) -> None:
     Overwrites g0 where the rule does not need it any more.
     """
     blocks = state.moved = masked(state)
-    for block, (direction, scale, scratch) in zip(blocks, directions(state, blocks), strict=True):
-        save_weights(block)
-        add_scaled(block.weights(), direction, scale, scratch)
+    for block, direction in zip(blocks, directions(state, blocks), strict=True):
+        save_and_move(block, direction)
 
 
 def ascend_further(state: StepState, blocks: Sequence[Block]) -> None:
     """Move the weights on from w + d, by the perturbation that `g0` of these blocks gives there."""
     here = replace(state, blocks=list(blocks), mask=None)
-    for block, (direction, scale, scratch) in zip(blocks, directions(here, blocks), strict=True):
-        add_scaled(block.weights(), direction, scale, scratch)
+    for block, direction in zip(blocks, directions(here, blocks), strict=True):
+        add_scaled(block.weights(), *direction)
 
 
 def masked(state: StepState) -> list[Block]:
@@ -132,9 +131,10 @@ def masked(state: StepState) -> list[Block]:
     return subsets(state.blocks, lambda _, i: mask[i])
 
 
-def save_weights(block: Block) -> None:
-    """Copy the weights into `block.saved`."""
+def save_and_move(block: Block, direction: Direction) -> None:
+    """Copy the weights into `block.saved`, and add d to them."""
     block.saved = CopiedWeights(copies(block.weights()))
+    add_scaled(block.weights(), *direction)
 
 
 def directions(state: StepState, blocks: Sequence[Block]) -> list[Direction]:

@@ -70,6 +70,14 @@ def _may_be_fused(group: dict[str, Any]) -> bool:
     return not chosen and bool("betas" not in group or group.get("capturable"))
 
 
+def is_base_only(group: dict[str, Any], rule: Rule) -> bool:
+    """Whether a group's step is the base's own, which must then hold bit for bit."""
+    values = rule_values(group, rule)
+    if any(isinstance(value, Tensor) for value in values.values()) or rule.needs_products(values):
+        return False  # the coefficients are on the device
+    return rule.mix(values, None).is_base_only
+
+
 def numbers_of(group: dict[str, Any], rule: Rule, boost: float) -> list[float]:
     """Return a group's row of numbers, in the order in which kernels read them.
 

@@ -15,10 +15,9 @@ from torch.autograd.graph import increment_version
 
 from wsam._core import lean, step
 from wsam._core.param_blocks import Block
-from wsam._core.param_groups import rule_values
 from wsam._core.step_state import Phase, StepState
-from wsam._core.tensor_ops import PLAIN_TYPES, add_scaled, is_dense
-from wsam.accel.base_optimizers import can_step_fused
+from wsam._core.tensor_ops import PLAIN_TYPES, is_dense
+from wsam.accel.base_optimizers import can_step_fused, is_base_only
 
 
 class SwappedWeights:
@@ -56,13 +55,12 @@ class CpuBackend:
         if state.lean:
             return self._begin_lean(state)
         blocks = state.moved = step.masked(state)
-        directions = step.directions(state, blocks)
-        for block, (direction, scale, scratch) in zip(blocks, directions, strict=True):
-            if can_swap(block, direction):
-                self._swap(block, direction, scale)
+        for block, direction in zip(blocks, step.directions(state, blocks), strict=True):
+            vector, scale, _ = direction
+            if can_swap(block, vector):
+                self._swap(block, vector, scale)
             else:
-                step.save_weights(block)
-                add_scaled(block.weights(), direction, scale, scratch)
+                step.save_and_move(block, direction)
         return True
 
     def _begin_lean(self, state: StepState) -> bool:
@@ -147,13 +145,11 @@ def fused_base(state: StepState) -> Iterator[list[dict[str, Any]]]:
     Yields:
         The groups that step by fused code.
     """
-    rule = state.rule
-    groups = []
-    for group in state.base.param_groups:
-        values = rule_values(group, rule)
-        own = not rule.needs_products(values) and rule.mix(values, None).is_base_only
-        if not own and can_step_fused(state.base, group):
-            groups.append(group)
+    groups = [
+        group
+        for group in state.base.param_groups
+        if not is_base_only(group, state.rule) and can_step_fused(state.base, group)
+    ]
     try:
         for group in groups:
             group["fused"] = True

@@ -24,7 +24,7 @@ from wsam._core.param_blocks import EPSILON, Block
 from wsam._core.param_groups import rule_values
 from wsam._core.step import Direction
 from wsam._core.step_state import Phase, StepState
-from wsam._core.tensor_ops import add_scaled, no_overlap
+from wsam._core.tensor_ops import no_overlap
 from wsam._core.validation import warn
 from wsam.accel.base_optimizers import (
     ADAM,
@@ -35,6 +35,7 @@ from wsam.accel.base_optimizers import (
     MIX_COLUMNS,
     branches_of,
     has_kernel,
+    is_base_only,
     may_use_kernels,
     numbers_of,
     state_lists,
@@ -155,21 +156,13 @@ class TritonBackend:
         if state.lean:
             return self._begin_lean(state, directions)
         state.moved = list(blocks)
-        for block, (direction, scale, scratch) in zip(blocks, directions, strict=True):
-            if not self._save_and_add(block, direction, scale):
-                step.save_weights(block)
-                add_scaled(block.weights(), direction, scale, scratch)
+        for block, direction in zip(blocks, directions, strict=True):
+            if not self._save_and_add(block, *direction[:2]):
+                step.save_and_move(block, direction)
         return True
 
     def _is_base_only_somewhere(self) -> bool:
-        """Whether a group's step is the base's own, which must then hold bit for bit."""
-        values = [rule_values(group, self._rule) for group in self._base.param_groups]
-        return any(
-            not any(isinstance(value, Tensor) for value in each.values())
-            and not self._rule.needs_products(each)
-            and self._rule.mix(each, None).is_base_only
-            for each in values
-        )
+        return any(is_base_only(group, self._rule) for group in self._base.param_groups)
 
     def _find_plans(self, blocks: Sequence[Block]) -> list[tuple[WorkPlan, list[int]]] | None:
         """Return for each block a plan and the addresses of g0; None if kernels cannot be used."""
