@@ -27,14 +27,23 @@ LABELS = {
     "PyHessian data (graph kept)": "PyHessian, one batch with its graph kept",
     "PyHessian dataloader": "PyHessian, batch by batch",
 }
+PEERS = ("PyHessian", "hessian-eigenthings")
+UNKNOWN = "unknown"
+"""The version of a library that was not installed by pip."""
 NO_RECORD = "Not measured on a GPU yet: there is no `benchmarks/results/curvature-cuda.json`."
 
 
 def versions(record: dict[str, Any]) -> str:
-    """Return the versions of the libraries, or "not installed"."""
+    """Return the versions of the libraries, or "not installed"; none that is unknown."""
     found = record["versions"]
-    names = ("wsam", "PyHessian", "hessian-eigenthings", "torch")
+    names = [name for name in ("wsam", *PEERS, "torch") if found[name] != UNKNOWN]
     return ", ".join(f"{name} {found[name] or 'not installed'}" for name in names)
+
+
+def unfinished(record: dict[str, Any]) -> list[str]:
+    """Return the libraries that were installed, but have no timing."""
+    timed = {row["library"].partition(" ")[0] for row in record["contenders"]}
+    return [name for name in PEERS if record["versions"][name] and name not in timed]
 
 
 def to_accuracy(record: dict[str, Any]) -> list[str]:
@@ -88,8 +97,10 @@ def cuda(record: dict[str, Any]) -> str:
     more = (
         f"Comparison of the libraries, all in {record['precision']}, {record['clock']}, {timed}, each "
         f"at one setting, not at the fastest of several as above ({settings}). Errors are relative to "
-        "that value, which wsam computed:"
+        "that value, which wsam computed."
     )
+    if missing := unfinished(record):
+        more += f" The run stopped at its time limit: {' and '.join(missing)} did not finish."
     return "\n".join([_wrapped(text), "", _wrapped(more), "", *to_accuracy(record)])
 
 

@@ -44,7 +44,9 @@ BENCHMARKS = DOCS.parent / "benchmarks" / "results"
 RESULTS = DOCS.parent / "results"
 MARK = "measured"
 NOT_MEASURED, NO_TEST = no_break("not measured"), no_break("no test")
-GPU = "bench-resnet18-cuda.json", "captured", "ResNet18, batch 128, H200, CUDA graph"
+GPU = "bench-resnet18-methods-cuda.json", "captured", "ResNet18, batch 128, H200, CUDA graph"
+MEMORY = {GPU[0]: "bench-resnet18-cuda.json"}
+"""Records with the memory: where the model is not compiled, that of the passes varies by more."""
 CPU = (
     "bench-mlp10m-cpu.json",
     "eager",
@@ -108,10 +110,8 @@ def overview() -> str:
         text = (DOCS / "methods" / f"{name}.md").read_text()
         title, facts = text.splitlines()[0].removeprefix("# "), dict(fact_rows(text))
         use = re.sub(r"\]\((?=\w+\.md)", "](methods/", facts["take it if"])
-        gpu = cost(name, *GPU[:2])
-        if name == "wsam_reuse":
-            gpu += without_reuse([case["name"] for case in cases(name, *GPU[:2])])
-        rows.append([f"[{title}](methods/{name}.md)", facts["passes a step"], gpu, use])
+        link = f"[{title}](methods/{name}.md)"
+        rows.append([link, facts["passes a step"], cost(name, *GPU[:2]), use])
     return "\n".join(markdown_table(["method", "passes a step", "cost", "take it if"], rows))
 
 
@@ -128,7 +128,7 @@ def cases(method: str, file: str, form: str) -> list[Record]:
             found[name] for name in found if name.startswith("WSAM every ")
         ]
     if method == "esam" and "ESAM gathered" in found:
-        return [found["ESAM gathered"]]
+        return [found["ESAM"], found["ESAM gathered"]]
     kind = wsam.METHODS.get(method)
     return [found[kind.__name__]] if kind and kind.__name__ in found else []
 
@@ -169,11 +169,6 @@ def results(method: str) -> str:
     return "\n".join([*lines, "", *markdown_table(heads, rows), "", note])
 
 
-def without_reuse(names: Sequence[str]) -> str:
-    """Return a remark if WSAM on each n-th step was measured, but not with reuse."""
-    return "" if any("reuse" in name for name in names) else "; measured without reuse"
-
-
 def cost_sentence(method: str, file: str, form: str) -> str:
     """Return the cost with the extra memory, and what was measured in place of the method."""
     found = cases(method, file, form)
@@ -181,12 +176,18 @@ def cost_sentence(method: str, file: str, form: str) -> str:
         return NOT_MEASURED
     names = [case["name"] for case in found]
     sentence = f"{cost(method, file, form).replace('x', '')} times that of SGD"
-    memory = {row["name"]: row for row in read(file)["memory"] if row["form"] == form}
+    if method == "esam" and len(found) > 1:
+        whole, gathered = (case["of_base"]["median"] for case in found)
+        return f"{whole:.2f} times that of SGD with a closure, {gathered:.2f} with `train_step`"
+    rows = read(MEMORY.get(file, file))["memory"]
+    memory = {row["name"]: row for row in rows if row["form"] == form}
     if len(names) == 1 and names[0] in memory:
         copies = memory[names[0]]["copies_beyond_base"]
         sentence += f"; memory beyond SGD's: {copies:.1f} copies of the weights"
     if method == "wsam_reuse":
-        sentence += f" (n = {', '.join(name.split()[-1] for name in names)}{without_reuse(names)})"
+        values = ", ".join(name.split()[-1] for name in names)
+        remark = "" if "reuse" in names[0] else "; measured without reuse"
+        sentence += f" (n = {values}{remark})"
     if method == "esam" and names == ["ESAM"]:
         sentence += "; with a closure, which computes all losses again"
     return sentence

@@ -301,6 +301,31 @@ def test_costs_of_esam_equal_the_record() -> None:
     assert f"makes {gathered['passes']:.3g} passes instead of {plain['passes']:.3g}" in text
 
 
+def test_captured_steps_of_other_libraries_equal_the_record() -> None:
+    """As docs/speed.md compares them in sentences."""
+    record = json.loads((BENCHMARKS / "bench-resnet18-methods-cuda.json").read_text())
+    cases = {(case["name"], case["form"]): case for case in record["cases"]}
+
+    def ratio(name: str, form: str = "captured") -> str:
+        return f"{cases[name, form]['of_base']['median']:.2f}"
+
+    sam, theirs, looksam = (f"pytorch_optimizer {name}" for name in ("SAM", "WSAM", "LookSAM"))
+    foreach = f"{theirs} foreach"
+    own = [f"{cases[name, 'captured']['own_ms']['median']:.3f}" for name in ("WSAM", foreach)]
+    text = " ".join((DOCS / "speed.md").read_text().split())
+    for sentence in (
+        f"**SAM**: {ratio('SAM')} times a step of SGD; pytorch_optimizer {ratio(sam)}.",
+        f"**WSAM**: {ratio('WSAM')}; pytorch_optimizer {ratio(foreach)} with foreach and "
+        f"{ratio(theirs)} without, the paper's authors {ratio('authors')}.",
+        f"our step takes {own[0]} ms, and the fastest other one {own[1]} ms",
+        f"**LookSAM**: {ratio('LookSAM')}; pytorch_optimizer {ratio(looksam)}, because",
+        f"pytorch_optimizer's WSAM falls from {ratio(theirs, 'eager')} to {ratio(theirs)}",
+    ):
+        assert sentence in text
+    assert cases[looksam, "captured"]["passes"] == 2
+    assert set(record["not_capturable"]) == {"davda54"}
+
+
 def test_every_figure_has_a_message_and_a_caption() -> None:
     """Alternative text is a sentence with the message, and the sentence below repeats it in italics."""
     pictures = {path.name for path in (DOCS / "_static").iterdir() if path.suffix != ".css"}
