@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from wsam.lab.run import Run
 from wsam.paper.cifar import DATASETS, EPOCHS, GAMMA, RHO, base_run, scratch_run
 from wsam.paper.comparison import Entry
 from wsam.paper.study import SEEDS, candidates, chosen_cell
+from wsam.paper.table import SEEDS as FIVE_SEEDS
 from wsam.paper.table import Candidate, Cell, Kind, Measure, Table, format_mean
 from wsam.sweep.grid import with_seeds
 
@@ -24,67 +26,80 @@ _OF_PAPER = ("SAM", "ESAM", "GSAM", WSAM)
 """Methods with the hyperparameters of the paper's main table."""
 
 
-def _weights(data: str, *others: float) -> list[dict[str, Any]]:
-    """Return WSAM's gamma of the paper, and others; by default two smaller ones."""
-    return [{"gamma": value} for value in (GAMMA[MODEL, data], *(others or (0.8, 0.7)))]
+_WSAM: dict[str, Any] = {"method": "wsam", "hyper": {"rho": RHO}}
 
 
-def _radii(*values: float, **others: float) -> list[dict[str, Any]]:
+def _reuse(every: int, **options: Any) -> dict[str, Any]:
+    return {**_WSAM, "options": {"reuse": True, "every": every, **options}}
+
+
+_SETTINGS: Mapping[str, dict[str, Any]] = {
+    "SAM": {"method": "sam"},
+    WSAM: _WSAM,
+    "WSAM reuse 2": _reuse(2),
+    "WSAM reuse 5": _reuse(5),
+    "WSAM reuse 5, averaged": _reuse(5, reuse_average=0.5),
+    "WSAM reuse 10, norm-scaled": _reuse(10, reuse_scaled=True),
+    "WSAM reuse 20, norm-scaled": _reuse(20, reuse_scaled=True),
+    "WSAM, last eighth": {**_WSAM, "options": {"start": 0.875}},
+    "WSAM reuse 2, last quarter": _reuse(2, start=0.75),
+    "WSAM reuse 2, last eighth": _reuse(2, start=0.875),
+    "WSAM reuse 5, last half": _reuse(5, start=0.5),
+    "SAM 5": {"method": "sam", "options": {"every": 5}},
+    "LookSAM 5": {"method": "looksam", "hyper": {"rho": RHO, "n": 5}},
+    "ESAM, selected samples": {
+        "method": "esam",
+        "hyper": {"rho": RHO},
+        "options": {"gather": True},
+    },
+    "SAM, AE-SAM threshold": {"method": "sam", "options": {"threshold": 1.0}},
+    "SAM, 1/4-batch ascent": {"method": "sam", "options": {"ascent_share": 0.25}},
+    "SAM-ON": {"method": "sam", "geometry": {"name": "norm-layers"}},
+    "VaSSO": {"method": "vasso", "hyper": {"rho": RHO}},
+    "FriendlySAM": {"method": "friendly_sam"},
+    "MSAM": {"method": "msam"},
+    "One-pass WSAM": {"method": "one_pass_wsam"},
+}
+"""Settings of each row but for its candidates."""
+_NOTE = (
+    "The number after a method is n: every n-th step has two passes. Last eighth, quarter or "
+    "half: SGD before. Norm-scaled, averaged: options of `Reuse`. Selected samples: ESAM's second pass "
+    "runs on them alone. "
+)
+_NORM_LAYERS = "SAM-ON perturbs normalization layers only."
+Choices = Sequence[dict[str, Any]]
+
+
+def _weights(*values: float) -> Choices:
+    return [{"gamma": value} for value in values]
+
+
+def _radii(*values: float, **others: float) -> Choices:
     return [{**others, "rho": value} for value in values]
 
 
-def _methods(data: str) -> Mapping[str, tuple[dict[str, Any], Sequence[dict[str, Any]]]]:
-    """Return the settings and three candidates of each method."""
-    wsam: dict[str, Any] = {"method": "wsam", "hyper": {"rho": RHO}}
-    reuse: dict[str, Any] = {"reuse": True}
+def _choices(data: str) -> Mapping[str, Choices]:
+    """Return three candidates for each method; the first weight of WSAM is the paper's."""
+    weight = GAMMA[MODEL, data]
+    weights = _weights(weight, 0.8, 0.7)
     return {
-        "WSAM reuse 2": ({**wsam, "options": {**reuse, "every": 2}}, _weights(data)),
-        "WSAM reuse 5": ({**wsam, "options": {**reuse, "every": 5}}, _weights(data)),
-        "WSAM reuse 5, averaged": (
-            {**wsam, "options": {**reuse, "every": 5, "reuse_average": 0.5}},
-            _weights(data),
-        ),
-        "WSAM reuse 10, norm-scaled": (
-            {**wsam, "options": {**reuse, "every": 10, "reuse_scaled": True}},
-            _weights(data),
-        ),
-        "WSAM, last eighth": ({**wsam, "options": {"start": 0.875}}, _weights(data, 0.92, 0.95)),
-        "WSAM reuse 2, last quarter": (
-            {**wsam, "options": {**reuse, "every": 2, "start": 0.75}},
-            _weights(data),
-        ),
-        "WSAM reuse 5, last half": (
-            {**wsam, "options": {**reuse, "every": 5, "start": 0.5}},
-            _weights(data),
-        ),
-        "SAM 5": ({"method": "sam", "options": {"every": 5}}, _radii(0.2, 0.5, 1.0)),
-        "LookSAM 5": (
-            {"method": "looksam", "hyper": {"rho": RHO, "n": 5}},
-            [{"alpha": value} for value in (0.7, 0.5, 0.3)],
-        ),
-        "ESAM, selected samples": (
-            {"method": "esam", "hyper": {"rho": RHO}, "options": {"gather": True}},
-            [{"beta": value, "gamma": value} for value in (0.6, 0.5, 0.4)],
-        ),
-        "SAM, AE-SAM threshold": (
-            {"method": "sam", "options": {"threshold": 1.0}},
-            _radii(0.2, 0.1, 0.3),
-        ),
-        "SAM, 1/4-batch ascent": (
-            {"method": "sam", "options": {"ascent_share": 0.25}},
-            _radii(0.2, 0.1, 0.3),
-        ),
-        "SAM-ON": (
-            {"method": "sam", "geometry": {"name": "norm-layers"}},
-            _radii(0.5, 0.2, 1.0),
-        ),
-        "VaSSO": (
-            {"method": "vasso", "hyper": {"rho": RHO}},
-            [{"theta": value} for value in (0.4, 0.2, 0.9)],
-        ),
-        "FriendlySAM": ({"method": "friendly_sam"}, _radii(0.2, 0.1, 0.3)),
-        "MSAM": ({"method": "msam"}, _radii(1.0, 0.3, 3.0)),
-        "One-pass WSAM": ({"method": "one_pass_wsam"}, _radii(1.0, 0.5, 0.3, gamma=0.88)),
+        "WSAM reuse 2": weights,
+        "WSAM reuse 5": weights,
+        "WSAM reuse 5, averaged": weights,
+        "WSAM reuse 10, norm-scaled": weights,
+        "WSAM, last eighth": _weights(weight, 0.92, 0.95),
+        "WSAM reuse 2, last quarter": weights,
+        "WSAM reuse 5, last half": weights,
+        "SAM 5": _radii(0.2, 0.5, 1.0),
+        "LookSAM 5": [{"alpha": value} for value in (0.7, 0.5, 0.3)],
+        "ESAM, selected samples": [{"beta": value, "gamma": value} for value in (0.6, 0.5, 0.4)],
+        "SAM, AE-SAM threshold": _radii(0.2, 0.1, 0.3),
+        "SAM, 1/4-batch ascent": _radii(0.2, 0.1, 0.3),
+        "SAM-ON": _radii(0.5, 0.2, 1.0),
+        "VaSSO": [{"theta": value} for value in (0.4, 0.2, 0.9)],
+        "FriendlySAM": _radii(0.2, 0.1, 0.3),
+        "MSAM": _radii(1.0, 0.3, 3.0),
+        "One-pass WSAM": _radii(1.0, 0.5, 0.3, gamma=0.88),
     }
 
 
@@ -97,8 +112,8 @@ def _runs(data: str) -> dict[str, tuple[Candidate, ...]]:
     }
     for label in _OF_PAPER:
         found[label] = candidates(scratch_run(MODEL, data, label), [{}])
-    for label, (settings, choices) in _methods(data).items():
-        found[label] = candidates(plain.replace(**settings), choices, TRIAL_EPOCHS)
+    for label, choices in _choices(data).items():
+        found[label] = candidates(plain.replace(**_SETTINGS[label]), choices, TRIAL_EPOCHS)
     return found
 
 
@@ -129,10 +144,8 @@ def cheap() -> Table:
             )
     notes = (
         "Cost: the training time, relative to 200 epochs of SGD on the same hardware.",
-        "The number after a method is n: every n-th step has two passes. Last eighth, quarter or "
-        "half: SGD before. Norm-scaled, averaged: options of `Reuse`. Selected samples: ESAM's second pass "
-        "runs on them alone. 1/4-batch ascent: the perturbation is computed from a quarter of the "
-        "batch. SAM-ON perturbs normalization layers only.",
+        f"{_NOTE}1/4-batch ascent: the perturbation is computed from a quarter of the batch. "
+        f"{_NORM_LAYERS}",
         "SAM, ESAM, GSAM and WSAM have the paper's hyperparameters. Each other method has three "
         "candidates, and a trial is one run of 40 epochs on 45,000 of the training images, measured on "
         "the other 5,000.",
@@ -152,37 +165,125 @@ def cheap() -> Table:
     )
 
 
+SMALL_EPOCHS = 20
+_LEARNING_RATES: Choices = [{"lr": value} for value in (0.05, 0.02, 0.1)]
+_SMALL_WEIGHTS = _weights(0.889, 0.941, 0.96)
+_SMALL_CHOICES: Mapping[str, Choices] = {
+    "SAM": _radii(0.2, 0.4, 0.8),
+    WSAM: _SMALL_WEIGHTS,
+    "WSAM reuse 2": _SMALL_WEIGHTS,
+    "WSAM reuse 5": _SMALL_WEIGHTS,
+    "WSAM reuse 5, averaged": _SMALL_WEIGHTS,
+    "WSAM reuse 10, norm-scaled": _SMALL_WEIGHTS,
+    "WSAM reuse 20, norm-scaled": _SMALL_WEIGHTS,
+    "WSAM reuse 2, last quarter": _SMALL_WEIGHTS,
+    "WSAM reuse 2, last eighth": _SMALL_WEIGHTS,
+    "WSAM reuse 5, last half": _SMALL_WEIGHTS,
+    "SAM 5": _radii(0.4, 1.0, 2.0),
+    "LookSAM 5": _radii(0.2, 0.4, 0.8, alpha=0.7),
+    "ESAM, selected samples": _radii(0.2, 0.4, 0.8),
+    "SAM-ON": _radii(0.5, 1.0, 2.0),
+    "VaSSO": _radii(0.2, 0.4, 0.8, theta=0.4),
+    "FriendlySAM": _radii(0.2, 0.4, 0.8),
+    "MSAM": _radii(1.0, 2.0, 3.0),
+    "One-pass WSAM": [
+        {"gamma": 0.889, "rho": 1.0},
+        {"gamma": 0.75, "rho": 1.0},
+        {"gamma": 0.941, "rho": 0.5},
+    ],
+}
+
+
+def cheap_small() -> Table:
+    """The same question in minutes on one core: a small CNN on noisy digits."""
+    plain = Run(
+        data="digits",
+        model="cnn",
+        method="vanilla",
+        base_args={"lr": 0.05, "momentum": 0.9},
+        batch_size=64,
+        epochs=SMALL_EPOCHS,
+        noise=0.4,
+        augment=False,
+    )
+    rows = {
+        label: candidates(plain.replace(epochs=round(factor * SMALL_EPOCHS)), _LEARNING_RATES)
+        for label, factor in _LONGER.items()
+    }
+    for label, choices in _SMALL_CHOICES.items():
+        rows[label] = candidates(plain.replace(**_SETTINGS[label]), choices)
+    column = "noisy digits"
+    cells: list[Cell] = []
+    for label, options in rows.items():
+        error = chosen_cell((label,), column, options, seeds=FIVE_SEEDS)
+        cells.append(error)
+        cells.append(
+            replace(error, column=f"{column}, {COST}", measure=Measure.PASSES, reference=(plain,))
+        )
+    notes = (
+        f"A small CNN with BatchNorm on scikit-learn's digits with 40% of the training labels redrawn, "
+        f"{SMALL_EPOCHS} epochs of SGD with momentum 0.9, batches of 64. It compares the methods where "
+        "a network memorizes wrong labels, and says nothing about large models.",
+        "Cost: passes over the training data relative to SGD, counted from the settings. A forward "
+        "pass is a third of a pass.",
+        f"{_NOTE}{_NORM_LAYERS}",
+        "Each method has three candidates, one run each; the choice is made on 120 images with correct "
+        "labels. SGD's are learning rates (0.02, 0.05, 0.1); the others have 0.05.",
+    )
+    return Table(
+        "cheap-small",
+        "Test error (%) and cost of a small CNN on noisy digits",
+        ("method",),
+        tuple(cells),
+        Kind.STUDY,
+        SMALL_EPOCHS,
+        notes,
+        baselines=(SGD, WSAM),
+        conclude=conclude,
+    )
+
+
 def conclude(entries: Sequence[Entry]) -> list[str]:
-    """Return for each data set which cheap method has the lowest error, and its share of the gain.
+    """Return for each data set the best cheap method, and the shares of the gain of all.
 
     The gain is that of WSAM over SGD with the same number of epochs.
     """
     found = {(entry.cell.row[0], entry.cell.column): entry for entry in entries}
     lines = []
-    for data in DATASETS:
-        known = {row: entry for (row, column), entry in found.items() if column == data}
-        timed = {row: found.get((row, f"{data}, {COST}")) for row in known}
-        costs = {row: None if entry is None else entry.ours.mean for row, entry in timed.items()}
-        cheap_rows = [
-            row
-            for row, entry in known.items()
-            if row not in _LONGER
-            and entry.ours.n
-            and (cost := costs[row]) is not None
-            and cost <= BUDGET
-        ]
+    for data in dict.fromkeys(column for _, column in found if not column.endswith(COST)):
+        errors = {
+            row: entry.ours
+            for (row, column), entry in found.items()
+            if column == data and entry.ours.n
+        }
+        costs = {
+            row: cost
+            for row in errors
+            if (entry := found.get((row, f"{data}, {COST}"))) is not None
+            and (cost := entry.ours.mean) is not None
+        }
+        sgd, wsam = (errors[row].mean if row in errors else None for row in (SGD, WSAM))
+        shares: dict[str, float] = {}
+        if sgd is not None and wsam is not None and sgd > wsam:
+            shares = {
+                row: (sgd - (ours.mean or 0.0)) / (sgd - wsam) for row, ours in errors.items()
+            }
+        cheap_rows = [row for row, cost in costs.items() if row not in _LONGER and cost <= BUDGET]
         if not cheap_rows:
             continue
-        best = min(cheap_rows, key=lambda row: known[row].ours.mean or 0.0)
-        ours, cost = known[best].ours, costs[best]
+        best = min(cheap_rows, key=lambda row: errors[row].mean or 0.0)
+        ours = errors[best]
         assert ours.mean is not None
         error = format_mean(ours.mean, ours.deviation, 2)
         line = (
             f"{data}: up to a cost of {BUDGET}, {best} has the lowest mean error, {error} "
-            f"(n = {ours.n}, cost {cost:.2f})"
+            f"(n = {ours.n}, cost {costs[best]:.2f})"
         )
-        sgd, wsam = (known[row].ours.mean if row in known else None for row in (SGD, WSAM))
-        if sgd is not None and wsam is not None and sgd > wsam:
-            line += f", {100 * (sgd - ours.mean) / (sgd - wsam):.0f}% of WSAM's gain over SGD"
+        if shares:
+            line += f", {shares[best]:.0%} of WSAM's gain over SGD"
         lines.append(f"{line}.")
+        others = sorted((cost, row) for row, cost in costs.items() if row not in (SGD, WSAM))
+        if shares and len(others) > 1:
+            texts = (f"{row} {shares[row]:.0%} ({cost:.2f})" for cost, row in others)
+            lines.append(f"{data}, share of WSAM's gain, with the cost: {'; '.join(texts)}.")
     return lines

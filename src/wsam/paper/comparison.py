@@ -14,6 +14,7 @@ from wsam.lab import records
 from wsam.lab.records import Record
 from wsam.lab.run import Run
 from wsam.paper import minima
+from wsam.paper.passes import passes_per_step
 from wsam.paper.table import Cell, Measure, Table, format_mean, format_number
 
 NOT_RUN = "not run"
@@ -84,7 +85,9 @@ class Entry:
 
     @property
     def text(self) -> str:
-        """Our result as text."""
+        """Our result as text. Passes are counted, so they have no deviation."""
+        if self.cell.measure is Measure.PASSES and self.ours.mean is not None:
+            return format_number(self.ours.mean, self.cell.measure.decimals)
         return self.ours.text(self.cell.measure.decimals)
 
     @property
@@ -251,6 +254,8 @@ def _read_cell(cell: Cell, read: Mapping[str, Record | None], source: RecordSour
             continue
         if cell.measure is Measure.COST:
             value = _cost(record, cell, read)
+        elif cell.measure is Measure.PASSES:
+            value = _passes(run, cell)
         else:
             value = read_value(cell.measure, run, record, source)
         if value is None:
@@ -271,6 +276,12 @@ def _cost(record: Record, cell: Cell, read: Mapping[str, Record | None]) -> floa
         return None
     seconds = fmean(records.training_seconds(one) / len(one["curve"]) for one in same)
     return records.training_seconds(record) / (seconds * cell.reference[0].epochs)
+
+
+def _passes(run: Run, cell: Cell) -> float | None:
+    """Return a run's passes relative to those of the cell's first reference."""
+    passes = passes_per_step(run)
+    return None if passes is None else passes * run.epochs / cell.reference[0].epochs
 
 
 def _device(record: Record) -> tuple[Any, Any]:

@@ -30,6 +30,8 @@ TABLES: dict[str, Callable[[], Table]] = {
     "hessian": hessian.hessian_table,
     "cheap": cheap.cheap,
     "cheap-search": lambda: search_table(cheap.cheap()),
+    "cheap-small": cheap.cheap_small,
+    "cheap-small-search": lambda: search_table(cheap.cheap_small()),
     "adam": adam.adam,
     "adam-search": lambda: search_table(adam.adam()),
     "adam-small": adam.adam_small,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from wsam.paper.cifar import METHODS
 from wsam.paper.comparison import Entry, Yardstick
-from wsam.paper.table import Measure, Table
+from wsam.paper.table import Table
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -51,7 +51,7 @@ def _choices(entries: Sequence[Entry]) -> list[Footnote]:
     """List the hyperparameters that were chosen on a validation split, for cells that were run."""
     chosen: dict[str, list[str]] = {}
     for entry in entries:
-        if entry.ours.n and entry.cell.chosen and entry.cell.measure is not Measure.COST:
+        if entry.ours.n and entry.cell.chosen and not entry.cell.measure.is_cost:
             columns = chosen.setdefault(" ".join(entry.cell.row), [])
             columns.append(f"{entry.cell.column}: {entry.cell.chosen}")
     items = tuple(f"{row}, {'; '.join(columns)}." for row, columns in chosen.items())

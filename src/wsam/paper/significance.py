@@ -10,7 +10,7 @@ from typing import Any
 from wsam._significance import welch_p
 from wsam.paper.comparison import Entry
 from wsam.paper.render import markdown_table, no_break
-from wsam.paper.table import Measure, Table
+from wsam.paper.table import Table
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def welch_tests(entries: Sequence[Entry], baselines: Sequence[str] = ()) -> list
             continue
         if baselines and not {first.cell.row[-1], second.cell.row[-1]} & {*baselines}:
             continue
-        if Measure.COST is first.cell.measure:
+        if first.cell.measure.is_cost:
             continue
         p_best = None
         if first.best and second.best:

@@ -49,6 +49,12 @@ class Measure(StrEnum):
     EVAL_PLAIN_FULL = "top eigenvalue, eval, plain, all batches"
     EVAL_PLAIN_BATCH = "top eigenvalue, eval, plain, one batch a step"
     COST = "training time / SGD's"
+    PASSES = "passes / SGD's"
+
+    @property
+    def is_cost(self) -> bool:
+        """Whether it measures what a run costs, not its result."""
+        return self in (Measure.COST, Measure.PASSES)
 
     @property
     def decimals(self) -> int:
