@@ -229,8 +229,8 @@ def cheap_small() -> Table:
         "pass is a third of a pass.",
         f"{_NOTE}{_NORM_LAYERS}",
         "Each method has three candidates, one run each; the choice is made on 120 images with correct "
-        "labels. SGD's are learning rates (0.005, 0.01, 0.02). The others have 0.05, and a row shows SGD "
-        "with the same.",
+        "labels. SGD's are learning rates (0.005, 0.01, 0.02); the others have 0.05, and so has one "
+        "row of SGD.",
     )
     return Table(
         "cheap-small",
