@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from wsam._core.param_blocks import Block, is_sharded, local_shards, subsets
-from wsam._core.step import blocks_without_g0, clear_gradients, owned
+from wsam._core.step import blocks_without_g0, clear_gradients, owned, second_gradients
 from wsam._core.step_state import Action, StepState
 
 
@@ -23,19 +23,13 @@ class GradAccumulator:
         state.require_gradients()
         self._actions.add(state.action)
         for block in state.blocks:
-            _accumulate(self._g0, zip(block.params, block.g0 or [], strict=False))
+            if block.g0 is not None:
+                _accumulate(self._g0, zip(block.params, block.g0, strict=True))
         if not state.is_one_pass:
-            self._add_second(state, all_blocks)
+            for block in [*state.blocks, *blocks_without_g0(all_blocks, state.blocks)]:
+                grads = second_gradients(block, state.rule.keeps_g0)
+                _accumulate(self._g1, zip(block.params, grads, strict=True))
         clear_gradients(all_blocks)
-
-    def _add_second(self, state: StepState, all_blocks: Sequence[Block]) -> None:
-        for block in state.blocks:
-            _accumulate(self._g1, ((p, p.grad) for p in block.params))
-            for p, g0 in zip(block.params, block.g0 or [], strict=False):
-                if p.grad is None:  # it gets no sharpness term
-                    _accumulate(self._g1, [(p, g0.clone())])
-        for block in blocks_without_g0(all_blocks, state.blocks):
-            _accumulate(self._g1, ((p, p.grad) for p in block.params))
 
     def fill(self, state: StepState, all_blocks: Sequence[Block]) -> None:
         """Make the sums the two gradients of one step."""
@@ -50,11 +44,9 @@ class GradAccumulator:
             (state.action,) = self._actions
 
 
-def _accumulate(sums: dict[Tensor, Tensor], pairs: Iterable[tuple[Tensor, Tensor | None]]) -> None:
+def _accumulate(sums: dict[Tensor, Tensor], pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
     known, fresh = [], []
     for p, g in pairs:
-        if g is None:
-            continue
         if p in sums:
             known.append(sums[p])
             fresh.append(g)

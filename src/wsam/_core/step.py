@@ -220,7 +220,7 @@ def combine(state: StepState, all_blocks: Sequence[Block]) -> None:
     rule = state.rule
     late = blocks_without_g0(all_blocks, state.blocks)
     blocks = units(rule, [*state.blocks, *late])
-    g1s = [_second_gradients(block, rule.keeps_g0) for block in blocks]
+    g1s = [second_gradients(block, rule.keeps_g0) for block in blocks]
     values = [rule_values(block.group, rule) for block in blocks]
     subtracted = [rule.needs_products(value) for value in values]
     every = _products(rule, blocks, g1s, subtracted)
@@ -256,7 +256,7 @@ def combine(state: StepState, all_blocks: Sequence[Block]) -> None:
         clear_gradients(late)  # the base receives g0, which these parameters do not have
 
 
-def _second_gradients(block: Block, keeps_g0: bool) -> list[Tensor]:
+def second_gradients(block: Block, keeps_g0: bool) -> list[Tensor]:
     """Return g1 of the block's parameters.
 
     A parameter without a second gradient gets no sharpness term: g1 counts as g0 where the rule needs
