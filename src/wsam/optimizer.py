@@ -148,7 +148,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
 
     _SCRATCH: ClassVar[tuple[str, ...]] = (
         *("_step_state", "_known_blocks", "_selected", "_norm_stats", "_norm_stats_before", "_rng"),
-        *("_rng_before_first_pass", "_scale_check"),
+        *("_rng_before_first_pass", "_scale_is_checked"),
         *("_base_leaves_grads", "_perturb_this_step", "_backend", "_sharpness", "_in_closure"),
         "step",  # learning-rate schedulers patch it
     )
@@ -262,7 +262,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         self._perturb_this_step: bool | None = None  # decided in advance by a captured step
         self._backend: Any = None
         self._sharpness: Tensor | None = None
-        self._scale_check = losses.ScaleCheck()
+        self._scale_is_checked = False  # once, in the first pass of all
         self._in_closure = False
         self._step_state = self._new_step()
 
@@ -411,7 +411,10 @@ class SharpnessAware(CheckedArguments, Optimizer):
     def _run(self, closure: Closure, synchronize: bool = True) -> Any:
         context = contextlib.nullcontext() if synchronize else self.model.no_sync()  # type: ignore[union-attr, operator]
         with torch.enable_grad(), context:
-            return losses.detach(self._scale_check.run(closure))
+            if self._scale_is_checked or torch.compiler.is_compiling():
+                return losses.detach(closure())
+            self._scale_is_checked = True
+            return losses.detach(losses.run_and_check_scale(closure))
 
     def _step_for_grad_scaler(self, closure: Any) -> None:
         """Handle a call by `GradScaler.step`, which has set `grad_scale` and `found_inf`."""

@@ -2,6 +2,7 @@
 
 from collections import namedtuple
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -264,7 +265,19 @@ def test_a_grad_scaler_in_a_closure_is_rejected(returned: str) -> None:
 
 def test_a_plain_loss_is_not_traversed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Traversing a container costs several percent of the host's work of a small step."""
-    monkeypatch.setattr(losses, "tree_map_only", None)
+    monkeypatch.setattr(losses, "map_tensors", None)
     value = losses.detach(torch.ones(2, requires_grad=True).sum())
     assert value == 2
     assert not value.requires_grad
+
+
+def test_tensors_in_a_dataclass_are_detached() -> None:
+    @dataclass
+    class Output:
+        logits: torch.Tensor
+
+    loss, output = losses.detach(
+        (torch.ones((), requires_grad=True), Output(torch.ones(2).requires_grad_()))
+    )
+    assert not loss.requires_grad
+    assert not output.logits.requires_grad

@@ -8,14 +8,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
+
+from wsam._core.pytree import map_tensors
 
 
 def detach(value: Any) -> Any:
     """Return a closure's result without its autograd graph."""
     if isinstance(value, Tensor):  # the usual case, where a tree costs more than the loss
         return value.detach()
-    return tree_map_only(Tensor, Tensor.detach, value)
+    return map_tensors(Tensor.detach, value)
 
 
 def loss_of(value: Any) -> Any:
@@ -54,38 +55,27 @@ LARGEST_RATIO = 1000.0
 """Between the loss that backward is called on and the returned one. A GradScaler starts at 65536."""
 
 
-class ScaleCheck:
-    """Checks, in the first pass of all, that backward is called on the loss that is returned.
+def run_and_check_scale(closure: Callable[[], Any]) -> Any:
+    """Call the closure and return its result; check that it calls backward on the loss it returns.
 
     Gradients of a loss that a GradScaler has scaled would move the weights thousands of times too far.
+
+    Raises:
+        RuntimeError: if the closure uses a GradScaler, or calls backward on a much larger loss than it
+            returns.
     """
-
-    def __init__(self) -> None:
-        self._is_done = False
-
-    def run(self, closure: Callable[[], Any]) -> Any:
-        """Call the closure and return its result.
-
-        Raises:
-            RuntimeError: if the closure uses a GradScaler, or calls backward on a much larger loss than
-                it returns.
-        """
-        if self._is_done or torch.compiler.is_compiling():
-            return closure()
-        self._is_done = True
-        with _observe_backward() as roots:
-            result = closure()
-        returned = loss_of(detach(result))
-        numbers = [root for root in roots if root.numel() == 1 and not root.is_meta]
-        if numbers and returned is not None:
-            used, returned = sum(map(float, numbers)), float(returned)
-            if math.isfinite(used) and abs(used) > LARGEST_RATIO * abs(returned) > 0:
-                raise RuntimeError(
-                    f"the closure returned the loss {returned:.4g} and called backward on "
-                    f"{used:.4g}, {used / returned:.4g} times as much: call backward on the loss that "
-                    "is returned"
-                )
-        return result
+    with _observe_backward() as roots:
+        result = closure()
+    returned = loss_of(detach(result))
+    numbers = [root for root in roots if root.numel() == 1 and not root.is_meta]
+    if numbers and returned is not None:
+        used, returned = sum(map(float, numbers)), float(returned)
+        if math.isfinite(used) and abs(used) > LARGEST_RATIO * abs(returned) > 0:
+            raise RuntimeError(
+                f"the closure returned the loss {returned:.4g} and called backward on {used:.4g}, "
+                f"{used / returned:.4g} times as much: call backward on the loss that is returned"
+            )
+    return result
 
 
 @contextlib.contextmanager
