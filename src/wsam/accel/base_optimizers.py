@@ -27,16 +27,18 @@ HAS_G0, DECAY, MOMENTUM, NESTEROV, ADAM, DECOUPLED_DECAY = (1 << bit for bit in 
 
 def has_kernel(base: Optimizer) -> bool:
     """Whether the kernels implement the base's step, and no hook or patch changes it."""
-    if type(base) not in BASES or _is_hooked(base) or _is_patched(base):
+    if not _steps_as_written(base):
         return False
     groups = base.param_groups
     plain = all(isinstance(beta, float | int) for g in groups for beta in g.get("betas", ()))
     return plain and not any(g.get("amsgrad") or g.get("maximize") for g in groups)
 
 
-def _is_hooked(base: Optimizer) -> bool:
-    hooks = (base._optimizer_step_pre_hooks, base._optimizer_step_post_hooks)
-    return any(hooks) or bool(_global_optimizer_pre_hooks or _global_optimizer_post_hooks)
+def _steps_as_written(base: Optimizer) -> bool:
+    """Whether the base is one of `BASES`, and no hook or patch changes its step."""
+    own = base._optimizer_step_pre_hooks or base._optimizer_step_post_hooks
+    hooked = own or _global_optimizer_pre_hooks or _global_optimizer_post_hooks
+    return type(base) in BASES and not hooked and not _is_patched(base)
 
 
 def _is_patched(base: Optimizer) -> bool:
@@ -137,9 +139,7 @@ def _is_count_on(value: Any, device: torch.device) -> bool:
 
 def can_step_fused(base: Optimizer, group: dict[str, Any]) -> bool:
     """Whether a group on a CPU can step by torch's fused code, and the user left that open."""
-    if type(base) not in BASES or torch.compiler.is_compiling():
-        return False
-    if _is_hooked(base) or _is_patched(base) or group["differentiable"]:
+    if not _steps_as_written(base) or group["differentiable"] or torch.compiler.is_compiling():
         return False
     if any(group.get(name) is not None for name in ("fused", "foreach")):
         return False
