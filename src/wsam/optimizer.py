@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from wsam._core import lean, losses, step
 from wsam._core.arguments import CheckedArguments
-from wsam._core.framework_checks import check_closure
+from wsam._core.framework_checks import FSDP1, check_closure
 from wsam._core.grad_accumulator import GradAccumulator
 from wsam._core.grad_snapshot import GradSnapshot
 from wsam._core.mix import Scalar, is_number
@@ -946,8 +946,6 @@ def _check_base(base: Any, rule: Rule) -> None:
     name = type(base).__name__
     if isinstance(base, SharpnessAware):
         raise TypeError(f"base is already sharpness-aware ({name}): wrap a plain optimizer")
-    if isinstance(base, torch.optim.LBFGS):
-        raise TypeError("LBFGS evaluates its closure itself and cannot be a base")
     if isinstance(base, torch.optim.SparseAdam):
         raise TypeError("SparseAdam takes sparse gradients, sharpness-aware steps need dense ones")
     arguments = inspect.signature(base.step).parameters
@@ -965,10 +963,7 @@ def _check_group(group: dict[str, Any], base: Optimizer, rule: Rule) -> None:
     if any(p.is_complex() for p in group["params"]):
         raise TypeError("complex parameters are not supported: view them as real pairs")
     if any(getattr(p, "_fsdp_flattened", False) for p in group["params"]):
-        raise TypeError(
-            "parameters of FullyShardedDataParallel are flat shards, so their global norm is unknown: "
-            "shard the model with torch.distributed.fsdp.fully_shard instead"
-        )
+        raise TypeError(f"{FSDP1}: torch.distributed.fsdp.fully_shard")
     if rule.preconditions:
         require_preconditioner(base).check(group)
     if group.get("differentiable") and not rule.base_uses_g1:

@@ -10,13 +10,12 @@ from typing import Any
 _MIXIN = "let the module derive from wsam.integrations.lightning.SharpnessAwareMixin"
 _LIGHTNING = ("lightning", "pytorch_lightning")
 DEEPSPEED = (
-    "DeepSpeed is not supported: its engine calls the optimizer itself, after one backward pass, and "
-    "on flat partitions of the weights instead of the model's own, so the model would not run at "
-    "w + d; shard the model with FSDP2 instead"
+    "DeepSpeed is not supported: its engine calls the optimizer itself, on flat partitions of the "
+    "weights; shard the model with FSDP2 instead"
 )
 FSDP1 = (
-    "FSDP1 is not supported: its parameters are flat shards of unknown shape, so the norm of the "
-    "gradient is unknown; use FSDP2"
+    "FSDP1 is not supported: its parameters are flat shards, so the norm of the gradient is unknown; "
+    "use FSDP2"
 )
 _HINTS = {
     "deepspeed.runtime.engine": DEEPSPEED,
