@@ -37,7 +37,7 @@ from wsam.plot_style import (
 from wsam.plots.directions import directions
 from wsam.plots.toy import trajectories
 from wsam.theory import effective_weight, parity_gamma
-from wsam.toy import trace, updates
+from wsam.toy import FLAT, trace, updates
 
 STATIC = Path(__file__).parent / "_static"
 RESULTS = Path(__file__).parents[1] / "results"
@@ -58,7 +58,12 @@ def save(figure, name, description=None, dpi=100):
 def draw_toy():
     runs = [trace(rule="sam"), trace(rule="gsam")]
     runs += [trace(rule=r, gamma=g) for g in (0.6, 0.95) for r in ("wsam", "coupled_wsam")]
-    save(trajectories(runs), "toy.svg", dpi=110)
+    figure = trajectories(runs)
+    with rc_context(RC_PARAMS):
+        (only,) = [run.setting for run in runs if run.minimum == FLAT]
+        name = method_title(only.rule)
+        set_title(figure, f"Only {name} with γ = {only.gamma:g} reaches the flat minimum")
+    save(figure, "toy.svg", dpi=110)
 
 
 def draw_directions():
@@ -191,7 +196,8 @@ def plot_stability(errors, base):
             style = {"marker": markers[gamma], "markersize": 6, "linewidth": 1.5}
             axes.plot(PRODUCTS, values, color=METHOD_STYLES[name].light, **style)
         axes.axhline(base, color=COLORS["sgd"], linestyle="--", linewidth=1.3)
-        axes.set(xscale="log", xlabel="k ρ = ρ γ/(1 − γ)", ylabel="test error (%)", ylim=(0, 95))
+        axes.set(xscale="log", ylabel="test error (%)", ylim=(0, 95))
+        axes.set_xlabel("weight of sharpness times radius, k ρ = ρ γ/(1 − γ)")
         axes.text(0.1, base + 1.5, method_title("sgd"), color=COLORS["sgd"])
         for name, at, text in (
             ("coupled_wsam", (1.9, 60), "Coupled-\nWSAM"),
@@ -208,7 +214,16 @@ def plot_stability(errors, base):
         axes.legend(handles=handles, loc="upper left", handletextpad=0.2)
         note = "digits with 40% noisy labels, momentum 0.9, two seeds"
         axes.set_title(note, loc="left", fontsize=10, color=MUTED_COLOR)
-        set_title(figure, "Three values of γ, one curve: the product k ρ decides")
+        best = {}
+        for name in ("coupled_wsam", "wsam"):
+            curves = [values for (form, _), values in errors.items() if form == name]
+            means = [statistics.fmean(column) for column in zip(*curves, strict=True)]
+            best[name] = PRODUCTS[means.index(min(means))]
+        set_title(
+            figure,
+            "The product k ρ decides, whatever γ is: the best one is\n"
+            f"{best['coupled_wsam']:g} for Coupled-WSAM and {best['wsam']:g} for WSAM",
+        )
     save(figure, "stability.svg")
 
 
@@ -220,12 +235,12 @@ def draw_minima():
     """Draw the minima. The file lists its records, so that a test notices missing ones."""
     table = registry.find("minima")
     with rc_context(RC_PARAMS):
-        figure = plot_eigenvalues.draw_eigenvalues(table, comparison.gather(table, RESULTS))
+        figure = plot_eigenvalues.draw_eigenvalues(comparison.gather(table, RESULTS))
     save(figure, "minima.svg", " ".join(sorted(p.name for p in RESULTS.glob("*.minimum.json"))))
 
 
 def draw_sensitivity():
-    """Draw WSAM's error by gamma, with those of SGDM and SAM. The file lists its records."""
+    """Draw WSAM's error by gamma, with those of SGD and SAM. The file lists its records."""
     table = registry.find("sensitivity").select("*/ResNet18 CIFAR-10")
     others = registry.find("cifar").select("ResNet18/S*/CIFAR-10")
     entries = comparison.gather(table, RESULTS)
@@ -238,7 +253,7 @@ def draw_sensitivity():
         for entry in comparison.gather(others, RESULTS):
             ours, color = entry.ours, METHOD_STYLES[entry.cell.runs[0].method].light
             axes.axhline(ours.mean, color=color, linestyle="--", linewidth=1.3)
-            name = entry.cell.row[1]
+            name = method_title(entry.cell.runs[0].method)
             labels.append((end, ours.mean, f"{name} {ours.mean:.2f}\n(n = {ours.n})", color))
         known = sorted((e.ours.mean, e.cell.row[0]) for e in entries if e.ours.n)
         (_, best), *_, (_, worst) = known

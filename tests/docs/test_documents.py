@@ -235,9 +235,13 @@ def test_minima_figure_uses_all_records() -> None:
     records = {path.name for path in (ROOT / "results").glob("*.minimum.json")}
     assert set(re.findall(r"\w+\.minimum\.json", figure)) == records
     entries = gather(find("minima"), ROOT / "results")
-    for measure, end in zip(PANELS, (min, max, max), strict=True):
+    flatter = []
+    for measure in PANELS:
         means = {e.cell.row[0]: e.ours.mean for e in entries if e.cell.measure is measure}
-        assert end(means, key=means.__getitem__) == "SGDM", "as its title states"
+        is_flatter = {means[name] < means["SGDM"] for name in ("SAM", "WSAM")}
+        assert len(is_flatter) == 1, "SAM and WSAM agree"
+        flatter += is_flatter
+    assert flatter == [False, True, True], "it depends on the measurement, as the title states"
 
 
 def test_sensitivity_figure_uses_all_records() -> None:
@@ -267,6 +271,7 @@ def test_noise_figure_equals_the_records() -> None:
     assert {one.method for one in results} >= {"vanilla", "sam", "wsam"}
     assert all(key in figure for one in results for key in one.keys)
     assert all(f"{one.by_level[80].mean:.1f}%" in figure for one in results)
+    assert "(half the time)" in figure
 
 
 def test_gain_at_a_lower_cost_equals_the_records() -> None:

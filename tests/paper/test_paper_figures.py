@@ -5,6 +5,8 @@ from recorded import as_recorded
 
 from wsam.lab import records
 from wsam.paper import find
+from wsam.paper.comparison import Entry, Ours
+from wsam.paper.plot_eigenvalues import PANELS, draw_eigenvalues
 from wsam.paper.plot_noise import draw_noise, read_noise
 from wsam.paper.plot_time import draw_times, front, message, read_times
 
@@ -136,3 +138,23 @@ def test_accuracy_over_noise(noisy, tmp_path):
     assert len(wsam.keys) == 3
     (axes,) = draw_noise([wsam]).axes
     assert [text.get_text() for text in axes.texts] == ["WSAM 80.0%"]
+    write(tmp_path, runs_of("SGDM", "noise")[0], 70.0, 0.5)
+    (axes,) = draw_noise(read_noise(tmp_path)).axes
+    labels = [text.get_text() for text in axes.texts]
+    assert labels == ["SGD 30.0%\n(half the time)", "WSAM 80.0%"]
+
+
+def test_eigenvalues_are_relative_to_those_of_sgd():
+    table = find("minima")
+    values = {"SGDM": (2.0,), "SAM": (8.0, 12.0), "WSAM": (1.0,)}
+    entries = [
+        Entry(cell, Ours(values[cell.row[0]]))
+        for cell in table.cells
+        if cell.measure in PANELS and cell.row[0] in values
+    ]
+    (axes,) = draw_eigenvalues(entries).axes
+    labels = [text.get_text() for text in axes.texts]
+    assert labels.count("SAM 5.0") == labels.count("WSAM 0.50") == len(PANELS)
+    faces = [line.get_markerfacecolor() for line in axes.lines if line.get_marker() == "o"]
+    assert faces.count("white") == len(PANELS), "WSAM has one run"
+    assert len([line for line in axes.lines if line.get_marker() == "D"]) == 2, "of the paper"
