@@ -278,7 +278,7 @@ def test_gain_at_a_lower_cost_equals_the_records() -> None:
     """README, the landing page and docs/cheap.md state the share of WSAM's gain and its cost."""
     table = load("cheap", Profile(only="*/CIFAR-10*"), ROOT / "results")
     assert table.conclude is not None
-    (line,) = table.conclude(gather(table, ROOT / "results"))
+    line, *_ = table.conclude(gather(table, ROOT / "results"))
     found = re.search(r"\(n = (\d), cost ([\d.]+)\), (\d+)% of WSAM's gain", line)
     assert found
     runs, cost, share = found.groups()
@@ -292,6 +292,13 @@ def test_gain_at_a_lower_cost_equals_the_records() -> None:
     assert 45 <= int(share) <= 55, "half"
     assert f"| {cost}x; kept {share}% of WSAM's gain in [one run]" in readme
     assert f"keeps {share}% of WSAM's gain at {cost} times SGD's time" in cheap
+    when, limits, faq = (
+        " ".join((DOCS / name).read_text().split())
+        for name in ("when.md", "limitations.md", "faq.md")
+    )
+    assert f"about half of the gain at {cost} times the time of SGD" in when
+    assert "which keeps half of WSAM's gain" in limits
+    assert f"[{cost}x](cheap.md), which kept half of the gain in one run" in faq
     assert ("The goal is not reached" in cheap) == (int(share) < 90 or float(cost) > 1.15)
 
 
