@@ -18,25 +18,22 @@ class CheckedArguments:
     """Checks the names of arguments in `__new__`, so that `__init__` and its signature stay plain."""
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
-        """Raise a `TypeError` with a suggestion for an argument that `__init__` does not have."""
-        known = inspect.signature(cls).parameters
-        kinds = [p.kind for p in known.values()]
-        if inspect.Parameter.VAR_KEYWORD not in kinds:
-            for name in (name for name in options if name not in known):
-                raise TypeError(
-                    f"{cls.__name__}() got an unexpected keyword argument {name!r}: "
-                    f"{_hint(cls.__name__, name, list(known))}"
-                )
-        takes_base = (
-            kinds.count(inspect.Parameter.KEYWORD_ONLY) == len(kinds) - 1 and "base" in known
-        )
-        # Copying and unpickling call `__new__` without any arguments.
-        if takes_base and (len(args) > 1 or (options and not args and "base" not in options)):
-            raise TypeError(
-                f"{cls.__name__}() takes one positional argument, the base optimizer, got {len(args)}: "
-                f"{_example(cls.__name__)}, or, where a function is expected, "
-                f"lambda base: {cls.__name__}(base, ...)"
-            )
+        """Raise a `TypeError` that suggests what to write if `__init__` does not take the arguments."""
+        if args or options:  # copying and unpickling pass none
+            signature, name = inspect.signature(cls), cls.__name__
+            try:
+                signature.bind(*args, **options)
+            except TypeError as error:
+                known = list(signature.parameters)
+                unknown = next((option for option in options if option not in known), None)
+                if unknown is None:
+                    problem = str(error)
+                    function = f"where a function is expected, lambda base: {name}(base, ...)"
+                    hint = f"{_example(name)}, or, {function}"
+                else:
+                    problem = f"got an unexpected keyword argument {unknown!r}"
+                    hint = _hint(name, unknown, known)
+                raise TypeError(f"{name}() {problem}: {hint}") from None
         return super().__new__(cls)
 
 
