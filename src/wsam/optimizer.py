@@ -9,7 +9,7 @@ import contextlib
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -146,14 +146,6 @@ class SharpnessAware(CheckedArguments, Optimizer):
     # lets us reject gradients that were not unscaled.
     _step_supports_amp_scaling = True
 
-    _SCRATCH: ClassVar[tuple[str, ...]] = (
-        *("_step_state", "_known_blocks", "_selected", "_norm_stats", "_norm_stats_before", "_rng"),
-        *("_rng_before_first_pass", "_scale_is_checked"),
-        *("_base_leaves_grads", "_perturb_this_step", "_backend", "_sharpness", "_in_closure"),
-        "step",  # learning-rate schedulers patch it
-    )
-    """Attributes that `_reset_scratch` creates; not copied or pickled."""
-
     def __init__(
         self,
         base: Optimizer,
@@ -252,6 +244,8 @@ class SharpnessAware(CheckedArguments, Optimizer):
             raise ValueError(message)
 
     def _reset_scratch(self) -> None:
+        """Create the attributes that are not copied or pickled."""
+        saved = {*self.__dict__}
         self._known_blocks: tuple[Any, list[Block]] | None = None
         self._selected: list[bool] | None = None
         self._norm_stats = NormStats(self.model)
@@ -265,6 +259,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         self._scale_is_checked = False  # once, in the first pass of all
         self._in_closure = False
         self._step_state = self._new_step()
+        self._scratch = {*self.__dict__, "_scratch"} - saved
 
     def _new_step(self) -> StepState:
         return StepState(self.base, self.rule, self.geometry)
@@ -927,7 +922,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         self._step_state.require_weights("copy the optimizer")
         hooks = [key for key in self.__dict__ if key.startswith("_optimizer_")]
-        left_out = {*self._SCRATCH, *hooks}
+        left_out = {*self._scratch, *hooks, "step"}  # which learning-rate schedulers patch
         return {key: value for key, value in self.__dict__.items() if key not in left_out}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
