@@ -38,7 +38,6 @@ from wsam._core import lean, preconditioners
 from wsam._core import step as core_step
 from wsam._core.step import owned
 from wsam._core.tensor_ops import add_scaled
-from wsam.accel import cpu
 
 MLP = PROBLEMS["mlp"]
 
@@ -172,7 +171,7 @@ def test_scratch_is_not_used_again(name: str, base: str, monkeypatch: pytest.Mon
 
     results = []
     for function in (add_scaled, overwrite):
-        for module in (core_step, lean, preconditioners, cpu):
+        for module in (core_step, lean, preconditioners):
             monkeypatch.setattr(module, "add_scaled", function)
         model = small_model()
         method, _, n = name.partition("-")
