@@ -200,6 +200,14 @@ def sum_over_ranks(tensor: Tensor, process_group: Any) -> None:
     dist.all_reduce(tensor, group=process_group)
 
 
+def _sum_over_shards(tensor: Tensor, shard_groups: tuple[Any, tuple[int, ...]] | None) -> None:
+    """Sum a tensor in place over the ranks that hold the shards of a block."""
+    if shard_groups is not None:
+        mesh, dimensions = shard_groups
+        for dimension in dimensions:
+            sum_over_ranks(tensor, mesh.get_group(dimension))
+
+
 def squared_norm(blocks: Sequence[Block], lists: Sequence[list[Tensor]]) -> Tensor:
     """Return the sum of squares over all tensors, shards and ranks as a 0-d tensor.
 
@@ -215,9 +223,7 @@ def squared_norm(blocks: Sequence[Block], lists: Sequence[list[Tensor]]) -> Tens
         key = (block.shard_groups, square.device)
         totals[key] = totals[key] + square if key in totals else square
     for (shard_groups, _), total in totals.items():
-        if shard_groups is not None:
-            for dimension in shard_groups[1]:
-                sum_over_ranks(total, shard_groups[0].get_group(dimension))
+        _sum_over_shards(total, shard_groups)
     if not totals:
         return torch.zeros(())
     result, *others = totals.values()
@@ -231,10 +237,8 @@ def tensor_norms(block: Block, tensors: list[Tensor]) -> Tensor:
     norms = torch.stack(torch._foreach_norm(tensors, 2, dtype=accumulation_dtype(tensors[0])))
     if block.shard_groups is None:
         return norms
-    mesh, dimensions = block.shard_groups
     squares = norms.square()
-    for dimension in dimensions:
-        sum_over_ranks(squares, mesh.get_group(dimension))
+    _sum_over_shards(squares, block.shard_groups)
     return squares.sqrt()
 
 
