@@ -14,8 +14,8 @@ method's name. `SharpnessAware` calls these functions in this order; an accelera
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache, partial
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -53,6 +53,7 @@ CLIP_EPSILON = 1e-6
 KEPT = "kept"
 """The name of the vector that a rule reuses."""
 
+Result = TypeVar("Result")
 Direction = tuple[list[Tensor], Tensor, bool]
 """S g0, the factor that turns it into d, and whether S g0 may be overwritten."""
 
@@ -223,7 +224,9 @@ def combine(state: StepState, all_blocks: Sequence[Block]) -> None:
     g1s = [second_gradients(block, rule.keeps_g0) for block in blocks]
     values = [rule_values(block.group, rule) for block in blocks]
     subtracted = [rule.needs_products(value) for value in values]
-    every = _products(rule, blocks, g1s, subtracted)
+    every: Sequence[Products | None] = [None] * len(blocks)
+    if any(subtracted) or rule.kept_needs_products:
+        every = _per_unit(rule, _subtract_with_products, blocks, g1s, subtracted)
     base_grads = []
     for block, g1, value, is_difference, products in zip(
         blocks, g1s, values, subtracted, every, strict=True
@@ -294,16 +297,11 @@ def units(rule: "Rule", blocks: Sequence[Block]) -> list[Block]:
     return [block.part([i]) for block in blocks for i in range(len(block.params))]
 
 
-def _products(
-    rule: "Rule", blocks: Sequence[Block], g1s: Sequence[list[Tensor]], subtracted: Sequence[bool]
-) -> list[Products] | list[None]:
-    """Replace g1 by g1 - g0 where needed; return each block's inner products, or None for all."""
-    if not (any(subtracted) or rule.kept_needs_products):
-        return [None] * len(blocks)
+def _per_unit(rule: "Rule", function: Callable[..., Result], *lists: Sequence[Any]) -> list[Result]:
+    """Return `function(*lists)` for each entry: of all entries, or of each alone if per tensor."""
     if not rule.per_tensor:
-        return [_subtract_with_products(blocks, g1s, subtracted)] * len(blocks)
-    rows = zip(blocks, g1s, subtracted, strict=True)
-    return [_subtract_with_products([block], [g1], [yes]) for block, g1, yes in rows]
+        return [function(*lists)] * len(lists[0])
+    return [function(*([item] for item in row)) for row in zip(*lists, strict=True)]
 
 
 def _subtract_with_products(
@@ -397,26 +395,17 @@ def _add_kept(state: StepState, blocks: Sequence[Block], g0s: Sequence[list[Tens
     else:
         rows = zip(blocks, values, g0s, strict=True)
         kept = [_keep(state, block, rule.kept(value, None), g0, []) for block, value, g0 in rows]
-    norms = zip(_norms(rule, blocks, g0s), _norms(rule, blocks, kept), strict=True)
-    mixes = [rule.mix_kept(value, *both) for value, both in zip(values, norms, strict=True)]
+    g0_norms, kept_norms = (_per_unit(rule, _norm, blocks, vectors) for vectors in (g0s, kept))
+    mixes = [rule.mix_kept(*row) for row in zip(values, g0_norms, kept_norms, strict=True)]
     for block, g0, vector, mix in zip(blocks, g0s, kept, mixes, strict=True):
         if vector is not None:
             state.decoupled += _decoupled_terms(block, mix, g0, vector, scratch=False)
             _mix_into_g0(mix, g0, vector, scratch=False)
 
 
-def _norms(
-    rule: "Rule", blocks: Sequence[Block], lists: Sequence[list[Tensor] | None]
-) -> list[Callable[[], Tensor]]:
-    """Return for each block a function that computes the norm over all blocks, or over its tensor."""
-    found = [tensors or [] for tensors in lists]
-    if not rule.per_tensor:
-        return [cache(partial(_norm, blocks, found))] * len(blocks)
-    return [partial(_norm, [block], [own]) for block, own in zip(blocks, found, strict=True)]
-
-
-def _norm(blocks: Sequence[Block], lists: Sequence[list[Tensor]]) -> Tensor:
-    return squared_norm(blocks, lists).sqrt()
+def _norm(blocks: Sequence[Block], lists: Sequence[list[Tensor] | None]) -> Callable[[], Tensor]:
+    """Return a function that computes the norm over all blocks, once."""
+    return cache(lambda: squared_norm(blocks, [tensors or [] for tensors in lists]).sqrt())
 
 
 def clip(
