@@ -262,7 +262,9 @@ class SharpnessAware(CheckedArguments, Optimizer):
         self._scratch = {*self.__dict__, "_scratch"} - saved
 
     def _new_step(self) -> StepState:
-        return StepState(self.base, self.rule, self.geometry)
+        state = StepState(self.base, self.rule, self.geometry)
+        state.lean, state.max_norm = self.lean, self.max_norm
+        return state
 
     # Reading ------------------------------------------------------------------------------------
 
@@ -381,7 +383,6 @@ class SharpnessAware(CheckedArguments, Optimizer):
                 self._step_state = self._new_step()
                 self._step_state.memory = memory
         if len(closures) > 1:
-            self._step_state.max_norm = self.max_norm
             gradients.fill(self._step_state, self._all_blocks())
             self._step_state.enter(Phase.PERTURBED)
         self._combine()
@@ -555,8 +556,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         self._values.refresh()
         state = self._new_step()
         state.memory = self._step_state.memory  # of an earlier micro-batch of the same step
-        state.lean, state.manual, state.max_norm = self.lean, manual, self.max_norm
-        state.ascent_steps = self.ascent_steps
+        state.manual, state.ascent_steps = manual, self.ascent_steps
         state.blocks = collect_gradients(self._all_blocks(refresh=True))
         if not state.blocks and self.geometry.needs_g0:
             raise RuntimeError("no parameter has a gradient: call backward() in the first pass")
