@@ -1,19 +1,29 @@
 """Studies: candidates chosen on a validation split, costs, conclusions, and smoke runs."""
 
+import dataclasses
 import json
+from itertools import combinations
 
 import pytest
 import torch
 from command import wsam_command
 from recorded import as_recorded, recorded
 from torch import nn
+from training import CPU
 
-from wsam.lab import records
+from wsam.lab import datasets, records
+from wsam.lab.problem import make_data_feed
 from wsam.lab.run import Run
 from wsam.lab.step import Objective, Stepper, make_optimizer
-from wsam.paper import Kind, Measure, Profile, find, gather, render
+from wsam.paper import Kind, Measure, Profile, find, gather, hessian, render
 from wsam.paper.cheap import conclude
-from wsam.paper.hessian import MEASURES, eigenvalue_by_batches, full_eigenvalue
+from wsam.paper.hessian import (
+    FULL,
+    MEASURES,
+    eigenvalue_by_batches,
+    fixed_batches,
+    full_eigenvalue,
+)
 from wsam.paper.passes import passes_per_step
 from wsam.paper.registry import load
 from wsam.paper.study import candidates, choose, chosen_cell, search_table
@@ -205,21 +215,60 @@ def test_smoke_runs_of_studies(tmp_path, name, only, runs):
     assert {cell["n"] for cell in cells} == {1}
 
 
+@pytest.fixture
+def augmented_digits(monkeypatch):
+    """Replace the digits by the centres of a few of them, with random crops and flips."""
+
+    def load(source):
+        digits = datasets.load_digits(source).limited(128, 32)
+        info = dataclasses.replace(digits.info, padding=1, flip=True)
+        centres = (images[:, 2:6, 2:6] for images in (digits.train_images, digits.test_images))
+        train, test = centres
+        return dataclasses.replace(digits, info=info, train_images=train, test_images=test)
+
+    monkeypatch.setitem(datasets.LOADERS, "digits", load)
+
+
 @pytest.mark.slow
-def test_hessian_is_read_in_eight_ways_from_kept_weights(tmp_path):
+def test_hessian_is_read_in_eight_ways_from_kept_weights(tmp_path, monkeypatch, augmented_digits):
+    monkeypatch.setattr(hessian, "STEPS", 4)
     words = ("hessian", "--only", "*/SAM/*", "--smoke", "--seeds", "0", "--device", "cpu")
     run = wsam_command("paper", "run", *words, "--out", tmp_path, "--json").stdout
     cells = json.loads(run)["cells"]
     assert len(cells) == 8
-    assert all(cell["n"] == 1 and cell["mean"] > 0 for cell in cells)
-    assert len({cell["mean"] for cell in cells}) >= 6, "digits are not augmented in smoke runs"
+    assert {cell["n"] for cell in cells} == {1}
     (path,) = tmp_path.glob("*.minimum.json")
     before = path.read_bytes()
+    measurement = json.loads(before)
+    readings = {way: measurement["readings"][str(name)] for way, name in MEASURES.items()}
+    values = {way: reading["top_eigenvalue"] for way, reading in readings.items()}
+    assert sorted(values.values()) == sorted(cell["mean"] for cell in cells)
+    for one, other in combinations(values, 2):  # much more than rounding
+        assert values[one] != pytest.approx(values[other], rel=0.01), (one, other)
+    for (mode, augmented, _), reading in readings.items():
+        assert (reading["mode"], reading["augmented"]) == (mode, augmented)
+        assert (reading["images"], reading["batch"]) == (128, 64)
+    of_all_images = measurement["top_eigenvalue"]  # in evaluation mode, in another order
+    assert values["eval", False, FULL] == pytest.approx(of_all_images, rel=0.01)
     wsam_command("paper", "run", *words, "--out", tmp_path)
     assert path.read_bytes() == before, "nothing is measured twice"
     profile = Profile(smoke=True, seeds=(0,), only="*/SAM/*")
     entries = gather(load("hessian", profile, tmp_path), tmp_path)
     assert {entry.cell.measure for entry in entries} == set(MEASURES.values())
+
+
+@pytest.mark.parametrize("data", ["augmented", "as they are"])
+def test_augmentation_keeps_the_images_of_a_hessian(data, request):
+    if data == "augmented":
+        request.getfixturevalue("augmented_digits")
+    run = Run(data="digits", model="cnn", method="sam", batch_size=64, train_limit=128)
+    feeds = [
+        make_data_feed(run.replace(augment=on), CPU, CPU.resolve_device()) for on in (False, True)
+    ]
+    plain, augmented = (fixed_batches(feed, 64) for feed in feeds)
+    for (images, labels), (others, same) in zip(plain, augmented, strict=True):
+        assert labels.equal(same)
+        assert images.equal(others) == (data == "as they are"), "digits define no augmentation"
 
 
 def test_power_iteration_by_batches_finds_the_top_eigenvalue():
