@@ -150,15 +150,19 @@ def method_defaults() -> dict[str, dict[str, Value]]:
         {'rho': 0.05, 'gamma': 0.9}
     """
     from wsam.methods import METHODS
+
+    methods: Mapping[str, Any] = METHODS
+    return {VANILLA: {}, **{name: dict(_own_defaults(cls)) for name, cls in methods.items()}}
+
+
+@cache
+def _own_defaults(method: Any) -> dict[str, Value]:
+    """Return the hyperparameters of a method's class with their defaults."""
     from wsam.optimizer import SharpnessAware
 
     common = _parameters(SharpnessAware).keys() - {"rho"} | {SEED, "reuse", "precondition"}
-    found: dict[str, dict[str, Value]] = {VANILLA: {}}
-    for name, method in METHODS.items():
-        parameters = _parameters(method).values()
-        keywords = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
-        found[name] = {p.name: p.default for p in keywords if p.name not in common}
-    return found
+    keywords = (p for p in _parameters(method).values() if p.kind is p.KEYWORD_ONLY)
+    return {p.name: p.default for p in keywords if p.name not in common}
 
 
 def accepts_geometry(method: str) -> bool:

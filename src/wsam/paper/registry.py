@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from wsam.lab.execution import ExecutionConfig
@@ -52,8 +52,14 @@ def find(name: str) -> Table:
         ValueError: Unknown name; the message lists the known ones.
     """
     if name in TABLES:
-        return TABLES[name]()
+        return _table(name)
     return grids.grid_table(find_grid(name))
+
+
+@cache
+def _table(name: str) -> Table:
+    """Return a table by name; a report needs all of them, with thousands of runs to check."""
+    return TABLES[name]()
 
 
 def load(name: str, profile: Profile, results: Path) -> Table:
