@@ -33,7 +33,7 @@ from wsam.geometry import Averaged
 from wsam.rule import Perturbed
 from wsam.schedule import Every
 
-STEPS = 50
+STEPS = 15
 MLP = PROBLEMS["mlp"]
 NAMES = ["sam", "wsam", "coupled_wsam", "gsam"]
 GEOMETRIES: dict[str, tuple[Any, dict[str, float]]] = {

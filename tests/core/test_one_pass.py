@@ -36,7 +36,7 @@ from wsam.geometry import AlongMomentum
 from wsam.rule import Perturbed, Weighted
 from wsam.schedule import Every, NormAbove
 
-STEPS = 50
+STEPS = 15
 MLP = PROBLEMS["mlp"]
 OPTIONS: dict[str, dict[str, Any]] = {"msam": {}, "one_pass_wsam": {"gamma": 0.7, "decay": 0.8}}
 ONLY = "one pass by hand"

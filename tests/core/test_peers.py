@@ -35,7 +35,7 @@ from wsam.geometry import Averaged, Only, WithoutAverage
 from wsam.rule import Weighted
 from wsam.schedule import Every, NormAbove
 
-STEPS = 50
+STEPS = 15
 MLP = PROBLEMS["mlp"]
 Make = Callable[..., wsam.SharpnessAware]
 

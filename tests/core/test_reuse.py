@@ -28,7 +28,7 @@ import wsam
 from wsam.rule import Reuse
 from wsam.schedule import Between, Every
 
-STEPS = 50
+STEPS = 15
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "norm": {"scale_by_norm": True},

@@ -19,6 +19,8 @@ from wsam.lab.checkpoint import Checkpoints, load_state, save_state, set_rng_sta
 from wsam.lab.files import BusyError
 from wsam.lab.train import train
 
+RUN = SHORT.replace(train_limit=144, test_limit=48, batch_size=32)  # four steps an epoch
+
 
 @pytest.mark.parametrize(
     ("method", "hyper"),
@@ -30,7 +32,7 @@ from wsam.lab.train import train
     ],
 )
 def test_an_interrupted_run_ends_with_the_same_record(tmp_path, method, hyper):
-    run = SHORT.replace(method=method, hyper=hyper, epochs=4)
+    run = RUN.replace(method=method, hyper=hyper, epochs=4)
     uninterrupted = train(run, tmp_path / "uninterrupted", CPU)
     for stop in (StopAfter(steps=6), StopAfter(epochs=2), StopAfter(steps=7)):
         with pytest.raises(Stop):
@@ -50,7 +52,7 @@ def test_dropout_masks_resume(tmp_path, monkeypatch, older):
         return nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, task.outputs))
 
     monkeypatch.setitem(models._BUILDERS, "mlp", with_dropout)
-    run = SHORT.replace(model="mlp")
+    run = RUN.replace(model="mlp")
     uninterrupted = train(run, tmp_path / "uninterrupted", CPU)
     with pytest.raises(Stop):
         train(run, tmp_path / "resumed", CPU, [StopAfter(epochs=3)])
@@ -74,7 +76,7 @@ def test_an_additional_process_keeps_its_initial_generator():
 
 
 def test_a_run_resumes_from_the_checkpoint_before_a_damaged_one(tmp_path):
-    run = SHORT.replace(epochs=4)
+    run = RUN.replace(epochs=4)
     uninterrupted = train(run, tmp_path / "uninterrupted", CPU)
     with pytest.raises(Stop):
         train(run, tmp_path / "resumed", CPU, [StopAfter(epochs=3)])
@@ -88,7 +90,7 @@ def test_a_run_resumes_from_the_checkpoint_before_a_damaged_one(tmp_path):
 
 @pytest.mark.slow
 def test_a_run_recovers_from_damage_to_all_checkpoints(tmp_path):
-    run = SHORT.replace(epochs=4)
+    run = RUN.replace(epochs=4)
     uninterrupted = train(run, tmp_path / "uninterrupted", CPU)
     out = tmp_path / "resumed"
     with pytest.raises(Stop):
@@ -107,7 +109,7 @@ def test_a_run_recovers_from_damage_to_all_checkpoints(tmp_path):
 
 
 def test_the_record_lists_earlier_environments_that_differ(tmp_path, monkeypatch):
-    run, commits = SHORT.replace(epochs=6), ["a", "b", "a", "b", "a"]
+    run, commits = RUN.replace(epochs=6), ["a", "b", "a", "b", "a"]
     for epoch, commit in enumerate(commits, 2):
         monkeypatch.setenv("WSAM_COMMIT", commit)
         with pytest.raises(Stop):
@@ -127,20 +129,20 @@ def test_the_record_lists_earlier_environments_that_differ(tmp_path, monkeypatch
 @pytest.mark.parametrize("older", [False, True], ids=["current", "older format"])
 def test_equal_environments_are_not_listed(tmp_path, older):
     with pytest.raises(Stop):
-        train(SHORT, tmp_path, CPU, [StopAfter(epochs=3)])
+        train(RUN, tmp_path, CPU, [StopAfter(epochs=3)])
     if older:
-        checkpoints = Checkpoints(records.work_folder(tmp_path, SHORT) / "checkpoints")
+        checkpoints = Checkpoints(records.work_folder(tmp_path, RUN) / "checkpoints")
         state = checkpoints.load()
         assert state.pop("sessions")[0]["epochs"] == 2
         checkpoints.save(2, state)
-    record = train(SHORT, tmp_path, CPU)
+    record = train(RUN, tmp_path, CPU)
     assert (record["resumed"], record["earlier"]) == (1, [])
 
 
 @pytest.mark.slow
 def test_kill_9_in_the_middle(tmp_path):
     """A killed process's run resumes and ends with the same record."""
-    run = SHORT.replace(epochs=25)
+    run = RUN.replace(epochs=25)
     out = tmp_path / "killed"
     code = (
         "import sys, json, pathlib, time, torch\n"
@@ -178,7 +180,7 @@ def test_kill_9_in_the_middle(tmp_path):
 
 
 def test_a_full_disk_ends_the_run_and_keeps_its_checkpoints(tmp_path, monkeypatch):
-    run = SHORT.replace(epochs=4)
+    run = RUN.replace(epochs=4)
     with pytest.raises(Stop):
         train(run, tmp_path, CPU, [StopAfter(epochs=3)])
 
@@ -199,7 +201,7 @@ REMOVED = object()
 @pytest.fixture(scope="module")
 def interrupted(tmp_path_factory):
     """A run with a checkpoint after its first epoch, and that checkpoint."""
-    out, run = tmp_path_factory.mktemp("interrupted"), SHORT.replace(epochs=3)
+    out, run = tmp_path_factory.mktemp("interrupted"), RUN.replace(epochs=3)
     with pytest.raises(Stop):
         train(run, out, CPU, [StopAfter(epochs=2)])
     path = max((records.work_folder(out, run) / "checkpoints").glob("*.pt"))
@@ -278,19 +280,19 @@ def test_checkpoints_of_a_finished_run_are_removed(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Checkpoints, "clear", killed)
         with pytest.raises(Stop):
-            train(SHORT, tmp_path, CPU)
-    folder = records.work_folder(tmp_path, SHORT) / "checkpoints"
+            train(RUN, tmp_path, CPU)
+    folder = records.work_folder(tmp_path, RUN) / "checkpoints"
     assert list(folder.iterdir())
-    with records.lock_run(tmp_path, SHORT):  # another process is about to remove them
-        train(SHORT, tmp_path, CPU)
+    with records.lock_run(tmp_path, RUN):  # another process is about to remove them
+        train(RUN, tmp_path, CPU)
         assert list(folder.iterdir())
-    assert train(SHORT, tmp_path, CPU)["status"] == "finished"
+    assert train(RUN, tmp_path, CPU)["status"] == "finished"
     assert not folder.exists()
 
 
 def test_a_finished_run_that_cannot_be_cleaned_up_is_returned(tmp_path, monkeypatch):
-    train(SHORT, tmp_path, CPU)
-    folder = records.work_folder(tmp_path, SHORT) / "checkpoints"
+    train(RUN, tmp_path, CPU)
+    folder = records.work_folder(tmp_path, RUN) / "checkpoints"
     folder.mkdir()
     (folder / "000001.pt").touch()
 
@@ -298,4 +300,4 @@ def test_a_finished_run_that_cannot_be_cleaned_up_is_returned(tmp_path, monkeypa
         raise OSError(30, "Read-only file system")
 
     monkeypatch.setattr(type(folder), "unlink", read_only)
-    assert train(SHORT, tmp_path, CPU)["status"] == "finished"
+    assert train(RUN, tmp_path, CPU)["status"] == "finished"
