@@ -204,7 +204,8 @@ def test_studies_compare_what_they_state():
         pytest.param("coupled", "0.88*", 2, marks=pytest.mark.slow),
     ],
 )
-def test_smoke_runs_of_studies(tmp_path, name, only, runs):
+def test_smoke_runs_of_studies(tmp_path, monkeypatch, name, only, runs):
+    monkeypatch.setattr("wsam.paper.profile.SMOKE_IMAGES", 128)
     words = (name, "--only", only, "--smoke", "--seeds", "0", "--device", "cpu", "--out", tmp_path)
     printed = wsam_command("paper", "run", *words)
     found = recorded(tmp_path)

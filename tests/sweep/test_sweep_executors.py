@@ -216,6 +216,7 @@ def test_an_interrupted_sweep_ends_its_workers(tmp_path):
     assert not workers()
 
 
+@pytest.mark.slow
 def test_kept_workers_run_the_next_jobs(tmp_path):
     executor = Processes(["cpu"], keep=True)
     jobs = sweeping.make_jobs(tmp_path, 2)
