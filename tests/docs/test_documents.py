@@ -299,6 +299,9 @@ def test_gain_at_a_lower_cost_equals_the_records() -> None:
     assert f"about half of the gain at {cost} times the time of SGD" in when
     assert "which keeps half of WSAM's gain" in limits
     assert f"[{cost}x](cheap.md), which kept half of the gain in one run" in faq
+    hyper = table.cell(("WSAM reuse 2, last quarter",), "CIFAR-10").runs[0].hyper
+    assert f"It has rho {hyper['rho']:g} and gamma {hyper['gamma']:g}" in cheap
+    assert f"`WSAM(base, rho={hyper['rho']:g}, gamma={hyper['gamma']:g}, when=Every(2)" in readme
     assert ("The goal is not reached" in cheap) == (int(share) < 90 or float(cost) > 1.15)
 
 
