@@ -160,7 +160,8 @@ class GraphedStep:
         if self.sharp is not None:
             self.sharp._all_blocks(refresh=True)  # parameters may have moved to the device just now
         self._fuse = kernels_work_on(self._device) if fuse is None else fuse
-        prepare_base(self.sharp.base if self.sharp else opt)
+        self._base = self.sharp.base if self.sharp else opt
+        prepare_base(self._base)
         self._state: object = opt.state
         self._params = [p for group in opt.param_groups for p in group["params"]]
         model = self.sharp.model if self.sharp else None
@@ -185,7 +186,7 @@ class GraphedStep:
             structure: of the batch.
         """
         if self.opt.state is not self._state:  # loaded, with the options it was saved with
-            prepare_base(self.sharp.base if self.sharp else self.opt)
+            prepare_base(self._base)
             self._state = self.opt.state
         if self.sharp is not None:
             self.sharp._step_state.require_weights("replay a step")

@@ -276,10 +276,8 @@ class TritonBackend:
             if rows is None:
                 return False
             begun = self._begun[id(block)]
-            g0, base_state = (
-                self._g0_rows(block, begun, rows[2]),
-                self._state_rows(block, begun.plan),
-            )
+            g0 = self._g0_rows(block, begun, rows[2])
+            base_state = self._state_rows(block, begun.plan)
             if g0 is None or base_state is None:
                 return False
             work.append((block, [*rows, *g0], base_state))
