@@ -15,6 +15,13 @@ from wsam.paper import Profile, find, minima, names
 SMOKE = ("--device", "cpu", "--smoke", "--seeds", "0")
 
 
+@pytest.fixture
+def few_images(monkeypatch):
+    """Train and measure with 128 images."""
+    monkeypatch.setattr("wsam.paper.profile.SMOKE_IMAGES", 128)
+    monkeypatch.setattr(minima, "_IMAGES", 128)
+
+
 def test_list_names_everything(tmp_path):
     lines = wsam_command("paper", "list", "--results", tmp_path).stdout.splitlines()
     listed = {line.split()[0]: line.split()[1:] for line in lines}
@@ -43,8 +50,7 @@ def test_list_names_everything(tmp_path):
         ),
     ],
 )
-def test_smoke_runs(tmp_path, monkeypatch, name, only, runs):
-    monkeypatch.setattr("wsam.paper.profile.SMOKE_IMAGES", 128)
+def test_smoke_runs(tmp_path, few_images, name, only, runs):
     words = ("paper", "run", name, "--only", only, *SMOKE, "--out", tmp_path)
     printed = wsam_command(*words)
     assert f"{runs} finished; records in" in printed.stdout
@@ -79,7 +85,7 @@ def test_the_largest_smoke_test_takes_less_than_two_minutes(tmp_path):
 
 
 @pytest.mark.slow
-def test_minima_are_measured(tmp_path):
+def test_minima_are_measured(tmp_path, few_images):
     words = ("paper", "run", "minima", "--only", "WSAM", *SMOKE, "--out", tmp_path)
     printed = wsam_command(*words, "--json").stdout
     cells = {cell["column"]: cell for cell in json.loads(printed)["cells"]}
@@ -87,7 +93,7 @@ def test_minima_are_measured(tmp_path):
     found = minima.read_measurement(tmp_path, run)
     assert cells["top eigenvalue"]["mean"] == found["top_eigenvalue"] > 0
     assert found["converged"]
-    assert found["images"] == 512
+    assert found["images"] == 128
     for column, name in (("by batches", minima.TRAIN_MODE), ("test images", minima.TEST_IMAGES)):
         reading = found[name]
         assert cells[column]["mean"] == reading["top_eigenvalue"] > 0
@@ -105,7 +111,7 @@ def test_minima_are_measured(tmp_path):
 
 
 @pytest.mark.slow
-def test_cifar_keeps_the_weights_that_minima_need(tmp_path):
+def test_cifar_keeps_the_weights_that_minima_need(tmp_path, few_images):
     only = ("--only", "ResNet18/*SAM/CIFAR-10", *SMOKE, "--out", tmp_path)
     wsam_command("paper", "run", "cifar", *only)
     kept = {path.parent.name for path in tmp_path.glob("work/*/weights.pt")}

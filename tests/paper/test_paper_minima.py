@@ -169,7 +169,9 @@ def test_slices_are_drawn(out, tmp_path):
 
 
 @pytest.mark.slow
-def test_command_measures_and_draws(tmp_path):
+def test_command_measures_and_draws(tmp_path, monkeypatch):
+    monkeypatch.setattr("wsam.paper.profile.SMOKE_IMAGES", 128)
+    monkeypatch.setattr(minima, "_IMAGES", 128)
     how = ("--smoke", "--seeds", "0", "--only", "SAM")
     where = ("--out", tmp_path / "r", "--device", "cpu")
     wsam_command("paper", "run", "minima", *how, *where, "--plane")
