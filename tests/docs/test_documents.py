@@ -197,11 +197,14 @@ def test_when_it_helps_states_n_and_a_test() -> None:
         assert (p != "no test") == is_tested, setting
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/when.md", "docs/paper.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/index.md", "docs/when.md", "docs/paper.md", "docs/cheap.md"]
+)
 def test_p_values_equal_the_records(page: str) -> None:
     """Every p-value in a sentence is one of Welch's tests of a table, or of the demonstration."""
     known: set[str] = set()
-    for name, only in (("cifar", "ResNet18/*/CIFAR-10"), ("adam-small", "*")):
+    studies = (("cifar", "ResNet18/*/CIFAR-10"), ("adam-small", "*"), ("cheap-small", "*"))
+    for name, only in studies:
         table = load(name, Profile(only=only), ROOT / "results")
         tests = welch_tests(gather(table, ROOT / "results"), table.baselines)
         known |= {f"{test.p_last:.2g}" for test in tests}
