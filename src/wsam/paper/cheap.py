@@ -283,7 +283,9 @@ def conclude(entries: Sequence[Entry]) -> list[str]:
         if shares:
             line += f", {shares[best]:.0%} of WSAM's gain over SGD"
         lines.append(f"{line}.")
-        others = sorted((cost, row) for row, cost in costs.items() if row not in (SGD, WSAM))
+        others = sorted(
+            (cost, row) for row, cost in costs.items() if row != WSAM and not row.startswith(SGD)
+        )
         if shares and len(others) > 1:
             texts = (f"{row} {shares[row]:.0%} ({cost:.2f})" for cost, row in others)
             lines.append(f"{data}, share of WSAM's gain, with the cost: {'; '.join(texts)}.")
