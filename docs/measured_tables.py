@@ -235,18 +235,22 @@ class Group:
 
     @property
     def base(self) -> "Group | None":
-        """The base alone in the same setting, for twice as many epochs, else for as many.
+        """The base alone in the same setting.
 
-        Where its own arguments were searched, the base with those, for as many epochs.
+        Where its own arguments were searched, the base with those, for as many epochs. Else for twice
+        as many epochs, or for as many.
         """
         wanted = self.run.replace(method="vanilla", hyper={}, options={}, geometry=None)
+        for other in read_results():
+            if other.run == wanted or other.run.base != wanted.base:
+                continue
+            if other.run.replace(base_args=wanted.base_args) == wanted:
+                return other
         for epochs in (2 * self.run.epochs, self.run.epochs):
             for other in read_results():
                 if other.run == wanted.replace(epochs=epochs):
                     return other
-        searched = (o for o in read_results() if o.run.base == self.run.base)
-        same = (o for o in searched if o.run.replace(base_args=self.run.base_args) == wanted)
-        return next(same, None)
+        return None
 
 
 def error_text(errors: Sequence[float], decimals: int = 2) -> str:
