@@ -59,6 +59,7 @@ TITLES = {
     "wrn-28-10": "WRN-28-10",
     "mlp": "perceptron",
     "gpt": "small GPT",
+    "cnn": "small CNN",
     "text:shakespeare.txt": "Shakespeare",
     "adamw": "AdamW",
 }
@@ -150,12 +151,13 @@ def results(method: str) -> str:
     groups = [g for g in read_results() if g.name == method]
     if not groups:
         return "\n".join([*lines, f"- Test error: {NOT_MEASURED}."])
+    has_losses = any(group.metric != "error" for group in groups)
     heads = [
         "setting",
         "hyperparameters",
         "epochs",
-        "test error (%)",
-        "base alone: epochs, error",
+        "test error (%) or loss" if has_losses else "test error (%)",
+        "base alone: epochs, result" if has_losses else "base alone: epochs, error",
         "p",
     ]
     rows = []
@@ -216,13 +218,14 @@ class Group:
         run = self.run
         noise = f", {run.noise:.0%} noisy labels" if run.noise else ""
         base = "" if run.base == "sgd" else f", {TITLES.get(run.base, run.base)}"
-        metric = "" if self.metric == "error" else f" ({self.metric})"
         data = TITLES.get(run.data, run.data)
-        return f"{TITLES.get(run.model, run.model)}, {data}{noise}{base}{metric}"
+        return f"{TITLES.get(run.model, run.model)}, {data}{noise}{base}"
 
     @property
     def hyper(self) -> str:
         named = {**self.run.hyper, **self.run.options}
+        if self.run.method == "wsam" and self.run.base != "sgd":
+            named.setdefault("precondition", False)  # the default of runs, not that of `WSAM`
         return ", ".join(
             f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}"
             for key, value in named.items()
@@ -231,7 +234,9 @@ class Group:
 
     @property
     def text(self) -> str:
-        return error_text(self.errors, 2 if self.metric == "error" else 3)
+        if self.metric == "error":
+            return error_text(self.errors)
+        return no_break(f"{self.metric} {error_text(self.errors, 3)}")
 
     @property
     def base(self) -> "Group | None":
@@ -262,7 +267,7 @@ def error_text(errors: Sequence[float], decimals: int = 2) -> str:
 
 @cache
 def read_results() -> list[Group]:
-    """Read the test figures of the finished runs in results/, in the order of settings."""
+    """Read the test figures of the finished runs in results/, CIFAR first."""
     groups: dict[tuple[Run, str], list[float]] = {}
     for path in sorted(RESULTS.glob("*.json")):
         if not records.is_named_by_key(path):
@@ -276,7 +281,12 @@ def read_results() -> list[Group]:
             assert figure is not None
             groups.setdefault(key, []).append(figure)
     found = [Group(run, tuple(errors), metric) for (run, metric), errors in groups.items()]
-    order = lambda g: (g.run.model, len(g.run.data), g.run.noise, -g.run.epochs, g.hyper)  # noqa: E731
+
+    def order(group: Group) -> tuple[bool, str, int, float, int, str]:
+        run = group.run
+        is_small = not run.data.startswith("cifar")
+        return is_small, run.model, len(run.data), run.noise, -run.epochs, group.hyper
+
     return sorted(found, key=order)
 
 

@@ -138,6 +138,17 @@ def test_measured_tables_equal_the_records() -> None:
         assert not markdown_tables.update_tables(page, "measured", MEASURED["generate"], check=True)
 
 
+def test_results_of_wsam_name_the_measure_and_the_published_form() -> None:
+    lines = MEASURED["results"]("wsam").splitlines()
+    head, _, *rows = [line for line in lines if line.startswith("|")]
+    assert "test error (%) or loss" in head
+    assert "CIFAR-10 " in rows[0]
+    over_adam = [row for row in rows if "AdamW" in row]
+    assert over_adam
+    assert all("precondition False" in row for row in over_adam)
+    assert all(("loss" in row) == ("GPT" in row) for row in rows)
+
+
 def test_every_method_has_a_page() -> None:
     """With its facts, formula, example, measurement and signature; and a row in the overview."""
     options = {"wsam_reuse", "preconditioned_wsam"}
@@ -363,6 +374,8 @@ def test_the_gallery_has_the_look_of_the_figures() -> None:
         assert "plt.rcParams.update(RC_PARAMS)" in program, path.name
         assert "figsize=(5.8, " in program, path.name
         assert "ylabel=" in program, path.name
+        assert "set_title(figure, " in program, f"{path.name}: the message above the figure"
+        assert "color=MUTED_COLOR" in program or "**note" in program, f"{path.name}: the setting"
 
 
 def test_links_point_to_existing_files() -> None:
