@@ -212,7 +212,7 @@ def plot_stability(errors, base):
             for gamma, m in markers.items()
         ]
         axes.legend(handles=handles, loc="upper left", handletextpad=0.2)
-        note = "digits with 40% noisy labels, momentum 0.9, two seeds"
+        note = "digits with 40% noisy labels, lr 0.05 (not tuned), two seeds"
         axes.set_title(note, loc="left", fontsize=10, color=MUTED_COLOR)
         stable = {}  # the largest product with a lower error than SGD for all gammas
         for name in ("coupled_wsam", "wsam"):
