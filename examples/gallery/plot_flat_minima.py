@@ -3,8 +3,12 @@ How flat is the minimum?
 ========================
 
 A small network is trained with SGD and with WSAM on digits, with 40% of the training labels redrawn at
-random. The figure shows the loss along a random direction through each minimum; the program also
-prints the largest eigenvalue of the Hessian.
+random. The figure shows the loss along a random direction through the weights of each; the program also
+prints the largest eigenvalue of the Hessian. There is one run of each method, and the learning rate of
+SGD is not tuned.
+
+Which minimum is flatter depends on how flatness is measured: :doc:`/demo` and :doc:`/paper` have
+measurements in which the weights of SGD are the flatter ones.
 """
 
 import matplotlib.pyplot as plt
@@ -15,7 +19,7 @@ from torch.nn.functional import cross_entropy
 
 from wsam import WSAM
 from wsam.curvature import hessian, landscape, random_direction, top_eigenvalues
-from wsam.plot_style import COLORS, RC_PARAMS
+from wsam.plot_style import COLORS, MUTED_COLOR, RC_PARAMS, set_title
 
 plt.rcParams.update(RC_PARAMS)
 torch.manual_seed(0)
@@ -67,6 +71,8 @@ for name, model in models.items():
     found = landscape(model, cross_entropy, [(x, y)], [direction], [steps])
     axes.plot(steps, found.losses, label=name, color=COLORS[name.lower()])
 axes.set(xlabel="distance along a random direction", ylabel="training loss")
-axes.set_title("The minimum of WSAM is flatter", loc="left")
+set_title(figure, "Along a random direction, the loss rises\nless around the weights of WSAM")
+note = "digits with 40% noisy labels, one run of each method"
+axes.set_title(note, loc="left", fontsize=10, color=MUTED_COLOR)
 axes.legend()
 plt.show()

@@ -10,7 +10,7 @@ import matplotlib.pyplot as plt
 import torch
 
 from wsam import WSAM
-from wsam.plot_style import COLORS, RC_PARAMS
+from wsam.plot_style import COLORS, MUTED_COLOR, RC_PARAMS, set_title
 
 plt.rcParams.update(RC_PARAMS)
 curvature = torch.tensor([1.0, 3.0])
@@ -43,5 +43,7 @@ for gamma, name in names.items():
 axes.set(
     xlim=(0, 2.4), ylim=(-7.5, 0), xlabel="first weight", ylabel="second weight (larger curvature)"
 )
-axes.set_title("A larger gamma follows the curvature further", loc="left")
+set_title(figure, "The larger γ, the more a step follows the large curvature")
+note = "one step of WSAM on a quadratic, no momentum, ρ = 0.6"
+axes.set_title(note, loc="left", fontsize=10, color=MUTED_COLOR)
 plt.show()

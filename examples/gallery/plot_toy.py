@@ -8,8 +8,10 @@ point. At gamma = 0.95 only the coupled form of WSAM reaches the flat minimum.
 
 import matplotlib.pyplot as plt
 import torch
+from matplotlib.colors import LinearSegmentedColormap
 
-from wsam.plot_style import COLORS, RC_PARAMS
+from wsam.plot_style import COLORS, MUTED_COLOR, RC_PARAMS, set_title
+from wsam.plots.toy import LOSS_COLORS
 from wsam.toy import loss, places, trace
 
 plt.rcParams.update(RC_PARAMS)
@@ -30,7 +32,8 @@ height = torch.stack([loss(point) for point in points]).reshape(mu.shape)
 
 figure, axes = plt.subplots(figsize=(5.8, 4.5), layout="constrained")
 levels = [0.26 + 0.02 * i for i in range(20)]
-axes.contourf(mu, sigma, height, levels=levels, cmap="Greys_r", alpha=0.3, extend="max")
+cmap = LinearSegmentedColormap.from_list("loss", LOSS_COLORS)
+axes.contourf(mu, sigma, height, levels=levels, cmap=cmap, extend="max")
 for name, run in runs.items():
     path = torch.as_tensor(run.points)
     axes.plot(path[:, 0], path[:, 1], label=name, linewidth=2, color=COLORS[run.setting.rule])
@@ -38,6 +41,8 @@ for place in places():
     axes.plot(*place.point, "k*")
     axes.annotate(place.name, place.point, (0, 7), textcoords="offset points", ha="center")
 axes.set(xlabel="μ", ylabel="σ")
-axes.set_title("Only Coupled-WSAM reaches the flat minimum", loc="left")
+set_title(figure, "At γ = 0.95 only Coupled-WSAM reaches the flat minimum")
+note = "contours of the loss, one run each (there is no randomness)"
+axes.set_title(note, loc="left", fontsize=10, color=MUTED_COLOR)
 axes.legend(loc="upper left")
 plt.show()

@@ -20,6 +20,8 @@ LEVELS = (
     *(0.42, 0.45, 0.49, 0.55, 0.65, 0.8, 1.0, 1.3),
 )
 """Contour levels of the loss. The level 0.3977 passes through the saddle."""
+LOSS_COLORS = ("#7fb0d3", "#b9d3e4", "#e3ecf0", "#fbfaf6")
+"""Colors of the map, from the lowest loss to the highest."""
 STROKES: dict[str, tuple[float, str]] = {
     "sgd": (2.0, "solid"),
     "sam": (4.0, "solid"),
@@ -101,7 +103,7 @@ def _landscape(axes: Axes) -> None:
     left, right, bottom, top = REGION
     mu, sigma = np.meshgrid(np.linspace(left, right, 133), np.linspace(bottom, top, 77))
     height = loss(torch.from_numpy(np.stack([mu, sigma], axis=-1))).numpy()
-    colors = LinearSegmentedColormap.from_list("loss", ["#7fb0d3", "#b9d3e4", "#e3ecf0", "#fbfaf6"])
+    colors = LinearSegmentedColormap.from_list("loss", LOSS_COLORS)
     norm = PowerNorm(0.55, vmin=0.27, vmax=0.8)
     fill: Any = {"cmap": colors, "norm": norm, "extend": "both"}
     lines: Any = {"colors": "#284664", "linewidths": 0.6, "alpha": 0.3}
