@@ -144,6 +144,29 @@ def test_pages_fit_a_phone_and_show_their_pictures(site: Path, window) -> None:
         assert page.evaluate(broken) == [], path.name
 
 
+def test_code_in_tables_breaks_at_spaces_only(site: Path, window) -> None:
+    """A wide table scrolls by itself on a phone; no word of its code continues on the next line."""
+    page = window(site / "choosing.html", **PHONE)
+    broken = page.evaluate("""() => {
+        const found = [];
+        for (const code of document.querySelectorAll("td code")) {
+            const walker = document.createTreeWalker(code, NodeFilter.SHOW_TEXT);
+            while (walker.nextNode()) {
+                const node = walker.currentNode;
+                for (const word of node.data.matchAll(/[\\w.=(]+/g)) {
+                    const range = document.createRange();
+                    range.setStart(node, word.index);
+                    range.setEnd(node, word.index + word[0].length);
+                    if (range.getClientRects().length > 1) found.push(word[0]);
+                }
+            }
+        }
+        return found;
+    }""")
+    assert page.locator("td code").count() > 3
+    assert broken == []
+
+
 def test_methods_show_their_arguments(site: Path, window) -> None:
     page = window(site / "methods" / "wsam.html")
     signature = page.locator("dt.sig").first.inner_text()
