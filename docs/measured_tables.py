@@ -187,7 +187,7 @@ def cost_sentence(method: str, file: str, form: str) -> str:
         copies = memory[names[0]]["copies_beyond_base"]
         sentence += f"; memory beyond SGD's: {copies:.1f} copies of the weights"
     if method == "wsam_reuse":
-        values = ", ".join(name.split()[-1] for name in names)
+        values = ", ".join(name.split()[-1] for name in reversed(names))
         remark = "" if "reuse" in names[0] else "; measured without reuse"
         sentence += f" (n = {values}{remark})"
     if method == "esam" and names == ["ESAM"]:

@@ -114,14 +114,15 @@ class SharpnessAware(CheckedArguments, Optimizer):
         lean: let the base step between the passes, which saves WSAM a buffer.
         max_norm: clip by the norm of base_grad + decoupled; scales both alike.
         nonfinite: what to do about NaN or inf in a gradient: "propagate" as torch does, "skip" the step
-            and count it in `skipped`, or "raise". The last two synchronize with the device each step,
-            and restore the running statistics from before the step (by hand, from `begin`).
+            and count it in `skipped`, or "raise". "skip" and "raise" synchronize with the device at
+            every step, and restore the running statistics from before the step (by hand, from `begin`).
         repeat_randomness: draw the same dropout masks in both passes. This rewinds torch's default
             generators, so other threads that draw from them meanwhile need generators of their own.
         keep: the share of samples that `select` uses in the second pass.
-        when: an `Interval` of steps that are sharpness-aware; on others the base steps alone.
+        when: an `Interval` of steps that are sharpness-aware; on others only the base updates the
+            weights.
         local: under DistributedDataParallel, perturb by each rank's own gradient (m-sharpness).
-        ascent_steps: reach w + d by so many steps of length rho / ascent_steps, each along the gradient
+        ascent_steps: number of steps to w + d, of length rho / ascent_steps, each along the gradient
             at the point reached so far; a step costs ascent_steps + 1 passes. A loop by hand calls
             `ascend` before each pass but the first. `perturbed` always makes one step of length rho.
 

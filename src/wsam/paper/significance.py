@@ -113,7 +113,7 @@ def markdown(table: Table, entries: Sequence[Entry]) -> str:
         lines += [*markdown_table(heads, rows), ""]
         lines += [
             "- The second method's mean less the first's, at the last epoch, with two-sided p-values. "
-            "Neither is corrected for the number of pairs."
+            "They are not corrected for multiple comparisons."
         ]
     single = [entry for entry in entries if entry.ours.n == 1]
     if single:
