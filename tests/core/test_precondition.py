@@ -27,7 +27,7 @@ import wsam
 from wsam.rule import Reuse
 from wsam.schedule import Every
 
-STEPS = 15
+STEPS = 50
 Optimizer = torch.optim.Optimizer
 Weights = list[Tensor]
 
