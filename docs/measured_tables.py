@@ -46,7 +46,7 @@ MARK = "measured"
 NOT_MEASURED, NO_TEST = no_break("not measured"), no_break("no test")
 GPU = "bench-resnet18-methods-cuda.json", "captured", "ResNet18, batch 128, H200, CUDA graph"
 MEMORY = {GPU[0]: "bench-resnet18-cuda.json"}
-"""Records with the memory: where the model is not compiled, that of the passes varies by more."""
+"""Records to read the memory from: the one of all methods has other values for captured steps."""
 CPU = (
     "bench-mlp10m-cpu.json",
     "eager",

@@ -29,7 +29,7 @@ from wsam.bench.report import heading, optimizer_time, quartile_range
 from wsam.bench.workload import PIXELS
 from wsam.lab.markdown_tables import update_tables
 from wsam.paper.cheap import SGD, WSAM
-from wsam.paper.plot_time import read_times
+from wsam.paper.plot_time import TimedResult, read_times
 from wsam.paper.render import markdown_table, no_break
 
 Record = dict[str, Any]
@@ -193,12 +193,19 @@ def methods() -> str:
     for result in sorted(read_times(RUNS), key=lambda one: mean_and_std(one.errors)[0] or 0.0):
         mean, deviation = mean_and_std(result.errors)
         assert mean is not None
-        assert result.cost is not None
-        # 200 epochs of SGD are the unit: the mean of all its runs, so that one run may differ.
-        cost = "1x" if result.title == SGD else f"{result.cost:.2f}x"
         error = format_mean_std(mean, deviation, "{:.2f}".format)
-        rows.append([result.title, no_break(f"{error}%"), cost, str(len(result.errors))])
+        rows.append(
+            [result.title, no_break(f"{error}%"), cost_text(result), str(len(result.errors))]
+        )
     return "\n".join(markdown_table(["method", "test error", "training time", "runs"], rows))
+
+
+def cost_text(result: TimedResult) -> str:
+    """Return the training time relative to 200 epochs of SGD.
+
+    The unit is the mean of all runs of SGD, so that the figure of one run may differ from 1.
+    """
+    return "1x" if result.title == SGD else f"{result.cost:.2f}x"
 
 
 def gains() -> str:
@@ -208,9 +215,8 @@ def gains() -> str:
     rows = []
     for one in sorted(results, key=lambda one: one.cost or 0.0):
         share = (errors[SGD] - errors[one.title]) / (errors[SGD] - errors[WSAM])
-        cost = "1x" if one.title == SGD else f"{one.cost:.2f}x"
         runs = str(len(one.errors))
-        rows.append([one.title, cost, f"{errors[one.title]:.2f}%", f"{share:.0%}", runs])
+        rows.append([one.title, cost_text(one), f"{errors[one.title]:.2f}%", f"{share:.0%}", runs])
     heads = ["method", "training time", "test error", "share of WSAM's gain", "runs"]
     return "\n".join(markdown_table(heads, rows))
 
