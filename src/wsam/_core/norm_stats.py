@@ -6,6 +6,7 @@ iteration of spectral norms is paused, so that both passes compute the same func
 skipped restores the statistics from before its first pass in the same way.
 """
 
+import operator
 import sys
 import threading
 import weakref
@@ -20,6 +21,7 @@ from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.utils.hooks import RemovableHandle
 
+from wsam._core.tensor_ops import PLAIN_TYPES
 from wsam._core.validation import warn
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -38,6 +40,7 @@ class NormStats:
 
     def __init__(self, model: nn.Module | None, *, same_function: bool = True) -> None:
         self._modules: list[nn.Module] = []
+        self._spectral_norms: list[Any] = []
         self._has_model = model is not None
         self._model_is_checked = False
         self._same_function = same_function
@@ -60,7 +63,8 @@ class NormStats:
     def find_layers(self, model: nn.Module | None) -> None:
         """Search the model for layers with statistics. Call again when it may have changed."""
         if model is not None:
-            self._modules = [m for m in model.modules() if _has_statistics(m) or _spectral_norms(m)]
+            self._modules = [m for m in model.modules() if _has_statistics(m)]
+            self._spectral_norms = _spectral_norms(model.modules())
 
     def hold(self) -> None:
         """Copy the statistics. Call before the pass."""
@@ -69,7 +73,7 @@ class NormStats:
             self._copies = StatCopies(self._modules)
         self._copies.save()
         self._late_copies = [self._copies]
-        self._pause_power_iteration(self._modules)
+        self._pause_power_iteration(self._spectral_norms)
         if not self._has_model:
             self._seen.clear()
             self._add_hook(self._on_forward)
@@ -116,10 +120,8 @@ class NormStats:
             "normalization layers, their running statistics move twice a step; pass model="
         )
 
-    def _pause_power_iteration(self, modules: Iterable[nn.Module]) -> None:
-        if not self._same_function:
-            return
-        for norm in (norm for module in modules for norm in _spectral_norms(module)):
+    def _pause_power_iteration(self, norms: Iterable[Any]) -> None:
+        for norm in norms if self._same_function else ():
             if norm.n_power_iterations:
                 self._paused.append((norm, norm.n_power_iterations))
                 norm.n_power_iterations = 0
@@ -151,7 +153,7 @@ class NormStats:
         with torch.no_grad():
             late.save()
         self._late_copies.append(late)
-        self._pause_power_iteration(parts)
+        self._pause_power_iteration(_spectral_norms(parts))
 
 
 class StatCopies:
@@ -165,15 +167,20 @@ class StatCopies:
         self._has_lazy = any(
             b is not None and is_lazy(b) for m in self._modules for b in m._buffers.values()
         )
+        self._tensors = [b for _, _, b in self._buffers]
+        self._addresses = list(map(Tensor.data_ptr, self._tensors))
         lists: dict[Any, list[Tensor]] = {}
-        for _, _, b in self._buffers:
-            lists.setdefault((b.dtype, b.device), []).append(b)
+        for view in map(_bytes, self._tensors):
+            lists.setdefault((view.dtype, view.device), []).append(view)
         self._pairs = [(found, [torch.empty_like(b) for b in found]) for found in lists.values()]
 
     def match(self, modules: list[nn.Module]) -> bool:
         """Whether these are copies of the buffers that the modules have now."""
-        same = modules == self._modules and not self._has_lazy
-        return same and all(buffers[name] is b for buffers, name, b in self._buffers)
+        if modules != self._modules or self._has_lazy:
+            return False
+        now = [buffers[name] for buffers, name, _ in self._buffers]
+        same = all(map(operator.is_, now, self._tensors))
+        return same and list(map(Tensor.data_ptr, self._tensors)) == self._addresses
 
     def contain(self, tensors: Iterable[Tensor]) -> bool:
         """Whether these tensors are all among those that are copied."""
@@ -207,15 +214,24 @@ def _statistics(module: nn.Module) -> dict[str, Tensor]:
     }
 
 
+def _bytes(tensor: Tensor) -> Tensor:
+    """Return a view of a tensor's bytes: torch copies tensors of one dtype by one launch."""
+    plain = type(tensor) in PLAIN_TYPES and tensor.is_contiguous()
+    return tensor.view(-1).view(torch.uint8) if plain else tensor
+
+
 def _has_statistics(module: nn.Module) -> bool:
     return isinstance(module, nn.modules.batchnorm._NormBase) or bool(_statistics(module))
 
 
-def _spectral_norms(module: nn.Module) -> list[Any]:
-    """Return a module's spectral norms: hooks of the older kind, or the parametrization itself."""
-    if isinstance(module, _SpectralNorm):
-        return [module] if module._buffers else []  # that of a vector needs no iteration
-    return [h for h in module._forward_pre_hooks.values() if isinstance(h, SpectralNorm)]
+def _spectral_norms(modules: Iterable[nn.Module]) -> list[Any]:
+    """Return the modules' spectral norms: hooks of the older kind, or parametrizations."""
+    found: list[Any] = []
+    for module in modules:
+        if isinstance(module, _SpectralNorm):
+            found += [module] if module._buffers else []  # that of a vector needs no iteration
+        found += [h for h in module._forward_pre_hooks.values() if isinstance(h, SpectralNorm)]
+    return found
 
 
 def _compiled_graphs() -> int:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -119,11 +120,20 @@ def branches_of(base: Optimizer, group: dict[str, Any]) -> int:
 def state_lists(
     base: Optimizer, group: dict[str, Any], params: Sequence[Tensor], device: torch.device
 ) -> list[list[Any]] | None:
-    """Return the base's state as lists of tensors; None if Adam's step counts are not on the device."""
-    states = [state or {} for state in map(base.state.get, params)]
-    if "betas" in group and not all(_is_count_on(s.get("step"), device) for s in states):
+    """Return the base's state as lists of tensors.
+
+    None if a parameter has no state, or if Adam's step counts are not on the device.
+    """
+    state_of: Any = base.state.get
+    try:
+        lists = [list(map(itemgetter(n), map(state_of, params))) for n in _state_names(group)]
+        if "betas" in group:
+            counts = map(itemgetter("step"), map(state_of, params))
+            if not all(_is_count_on(count, device) for count in counts):
+                return None
+    except (KeyError, TypeError):  # no such entry, or no state at all
         return None
-    return [[state.get(name) for state in states] for name in _state_names(group)]
+    return lists
 
 
 def _state_names(group: dict[str, Any]) -> tuple[str, ...]:

@@ -477,8 +477,9 @@ class Launcher:
             self._compiled[key] = compiled
 
     def _stream(self) -> int | None:
-        found: Any = torch.cuda.current_stream(self._device) if self._device is not None else None
-        return None if found is None else found.cuda_stream
+        if self._device is None:
+            return None
+        return torch._C._cuda_getCurrentRawStream(self._device.index)
 
 
 @functools.cache
