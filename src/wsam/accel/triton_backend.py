@@ -64,6 +64,8 @@ class Begun:
     """A block whose step uses kernels."""
 
     plan: WorkPlan
+    g0_at: list[int]
+    """The addresses of g0."""
     direction: list[Tensor] | None
     """What was squared, until the next kernel: that must receive the same list."""
     direction_at: list[int]
@@ -91,7 +93,7 @@ class TritonBackend:
         self.stepped_base = False
         """Whether a kernel made the base's step."""
         self._plans: dict[tuple[int, ...], WorkPlan] = {}
-        self._overlap_checked: tuple[list[int], list[int]] = ([], [])
+        self._overlap_checked: list[tuple[list[int], list[int]]] = []
         self._no_overlap = True
         self._begun: dict[int, Begun] = {}
         self._launch = Launcher(device)
@@ -99,6 +101,8 @@ class TritonBackend:
         shape = (len(base.param_groups), COLUMNS)
         self._numbers = torch.zeros(shape, dtype=torch.float64, device=device)
         self._rows = self._numbers.unbind()
+        self._scale_rows = torch.zeros(shape[0], SCALE_STRIDE, device=device)
+        self._scale_of_group = self._scale_rows[:, 0].unbind()
         self._written: list[list[float]] = []
 
     def fits(self, base: Optimizer, rule: Rule, boost: float) -> bool:
@@ -191,11 +195,12 @@ class TritonBackend:
 
     def _have_no_overlap(self, plans: Sequence[WorkPlan]) -> bool:
         """Whether no weights share memory: the order of updates would matter."""
-        addresses = [address for plan in plans for address in plan.weights]
-        sizes = [4 * elements for plan in plans for elements in plan.elements]
-        if (addresses, sizes) != self._overlap_checked:
+        ranges = [(plan.weights, plan.elements) for plan in plans]
+        if ranges != self._overlap_checked:
+            addresses = [address for plan in plans for address in plan.weights]
+            sizes = [4 * elements for plan in plans for elements in plan.elements]
             self._no_overlap = no_overlap(addresses, sizes)
-            self._overlap_checked = (addresses, sizes)
+            self._overlap_checked = ranges
         return self._no_overlap
 
     def _row(self, block: Block) -> int:
@@ -225,26 +230,25 @@ class TritonBackend:
             rows.append(row)
         programs = sum(plan.programs for plan, _ in plans)
         partial, first = torch.empty(programs, device=self._device), 0
-        for block, (plan, _), z, row in zip(blocks, plans, lists, rows, strict=True):
+        for block, (plan, g0), z, row in zip(blocks, plans, lists, rows, strict=True):
             buffer = plan.buffer() if final else None
-            copy_at = [] if buffer is None else [buffer.addresses()]
+            copy_at = [] if buffer is None else [buffer.addresses]
             table = self._tables.table((plan.weights, row, *copy_at))
-            self._begun[id(block)] = Begun(plan, z, row, buffer, table)
+            self._begun[id(block)] = Begun(plan, g0, z, row, buffer, table)
             shape = (plan.where, plan.offset, plan.sizes, partial, first, len(row))
             self._launch("squares", plan.programs, table, *shape, BLOCK=TILE)
             first += plan.programs
         groups = len(self._rows)
-        result = torch.empty(SCALE_STRIDE * groups, device=self._device)
         self._launch(
             *("scales", 1),
-            *(partial, programs, self._numbers, result, groups),
+            *(partial, programs, self._numbers, self._scale_rows, groups),
             EPSILON=EPSILON,
             COLUMNS=COLUMNS,
             STRIDE=SCALE_STRIDE,
             GROUPS=1 << (groups - 1).bit_length(),
             BLOCK=SUM_BLOCK,
         )
-        return [result[SCALE_STRIDE * self._row(block)] for block in blocks]
+        return [self._scale_of_group[self._row(block)] for block in blocks]
 
     def _save_and_add(self, block: Block, direction: list[Tensor], scale: Tensor) -> bool:
         """Compute `saved = w; w += scale * direction` in one pass; False if the tensors do not fit."""
@@ -255,7 +259,7 @@ class TritonBackend:
         plan, table, buffer = begun.plan, begun.table, begun.buffer
         if buffer is None:
             buffer = plan.buffer()
-            table = self._tables.table((plan.weights, begun.direction_at, buffer.addresses()))
+            table = self._tables.table((plan.weights, begun.direction_at, buffer.addresses))
         shape = (plan.where, plan.offset, plan.sizes, scale, len(begun.direction_at))
         self._launch("save_and_add", plan.programs, table, *shape, BLOCK=TILE)
         block.saved, begun.buffer = buffer, None
@@ -296,15 +300,13 @@ class TritonBackend:
         if not begun.plan.still_fits(block.weights()):
             return None
         g1 = begun.plan.gradient_addresses([p.grad for p in block.params])
-        return None if g1 is None else [block.saved.addresses(), begun.plan.weights, g1]
+        return None if g1 is None else [block.saved.addresses, begun.plan.weights, g1]
 
     def _g0_rows(self, block: Block, begun: Begun, g1: Sequence[int] = ()) -> Rows | None:
         """Return the addresses of g0, none if it is not kept; None if g1 has overwritten it."""
         if block.g0 is None:
             return []
-        found = data_ptrs(block.g0)
-        row = found if found == begun.direction_at else begun.plan.gradient_addresses(block.g0)
-        return None if row is None or {*row}.intersection(g1) - {0} else [row]
+        return None if {*begun.g0_at}.intersection(g1) - {0} else [begun.g0_at]
 
     def _state_rows(self, block: Block, plan: WorkPlan) -> Rows | None:
         """Return the addresses of the base's state; None if kernels cannot step the base."""
@@ -372,7 +374,7 @@ class TritonBackend:
         begun = self._begun[id(block)]
         begun.direction = None
         buffer = begun.buffer or begun.plan.buffer()
-        rows = [*rows, buffer.addresses(), *base_state]
+        rows = [*rows, buffer.addresses, *base_state]
         self._step_block("begin_lean", block, rows, scale)
         block.saved, begun.buffer = buffer, None
 
