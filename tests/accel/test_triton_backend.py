@@ -239,7 +239,7 @@ def test_a_scheduler_of_the_base_notices_the_step(
     loop = Loop(monkeypatch, lean=lean)
     base = loop.opt.base
     scheduler = torch.optim.lr_scheduler.StepLR(base, 1)  # replaces `base.step` by a wrapper
-    assert may_use_kernels(base, loop.opt.rule)
+    assert may_use_kernels(base)
     loop.train(1)  # by the base, which has no momentum yet
     base._opt_called = False  # type: ignore[attr-defined]
     loop.train(1)
@@ -263,7 +263,7 @@ def test_a_replaced_base_step_is_called(scheduled: bool, monkeypatch: pytest.Mon
     base.step = MethodType(step, base)  # type: ignore[method-assign]
     if scheduled:
         torch.optim.lr_scheduler.StepLR(base, 1)
-    assert not may_use_kernels(base, loop.opt.rule)
+    assert not may_use_kernels(base)
     backend = emulated_kernels.backend_of(loop.opt)
     for _ in range(3):
         with cuda_graph.use_backend(loop.opt, backend):

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from wsam._core.param_blocks import sign_of
-from wsam._core.param_groups import PREFIX, RHO, rule_values
+from wsam._core.param_groups import RHO, rule_values
 from wsam._core.tensor_ops import PLAIN_TYPES, is_dense
 from wsam.rule import Rule
 
@@ -49,17 +49,17 @@ def _is_patched(base: Optimizer) -> bool:
     return own is not None and inner is not type(base).step
 
 
-def may_use_kernels(base: Optimizer, rule: Rule) -> bool:
+def may_use_kernels(base: Optimizer) -> bool:
     """Whether an eager step may use kernels.
 
     Not if the user chose `foreach` or `fused=False` for the base, or if a hyperparameter is a tensor.
     """
     if type(base) not in BASES or _is_patched(base):
         return False
-    names = ("lr", *BASE_NUMBERS, RHO, *(PREFIX + name for name in rule.hyper()))
     groups = base.param_groups
-    tensors = any(isinstance(group.get(name), Tensor) for group in groups for name in names)
-    return not tensors and all(map(_may_be_fused, groups))
+    if any(isinstance(value, Tensor) for group in groups for value in group.values()):
+        return False
+    return all(map(_may_be_fused, groups))
 
 
 def _may_be_fused(group: dict[str, Any]) -> bool:

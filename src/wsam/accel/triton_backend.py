@@ -7,6 +7,7 @@ Adam(W) inside. The results must equal those of `wsam._core.step`.
 
 import functools
 import importlib.util
+import operator
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -57,6 +58,8 @@ SCALE_STRIDE = 4
 """Distance between the scales of two groups, which keeps each aligned to 16 bytes."""
 PLANS = 8
 """Plans kept for each group: one for each set of parameters that have gradients together."""
+
+_GRAD = operator.attrgetter("grad")
 
 
 @dataclass
@@ -299,7 +302,7 @@ class TritonBackend:
             return None
         if not begun.plan.still_fits(block.weights()):
             return None
-        g1 = begun.plan.gradient_addresses([p.grad for p in block.params])
+        g1 = begun.plan.gradient_addresses(list(map(_GRAD, block.params)))
         return None if g1 is None else [block.saved.addresses, begun.plan.weights, g1]
 
     def _g0_rows(self, block: Block, begun: Begun, g1: Sequence[int] = ()) -> Rows | None:
@@ -429,7 +432,7 @@ class EagerTritonBackend:
         if state.manual or torch.compiler.is_compiling():
             return False
         base, rule, boost = state.base, state.rule, state.boost
-        if not may_use_kernels(base, rule) or self._device.index != torch.cuda.current_device():
+        if not may_use_kernels(base) or self._device.index != torch.cuda.current_device():
             return False
         if torch.cuda.is_current_stream_capturing():
             return False
@@ -458,25 +461,25 @@ class Launcher:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device if device.type == "cuda" else None
-        self._compiled: dict[tuple[Any, ...], Any] = {}
+        self._runs: dict[tuple[Any, ...], Any] = {}
         self._direct = True
 
     def __call__(self, name: str, programs: int, *given: Any, **constants: Any) -> None:
         """Launch a kernel, with its constants in the order of its signature."""
-        key = (name, *constants.values())
-        compiled = self._compiled.get(key)
-        if compiled is not None:
+        key = (name, programs, *constants.values())
+        run = self._runs.get(key)
+        if run is not None:
             try:
-                compiled[programs, 1, 1](*given, *constants.values(), stream=self._stream())
+                run(*given, *constants.values(), stream=self._stream())
                 return
             except TypeError:  # older versions of Triton take neither constants nor a stream here
-                self._compiled, self._direct = {}, False
+                self._runs, self._direct = {}, False
         from wsam.accel import triton_kernels
 
         run = getattr(triton_kernels, name)[(programs,)]
         compiled = run(*given, **constants, num_warps=WARPS)
         if compiled is not None and self._direct:
-            self._compiled[key] = compiled
+            self._runs[key] = compiled[programs, 1, 1]
 
     def _stream(self) -> int | None:
         if self._device is None:
