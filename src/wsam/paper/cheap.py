@@ -60,12 +60,12 @@ _SETTINGS: Mapping[str, dict[str, Any]] = {
     "One-pass WSAM": {"method": "one_pass_wsam"},
 }
 """Settings of each row but for its candidates."""
-_NOTE = (
+_ROW_NAMES_NOTE = (
     "The number after a method is n: every n-th step has two passes. Last eighth, quarter or "
     "half: SGD before. Norm-scaled, averaged: options of `Reuse`. Selected samples: ESAM's second pass "
     "runs on them alone. "
 )
-_NORM_LAYERS = "SAM-ON perturbs normalization layers only."
+_NORM_LAYERS_NOTE = "SAM-ON perturbs normalization layers only."
 Choices = Sequence[dict[str, Any]]
 
 
@@ -143,8 +143,8 @@ def cheap() -> Table:
             )
     notes = (
         "Cost: the training time, relative to 200 epochs of SGD on the same hardware.",
-        f"{_NOTE}1/4-batch ascent: the perturbation is computed from a quarter of the batch. "
-        f"{_NORM_LAYERS}",
+        f"{_ROW_NAMES_NOTE}1/4-batch ascent: the perturbation is computed from a quarter of the batch. "
+        f"{_NORM_LAYERS_NOTE}",
         "SAM, ESAM, GSAM and WSAM have the paper's hyperparameters. Each other method has three "
         "candidates, and a trial is one run of 40 epochs on 45,000 of the training images, measured on "
         "the other 5,000.",
@@ -226,7 +226,7 @@ def cheap_small() -> Table:
         "a network memorizes wrong labels, and says nothing about large models.",
         "Cost: passes over the training data relative to SGD, counted from the settings. A forward "
         "pass is a third of a pass.",
-        f"{_NOTE}{_NORM_LAYERS}",
+        f"{_ROW_NAMES_NOTE}{_NORM_LAYERS_NOTE}",
         "Each method has three candidates, one run each; the choice is made on 120 images with correct "
         "labels. SGD's are learning rates (0.005, 0.01, 0.02); the others have 0.05, and so has one "
         "row of SGD.",

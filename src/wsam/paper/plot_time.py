@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from wsam._significance import welch_p
 from wsam.lab import records
 from wsam.lab.records import Record
 from wsam.lab.run import Run
-from wsam.paper.cheap import COST, MODEL, SGD, TWICE, cheap
+from wsam.paper.cheap import COST, MODEL, TWICE, cheap
 from wsam.paper.comparison import gather
 from wsam.paper.study import choose
 from wsam.plot_style import (
@@ -107,9 +107,7 @@ def read_times(results: Path) -> list[TimedResult]:
         if finished:
             row = cell.row[0]
             found.append(_result(NAMES.get(row, row), cost[row], finished))
-    alone = SGD not in {one.title for one in found}
-    twice = NAMES[TWICE]
-    return [replace(one, title=SGD) if alone and one.title == twice else one for one in found]
+    return found
 
 
 def _result(title: str, cost: float | None, group: list[tuple[Run, Record]]) -> TimedResult:
