@@ -1,7 +1,7 @@
 """Comparisons for tests: tiny ones that train, and synthetic ones with given figures."""
 
 from wsam.compare import Comparison, Request, summarise
-from wsam.compare.plan import Plan
+from wsam.compare.plan import Plan, equal_epochs
 from wsam.compare.sharpness import sharpness_path
 from wsam.compare.state import Final, State, final_folder, search_folder, write_state
 from wsam.compare.timing import Timing
@@ -23,8 +23,8 @@ TINY = Run(
 ERROR = {"name": "error", "unit": "%", "lower_is_better": True, "split": "validation"}
 
 
-def tiny_request(*methods, trials=2, budget=300.0, run=TINY, seeds=(0, 1)):
-    return Request(run, methods, seeds, budget, trials)
+def tiny_request(*methods, trials=2, budget=300.0, run=TINY, seeds=(0, 1), equal="time"):
+    return Request(run, methods, seeds, budget, trials, equal=equal)
 
 
 def tiny_comparison(out, *methods, executor=None, progress=None, **changes):
@@ -53,18 +53,18 @@ def make_record(run, value, metric=ERROR):
     }
 
 
-def synthetic(out, values, metric=ERROR, costs=None):
+def synthetic(out, values, metric=ERROR, costs=None, equal="time"):
     """Write a comparison whose final runs have the given figures, and return its summary.
 
     `values` has the figures of each method by seed; None is a run that failed.
     """
     seeds = tuple(range(len(values["base"])))
-    request = Request(TINY, tuple(values), seeds, budget=60.0, trials=2)
+    request = Request(TINY, tuple(values), seeds, budget=60.0, trials=2, equal=equal)
     times = {name: Timing(0.1, 0.5, 0.1, 0.5 * (costs or {}).get(name, 1.0)) for name in values}
     state = State(request, times, plan=Plan(2, 20), trials=2)
     contenders = state.contenders
     seconds = {name: times[name].cost for name in values}
-    epochs = {name: max(1, round(20 * 0.5 / seconds[name])) for name in values}
+    epochs = equal_epochs(20, state.costs)
     chosen = {name: contenders[name].point(1) for name in values}
     state.final = Final(chosen, epochs, seconds)
     for name, method in contenders.items():

@@ -1,5 +1,7 @@
 """Requests, searched settings, and plans that fit into a budget."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from comparing import TINY, tiny_request
@@ -10,7 +12,7 @@ from wsam.compare.plan import (
     MIN_TRIALS,
     Estimator,
     Plan,
-    equal_time_epochs,
+    equal_epochs,
     fit_epochs,
     make_plan,
     wall_time,
@@ -21,7 +23,7 @@ from wsam.lab.step import make_optimizer
 from wsam.methods import METHODS
 
 TIMES = {"base": Timing(0.1, 1.0, 0.1, 1.0), "sam": Timing(0.1, 2.0, 0.1, 2.0)}
-ESTIMATOR = Estimator(TIMES, seeds=3, parallel=2)
+ESTIMATOR = Estimator(TIMES, {"base": 1.0, "sam": 2.0}, seeds=3, parallel=2)
 
 
 # Requests ---------------------------------------------------------------------------------------
@@ -44,13 +46,17 @@ def test_the_base_is_always_compared():
     assert tiny_request("sam", "vanilla", "sam").methods == ("base", "sam")
     with pytest.raises(ValueError, match=r"unknown method 'adam'; known: base, .*cheap"):
         tiny_request("adam")
+    with pytest.raises(ValueError, match=r"unknown equal 'steps'; known: time, passes"):
+        tiny_request("sam", equal="steps")
     with pytest.raises(ValueError, match="vanilla"):
         Request(TINY.replace(method="sam"), ("sam",))
 
 
 def test_requests_survive_json():
-    request = tiny_request("sam", "cheap")
+    request = tiny_request("sam", "cheap", equal="passes")
     assert Request.from_dict(request.to_dict()) == request
+    old = {name: value for name, value in request.to_dict().items() if name != "equal"}
+    assert Request.from_dict(old).equal == "time"
 
 
 # Settings ---------------------------------------------------------------------------------------
@@ -95,9 +101,17 @@ def test_wsam_is_preconditioned_over_adaptive_bases():
 # Plans ------------------------------------------------------------------------------------------
 
 
-def test_equal_time():
-    times = TIMES | {"cheap": Timing(0, 9.0, 0.1, 1.2), "slow": Timing(0, 9.0, 0.1, 50.0)}
-    assert equal_time_epochs(30, times) == {"base": 30, "sam": 15, "cheap": 25, "slow": 1}
+def test_equal_epochs():
+    costs = {"base": 1.0, "sam": 2.0, "cheap": 1.2, "slow": 50.0}
+    assert equal_epochs(30, costs) == {"base": 30, "sam": 15, "cheap": 25, "slow": 1}
+
+
+def test_costs_are_measured_or_counted():
+    times = {name: Timing(0, 9.0, 0.1, cost) for name, cost in (("base", 2.0), ("cheap", 3.4))}
+    request = tiny_request("cheap")
+    assert State(request, times).costs == {"base": 1.0, "cheap": 1.7}
+    counted = State(replace(request, equal="passes"), times)
+    assert counted.costs == {"base": 1.0, "cheap": 1.2}, "two passes on every fifth step"
 
 
 def test_wall_time_is_an_upper_bound():
@@ -142,6 +156,8 @@ def test_state_continues_or_plans_again(tmp_path):
     assert open_state(tmp_path, request) == state
     more = open_state(tmp_path, tiny_request("sam", budget=120.0))
     assert (more.plan, more.spent, more.timing) == (None, 0.0, TIMES)
+    by_passes = open_state(tmp_path, tiny_request("sam", budget=60.0, equal="passes"))
+    assert (by_passes.plan, by_passes.timing) == (None, TIMES), "the times are kept as measured"
     with pytest.raises(ValueError, match=r"another problem .*batch_size.*--out"):
         open_state(tmp_path, tiny_request("sam", run=TINY.replace(batch_size=10)))
     unplanned = State(request, dict(TIMES), spent=5.0)

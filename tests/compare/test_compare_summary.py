@@ -93,6 +93,19 @@ def test_unequal_time_is_stated(tmp_path):
     assert any("epochs are whole" in note for note in summary.notes)
 
 
+def test_equal_passes_are_stated(tmp_path):
+    """The measured times change neither epochs nor texts."""
+    values = {"base": BASE, "sam": BETTER}
+    slow = synthetic(tmp_path, values, costs={"sam": 30.0}, equal="passes")
+    assert [row.epochs for row in slow.rows.values()] == [20, 10]
+    assert [row.cost for row in slow.rows.values()] == [1.0, 2.0]
+    assert "at equal passes (p = " in slow.sentence
+    assert "as many as take the same number of passes, counted from the settings" in slow.notes[1]
+    assert not any("epochs are whole" in note or "other programs" in note for note in slow.notes)
+    assert "--equal passes" in command(slow)
+    assert "Cost: number of passes per epoch" in page(slow)
+
+
 def test_measured_times_are_compared_with_the_planned_ones(tmp_path):
     """The synthetic runs all take the same time."""
     values = {"base": BASE, "sam": BETTER}
@@ -127,7 +140,7 @@ def test_json(tmp_path):
     summary = synthetic(tmp_path, {"base": BASE, "cheap": BETTER})
     found = json.loads(json.dumps(summary.as_dict(), allow_nan=False))
     assert set(found) == {
-        *("format", "sentence", "winner", "metric", "problem", "seeds", "budget_seconds"),
+        *("format", "sentence", "winner", "metric", "problem", "seeds", "equal", "budget_seconds"),
         *("spent_seconds", "trials", "search_epochs", "compared", "confidence_level", "test"),
         *("sharpness", "slice", "methods", "notes", "failures", "environment"),
     }

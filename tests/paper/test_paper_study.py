@@ -12,6 +12,7 @@ from torch import nn
 from training import CPU
 
 from wsam.lab import datasets, records
+from wsam.lab.passes import passes_per_step
 from wsam.lab.problem import make_data_feed
 from wsam.lab.run import Run
 from wsam.lab.step import Objective, Stepper, make_optimizer
@@ -24,7 +25,6 @@ from wsam.paper.hessian import (
     fixed_batches,
     full_eigenvalue,
 )
-from wsam.paper.passes import passes_per_step
 from wsam.paper.registry import load
 from wsam.paper.study import candidates, choose, chosen_cell, search_table
 from wsam.paper.table import Cell, Table

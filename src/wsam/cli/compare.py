@@ -43,6 +43,13 @@ Epochs = Annotated[
     int, typer.Option(min=1, help="Epochs of the base in every run; fewer if time is short.")
 ]
 Every = Annotated[int, typer.Option(min=2, help="For cheap: two passes on every N-th step.")]
+Equal = Annotated[
+    Literal["time", "passes"],
+    typer.Option(
+        help="What is equal in all runs: the measured training time, or the number of forward and "
+        "backward passes, which does not depend on the machine."
+    ),
+]
 LearningRate = Annotated[
     float | None,
     typer.Option("--lr", help="Middle of the learning rates to try. [default: the base's]"),
@@ -104,6 +111,7 @@ def compare(
     trials: Trials = 8,
     epochs: Epochs = 30,
     every: Every = 5,
+    equal: Equal = "time",
     lr: LearningRate = None,
     momentum: lab.Momentum = None,
     weight_decay: lab.WeightDecay = None,
@@ -189,6 +197,7 @@ def compare(
         parse_budget(budget),
         trials,
         every,
+        equal,
     )
     if gpus and executor != "ray":
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Does a sharpness-aware method help on this problem? A comparison at equal training time.
+"""Does a sharpness-aware method help on this problem? A comparison at equal effort.
 
 `Request` describes a comparison, `Comparison` runs it on an executor of `wsam.sweep`, and
 `summarise` returns its figures. The phases:
@@ -7,7 +7,8 @@
 2. A search trains every method at the same number of settings and chooses by the validation figure.
 3. The chosen settings are trained with several seeds.
 
-In trials and final runs, each method gets as many epochs as fit into the training time of the base.
+In trials and final runs, each method gets as many epochs as fit into the training time of the base,
+or into its number of passes.
 """
 
 from wsam.compare.contenders import BASE, CHEAP

@@ -138,6 +138,7 @@ def _results_section(summary: Summary) -> Section:
         failures=summary.failures,
         lower=summary.metric["lower_is_better"],
         metric=metric,
+        effort=summary.state.request.effort,
     )
     return Section("Results", body)
 
@@ -261,6 +262,7 @@ def _search_section(summary: Summary) -> Section:
         tables=tables,
         trials=summary.state.trials,
         epochs=summary.state.plan.epochs if summary.state.plan else 0,
+        effort=summary.state.request.effort,
     )
     return Section("Search", body)
 
@@ -301,6 +303,7 @@ def _method_section(summary: Summary) -> Section:
         "compare/templates/method.html",
         notes=summary.notes,
         table=Table(heads, rows, styles=styles),
+        by_time=summary.state.request.equal == "time",
         command=command(summary),
     )
     return Section("How it was compared", body)
@@ -319,6 +322,7 @@ def command(summary: Summary) -> str:
     words += ["--methods", ",".join(request.methods), "--budget", f"{request.budget:g}s"]
     words += ["--seeds", ",".join(map(str, request.seeds))]
     words += ["--trials", request.trials, "--epochs", run.epochs, "--every", request.every]
+    words += [] if request.equal == "time" else ["--equal", request.equal]
     words += ["--batch-size", run.batch_size, "--schedule", run.schedule]
     words += ["--precision", run.precision, *([] if run.augment else ["--no-augment"])]
     words += ["--noise", run.noise] if run.noise else []

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from wsam.compare.contenders import BASE
 from wsam.compare.request import format_seconds
 from wsam.compare.timing import Timing
 
@@ -23,33 +22,31 @@ class Plan:
     Args:
         trials: Settings tried for each method. The search tries more, up to the requested number, if
             its runs are faster than estimated.
-        epochs: Epochs of the base in a trial and in a final run; the other methods get as many as fit
-            into the same training time.
+        epochs: Epochs of the base in a trial and in a final run; the other methods get as many as cost
+            the same.
     """
 
     trials: int
     epochs: int
 
 
-def equal_time_epochs(epochs: int, times: Mapping[str, Timing]) -> dict[str, int]:
-    """Return the epochs of each method that take the training time of the base.
+def equal_epochs(epochs: int, costs: Mapping[str, float]) -> dict[str, int]:
+    """Return the epochs of each method that cost as much as those of the base.
 
     Args:
         epochs: Epochs of the base.
-        times: Times of all methods.
+        costs: The cost of an epoch of each method relative to the base.
 
     Example:
-        >>> times = {"base": Timing(0, 1.0, 0.1, cost=1.0), "sam": Timing(0, 2.5, 0.1, cost=1.9)}
-        >>> equal_time_epochs(20, times)
+        >>> equal_epochs(20, {"base": 1.0, "sam": 1.9})
         {'base': 20, 'sam': 11}
     """
-    budget = epochs * times[BASE].cost
-    return {name: max(1, round(budget / timing.cost)) for name, timing in times.items()}
+    return {name: max(1, round(epochs / cost)) for name, cost in costs.items()}
 
 
-def least_epochs(times: Mapping[str, Timing]) -> int:
-    """Return the epochs of the base that take as long as one epoch of the slowest method."""
-    return math.ceil(max(timing.cost for timing in times.values()) / times[BASE].cost - 1e-9)
+def least_epochs(costs: Mapping[str, float]) -> int:
+    """Return the epochs of the base that cost as much as one epoch of the most expensive method."""
+    return math.ceil(max(costs.values()) - 1e-9)
 
 
 def wall_time(seconds: Iterable[float], parallel: int) -> float:
@@ -70,19 +67,21 @@ class Estimator:
 
     Args:
         times: Times of all methods.
+        costs: The cost of an epoch of each method relative to the base.
         seeds: Number of seeds.
         parallel: Number of workers.
         startup: Seconds until workers run.
     """
 
     times: Mapping[str, Timing]
+    costs: Mapping[str, float]
     seeds: int
     parallel: int
     startup: float = 0.0
 
     def trials(self, epochs: int) -> list[float]:
         """Return the duration of a trial of each method."""
-        counts = equal_time_epochs(epochs, self.times)
+        counts = equal_epochs(epochs, self.costs)
         return [self.times[name].seconds(count) for name, count in counts.items()]
 
     def search(self, trials: int, epochs: int) -> float:
@@ -96,7 +95,7 @@ class Estimator:
         """
         jobs = [
             self.times[name].seconds(count + 1) + self.times[name].setup
-            for name, count in equal_time_epochs(epochs, self.times).items()
+            for name, count in equal_epochs(epochs, self.costs).items()
         ] * self.seeds
         return wall_time(jobs, self.parallel) + self.startup
 
@@ -122,7 +121,7 @@ def make_plan(
     """
     planned = available - _RESERVE * budget
     fewest = min(MIN_TRIALS, trials)
-    least = min(least_epochs(estimator.times), epochs)
+    least = min(least_epochs(estimator.costs), epochs)
     for count in range(trials, fewest - 1, -1):
         if estimator.total(Plan(count, epochs)) <= planned:
             return Plan(count, epochs)
@@ -141,7 +140,7 @@ def make_plan(
 
 def fit_epochs(estimator: Estimator, epochs: int, available: float) -> int:
     """Return the most epochs of the base whose final runs fit into the time left; at least one."""
-    least = min(least_epochs(estimator.times), epochs)
+    least = min(least_epochs(estimator.costs), epochs)
     for fewer in range(epochs, least, -1):
         if estimator.final(fewer) <= available:
             return fewer

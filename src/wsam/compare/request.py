@@ -19,6 +19,8 @@ from wsam.lab.user_code import UserCodeError, explain, is_code, load, source_fil
 TRIALS = 8
 EPOCHS = 30
 VALIDATION = 0.2
+EQUAL = {"time": "training time", "passes": "number of passes"}
+"""What may be equal in all runs of a comparison, in words."""
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 _BUDGET = re.compile(r"(\d+(?:\.\d+)?)([smh])")
 
@@ -35,6 +37,8 @@ class Request:
         budget: Seconds for the whole comparison.
         trials: Settings tried for each method; fewer if the budget requires it.
         every: Steps between the two-pass steps of ``cheap``.
+        equal: What is equal in all runs: ``time``, measured on this machine, or ``passes``, the number
+            of forward and backward passes, which does not depend on the machine.
 
     Example:
         >>> Request(Run(method="vanilla", validation=0.2), ("sam", "wsam"), budget=60).methods
@@ -47,6 +51,7 @@ class Request:
     budget: float = 1200.0
     trials: int = TRIALS
     every: int = EVERY
+    equal: str = "time"
 
     def __post_init__(self) -> None:
         """Check the methods and numbers."""
@@ -58,8 +63,14 @@ class Request:
         validation.number("budget", self.budget, 0)
         validation.count("trials", self.trials, 1)
         validation.count("every", self.every, 2)
+        check_choice("equal", self.equal, list(EQUAL))
         for name in self.methods:
             contender(name, self.run, self.every)
+
+    @property
+    def effort(self) -> str:
+        """What is equal in all runs, in words."""
+        return EQUAL[self.equal]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the comparison as JSON-compatible data."""
@@ -70,6 +81,7 @@ class Request:
             "budget": self.budget,
             "trials": self.trials,
             "every": self.every,
+            "equal": self.equal,
         }
 
     @classmethod
@@ -82,6 +94,7 @@ class Request:
             data["budget"],
             data["trials"],
             data["every"],
+            data.get("equal", "time"),
         )
 
 

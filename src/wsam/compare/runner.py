@@ -20,7 +20,7 @@ from wsam.compare.plan import (
     MIN_TRIALS,
     Estimator,
     Plan,
-    equal_time_epochs,
+    equal_epochs,
     fit_epochs,
     make_plan,
 )
@@ -209,14 +209,14 @@ class Comparison:
         setup = min((timing.setup for timing in self.state.timing.values()), default=0.0)
         self.state.timing = {n: replace(t, setup=setup) for n, t in self.state.timing.items()}
         if BASE in self.state.timing:
-            base = self.state.timing[BASE].cost
             costs = (
-                f"{self.contenders[name].title} {timing.cost / base:.2f}"
-                for name, timing in self.state.timing.items()
+                f"{self.contenders[name].title} {cost:.2f}"
+                for name, cost in self.state.costs.items()
                 if name != BASE
             )
+            seconds = format_seconds(self.state.timing[BASE].cost)
             self.progress.message(
-                f"an epoch of {self.contenders[BASE].title} takes {format_seconds(base)}; "
+                f"an epoch of {self.contenders[BASE].title} takes {seconds}; "
                 f"relative cost: {', '.join(costs) or 'no other method'}"
             )
 
@@ -244,7 +244,9 @@ class Comparison:
 
     def _estimator(self, times: dict[str, Timing] | None = None) -> Estimator:
         found = self.state.timing if times is None else times
-        return Estimator(found, len(self.request.seeds), self.parallel, self.state.startup)
+        costs = {name: cost for name, cost in self.state.costs.items() if name in found}
+        seeds = len(self.request.seeds)
+        return Estimator(found, costs, seeds, self.parallel, self.state.startup)
 
     def _make_plan(self) -> None:
         request, estimator = self.request, self._estimator()
@@ -257,7 +259,7 @@ class Comparison:
         seconds = request.budget - self._available + estimator.total(plan)
         self.progress.message(
             f"plan: {methods}, {pluralize(plan.trials, 'trial')} each, then "
-            f"{pluralize(len(request.seeds), 'seed')}, every run at the training time of "
+            f"{pluralize(len(request.seeds), 'seed')}, every run at the {request.effort} of "
             f"{pluralize(plan.epochs, 'epoch')} of the base; about "
             f"{format_seconds(seconds)} of {format_seconds(request.budget)} in all"
         )
@@ -388,7 +390,7 @@ class Comparison:
         return finished_trials(self.out, self.state, method)
 
     def _choose(self) -> None:
-        """Choose the settings of each method, and the epochs that take equal time."""
+        """Choose the settings of each method, and its epochs."""
         chosen: dict[str, Point] = {}
         times: dict[str, Timing] = {}
         for method in self._active:
@@ -405,10 +407,11 @@ class Comparison:
             raise ValueError("no trial of the base finished: change --lr or the data")
         slower = self._slowdown if self._expected else 1.0
         available = self._available / max(slower, 1.0)
-        epochs = fit_epochs(self._estimator(times), self._plan.epochs, available)
+        estimator = self._estimator(times)
+        epochs = fit_epochs(estimator, self._plan.epochs, available)
         self._note_epochs(epochs)
         seconds = {name: timing.epoch for name, timing in times.items()}
-        self.state.final = Final(chosen, equal_time_epochs(epochs, times), seconds)
+        self.state.final = Final(chosen, equal_epochs(epochs, estimator.costs), seconds)
         self._save()
 
     # Final runs ---------------------------------------------------------------------------------

@@ -10,14 +10,15 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from wsam.compare.contenders import Contender, Point, contender
-from wsam.compare.plan import Plan, equal_time_epochs
+from wsam.compare.contenders import BASE, Contender, Point, contender
+from wsam.compare.plan import Plan, equal_epochs
 from wsam.compare.request import Request
 from wsam.compare.timing import Timing
 from wsam.lab import records
 from wsam.lab.files import write_atomic
+from wsam.lab.passes import passes_per_step
 from wsam.lab.records import Record
 from wsam.lab.run import Run
 
@@ -75,10 +76,19 @@ class State:
         names = request.methods
         return {name: contender(name, request.run, request.every) for name in names}
 
+    @property
+    def costs(self) -> dict[str, float]:
+        """The cost of an epoch relative to the base, of each method that could be timed."""
+        if self.request.equal == "passes":
+            methods = self.contenders
+            return {name: cast(float, passes_per_step(methods[name].run)) for name in self.timing}
+        base = self.timing[BASE].cost
+        return {name: timing.cost / base for name, timing in self.timing.items()}
+
     def trial_run(self, method: Contender, trial: int) -> Run:
         """Return the run of a trial, as long as the final runs are planned to be."""
         assert self.plan is not None
-        epochs = equal_time_epochs(self.plan.epochs, self.timing)[method.name]
+        epochs = equal_epochs(self.plan.epochs, self.costs)[method.name]
         run = method.at(method.point(trial)).replace(epochs=epochs)
         return run.replace(seed=SEARCH_SEED, noise_seed=SEARCH_SEED)
 
@@ -162,9 +172,9 @@ def read_state(out: Path) -> State | None:
 def open_state(out: Path, request: Request) -> State:
     """Return the state to continue from.
 
-    The same request continues. If only the budget, methods, seeds, trials or epochs differ, the
-    comparison is planned again; it uses the times and records that exist. What ended without a plan
-    neither counts as spent time nor reserves the folder.
+    The same request continues. A request for the same problem with another budget or other methods,
+    seeds, trials, epochs or `equal` is planned again and uses the times and records that exist. What
+    ended without a plan neither counts as spent time nor reserves the folder.
 
     Raises:
         ValueError: The folder has a comparison of another problem.

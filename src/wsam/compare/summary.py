@@ -29,7 +29,11 @@ from wsam.lab.run import Run
 FORMAT = 1
 USE_THE_BASE = "No method beats the base here beyond noise; use the base."
 _EQUAL = 0.1
-"""Training times that differ by less count as equal."""
+"""Training times or passes that differ by less count as equal."""
+_MEASURED = {
+    "time": "by the cost of an epoch measured in timing runs (processor time on a CPU)",
+    "passes": "counted from the settings: a forward and backward pass for each gradient",
+}
 _BUSY = 0.2
 """Measured training times that differ from the planned ones by more are noted."""
 
@@ -76,8 +80,8 @@ class Row:
         trials: The trials of the search.
         epochs: Epochs of the final runs.
         epoch_seconds: Training time of an epoch, measured in the timing run.
-        cost: The same relative to the base.
-        planned_time: Planned training time relative to the base.
+        cost: Training time or passes of an epoch relative to the base.
+        planned_time: Planned training time or passes of a run relative to the base.
         records: The finished final runs by seed.
         surroundings: The loss around their weights.
         failures: Problems of its final runs.
@@ -180,11 +184,12 @@ class Summary:
         verb = "lowers" if self.metric["lower_is_better"] else "raises"
         number = format_number(difference.mean, self.metric["unit"], difference.interval)
         unit = " points" if self.metric["unit"] == "%" else ""
-        time = "at equal time"
+        equal = self.state.request.equal
+        effort = f"at equal {equal}"
         if abs(row.planned_time - 1) > _EQUAL:
-            time = f"in {row.planned_time:.2f} times the base's time"
+            effort = f"in {row.planned_time:.2f} times the base's {equal}"
         return (
-            f"{row.method.title} {verb} the {self.metric['name']} by {number}{unit} {time} "
+            f"{row.method.title} {verb} the {self.metric['name']} by {number}{unit} {effort} "
             f"({format_p(difference.p_holm)})."
         )
 
@@ -193,15 +198,15 @@ class Summary:
         """How the comparison was made, what was reduced, and what went wrong."""
         state, plan = self.state, self.state.plan
         assert plan is not None
+        equal, effort = state.request.equal, state.request.effort
         seeds = pluralize(len(state.request.seeds), "seed")
         base = self.rows[BASE].method.title
         notes = [
             f"Settings: {pluralize(state.trials, 'trial')} for every method, {base} included, each at "
-            f"the training time of {pluralize(plan.epochs, 'epoch')} of {base}; chosen by the "
+            f"the {effort} of {pluralize(plan.epochs, 'epoch')} of {base}; chosen by the "
             f"validation {self.metric['name']}.",
-            f"Equal time: {pluralize(self.rows[BASE].epochs, 'epoch')} of {base}, and for the others "
-            "as many as take the same training time, by the cost of an epoch measured in timing runs "
-            "(processor time on a CPU).",
+            f"Equal {equal}: {pluralize(self.rows[BASE].epochs, 'epoch')} of {base}, and for the "
+            f"others as many as take the same {effort}, {_MEASURED[equal]}.",
             f"{pluralize(len(self.compared), 'method')} compared with the base: paired t-test over "
             f"{seeds}, p-values corrected by Holm's method; ± is a {LEVEL:.0%} confidence interval.",
             f"Time: {format_seconds(state.spent)} of {format_seconds(state.request.budget)}.",
@@ -209,11 +214,11 @@ class Summary:
         ]
         uneven = [row for row in self.rows.values() if abs(row.planned_time - 1) > _EQUAL]
         notes += [
-            f"{row.method.title} gets {row.planned_time:.2f} times the base's training time: epochs "
+            f"{row.method.title} gets {row.planned_time:.2f} times the base's {effort}: epochs "
             "are whole."
             for row in uneven
         ]
-        return notes + self._busy_note()
+        return notes if equal == "passes" else notes + self._busy_note()
 
     def _busy_note(self) -> list[str]:
         base = self.rows[BASE].seconds
@@ -245,6 +250,7 @@ class Summary:
             "metric": self.metric,
             "problem": request.run.to_dict(),
             "seeds": list(request.seeds),
+            "equal": request.equal,
             "budget_seconds": request.budget,
             "spent_seconds": round(state.spent, 1),
             "trials": state.trials,
@@ -340,15 +346,15 @@ def _row(out: Path, state: State, method: Contender) -> Row:
             continue
         found[seed] = record
         surroundings.append(read_sharpness(folder, run))
-    times, base = state.timing[name], state.timing[BASE]
+    cost, epochs = state.costs[name], final.epochs[name]
     return Row(
         method,
         final.chosen[name],
         _trials(out, state, method),
-        final.epochs[name],
-        times.cost,
-        times.cost / base.cost,
-        final.epochs[name] * times.cost / (final.epochs[BASE] * base.cost),
+        epochs,
+        state.timing[name].cost,
+        cost,
+        epochs * cost / final.epochs[BASE],
         found,
         tuple(surroundings),
         tuple(failures),

@@ -33,6 +33,6 @@ def lead(summary: Summary) -> str:
         f"A small network learns digits while {request.run.noise:.0%} of its training labels are "
         f"redrawn at random. Test error: {', '.join(errors)} (n = {len(request.seeds)}). Every method, "
         f"SGD included, was tuned with the same effort: {pluralize(summary.state.trials, 'setting')} "
-        "each, chosen on a validation split. All trained for the same time. The test set was read "
+        "each, chosen on a validation split. All used the same number of passes. The test set was read "
         "once, at the end."
     )

@@ -25,9 +25,10 @@ PROBLEM = Run(
 
 
 def demo_request(seeds: Sequence[int] = SEEDS) -> Request:
-    """Return the comparison of SGD, SAM and WSAM.
+    """Return the comparison of SGD, SAM and WSAM, at equal passes: no figure depends on the load.
 
     Args:
         seeds: Seeds of the final runs. Each draws its own wrong labels.
     """
-    return Request(PROBLEM, ("base", "sam", "wsam"), tuple(seeds), BUDGET, TRIALS)
+    methods = ("base", "sam", "wsam")
+    return Request(PROBLEM, methods, tuple(seeds), BUDGET, TRIALS, equal="passes")

@@ -11,10 +11,10 @@ from typing import Any, Protocol
 
 from wsam._format import mean_and_std
 from wsam.lab import records
+from wsam.lab.passes import passes_per_step
 from wsam.lab.records import Record
 from wsam.lab.run import Run
 from wsam.paper import minima
-from wsam.paper.passes import passes_per_step
 from wsam.paper.table import Cell, Measure, Table, format_mean, format_number
 
 NOT_RUN = "not run"
