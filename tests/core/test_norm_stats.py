@@ -273,6 +273,22 @@ def test_buffers_with_new_storage_between_steps(pass_model: bool) -> None:
     assert counts(model) == [3]
 
 
+class Reassigning(Rebinding):
+    """Gives its buffers new memory instead of writing into it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.running_mean.data = 0.9 * self.running_mean + 0.1 * x.mean(0).detach()
+        self.num_batches_tracked.data = self.num_batches_tracked + 1
+        return x
+
+
+@with_and_without_model
+def test_buffers_with_new_storage_in_a_pass(pass_model: bool) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), Reassigning())
+    train(model, pass_model)
+    assert counts(model) == [3]
+
+
 def test_count_with_new_storage() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     opt = sam(model.parameters(), model)

@@ -70,7 +70,7 @@ class NormStats:
         """Copy the statistics. Call before the pass."""
         _remove_hooks(self._hooks)
         if not self._copies.match(self._modules):
-            self._copies = StatCopies(self._modules)
+            self._copies = StatCopies(self._modules, as_bytes=True)
         self._copies.save()
         self._late_copies = [self._copies]
         self._pause_power_iteration(self._spectral_norms)
@@ -157,9 +157,14 @@ class NormStats:
 
 
 class StatCopies:
-    """Copies of the statistics of some modules."""
+    """Copies of the statistics of some modules.
 
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
+    Args:
+        modules: whose statistics are copied.
+        as_bytes: copy all dtypes by one launch, which saves time if the copies are used repeatedly.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module], as_bytes: bool = False) -> None:
         self._modules = list(modules)
         self._buffers = [
             (m._buffers, name, b) for m in self._modules for name, b in _statistics(m).items()
@@ -168,19 +173,28 @@ class StatCopies:
             b is not None and is_lazy(b) for m in self._modules for b in m._buffers.values()
         )
         self._tensors = [b for _, _, b in self._buffers]
-        self._addresses = list(map(Tensor.data_ptr, self._tensors))
-        lists: dict[Any, list[Tensor]] = {}
-        for view in map(_bytes, self._tensors):
-            lists.setdefault((view.dtype, view.device), []).append(view)
-        self._pairs = [(found, [torch.empty_like(b) for b in found]) for found in lists.values()]
+        self._viewed_at: list[int] = []
+        self._lists = _by_kind(self._tensors)
+        if as_bytes:
+            self._view_bytes()
+        self._copies = [[torch.empty_like(b) for b in found] for found in self._lists]
+
+    def _view_bytes(self) -> None:
+        """View the buffers as bytes, so that one launch copies all dtypes."""
+        self._viewed_at = list(map(Tensor.data_ptr, self._tensors))
+        self._lists = _by_kind(map(_bytes, self._tensors))
+
+    def _follow_buffers(self) -> None:
+        """View the buffers again where code has given them other memory."""
+        if self._viewed_at and list(map(Tensor.data_ptr, self._tensors)) != self._viewed_at:
+            self._view_bytes()
 
     def match(self, modules: list[nn.Module]) -> bool:
         """Whether these are copies of the buffers that the modules have now."""
         if modules != self._modules or self._has_lazy:
             return False
         now = [buffers[name] for buffers, name, _ in self._buffers]
-        same = all(map(operator.is_, now, self._tensors))
-        return same and list(map(Tensor.data_ptr, self._tensors)) == self._addresses
+        return all(map(operator.is_, now, self._tensors))
 
     def contain(self, tensors: Iterable[Tensor]) -> bool:
         """Whether these tensors are all among those that are copied."""
@@ -188,13 +202,15 @@ class StatCopies:
 
     def save(self) -> None:
         """Copy the current statistics."""
-        for tensors, kept in self._pairs:
-            torch._foreach_copy_(kept, tensors)
+        self._follow_buffers()
+        for copies, tensors in zip(self._copies, self._lists, strict=True):
+            torch._foreach_copy_(copies, tensors)
 
     def restore(self) -> None:
         """Copy them back."""
-        for tensors, kept in self._pairs:
-            torch._foreach_copy_(tensors, kept)
+        self._follow_buffers()
+        for copies, tensors in zip(self._copies, self._lists, strict=True):
+            torch._foreach_copy_(tensors, copies)
 
     def rebind(self) -> None:
         """Give modules their buffers back, where they have replaced them by new tensors."""
@@ -214,8 +230,16 @@ def _statistics(module: nn.Module) -> dict[str, Tensor]:
     }
 
 
+def _by_kind(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Return lists of tensors of one dtype and device."""
+    lists: dict[Any, list[Tensor]] = {}
+    for tensor in tensors:
+        lists.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+    return list(lists.values())
+
+
 def _bytes(tensor: Tensor) -> Tensor:
-    """Return a view of a tensor's bytes: torch copies tensors of one dtype by one launch."""
+    """Return a view of a tensor's bytes, or the tensor itself where that is not possible."""
     plain = type(tensor) in PLAIN_TYPES and tensor.is_contiguous()
     return tensor.view(-1).view(torch.uint8) if plain else tensor
 

@@ -88,11 +88,10 @@ def owned(gradients: list[Tensor], sharded: bool) -> list[Tensor]:
     if torch.compiler.is_compiling():  # cannot trace the size of a storage
         return [g.clone() if g._is_view() else g for g in gradients]
     shards = local_shards(gradients) if sharded else gradients
-    stored = map(torch.UntypedStorage.nbytes, map(Tensor.untyped_storage, shards))
-    of_part = map(operator.gt, stored, map(_NBYTES, shards))
-    views = list(map(operator.or_, map(Tensor._is_view, shards), of_part))
-    if not any(views):
-        return gradients
+    stored = sum(map(torch.UntypedStorage.nbytes, map(Tensor.untyped_storage, shards)))
+    if stored == sum(map(_NBYTES, shards)) and not any(map(Tensor._is_view, shards)):
+        return gradients  # the usual case
+    views = [s._is_view() or s.untyped_storage().nbytes() > s.nbytes for s in shards]
     return [g.clone() if view else g for g, view in zip(gradients, views, strict=True)]
 
 
