@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from operator import itemgetter
+from operator import is_, itemgetter
 from typing import Any
 
 import torch
@@ -124,16 +124,23 @@ def state_lists(
 
     None if a parameter has no state, or if Adam's step counts are not on the device.
     """
-    state_of: Any = base.state.get
+    states = _states_of(base, params)
     try:
-        lists = [list(map(itemgetter(n), map(state_of, params))) for n in _state_names(group)]
+        lists = [list(map(itemgetter(name), states)) for name in _state_names(group)]
         if "betas" in group:
-            counts = map(itemgetter("step"), map(state_of, params))
+            counts = map(itemgetter("step"), states)
             if not all(_is_count_on(count, device) for count in counts):
                 return None
     except (KeyError, TypeError):  # no such entry, or no state at all
         return None
     return lists
+
+
+def _states_of(base: Optimizer, params: Sequence[Tensor]) -> list[Any]:
+    """Return the base's state of each parameter, None where there is none."""
+    if len(base.state) == len(params) and all(map(is_, base.state, params)):
+        return list(base.state.values())  # saves the hashes of tensors, which are Python code
+    return list(map(base.state.get, params))
 
 
 def _state_names(group: dict[str, Any]) -> tuple[str, ...]:
