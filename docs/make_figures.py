@@ -3,7 +3,7 @@
 python docs/make_figures.py            # all, about five minutes on one core
 python docs/make_figures.py weight     # one of: toy, directions, weight, stability, minima,
                                        #         sensitivity, error_over_time, label_noise,
-                                       #         demo_errors, demo_landscape
+                                       #         over_adamw, demo_errors, demo_landscape
 """
 
 import json
@@ -21,7 +21,15 @@ from torch import Tensor, nn
 
 from wsam import SAM, WSAM, CoupledWSAM, SharpnessAware
 from wsam.lab.records import record_path
-from wsam.paper import comparison, plot, plot_eigenvalues, plot_noise, plot_time, registry
+from wsam.paper import (
+    comparison,
+    plot,
+    plot_adam,
+    plot_eigenvalues,
+    plot_noise,
+    plot_time,
+    registry,
+)
 from wsam.plot_style import (
     COLORS,
     FIGURE_WIDTH,
@@ -280,6 +288,14 @@ def draw_label_noise():
     save(figure, "label_noise.svg", " ".join(sorted(k for r in results for k in r.keys)))
 
 
+def draw_over_adamw():
+    """Draw the test loss of a GPT during training. The file lists its records."""
+    curves = plot_adam.read_curves(RESULTS)
+    with rc_context(RC_PARAMS):
+        figure = plot_adam.draw_curves(curves)
+    save(figure, "over_adamw.svg", " ".join(sorted(key for one in curves for key in one.keys)))
+
+
 def read_demo():
     """Return the figures of the demonstration, the rows by method, and the keys of its runs."""
     record = json.loads(DEMO.read_text())
@@ -358,6 +374,7 @@ if __name__ == "__main__":
     drawings |= {"weight": draw_weight, "stability": draw_stability, "minima": draw_minima}
     drawings |= {"sensitivity": draw_sensitivity}
     drawings |= {"error_over_time": draw_error_over_time, "label_noise": draw_label_noise}
+    drawings |= {"over_adamw": draw_over_adamw}
     drawings |= {"demo_errors": draw_demo_errors, "demo_landscape": draw_demo_landscape}
     for wanted in sys.argv[1:] or list(drawings):
         if wanted not in drawings:

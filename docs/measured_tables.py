@@ -58,7 +58,7 @@ TITLES = {
     "resnet18": "ResNet18",
     "wrn-28-10": "WRN-28-10",
     "mlp": "perceptron",
-    "gpt": "small GPT",
+    "gpt": "GPT",
     "cnn": "small CNN",
     "text:shakespeare.txt": "Shakespeare",
     "adamw": "AdamW",
@@ -219,7 +219,12 @@ class Group:
         noise = f", {run.noise:.0%} noisy labels" if run.noise else ""
         base = "" if run.base == "sgd" else f", {TITLES.get(run.base, run.base)}"
         data = TITLES.get(run.data, run.data)
-        return f"{TITLES.get(run.model, run.model)}, {data}{noise}{base}"
+        size = "".join(
+            f", {key} {value}"
+            for key, value in run.model_args.items()
+            if key in ("layers", "dropout")
+        )
+        return f"{TITLES.get(run.model, run.model)}{size}, {data}{noise}{base}"
 
     @property
     def hyper(self) -> str:
