@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -327,8 +327,7 @@ def summarise(out: Path, state: State) -> Summary:
     metric = records.metric(found[0])
     differences = _differences(rows, bool(metric["lower_is_better"]))
     rows = {
-        name: Row(**{**vars(row), "difference": differences.get(name)})
-        for name, row in rows.items()
+        name: replace(row, difference=differences.get(name)) for name, row in rows.items()
     }
     return Summary(out, state, rows, metric)
 
