@@ -74,28 +74,13 @@ class Request:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the comparison as JSON-compatible data."""
-        return {
-            "run": self.run.to_dict(),
-            "methods": list(self.methods),
-            "seeds": list(self.seeds),
-            "budget": self.budget,
-            "trials": self.trials,
-            "every": self.every,
-            "equal": self.equal,
-        }
+        lists = {"methods": list(self.methods), "seeds": list(self.seeds)}
+        return {**vars(self), "run": self.run.to_dict(), **lists}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Request:
         """Return the comparison whose `to_dict` is given."""
-        return cls(
-            Run.from_dict(data["run"]),
-            tuple(data["methods"]),
-            tuple(data["seeds"]),
-            data["budget"],
-            data["trials"],
-            data["every"],
-            data.get("equal", "time"),
-        )
+        return cls(**{**data, "run": Run.from_dict(data["run"]), "seeds": tuple(data["seeds"])})
 
 
 def _checked_methods(names: Sequence[str]) -> tuple[str, ...]:

@@ -107,32 +107,26 @@ class State:
         """Return the state as JSON-compatible data."""
         return {
             "format": FORMAT,
+            **vars(self),
             "request": self.request.to_dict(),
             "timing": {name: asdict(timing) for name, timing in self.timing.items()},
-            "startup": self.startup,
             "plan": None if self.plan is None else asdict(self.plan),
-            "trials": self.trials,
             "final": None if self.final is None else asdict(self.final),
             "spent": round(self.spent, 2),
-            "notes": self.notes,
-            "failures": self.failures,
         }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> State:
         """Return the state whose `to_dict` is given."""
-        plan, final = data["plan"], data["final"]
-        return cls(
-            Request.from_dict(data["request"]),
-            {name: Timing(**times) for name, times in data["timing"].items()},
-            float(data["startup"]),
-            None if plan is None else Plan(**plan),
-            data["trials"],
-            None if final is None else Final(**final),
-            float(data["spent"]),
-            list(data["notes"]),
-            dict(data["failures"]),
-        )
+        given = {name: value for name, value in data.items() if name != "format"}
+        plan, final = given["plan"], given["final"]
+        made = {
+            "request": Request.from_dict(given["request"]),
+            "timing": {name: Timing(**times) for name, times in given["timing"].items()},
+            "plan": None if plan is None else Plan(**plan),
+            "final": None if final is None else Final(**final),
+        }
+        return cls(**{**given, **made})
 
 
 def search_folder(out: Path) -> Path:
