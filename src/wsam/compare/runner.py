@@ -167,7 +167,7 @@ class Comparison:
 
     def _note(self, text: str) -> None:
         if text not in self.state.notes:
-            self.state.add_note(text)
+            self.state.notes.append(text)
             self.progress.message(text)
 
     def _note_warnings(self) -> None:

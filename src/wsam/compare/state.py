@@ -98,11 +98,6 @@ class State:
         run = method.at(self.final.chosen[method.name])
         return run.replace(epochs=self.final.epochs[method.name], seed=seed, noise_seed=seed)
 
-    def add_note(self, text: str) -> None:
-        """Add a note unless it is there."""
-        if text not in self.notes:
-            self.notes.append(text)
-
     def to_dict(self) -> dict[str, Any]:
         """Return the state as JSON-compatible data."""
         return {
