@@ -375,7 +375,9 @@ class Comparison:
 
     def _is_hopeless(self, method: Contender) -> bool:
         """Return whether the first runs of a method ended with errors."""
-        return self._errors[method.name] >= _MAX_ERRORS and not self._trials(method)
+        return self._errors[method.name] >= _MAX_ERRORS and not finished_trials(
+            self.out, self.state, method
+        )
 
     def _round_fits(self) -> bool:
         """Return whether another trial of every method fits before the final runs."""
@@ -385,16 +387,12 @@ class Comparison:
         seconds += estimator.final(plan.epochs)
         return self._slowdown * seconds <= self._available
 
-    def _trials(self, method: Contender) -> dict[int, Record]:
-        """Return the finished trials of a method."""
-        return finished_trials(self.out, self.state, method)
-
     def _choose(self) -> None:
         """Choose the settings of each method, and its epochs."""
         chosen: dict[str, Point] = {}
         times: dict[str, Timing] = {}
         for method in self._active:
-            found = self._trials(method)
+            found = finished_trials(self.out, self.state, method)
             if not found:
                 self._fail(method.run, f"{method.title}: left out: no trial finished")
                 continue
@@ -405,8 +403,7 @@ class Comparison:
             self.progress.message(f"chosen: {method.title}, {format_point(chosen[method.name])}")
         if BASE not in chosen:
             raise ValueError("no trial of the base finished: change --lr or the data")
-        slower = self._slowdown if self._expected else 1.0
-        available = self._available / max(slower, 1.0)
+        available = self._available / max(self._slowdown, 1.0)
         estimator = self._estimator(times)
         epochs = fit_epochs(estimator, self._plan.epochs, available)
         self._note_epochs(epochs)
