@@ -12,7 +12,6 @@ from wsam.compare.contenders import BASE
 from wsam.compare.request import format_seconds
 from wsam.compare.sharpness import DISTANCES, RADIUS, SAMPLES, SLICE_SAMPLES
 from wsam.compare.summary import Row, Summary, format_figure, format_number, format_p, format_point
-from wsam.lab import records
 from wsam.lab.run import Run
 from wsam.lab.settings import BASES
 from wsam.lab.titles import GREEK, experiment_title
@@ -68,15 +67,13 @@ def _experiment(summary: Summary) -> Experiment:
     """Return the final runs as groups of the report."""
     groups = []
     for row in summary.rows.values():
-        results = tuple(Result(_run(record), record) for record in row.records.values())
+        results = tuple(
+            Result(Run.from_dict(record["settings"]), record) for record in row.records.values()
+        )
         if results:
             group = Group(results[0].run, results)
             groups.append(LabeledGroup(group, row.method.title, row.method.style))
     return Experiment(experiment_title(summary.state.request.run), tuple(groups))
-
-
-def _run(record: records.Record) -> Run:
-    return Run.from_dict(record["settings"])
 
 
 # ---- table ----

@@ -326,9 +326,7 @@ def summarise(out: Path, state: State) -> Summary:
         found = list(trial_records(out, state, contenders[BASE]).values())
     metric = records.metric(found[0])
     differences = _differences(rows, bool(metric["lower_is_better"]))
-    rows = {
-        name: replace(row, difference=differences.get(name)) for name, row in rows.items()
-    }
+    rows = {name: replace(row, difference=differences.get(name)) for name, row in rows.items()}
     return Summary(out, state, rows, metric)
 
 
