@@ -37,8 +37,8 @@ def test_accepts_geometry_matches_the_constructor(method, monkeypatch):
     except TypeError:
         accepts = False
     monkeypatch.setattr(methods, "create", None)
-    assert settings.accepts_geometry(method) is accepts
-    assert not settings.accepts_geometry(settings.VANILLA)
+    assert settings.accepts(method, "geometry") is accepts
+    assert not settings.accepts(settings.VANILLA, "geometry")
 
 
 @st.composite
@@ -52,7 +52,7 @@ def runs(draw):
         if isinstance(v, float)
     }
     geometry = None
-    if settings.accepts_geometry(method):
+    if settings.accepts(method, "geometry"):
         choices = [None, {"name": "adaptive", "eta": 0.5}, {"name": "fisher"}, {"name": "masked"}]
         geometry = draw(st.sampled_from(choices))
     return Run(

@@ -30,10 +30,7 @@ from wsam.lab.settings import (
     TASKS,
     VANILLA,
     Value,
-    accepts_geometry,
-    accepts_lean,
-    accepts_precondition,
-    accepts_reuse,
+    accepts,
     check_choice,
     check_mapping,
     check_str,
@@ -234,29 +231,30 @@ class Run:
     def _checked_options(self) -> dict[str, Value]:
         defaults = {} if self.method == VANILLA else OPTIONS
         options = with_defaults(f"{self.method}'s options", self.options, defaults)
-        if options.get("lean") and not accepts_lean(self.method):
-            others = [method for method in method_defaults() if accepts_lean(method)]
-            raise ValueError(
-                f"{self.method} passes the second gradient to its base, so lean saves nothing; "
-                f"methods with lean: {join_names(others)}"
+        if options.get("lean"):
+            refusal = (
+                "passes the second gradient to its base, so lean saves nothing; methods with lean"
             )
+            self._require_argument("lean", refusal)
         if defaults:
             validation.count("every", options["every"], 1)
             for name in ("start", "ascent_share", "gamma_warmup", "rho_warmup"):
                 validation.number(name, options[name], 0, 1, high_open=False)
             self._check_combined(options)
-        if options.get("reuse") and not accepts_reuse(self.method):
-            others = [method for method in method_defaults() if accepts_reuse(method)]
-            raise ValueError(f"{self.method} does not take reuse; methods: {join_names(others)}")
+        if options.get("reuse"):
+            self._require_argument("reuse", "does not take reuse; methods")
         if options.get("reuse") and options["every"] == 1:
             raise ValueError("reuse applies to the steps between two-pass steps: set every above 1")
-        if options.get("precondition") and not accepts_precondition(self.method):
-            others = [method for method in method_defaults() if accepts_precondition(method)]
-            raise ValueError(
-                f"{self.method} has no decoupled term to precondition; methods with precondition: "
-                f"{join_names(others)}"
-            )
+        if options.get("precondition"):
+            refusal = "has no decoupled term to precondition; methods with precondition"
+            self._require_argument("precondition", refusal)
         return {name: value for name, value in options.items() if value != defaults[name]}
+
+    def _require_argument(self, argument: str, refusal: str) -> None:
+        """Raise an error that names the methods with an argument, unless the method has it."""
+        if not accepts(self.method, argument):
+            others = [method for method in method_defaults() if accepts(method, argument)]
+            raise ValueError(f"{self.method} {refusal}: {join_names(others)}")
 
     def _check_combined(self, options: Mapping[str, Value]) -> None:
         """Raise an error if an option has no effect on the method, or together with another one."""
@@ -284,11 +282,7 @@ class Run:
             raise TypeError(
                 f'geometry must have a "name", as {{"name": "adaptive"}}, got {geometry!r}'
             )
-        if not accepts_geometry(self.method):
-            others = [method for method in method_defaults() if accepts_geometry(method)]
-            raise ValueError(
-                f"{self.method} does not take a geometry; methods that do: {join_names(others)}"
-            )
+        self._require_argument("geometry", "does not take a geometry; methods that do")
         known = geometry_defaults()
         check_choice("geometry", name, known)
         return {"name": name, **with_defaults(f"geometry {name}", given, known[name])}

@@ -165,27 +165,8 @@ def _own_defaults(method: Any) -> dict[str, Value]:
     return {p.name: p.default for p in keywords if p.name not in common}
 
 
-def accepts_geometry(method: str) -> bool:
-    """Return whether a method's geometry can be chosen."""
-    return _accepts(method, "geometry")
-
-
-def accepts_lean(method: str) -> bool:
-    """Return whether the base of a method may step between the two passes."""
-    return _accepts(method, "lean")
-
-
-def accepts_reuse(method: str) -> bool:
-    """Return whether a method can reuse its sharpness gradient between two-pass steps."""
-    return _accepts(method, "reuse")
-
-
-def accepts_precondition(method: str) -> bool:
-    """Return whether a method's decoupled term can be divided by the base's denominator."""
-    return _accepts(method, "precondition")
-
-
-def _accepts(method: str, argument: str) -> bool:
+def accepts(method: str, argument: str) -> bool:
+    """Return whether a method has an argument that only some have, such as ``geometry``."""
     from wsam.methods import METHODS
 
     return method != VANILLA and argument in _parameters(METHODS[method])

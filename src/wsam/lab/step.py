@@ -66,7 +66,7 @@ def make_optimizer(run: Run, model: nn.Module, steps: int = 1) -> torch.optim.Op
     arguments: dict[str, Any] = {**_with_schedules(run, steps), **passed, "model": model}
     if (when := _interval(options, steps)) is not None:
         arguments["when"] = when
-    if settings.accepts_precondition(run.method):
+    if settings.accepts(run.method, "precondition"):
         arguments.setdefault("precondition", False)
     if options.get("reuse"):
         arguments["reuse"] = _reuse(options)

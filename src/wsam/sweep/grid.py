@@ -17,9 +17,7 @@ from wsam.lab.settings import (
     OPTIONS,
     VANILLA,
     Value,
-    accepts_geometry,
-    accepts_lean,
-    accepts_reuse,
+    accepts,
     default_model,
     join_names,
 )
@@ -107,8 +105,8 @@ def _options(run: Run) -> list[str]:
     if run.method == VANILLA:
         return []
     refused = {
-        "lean": not accepts_lean(run.method),
-        "reuse": not accepts_reuse(run.method) or "every" not in run.options,
+        "lean": not accepts(run.method, "lean"),
+        "reuse": not accepts(run.method, "reuse") or "every" not in run.options,
         "gather": run.method != "esam",
         "gamma_warmup": "gamma" not in run.hyper or run.method == "esam",
     }
@@ -119,7 +117,7 @@ def _options(run: Run) -> list[str]:
 def _applies(run: Run, field: str) -> bool:
     """Return whether a run of this method and data may have a field."""
     if field == "geometry":
-        return accepts_geometry(run.method)
+        return accepts(run.method, "geometry")
     return field not in DATA_SETTINGS or run.data.startswith(DATA_SETTINGS[field])
 
 
