@@ -114,10 +114,7 @@ def _metric(run: Run, objects: Objects | None) -> Metric | None:
 
 def uses_own_code(run: Run) -> bool:
     """Return whether the model or the data of a run is the user's own code."""
-    return any(
-        user_code.is_code(name) or name.startswith(user_code.OBJECT)
-        for name in (run.data, run.model)
-    )
+    return any(map(user_code.is_user_code, (run.data, run.model)))
 
 
 def _check_digests(run: Run, objects: Objects | None, folder: Path) -> None:
@@ -142,7 +139,7 @@ def make_data_feed(
 ) -> DataFeed:
     """Return the run's data, with its label noise, limits and splits, as batches on the device."""
     validation = None if run.validation is None else (run.validation, run.validation_seed or 0)
-    if not (user_code.is_code(run.data) or run.data.startswith(user_code.OBJECT)):
+    if not user_code.is_user_code(run.data):
         return _named_feed(run, execution, device, validation)
     if run.noise:
         raise ValueError(f"--noise needs images or a table with classes, not {run.data}")
@@ -247,7 +244,7 @@ def make_model(
     out: Path | None = None,
 ) -> nn.Module:
     """Return the run's initial model on the device; named models are channels last in memory."""
-    if user_code.is_code(run.model) or run.model.startswith(user_code.OBJECT):
+    if user_code.is_user_code(run.model):
         return _own_model(run, objects).to(device)
     of_run = run.pretrained is not None and run.pretrained.startswith(OF_RUN)
     pretrained = None if of_run else run.pretrained

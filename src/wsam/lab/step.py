@@ -21,15 +21,14 @@ from wsam.lab.metrics import Loss, Metric, cross_entropy, format_shape, loss_sum
 from wsam.lab.problem import Problem
 from wsam.lab.run import Run
 from wsam.lab.user_code import (
-    OBJECT,
     RAISED,
     RunError,
     UserCodeError,
     describe,
     explain,
-    is_code,
     is_out_of_memory,
     is_own,
+    is_user_code,
 )
 
 if TYPE_CHECKING:
@@ -257,10 +256,9 @@ def check_forward(run: Run, model: nn.Module, inputs: Any, device: torch.device)
         images = isinstance(inputs, Tensor) and inputs.dim() == 4
         shape = " x ".join(map(str, inputs.shape)) if images else format_shape(inputs)
         what = "images" if images else "inputs"
-        own = is_code(run.model) or run.model.startswith(OBJECT)
         raise UserCodeError(
             f"{run.model} does not accept the {what} of {run.data} ({shape}): "
-            f"{describe(error) if own and is_own(error) else _reason(error)}"
+            f"{describe(error) if is_user_code(run.model) and is_own(error) else _reason(error)}"
         ) from error
 
 

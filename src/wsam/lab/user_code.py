@@ -65,6 +65,11 @@ def is_code(name: str) -> bool:
     return found["source"].endswith(".py") or _MODULE.fullmatch(found["source"]) is not None
 
 
+def is_user_code(name: str) -> bool:
+    """Return whether a name refers to the user's code: a function, or an object given to `fit`."""
+    return is_code(name) or name.startswith(OBJECT)
+
+
 def split(name: str) -> tuple[str, str]:
     """Return the file or module of a name and its function."""
     source, _, function = name.rpartition(":")
