@@ -6,10 +6,11 @@ from pathlib import Path
 
 import torch
 
-from wsam.lab.data_feed import TEST, TRAIN, VALIDATION, TensorFeed, Validation, split_validation
+from wsam.lab.data_feed import TensorFeed, Validation
 from wsam.lab.metrics import LOSS, cross_entropy
 from wsam.lab.models import TOKENS, Task
 from wsam.lab.run import Run
+from wsam.lab.tables import split_rows
 
 _TEST_SHARE = 10  # the last block of ten
 
@@ -40,12 +41,7 @@ def text_feed(path: Path, run: Run, device: torch.device, validation: Validation
         )
     used = count * run.block_size
     inputs, targets = (codes[at : at + used].view(count, -1) for at in (0, 1))
-    held_out = max(count // _TEST_SHARE, 1)
-    train = torch.arange(count - held_out)[: run.train_limit]
-    parts = {TRAIN: train, TEST: torch.arange(count - held_out, count)[: run.test_limit]}
-    if validation is not None:
-        kept, chosen = split_validation(len(train), *validation)
-        parts |= {TRAIN: train[kept], VALIDATION: train[chosen]}
+    parts = split_rows(run.data, count, max(count // _TEST_SHARE, 1), run, validation)
     return TensorFeed(
         {split: (inputs[rows], targets[rows]) for split, rows in parts.items()},
         Task((run.block_size,), len(characters), run.data, kind=TOKENS),
