@@ -137,24 +137,17 @@ def run_job(job: Job, callbacks: Sequence[Callback] = ()) -> Outcome:
     except Exception as error:
         return _failed_attempt(job, _describe(error))
     seconds = time.monotonic() - start
-    if not records.is_finished(record):
-        return Outcome(
-            job,
-            Status.FAILED,
-            str(record.get("failure")),
-            seconds=seconds,
-            objective_name=figure_name(records.metric(record)),
-            lower_is_better=records.metric(record)["lower_is_better"],
-        )
+    finished, metric = records.is_finished(record), records.metric(record)
     status = Status.FINISHED if flag.started else Status.SKIPPED
     return Outcome(
         job,
-        status,
+        status if finished else Status.FAILED,
+        "" if finished else records.failure_reason(record),
         error=records.final_error(record),
         objective=records.objective(record),
-        objective_name=figure_name(records.metric(record)),
-        lower_is_better=records.metric(record)["lower_is_better"],
-        figure=_figure(record),
+        objective_name=figure_name(metric),
+        lower_is_better=metric["lower_is_better"],
+        figure=_figure(record) if finished else "",
         seconds=seconds,
     )
 
