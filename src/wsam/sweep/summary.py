@@ -11,7 +11,7 @@ from wsam._format import format_mean_std, mean_and_std
 from wsam.lab import records
 from wsam.lab.records import Record
 from wsam.lab.run import Run
-from wsam.lab.titles import figure_name, format_figure, run_titles
+from wsam.lab.titles import figure_name, run_titles
 
 TEST = "test"
 
@@ -115,32 +115,26 @@ def summarize(runs: Iterable[Run], out: Path) -> Summary:
         runs: The runs.
         out: The results folder.
     """
-    wanted = list(runs)
-    by_setting: dict[str, list[tuple[Run, Record]]] = {}
+    by_setting: dict[Run, list[Record]] = {}
     metric = dict(records.METRIC)
-    first: dict[str, Run] = {}
-    for run in wanted:
-        key = run.replace(seed=0, noise_seed=0).key
-        first.setdefault(key, run.replace(seed=0, noise_seed=0))
-        by_setting.setdefault(key, [])
+    for run in runs:
+        found = by_setting.setdefault(run.replace(seed=0, noise_seed=0), [])
         try:
             record = records.read(out, run)
         except (OSError, ValueError):
             continue
         if record is not None:
-            by_setting[key].append((run, record))
+            found.append(record)
             if records.is_finished(record):
                 metric = records.metric(record)
-    titles = run_titles(first.values())
-    rows = [
-        _row(titles[first[key].key], first[key], found, metric) for key, found in by_setting.items()
-    ]
+    titles = run_titles(by_setting)
+    rows = [_row(titles[run.key], run, found, metric) for run, found in by_setting.items()]
     rows.sort(key=lambda row: (row.objective is None, row.failed > 0, row.objective or 0.0))
     return Summary(tuple(rows), metric)
 
 
-def _row(name: str, run: Run, found: list[tuple[Run, Record]], metric: dict[str, Any]) -> Row:
-    finished = [record for _, record in found if records.is_finished(record)]
+def _row(name: str, run: Run, found: list[Record], metric: dict[str, Any]) -> Row:
+    finished = [record for record in found if records.is_finished(record)]
     objectives = [value for value in map(records.objective, finished) if value is not None]
     figures = {}
     for split in dict.fromkeys((metric["split"], TEST)):
@@ -160,4 +154,4 @@ def _row(name: str, run: Run, found: list[tuple[Run, Record]], metric: dict[str,
 
 
 def _number(value: float, unit: str) -> str:
-    return format_figure(value, unit).removesuffix("%") if unit == "%" else f"{value:.4g}"
+    return f"{value:.2f}" if unit == "%" else f"{value:.4g}"
