@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 DIFFERS, CANNOT_JUDGE = "†", "‡"
 IGNORES_N = f"{DIFFERS} ignores n: with few seeds it often appears by chance."
-FORMATS = ("markdown", "csv", "rich")
 _NO_BREAK_SPACE = "\u00a0"
 _SUBJECTS = {*METHODS, "GPT", "MLP", "ViT"}
 """Labels of rows that a note may begin with."""
@@ -103,9 +102,7 @@ def _was_run(entry: Entry) -> bool:
 def visible_columns(table: Table, entries: Sequence[Entry]) -> list[str]:
     """Return the columns with a result, a failed run or a figure of the paper; all if none has."""
     filled = {
-        entry.cell.column
-        for entry in entries
-        if entry.ours.n or entry.ours.failed or entry.cell.paper is not None
+        entry.cell.column for entry in entries if _was_run(entry) or entry.cell.paper is not None
     }
     return [column for column in table.columns if column in filled or not filled]
 
