@@ -15,6 +15,7 @@ from torch import Tensor
 from wsam.accel.cuda_graph import capture, no_garbage_collection
 from wsam.accel.triton_backend import triton_is_installed
 from wsam.bench.workload import GAMMA, RHO, Workload
+from wsam.lab.passes import FORWARD, ONE_PASS
 from wsam.methods import METHODS, create
 from wsam.schedule import Every
 from wsam.training_step import train_step
@@ -26,7 +27,6 @@ INTERVALS = (2, 5, 10)
 REUSE_INTERVALS = (5, 10)
 LOOKSAM_INTERVAL = 5
 ESAM_SHARE = 0.6
-ONE_PASS = ("msam", "one_pass_wsam")
 
 
 @dataclass(frozen=True)
@@ -206,8 +206,8 @@ def every_method(forms: Iterable[str]) -> list[Case]:
         lean = method_step("wsam", lean=True, **default_options("wsam"))
         cases.append(Case("WSAM lean", form, OURS, lean))
         cases += [interval_case(n, form, reuse=True) for n in REUSE_INTERVALS]
-        # One pass, a forward pass to select samples (a third of a pass), and a pass on these.
-        passes = 1 + 1 / 3 + ESAM_SHARE
+        # One pass, a forward pass to select samples, and a pass on these.
+        passes = 1 + FORWARD + ESAM_SHARE
         cases.append(Case("ESAM gathered", form, OURS, gathered_step, passes=passes))
     return cases
 

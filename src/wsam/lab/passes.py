@@ -9,7 +9,7 @@ from wsam.lab.settings import VANILLA
 
 FORWARD = 1 / 3
 """Share of a pass that the forward pass takes: the backward pass computes about twice as much."""
-_ONE_PASS = (VANILLA, "msam", "one_pass_wsam")
+ONE_PASS = (VANILLA, "msam", "one_pass_wsam")
 
 
 def passes_per_step(run: Run) -> float | None:
@@ -25,7 +25,7 @@ def passes_per_step(run: Run) -> float | None:
     options = run.options
     if options.get("threshold") is not None:
         return None
-    if run.method in _ONE_PASS:
+    if run.method in ONE_PASS:
         return 1.0
     every = run.hyper.get("n", 1) if run.method == "looksam" else options.get("every", 1)
     share = (1 - cast(float, options.get("start", 0.0))) / cast(int, every)
