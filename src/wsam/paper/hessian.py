@@ -76,25 +76,25 @@ def hessian_table() -> Table:
     return Table("hessian", title, heads, tuple(cells), Kind.STUDY, notes=notes)
 
 
-def measure(run: Run, out: Path, means: ExecutionConfig) -> dict[str, Any]:
+def measure(run: Run, out: Path, execution: ExecutionConfig) -> dict[str, Any]:
     """Measure the kept weights of a run in all eight ways; those measured before are kept.
 
     Args:
         run: A finished run whose weights were kept.
         out: Folder of the results.
-        means: Device and data folder.
+        execution: Device and data folder.
 
     Raises:
         FileNotFoundError: A reading is missing, and the weights were not kept.
     """
-    measurement = minima.measure(run, out, means)
+    measurement = minima.measure(run, out, execution)
     readings: dict[str, Any] = dict(measurement.get(minima.READINGS, {}))
     missing = {way: name for way, name in MEASURES.items() if str(name) not in readings}
     if not missing:
         return measurement
-    model, plain = restore(run, out, means)
-    device = means.resolve_device()
-    feeds = {False: plain, True: make_data_feed(run.replace(augment=True), means, device)}
+    model, plain = restore(run, out, execution)
+    device = execution.resolve_device()
+    feeds = {False: plain, True: make_data_feed(run.replace(augment=True), execution, device)}
     batches = {augment: fixed_batches(feed, run.batch_size) for augment, feed in feeds.items()}
     loss = mean_loss(plain.loss)
     for (mode, augment, way), name in missing.items():

@@ -141,7 +141,7 @@ def _read_losses(losses: Any, shape: Sequence[int]) -> list[Any]:
     return [math.inf if loss is None else float(loss) for loss in losses]
 
 
-def measure(run: Run, out: Path, means: ExecutionConfig, plane: bool = False) -> dict[str, Any]:
+def measure(run: Run, out: Path, execution: ExecutionConfig, plane: bool = False) -> dict[str, Any]:
     """Measure the minimum of a finished run; parts measured before are kept.
 
     The Hessian is that of the mean loss over the first 10,000 training images without augmentation,
@@ -153,7 +153,7 @@ def measure(run: Run, out: Path, means: ExecutionConfig, plane: bool = False) ->
     Args:
         run: A finished run whose weights were kept.
         out: Folder of the results.
-        means: Device and data folder.
+        execution: Device and data folder.
         plane: Also measure the loss along two directions, over the first 2,000 images.
 
     Raises:
@@ -169,8 +169,8 @@ def measure(run: Run, out: Path, means: ExecutionConfig, plane: bool = False) ->
         raise FileNotFoundError(
             f"its weights were not kept; remove {records.record_path(out, run)} to train it again"
         )
-    model, feed = restore(run, out, means)
-    device = means.resolve_device()
+    model, feed = restore(run, out, execution)
+    device = execution.resolve_device()
     if measurement is None:
         batches = FixedBatches(feed, "train", _IMAGES, BATCH_SIZE)
         header = {"format": FORMAT, "key": run.key, "title": run.title}

@@ -88,7 +88,7 @@ class JobFactory:
 
     Args:
         out: Folder of the results.
-        means: How runs are executed.
+        execution: How runs are executed.
         profile: The profile with which the runs were made.
         measure: Also measure the minima of the runs in the minima table.
         plane: Also measure the loss in a plane through each minimum.
@@ -98,13 +98,13 @@ class JobFactory:
     def __init__(
         self,
         out: Path,
-        means: ExecutionConfig,
+        execution: ExecutionConfig,
         profile: Profile,
         measure: bool,
         plane: bool = False,
         readings: bool = False,
     ) -> None:
-        self.out, self.means = out.resolve(), means
+        self.out, self.execution = out.resolve(), execution
         self.after: After | None = partial(minima.measure, plane=plane) if measure else None
         if readings:
             self.after = hessian.measure
@@ -115,5 +115,5 @@ class JobFactory:
     def __call__(self, run: Run) -> Job:
         """Return the job of a run."""
         keep = run.key in self.kept
-        means = replace(self.means, keep_weights=keep or self.means.keep_weights)
-        return Job(run, self.out, means, self.after if run.key in self.measured else None)
+        execution = replace(self.execution, keep_weights=keep or self.execution.keep_weights)
+        return Job(run, self.out, execution, self.after if run.key in self.measured else None)
