@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from wsam.lab.run import Run
-from wsam.paper.cifar import base_run
+from wsam.paper.cifar import EPOCHS, base_run
 from wsam.paper.table import SEEDS, Cell, Measure, Quoted, Table
 from wsam.sweep.grid import with_seeds
 
@@ -42,8 +42,8 @@ _ACCURACY = {
 
 def noise_run(method: str, level: int, hyper: dict[str, float]) -> Run:
     """Return a run with `level` percent of the training labels drawn at random."""
-    run = base_run("ResNet18", "CIFAR-10", method, hyper=hyper, noise=level / 100)
-    return run.replace(epochs=200)
+    changes = {"hyper": hyper, "noise": level / 100, "epochs": EPOCHS}
+    return base_run("ResNet18", "CIFAR-10", method, **changes)
 
 
 def _cells(measure: Measure) -> tuple[Cell, ...]:
