@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
@@ -60,17 +60,14 @@ class Profile:
             table = table.seeded(seeds)
         # Any precision is comparable: the paper does not state its own.
         comparable = not self.smoke and not self._changes_epochs(table.epochs)
-        table = replace(table.map(self._change(table.epochs)), comparable=comparable)
+        table = replace(table.map(partial(self.run, reference=table.epochs)), comparable=comparable)
         if label := self.label(table.epochs):
             table = replace(table, title=f"{table.title} ({label})")
         return _without_paper(table) if self.smoke else table
 
     def grid(self, grid: Grid) -> Grid:
         """Apply the profile to a grid."""
-        return grid.map(self._change(grid.reference))
-
-    def _change(self, reference: int) -> Callable[[Run], Run]:
-        return partial(self.run, reference=reference)
+        return grid.map(partial(self.run, reference=grid.reference))
 
     def label(self, reference: int) -> str:
         """Return what differs from the paper, for titles; empty if nothing does."""
