@@ -7,7 +7,6 @@ arithmetic is in `wsam._core.step`.
 
 import contextlib
 import inspect
-import operator
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -53,7 +52,6 @@ except ModuleNotFoundError:  # acceleration is optional
 
 
 Closure = Callable[[], Any]
-_DTYPE, _DEVICE = operator.attrgetter("dtype"), operator.attrgetter("device")
 NONFINITE = ("propagate", "skip", "raise")
 _BASE_STEPPED = (
     "lean=True: the base had already stepped, so the step could not be undone; the weights are at "
@@ -824,10 +822,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         if self._known_blocks is not None and not refresh:
             return self._known_blocks[1]
         groups = self.param_groups
-        key = [
-            [id(group), *(list(map(read, group["params"])) for read in (id, _DTYPE, _DEVICE))]
-            for group in groups
-        ]
+        key = [(id(g), [(id(p), p.dtype, p.device) for p in g["params"]]) for g in groups]
         if self._known_blocks is None or self._known_blocks[0] != key:
             blocks = self._build_blocks(groups)
             self.geometry.check_names(blocks)

@@ -10,7 +10,6 @@ Each vector is a `Part`, `part.g0 * g0 + part.difference * (g1 - g0)`.
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from functools import cache
 from typing import ClassVar
 
 import torch
@@ -91,17 +90,12 @@ class Rule:
     @classmethod
     def hyper(cls) -> tuple[str, ...]:
         """Return the names of the hyperparameters."""
-        return _hyper(cls)  # type: ignore[arg-type]
+        return tuple(field.name for field in fields(cls) if field.name not in cls.options)  # type: ignore[arg-type]
 
     @classmethod
     def check(cls, name: str, value: float) -> float:
         """Return a valid value of a hyperparameter, or raise an error that states what is allowed."""
         return number(name, value)
-
-
-@cache
-def _hyper(rule: type[Rule]) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(rule) if field.name not in rule.options)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)

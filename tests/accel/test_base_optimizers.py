@@ -67,14 +67,14 @@ def test_the_users_choice_of_implementation_is_respected(
     make: Any, options: dict[str, bool], allowed: bool
 ) -> None:
     opt = wsam.CoupledWSAM(make(weights(), lr=0.1, **options))
-    assert may_use_kernels(opt.base) is allowed
+    assert may_use_kernels(opt.base, opt.rule) is allowed
 
 
 @pytest.mark.parametrize("key", ["lr", "sam_rho", "sam_gamma"])
 def test_hyperparameters_in_tensors_disable_eager_kernels(key: str) -> None:
     opt = wsam.WSAM(torch.optim.SGD(weights(), lr=0.1))
     opt.param_groups[0][key] = torch.tensor(0.1)
-    assert not may_use_kernels(opt.base)
+    assert not may_use_kernels(opt.base, opt.rule)
 
 
 def test_a_replaced_step_disables_eager_kernels() -> None:
@@ -87,4 +87,4 @@ def test_a_replaced_step_disables_eager_kernels() -> None:
 
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
     base.step = step  # type: ignore[method-assign]
-    assert not may_use_kernels(base)
+    assert not may_use_kernels(base, wsam.rule.Weighted())

@@ -64,7 +64,7 @@ def test_a_weight_buffer_has_the_layout_of_the_weights() -> None:
     for value, (copy, weight) in enumerate(zip(buffer, weights, strict=True)):
         assert (copy.shape, copy.stride()) == (weight.shape, weight.stride())
         copy.fill_(value)
-    assert [t.data_ptr() for t in buffer] == buffer.addresses
+    assert [t.data_ptr() for t in buffer] == buffer.addresses()
     assert [bool((t == i).all()) for i, t in enumerate(buffer)] == [True] * 3
     buffer.restore(weights)
     assert [float(w.sum()) for w in weights] == [0, 24, 2]

@@ -4,7 +4,7 @@ import warnings
 import weakref
 from array import array
 from collections.abc import Callable
-from types import MethodType
+from types import MethodType, SimpleNamespace
 from typing import Any
 
 import emulated_kernels
@@ -239,7 +239,7 @@ def test_a_scheduler_of_the_base_notices_the_step(
     loop = Loop(monkeypatch, lean=lean)
     base = loop.opt.base
     scheduler = torch.optim.lr_scheduler.StepLR(base, 1)  # replaces `base.step` by a wrapper
-    assert may_use_kernels(base)
+    assert may_use_kernels(base, loop.opt.rule)
     loop.train(1)  # by the base, which has no momentum yet
     base._opt_called = False  # type: ignore[attr-defined]
     loop.train(1)
@@ -263,7 +263,7 @@ def test_a_replaced_base_step_is_called(scheduled: bool, monkeypatch: pytest.Mon
     base.step = MethodType(step, base)  # type: ignore[method-assign]
     if scheduled:
         torch.optim.lr_scheduler.StepLR(base, 1)
-    assert not may_use_kernels(base)
+    assert not may_use_kernels(base, loop.opt.rule)
     backend = emulated_kernels.backend_of(loop.opt)
     for _ in range(3):
         with cuda_graph.use_backend(loop.opt, backend):
@@ -598,7 +598,8 @@ def test_a_compiled_kernel_is_launched_directly(
 def test_kernels_are_launched_on_the_current_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled, kernels = Compiled(0), emulated_kernels.install(monkeypatch)
     monkeypatch.setattr(kernels, "finish", {(7,): lambda **constants: compiled})
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", {1: 42}.get, raising=False)
+    streams = {torch.device("cuda", 1): SimpleNamespace(cuda_stream=42)}
+    monkeypatch.setattr(torch.cuda, "current_stream", streams.__getitem__)
     launch = Launcher(torch.device("cuda", 1))
     for _ in range(2):
         launch("finish", 7)

@@ -6,7 +6,6 @@ iteration of spectral norms is paused, so that both passes compute the same func
 skipped restores the statistics from before its first pass in the same way.
 """
 
-import operator
 import sys
 import threading
 import weakref
@@ -21,7 +20,6 @@ from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.utils.hooks import RemovableHandle
 
-from wsam._core.tensor_ops import PLAIN_TYPES
 from wsam._core.validation import warn
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -40,7 +38,6 @@ class NormStats:
 
     def __init__(self, model: nn.Module | None, *, same_function: bool = True) -> None:
         self._modules: list[nn.Module] = []
-        self._spectral_norms: list[Any] = []
         self._has_model = model is not None
         self._model_is_checked = False
         self._same_function = same_function
@@ -63,17 +60,16 @@ class NormStats:
     def find_layers(self, model: nn.Module | None) -> None:
         """Search the model for layers with statistics. Call again when it may have changed."""
         if model is not None:
-            self._modules = [m for m in model.modules() if _has_statistics(m)]
-            self._spectral_norms = _spectral_norms(model.modules())
+            self._modules = [m for m in model.modules() if _has_statistics(m) or _spectral_norms(m)]
 
     def hold(self) -> None:
         """Copy the statistics. Call before the pass."""
         _remove_hooks(self._hooks)
         if not self._copies.match(self._modules):
-            self._copies = StatCopies(self._modules, as_bytes=True)
+            self._copies = StatCopies(self._modules)
         self._copies.save()
         self._late_copies = [self._copies]
-        self._pause_power_iteration(self._spectral_norms)
+        self._pause_power_iteration(self._modules)
         if not self._has_model:
             self._seen.clear()
             self._add_hook(self._on_forward)
@@ -120,8 +116,10 @@ class NormStats:
             "normalization layers, their running statistics move twice a step; pass model="
         )
 
-    def _pause_power_iteration(self, norms: Iterable[Any]) -> None:
-        for norm in norms if self._same_function else ():
+    def _pause_power_iteration(self, modules: Iterable[nn.Module]) -> None:
+        if not self._same_function:
+            return
+        for norm in (norm for module in modules for norm in _spectral_norms(module)):
             if norm.n_power_iterations:
                 self._paused.append((norm, norm.n_power_iterations))
                 norm.n_power_iterations = 0
@@ -153,18 +151,13 @@ class NormStats:
         with torch.no_grad():
             late.save()
         self._late_copies.append(late)
-        self._pause_power_iteration(_spectral_norms(parts))
+        self._pause_power_iteration(parts)
 
 
 class StatCopies:
-    """Copies of the statistics of some modules.
+    """Copies of the statistics of some modules."""
 
-    Args:
-        modules: whose statistics are copied.
-        as_bytes: copy all dtypes by one launch, which saves time if the copies are used repeatedly.
-    """
-
-    def __init__(self, modules: Iterable[nn.Module], as_bytes: bool = False) -> None:
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
         self._modules = list(modules)
         self._buffers = [
             (m._buffers, name, b) for m in self._modules for name, b in _statistics(m).items()
@@ -172,29 +165,15 @@ class StatCopies:
         self._has_lazy = any(
             b is not None and is_lazy(b) for m in self._modules for b in m._buffers.values()
         )
-        self._tensors = [b for _, _, b in self._buffers]
-        self._viewed_at: list[int] = []
-        self._lists = _by_kind(self._tensors)
-        if as_bytes:
-            self._view_bytes()
-        self._copies = [[torch.empty_like(b) for b in found] for found in self._lists]
-
-    def _view_bytes(self) -> None:
-        """View the buffers as bytes, so that one launch copies all dtypes."""
-        self._viewed_at = list(map(Tensor.data_ptr, self._tensors))
-        self._lists = _by_kind(map(_bytes, self._tensors))
-
-    def _follow_buffers(self) -> None:
-        """View the buffers again where code has given them other memory."""
-        if self._viewed_at and list(map(Tensor.data_ptr, self._tensors)) != self._viewed_at:
-            self._view_bytes()
+        lists: dict[Any, list[Tensor]] = {}
+        for _, _, b in self._buffers:
+            lists.setdefault((b.dtype, b.device), []).append(b)
+        self._pairs = [(found, [torch.empty_like(b) for b in found]) for found in lists.values()]
 
     def match(self, modules: list[nn.Module]) -> bool:
         """Whether these are copies of the buffers that the modules have now."""
-        if modules != self._modules or self._has_lazy:
-            return False
-        now = [buffers[name] for buffers, name, _ in self._buffers]
-        return all(map(operator.is_, now, self._tensors))
+        same = modules == self._modules and not self._has_lazy
+        return same and all(buffers[name] is b for buffers, name, b in self._buffers)
 
     def contain(self, tensors: Iterable[Tensor]) -> bool:
         """Whether these tensors are all among those that are copied."""
@@ -202,15 +181,13 @@ class StatCopies:
 
     def save(self) -> None:
         """Copy the current statistics."""
-        self._follow_buffers()
-        for copies, tensors in zip(self._copies, self._lists, strict=True):
-            torch._foreach_copy_(copies, tensors)
+        for tensors, kept in self._pairs:
+            torch._foreach_copy_(kept, tensors)
 
     def restore(self) -> None:
         """Copy them back."""
-        self._follow_buffers()
-        for copies, tensors in zip(self._copies, self._lists, strict=True):
-            torch._foreach_copy_(tensors, copies)
+        for tensors, kept in self._pairs:
+            torch._foreach_copy_(tensors, kept)
 
     def rebind(self) -> None:
         """Give modules their buffers back, where they have replaced them by new tensors."""
@@ -230,32 +207,15 @@ def _statistics(module: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def _by_kind(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
-    """Return lists of tensors of one dtype and device."""
-    lists: dict[Any, list[Tensor]] = {}
-    for tensor in tensors:
-        lists.setdefault((tensor.dtype, tensor.device), []).append(tensor)
-    return list(lists.values())
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    """Return a view of a tensor's bytes, or the tensor itself where that is not possible."""
-    plain = type(tensor) in PLAIN_TYPES and tensor.is_contiguous()
-    return tensor.view(-1).view(torch.uint8) if plain else tensor
-
-
 def _has_statistics(module: nn.Module) -> bool:
     return isinstance(module, nn.modules.batchnorm._NormBase) or bool(_statistics(module))
 
 
-def _spectral_norms(modules: Iterable[nn.Module]) -> list[Any]:
-    """Return the modules' spectral norms: hooks of the older kind, or parametrizations."""
-    found: list[Any] = []
-    for module in modules:
-        if isinstance(module, _SpectralNorm):
-            found += [module] if module._buffers else []  # that of a vector needs no iteration
-        found += [h for h in module._forward_pre_hooks.values() if isinstance(h, SpectralNorm)]
-    return found
+def _spectral_norms(module: nn.Module) -> list[Any]:
+    """Return a module's spectral norms: hooks of the older kind, or the parametrization itself."""
+    if isinstance(module, _SpectralNorm):
+        return [module] if module._buffers else []  # that of a vector needs no iteration
+    return [h for h in module._forward_pre_hooks.values() if isinstance(h, SpectralNorm)]
 
 
 def _compiled_graphs() -> int:

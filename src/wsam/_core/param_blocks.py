@@ -8,7 +8,7 @@ with `local=True` also g0, are summed across ranks, always by `sum_over_ranks`.
 import operator
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -79,7 +79,7 @@ class Block:
     def subset(self, selected: Sequence[bool]) -> "Block | None":
         """Return a block of the selected parameters, with their g0; None if there are none."""
         if all(selected) and selected:
-            return self._with(self.params, self.indices, self.names, self.g0)
+            return replace(self, saved=None)
         chosen = [i for i, yes in enumerate(selected) if yes]
         return self.part(chosen) if chosen else None
 
@@ -89,18 +89,14 @@ class Block:
         def pick(items: list[Any] | None) -> Any:
             return None if items is None else [items[i] for i in chosen]
 
-        names = pick(self.names or None)
-        return self._with(pick(self.params), pick(self.indices), names, pick(self.g0))
-
-    def _with(
-        self,
-        params: list[Tensor],
-        indices: list[int],
-        names: list[str] | None,
-        g0: list[Tensor] | None,
-    ) -> "Block":
-        kind = (self.sharded, self.shard_groups)
-        return Block(self.group, params, indices, names, *kind, g0=g0)
+        return replace(
+            self,
+            params=pick(self.params),
+            indices=pick(self.indices),
+            names=pick(self.names or None),
+            g0=pick(self.g0),
+            saved=None,
+        )
 
 
 def subsets(blocks: Sequence[Block], selected: Callable[[Tensor, int], bool]) -> list[Block]:

@@ -150,7 +150,6 @@ class GroupValues:
         """Evaluate schedules for the next step, and validate values that were set since the last."""
         self.sync()
         for i, (group, schedules) in enumerate(zip(self._groups, self.schedules, strict=True)):
-            plain_names = self._plain_names(group)
             for name in self.defaults:
                 if PREFIX + name not in group:
                     raise RuntimeError("the base was wrapped again: use its new optimizer")
@@ -162,7 +161,7 @@ class GroupValues:
                 if self._valid.get((i, name)) is not value:
                     value = check_value(name, value, self._rule)
                 self._valid[i, name] = group[PREFIX + name] = value
-                if name in plain_names:
+                if name in self._plain_names(group):
                     raise ValueError(
                         f"a parameter group was given {name!r} after construction, where it has no "
                         f"effect: set group[{PREFIX + name!r}] and remove {name!r}"

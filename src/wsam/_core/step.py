@@ -12,7 +12,6 @@ method's name. `SharpnessAware` calls these functions in this order; an accelera
 `perturb`, or all that follows the second pass, with the same result.
 """
 
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
@@ -54,7 +53,6 @@ CLIP_EPSILON = 1e-6
 KEPT = "kept"
 """The name of the vector that a rule reuses."""
 
-_NBYTES = operator.attrgetter("nbytes")
 Result = TypeVar("Result")
 Direction = tuple[list[Tensor], Tensor, bool]
 """S g0, the factor that turns it into d, and whether S g0 may be overwritten."""
@@ -88,9 +86,6 @@ def owned(gradients: list[Tensor], sharded: bool) -> list[Tensor]:
     if torch.compiler.is_compiling():  # cannot trace the size of a storage
         return [g.clone() if g._is_view() else g for g in gradients]
     shards = local_shards(gradients) if sharded else gradients
-    stored = sum(map(torch.UntypedStorage.nbytes, map(Tensor.untyped_storage, shards)))
-    if stored == sum(map(_NBYTES, shards)) and not any(map(Tensor._is_view, shards)):
-        return gradients  # the usual case
     views = [s._is_view() or s.untyped_storage().nbytes() > s.nbytes for s in shards]
     return [g.clone() if view else g for g, view in zip(gradients, views, strict=True)]
 

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from operator import is_, itemgetter
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from wsam._core.param_blocks import sign_of
-from wsam._core.param_groups import RHO, rule_values
+from wsam._core.param_groups import PREFIX, RHO, rule_values
 from wsam._core.tensor_ops import PLAIN_TYPES, is_dense
 from wsam.rule import Rule
 
@@ -49,17 +48,17 @@ def _is_patched(base: Optimizer) -> bool:
     return own is not None and inner is not type(base).step
 
 
-def may_use_kernels(base: Optimizer) -> bool:
+def may_use_kernels(base: Optimizer, rule: Rule) -> bool:
     """Whether an eager step may use kernels.
 
     Not if the user chose `foreach` or `fused=False` for the base, or if a hyperparameter is a tensor.
     """
     if type(base) not in BASES or _is_patched(base):
         return False
+    names = ("lr", *BASE_NUMBERS, RHO, *(PREFIX + name for name in rule.hyper()))
     groups = base.param_groups
-    if any(isinstance(value, Tensor) for group in groups for value in group.values()):
-        return False
-    return all(map(_may_be_fused, groups))
+    tensors = any(isinstance(group.get(name), Tensor) for group in groups for name in names)
+    return not tensors and all(map(_may_be_fused, groups))
 
 
 def _may_be_fused(group: dict[str, Any]) -> bool:
@@ -120,27 +119,11 @@ def branches_of(base: Optimizer, group: dict[str, Any]) -> int:
 def state_lists(
     base: Optimizer, group: dict[str, Any], params: Sequence[Tensor], device: torch.device
 ) -> list[list[Any]] | None:
-    """Return the base's state as lists of tensors.
-
-    None if a parameter has no state, or if Adam's step counts are not on the device.
-    """
-    states = _states_of(base, params)
-    try:
-        lists = [list(map(itemgetter(name), states)) for name in _state_names(group)]
-        if "betas" in group:
-            counts = map(itemgetter("step"), states)
-            if not all(_is_count_on(count, device) for count in counts):
-                return None
-    except (KeyError, TypeError):  # no such entry, or no state at all
+    """Return the base's state as lists of tensors; None if Adam's step counts are not on the device."""
+    states = [state or {} for state in map(base.state.get, params)]
+    if "betas" in group and not all(_is_count_on(s.get("step"), device) for s in states):
         return None
-    return lists
-
-
-def _states_of(base: Optimizer, params: Sequence[Tensor]) -> list[Any]:
-    """Return the base's state of each parameter, None where there is none."""
-    if len(base.state) == len(params) and all(map(is_, base.state, params)):
-        return list(base.state.values())  # saves the hashes of tensors, which are Python code
-    return list(map(base.state.get, params))
+    return [[state.get(name) for state in states] for name in _state_names(group)]
 
 
 def _state_names(group: dict[str, Any]) -> tuple[str, ...]:

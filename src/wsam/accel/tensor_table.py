@@ -24,7 +24,7 @@ PATTERNS = 8
 Rows = list[list[int]]
 """Addresses of the tensors of several lists."""
 
-_DTYPE, _DEVICE, _NBYTES = map(operator.attrgetter, ("dtype", "device", "nbytes"))
+_DTYPE, _DEVICE = operator.attrgetter("dtype"), operator.attrgetter("device")
 
 
 def data_ptrs(tensors: Sequence[Tensor]) -> list[int]:
@@ -56,9 +56,6 @@ class WeightBuffer:
     ) -> None:
         self._shapes, self._starts = shapes, starts
         self._memory = torch.empty(size, dtype=torch.float32, device=device)
-        begin = self._memory.data_ptr()
-        self.addresses = [begin + 4 * start for start in starts]
-        """The address of each copy."""
 
     def __len__(self) -> int:
         """Return the number of copies."""
@@ -68,6 +65,11 @@ class WeightBuffer:
         """Yield the copies as tensors."""
         for (shape, strides), start in zip(self._shapes, self._starts, strict=True):
             yield self._memory.as_strided(shape, strides, start)
+
+    def addresses(self) -> list[int]:
+        """Return the address of each copy."""
+        begin = self._memory.data_ptr()
+        return [begin + 4 * start for start in self._starts]
 
     def restore(self, weights: Sequence[Tensor]) -> None:
         """Copy the saved values back into the weights."""
@@ -82,6 +84,9 @@ class WorkPlan:
         device: their device.
     """
 
+    weights: list[int]
+    """Addresses of the weights when they were last checked."""
+
     def __init__(self, weights: Sequence[Tensor], device: torch.device) -> None:
         where, offset, self._starts, self._size = [], [], [], 0
         for index, weight in enumerate(weights):
@@ -95,30 +100,21 @@ class WorkPlan:
         self.offset = torch.tensor(offset, dtype=torch.int64, device=device)
         self.elements = list(map(Tensor.numel, weights))
         self.sizes = torch.tensor(self.elements, dtype=torch.int64, device=device)
-        self._nbytes = [4 * elements for elements in self.elements]
         self._strides = list(map(Tensor.stride, weights))
         self._shapes = [(w.shape, w.stride()) for w in weights]
         self._kind = (weights[0].dtype, weights[0].device)
         dense = all(w.dtype == torch.float32 and is_dense(w) for w in weights)
         self._supported = dense and self.programs > 0
         self._checked: list[tuple[list[weakref.ref[Any]], list[int]]] = []
-        self.weights: list[int] = []
-        """Addresses of the weights when they were last checked."""
         self.update(weights)
 
     def update(self, weights: Sequence[Tensor]) -> bool:
         """Read the weights' addresses; return False if the plan does not fit these weights."""
+        self.weights = data_ptrs(weights)
+        plain = PLAIN_TYPES.issuperset(map(type, weights))
+        self._usable = self._supported and plain and are_aligned(self.weights)
         same_kind = (weights[0].dtype, weights[0].device) == self._kind
-        if not same_kind or list(map(Tensor.numel, weights)) != self.elements:
-            return False
-        if not self._has_strides(weights):
-            return False
-        found = data_ptrs(weights)
-        if found != self.weights:
-            plain = PLAIN_TYPES.issuperset(map(type, weights))
-            self._usable = self._supported and plain and are_aligned(found)
-            self.weights = found
-        return True
+        return same_kind and self._has_strides(weights) and self._has_sizes(weights)
 
     def still_fits(self, weights: Sequence[Tensor]) -> bool:
         """Whether the plan fits the weights, which rarely move within a step."""
@@ -132,8 +128,9 @@ class WorkPlan:
         """Return the addresses of gradients; None if kernels cannot process them."""
         if not self._usable or not PLAIN_TYPES.issuperset(map(type, tensors)):
             return None
-        # A gradient has the dtype of its weight, float32. Other sizes in bytes are other numbers.
-        if list(map(_NBYTES, tensors)) != self._nbytes or not self._has_strides(tensors):
+        if set(map(_DTYPE, tensors)) != {torch.float32} or not self._has_sizes(tensors):
+            return None
+        if not self._has_strides(tensors):
             return None
         found = data_ptrs(tensors)
         return found if are_aligned(found) else None
@@ -149,7 +146,7 @@ class WorkPlan:
             if same and data_ptrs(tensors) == at:
                 return at
         found = self.gradient_addresses(tensors)
-        if found is None or {*map(_DTYPE, tensors), *map(_DEVICE, tensors)} != {*self._kind}:
+        if found is None or set(map(_DEVICE, tensors)) != {self._kind[1]}:
             return None
         latest = ([weakref.ref(t) for t in tensors], found)
         self._checked = [*self._checked[1 - STATE_LISTS :], latest]
@@ -157,6 +154,9 @@ class WorkPlan:
 
     def _has_strides(self, tensors: Sequence[Tensor]) -> bool:
         return list(map(Tensor.stride, tensors)) == self._strides
+
+    def _has_sizes(self, tensors: Sequence[Tensor]) -> bool:
+        return list(map(Tensor.numel, tensors)) == self.elements
 
 
 def upload(into: Tensor, numbers: array) -> None:  # type: ignore[type-arg]

@@ -7,7 +7,6 @@ Adam(W) inside. The results must equal those of `wsam._core.step`.
 
 import functools
 import importlib.util
-import operator
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -59,16 +58,12 @@ SCALE_STRIDE = 4
 PLANS = 8
 """Plans kept for each group: one for each set of parameters that have gradients together."""
 
-_GRAD = operator.attrgetter("grad")
-
 
 @dataclass
 class Begun:
     """A block whose step uses kernels."""
 
     plan: WorkPlan
-    g0_at: list[int]
-    """The addresses of g0."""
     direction: list[Tensor] | None
     """What was squared, until the next kernel: that must receive the same list."""
     direction_at: list[int]
@@ -96,7 +91,7 @@ class TritonBackend:
         self.stepped_base = False
         """Whether a kernel made the base's step."""
         self._plans: dict[tuple[int, ...], WorkPlan] = {}
-        self._overlap_checked: list[tuple[list[int], list[int]]] = []
+        self._overlap_checked: tuple[list[int], list[int]] = ([], [])
         self._no_overlap = True
         self._begun: dict[int, Begun] = {}
         self._launch = Launcher(device)
@@ -104,8 +99,6 @@ class TritonBackend:
         shape = (len(base.param_groups), COLUMNS)
         self._numbers = torch.zeros(shape, dtype=torch.float64, device=device)
         self._rows = self._numbers.unbind()
-        self._scale_rows = torch.zeros(shape[0], SCALE_STRIDE, device=device)
-        self._scale_of_group = self._scale_rows[:, 0].unbind()
         self._written: list[list[float]] = []
 
     def fits(self, base: Optimizer, rule: Rule, boost: float) -> bool:
@@ -198,12 +191,11 @@ class TritonBackend:
 
     def _have_no_overlap(self, plans: Sequence[WorkPlan]) -> bool:
         """Whether no weights share memory: the order of updates would matter."""
-        ranges = [(plan.weights, plan.elements) for plan in plans]
-        if ranges != self._overlap_checked:
-            addresses = [address for plan in plans for address in plan.weights]
-            sizes = [4 * elements for plan in plans for elements in plan.elements]
+        addresses = [address for plan in plans for address in plan.weights]
+        sizes = [4 * elements for plan in plans for elements in plan.elements]
+        if (addresses, sizes) != self._overlap_checked:
             self._no_overlap = no_overlap(addresses, sizes)
-            self._overlap_checked = ranges
+            self._overlap_checked = (addresses, sizes)
         return self._no_overlap
 
     def _row(self, block: Block) -> int:
@@ -233,25 +225,26 @@ class TritonBackend:
             rows.append(row)
         programs = sum(plan.programs for plan, _ in plans)
         partial, first = torch.empty(programs, device=self._device), 0
-        for block, (plan, g0), z, row in zip(blocks, plans, lists, rows, strict=True):
+        for block, (plan, _), z, row in zip(blocks, plans, lists, rows, strict=True):
             buffer = plan.buffer() if final else None
-            copy_at = [] if buffer is None else [buffer.addresses]
+            copy_at = [] if buffer is None else [buffer.addresses()]
             table = self._tables.table((plan.weights, row, *copy_at))
-            self._begun[id(block)] = Begun(plan, g0, z, row, buffer, table)
+            self._begun[id(block)] = Begun(plan, z, row, buffer, table)
             shape = (plan.where, plan.offset, plan.sizes, partial, first, len(row))
             self._launch("squares", plan.programs, table, *shape, BLOCK=TILE)
             first += plan.programs
         groups = len(self._rows)
+        result = torch.empty(SCALE_STRIDE * groups, device=self._device)
         self._launch(
             *("scales", 1),
-            *(partial, programs, self._numbers, self._scale_rows, groups),
+            *(partial, programs, self._numbers, result, groups),
             EPSILON=EPSILON,
             COLUMNS=COLUMNS,
             STRIDE=SCALE_STRIDE,
             GROUPS=1 << (groups - 1).bit_length(),
             BLOCK=SUM_BLOCK,
         )
-        return [self._scale_of_group[self._row(block)] for block in blocks]
+        return [result[SCALE_STRIDE * self._row(block)] for block in blocks]
 
     def _save_and_add(self, block: Block, direction: list[Tensor], scale: Tensor) -> bool:
         """Compute `saved = w; w += scale * direction` in one pass; False if the tensors do not fit."""
@@ -262,7 +255,7 @@ class TritonBackend:
         plan, table, buffer = begun.plan, begun.table, begun.buffer
         if buffer is None:
             buffer = plan.buffer()
-            table = self._tables.table((plan.weights, begun.direction_at, buffer.addresses))
+            table = self._tables.table((plan.weights, begun.direction_at, buffer.addresses()))
         shape = (plan.where, plan.offset, plan.sizes, scale, len(begun.direction_at))
         self._launch("save_and_add", plan.programs, table, *shape, BLOCK=TILE)
         block.saved, begun.buffer = buffer, None
@@ -302,14 +295,16 @@ class TritonBackend:
             return None
         if not begun.plan.still_fits(block.weights()):
             return None
-        g1 = begun.plan.gradient_addresses(list(map(_GRAD, block.params)))
-        return None if g1 is None else [block.saved.addresses, begun.plan.weights, g1]
+        g1 = begun.plan.gradient_addresses([p.grad for p in block.params])
+        return None if g1 is None else [block.saved.addresses(), begun.plan.weights, g1]
 
     def _g0_rows(self, block: Block, begun: Begun, g1: Sequence[int] = ()) -> Rows | None:
         """Return the addresses of g0, none if it is not kept; None if g1 has overwritten it."""
         if block.g0 is None:
             return []
-        return None if {*begun.g0_at}.intersection(g1) - {0} else [begun.g0_at]
+        found = data_ptrs(block.g0)
+        row = found if found == begun.direction_at else begun.plan.gradient_addresses(block.g0)
+        return None if row is None or {*row}.intersection(g1) - {0} else [row]
 
     def _state_rows(self, block: Block, plan: WorkPlan) -> Rows | None:
         """Return the addresses of the base's state; None if kernels cannot step the base."""
@@ -377,7 +372,7 @@ class TritonBackend:
         begun = self._begun[id(block)]
         begun.direction = None
         buffer = begun.buffer or begun.plan.buffer()
-        rows = [*rows, buffer.addresses, *base_state]
+        rows = [*rows, buffer.addresses(), *base_state]
         self._step_block("begin_lean", block, rows, scale)
         block.saved, begun.buffer = buffer, None
 
@@ -432,7 +427,7 @@ class EagerTritonBackend:
         if state.manual or torch.compiler.is_compiling():
             return False
         base, rule, boost = state.base, state.rule, state.boost
-        if not may_use_kernels(base) or self._device.index != torch.cuda.current_device():
+        if not may_use_kernels(base, rule) or self._device.index != torch.cuda.current_device():
             return False
         if torch.cuda.is_current_stream_capturing():
             return False
@@ -461,30 +456,29 @@ class Launcher:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device if device.type == "cuda" else None
-        self._runs: dict[tuple[Any, ...], Any] = {}
+        self._compiled: dict[tuple[Any, ...], Any] = {}
         self._direct = True
 
     def __call__(self, name: str, programs: int, *given: Any, **constants: Any) -> None:
         """Launch a kernel, with its constants in the order of its signature."""
-        key = (name, programs, *constants.values())
-        run = self._runs.get(key)
-        if run is not None:
+        key = (name, *constants.values())
+        compiled = self._compiled.get(key)
+        if compiled is not None:
             try:
-                run(*given, *constants.values(), stream=self._stream())
+                compiled[programs, 1, 1](*given, *constants.values(), stream=self._stream())
                 return
             except TypeError:  # older versions of Triton take neither constants nor a stream here
-                self._runs, self._direct = {}, False
+                self._compiled, self._direct = {}, False
         from wsam.accel import triton_kernels
 
         run = getattr(triton_kernels, name)[(programs,)]
         compiled = run(*given, **constants, num_warps=WARPS)
         if compiled is not None and self._direct:
-            self._runs[key] = compiled[programs, 1, 1]
+            self._compiled[key] = compiled
 
     def _stream(self) -> int | None:
-        if self._device is None:
-            return None
-        return torch._C._cuda_getCurrentRawStream(self._device.index)
+        found: Any = torch.cuda.current_stream(self._device) if self._device is not None else None
+        return None if found is None else found.cuda_stream
 
 
 @functools.cache
