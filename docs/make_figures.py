@@ -331,7 +331,7 @@ def draw_demo_errors():
         lower = [row["title"] for row in rows.values() if is_better(row)]
         verb = "lower" if len(lower) > 1 else "lowers"
         message = f"{' and '.join(lower)} {verb} the error of tuned SGD"
-        set_title(figure, f"{message}\nat equal training time")
+        set_title(figure, f"{message}\nat equal passes")
     save(figure, "demo_errors.svg", keys)
 
 

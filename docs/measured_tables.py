@@ -331,11 +331,11 @@ def settings() -> str:
 
 
 def digits() -> list[str]:
-    """Return the row of the demonstration: tuned methods at equal time, compared seed by seed."""
+    """Return the row of the demonstration: tuned methods at equal passes, compared seed by seed."""
     record = json.loads((RESULTS / "demo" / "compare.json").read_text(encoding="utf-8"))
     base, sam, ours = (record["methods"][name] for name in ("base", "sam", "wsam"))
     errors = [error_text([*one["values"].values()]) for one in (base, sam, ours)]
-    better, time = ours["improvement"], ours["planned_time"] / base["planned_time"]
+    better, time = ours["improvement"], ours["training_seconds"] / base["training_seconds"]
     mean, half = better["mean"], better["interval"]
     lower = no_break(f"{mean:.2f} ({mean - half:.2f} to {mean + half:.2f})")
     row = ["perceptron, digits, 40% noisy labels", *errors, lower]
