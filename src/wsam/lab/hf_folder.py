@@ -10,7 +10,7 @@ from torch import Tensor
 
 from wsam.lab.data_feed import TensorFeed, Validation
 from wsam.lab.datasets import UNVERIFIED, DatasetInfo, Images
-from wsam.lab.image_folder import MEAN, STD, center_crop
+from wsam.lab.image_folder import MEAN, STD, center_crop, image_pixels
 from wsam.lab.metrics import ERROR, MSE, cross_entropy, squared_error
 from wsam.lab.models import TOKENS, VALUES, Task
 from wsam.lab.run import Run
@@ -99,10 +99,7 @@ def _images(run: Run, splits: list[Any], labels: list[list[int]]) -> Images:
 
 def _pixels(image: Any, size: int | None) -> Tensor:
     image = image.convert("RGB")
-    if size is not None:
-        image = center_crop(image, size)
-    data = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
-    return data.view(image.height, image.width, 3)
+    return image_pixels(image if size is None else center_crop(image, size))
 
 
 def _lists(

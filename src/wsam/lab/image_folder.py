@@ -82,6 +82,12 @@ def open_image(path: Path) -> Iterator[Any]:
         raise ImageError(f"{path} is damaged or not an image: {error}") from error
 
 
+def image_pixels(image: Any) -> Tensor:
+    """Return the bytes of an RGB image as (rows, columns, 3)."""
+    data = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
+    return data.view(image.height, image.width, 3)
+
+
 def list_images(folder: Path, classes: list[str]) -> tuple[list[Path], Tensor]:
     """Return the sorted paths of all images of the given classes, and their labels.
 
@@ -128,8 +134,7 @@ class ImageFiles(Dataset[Batch]):
         else:
             # One generator per image: workers may decode them in any order.
             crop = random_crop(image, self.size, random.Random(derive_seed(seed, str(index))))
-        pixels = torch.frombuffer(bytearray(crop.tobytes()), dtype=torch.uint8)
-        return pixels.view(self.size, self.size, 3), self.labels[index]
+        return image_pixels(crop), self.labels[index]
 
 
 def center_crop(image: Any, size: int) -> Any:

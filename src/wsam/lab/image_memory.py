@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from wsam.lab.datasets import UNVERIFIED, DatasetInfo, Images
-from wsam.lab.image_folder import MEAN, STD, list_images, open_image, val_folder
+from wsam.lab.image_folder import MEAN, STD, image_pixels, list_images, open_image, val_folder
 
 _MAX_BYTES = 4 << 30
 
@@ -73,8 +73,7 @@ def _read(paths: list[Path], size: tuple[int, int]) -> Tensor:
 
     def read(index: int) -> None:
         with open_image(paths[index]) as opened:
-            data = bytearray(opened.convert("RGB").tobytes())
-        pixels[index] = torch.frombuffer(data, dtype=torch.uint8).view(*size, 3)
+            pixels[index] = image_pixels(opened.convert("RGB"))
 
     with ThreadPoolExecutor() as pool:
         for _ in pool.map(read, range(len(paths))):
