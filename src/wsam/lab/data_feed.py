@@ -90,6 +90,11 @@ def split_validation(count: int, size: float | int, seed: int) -> tuple[Tensor, 
     return order[chosen:].sort().values, order[:chosen].sort().values
 
 
+def fixed_order(count: int) -> Tensor:
+    """Return a random order of samples that is the same for every run."""
+    return torch.randperm(count, generator=torch.Generator().manual_seed(0))
+
+
 def derive_seed(seed: int, name: str) -> int:
     """Return a seed for one use of randomness, independent of the seeds of other uses."""
     digest = hashlib.sha256(f"{name}:{seed}".encode()).digest()

@@ -23,6 +23,7 @@ from wsam.lab.data_feed import (
     Validation,
     add_label_noise,
     derive_seed,
+    fixed_order,
     split_validation,
 )
 from wsam.lab.datasets import UNVERIFIED, DatasetInfo
@@ -222,8 +223,7 @@ class FolderFeed(ImageFeed):
         if limit is None:
             return images
         # The list is sorted by class; a fixed shuffle keeps all classes in a small subset.
-        generator = torch.Generator().manual_seed(0)
-        return images.subset(torch.randperm(len(images), generator=generator)[:limit])
+        return images.subset(fixed_order(len(images))[:limit])
 
     def epoch(self) -> Iterator[Batch]:
         """Yield the training batches of the next epoch."""
@@ -238,8 +238,7 @@ class FolderFeed(ImageFeed):
         The files are sorted by class, so their order is shuffled with a fixed seed.
         """
         images: ImageFiles = getattr(self, f"{split}_set")
-        generator = torch.Generator().manual_seed(0)
-        order = torch.randperm(len(images), generator=generator)[:count].tolist()
+        order = fixed_order(len(images))[:count].tolist()
         return self.batches(images, [(index, None) for index in order], size)
 
     def evaluation(self, split: str) -> Iterator[Batch]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from wsam.lab.data_feed import fixed_order
 from wsam.lab.datasets import UNVERIFIED, DatasetInfo, Images
 from wsam.lab.image_folder import MEAN, STD, image_pixels, list_images, open_image, val_folder
 
@@ -31,7 +32,8 @@ def load_folder(root: Path, name: str) -> Images:
     test_paths, test_labels = list_images(val_folder(root), classes)
     width, height = _common_size([*train_paths, *test_paths], name)
     info = DatasetInfo(len(classes), MEAN, STD, padding=min(width, height) // 8, flip=True)
-    train_order, test_order = _shuffled(len(train_paths)), _shuffled(len(test_paths))
+    # Files are sorted by class, and limits keep the first ones.
+    train_order, test_order = fixed_order(len(train_paths)), fixed_order(len(test_paths))
     return Images(
         info,
         _read(train_paths, (height, width))[train_order],
@@ -40,11 +42,6 @@ def load_folder(root: Path, name: str) -> Images:
         test_labels[test_order],
         UNVERIFIED,
     )
-
-
-def _shuffled(count: int) -> Tensor:
-    """Return a fixed order: files are sorted by class, and limits keep the first ones."""
-    return torch.randperm(count, generator=torch.Generator().manual_seed(0))
 
 
 def _common_size(paths: list[Path], name: str) -> tuple[int, int]:

@@ -24,6 +24,7 @@ from wsam.lab.data_feed import (
     TensorFeed,
     Validation,
     add_label_noise,
+    fixed_order,
     split_validation,
 )
 from wsam.lab.metrics import ERROR, MSE, cross_entropy, squared_error
@@ -292,7 +293,7 @@ def split_rows(
     """
     order = torch.arange(rows)
     if test_rows is None:
-        order = torch.randperm(rows, generator=torch.Generator().manual_seed(0))
+        order = fixed_order(rows)
         test_rows = rows // _TEST_SHARE
     if not 0 < test_rows < rows:
         raise ValueError(f"{name} has {rows} rows, too few for a training and a test set")
