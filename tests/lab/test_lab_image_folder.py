@@ -84,7 +84,7 @@ def test_batches_do_not_depend_on_the_number_of_workers(root):
 def test_fixed_batches_use_pinned_memory_on_cuda(root, monkeypatch):
     calls = []
     monkeypatch.setattr(
-        "wsam.lab.image_folder.DataLoader", lambda *_, **kwargs: calls.append(kwargs) or []
+        "wsam.lab.data_feed.DataLoader", lambda *_, **kwargs: calls.append(kwargs) or []
     )
     images = feed(root)
     batches = FixedBatches(images, "test", samples=5, batch_size=2)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from wsam.lab.datasets import DatasetInfo, Images
 from wsam.lab.metrics import ERROR, Loss, Metric, cross_entropy
@@ -63,6 +64,30 @@ class DataFeed(ABC):
     @abstractmethod
     def evaluation(self, split: str) -> Iterator[Batch]:
         """Yield a whole split without augmentation, in large batches."""
+
+
+def batch_loader(
+    dataset: Any, samples: list[Any], size: int, workers: int, device: torch.device, **options: Any
+) -> DataLoader[Any]:
+    """Return a loader of the given samples of a dataset, in their order, in batches of `size`.
+
+    Args:
+        dataset: The dataset.
+        samples: What its ``__getitem__`` is called with.
+        size: Samples per batch; the last one may have fewer.
+        workers: Processes that read samples.
+        device: Where the batches will be moved to.
+        **options: Other arguments of `DataLoader`.
+    """
+    return DataLoader(
+        dataset,
+        batch_sampler=[samples[at : at + size] for at in range(0, len(samples), size)],
+        num_workers=workers,
+        pin_memory=device.type == "cuda",
+        # Seeds of workers are drawn from this one; the global generator must not advance.
+        generator=torch.Generator(),
+        **options,
+    )
 
 
 def split_validation(count: int, size: float | int, seed: int) -> tuple[Tensor, Tensor]:

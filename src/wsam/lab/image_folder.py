@@ -15,13 +15,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from wsam.lab.data_feed import (
     Batch,
     ImageFeed,
     Validation,
     add_label_noise,
+    batch_loader,
     derive_seed,
     fixed_order,
     split_validation,
@@ -248,16 +249,8 @@ class FolderFeed(ImageFeed):
 
     def batches(self, images: ImageFiles, samples: list[Sample], size: int) -> Iterator[Batch]:
         """Yield batches of the given samples, in their order, on the device."""
-        loader = DataLoader(
-            images,
-            batch_sampler=[samples[at : at + size] for at in range(0, len(samples), size)],
-            num_workers=self.workers,
-            pin_memory=self.device.type == "cuda",
-            # Seeds of workers are drawn from this one; the global generator must not advance.
-            generator=torch.Generator(),
-        )
         try:
-            for pixels, labels in loader:
+            for pixels, labels in batch_loader(images, samples, size, self.workers, self.device):
                 yield (
                     self.normalize(pixels.to(self.device, non_blocking=True)),
                     labels.to(self.device, non_blocking=True),

@@ -21,6 +21,7 @@ from wsam.lab.data_feed import (
     Batch,
     DataFeed,
     Validation,
+    batch_loader,
     derive_seed,
     split_validation,
 )
@@ -291,15 +292,8 @@ class LoaderFeed(DataFeed):
         return self.fixed(split, 1 << 62, self.requested)
 
     def _loader(self, split: str, indices: list[int], size: int) -> DataLoader[Any]:
-        return DataLoader(
-            self.splits[split],
-            batch_sampler=[indices[at : at + size] for at in range(0, len(indices), size)],
-            collate_fn=self.collate,
-            num_workers=self.workers,
-            pin_memory=self.device.type == "cuda",
-            # Seeds of workers are drawn from this one; the global generator must not advance.
-            generator=torch.Generator(),
-        )
+        part, collate = self.splits[split], self.collate
+        return batch_loader(part, indices, size, self.workers, self.device, collate_fn=collate)
 
     def _batches(self, loader: Iterable[Any]) -> Iterator[Batch]:
         with user_code.explain(self.name):
