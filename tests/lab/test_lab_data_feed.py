@@ -37,7 +37,8 @@ def test_crops_equal_a_loop_over_the_images(batch, size, padding, seed):
     for n in range(batch):
         window = padded[index[n], top[n] : top[n] + size, left[n] : left[n] + size]
         expected.append(window.flip(1) if flip[n] else window)
-    assert torch.equal(crop_and_flip(padded, index, top, left, flip, size), torch.stack(expected))
+    crops = crop_and_flip(padded, index, top, left, flip, (size, size))
+    assert torch.equal(crops, torch.stack(expected))
 
 
 def test_normalizer():

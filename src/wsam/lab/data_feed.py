@@ -155,7 +155,7 @@ def crop_and_flip(
     top: Tensor,
     left: Tensor,
     flip: Tensor,
-    size: int | tuple[int, int],
+    size: tuple[int, int],
 ) -> Tensor:
     """Crop each selected image and flip some of them, with a single gather.
 
@@ -165,12 +165,12 @@ def crop_and_flip(
         top: First row of each crop, (batch,).
         left: First column of each crop, (batch,).
         flip: Which crops to flip horizontally, (batch,) of bool.
-        size: Rows and columns of a crop, or one number for both.
+        size: Rows and columns of a crop.
 
     Returns:
         The crops, (batch, rows, columns, channels).
     """
-    height, width = (size, size) if isinstance(size, int) else size
+    height, width = size
     down, across = (torch.arange(length, device=padded.device) for length in (height, width))
     flipped = torch.where(flip[:, None], width - 1 - across, across)
     rows = (top[:, None] + down)[:, :, None]
