@@ -96,7 +96,7 @@ def test_a_step_that_synchronizes_is_found(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_graphs_of_a_period_are_replayed_in_turn() -> None:
     calls: list[int] = []
-    steps = third_party.InTurn([lambda: calls.append(0), lambda: calls.append(1)])
+    steps = third_party.in_turn([lambda: calls.append(0), lambda: calls.append(1)])
     for _ in range(5):
         steps()
     assert calls == [0, 1, 0, 1, 0]

@@ -7,6 +7,7 @@ it must define a class `SAM(params, base_class, ...)` or `WeightedSAM(model, bas
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -117,7 +118,7 @@ def capture_peer(step: Step, model: nn.Module, period: int = 1) -> Step:
         graphs = [capture_graph(step, warm=0) for _ in range(period)]
     except RuntimeError as error:
         raise NotCapturableError(first_line(error)) from error
-    return graphs[0] if period == 1 else InTurn(graphs)
+    return graphs[0] if period == 1 else in_turn(graphs)
 
 
 def check_addresses(step: Step, params: list[nn.Parameter]) -> None:
@@ -137,16 +138,14 @@ def first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0]
 
 
-class InTurn:
-    """Calls steps in turn."""
+def in_turn(steps: list[Step]) -> Step:
+    """Return a function that calls the next step each time."""
+    turns = itertools.cycle(steps)
 
-    def __init__(self, steps: list[Step]) -> None:
-        self._steps, self._next = steps, 0
+    def step() -> None:
+        next(turns)()
 
-    def __call__(self) -> None:
-        """Make the next step."""
-        self._steps[self._next]()
-        self._next = (self._next + 1) % len(self._steps)
+    return step
 
 
 def pytorch_optimizer_step(name: str, foreach: bool | None = None) -> StepFactory:
