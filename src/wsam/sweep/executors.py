@@ -176,10 +176,10 @@ class Processes:
                         continue
                     free_devices.append(worker.device)
                     lost = self._handle_death(worker, deaths)
-                    if lost.status is Status.LOST:
-                        yield lost
+                    if lost is None:
+                        retries.append(cast(Job, worker.job))
                     else:
-                        retries.append(lost.job)
+                        yield lost
         finally:
             if self.keep:
                 idle, self._kept = [], idle
@@ -199,8 +199,8 @@ class Processes:
         theirs.close()  # so that the pipe ends when the worker dies
         return _Worker(device, process, ours)
 
-    def _handle_death(self, worker: _Worker, deaths: Counter[str]) -> Outcome:
-        """Return the outcome of a dead worker's job: busy if it is to be retried, else lost."""
+    def _handle_death(self, worker: _Worker, deaths: Counter[str]) -> Outcome | None:
+        """Return the outcome of a dead worker's job; None if it is to be retried."""
         worker.process.join()
         worker.pipe.close()
         job = worker.job
@@ -211,7 +211,7 @@ class Processes:
         if deaths[job.run.key] > self.retries:
             return Outcome(job, Status.LOST, detail)
         self.log(f"{detail}; retrying its run")
-        return Outcome(job, Status.BUSY, detail)
+        return None
 
     @staticmethod
     def _stop(idle: Sequence[_Worker], busy: Sequence[_Worker]) -> None:
