@@ -160,7 +160,6 @@ def draw_lines(
     """
     from matplotlib.ticker import MaxNLocator
 
-    known = [p for one in series for p in one.points if p[1] is not None and math.isfinite(p[1])]
     for one in series:
         style: dict[str, Any] = {"color": color(one.style.css_name)}
         x = [point[0] for point in one.points]
@@ -181,14 +180,12 @@ def draw_lines(
         for at in range(len(x)):
             if padded[at : at + 3] == [False, True, False]:  # a line would not show this point
                 axes.plot(x[at], mean[at], "o", markersize=7, zorder=3, **style)
-    xs = [point[0] for point in known] or [0.0]
+    xs = [x for one in series for x, _, _ in _known(one)] or [0.0]
     low, high = min(xs), max(xs)
     axes.set_xlim(*((low, high) if low < high else (low - 0.5, high + 0.5)))
     locator = MaxNLocator(5, steps=_TICK_STEPS, integer=integer_x, min_n_ticks=1)
     axes.xaxis.set_major_locator(locator)
-    values = [
-        [v for p in one.points if p in known for v in _extremes(p, baseline)] for one in series
-    ]
+    values = [[v for p in _known(one) for v in _extremes(p, baseline)] for one in series]
     _scale(axes, "y", usual_range(values, baseline), log=log, baseline=baseline)
     _mark_lines(axes, series)
     axes.grid(axis="y")
@@ -201,9 +198,16 @@ def _gaps(dashes: tuple[float, ...] | None) -> float:
     return sum(dashes[1::2]) / sum(dashes) if dashes else 0.0
 
 
-def _extremes(point: Point, baseline: float) -> list[float]:
+def _known(series: Series) -> list[tuple[float, float, float]]:
+    """Return the points of a line without its gaps."""
+    return [
+        (x, mean, std) for x, mean, std in series.points if mean is not None and math.isfinite(mean)
+    ]
+
+
+def _extremes(point: tuple[float, float, float], baseline: float) -> list[float]:
     """Return the mean of a point and the end of its band that is farther from the baseline."""
-    mean, std = _drawable(point[1] or 0.0), _drawable(point[2])
+    mean, std = _drawable(point[1]), _drawable(point[2])
     return [mean, mean + math.copysign(std if math.isfinite(std) else 0.0, mean - baseline)]
 
 
@@ -212,7 +216,7 @@ def _mark_lines(axes: Axes, series: Sequence[Series]) -> None:
     low, high = axes.get_ylim()
     extremes = []
     for one in series:
-        found = [(p[1], p[0]) for p in one.points if p[1] is not None and math.isfinite(p[1])]
+        found = [(mean, x) for x, mean, _ in _known(one)]
         if found and max(found)[0] > high:
             extremes.append((True, *max(found), one.style))
         if found and min(found)[0] < low:
