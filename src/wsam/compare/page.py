@@ -19,7 +19,7 @@ from wsam.plots.html import render, to_unicode
 from wsam.report import sections
 from wsam.report.charts import DotRow, Point, Series, dot_chart, line_chart
 from wsam.report.elements import Figure, Section, Table
-from wsam.report.experiment import MISSING
+from wsam.report.experiment import MISSING, mean_curve, mean_point, metric_label
 from wsam.report.labels import Experiment, LabeledGroup
 from wsam.report.results import Group, Result
 
@@ -81,8 +81,7 @@ def _experiment(summary: Summary) -> Experiment:
 
 def table_heads(summary: Summary) -> list[str]:
     """Return the headings of the table of results."""
-    name, unit = summary.metric["name"], summary.metric["unit"]
-    figure = f"test {name} ({unit})" if unit else f"test {name}"
+    figure = metric_label(summary.metric, "test")
     return ["method", figure, "better by", "p", "cost", "epochs", "sharpness"]
 
 
@@ -209,10 +208,10 @@ def _slice_figure(summary: Summary) -> list[Figure]:
     """Return a chart of the loss along a line through the trained weights."""
     series = []
     for row in summary.rows.values():
-        points: list[Point] = []
-        for distance, losses in zip(DISTANCES, zip(*row.slices, strict=True), strict=False):
-            mean, std = mean_and_std([loss for loss in losses if loss is not None])
-            points.append((distance, mean, std or 0.0))
+        points = [
+            mean_point(distance, [loss for loss in losses if loss is not None])
+            for distance, losses in zip(DISTANCES, zip(*row.slices, strict=True), strict=False)
+        ]
         if points:
             series.append(Series(row.method.style, points))
     if not series:
@@ -228,12 +227,9 @@ def _slice_figure(summary: Summary) -> list[Figure]:
 
 def _curve(row: Row, name: str) -> list[Point]:
     """Return mean and deviation of a figure after each epoch, over the training time."""
-    points: list[Point] = []
-    for epochs in zip(*(record["curve"] for record in row.records.values()), strict=True):
-        values = [float(epoch[name]) for epoch in epochs if epoch.get(name) is not None]
-        mean, std = mean_and_std(values)
-        points.append((epochs[0]["epoch"] * row.epoch_seconds, mean, std or 0.0))
-    return points if any(point[1] is not None for point in points) else []
+    by_epoch = mean_curve(row.records.values(), name)
+    points = [(epoch * row.epoch_seconds, mean, std) for epoch, mean, std in by_epoch]
+    return points if any(mean is not None for _, mean, _ in points) else []
 
 
 def _search_section(summary: Summary) -> Section:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from wsam._format import format_mean_std, mean_and_std
+from wsam.lab.records import Record
 from wsam.lab.settings import BASE_CLASSES, VANILLA, is_number
 from wsam.lab.titles import GREEK
 from wsam.plot_style import method_title, variant_name
@@ -185,7 +186,10 @@ def curve_figures(experiment: Experiment) -> list[Figure]:
     column = f"{split}_{metric['name']}".replace("-", "_")
     curves = {column: (label, f"{_capital(split)} {metric['name']} after each epoch.")} | _CURVES
     for name, (label, caption) in curves.items():
-        series = [Series(item.style, mean_curve(item.group, name)) for item in shown]
+        series = [
+            Series(item.style, mean_curve([r.record for r in item.group.finished], name))
+            for item in shown
+        ]
         series = [one for one in series if any(point[1] is not None for point in one.points)]
         if series:
             title = f"{label} by epoch: {experiment.title}"
@@ -197,13 +201,12 @@ def curve_figures(experiment: Experiment) -> list[Figure]:
     return figures
 
 
-def mean_curve(group: Group, name: str) -> list[Point]:
+def mean_curve(records: Iterable[Record], name: str) -> list[Point]:
     """Return mean and deviation of a figure for each epoch."""
-    curves = [result.record["curve"] for result in group.finished]
     points = []
-    for rows in zip(*curves, strict=False):
+    for rows in zip(*(record["curve"] for record in records), strict=False):
         values = [float(row[name]) for row in rows if row.get(name) is not None]
-        points.append(_point(rows[0]["epoch"], values))
+        points.append(mean_point(rows[0]["epoch"], values))
     return points
 
 
@@ -229,12 +232,13 @@ def mean_slice(group: Group) -> list[Point]:
     """Return mean and deviation of the loss for each distance from the minimum."""
     distances, losses = group.slices[0][0], [losses for _, losses in group.slices]
     return [
-        _point(distance, values)
+        mean_point(distance, values)
         for distance, values in zip(distances, zip(*losses, strict=True), strict=True)
     ]
 
 
-def _point(x: float, values: Iterable[float]) -> Point:
+def mean_point(x: float, values: Iterable[float]) -> Point:
+    """Return mean and deviation of values as a point at x."""
     mean, std = mean_and_std(list(values))
     return x, mean, std or 0.0
 
