@@ -28,11 +28,11 @@ from wsam.lab.run import Run
 from wsam.lab.train import restore
 from wsam.paper import minima
 from wsam.paper.cifar import scratch_run
+from wsam.paper.minima import TOLERANCE
 from wsam.paper.table import SEEDS, Cell, Kind, Measure, Table
 from wsam.sweep.grid import with_seeds
 
 IMAGES = 10_000
-TOLERANCE = 1e-2
 STEPS = 100
 """Steps of a power iteration with one mini-batch each."""
 MODES = {"train": "training", "eval": "evaluation"}
@@ -126,17 +126,9 @@ def full_eigenvalue(
     model: nn.Module, loss: Any, batches: Sequence[Batch], mode: Mode
 ) -> dict[str, Any]:
     """Return the top eigenvalue of the Hessian over all batches."""
-    from wsam.curvature import hessian, top_eigenvalues
+    from wsam.curvature import hessian
 
-    operator = hessian(model, loss, batches, mode=mode)
-    top = top_eigenvalues(operator, tol=TOLERANCE)
-    return {
-        "top_eigenvalue": top.largest,
-        "residual": float(top.residuals[0]),
-        "converged": bool(top.converged[0]),
-        "products": top.products,
-        "loss": operator.info.loss,
-    }
+    return minima.top_eigenvalue(hessian(model, loss, batches, mode=mode))
 
 
 def eigenvalue_by_batches(

@@ -28,7 +28,7 @@ from wsam.lab.settings import is_number
 from wsam.lab.train import restore
 
 if TYPE_CHECKING:
-    from wsam.curvature import Landscape
+    from wsam.curvature import Landscape, Operator
 
 FORMAT = 1
 BATCH_SIZE = 500
@@ -40,7 +40,8 @@ SLICE, PLANE = "slice", "plane"
 """Keys of the loss along one direction and along two."""
 _IMAGES = 10_000  # the cost of an eigenvalue is proportional to it
 _PLANE_IMAGES = 2_000
-_TOLERANCE = 1e-2  # relative residual; the eigenvalue's relative error is about its square
+TOLERANCE = 1e-2
+"""Relative residual of an eigenvalue; its relative error is about the square."""
 _POINTS = {SLICE: 21, PLANE: 11}  # per direction
 _DIRECTIONS = {SLICE: 1, PLANE: 2}
 _DIRECTION_SEED = 0
@@ -198,18 +199,13 @@ def _top_eigenvalue(
     mode: Literal["eval", "train"] = "eval",
 ) -> dict[str, Any]:
     """Return the top eigenvalue of the Hessian and how it was computed."""
-    from wsam.curvature import hessian, top_eigenvalues
+    from wsam.curvature import hessian
 
     begin = time.monotonic()
     operator = hessian(model, batches.loss, batches, mode=mode)
-    top = top_eigenvalues(operator, tol=_TOLERANCE)
     info = operator.info
     return {
-        "top_eigenvalue": top.largest,
-        "residual": float(top.residuals[0]),
-        "converged": bool(top.converged[0]),
-        "products": top.products,
-        "loss": info.loss,
+        **top_eigenvalue(operator),
         "images": batches.count,
         "batch": batches.batch_size,
         "mode": info.mode,
@@ -217,6 +213,20 @@ def _top_eigenvalue(
         "tf32": info.tf32,
         "seconds": time.monotonic() - begin,
         **environment.describe_environment(device),
+    }
+
+
+def top_eigenvalue(operator: Operator) -> dict[str, Any]:
+    """Return the top eigenvalue of a Hessian, to a relative residual of `TOLERANCE`."""
+    from wsam.curvature import top_eigenvalues
+
+    top = top_eigenvalues(operator, tol=TOLERANCE)
+    return {
+        "top_eigenvalue": top.largest,
+        "residual": float(top.residuals[0]),
+        "converged": bool(top.converged[0]),
+        "products": top.products,
+        "loss": operator.info.loss,
     }
 
 
