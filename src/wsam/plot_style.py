@@ -98,6 +98,11 @@ def method_title(method: str) -> str:
     return METHOD_STYLES[method].title if method in METHOD_STYLES else method
 
 
+def method_color(method: str) -> str:
+    """Return the color of a method on a light background; gray for an unknown method."""
+    return METHOD_STYLES[method].light if method in METHOD_STYLES else MUTED_COLOR
+
+
 def variant_name(method: str, options: Mapping[str, object]) -> str:
     """Return the name in `METHOD_STYLES` of a method with options, such as ``wsam_reuse``.
 

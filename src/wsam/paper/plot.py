@@ -14,10 +14,9 @@ from wsam.paper.table import Table
 from wsam.plot_style import (
     FIGURE_WIDTH,
     GRID_COLOR,
-    METHOD_STYLES,
-    MUTED_COLOR,
     RC_PARAMS,
     TEXT_COLOR,
+    method_color,
     new_figure,
     set_title,
 )
@@ -119,8 +118,7 @@ def _label(table: Table, row: Sequence[str]) -> str:
 
 
 def _color(entry: Entry) -> str:
-    method = entry.cell.runs[0].method
-    return METHOD_STYLES[method].light if method in METHOD_STYLES else MUTED_COLOR
+    return method_color(entry.cell.runs[0].method)
 
 
 def _marker(n: int, color: str) -> dict[str, Any]:

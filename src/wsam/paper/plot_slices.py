@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from wsam.paper import minima
 from wsam.paper.table import Measure, Table
-from wsam.plot_style import GRID_COLOR, METHOD_STYLES, MUTED_COLOR
+from wsam.plot_style import GRID_COLOR, MUTED_COLOR, method_color
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -66,8 +66,8 @@ def draw_lines(panel: Axes, slices: Sequence[RunSlices]) -> None:
         losses = [loss if math.isfinite(loss) else math.nan for loss in one.line.losses]
         label = None if one.label in labelled else one.label
         labelled.add(one.label)
-        color = METHOD_STYLES[one.method].light if one.method in METHOD_STYLES else MUTED_COLOR
-        panel.plot(one.line.coordinates[0], losses, color=color, lw=1.3, alpha=0.8, label=label)
+        style: Any = {"color": method_color(one.method), "lw": 1.3, "alpha": 0.8}
+        panel.plot(one.line.coordinates[0], losses, label=label, **style)
     panel.set_title("loss around the minimum", loc="left")
     panel.set(xlabel="filter-normalised direction", ylabel="training loss")
     if not labelled:

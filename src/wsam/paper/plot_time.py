@@ -18,9 +18,9 @@ from wsam.paper.study import choose
 from wsam.plot_style import (
     FIGURE_WIDTH,
     GRID_COLOR,
-    METHOD_STYLES,
     MUTED_COLOR,
     label_points,
+    method_color,
     new_figure,
     set_title,
     variant_name,
@@ -168,13 +168,19 @@ def draw_times(results: Sequence[TimedResult]) -> Figure:
     axes = figure.subplots()
     for number, one in enumerate(results):
         (minutes, time_std), (error, std) = _known(one.minutes), _known(one.errors)
-        face = _color(one) if len(one.errors) > 1 else "white"
+        face = method_color(one.method) if len(one.errors) > 1 else "white"
         shape = _SHAPES[number % len(_SHAPES)] if many else "o"
-        style: Any = {"fmt": shape, "ms": 8, "mew": 1.8, "mfc": face, "color": _color(one)}
+        style: Any = {
+            "fmt": shape,
+            "ms": 8,
+            "mew": 1.8,
+            "mfc": face,
+            "color": method_color(one.method),
+        }
         axes.errorbar(minutes, error, std, time_std, capsize=3, zorder=3, label=one.label, **style)
     bases = sorted(_point(one) for one in results if one.method == "vanilla")
     if bases:
-        axes.plot(*zip(*bases, strict=True), color=METHOD_STYLES["vanilla"].light, lw=1.4, zorder=1)
+        axes.plot(*zip(*bases, strict=True), color=method_color("vanilla"), lw=1.4, zorder=1)
     times = [_known(one.minutes)[0] for one in results]
     axes.set(xlim=(0.8 * min(times), 1.08 * max(times)), ylabel="test error (%)")
     axes.set_xlabel("training time (minutes)")
@@ -205,18 +211,20 @@ def _label(axes: Axes, results: Sequence[TimedResult]) -> None:
         minutes, error = _point(one)
         on_left = minutes > middle
         if one.method == "vanilla":
-            end: Any = {"ha": "right" if on_left else "left", "va": "bottom", "color": _color(one)}
+            end: Any = {
+                "ha": "right" if on_left else "left",
+                "va": "bottom",
+                "color": method_color(one.method),
+            }
             above = (one.minutes[0] if not on_left else max(one.minutes), max(one.errors))
             axes.annotate(one.lines, above, (0, 8), textcoords="offset points", **end)
             continue
-        labels[on_left].append((edge if on_left else minutes, error, one.lines, _color(one)))
+        labels[on_left].append(
+            (edge if on_left else minutes, error, one.lines, method_color(one.method))
+        )
     label_points(axes, labels[False], right=12)
     label_points(axes, labels[True], right=-12)
 
 
 def _point(one: TimedResult) -> tuple[float, float]:
     return _known(one.minutes)[0], _known(one.errors)[0]
-
-
-def _color(one: TimedResult) -> str:
-    return METHOD_STYLES[one.method].light if one.method in METHOD_STYLES else MUTED_COLOR
