@@ -70,6 +70,16 @@ class TimedResult:
     keys: tuple[str, ...]
 
     @property
+    def mean_error(self) -> float:
+        """Mean of the errors."""
+        return _known(self.errors)[0]
+
+    @property
+    def mean_minutes(self) -> float:
+        """Mean of the training times."""
+        return _known(self.minutes)[0]
+
+    @property
     def label(self) -> str:
         """Name, error and number of runs: ``WSAM 3.63 ± 0.02 (n = 3)``."""
         error = format_mean_std(*_known(self.errors), "{:.2f}".format)
@@ -126,8 +136,8 @@ def _result(title: str, cost: float | None, group: list[tuple[Run, Record]]) -> 
 def front(results: Sequence[TimedResult]) -> list[TimedResult]:
     """Return the results that no other one beats both in time and in mean error, fastest first."""
     best: list[TimedResult] = []
-    for one in sorted(results, key=lambda one: (_known(one.minutes)[0], _known(one.errors)[0])):
-        if not best or _known(one.errors)[0] < _known(best[-1].errors)[0]:
+    for one in sorted(results, key=_point):
+        if not best or one.mean_error < best[-1].mean_error:
             best.append(one)
     return best
 
@@ -138,22 +148,22 @@ def message(results: Sequence[TimedResult]) -> str:
     Without such a method: which one has the lowest mean error.
     """
     bases = [one for one in results if one.method == "vanilla"]
-    longest = max(bases, key=lambda one: _known(one.minutes)[0], default=None)
+    longest = max(bases, key=lambda one: one.mean_minutes, default=None)
     better = [] if longest is None else [one.title for one in results if _beats(one, longest)]
     if better:
         *first, last = better
         names = f"{', '.join(first)} and {last}" if first else last
         verb = "have lower errors" if first else "has a lower error"
         return f"{names} {verb} than SGD at equal time"
-    lowest = min(results, key=lambda one: _known(one.errors)[0])
+    lowest = min(results, key=lambda one: one.mean_error)
     return f"{lowest.title} has the lowest mean error"
 
 
 def _beats(one: TimedResult, base: TimedResult) -> bool:
     """Return whether a method has a significantly lower error in no more than base's time."""
     p = welch_p(one.errors, base.errors)
-    in_time = _known(one.minutes)[0] < _EQUAL * _known(base.minutes)[0]
-    lower = _known(one.errors)[0] < _known(base.errors)[0]
+    in_time = one.mean_minutes < _EQUAL * base.mean_minutes
+    lower = one.mean_error < base.mean_error
     return p is not None and p < _SIGNIFICANT and in_time and lower
 
 
@@ -168,20 +178,15 @@ def draw_times(results: Sequence[TimedResult]) -> Figure:
     axes = figure.subplots()
     for number, one in enumerate(results):
         (minutes, time_std), (error, std) = _known(one.minutes), _known(one.errors)
-        face = method_color(one.method) if len(one.errors) > 1 else "white"
+        color = method_color(one.method)
+        face = color if len(one.errors) > 1 else "white"
         shape = _SHAPES[number % len(_SHAPES)] if many else "o"
-        style: Any = {
-            "fmt": shape,
-            "ms": 8,
-            "mew": 1.8,
-            "mfc": face,
-            "color": method_color(one.method),
-        }
+        style: Any = {"fmt": shape, "ms": 8, "mew": 1.8, "mfc": face, "color": color}
         axes.errorbar(minutes, error, std, time_std, capsize=3, zorder=3, label=one.label, **style)
     bases = sorted(_point(one) for one in results if one.method == "vanilla")
     if bases:
         axes.plot(*zip(*bases, strict=True), color=method_color("vanilla"), lw=1.4, zorder=1)
-    times = [_known(one.minutes)[0] for one in results]
+    times = [one.mean_minutes for one in results]
     axes.set(xlim=(0.8 * min(times), 1.08 * max(times)), ylabel="test error (%)")
     axes.set_xlabel("training time (minutes)")
     axes.grid(color=GRID_COLOR, zorder=0)
@@ -205,26 +210,20 @@ def _label(axes: Axes, results: Sequence[TimedResult]) -> None:
     axes.set_ylim(low, high + 0.08 * (high - low))
     labels: dict[bool, list[tuple[float, float, str, str]]] = {True: [], False: []}
     middle = sum(axes.get_xlim()) / 2
-    right = [_known(one.minutes) for one in results if _point(one)[0] > middle]
+    right = [_known(one.minutes) for one in results if one.mean_minutes > middle]
     edge = min((mean - (std or 0.0) for mean, std in right), default=0.0)
     for one in results:
-        minutes, error = _point(one)
+        (minutes, error), color = _point(one), method_color(one.method)
         on_left = minutes > middle
         if one.method == "vanilla":
-            end: Any = {
-                "ha": "right" if on_left else "left",
-                "va": "bottom",
-                "color": method_color(one.method),
-            }
+            end: Any = {"ha": "right" if on_left else "left", "va": "bottom", "color": color}
             above = (one.minutes[0] if not on_left else max(one.minutes), max(one.errors))
             axes.annotate(one.lines, above, (0, 8), textcoords="offset points", **end)
             continue
-        labels[on_left].append(
-            (edge if on_left else minutes, error, one.lines, method_color(one.method))
-        )
+        labels[on_left].append((edge if on_left else minutes, error, one.lines, color))
     label_points(axes, labels[False], right=12)
     label_points(axes, labels[True], right=-12)
 
 
 def _point(one: TimedResult) -> tuple[float, float]:
-    return _known(one.minutes)[0], _known(one.errors)[0]
+    return one.mean_minutes, one.mean_error
