@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -255,11 +256,10 @@ def csv_text(table: Table, entries: Sequence[Entry]) -> str:
     """Return CSV with one line per cell."""
     rows = cell_dicts(table, entries)
     text = io.StringIO()
-    writer = csv.DictWriter(text, [name for name in rows[0] if name != "keys"], lineterminator="\n")
+    names = [name for name in rows[0] if name != "keys"]
+    writer = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
-    for row in rows:
-        del row["keys"]
-        writer.writerow(row)
+    writer.writerows(rows)
     return text.getvalue()
 
 
@@ -285,8 +285,6 @@ def rich_table(table: Table, entries: Sequence[Entry]) -> RichTable:
 
 def print_table(table: Table, entries: Sequence[Entry]) -> None:
     """Print the table on the terminal, with its footnotes."""
-    import sys
-
     from rich.console import Console
 
     # Without a terminal rich assumes 80 columns, which would truncate the table.
