@@ -212,14 +212,15 @@ def case_row(case: Case, times: dict[str, list[float]], cases: list[Case]) -> di
         "ms": Quartiles.of([1e3 * t for t in own]).as_dict(),
         "rounds_ms": [1e3 * t for t in own],
     }
-    for other in cases:
-        if other.form == case.form and other.kind in (FLOOR, BASE):
-            key = "of_floor" if other.kind == FLOOR else "of_base"
-            row[key] = paired_ratios(own, times[other.label]).as_dict()
+    floor, base = (
+        next(times[c.label] for c in cases if c.kind == kind and c.form == case.form)
+        for kind in (FLOOR, BASE)
+    )
+    row["of_floor"] = paired_ratios(own, floor).as_dict()
+    row["of_base"] = paired_ratios(own, base).as_dict()
     floors = [times[c.label] for c in cases if c.kind == FLOOR]
     fastest = min(floors, key=lambda values: Quartiles.of(values).median)
     row["of_best_floor"] = paired_ratios(own, fastest).as_dict()
-    floor = next(times[c.label] for c in cases if c.kind == FLOOR and c.form == case.form)
     # Disturbances only add time, so on a busy machine the fastest rounds are the most accurate.
     row["best_of_floor"] = min(own) / min(floor)
     if case.kind != FLOOR:
