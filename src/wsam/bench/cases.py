@@ -186,8 +186,7 @@ def method_cases(forms: Iterable[str], best: str) -> list[Case]:
     for form in forms:
         cases.append(Case("WSAM", form, OURS, method_step("wsam", **default_options("wsam"))))
         if form != "compiled":
-            lean = method_step("wsam", lean=True, **default_options("wsam"))
-            cases.append(Case("WSAM lean", form, OURS, lean))
+            cases.append(lean_case(form))
             cases.append(Case("SAM", form, OURS, method_step("sam", **default_options("sam"))))
         if form == "captured" and triton_is_installed():
             for method in ("wsam", "sam"):
@@ -203,8 +202,7 @@ def every_method(forms: Iterable[str]) -> list[Case]:
     cases = []
     for form in forms:
         cases += [method_case(method, form) for method in METHODS]
-        lean = method_step("wsam", lean=True, **default_options("wsam"))
-        cases.append(Case("WSAM lean", form, OURS, lean))
+        cases.append(lean_case(form))
         cases += [interval_case(n, form, reuse=True) for n in REUSE_INTERVALS]
         # One pass, a forward pass to select samples, and a pass on these.
         passes = 1 + FORWARD + ESAM_SHARE
@@ -219,6 +217,12 @@ def method_case(method: str, form: str) -> Case:
         n = LOOKSAM_INTERVAL
         return Case(name, form, OURS, make, period=n, passes=1 + 1 / n)
     return Case(name, form, OURS, make, passes=1.0 if method in ONE_PASS else 2.0)
+
+
+def lean_case(form: str) -> Case:
+    """Return WSAM whose base steps between the passes."""
+    make = method_step("wsam", lean=True, **default_options("wsam"))
+    return Case("WSAM lean", form, OURS, make)
 
 
 def interval_case(n: int, form: str, reuse: bool = False) -> Case:
