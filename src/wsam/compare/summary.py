@@ -150,20 +150,22 @@ class Summary:
     metric: dict[str, Any]
 
     @property
+    def differences(self) -> dict[str, Difference]:
+        """How much better than the base each method is that was compared with it."""
+        found = {name: row.difference for name, row in self.rows.items()}
+        return {name: one for name, one in found.items() if one is not None}
+
+    @property
     def compared(self) -> list[str]:
         """The methods that were compared with the base."""
-        return [name for name, row in self.rows.items() if row.difference is not None]
+        return list(self.differences)
 
     @property
     def winner(self) -> str | None:
         """The method with the largest significant improvement over the base."""
-        better = {
-            name: row.difference.mean
-            for name, row in self.rows.items()
-            if row.difference is not None and row.difference.is_significant
-        }
-        best = max(better, key=better.__getitem__, default=None)
-        return best if best is not None and better[best] > 0 else None
+        found = self.differences.items()
+        better = {name: one.mean for name, one in found if one.is_significant and one.mean > 0}
+        return max(better, key=better.__getitem__, default=None)
 
     @property
     def sentence(self) -> str:
@@ -172,15 +174,13 @@ class Summary:
             return "The base did not finish, so nothing can be compared with it."
         if not self.compared:
             return "No other method finished, so nothing can be compared with the base."
-        if all(self.rows[name].difference.interval is None for name in self.compared):  # type: ignore[union-attr]
+        if all(one.interval is None for one in self.differences.values()):
             return "One seed cannot separate a difference from noise; use more --seeds."
         if self.winner is None:
             return USE_THE_BASE
-        return self._improvement(self.rows[self.winner])
+        return self._improvement(self.rows[self.winner], self.differences[self.winner])
 
-    def _improvement(self, row: Row) -> str:
-        difference = row.difference
-        assert difference is not None
+    def _improvement(self, row: Row, difference: Difference) -> str:
         verb = "lowers" if self.metric["lower_is_better"] else "raises"
         number = format_number(difference.mean, self.metric["unit"], difference.interval)
         unit = " points" if self.metric["unit"] == "%" else ""
