@@ -81,10 +81,9 @@ class Contender:
         if self.name == CHEAP:
             return LineStyle("wsam", _CHEAP_DASHES, shade=3)
         method = self.run.method
-        known = method in METHOD_STYLES
-        return (
-            LineStyle(method, METHOD_STYLES[method].dashes) if known else LineStyle("ink", (1, 2))
-        )
+        if method not in METHOD_STYLES:
+            return LineStyle("ink", (1, 2))
+        return LineStyle(method, METHOD_STYLES[method].dashes)
 
 
 def contender(name: str, run: Run, every: int) -> Contender:
