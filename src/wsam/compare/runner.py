@@ -206,19 +206,18 @@ class Comparison:
             self.progress.update("timing", done, len(jobs), None)
         if not self.keeps_workers:
             self._add_cold_starts(startup or 0.0)
-        setup = min((timing.setup for timing in self.state.timing.values()), default=0.0)
+        setup = min(timing.setup for timing in self.state.timing.values())
         self.state.timing = {n: replace(t, setup=setup) for n, t in self.state.timing.items()}
-        if BASE in self.state.timing:
-            costs = (
-                f"{self.contenders[name].title} {cost:.2f}"
-                for name, cost in self.state.costs.items()
-                if name != BASE
-            )
-            seconds = format_seconds(self.state.timing[BASE].cost)
-            self.progress.message(
-                f"an epoch of {self.contenders[BASE].title} takes {seconds}; "
-                f"relative cost: {', '.join(costs) or 'no other method'}"
-            )
+        costs = (
+            f"{self.contenders[name].title} {cost:.2f}"
+            for name, cost in self.state.costs.items()
+            if name != BASE
+        )
+        seconds = format_seconds(self.state.timing[BASE].cost)
+        self.progress.message(
+            f"an epoch of {self.contenders[BASE].title} takes {seconds}; "
+            f"relative cost: {', '.join(costs) or 'no other method'}"
+        )
 
     def _add_cold_starts(self, startup: float) -> None:
         """Let every phase and every run start with new processes in the estimates."""
