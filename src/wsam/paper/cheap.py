@@ -8,7 +8,7 @@ from typing import Any
 
 from wsam.lab.run import Run
 from wsam.paper.cifar import DATASETS, EPOCHS, GAMMA, RHO, base_run, scratch_run
-from wsam.paper.comparison import Entry
+from wsam.paper.comparison import Entry, Ours
 from wsam.paper.study import SEEDS, candidates, chosen_cell
 from wsam.paper.table import Candidate, Cell, Kind, Measure, Table, format_mean
 from wsam.sweep.grid import with_seeds
@@ -249,33 +249,27 @@ def conclude(entries: Sequence[Entry]) -> list[str]:
 
     The gain is that of WSAM over SGD with the same number of epochs.
     """
-    found = {(entry.cell.row[0], entry.cell.column): entry for entry in entries}
+    found: dict[str, dict[str, Ours]] = {}
+    means: dict[str, dict[str, float]] = {}
+    for entry in entries:
+        if entry.ours.mean is not None:
+            row, column = entry.cell.row[0], entry.cell.column
+            found.setdefault(column, {})[row] = entry.ours
+            means.setdefault(column, {})[row] = entry.ours.mean
     lines = []
-    for data in dict.fromkeys(column for _, column in found if not column.endswith(COST)):
-        errors = {
-            row: entry.ours
-            for (row, column), entry in found.items()
-            if column == data and entry.ours.n
-        }
-        costs = {
-            row: cost
-            for row in errors
-            if (entry := found.get((row, f"{data}, {COST}"))) is not None
-            and (cost := entry.ours.mean) is not None
-        }
-        sgd, wsam = (errors[row].mean if row in errors else None for row in (SGD, WSAM))
+    for data in (column for column in means if not column.endswith(COST)):
+        errors = means[data]
+        costs = {r: c for r, c in means.get(f"{data}, {COST}", {}).items() if r in errors}
         shares: dict[str, float] = {}
-        if sgd is not None and wsam is not None and sgd > wsam:
-            shares = {
-                row: (sgd - (ours.mean or 0.0)) / (sgd - wsam) for row, ours in errors.items()
-            }
+        if SGD in errors and WSAM in errors and errors[SGD] > errors[WSAM]:
+            gain = errors[SGD] - errors[WSAM]
+            shares = {row: (errors[SGD] - error) / gain for row, error in errors.items()}
         cheap_rows = [row for row, cost in costs.items() if row not in _LONGER and cost <= BUDGET]
         if not cheap_rows:
             continue
-        best = min(cheap_rows, key=lambda row: errors[row].mean or 0.0)
-        ours = errors[best]
-        assert ours.mean is not None
-        error = format_mean(ours.mean, ours.deviation, 2)
+        best = min(cheap_rows, key=errors.__getitem__)
+        ours = found[data][best]
+        error = format_mean(errors[best], ours.deviation, 2)
         line = (
             f"{data}: up to a cost of {BUDGET}, {best} has the lowest mean error, {error} "
             f"(n = {ours.n}, cost {costs[best]:.2f})"
