@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from wsam._format import format_mean_std, mean_and_std
 from wsam.lab.records import Record
@@ -275,7 +275,8 @@ def error_map(groups: Sequence[Group], x_name: str, y_name: str) -> HeatMap:
     for group in groups:
         mean, _ = mean_and_std(group.metric_values(group.metric["split"]))
         value = group.failures or (MISSING if mean is None else mean)
-        cells[_number(group, x_name), _number(group, y_name)] = value
+        point = cast(float, _setting(group, x_name)), cast(float, _setting(group, y_name))
+        cells[point] = value
     return HeatMap((GREEK.get(x_name, x_name), GREEK.get(y_name, y_name)), cells)
 
 
@@ -297,8 +298,3 @@ def _grid_axes(groups: Sequence[Group]) -> tuple[str, str] | None:
 
 def _setting(group: Group, name: str) -> object:
     return {**group.run.base_args, **group.run.hyper}[name]
-
-
-def _number(group: Group, name: str) -> float:
-    value = _setting(group, name)
-    return float(value) if is_number(value) else 0.0

@@ -217,30 +217,25 @@ def _unfinished(folder: Path) -> list[Trouble]:
     """Return the runs that were started and have no record."""
     found = []
     for work in sorted(records.work_root(folder).glob("*")):
-        if not work.is_dir() or (folder / f"{work.name}.json").exists():
+        has_record = (folder / f"{work.name}.json").exists()
+        if has_record or not work.is_dir() or not records.is_named_by_key(work):
             continue
-        if not records.is_named_by_key(work):
-            continue
-        name, reason = work.name, "started; no checkpoint yet"
-        failure = None
+        name, failure, progress = work.name, None, ""
         try:
-            attempt = attempts.read(work)
-            if attempt is not None:
+            if (attempt := attempts.read(work)) is not None:
                 run, failure = attempt
                 name = run.title
-            state = Checkpoints(records.checkpoints_folder(work)).load()
-            if state is not None:
+            if (state := Checkpoints(records.checkpoints_folder(work)).load()) is not None:
                 run, done = Run.from_dict(records.parse_json(state["run"])), len(state["curve"])
                 name = run.title
-                reason = f"{done} of {run.epochs} epochs done; run the same command to resume"
+                progress = f"{done} of {run.epochs} epochs done; run the same command to resume"
         except (OSError, ValueError, KeyError, TypeError) as error:
             found.append(Trouble(name, DAMAGED, f"its checkpoint cannot be read: {error}"))
             continue
         if failure is None:
-            found.append(Trouble(name, UNFINISHED, reason))
+            found.append(Trouble(name, UNFINISHED, progress or "started; no checkpoint yet"))
         else:
-            progress = "" if state is None else f"; {reason}"
-            found.append(Trouble(name, FAILED, f"{failure}{progress}"))
+            found.append(Trouble(name, FAILED, "; ".join(filter(None, (failure, progress)))))
     return found
 
 
@@ -251,16 +246,14 @@ def _sort_key(group: Group) -> tuple[Any, ...]:
     method = variant_name(run.method, run.options)
     place = known.index(method) if method in known else len(known)
     hyper = tuple(float(value) if is_number(value) else 0.0 for value in run.hyper.values())
-    rate = run.base_args.get("lr")
-    last = (run.epochs, rate if isinstance(rate, float) else 0.0, run.key)
+    experiment = (run.data, run.target or "", run.model, run.noise)
     return (
-        run.data,
-        run.target or "",
-        run.model,
-        run.noise,
+        *experiment,
         place,
         run.method,
         run.base,
         hyper,
-        *last,
+        run.epochs,
+        run.base_args["lr"],
+        run.key,
     )
