@@ -301,8 +301,7 @@ def failure_advice(record: Record) -> str:
 
 def final_error(record: Record) -> float | None:
     """Return the test error of the last epoch in percent; None if the run failed or has none."""
-    value = record["curve"][-1].get("test_error") if is_finished(record) else None
-    return None if value is None else float(value)
+    return _last(record, "test_error")
 
 
 def metric(record: Record) -> dict[str, Any]:
@@ -317,8 +316,7 @@ def metric(record: Record) -> dict[str, Any]:
 
 def final_figure(record: Record, split: str = "test") -> float | None:
     """Return a run's metric on a split after the last epoch; None if the run failed or has none."""
-    value = record["curve"][-1].get(_column(record, split)) if is_finished(record) else None
-    return None if value is None else float(value)
+    return _last(record, _column(record, split))
 
 
 def objective(record: Record) -> float | None:
@@ -354,6 +352,12 @@ def training_seconds(record: Record) -> float:
     phases = [phase for phase in (seconds[:first], seconds[first:]) if phase]
     # The first epoch of a phase includes compilation or the recording of a graph.
     return sum(len(phase) * median_high(phase[1:] or phase) for phase in phases)
+
+
+def _last(record: Record, column: str) -> float | None:
+    """Return a figure of the last epoch; None if the run failed or has none."""
+    value = record["curve"][-1].get(column) if is_finished(record) else None
+    return None if value is None else float(value)
 
 
 def _column(record: Record, split: str) -> str:
