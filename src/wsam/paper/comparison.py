@@ -140,26 +140,20 @@ def _accuracy(record: Record) -> float | None:
     return None if error is None else 1 - error / 100
 
 
-def _accuracy_percent(record: Record) -> float | None:
-    error = records.final_error(record)
-    return None if error is None else 100 - error
-
-
 def _best_error(record: Record) -> float | None:
     errors = [epoch["test_error"] for epoch in record["curve"]]
     return min((float(error) for error in errors if error is not None), default=None)
 
 
-def _best_accuracy_percent(record: Record) -> float | None:
-    error = _best_error(record)
+def _percent_correct(error: float | None) -> float | None:
     return None if error is None else 100 - error
 
 
 _FROM_RECORD: dict[Measure, Callable[[Record], float | None]] = {
     Measure.TEST_ERROR: records.final_error,
     Measure.BEST_ERROR: _best_error,
-    Measure.TEST_ACCURACY: _accuracy_percent,
-    Measure.BEST_ACCURACY: _best_accuracy_percent,
+    Measure.TEST_ACCURACY: lambda record: _percent_correct(records.final_error(record)),
+    Measure.BEST_ACCURACY: lambda record: _percent_correct(_best_error(record)),
     Measure.ACCURACY: _accuracy,
     Measure.TRAIN_LOSS: lambda record: record["curve"][-1]["train_loss"],
     Measure.TEST_LOSS: lambda record: record["curve"][-1].get("test_loss"),
