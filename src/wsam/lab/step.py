@@ -378,11 +378,11 @@ class Stepper:
     ) -> None:
         self.optimizer, self.objective, self.capture = optimizer, objective, capture
         self.sharpness_aware = hasattr(optimizer, "sharpness")
-        self._captured: Callable[..., Tensor] | None = None
+        self._made_step: Callable[..., Tensor] | None = None  # captured, or on parts of the batch
         options = options or {}
         self._first_share = options.get("ascent_share", 1.0)
         if options.get("gather") or self._first_share < 1.0:
-            self._captured = self._step_on_parts()
+            self._made_step = self._step_on_parts()
         self.totals = EpochTotals.zeros(objective.device)
 
     def reset_totals(self) -> None:
@@ -422,12 +422,12 @@ class Stepper:
         return lambda inputs, targets: step(inputs, targets)[0]
 
     def _step(self, inputs: Any, targets: Any) -> Tensor:
-        if self.capture and self._captured is None:
+        if self.capture and self._made_step is None:
             from wsam.accel.cuda_graph import capture
 
-            self._captured = capture(self.optimizer, self.objective, inputs, targets)
-        if self._captured is not None:
-            return self._captured(inputs, targets)
+            self._made_step = capture(self.optimizer, self.objective, inputs, targets)
+        if self._made_step is not None:
+            return self._made_step(inputs, targets)
 
         def closure() -> Tensor:
             loss = self.objective(inputs, targets)
