@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from wsam.lab.run import Run
-from wsam.paper.study import candidates, chosen_cell
+from wsam.paper.study import SEEDS, candidates, chosen_cell
 from wsam.paper.table import Cell, Kind, Measure, Table
 
 TEXT = "text:shakespeare.txt"
@@ -17,6 +17,7 @@ Choices = Sequence[dict[str, Any]]
 ADAMW, TWICE = "AdamW", "AdamW, twice the epochs"
 SAM, ASAM, GSAM = "SAM", "ASAM", "GSAM, rho following lr"
 WSAM, PUBLISHED = "WSAM, preconditioned", "WSAM, as published"
+SAM_LR, WSAM_LR = "SAM, rho following lr", "WSAM, preconditioned, rho following lr"
 WEIGHT_DECAYS: Choices = [{"weight_decay": value} for value in (0.01, 0.1, 0.3, 1.0)]
 METHODS: Mapping[str, tuple[dict[str, Any], Choices]] = {
     ADAMW: ({"method": "vanilla"}, WEIGHT_DECAYS),
@@ -30,6 +31,14 @@ METHODS: Mapping[str, tuple[dict[str, Any], Choices]] = {
     PUBLISHED: (
         {"method": "wsam"},
         [{"gamma": 0.9, "rho": value} for value in (0.02, 0.05, 0.1, 0.2)],
+    ),
+    SAM_LR: (
+        {"method": "sam", "options": {"rho_follows_lr": True}},
+        [{"rho": value} for value in (0.05, 0.1, 0.2, 0.4)],
+    ),
+    WSAM_LR: (
+        {"method": "wsam", "options": {"precondition": True, "rho_follows_lr": True}},
+        [{"gamma": 0.5, "rho": value} for value in (0.05, 0.1, 0.2, 0.4)],
     ),
     GSAM: (
         {"method": "gsam", "options": {"rho_follows_lr": True}},
@@ -46,6 +55,7 @@ def _cells(
     methods: Sequence[str],
     measure: Measure,
     trial_epochs: float = 1.0,
+    seeds: Sequence[int] = SEEDS,
 ) -> list[Cell]:
     """Return the cells of one problem, a row for each method."""
     cells = []
@@ -55,7 +65,7 @@ def _cells(
         if method == TWICE:
             one = one.replace(epochs=2 * run.epochs)
         options = candidates(one, choices, trial_epochs)
-        cells.append(chosen_cell((row, method), column, options, measure))
+        cells.append(chosen_cell((row, method), column, options, measure, seeds))
     return cells
 
 
@@ -106,7 +116,7 @@ def adam() -> Table:
     for dropout in (0.0, 0.2):
         run = text_run(model_args={"layers": 6, "width": 384, "heads": 6, "dropout": dropout})
         row = f"GPT, dropout {dropout:g}"
-        methods = (ADAMW, TWICE, SAM, WSAM)
+        methods = (ADAMW, TWICE, SAM, WSAM, SAM_LR, WSAM_LR)
         cells += _cells(row, "Shakespeare, loss", run, methods, Measure.TEST_LOSS)
     for name, data in (("CIFAR-10", "cifar10"), ("CIFAR-100", "cifar100")):
         methods = (ADAMW, TWICE, SAM, ASAM, WSAM, GSAM)
@@ -126,8 +136,9 @@ def adam() -> Table:
     notes = (
         "AdamW with twice the epochs takes about the time of the methods with two gradients a step.",
         "Each method has four candidates: AdamW's weight decay (0.01, 0.1, 0.3, 1), and the radius of "
-        "the others (0.02, 0.05, 0.1, 0.2; ASAM 0.1, 0.2, 0.5, 1), which have a weight decay of 0.1. A "
-        "trial is one run on 90% of the training data; for the ViT it has 30% of the epochs.",
+        "the others (0.02, 0.05, 0.1, 0.2; ASAM 0.1, 0.2, 0.5, 1; for the GPT, following the learning "
+        "rate, 0.05, 0.1, 0.2, 0.4), which have a weight decay of 0.1. A trial is one run on 90% of "
+        "the training data; for the ViT it has 30% of the epochs.",
         "Adapters: LoRA of rank 8 in the attention and the head are trained; all other weights are "
         "those of a ViT trained on CIFAR-100 by AdamW.",
         "GPT: 6 layers, 384 wide, blocks of 256 characters, batches of 64, 40 epochs, learning rate "
@@ -162,9 +173,12 @@ def adam_small() -> Table:
         noise=0.4,
         augment=False,
     )
-    methods = (ADAMW, TWICE, SAM, WSAM, PUBLISHED)
-    cells = _cells("GPT", "text, loss", gpt, methods, Measure.TEST_LOSS)
-    cells += _cells("MLP", "noisy digits, error (%)", digits, methods, Measure.TEST_ERROR)
+    methods = (ADAMW, TWICE, SAM, WSAM, PUBLISHED, SAM_LR, WSAM_LR)
+    seeds = range(8)
+    cells = _cells("GPT", "text, loss", gpt, methods, Measure.TEST_LOSS, seeds=seeds)
+    cells += _cells(
+        "MLP", "noisy digits, error (%)", digits, methods, Measure.TEST_ERROR, seeds=seeds
+    )
     notes = (
         "Small runs on one CPU core. They compare the methods where a network can over-fit, and say "
         "nothing about large models.",
@@ -172,7 +186,9 @@ def adam_small() -> Table:
         "MLP: two layers of 256 on scikit-learn's digits with 40% of the training labels redrawn, "
         "30 epochs. The choice is made on 120 images with correct labels.",
         "Each method has four candidates: AdamW's weight decay (0.01, 0.1, 0.3, 1), and a radius of "
-        "0.02, 0.05, 0.1 or 0.2 for the others (gamma 0.5 for preconditioned WSAM, 0.9 as published).",
+        "0.02, 0.05, 0.1 or 0.2 for the others (gamma 0.5 for preconditioned WSAM, 0.9 as published), "
+        "which have a weight decay of 0.1. A radius that follows the learning rate is at most 0.05, "
+        "0.1, 0.2 or 0.4.",
     )
     title = "Sharpness over AdamW: small models"
     return _study("adam-small", title, cells, notes, epochs=30)

@@ -7,7 +7,7 @@ with several seeds, and reports the test set.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,9 +55,10 @@ def chosen_cell(
     column: str,
     options: tuple[Candidate, ...],
     measure: Measure = Measure.TEST_ERROR,
+    seeds: Sequence[int] = SEEDS,
 ) -> Cell:
     """Return a cell whose hyperparameters are chosen on the validation split."""
-    runs = with_seeds(options[0].run, SEEDS)
+    runs = with_seeds(options[0].run, seeds)
     return Cell(row, column, runs, measure=measure, candidates=options)
 
 
