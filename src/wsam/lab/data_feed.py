@@ -69,16 +69,7 @@ class DataFeed(ABC):
 def batch_loader(
     dataset: Any, samples: list[Any], size: int, workers: int, device: torch.device, **options: Any
 ) -> DataLoader[Any]:
-    """Return a loader of the given samples of a dataset, in their order, in batches of `size`.
-
-    Args:
-        dataset: The dataset.
-        samples: What its ``__getitem__`` is called with.
-        size: Samples per batch; the last one may have fewer.
-        workers: Processes that read samples.
-        device: Where the batches will be moved to.
-        **options: Other arguments of `DataLoader`.
-    """
+    """Return a loader of ``dataset[sample]`` for the given samples, in their order."""
     return DataLoader(
         dataset,
         batch_sampler=[samples[at : at + size] for at in range(0, len(samples), size)],
