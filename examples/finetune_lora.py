@@ -1,10 +1,10 @@
-"""Fine-tune a pretrained transformer with low-rank adapters (LoRA) by WSAM over AdamW.
+"""Fine-tune a pretrained transformer with low-rank adapters (LoRA) by SAM over AdamW.
 
     python examples/finetune_lora.py [--pretrained vit.pt] [--checkpoint adapters.pt] [--bfloat16]
 
 A small vision transformer is trained on the digits 0 to 4 by AdamW, and its weights are written to the
 file `--pretrained`; an existing one is loaded instead. The weights are frozen. Adapters and a new head
-learn the digits 5 to 9 by WSAM, which perturbs only what is trained. An existing checkpoint of the
+learn the digits 5 to 9 by SAM, which perturbs only what is trained. An existing checkpoint of the
 adapters is continued.
 """
 
@@ -90,7 +90,7 @@ def fit(model: ViT, data, args, epochs: int, lr: float, rho: float, checkpoint=N
     """Train what is not frozen; with a radius of 0 by AdamW alone."""
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     base = torch.optim.AdamW(trained.values(), lr=lr, weight_decay=0.01)
-    optimizer = wsam.WSAM(base, rho=rho, gamma=args.gamma, max_norm=1.0, model=model)
+    optimizer = wsam.SAM(base, rho=rho, max_norm=1.0, model=model)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=epochs)
 
     def loss_fn(x, y):
@@ -145,6 +145,6 @@ if __name__ == "__main__":
     parser.add_argument("--bfloat16", action="store_true")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     counts, rates = {"pretrain-epochs": 20, "epochs": 20, "rank": 4}, {"lr": 5e-3, "rho": 0.05}
-    for name, default in (counts | rates | {"gamma": 0.5}).items():
+    for name, default in (counts | rates).items():
         parser.add_argument(f"--{name}", type=type(default), default=default, help=f"{default}")
     main(parser.parse_args())

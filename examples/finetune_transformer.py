@@ -1,4 +1,4 @@
-"""Fine-tune a compiled transformer with Coupled-WSAM over AdamW: warm-up, clipping, evaluation.
+"""Fine-tune a compiled transformer with SAM over AdamW: warm-up, clipping, evaluation.
 
     python examples/finetune_transformer.py [FOLDER] [BACKEND]
 
@@ -30,8 +30,8 @@ def main(folder: str | None = None, backend: str = "inductor", steps: int = 120)
         model = BertForSequenceClassification.from_pretrained(folder)
     model.train()
     base = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.01)
-    gamma = wsam.schedule.Warmup(0.6, steps=steps // 10)
-    optimizer = wsam.CoupledWSAM(base, rho=0.05, gamma=gamma, max_norm=1.0, model=model)
+    rho = wsam.schedule.Warmup(0.05, steps=steps // 10)
+    optimizer = wsam.SAM(base, rho=rho, max_norm=1.0, model=model)
     scheduler = get_linear_schedule_with_warmup(optimizer, steps // 10, steps)
     train_step = wsam.train_step(optimizer, torch.compile(model, backend=backend))
 

@@ -1,4 +1,4 @@
-"""Train with Coupled-WSAM on several processes, each with a shard of the model (FSDP2), and save it.
+"""Train with SAM over AdamW on several processes, each with a shard of the model (FSDP2), and save it.
 
     torchrun --nproc_per_node 2 examples/fsdp2.py [FOLDER]
 
@@ -33,7 +33,7 @@ def main(folder: str | None) -> None:
             fully_shard(layer)
     fully_shard(model)
     base = torch.optim.AdamW(model.parameters(), lr=0.01)
-    optimizer = wsam.CoupledWSAM(base, rho=0.05, gamma=0.5, model=model)  # after fully_shard
+    optimizer = wsam.SAM(base, rho=0.05, model=model)  # after fully_shard
     train_step = wsam.train_step(optimizer, lambda x, y: cross_entropy(model(x), y))
 
     torch.manual_seed(dist.get_rank())  # different samples on each rank

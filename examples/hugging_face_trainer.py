@@ -11,7 +11,7 @@ import sys
 import torch
 from transformers import BertConfig, BertForSequenceClassification, TrainingArguments
 
-from wsam import CoupledWSAM
+from wsam import SAM
 from wsam.integrations.transformers import SharpnessAwareTrainer
 
 
@@ -32,7 +32,7 @@ def main(folder: str = "out") -> None:
             report_to=[],
         ),
         train_dataset=[{"input_ids": row, "labels": row[0] // 50} for row in words],
-        wrap=lambda base: CoupledWSAM(base, rho=0.05, gamma=0.6),
+        wrap=lambda base: SAM(base, rho=0.05),
     )
     result = trainer.train()
     sharpness = trainer.optimizer.optimizer.sharpness

@@ -1,4 +1,4 @@
-"""Train a GPT on the characters of a text with WSAM over AdamW, and let it write.
+"""Train a GPT on the characters of a text with SAM over AdamW, and let it write.
 
     python examples/nanogpt.py TEXT [--checkpoint gpt.pt] [--compile]
 
@@ -19,7 +19,7 @@ import wsam
 
 SIZES = {"layers": 6, "heads": 6, "width": 384, "block": 256, "batch": 64, "micro-batches": 1}
 STEPS = {"steps": 2500, "warmup": 100, "evaluate-every": 250, "write": 500}
-RATES = {"lr": 1e-3, "weight-decay": 0.1, "dropout": 0.2, "rho": 0.2, "gamma": 0.5, "max-norm": 1.0}
+RATES = {"lr": 1e-3, "weight-decay": 0.1, "dropout": 0.2, "rho": 0.05, "max-norm": 1.0}
 
 
 def options() -> argparse.Namespace:
@@ -102,8 +102,7 @@ def main(args: argparse.Namespace) -> None:
     others = [p for p in model.parameters() if p.dim() < 2]
     groups = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
     base = torch.optim.AdamW(groups, args.lr, betas=(0.9, 0.99), weight_decay=args.weight_decay)
-    method = {"rho": args.rho, "gamma": args.gamma, "max_norm": args.max_norm}
-    optimizer = wsam.WSAM(base, **method, model=model)
+    optimizer = wsam.SAM(base, rho=args.rho, max_norm=args.max_norm, model=model)
 
     def rate(step: int) -> float:  # linear warm-up, then a cosine to a tenth
         progress = min(1.0, max(0, step - args.warmup) / max(1, args.steps - args.warmup))
@@ -139,9 +138,7 @@ def main(args: argparse.Namespace) -> None:
             model.train()
             print(f"step {step}: loss {loss:.3f}, validation loss {sum(losses) / 20:.3f}")
 
-    start = torch.zeros(
-        1, 1, dtype=torch.long, device=device
-    )  # the first character: often a newline
+    start = data[:1].view(1, 1)  # the first character of the text
     written = write(model.eval(), start, args.write, args.block)
     print("".join(characters[code] for code in written[0]))
 

@@ -2,7 +2,7 @@
 
     trainer = SharpnessAwareTrainer(
         model=model, args=args, train_dataset=data,
-        wrap=lambda base: CoupledWSAM(base, rho=0.05, gamma=0.5),
+        wrap=lambda base: SAM(base, rho=0.05),
     )
 
 `wrap` receives the optimizer that the Trainer creates from its arguments. To extend your own Trainer,
@@ -79,7 +79,7 @@ class SharpnessAwareMixin(Trainer):  # type: ignore[misc]
         if self._wrap is None:
             raise TypeError(
                 "the Trainer has no sharpness-aware optimizer: pass one, for example "
-                "wrap=lambda base: wsam.CoupledWSAM(base, rho=0.05, gamma=0.5)"
+                "wrap=lambda base: wsam.SAM(base, rho=0.05)"
             )
         name = str(getattr(self.args.optim, "value", self.args.optim))
         if any(part in name for part in UPDATE_IN_BACKWARD):
