@@ -84,7 +84,7 @@ class WSAM(SharpnessAware):
         w <- w - lr (m(g0) + k h) / (sqrt(v) + eps),    h = g1 - g0,    v over g0^2 + (k h)^2
 
     with the base's averages m and v, bias corrections and weight decay. Begin with gamma = 1/2, which
-    has the weight of SAM there, and k * rho of about 0.2.
+    has the weight of SAM there, and k * rho of 0.05.
 
     Args:
         base: an instance of a torch optimizer, such as `torch.optim.SGD(model.parameters(), lr=0.1)`.
