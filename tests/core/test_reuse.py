@@ -172,6 +172,24 @@ def test_zero_radius_leaves_the_base_alone() -> None:
     assert same(list(models[0].parameters()), list(models[1].parameters()))
 
 
+@pytest.mark.parametrize("method", ["wsam", "looksam"])
+def test_an_unfrozen_parameter_leaves_the_reuse_of_others_alone(method: str) -> None:
+    """A parameter without a kept vector does not take it from the others of its group."""
+
+    def run(unfreeze: bool) -> list[Tensor]:
+        model = small_model()
+        base = torch.optim.SGD(model.parameters(), lr=0.02)
+        options = {"reuse": True, "when": Every(2)} if method == "wsam" else {"per_tensor": True}
+        opt = wsam.create(method, base, **options)
+        model[0].bias.requires_grad_(False)
+        opt.step(closure(opt, model, 0))
+        model[0].bias.requires_grad_(unfreeze)
+        opt.step(closure(opt, model, 1))
+        return [p.detach() for name, p in model.named_parameters() if name != "0.bias"]
+
+    assert same(run(True), run(False))
+
+
 def test_a_skipped_step_keeps_the_vector() -> None:
     model = small_model()
     opt = reusing(model, 1, nonfinite="skip")

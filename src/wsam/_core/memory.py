@@ -39,11 +39,6 @@ class Memory:
         self._base = base
         self._written: dict[str, dict[Tensor, Tensor]] = {}
 
-    def read(self, block: Block, name: str) -> list[Tensor] | None:
-        """Return the local shards of a tensor for each parameter; None if one of them has none."""
-        found = self.read_each(block, name)
-        return None if any(t is None for t in found) else found  # type: ignore[return-value]
-
     def read_each(self, block: Block, name: str) -> list[Tensor | None]:
         """Return the local shard of a tensor for each parameter, None where there is none.
 

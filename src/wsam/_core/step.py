@@ -371,7 +371,9 @@ def _keep(
 
 def can_reuse(state: StepState) -> bool:
     """Whether the rule reuses a kept vector, and a two-pass step has kept one."""
-    return state.rule.reuses and any(state.memory.read(b, KEPT) is not None for b in state.blocks)
+    if not state.rule.reuses:
+        return False
+    return any(h is not None for b in state.blocks for h in state.memory.read_each(b, KEPT))
 
 
 def combine_one_pass(state: StepState) -> None:
@@ -391,21 +393,26 @@ def _add_kept(state: StepState, blocks: Sequence[Block], g0s: Sequence[list[Tens
     rule = state.rule
     values = [rule_values(block.group, rule) for block in blocks]
     if state.action is Action.REUSE:
-        kept = [state.memory.read(block, KEPT) for block in blocks]
+        kept = [_kept_or_zeros(state, block) for block in blocks]
     else:
         rows = zip(blocks, values, g0s, strict=True)
         kept = [_keep(state, block, rule.kept(value, None), g0, []) for block, value, g0 in rows]
     g0_norms, kept_norms = (_per_unit(rule, _norm, blocks, vectors) for vectors in (g0s, kept))
     mixes = [rule.mix_kept(*row) for row in zip(values, g0_norms, kept_norms, strict=True)]
     for block, g0, vector, mix in zip(blocks, g0s, kept, mixes, strict=True):
-        if vector is not None:
-            state.decoupled += _decoupled_terms(block, mix, g0, vector, scratch=False)
-            _mix_into_g0(mix, g0, vector, scratch=False)
+        state.decoupled += _decoupled_terms(block, mix, g0, vector, scratch=False)
+        _mix_into_g0(mix, g0, vector, scratch=False)
 
 
-def _norm(blocks: Sequence[Block], lists: Sequence[list[Tensor] | None]) -> Callable[[], Tensor]:
+def _kept_or_zeros(state: StepState, block: Block) -> list[Tensor]:
+    """Return the kept vector, 0 for parameters without a gradient in the step that kept it."""
+    pairs = zip(state.memory.read_each(block, KEPT), block.weights(), strict=True)
+    return [torch.zeros_like(w) if h is None else h for h, w in pairs]
+
+
+def _norm(blocks: Sequence[Block], lists: Sequence[list[Tensor]]) -> Callable[[], Tensor]:
     """Return a function that computes the norm over all blocks, once."""
-    return cache(lambda: squared_norm(blocks, [tensors or [] for tensors in lists]).sqrt())
+    return cache(lambda: squared_norm(blocks, lists).sqrt())
 
 
 def clip(
