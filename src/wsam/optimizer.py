@@ -855,6 +855,11 @@ class SharpnessAware(CheckedArguments, Optimizer):
     def _radius_is_zero(self) -> bool:
         return all(is_number(group[RHO], 0.0) for group in self.param_groups)
 
+    def _next_radius_is_zero(self) -> bool:
+        """Whether the schedules give the next step, which may have begun, a radius of 0."""
+        self._values.refresh()
+        return self._radius_is_zero()
+
     def _squared_norm(self, blocks: list[Block]) -> Tensor:
         """Return norm(g0)^2; averaged over ranks where it may differ, so that all ranks agree."""
         square = step.squared_norm_of_g0(blocks)

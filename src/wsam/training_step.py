@@ -246,7 +246,7 @@ class TrainStep:
         sharp = self._sharp
         if sharp is None:
             return part
-        if self._ascent_share < 1.0 and not sharp._in_last_pass:
+        if self._ascent_share < 1.0 and not (sharp._in_last_pass or sharp._next_radius_is_zero()):
             size = _batch_size(part, "ascent_share")
             return part.map(_slicer(0, max(1, int(self._ascent_share * size + 1e-9))))
         if not (self._gathers and sharp.second_pass):

@@ -142,6 +142,28 @@ def test_ascent_share() -> None:
     assert same(list(models[0].parameters()), list(models[1].parameters()))
 
 
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("options", [{}, {"ascent_steps": 2}], ids=["one", "two"])
+def test_a_radius_of_zero_uses_the_whole_batch(options: dict[str, Any], scaled: bool) -> None:
+    """A step without a perturbation is the base's own, so ascent_share has no effect on it."""
+    models = small_model(torch.float32), small_model(torch.float32)
+    radius = wsam.schedule.Warmup(0.3, steps=10)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0) if scaled else None
+    opt, base = wsam.SAM(sgd(models[0]), rho=radius, **options), sgd(models[1])
+
+    def loss_of(model: nn.Module, x: Tensor) -> Tensor:
+        return (model(x) ** 2).sum(1).mean()
+
+    x = batch(0).float()
+    step = wsam.train_step(opt, lambda x: loss_of(models[0], x), scaler=scaler, ascent_share=0.3)
+    loss, _ = step(x)
+    expected = loss_of(models[1], x)
+    expected.backward()
+    base.step()
+    assert torch.equal(loss, expected.detach())
+    assert same(list(models[0].parameters()), list(models[1].parameters()))
+
+
 @pytest.mark.parametrize(
     "make",
     [
