@@ -175,7 +175,8 @@ class Weighted(_Gamma):
         """The share of the earlier h in the kept one."""
         return self.reuse.average if self.reuse is not None else 0.0
 
-    def needs_products(self, hyper: dict[str, Scalar]) -> bool:
+    @property
+    def kept_needs_products(self) -> bool:  # type: ignore[override]
         """Whether h is divided by the norm of g0."""
         return self.reuse is not None and self.reuse.scale_by_norm
 

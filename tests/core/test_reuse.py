@@ -1,5 +1,6 @@
 """WSAM that reuses its sharpness gradient on the steps between two-pass steps."""
 
+import copy
 import io
 from typing import Any
 
@@ -188,6 +189,21 @@ def test_an_unfrozen_parameter_leaves_the_reuse_of_others_alone(method: str) -> 
         return [p.detach() for name, p in model.named_parameters() if name != "0.bias"]
 
     assert same(run(True), run(False))
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_a_weight_of_zero_is_the_base(kind: str) -> None:
+    """Bit for bit: fused code, which rounds differently where 25 elements do not fill a vector."""
+    model = nn.Linear(5, 5).double()
+    models = model, copy.deepcopy(model)
+    base, plain = (torch.optim.SGD(m.parameters(), lr=0.01, momentum=0.9) for m in models)
+    opt = wsam.WSAM(base, gamma=0.0, when=Every(2), reuse=Reuse(**OPTIONS[kind]))
+    for t in range(12):
+        opt.step(closure(opt, models[0], t))
+        plain.zero_grad()
+        (models[1](batch(t)) ** 2).sum(1).mean().backward()
+        plain.step()
+        assert same(list(models[0].parameters()), list(models[1].parameters())), t
 
 
 def test_a_skipped_step_keeps_the_vector() -> None:

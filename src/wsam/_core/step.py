@@ -223,16 +223,18 @@ def combine(state: StepState, all_blocks: Sequence[Block]) -> None:
     blocks = units(rule, [*state.blocks, *late])
     g1s = [second_gradients(block, rule.keeps_g0) for block in blocks]
     values = [rule_values(block.group, rule) for block in blocks]
-    subtracted = [rule.needs_products(value) for value in values]
+    mixes = [None if rule.needs_products(value) else rule.mix(value, None) for value in values]
+    subtracted = [False] * len(blocks)
     every: Sequence[Products | None] = [None] * len(blocks)
-    if any(subtracted) or rule.kept_needs_products:
+    if None in mixes or rule.kept_needs_products:
+        subtracted = [mix is None or not _is_g1_only(mix) for mix in mixes]
         every = _per_unit(rule, _subtract_with_products, blocks, g1s, subtracted)
     base_grads = []
-    for block, g1, value, is_difference, products in zip(
-        blocks, g1s, values, subtracted, every, strict=True
+    for block, g1, value, known, is_difference, products in zip(
+        blocks, g1s, values, mixes, subtracted, every, strict=True
     ):
-        mix = rule.mix(value, products if is_difference else None)
-        if mix.base_grad.is_g1 and mix.decoupled.is_zero and not is_difference:
+        mix = rule.mix(value, products) if known is None else known
+        if _is_g1_only(mix) and not is_difference:
             base_grad = g1
             if rule.reuses:
                 g0, g1_shards = block.shards(block.g0), block.shards(g1)
@@ -257,6 +259,11 @@ def combine(state: StepState, all_blocks: Sequence[Block]) -> None:
         clip(blocks, base_grads, state.decoupled, state.max_norm)
     if not (rule.base_uses_g1 or rule.preconditions):
         clear_gradients(late)  # the base receives g0, which these parameters do not have
+
+
+def _is_g1_only(mix: Mix) -> bool:
+    """Whether the base receives g1 itself, and nothing is applied directly."""
+    return mix.base_grad.is_g1 and mix.decoupled.is_zero
 
 
 def second_gradients(block: Block, keeps_g0: bool) -> list[Tensor]:
