@@ -388,9 +388,13 @@ class SharpnessAware(CheckedArguments, Optimizer):
             self._step_state.enter(Phase.PERTURBED)
         self._combine()
         if not increases:
-            value = 0.0 if self._radius_is_zero() else torch.nan
-            increases = [torch.full((), value, device=self._all_blocks()[0].device)]
+            increases = [self._unmeasured_sharpness()]
         return losses.total(first), losses.total(increases)
+
+    def _unmeasured_sharpness(self) -> Tensor:
+        """Return the sharpness of a step without a pass at w + d: 0 if d = 0, otherwise NaN."""
+        value = 0.0 if self._radius_is_zero() else torch.nan
+        return torch.full((), value, device=self._all_blocks()[0].device)
 
     def _run_closure(self, closure: Closure) -> tuple[Any, Tensor | None]:
         """Run all passes of a closure; return its first result, and the loss increase if it moved."""

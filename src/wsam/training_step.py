@@ -300,8 +300,11 @@ class TrainStep:
                     run_all()
                     moved = optimizer.ascend(scaler.get_scale())
             last = run_all()
-            increase = losses.loss_increase(last, first)
-            sharpness = optimizer._selection.corrected(increase) if moved else increase * torch.nan
+            if moved:
+                increase = losses.loss_increase(last, first)
+                sharpness = optimizer._selection.corrected(increase)
+            else:
+                sharpness = optimizer._unmeasured_sharpness()
             scaler.unscale_(optimizer)
             is_unscaled = True
             optimizer.descend()

@@ -397,6 +397,14 @@ def test_scaler_with_an_interval() -> None:
     assert sharpness == [False, True, False, True]
 
 
+@pytest.mark.parametrize("scaler", [None, new_scaler()], ids=["plain", "scaled"])
+def test_a_radius_of_zero_has_no_sharpness(scaler: Any) -> None:
+    model = smooth_network()
+    opt = wsam.SAM(BASES["sgd"](model.parameters()), rho=0.0)
+    wsam.train_step(opt, loss_of(opt, model), scaler=scaler)(*batches()[0])
+    assert opt.sharpness == 0
+
+
 def test_a_disabled_scaler_is_ignored() -> None:
     model = smooth_network()
     opt = wsam.SAM(BASES["sgd"](model.parameters()))
