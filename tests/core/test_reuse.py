@@ -148,6 +148,22 @@ def test_micro_batches_reuse() -> None:
         assert torch.allclose(p, q, rtol=1e-10, atol=1e-12)
 
 
+def test_micro_batches_with_and_without_a_kept_vector() -> None:
+    """Parameters of one micro-batch have a kept vector, those of the other have none."""
+    heads = nn.ModuleList([nn.Linear(5, 2), nn.Linear(5, 2)]).double()
+    opt = wsam.WSAM(torch.optim.SGD(heads.parameters(), lr=0.1), when=Every(2), reuse=True)
+    first, second = ([closure(opt, head, t) for head in heads] for t in (0, 1))
+    opt.step(first[0])
+    before, twins = [p.detach().clone() for p in heads.parameters()], copy.deepcopy(heads)
+    opt.step(second)
+    for head in twins:
+        (head(batch(1)) ** 2).sum(1).mean().backward()
+    k = opt.gamma / (1 - opt.gamma)
+    for p, q, w in zip(heads.parameters(), twins.parameters(), before, strict=True):
+        expected = w - 0.1 * (q.grad + k * opt.state[p].get("sam_kept", 0.0))
+        assert torch.allclose(p, expected, rtol=1e-12)
+
+
 def test_clipping_scales_both_terms() -> None:
     model = small_model()
     opt = reusing(model, 2, max_norm=1e-3)

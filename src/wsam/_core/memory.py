@@ -39,6 +39,10 @@ class Memory:
         self._base = base
         self._written: dict[str, dict[Tensor, Tensor]] = {}
 
+    def has(self, name: str) -> bool:
+        """Whether any parameter has such a tensor."""
+        return any(PREFIX + name in state for state in self._base.state.values())
+
     def read_each(self, block: Block, name: str) -> list[Tensor | None]:
         """Return the local shard of a tensor for each parameter, None where there is none.
 

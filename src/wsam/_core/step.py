@@ -377,10 +377,11 @@ def _keep(
 
 
 def can_reuse(state: StepState) -> bool:
-    """Whether the rule reuses a kept vector, and a two-pass step has kept one."""
-    if not state.rule.reuses:
-        return False
-    return any(h is not None for b in state.blocks for h in state.memory.read_each(b, KEPT))
+    """Whether the rule reuses a kept vector, and a two-pass step has kept one.
+
+    It may be that of other parameters, so that all micro-batches of a step do the same.
+    """
+    return state.rule.reuses and state.memory.has(KEPT)
 
 
 def combine_one_pass(state: StepState) -> None:
