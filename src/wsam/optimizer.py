@@ -532,6 +532,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
             with torch.no_grad():
                 self._restore()
             self._step_state = pending  # a prepared update is still pending
+            step.clear_gradients(self._all_blocks())
             for p, g in gradients:
                 p.grad = g
 

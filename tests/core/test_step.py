@@ -98,6 +98,24 @@ def test_perturbed_is_bitwise(name: str) -> None:
     assert same(snapshot(opt), state)
 
 
+def test_perturbed_leaves_no_gradients() -> None:
+    """A pass inside it gives no gradient to a parameter that had none, not even if `step` is due."""
+    model = small_model()
+    unused = model[0].bias
+    opt = wsam.SAM(torch.optim.SGD(model.parameters(), lr=0.1))
+    unused.requires_grad_(False)
+    for make_pass in (opt.ascend, opt.descend):
+        closure(opt, model)()
+        make_pass()
+    unused.requires_grad_(True)
+    before = unused.detach().clone()
+    with opt.perturbed():
+        model_loss(opt, model)().backward()
+    assert unused.grad is None
+    opt.step()
+    assert torch.equal(unused, before)
+
+
 @pytest.mark.parametrize("name", [n for n in METHODS if reference.METHODS[n].rule == "sam"])
 def test_replicas_bit_identical(name: str) -> None:
     """Two replicas with different first gradients and the same second one stay equal."""
