@@ -325,8 +325,8 @@ class TrainStep:
     def _autocast_context(self) -> AbstractContextManager[Any]:
         if self._autocast is None:
             return contextlib.nullcontext()
-        device = self.optimizer.param_groups[0]["params"][0].device
-        return torch.autocast(device.type, self._autocast)
+        params = (p for group in self.optimizer.param_groups for p in group["params"])
+        return torch.autocast(next(params).device.type, self._autocast)
 
     @contextlib.contextmanager
     def _without_reduction(self) -> Iterator[None]:
@@ -479,15 +479,19 @@ def _loss_and_outputs(result: Any) -> tuple[Tensor, Any]:
 
 def _combine(outputs: list[Any], parts: list[Part]) -> Any:
     """Return the outputs of all micro-batches in the form of the first."""
-    columns = zip(*map(tensors_of, outputs), strict=True)
-    return map_tensors(lambda _: _join(next(columns), parts), outputs[0])
+    kinds = (Tensor, int, float)
+    columns = zip(*(tensors_of(found, kinds) for found in outputs), strict=True)
+    return map_tensors(lambda _: _join(next(columns), parts), outputs[0], kinds)
 
 
-def _join(tensors: tuple[Tensor, ...], parts: list[Part]) -> Tensor:
-    if tensors[0].dim():
-        return torch.cat(tensors)
-    stacked = torch.stack(tensors)
-    if not stacked.is_floating_point():
-        return stacked.sum()
-    weights = [part.weight for part in parts]
-    return torch.stack([w * x for w, x in zip(weights, tensors, strict=True)]).sum()
+def _join(values: tuple[Any, ...], parts: list[Part]) -> Any:
+    """Return one output of all micro-batches, given that of each."""
+    first = values[0]
+    if isinstance(first, bool):
+        return first
+    if isinstance(first, Tensor) and first.dim():
+        return torch.cat(values)
+    is_float = first.is_floating_point() if isinstance(first, Tensor) else isinstance(first, float)
+    if is_float:
+        values = tuple(part.weight * x for part, x in zip(parts, values, strict=True))
+    return torch.stack(values).sum() if isinstance(first, Tensor) else sum(values)

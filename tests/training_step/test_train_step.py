@@ -405,6 +405,14 @@ def test_a_radius_of_zero_has_no_sharpness(scaler: Any) -> None:
     assert opt.sharpness == 0
 
 
+def test_autocast_with_an_empty_group() -> None:
+    model = smooth_network()
+    base = torch.optim.SGD([{"params": []}, {"params": model.parameters()}], lr=0.1)
+    opt = wsam.SAM(base)
+    loss, _ = wsam.train_step(opt, loss_of(opt, model), autocast=torch.bfloat16)(*batches()[0])
+    assert loss.isfinite()
+
+
 def test_a_disabled_scaler_is_ignored() -> None:
     model = smooth_network()
     opt = wsam.SAM(BASES["sgd"](model.parameters()))

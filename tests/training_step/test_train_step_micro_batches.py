@@ -90,6 +90,21 @@ def test_scalars_and_other_values_are_passed_to_each_part() -> None:
     assert seen == [(3, 2.0, "x"), (3, 2.0, "x"), (4, 2.0, "x")] * 2
 
 
+def test_numbers_are_combined_as_scalars() -> None:
+    """Python's numbers as 0-d tensors: floats are averaged over samples, integers are summed."""
+    model = small_model()
+
+    def loss_fn(x: Tensor) -> tuple[Tensor, dict[str, Any]]:
+        out, size = model(x), torch.tensor(len(x))
+        mean, large = float(x.mean()), bool(x.abs().max() > 9)
+        return out.square().mean(), {"mean": mean, "size": [len(x), size], "large": large}
+
+    _, found = wsam.train_step(wsam.SAM(sgd(model)), loss_fn, micro_batches=3)(batch(0))
+    assert found["mean"] == pytest.approx(float(batch(0).mean()), rel=1e-12)
+    assert found["size"] == [10, 10]
+    assert found["large"] is False
+
+
 @pytest.mark.parametrize(
     ("args", "found"),
     [

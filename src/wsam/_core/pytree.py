@@ -9,25 +9,27 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 
-def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
-    """Return a copy of `tree` with each tensor replaced by `function(tensor)`.
+def map_tensors(
+    function: Callable[[Any], Any], tree: Any, kinds: tuple[type, ...] = (Tensor,)
+) -> Any:
+    """Return a copy of `tree` with each tensor, or leaf of `kinds`, replaced by `function(leaf)`.
 
     Besides the containers of `torch.utils._pytree`, other mappings (Hugging Face's ModelOutput and
     BatchEncoding) and dataclasses are traversed. Containers keep their types.
     """
 
     def convert(leaf: Any) -> Any:
-        if isinstance(leaf, Tensor):
+        if isinstance(leaf, kinds):
             return function(leaf)
         if isinstance(leaf, MutableMapping):
             mapping = copy.copy(leaf)
             for key, value in leaf.items():
-                mapping[key] = map_tensors(function, value)
+                mapping[key] = map_tensors(function, value, kinds)
             return mapping
         if is_dataclass(leaf) and not isinstance(leaf, type):
             instance = copy.copy(leaf)
             for field in fields(leaf):
-                value = map_tensors(function, getattr(leaf, field.name))
+                value = map_tensors(function, getattr(leaf, field.name), kinds)
                 object.__setattr__(instance, field.name, value)  # it may be frozen
             return instance
         return leaf
@@ -35,8 +37,8 @@ def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
     return tree_map(convert, tree)
 
 
-def tensors_of(tree: Any) -> list[Tensor]:
-    """Return the tensors in `tree`, in the order in which `map_tensors` visits them."""
-    found: list[Tensor] = []
-    map_tensors(found.append, tree)
+def tensors_of(tree: Any, kinds: tuple[type, ...] = (Tensor,)) -> list[Any]:
+    """Return the tensors in `tree`, or leaves of `kinds`, in the order of `map_tensors`."""
+    found: list[Any] = []
+    map_tensors(found.append, tree, kinds)
     return found
