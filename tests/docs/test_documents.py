@@ -19,6 +19,7 @@ from command import wsam_command
 
 import wsam
 from wsam import methods
+from wsam._significance import holm
 from wsam.lab import markdown_tables
 from wsam.lab.records import record_path
 from wsam.paper import Profile, find, gather
@@ -227,6 +228,16 @@ def test_p_values_equal_the_records(page: str) -> None:
     stated = {value for pair in found for value in pair if value}
     assert stated
     assert stated <= known
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/when.md"])
+def test_corrected_p_value_of_the_gpt(page: str) -> None:
+    table = load("adam", Profile(only="GPT, dropout *"), ROOT / "results")
+    tests = welch_tests(gather(table, ROOT / "results"), table.baselines)
+    p_values = {f"{test.setting}: {' and '.join(test.methods)}": test.p_last for test in tests}
+    key = "GPT, dropout 0.2, Shakespeare, loss: AdamW, twice the epochs and SAM"
+    corrected = f"p = {p_values[key]:.2g}; {holm(p_values)[key]:.2g} with Holm's correction"
+    assert corrected in " ".join((ROOT / page).read_text().split())
 
 
 def test_best_epochs_of_the_gpts() -> None:

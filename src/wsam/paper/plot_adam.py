@@ -11,11 +11,11 @@ from wsam.lab import records
 from wsam.paper.adam import ADAMW, TWICE, adam
 from wsam.paper.study import choose
 from wsam.plot_style import (
-    COLORS,
     FIGURE_WIDTH,
     GRID_COLOR,
     MUTED_COLOR,
     label_points,
+    method_color,
     new_figure,
     set_title,
 )
@@ -95,11 +95,13 @@ def _draw_panel(axes: Axes, setting: str, curves: list[LossCurves]) -> None:
     labels = []
     for one in curves:
         passes = [one.passes * (epoch + 1) for epoch in range(len(one.mean))]
-        color, style = COLORS[one.method], "--" if one.label == ADAMW else "-"
+        color, style = method_color(one.method), "--" if one.label == ADAMW else "-"
         axes.plot(passes, one.mean, color=color, ls=style, lw=1.6)
         axes.plot(passes[-1], one.mean[-1], "o", color=color, ms=5)
         text = one.label.replace(TWICE, "AdamW, 2x epochs").replace(", preconditioned", "")
-        labels.append((last, one.mean[-1], f"{text} {one.mean[-1]:.2f}", color))
+        if passes[-1] < last:
+            text += f", {passes[-1]} passes"
+        labels.append((last, one.mean[-1], f"{text}: {one.mean[-1]:.2f}", color))
     axes.set_ylabel("test loss")
     axes.grid(color=GRID_COLOR)
     note = f"{setting}, Shakespeare, mean of {len(curves[0].by_seed)} seeds"

@@ -52,9 +52,9 @@ def _choices(entries: Sequence[Entry]) -> list[Footnote]:
     chosen: dict[str, list[str]] = {}
     for entry in entries:
         if entry.ours.n and entry.cell.chosen and not entry.cell.measure.is_cost:
-            columns = chosen.setdefault(" ".join(entry.cell.row), [])
+            columns = chosen.setdefault(" / ".join(entry.cell.row), [])
             columns.append(f"{entry.cell.column}: {entry.cell.chosen}")
-    items = tuple(f"{row}, {'; '.join(columns)}." for row, columns in chosen.items())
+    items = tuple(f"{row} / {'; '.join(columns)}." for row, columns in chosen.items())
     return [Footnote("Chosen on a validation split of the training data:", items)] if items else []
 
 
