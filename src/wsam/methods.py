@@ -83,13 +83,14 @@ class WSAM(SharpnessAware):
 
         w <- w - lr (m(g0) + k h) / (sqrt(v) + eps),    h = g1 - g0,    v over g0^2 + (k h)^2
 
-    with the base's averages m and v, bias corrections and weight decay. Begin with gamma = 1/2, which
-    has the weight of SAM there, and k * rho of 0.05.
+    with the base's averages m and v, bias corrections and weight decay. gamma = 1/2 has the weight of
+    SAM there.
 
     Args:
         base: an instance of a torch optimizer, such as `torch.optim.SGD(model.parameters(), lr=0.1)`.
         rho: the radius; 0.05 to 0.2 on CIFAR.
-        gamma: the weight of sharpness, in [0, 1); 0.8 to 0.95 over SGD with momentum.
+        gamma: the weight of sharpness, in [0, 1); 0.8 to 0.95 over SGD with momentum. None: 0.9, or 1/2
+            where the term is preconditioned.
         precondition: divide the sharpness term by the base's denominator. "auto": over Adam, AdamW,
             NAdam, RAdam, Adagrad, RMSprop, Adadelta, classes derived from them and those of
             `wsam.register_preconditioner`. False: the published form.
@@ -122,7 +123,7 @@ class WSAM(SharpnessAware):
         base: Optimizer,
         *,
         rho: float | Schedule = 0.05,
-        gamma: float | Schedule = 0.9,
+        gamma: float | Schedule | None = None,
         geometry: Geometry | None = None,
         model: nn.Module | None = None,
         lean: bool = False,
@@ -142,6 +143,8 @@ class WSAM(SharpnessAware):
             precondition = isinstance(base, Optimizer) and find_preconditioner(base) is not None
         elif not isinstance(precondition, bool):
             raise ValueError(f'precondition must be True, False or "auto", got {precondition!r}')
+        if gamma is None:
+            gamma = 0.5 if precondition else Weighted.gamma
         super().__init__(
             base,
             rule=Weighted(gamma, Reuse() if reuse is True else reuse or None, precondition),

@@ -52,7 +52,7 @@ BAD_FOR_ALL: list[tuple[str, Any]] = [
 BAD: dict[str, list[tuple[str, Any]]] = {
     "sam": [("keep", 0.0), ("keep", 1.5), ("keep", math.nan), ("geometry", "adaptive")],
     "wsam": [
-        *[("gamma", g) for g in (-0.1, 1.0, 1.5, math.nan, math.inf, "0.9", None, True)],
+        *[("gamma", g) for g in (-0.1, 1.0, 1.5, math.nan, math.inf, "0.9", True)],
         ("lean", "yes"),
     ],
     "coupled_wsam": [("gamma", g) for g in (-0.1, 1.0, 1.5, math.nan, "0.9", None)],

@@ -564,6 +564,16 @@ def test_denominators_of_counts_on_a_device(base: str, monkeypatch: pytest.Monke
     assert all(torch.allclose(x, y, rtol=1e-12) for x, y in zip(found, wanted, strict=True))
 
 
+def test_default_gamma() -> None:
+    """It has about the weight of SAM, over SGD with momentum and where it is preconditioned."""
+    model = small_model()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    adam = torch.optim.AdamW(model.parameters())
+    assert wsam.WSAM(sgd).gamma == 0.9
+    assert wsam.WSAM(adam).gamma == 0.5
+    assert wsam.WSAM(torch.optim.AdamW(model.parameters()), gamma=0.9).gamma == 0.9
+
+
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize(

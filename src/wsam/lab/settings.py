@@ -158,11 +158,14 @@ def method_defaults() -> dict[str, dict[str, Value]]:
 @cache
 def _own_defaults(method: Any) -> dict[str, Value]:
     """Return the hyperparameters of a method's class with their defaults."""
+    from wsam.methods import WSAM
     from wsam.optimizer import SharpnessAware
 
     common = _parameters(SharpnessAware).keys() - {"rho"} | {SEED, "reuse", "precondition"}
     keywords = (p for p in _parameters(method).values() if p.kind is p.KEYWORD_ONLY)
-    return {p.name: p.default for p in keywords if p.name not in common}
+    found = {p.name: p.default for p in keywords if p.name not in common}
+    # A run has the published form by default, and its gamma.
+    return {**found, "gamma": 0.9} if method is WSAM else found
 
 
 def accepts(method: str, argument: str) -> bool:
