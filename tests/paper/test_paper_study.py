@@ -75,7 +75,9 @@ def test_the_best_on_the_validation_split_is_chosen(tmp_path):
     write(tmp_path, chosen.cells[0].runs[0], test_error=2.5)
     text = render.page_markdown(chosen, gather(chosen, tmp_path))
     assert "| SAM | 2.50 (n = 1) |" in text.replace("\u00a0", " ")
-    assert "- Chosen on a validation split of the training data:\n  - SAM / digits: rho 0.2." in text
+    assert (
+        "- Chosen on a validation split of the training data:\n  - SAM / digits: rho 0.2." in text
+    )
 
 
 def test_cost_is_relative_to_the_first_reference_on_the_same_hardware(tmp_path):
