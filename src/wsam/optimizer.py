@@ -884,6 +884,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         if bool(torch.isfinite(self._squared_norm(blocks))):
             return False
         if self.nonfinite == "raise":
+            self._norm_stats.release()  # first: it restores the statistics after the first pass
             self._norm_stats_before.release()
             raise FloatingPointError("a gradient is NaN or infinite; no weight was changed")
         return True

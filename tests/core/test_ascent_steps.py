@@ -210,10 +210,11 @@ def in_pass(number: int, run: Callable[[], Tensor], fault: Callable[[], None]) -
 
 @covering(bad_pass=[1, 2, 3], policy=["skip", "raise"], bad=[math.inf, math.nan])
 def test_nonfinite_gradient(bad_pass: int, policy: str, bad: float) -> None:
-    model = small_model()
+    """Nothing changes, running statistics included."""
+    model = small_model().append(nn.BatchNorm1d(2).double())
     opt = make("wsam", model, nonfinite=policy)
     opt.step(closure(opt, model, 0))
-    before = snapshot(opt)
+    before, statistics = snapshot(opt), copy.deepcopy(list(model.buffers()))
 
     def spoil() -> None:
         model[2].weight.grad[0, 0] = bad
@@ -226,6 +227,7 @@ def test_nonfinite_gradient(bad_pass: int, policy: str, bad: float) -> None:
         opt.step(broken)
         assert opt.skipped == 1
     assert same(snapshot(opt), before)
+    assert same(list(model.buffers()), statistics)
     opt.step(closure(opt, model, 1))
     assert not same(snapshot(opt), before)
 
