@@ -303,7 +303,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         if self._step_state.phase is Phase.READY:
             self._drop_unfinished()  # a new first pass has begun
         state = self._step_state
-        if state.phase is Phase.READ_ONLY or state.action is Action.BASE_ONLY:
+        if state.phase is Phase.READ_ONLY or state.action is not Action.SHARPNESS_AWARE:
             return losses.mean()
         return self._selection.mean(losses, second_pass=self.second_pass)
 

@@ -119,6 +119,24 @@ def test_statistics_move_once() -> None:
     assert torch.equal(model[1].running_mean, twin[1].running_mean)
 
 
+@pytest.mark.parametrize("gather", [False, True])
+@pytest.mark.parametrize("method", ["wsam", "looksam"])
+def test_steps_that_reuse_use_all_samples(method: str, gather: bool) -> None:
+    """A GradScaler needs their second pass, at w, whose gradient the base then receives."""
+    options = {"when": wsam.schedule.Every(2), "keep": 0.4}
+    options |= {"reuse": True} if method == "wsam" else {}
+    models = small_model(), small_model()
+    scalers = None, torch.amp.GradScaler("cpu", init_scale=4.0)
+    for model, scaler in zip(models, scalers, strict=True):
+        opt = wsam.create(method, sgd(model), **options)
+        loss_fn = Samples(opt, model)
+        step = wsam.train_step(opt, loss_fn, scaler=scaler, gather_selected=gather)
+        for t in range(4):
+            step(batch(t))
+    for p, q in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.allclose(p, q, rtol=1e-10, atol=1e-12)
+
+
 def test_ascent_share() -> None:
     """d is computed from the first samples, and the base receives g1 of the whole batch."""
     models = small_model(), small_model()
