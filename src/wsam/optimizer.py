@@ -176,6 +176,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         self.local = flag("local", local)
         self.ascent_steps = count("ascent_steps", ascent_steps, 1)
         self.skipped = 0
+        self._base_writes_grads: bool | None = None  # unknown before the first lean step
         self._selection = SampleSelection(keep)
         self._check_options(base)
         self.geometry.check_names(self._build_blocks(base.param_groups))
@@ -253,7 +254,6 @@ class SharpnessAware(CheckedArguments, Optimizer):
         self._norm_stats_before = NormStats(self.model, same_function=False)  # of a skipped step
         self._rng = RngState()
         self._rng_before_first_pass: tuple[Any, ...] | None = None
-        self._base_leaves_grads = False  # a lean step has shown that the base does not write them
         self._perturb_this_step: bool | None = None  # decided in advance by a captured step
         self._backend: Any = None
         self._sharpness: Tensor | None = None
@@ -648,8 +648,8 @@ class SharpnessAware(CheckedArguments, Optimizer):
         if self._backend is not None and self._backend.perturb(state):
             pass
         elif state.lean:
-            base_writes = lean.begin(state, guard_g0=not self._base_leaves_grads)
-            self.lean, self._base_leaves_grads = not base_writes, True
+            self._base_writes_grads = lean.begin(state, guard_g0=self._base_writes_grads is None)
+            self.lean = not self._base_writes_grads
         else:
             step.perturb(state)
         step.clear_gradients(state.blocks)

@@ -13,6 +13,7 @@ from helpers import (
     make_method,
     model_loss,
     same,
+    save_and_load,
     small_model,
     snapshot,
 )
@@ -143,3 +144,22 @@ def test_base_that_raises_in_a_lean_step() -> None:
         opt.step(closure(opt, model))
     assert same(snapshot(opt), before)
     assert "already stepped" not in "".join(caught.value.__notes__)
+
+
+@pytest.mark.parametrize("stop", [1, 2])
+def test_a_base_that_writes_gradients_resumes(stop: int) -> None:
+    """Its first lean step finds that out, and later steps are not lean, also after a resume."""
+
+    def new() -> tuple[nn.Module, wsam.WSAM]:
+        model = small_model()
+        return model, wsam.WSAM(sgd(model, momentum=0.9, nesterov=True, foreach=True), lean=True)
+
+    (model, opt), (other, again) = new(), new()
+    for t in range(stop):
+        opt.step(closure(opt, model, t))
+    other.load_state_dict(model.state_dict())
+    again.load_state_dict(save_and_load(opt.state_dict()))
+    for t in range(stop, stop + 3):
+        opt.step(closure(opt, model, t))
+        again.step(closure(again, other, t))
+        assert same(snapshot(opt), snapshot(again))

@@ -43,6 +43,8 @@ def sharpness_entry(opt: "SharpnessAware", state: dict[str, Any]) -> dict[str, A
         "rule": type(opt.rule).__name__,
         "method": type(opt).__name__,
     }
+    if opt._base_writes_grads:
+        entry["base_writes_grads"] = True
     own = [own_values(group) for group in groups]
     saved = state["param_groups"] if _has_torch_format(state) else []
     complete = len(saved) == len(own) and all(
@@ -88,6 +90,8 @@ def load(opt: "SharpnessAware", state: Any) -> None:
     _load_base({key: v for key, v in state.items() if key != ENTRY}, base, torch_format)
     values.replace(saved_values, schedules)
     opt.when, opt.skipped = interval, entry.get("skipped", opt.skipped)
+    if entry.get("base_writes_grads"):  # a lean step has found that, and later steps were not lean
+        opt.lean, opt._base_writes_grads = False, True
 
 
 def _has_torch_format(state: dict[str, Any]) -> bool:
