@@ -371,6 +371,23 @@ class Parallel(nn.Sequential):
         self.require_backward_grad_sync = True
 
 
+@pytest.mark.parametrize("name", ["sam", "wsam", "msam"])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_skipped_step_restores_statistics(scaled: bool, name: str) -> None:
+    """One NaN batch does not make running statistics NaN for good, with a GradScaler neither."""
+    model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4))
+    base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    opt = wsam.create(name, base, nonfinite="skip", model=model)
+    scaler = new_scaler() if scaled else None
+    step = wsam.train_step(opt, lambda x: model(x).square().mean(), scaler=scaler)
+    for _ in range(2):
+        step(torch.ones(3, 5))
+    before = copy.deepcopy(model.state_dict())
+    step(torch.full((3, 5), torch.nan))
+    assert opt.skipped == 1
+    assert same(model.state_dict(), before)
+
+
 @pytest.mark.parametrize("scaler", [None, new_scaler()], ids=["plain", "scaled"])
 def test_local_omits_the_first_reduction(scaler: torch.amp.GradScaler | None) -> None:
     model = Parallel(smooth_network())
