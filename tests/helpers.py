@@ -245,8 +245,8 @@ def make_method(
 ) -> wsam.SharpnessAware:
     """Construct a method, or the lean variant of WSAM, with its defaults.
 
-    Coupled-WSAM has another gamma than by default, where it equals SAM, and LookSAM has two passes at
-    every step; tests/core/test_peers.py reuses.
+    WSAM has the same gamma over every base. Coupled-WSAM has another gamma than by default, where it
+    equals SAM, and LookSAM has two passes at every step; tests/core/test_peers.py reuses.
 
     Args:
         name: one of `VARIANTS`.
@@ -255,12 +255,14 @@ def make_method(
         options: arguments of the constructor.
     """
     own: dict[str, Any] = {"coupled_wsam": {"gamma": 0.8}, "looksam": {"n": 1}}.get(name, {})
+    if name in ("wsam", REUSED):
+        own["gamma"] = 0.9
     if all_samples and name == "esam":
         own["gamma"] = 1.0
     if name == LEAN:
         name, own = "wsam", {"lean": True, "precondition": False}
     if name == REUSED:
-        name, own = "wsam", {"when": wsam.schedule.Every(3), "reuse": True}
+        name, own = "wsam", {**own, "when": wsam.schedule.Every(3), "reuse": True}
     return wsam.create(name, base, **{**own, **options})
 
 
