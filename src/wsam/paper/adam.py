@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from wsam.lab.run import Run
-from wsam.paper.study import SEEDS, candidates, chosen_cell
+from wsam.paper.study import SEEDS, candidates, chosen_cell, radii
 from wsam.paper.table import Cell, Kind, Measure, Table
 
 TEXT = "text:shakespeare.txt"
@@ -22,27 +22,27 @@ WEIGHT_DECAYS: Choices = [{"weight_decay": value} for value in (0.01, 0.1, 0.3, 
 METHODS: Mapping[str, tuple[dict[str, Any], Choices]] = {
     ADAMW: ({"method": "vanilla"}, WEIGHT_DECAYS),
     TWICE: ({"method": "vanilla"}, WEIGHT_DECAYS),
-    SAM: ({"method": "sam"}, [{"rho": value} for value in (0.02, 0.05, 0.1, 0.2)]),
-    ASAM: ({"method": "asam"}, [{"rho": value} for value in (0.1, 0.2, 0.5, 1.0)]),
+    SAM: ({"method": "sam"}, radii(0.02, 0.05, 0.1, 0.2)),
+    ASAM: ({"method": "asam"}, radii(0.1, 0.2, 0.5, 1.0)),
     WSAM: (
         {"method": "wsam", "options": {"precondition": True}},
-        [{"gamma": 0.5, "rho": value} for value in (0.02, 0.05, 0.1, 0.2)],
+        radii(0.02, 0.05, 0.1, 0.2, gamma=0.5),
     ),
     PUBLISHED: (
         {"method": "wsam"},
-        [{"gamma": 0.9, "rho": value} for value in (0.02, 0.05, 0.1, 0.2)],
+        radii(0.02, 0.05, 0.1, 0.2, gamma=0.9),
     ),
     SAM_LR: (
         {"method": "sam", "options": {"rho_follows_lr": True}},
-        [{"rho": value} for value in (0.05, 0.1, 0.2, 0.4)],
+        radii(0.05, 0.1, 0.2, 0.4),
     ),
     WSAM_LR: (
         {"method": "wsam", "options": {"precondition": True, "rho_follows_lr": True}},
-        [{"gamma": 0.5, "rho": value} for value in (0.05, 0.1, 0.2, 0.4)],
+        radii(0.05, 0.1, 0.2, 0.4, gamma=0.5),
     ),
     GSAM: (
         {"method": "gsam", "options": {"rho_follows_lr": True}},
-        [{"alpha": 0.1, "rho": value} for value in (0.02, 0.05, 0.1, 0.2)],
+        radii(0.02, 0.05, 0.1, 0.2, alpha=0.1),
     ),
 }
 """Settings of each method and its candidates: four for each."""

@@ -9,7 +9,7 @@ from typing import Any
 from wsam.lab.run import Run
 from wsam.paper.cifar import DATASETS, EPOCHS, GAMMA, RHO, base_run, scratch_run
 from wsam.paper.comparison import Entry, Ours
-from wsam.paper.study import SEEDS, candidates, chosen_cell
+from wsam.paper.study import SEEDS, candidates, chosen_cell, radii
 from wsam.paper.table import Candidate, Cell, Kind, Measure, Table, format_mean
 from wsam.sweep.grid import with_seeds
 
@@ -73,10 +73,6 @@ def _weights(*values: float) -> Choices:
     return [{"gamma": value} for value in values]
 
 
-def _radii(*values: float, **others: float) -> Choices:
-    return [{**others, "rho": value} for value in values]
-
-
 def _choices(data: str) -> Mapping[str, Choices]:
     """Return three candidates for each method; the first weight of WSAM is the paper's."""
     weight = GAMMA[MODEL, data]
@@ -89,16 +85,16 @@ def _choices(data: str) -> Mapping[str, Choices]:
         "WSAM, last eighth": _weights(weight, 0.92, 0.95),
         "WSAM reuse 2, last quarter": weights,
         "WSAM reuse 5, last half": weights,
-        "SAM 5": _radii(0.2, 0.5, 1.0),
+        "SAM 5": radii(0.2, 0.5, 1.0),
         "LookSAM 5": [{"alpha": value} for value in (0.7, 0.5, 0.3)],
         "ESAM, selected samples": [{"beta": value, "gamma": value} for value in (0.6, 0.5, 0.4)],
-        "SAM, AE-SAM threshold": _radii(0.2, 0.1, 0.3),
-        "SAM, 1/4-batch ascent": _radii(0.2, 0.1, 0.3),
-        "SAM-ON": _radii(0.5, 0.2, 1.0),
+        "SAM, AE-SAM threshold": radii(0.2, 0.1, 0.3),
+        "SAM, 1/4-batch ascent": radii(0.2, 0.1, 0.3),
+        "SAM-ON": radii(0.5, 0.2, 1.0),
         "VaSSO": [{"theta": value} for value in (0.4, 0.2, 0.9)],
-        "FriendlySAM": _radii(0.2, 0.1, 0.3),
-        "MSAM": _radii(1.0, 0.3, 3.0),
-        "One-pass WSAM": _radii(1.0, 0.5, 0.3, gamma=0.88),
+        "FriendlySAM": radii(0.2, 0.1, 0.3),
+        "MSAM": radii(1.0, 0.3, 3.0),
+        "One-pass WSAM": radii(1.0, 0.5, 0.3, gamma=0.88),
     }
 
 
@@ -168,7 +164,7 @@ SMALL_EPOCHS = 20
 _LEARNING_RATES: Choices = [{"lr": value} for value in (0.005, 0.01, 0.02)]
 _SMALL_WEIGHTS = _weights(0.889, 0.941, 0.96)
 _SMALL_CHOICES: Mapping[str, Choices] = {
-    "SAM": _radii(0.2, 0.4, 0.8),
+    "SAM": radii(0.2, 0.4, 0.8),
     WSAM: _SMALL_WEIGHTS,
     "WSAM reuse 2": _SMALL_WEIGHTS,
     "WSAM reuse 5": _SMALL_WEIGHTS,
@@ -178,13 +174,13 @@ _SMALL_CHOICES: Mapping[str, Choices] = {
     "WSAM reuse 2, last quarter": _SMALL_WEIGHTS,
     "WSAM reuse 2, last eighth": _SMALL_WEIGHTS,
     "WSAM reuse 5, last half": _SMALL_WEIGHTS,
-    "SAM 5": _radii(0.4, 1.0, 2.0),
-    "LookSAM 5": _radii(0.2, 0.4, 0.8, alpha=0.7),
-    "ESAM, selected samples": _radii(0.2, 0.4, 0.8),
-    "SAM-ON": _radii(0.5, 1.0, 2.0),
-    "VaSSO": _radii(0.2, 0.4, 0.8, theta=0.4),
-    "FriendlySAM": _radii(0.2, 0.4, 0.8),
-    "MSAM": _radii(1.0, 2.0, 3.0),
+    "SAM 5": radii(0.4, 1.0, 2.0),
+    "LookSAM 5": radii(0.2, 0.4, 0.8, alpha=0.7),
+    "ESAM, selected samples": radii(0.2, 0.4, 0.8),
+    "SAM-ON": radii(0.5, 1.0, 2.0),
+    "VaSSO": radii(0.2, 0.4, 0.8, theta=0.4),
+    "FriendlySAM": radii(0.2, 0.4, 0.8),
+    "MSAM": radii(1.0, 2.0, 3.0),
     "One-pass WSAM": [
         {"gamma": 0.889, "rho": 1.0},
         {"gamma": 0.75, "rho": 1.0},

@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from wsam.lab import records
+from wsam.lab.passes import passes_per_step
 from wsam.paper.adam import ADAMW, TWICE, adam
 from wsam.paper.study import choose
 from wsam.plot_style import (
@@ -45,7 +46,7 @@ class LossCurves:
     setting: str
     label: str
     method: str
-    passes: int
+    passes: float
     by_seed: list[list[float]]
     keys: tuple[str, ...]
 
@@ -65,7 +66,7 @@ def read_curves(results: Path) -> list[LossCurves]:
             continue
         method = cell.runs[0].method
         by_seed = [[row["test_loss"] for row in one["curve"]] for one in finished.values()]
-        passes = 1 if method == "vanilla" else 2
+        passes = passes_per_step(cell.runs[0]) or 0.0
         setting, label = cell.row
         found.append(LossCurves(setting, label, method, passes, by_seed, tuple(finished)))
     return found
@@ -100,7 +101,7 @@ def _draw_panel(axes: Axes, setting: str, curves: list[LossCurves]) -> None:
         axes.plot(passes[-1], one.mean[-1], "o", color=color, ms=5)
         text = one.label.replace(TWICE, "AdamW, 2x epochs").replace(", preconditioned", "")
         if passes[-1] < last:
-            text += f", {passes[-1]} passes"
+            text += f", {passes[-1]:g} passes"
         labels.append((last, one.mean[-1], f"{text}: {one.mean[-1]:.2f}", color))
     axes.set_ylabel("test loss")
     axes.grid(color=GRID_COLOR)

@@ -26,6 +26,11 @@ _ON_VALIDATION = {
 }
 
 
+def radii(*values: float, **others: float) -> list[dict[str, Any]]:
+    """Return a candidate for each radius, with the same other hyperparameters."""
+    return [{**others, "rho": value} for value in values]
+
+
 def candidates(
     run: Run, choices: Iterable[dict[str, Any]], trial_epochs: float = 1.0
 ) -> tuple[Candidate, ...]:
