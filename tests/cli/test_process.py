@@ -67,7 +67,13 @@ def test_closed_streams(redirect: str, status: int) -> None:
 def test_ctrl_c(tmp_path: Path) -> None:
     words = ["train", "--model", "mlp", "--epochs", "9999", "--device", "cpu"]
     words += ["--no-tensorboard", "--out", str(tmp_path)]
-    with subprocess.Popen([*WSAM, *words], stderr=subprocess.PIPE, text=True) as process:
+    # A shell starts background jobs with SIGINT ignored, and children inherit that.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        process = subprocess.Popen([*WSAM, *words], stderr=subprocess.PIPE, text=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with process:
         assert process.stderr is not None
         assert "epochs" in process.stderr.readline()
         process.send_signal(signal.SIGINT)
