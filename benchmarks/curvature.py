@@ -257,6 +257,7 @@ def main() -> None:
     parser.add_argument("--cuda", action="store_true", help="ResNet18 on CIFAR, on the GPU")
     parser.add_argument("--cifar", type=Path, help="a binary file of 10,000 CIFAR-10 images")
     parser.add_argument("--tf32", action="store_true", help="allow TF32 for all libraries (--cuda)")
+    parser.add_argument("--images", type=int, default=10_000, help="of that file (--cuda)")
     parser.add_argument("--batch", type=int, default=1000, help="images a batch (--cuda)")
     parser.add_argument("--epochs", type=int, default=6, help="of training beforehand (--cuda)")
     parser.add_argument("--repeats", type=int, default=5)
@@ -268,7 +269,9 @@ def main() -> None:
     out = chosen.out or Path(__file__).parent / "results" / f"curvature-{device.type}.json"
     if chosen.cuda:
         allow_tf32(True)
-        model, batches, problem = cifar_problem(chosen.cifar, device, chosen.batch, chosen.epochs)
+        model, batches, problem = cifar_problem(
+            chosen.cifar, device, chosen.batch, chosen.epochs, chosen.images
+        )
         found = gpu_record(model, batches, chosen.repeats, device, chosen.tf32)
     else:
         torch.set_num_threads(1)

@@ -66,10 +66,15 @@ def test_error_over_time_reads_the_rows_of_the_study(tmp_path):
 
 
 def test_many_points_have_a_legend_and_a_front(tmp_path):
-    cells = find("cheap").select("*/CIFAR-10").cells
+    # Without trials, the rows with the paper's gamma are the same runs as others.
+    cells = [
+        cell
+        for cell in find("cheap").select("*/CIFAR-10").cells
+        if not cell.row[0].endswith("paper's gamma")
+    ]
     for number, cell in enumerate(cells):
         write(tmp_path, cell.runs[0], 4.0 - 0.01 * number, 1.0 + 0.02 * (number % 5))
-    results = read_times(tmp_path)
+    results = [one for one in read_times(tmp_path) if not one.title.endswith("paper's gamma")]
     assert len(results) == len(cells) > 20
     best = front(results)
     assert best[0].minutes == min(one.minutes for one in results)

@@ -23,8 +23,6 @@ BUDGET = 1.15
 _LONGER = {SGD: 1.0, "SGD, 1.15x epochs": 1.15, "SGD, 1.5x epochs": 1.5, TWICE: 2.0}
 _OF_PAPER = ("SAM", "ESAM", "GSAM", WSAM)
 """Methods with the hyperparameters of the paper's main table."""
-_PAPERS_GAMMA = ("WSAM reuse 2, last quarter", "WSAM, last eighth")
-"""Rows that also exist with the paper's gamma instead of one chosen in short trials."""
 
 
 _WSAM: dict[str, Any] = {"method": "wsam", "hyper": {"rho": RHO}}
@@ -46,6 +44,9 @@ _SETTINGS: Mapping[str, dict[str, Any]] = {
     "WSAM reuse 2, last quarter": _reuse(2, start=0.75),
     "WSAM reuse 2, last eighth": _reuse(2, start=0.875),
     "WSAM reuse 5, last half": _reuse(5, start=0.5),
+    "WSAM, last eighth, paper's gamma": {**_WSAM, "options": {"start": 0.875}},
+    "WSAM reuse 2, last quarter, paper's gamma": _reuse(2, start=0.75),
+    "WSAM reuse 4, last half, paper's gamma": _reuse(4, start=0.5),
     "SAM 5": {"method": "sam", "options": {"every": 5}},
     "LookSAM 5": {"method": "looksam", "hyper": {"rho": RHO, "n": 5}},
     "ESAM, selected samples": {
@@ -76,7 +77,7 @@ def _weights(*values: float) -> Choices:
 
 
 def _choices(data: str) -> Mapping[str, Choices]:
-    """Return three candidates for each method; the first weight of WSAM is the paper's."""
+    """Return the candidates of each method: three, or the paper's gamma alone."""
     weight = GAMMA[MODEL, data]
     weights = _weights(weight, 0.8, 0.7)
     return {
@@ -87,6 +88,9 @@ def _choices(data: str) -> Mapping[str, Choices]:
         "WSAM, last eighth": _weights(weight, 0.92, 0.95),
         "WSAM reuse 2, last quarter": weights,
         "WSAM reuse 5, last half": weights,
+        "WSAM, last eighth, paper's gamma": _weights(weight),
+        "WSAM reuse 2, last quarter, paper's gamma": _weights(weight),
+        "WSAM reuse 4, last half, paper's gamma": _weights(weight),
         "SAM 5": radii(0.2, 0.5, 1.0),
         "LookSAM 5": [{"alpha": value} for value in (0.7, 0.5, 0.3)],
         "ESAM, selected samples": [{"beta": value, "gamma": value} for value in (0.6, 0.5, 0.4)],
@@ -111,10 +115,6 @@ def _runs(data: str) -> dict[str, tuple[Candidate, ...]]:
         found[label] = candidates(scratch_run(MODEL, data, label), [{}])
     for label, choices in _choices(data).items():
         found[label] = candidates(plain.replace(**_SETTINGS[label]), choices, TRIAL_EPOCHS)
-    for label in _PAPERS_GAMMA:
-        run = plain.replace(**_SETTINGS[label])
-        run = run.replace(hyper=run.hyper | {"gamma": GAMMA[MODEL, data]})
-        found[f"{label}, paper's gamma"] = candidates(run, [{}])
     return found
 
 
