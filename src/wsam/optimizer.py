@@ -861,10 +861,19 @@ class SharpnessAware(CheckedArguments, Optimizer):
     def _radius_is_zero(self) -> bool:
         return all(is_number(group[RHO], 0.0) for group in self.param_groups)
 
-    def _next_radius_is_zero(self) -> bool:
-        """Whether the schedules give the next step, which may have begun, a radius of 0."""
+    def _may_perturb_next_step(self) -> bool:
+        """Whether the next step, which may have begun, is perturbed; True if g0 decides that."""
         self._values.refresh()
-        return self._radius_is_zero()
+        if self._radius_is_zero():
+            return False
+        if self._perturb_this_step is not None:
+            return self._perturb_this_step
+        if self.when is None or self.when.needs_norm:
+            return True
+        memory = self.when.remember()
+        chosen = self.when.chosen(self.param_groups[0][STEP], lambda: 0.0)
+        self.when.recall(memory)
+        return chosen
 
     def _squared_norm(self, blocks: list[Block]) -> Tensor:
         """Return norm(g0)^2; averaged over ranks where it may differ, so that all ranks agree."""

@@ -56,8 +56,8 @@ def train_step(
             selected samples alone: a forward pass without gradients at w + d selects them. False runs
             it on all samples and averages the losses of the selected ones, which saves no time.
         ascent_share: compute the perturbation from this share of the batch, its first samples. Only
-            for methods whose base receives g1 alone, such as SAM. The loss and the outputs that are
-            returned are those of this share.
+            for methods whose base receives g1 alone, such as SAM. Steps that `when` does not choose
+            use the whole batch. The loss and the outputs that are returned are those of the first pass.
         capture: "auto" records the step into a CUDA graph once a shape has occurred twice, if all
             parameters are on one CUDA device and nothing prevents it, and logs once what does. True
             raises an error instead. False makes eager steps. A graph does not repeat what `loss_fn`
@@ -181,11 +181,15 @@ class TrainStep:
 
         if self._ascent_share < 1.0:
             sharp = self._sharp
-            two_passes = sharp is not None and sharp.when is None and sharp.geometry.needs_g0
-            if sharp is None or sharp.rule.keeps_g0 or not two_passes:
+            if sharp is None or sharp.rule.keeps_g0 or not sharp.geometry.needs_g0:
                 raise ValueError(
-                    "ascent_share needs a method whose base receives the second gradient alone, at "
-                    "every step, such as SAM without when="
+                    "ascent_share needs a method whose base receives the second gradient alone, such "
+                    "as SAM"
+                )
+            if sharp.when is not None and sharp.when.needs_norm:
+                raise ValueError(
+                    "ascent_share does not support an interval that reads the gradient norm: it must "
+                    "be known before the first pass whether a step is perturbed"
                 )
             if self._micro_batches > 1 or self._gathers:
                 raise ValueError("ascent_share does not support micro_batches or ESAM's selection")
@@ -246,7 +250,7 @@ class TrainStep:
         sharp = self._sharp
         if sharp is None:
             return part
-        if self._ascent_share < 1.0 and not (sharp._in_last_pass or sharp._next_radius_is_zero()):
+        if self._ascent_share < 1.0 and not sharp._in_last_pass and sharp._may_perturb_next_step():
             size = _batch_size(part, "ascent_share")
             return part.map(_slicer(0, max(1, int(self._ascent_share * size + 1e-9))))
         if not (self._gathers and sharp.second_pass):
@@ -291,22 +295,30 @@ class TrainStep:
             return loss
         optimizer, is_unscaled = self._sharp, False
         local: Any = optimizer.model if optimizer.local else None
+        first: Tensor | None
         try:
             optimizer.begin()
-            with contextlib.nullcontext() if local is None else local.no_sync():
-                first = run_all() if optimizer.geometry.needs_g0 else None
-                moved = optimizer.ascend(scaler.get_scale())
-                while moved and not optimizer._in_last_pass:
-                    run_all()
+            needs_g0 = optimizer.geometry.needs_g0
+            if needs_g0 and local is None and not optimizer._may_perturb_next_step():
+                first, moved = run_all(), False
+                scaler.unscale_(optimizer)  # before `ascend`, which clears the gradients
+                is_unscaled = True
+                optimizer.ascend(1.0)
+            else:
+                with contextlib.nullcontext() if local is None else local.no_sync():
+                    first = run_all() if needs_g0 else None
                     moved = optimizer.ascend(scaler.get_scale())
-            last = run_all()
+                    while moved and not optimizer._in_last_pass:
+                        run_all()
+                        moved = optimizer.ascend(scaler.get_scale())
+                last = run_all()
+                scaler.unscale_(optimizer)
+                is_unscaled = True
             if moved:
                 increase = losses.loss_increase(last, first)
                 sharpness = optimizer._selection.corrected(increase)
             else:
                 sharpness = optimizer._unmeasured_sharpness()
-            scaler.unscale_(optimizer)
-            is_unscaled = True
             optimizer.descend()
             scaler.step(optimizer)
         except BaseException:

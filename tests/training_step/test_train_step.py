@@ -402,16 +402,52 @@ def test_local_omits_the_first_reduction(scaler: torch.amp.GradScaler | None) ->
     assert reduces == [False, True]
 
 
-def test_scaler_with_an_interval() -> None:
-    """The base makes the other steps, and the sharpness is not measured."""
-    model = smooth_network()
-    opt = wsam.SAM(BASES["sgd"](model.parameters()), when=Every(2))
-    step = wsam.train_step(opt, loss_of(opt, model), scaler=new_scaler())
-    sharpness = []
-    for x, y in batches():
-        step(x, y)
-        sharpness.append(bool(opt.sharpness.isnan()))
-    assert sharpness == [False, True, False, True]
+@pytest.mark.parametrize("name", ["sam", "wsam"])
+def test_scaler_with_an_interval(name: str) -> None:
+    """The other steps have one pass, and their sharpness is not measured."""
+    passes = 0
+
+    def train(scaler: torch.amp.GradScaler | None) -> list[Tensor]:
+        nonlocal passes
+        passes = 0
+        model = smooth_network()
+        options = {"reuse": True} if name == "wsam" else {}
+        opt = wsam.create(name, BASES["sgd"](model.parameters()), when=Every(2), **options)
+
+        def loss_fn(x: Tensor, y: Tensor) -> Any:
+            nonlocal passes
+            passes += 1
+            return loss_of(opt, model)(x, y)
+
+        step = wsam.train_step(opt, loss_fn, scaler=scaler)
+        sharpness = []
+        for x, y in batches():
+            step(x, y)
+            sharpness.append(bool(opt.sharpness.isnan()))
+        assert sharpness == [False, True, False, True]
+        assert passes == 6
+        return list(model.parameters())
+
+    assert same(train(new_scaler()), train(None)), "the scale is a power of two"
+
+
+def test_scaler_skips_an_overflow_of_a_step_between() -> None:
+    model, scaler = smooth_network(), new_scaler()
+    opt = wsam.WSAM(BASES["sgd"](model.parameters()), when=Every(2), reuse=True)
+    factors = iter([1.0, 1.0, torch.inf, 1.0, 1.0, 1.0])
+
+    def loss_fn(x: Tensor, y: Tensor) -> Tensor:
+        return loss_of(opt, model)(x, y)[0] * next(factors)
+
+    step = wsam.train_step(opt, loss_fn, scaler=scaler)
+    first, second, third, _ = batches()
+    step(*first)
+    before = snapshot(opt)
+    step(*second)
+    assert same(snapshot(opt)["weights"], before["weights"])
+    assert (opt.skipped, scaler.get_scale()) == (1, 512.0)
+    step(*third)
+    assert not same(snapshot(opt)["weights"], before["weights"])
 
 
 @pytest.mark.parametrize("scaler", [None, new_scaler()], ids=["plain", "scaled"])

@@ -161,6 +161,71 @@ def test_ascent_share() -> None:
 
 
 @pytest.mark.parametrize("scaled", [False, True])
+def test_steps_between_use_the_whole_batch(scaled: bool) -> None:
+    """With an interval, ascent_share has an effect on the steps that it chooses only."""
+    when = wsam.schedule.Every(2) & wsam.schedule.Between(1)
+    models = small_model(torch.float32), small_model(torch.float32)
+    opts = [wsam.SAM(sgd(model), rho=0.3, when=when) for model in models]
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0) if scaled else None
+    seen: list[int] = []
+
+    def loss_of(model: nn.Module, x: Tensor) -> Tensor:
+        return (model(x) ** 2).sum(1).mean()
+
+    def loss_fn(x: Tensor) -> Tensor:
+        seen.append(len(x))
+        return loss_of(models[0], x)
+
+    step = wsam.train_step(opts[0], loss_fn, scaler=scaler, ascent_share=0.3)
+    for t in range(5):
+        x = batch(t).float()
+        step(x)
+        opts[1].begin()
+        loss_of(models[1], x[:3] if t in (2, 4) else x).backward()
+        if opts[1].ascend():
+            loss_of(models[1], x).backward()
+            opts[1].descend()
+        opts[1].step()
+    assert seen == [10, 10, 3, 10, 10, 3, 10]
+    assert same(list(models[0].parameters()), list(models[1].parameters()))
+
+
+def test_ascent_share_does_not_count_for_an_interval() -> None:
+    """An interval of the user's own may have state, which changes once in a step."""
+
+    class EveryThirdCall(wsam.schedule.Interval):
+        calls = 0
+
+        def chosen(self, step: int, norm: Any) -> bool:
+            self.calls += 1
+            return self.calls % 3 == 0
+
+        def remember(self) -> int:
+            return self.calls
+
+        def recall(self, memory: int) -> None:
+            self.calls = memory
+
+    model, seen = small_model(), []
+    opt = wsam.SAM(sgd(model), when=EveryThirdCall())
+
+    def loss_fn(x: Tensor) -> Tensor:
+        seen.append(len(x))
+        return (model(x) ** 2).mean()
+
+    step = wsam.train_step(opt, loss_fn, ascent_share=0.5)
+    for t in range(3):
+        step(batch(t))
+    assert seen == [10, 10, 5, 10]
+
+
+def test_ascent_share_and_an_interval_of_norms() -> None:
+    opt = wsam.SAM(sgd(small_model()), when=wsam.schedule.NormAbove())
+    with pytest.raises(ValueError, match="before the first pass"):
+        wsam.train_step(opt, lambda x: x, ascent_share=0.5)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("options", [{}, {"ascent_steps": 2}], ids=["one", "two"])
 def test_a_radius_of_zero_uses_the_whole_batch(options: dict[str, Any], scaled: bool) -> None:
     """A step without a perturbation is the base's own, so ascent_share has no effect on it."""
@@ -187,7 +252,6 @@ def test_a_radius_of_zero_uses_the_whole_batch(options: dict[str, Any], scaled: 
     [
         wsam.WSAM,
         lambda base: base,
-        lambda base: wsam.SAM(base, when=wsam.schedule.Every(2)),
     ],
 )
 def test_ascent_share_needs_a_rule_without_g0(make: Any) -> None:
