@@ -227,6 +227,11 @@ class TestOnCuda:
     def test_options(self, options):
         compare(lambda m: wsam.WSAM(BASES["sgd"](m.parameters()), model=m, **options), batches(12))
 
+    def test_ascent_share_with_an_interval(self):
+        make = lambda m: wsam.SAM(BASES["sgd"](m.parameters()), model=m, when=Every(2))  # noqa: E731
+        step = compare(make, batches(12), ascent_share=0.5)
+        assert recorded(step) == 2
+
     def test_plain_optimizer(self):
         assert recorded(compare(lambda m: BASES["sgd"](m.parameters()))) == 1
 
