@@ -875,6 +875,11 @@ class SharpnessAware(CheckedArguments, Optimizer):
         self.when.recall(memory)
         return chosen
 
+    def _uses_one_gradient_at_w(self) -> bool:
+        """Whether the next step uses a gradient at w alone, so that a GradScaler can check that one."""
+        at_w = self.geometry.needs_g0 and not self.local
+        return at_w and not self._may_perturb_next_step()
+
     def _squared_norm(self, blocks: list[Block]) -> Tensor:
         """Return norm(g0)^2; averaged over ranks where it may differ, so that all ranks agree."""
         square = step.squared_norm_of_g0(blocks)

@@ -57,7 +57,8 @@ def train_step(
             it on all samples and averages the losses of the selected ones, which saves no time.
         ascent_share: compute the perturbation from this share of the batch, its first samples. Only
             for methods whose base receives g1 alone, such as SAM. Steps that `when` does not choose
-            use the whole batch. The loss and the outputs that are returned are those of the first pass.
+            use the whole batch. The loss and the outputs that are returned are those of the first pass,
+            and `optimizer.sharpness` compares the loss of the whole batch with it.
         capture: "auto" records the step into a CUDA graph once a shape has occurred twice, if all
             parameters are on one CUDA device and nothing prevents it, and logs once what does. True
             raises an error instead. False makes eager steps. A graph does not repeat what `loss_fn`
@@ -298,15 +299,14 @@ class TrainStep:
         first: Tensor | None
         try:
             optimizer.begin()
-            needs_g0 = optimizer.geometry.needs_g0
-            if needs_g0 and local is None and not optimizer._may_perturb_next_step():
+            if optimizer._uses_one_gradient_at_w():
                 first, moved = run_all(), False
                 scaler.unscale_(optimizer)  # before `ascend`, which clears the gradients
                 is_unscaled = True
                 optimizer.ascend(1.0)
             else:
                 with contextlib.nullcontext() if local is None else local.no_sync():
-                    first = run_all() if needs_g0 else None
+                    first = run_all() if optimizer.geometry.needs_g0 else None
                     moved = optimizer.ascend(scaler.get_scale())
                     while moved and not optimizer._in_last_pass:
                         run_all()

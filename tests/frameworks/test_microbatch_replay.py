@@ -77,6 +77,20 @@ def test_replay_with_grad_scaler() -> None:
     assert difference(model, expected) == 0
 
 
+@pytest.mark.parametrize("scaled", [False, True])
+def test_steps_between_are_not_replayed(scaled: bool) -> None:
+    steps = split_into_steps(samples(), 4, 2)
+    models = net(), net()
+    passes: list[nn.Module] = []
+    models[0].register_forward_hook(lambda model, *_: passes.append(model))
+    options = {"when": wsam.schedule.Every(2), "reuse": True}
+    optimizer, other = (wsam_over_sgd(m.parameters(), **options) for m in models)
+    replay_loop(models[0], optimizer, steps, new_scaler() if scaled else None)
+    plain_loop(models[1], other, steps, accumulate=2)
+    assert difference(*models) < 1e-6
+    assert len(passes) == 2 * (len(steps) + (len(steps) + 1) // 2)
+
+
 def test_error_in_first_pass_discards_the_micro_batches() -> None:
     model = net()
     replay = MicrobatchReplay(wsam_over_sgd(model.parameters()))

@@ -103,14 +103,17 @@ class MicrobatchReplay:
         self._clear()
         optimizer = self._optimizer
         scale = scaler.get_scale() if scaler is not None and scaler.is_enabled() else None
-        moved = optimizer.ascend(scale)
+        is_checked = scale is not None and optimizer._uses_one_gradient_at_w()
+        if is_checked:
+            scaler.unscale_(optimizer)  # before `ascend`, which clears the gradients
+        moved = optimizer.ascend(1.0 if is_checked else scale)
         second_losses: list[Tensor | None] = []
         try:
             while moved and not optimizer._in_last_pass:
                 self._replay(microbatches)
                 moved = optimizer.ascend(scale)
             # A GradScaler needs gradients to check, even if the weights have not moved.
-            if moved or scale is not None:
+            if moved or (scale is not None and not is_checked):
                 second_losses = self._replay(microbatches)
                 if scale is not None:
                     scaler.unscale_(optimizer)
