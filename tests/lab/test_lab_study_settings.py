@@ -10,6 +10,7 @@ from wsam.geometry import Only
 from wsam.lab.datasets import DataSource
 from wsam.lab.execution import ExecutionConfig
 from wsam.lab.models import TOKENS, Task, build_model, load_all_but_head, parameter_count
+from wsam.lab.passes import passes_per_step
 from wsam.lab.run import Run
 from wsam.lab.settings import MODEL_ARGS
 from wsam.lab.step import can_capture, learning_rate, make_optimizer
@@ -94,6 +95,7 @@ def optimizer_of(method="wsam", steps=100, model=None, **settings):
 def test_options_choose_steps_and_schedules():
     assert optimizer_of(options={"every": 2, "start": 0.75}).when == Every(2, 75)
     assert optimizer_of(options={"start": 0.5}).when == Every(1, 50)
+    assert optimizer_of("looksam", options={"start": 0.5}).when == Every(5, 50)
     assert optimizer_of().when is None
     when = optimizer_of("sam", options={"threshold": 1.0}).when
     assert (when.factor, when.final, when.steps) == (1.0, -1.0, 100)
@@ -117,6 +119,7 @@ def test_options_choose_steps_and_schedules():
     [
         ("wsam", {"reuse_scaled": True}, "reuse_scaled needs reuse"),
         ("sam", {"threshold": 1.0, "every": 2}, "threshold chooses the two-pass steps"),
+        ("looksam", {"every": 2}, "looksam makes two passes on every n-th step: set n, not every"),
         ("sam", {"gather": True}, "gather applies to esam"),
         ("sam", {"gamma_warmup": 0.5}, "gamma_warmup needs the weight gamma"),
         ("sam", {"start": 1.5}, "start must be"),
@@ -156,6 +159,29 @@ def test_runs_with_options_train(settings, tmp_path):
     sharpness = [row["sharpness"] for row in record["curve"]]
     assert (sharpness[0] is None) == ("start" in run.options), "no second pass before the start"
     assert sharpness[1] is not None
+
+
+@pytest.mark.parametrize("settings", [{"hyper": {"rho": 0.0}}, {"options": {"rho_warmup": 1.0}}])
+def test_a_step_without_a_perturbation_uses_the_whole_batch(settings, tmp_path):
+    """Its training error counts all samples, although the perturbation would use a share of them."""
+    options = {"ascent_share": 0.25, **settings.get("options", {})}
+    run = Run(model="mlp", method="sam", epochs=2, train_limit=16, batch_size=16)
+    plain = train(run.replace(method="vanilla"), tmp_path, CPU)["curve"][0]
+    shared = train(run.replace(**{**settings, "options": options}), tmp_path, CPU)["curve"][0]
+    assert shared["train_error"] == plain["train_error"]
+
+
+def test_passes_without_a_perturbation_and_after_a_late_start():
+    assert passes_per_step(Run(method="sam", hyper={"rho": 0.0})) == 1
+    assert passes_per_step(Run(method="looksam", options={"start": 0.5})) == pytest.approx(1.1)
+
+
+def test_norm_layers_need_one_that_is_trained():
+    message = "norm-layers perturbs normalization layers, and mlp trains none"
+    for layer in (torch.nn.ReLU(), torch.nn.LayerNorm(2).requires_grad_(False)):
+        model = torch.nn.Sequential(layer, torch.nn.Linear(2, 2))
+        with pytest.raises(ValueError, match=message):
+            optimizer_of("sam", geometry={"name": "norm-layers"}, model=model)
 
 
 def test_gathering_selects_the_same_samples(tmp_path):

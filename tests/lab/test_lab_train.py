@@ -251,7 +251,7 @@ def test_a_captured_step_is_counted_like_an_eager_one(tmp_path, monkeypatch):
                 return self.step(self.loss_fn, x, y)
             objective = self.loss_fn
             recorded = step.Objective(objective.model, objective.select, "fp32", objective.device)
-            recorded.correct = objective.correct  # the tensor that a graph writes to
+            recorded.counts = objective.counts  # the tensor that a graph writes to
             return self.step(recorded, x, y)
 
         def step(self, loss_fn, x, y):

@@ -25,9 +25,9 @@ def passes_per_step(run: Run) -> float | None:
     options = run.options
     if options.get("threshold") is not None:
         return None
-    if run.method in ONE_PASS:
+    if run.method in ONE_PASS or run.hyper["rho"] == 0:
         return 1.0
-    every = run.hyper.get("n", 1) if run.method == "looksam" else options.get("every", 1)
+    every = run.hyper.get("n", options.get("every", 1))
     share = (1 - cast(float, options.get("start", 0.0))) / cast(int, every)
     second = 1.0
     if options.get("gather"):  # a forward pass selects samples, the second pass runs on them

@@ -266,6 +266,8 @@ class Run:
             raise ValueError(
                 "threshold chooses the two-pass steps, so every and start do not apply"
             )
+        if "every" in given and "n" in self.hyper:
+            raise ValueError(f"{self.method} makes two passes on every n-th step: set n, not every")
         if "gather" in given and self.method != "esam":
             raise ValueError(f"gather applies to esam, which selects samples, not to {self.method}")
         if "gamma_warmup" in given and ("gamma" not in self.hyper or self.method == "esam"):

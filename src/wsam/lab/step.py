@@ -32,6 +32,7 @@ from wsam.lab.user_code import (
 )
 
 if TYPE_CHECKING:
+    from wsam.geometry import Geometry
     from wsam.rule import Reuse
     from wsam.schedule import Interval
 
@@ -63,14 +64,14 @@ def make_optimizer(run: Run, model: nn.Module, steps: int = 1) -> torch.optim.Op
         name: options[name] for name in ("lean", "max_norm", "precondition") if name in options
     }
     arguments: dict[str, Any] = {**_with_schedules(run, steps), **passed, "model": model}
-    if (when := _interval(options, steps)) is not None:
+    if (when := _interval(run, steps)) is not None:
         arguments["when"] = when
     if settings.accepts(run.method, "precondition"):
         arguments.setdefault("precondition", False)
     if options.get("reuse"):
         arguments["reuse"] = _reuse(options)
     if run.geometry is not None:
-        arguments["geometry"] = _make_geometry(dict(run.geometry), run.seed, model)
+        arguments["geometry"] = _make_geometry(run, model)
     arguments |= _seed_argument(METHODS[run.method], run.seed)
     return create(run.method, base, **arguments)
 
@@ -88,14 +89,16 @@ def _with_schedules(run: Run, steps: int) -> dict[str, Any]:
     return hyper
 
 
-def _interval(options: dict[str, Any], steps: int) -> Interval | None:
+def _interval(run: Run, steps: int) -> Interval | None:
     """Return which steps have two passes; None for the method's own choice."""
     from wsam.schedule import Every, NormAbove
 
+    options: dict[str, Any] = dict(run.options)
     if (factor := options.get("threshold")) is not None:
         return NormAbove(factor, final=-factor, steps=steps)
     start = round(options.get("start", 0.0) * steps)
-    return Every(options.get("every", 1), start) if start or "every" in options else None
+    every = run.hyper["n"] if "n" in run.hyper else options.get("every", 1)  # LookSAM has n
+    return Every(cast(int, every), start) if start or "every" in options else None
 
 
 def _reuse(options: dict[str, Any]) -> Reuse:
@@ -113,12 +116,21 @@ def can_capture(run: Run) -> bool:
     return run.options.get("threshold") is None
 
 
-def _make_geometry(arguments: dict[str, Any], seed: int, model: nn.Module) -> object:
+def _make_geometry(run: Run, model: nn.Module) -> Geometry:
+    arguments: dict[str, Any] = dict(run.geometry or {})
     name = arguments.pop("name")
     geometry = settings.geometry_classes()[name]
-    if name == "norm-layers":
-        return geometry.layers(model)  # type: ignore[attr-defined]
-    return geometry(**arguments, **_seed_argument(geometry, seed))
+    if name != "norm-layers":
+        return geometry(**arguments, **_seed_argument(geometry, run.seed))
+    from wsam.geometry import Only
+
+    found = Only.layers(model)
+    if not any(model.get_parameter(name).requires_grad for name in found.names):
+        raise ValueError(
+            f"the geometry norm-layers perturbs normalization layers, and {run.model} trains none: "
+            "use another model or geometry"
+        )
+    return found
 
 
 def _seed_argument(function: Callable[..., object], seed: int) -> dict[str, int]:
@@ -169,10 +181,10 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
 
 
 class Objective:
-    """The loss of a batch; counts correct predictions at w without a device synchronization.
+    """The loss of a batch; counts predictions at w without a device synchronization.
 
     A step may compute the loss twice; only the first call after `begin` is at w and counted. A
-    captured step calls this during capture only, and replays the writes to `correct`, so that tensor
+    captured step calls this during capture only, and replays the writes to `counts`, so that tensor
     is never replaced.
 
     Args:
@@ -181,7 +193,7 @@ class Objective:
         precision: ``bf16`` or ``fp32``.
         device: The training device.
         loss: Compares outputs and targets.
-        classifies: Count correct predictions; otherwise none are counted.
+        classifies: Count predictions; otherwise none are counted.
     """
 
     def __init__(
@@ -196,11 +208,12 @@ class Objective:
         self.model, self.select = model, select
         self.precision, self.device = precision, device
         self.loss, self.classifies = loss, classifies
-        self.correct = torch.zeros((), device=device)
+        self.counts = torch.zeros(2, device=device)
+        """Correct predictions, and all of them."""
         self._first_pass = True
 
     def begin(self) -> None:
-        """Begin a step: the next call counts correct predictions."""
+        """Begin a step: the next call counts predictions."""
         self._first_pass = True
 
     def __call__(self, inputs: Any, targets: Any) -> Tensor:
@@ -210,7 +223,8 @@ class Objective:
             self._first_pass = False
             if self.classifies:
                 with torch.no_grad():
-                    self.correct.copy_((output.argmax(1) == targets).sum())
+                    self.counts[0].copy_((output.argmax(1) == targets).sum())
+                    self.counts[1].fill_(targets.numel())
         loss = self.loss(output, targets)
         return self.select(loss) if loss.dim() else loss
 
@@ -339,24 +353,28 @@ class EpochTotals:
     """Sums over the steps of an epoch, on the device."""
 
     loss: Tensor
-    correct: Tensor
     sharpness: Tensor
     measured: Tensor
     """Steps with two passes, which measure the sharpness."""
+    counts: Tensor
+    """Correct predictions, and all of them."""
     steps: int = 0
-    predictions: int = 0
 
     @classmethod
     def zeros(cls, device: torch.device) -> EpochTotals:
         """Return sums over no steps."""
-        return cls(*torch.zeros(4, dtype=torch.float64, device=device))
+        sums = torch.zeros(5, dtype=torch.float64, device=device)
+        return cls(sums[0], sums[1], sums[2], sums[3:])
 
     def means(self) -> tuple[float, float, float]:
         """Return mean loss, error in percent and mean sharpness; synchronizes with the device."""
-        sums = torch.stack((self.loss, self.correct, self.sharpness, self.measured)).tolist()
-        steps, count = max(self.steps, 1), max(self.predictions, 1)
-        sharpness = sums[2] / sums[3] if sums[3] else math.nan
-        return sums[0] / steps, 100 * (1 - sums[1] / count), sharpness
+        sums = torch.stack((self.loss, self.sharpness, self.measured, *self.counts)).tolist()
+        loss, sharpness, measured, correct, predictions = sums
+        return (
+            loss / max(self.steps, 1),
+            100 * (1 - correct / max(predictions, 1)),
+            sharpness / measured if measured else math.nan,
+        )
 
 
 class Stepper:
@@ -380,9 +398,9 @@ class Stepper:
         self.sharpness_aware = hasattr(optimizer, "sharpness")
         self._made_step: Callable[..., Tensor] | None = None  # captured, or on parts of the batch
         options = options or {}
-        self._first_share = options.get("ascent_share", 1.0)
-        if options.get("gather") or self._first_share < 1.0:
-            self._made_step = self._step_on_parts()
+        ascent_share = options.get("ascent_share", 1.0)
+        if options.get("gather") or ascent_share < 1.0:
+            self._made_step = self._step_on_parts(ascent_share)
         self.totals = EpochTotals.zeros(objective.device)
 
     def reset_totals(self) -> None:
@@ -395,28 +413,22 @@ class Stepper:
         loss = self._step(inputs, targets)
         totals = self.totals
         totals.loss += loss.detach()
-        totals.correct += self.objective.correct
+        totals.counts += self.objective.counts
         if self.sharpness_aware:
             sharpness = cast(Tensor, self.optimizer.sharpness)  # type: ignore[attr-defined]
             one_pass = sharpness.isnan()
             totals.sharpness += sharpness.masked_fill(one_pass, 0.0)
             totals.measured += ~one_pass
         totals.steps += 1
-        totals.predictions += self._counted(targets) if self.objective.classifies else 0
 
-    def _counted(self, targets: Any) -> int:
-        """Return how many predictions the first pass makes."""
-        samples = max(1, int(self._first_share * len(targets) + 1e-9))
-        return cast(int, targets.numel()) // len(targets) * samples
-
-    def _step_on_parts(self) -> Callable[..., Tensor]:
+    def _step_on_parts(self, ascent_share: float) -> Callable[..., Tensor]:
         """Return a step whose passes may use parts of the batch."""
         from wsam.training_step import train_step
 
         step = train_step(
             self.optimizer,
             self.objective,
-            ascent_share=self._first_share,
+            ascent_share=ascent_share,
             capture=self.capture,
         )
         return lambda inputs, targets: step(inputs, targets)[0]
