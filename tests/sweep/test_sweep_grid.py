@@ -31,6 +31,16 @@ def test_settings_that_a_method_or_base_does_not_have_are_ignored():
     assert {run.base_args.get("momentum") for run in runs if run.base == "adamw"} == {None}
 
 
+def test_options_that_a_method_does_not_have_are_ignored():
+    axes = {"method": ["sam", "wsam", "looksam"], "precondition": [True], "every": [2]}
+    options = {run.method: dict(run.options) for run in runs_of(make_grid("mine", axes))}
+    assert options == {
+        "sam": {"every": 2},
+        "wsam": {"precondition": True, "every": 2},
+        "looksam": {},
+    }
+
+
 def test_the_order_of_the_axes_does_not_matter():
     axes = {"gamma": [0.8, 0.9], "geometry.eta": [0.1, 1.0], "geometry": [None, "fisher"]}
     axes |= {"reuse": [True, False], "every": [1, 4], "method": ["sam", "wsam"]}

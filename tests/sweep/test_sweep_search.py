@@ -14,6 +14,7 @@ from command import wsam_command
 from recorded import recorded
 from sweeping import CPU, TINY
 
+from wsam.cli.sweep import _best_line
 from wsam.cli.train import train as train_command
 from wsam.lab import records
 from wsam.lab.run import Run
@@ -258,6 +259,25 @@ def test_other_choices_have_their_own_study(tmp_path):
     other = make(tmp_path, Grid("g", "", {"digits": TINY}, {"method": ("sam", "gsam")}))
     assert len(list(one.jobs(trials=1))) == 3
     assert len(list(other.jobs(trials=1))) == 3
+
+
+def test_one_value_fixes_a_setting(tmp_path):
+    """It keeps its type, and runs with another value are not candidates for the best."""
+    searches = []
+    for noise in (0.0, 0.5):
+        axes = {"rho": (0.1, 0.2), "noise": (noise,), "validation": (50,)}
+        search = make(tmp_path, Grid("g", "", {"digits": TINY}, axes))
+        for number, job in enumerate(search.jobs()):
+            assert (job.run.noise, job.run.validation) == (noise, 50)
+            search.tell(Outcome(job, Status.FINISHED, objective=100 * noise + number))
+        searches.append(search)
+    assert [search.best()[1] for search in searches] == [0.0, 50.0]
+
+
+def test_the_best_of_a_metric_of_ones_own_is_not_in_percent():
+    for figure, text in {"test relative_error": "0.0513", "test macro-f1": "91.30%"}.items():
+        value = float(text.rstrip("%"))
+        assert f"{figure}, {text}, at" in _best_line("mine", {"lr": 0.1}, value, figure, True)
 
 
 def test_a_diverged_run_is_worse_than_any_figure(tmp_path):

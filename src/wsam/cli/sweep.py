@@ -311,8 +311,10 @@ def _search(
 def _best_line(
     column: str, best: dict[str, Any], value: float, figure: str, lower_is_better: bool
 ) -> str:
+    from wsam.sweep.search import DIVERGED  # the metrics in percent
+
     point = ", ".join(f"{axis} {_text(at)}" for axis, at in best.items())
-    text = f"{value:.2f}%" if figure.endswith(("error", "accuracy")) else f"{value:g}"
+    text = f"{value:.2f}%" if figure.rpartition(" ")[2] in DIVERGED else f"{value:g}"
     direction = "lowest" if lower_is_better else "highest"
     return f"{column}: {direction} {figure}, {text}, at {point}"
 

@@ -126,7 +126,7 @@ def _make_geometry(run: Run, model: nn.Module) -> Geometry:
 
     found = Only.layers(model)
     if not any(model.get_parameter(name).requires_grad for name in found.names):
-        raise ValueError(
+        raise RunError(
             f"the geometry norm-layers perturbs normalization layers, and {run.model} trains none: "
             "use another model or geometry"
         )

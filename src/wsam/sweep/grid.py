@@ -106,6 +106,8 @@ def _options(run: Run) -> list[str]:
         return []
     refused = {
         "lean": not accepts(run.method, "lean"),
+        "precondition": not accepts(run.method, "precondition"),
+        "every": "n" in run.hyper,
         "reuse": not accepts(run.method, "reuse") or "every" not in run.options,
         "gather": run.method != "esam",
         "gamma_warmup": "gamma" not in run.hyper or run.method == "esam",

@@ -68,7 +68,7 @@ class Search:
         self.running: list[_RunningTrial] = []
         self.failed: set[int] = set()  # trials of this search; a later search may try them again
         optuna = _import_optuna()
-        # Other base runs or seeds define another objective, so they get another study.
+        # Other base runs, fixed values or seeds define another objective, so they get another study.
         seed_names = ",".join(map(str, self.seeds))
         choices = {n: _choices(v) for n, v in grid.axes.items() if not _is_range(v)}
         chosen = f" of {json.dumps(choices)}" if choices else ""  # Optuna's choices are fixed
@@ -238,8 +238,8 @@ class Search:
 
 
 def _is_range(axis: Sequence[Value]) -> bool:
-    """Return whether a search may try values between those of an axis."""
-    return all(map(is_number, axis))
+    """Return whether a search may try values between those of an axis; one value is fixed."""
+    return len(axis) > 1 and all(map(is_number, axis))
 
 
 def _choices(axis: Sequence[Value]) -> list[Any]:
