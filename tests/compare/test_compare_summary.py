@@ -42,6 +42,25 @@ def test_equal_differences_have_no_test(tmp_path):
     assert (row.difference.p, row.difference.interval) == (None, 0.0)
 
 
+def test_methods_without_a_test_are_counted_in_the_correction(tmp_path):
+    """SAM that equals the base on every seed was compared, too."""
+    alone = synthetic(tmp_path / "1", {"base": BASE, "wsam": BETTER}).rows["wsam"].difference
+    both = synthetic(tmp_path / "2", {"base": BASE, "wsam": BETTER, "sam": BASE}).differences
+    assert both["wsam"].p == alone.p == alone.p_holm
+    assert both["wsam"].p_holm == pytest.approx(2 * alone.p)
+    assert (both["sam"].p, both["sam"].p_holm) == (None, None)
+
+
+@pytest.mark.parametrize("unit", [1e-12, 1e9])
+def test_the_unit_of_the_figures_does_not_matter(tmp_path, unit):
+    """A squared error is in the squared unit of the target, which may be tiny."""
+    small = {"base": [v * unit for v in BASE], "sam": [v * unit for v in BETTER]}
+    found = synthetic(tmp_path, small, MSE)
+    assert found.differences["sam"].p == pytest.approx(stats.ttest_rel(BASE, BETTER).pvalue)
+    number = "8e-13 ± 2e-13" if unit < 1 else "800000000 ± 248413771"
+    assert found.sentence.startswith(f"SAM lowers the mse by {number} at equal time")
+
+
 # The sentence -----------------------------------------------------------------------------------
 
 

@@ -34,6 +34,7 @@ _MEASURED = {
     "time": "by the cost of an epoch measured in timing runs (processor time on a CPU)",
     "passes": "counted from the settings: a forward and backward pass for each gradient",
 }
+_MAX_DECIMALS = 6
 _BUSY = 0.2
 """Measured training times that differ from the planned ones by more are noted."""
 
@@ -380,9 +381,11 @@ def _trials(out: Path, state: State, method: Contender) -> tuple[Trial, ...]:
 def _differences(rows: Mapping[str, Row], lower_is_better: bool) -> dict[str, Difference]:
     """Return the paired differences of all methods to the base, as improvements."""
     base, sign = rows[BASE].values, 1 if lower_is_better else -1
+    largest = max((abs(value) for row in rows.values() for value in row.values.values()), default=0)
+    decimals = 11 - math.floor(math.log10(largest)) if largest else 0
     paired = {  # rounded: equal differences of percentages must be equal
         name: [
-            round(sign * (base[seed] - value), 10)
+            round(sign * (base[seed] - value), decimals)
             for seed, value in row.values.items()
             if seed in base
         ]
@@ -390,11 +393,15 @@ def _differences(rows: Mapping[str, Row], lower_is_better: bool) -> dict[str, Di
         if name != BASE
     }
     paired = {name: values for name, values in paired.items() if values}
-    p_values = {name: p for name, values in paired.items() if (p := paired_p(values)) is not None}
-    corrected = holm(p_values)
+    p_values = {name: paired_p(values) for name, values in paired.items() if len(values) > 1}
+    # Equal differences have no p-value, but they were compared: the others are corrected for them.
+    corrected = holm({name: 1.0 if p is None else p for name, p in p_values.items()})
     return {
         name: Difference(
-            statistics.fmean(values), interval(values), p_values.get(name), corrected.get(name)
+            statistics.fmean(values),
+            interval(values),
+            p_values.get(name),
+            None if p_values.get(name) is None else corrected[name],
         )
         for name, values in paired.items()
     }
@@ -416,15 +423,20 @@ def format_figure(value: float, unit: str) -> str:
 def format_number(value: float, unit: str, width: float | None = None) -> str:
     """Return a number, with ``± width`` if it is given, in equal decimals.
 
-    The width has one significant digit; percentages have at least one decimal.
+    The width has one significant digit; percentages have at least one decimal. Tiny numbers have an
+    exponent.
 
     Example:
         >>> format_number(0.813, "%", 0.21), format_number(0.01234, "", 0.00042)
         ('0.8 ± 0.2', '0.0123 ± 0.0004')
+        >>> format_number(8.13e-10, "", 2.1e-10)
+        '8.1e-10 ± 2e-10'
     """
     scale = abs(value) if width is None or width == 0 else width
     decimals = 1 if scale == 0 or not math.isfinite(scale) else -math.floor(math.log10(scale))
-    decimals = min(max(decimals, 1 if unit == "%" else 0), 12)
+    if decimals > _MAX_DECIMALS:
+        return f"{value:.2g}" + ("" if width is None else f" ± {width:.1g}")
+    decimals = max(decimals, 1 if unit == "%" else 0)
     decimals += 2 if width is None and unit != "%" else int(width is None)
     return f"{value:.{decimals}f}" + ("" if width is None else f" ± {width:.{decimals}f}")
 
