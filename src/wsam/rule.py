@@ -35,26 +35,17 @@ class Rule:
     """Whether inner products and norms are those of each tensor instead of global."""
     options: ClassVar[tuple[str, ...]] = ()
     """Fields that are not hyperparameters: they are the same for all groups."""
-
-    @property
-    def reuses(self) -> bool:
-        """Whether a two-pass step keeps a vector, which the one-pass steps after it use."""
-        return False
-
-    @property
-    def preconditions(self) -> bool:
-        """Whether the decoupled term is divided by the denominator of an adaptive base."""
-        return False
+    reuses: bool = False
+    """Whether a two-pass step keeps a vector, which the one-pass steps after it use."""
+    preconditions: bool = False
+    """Whether the decoupled term is divided by the denominator of an adaptive base."""
+    average: float = 0.0
+    """The share of the vector kept before in a newly kept one."""
 
     @property
     def keeps_vector(self) -> bool:
         """Whether the method keeps a vector between steps; True if it `reuses` one."""
         return self.reuses
-
-    @property
-    def average(self) -> float:
-        """The share of the vector kept before in a newly kept one."""
-        return 0.0
 
     def needs_products(self, hyper: dict[str, Scalar]) -> bool:
         """Whether `mix` needs the inner products of the gradients."""
@@ -161,17 +152,17 @@ class Weighted(_Gamma):
     options = ("reuse", "precondition")
 
     @property
-    def preconditions(self) -> bool:
+    def preconditions(self) -> bool:  # type: ignore[override]
         """Whether `precondition` is True."""
         return self.precondition
 
     @property
-    def reuses(self) -> bool:
+    def reuses(self) -> bool:  # type: ignore[override]
         """Whether `reuse` is given."""
         return self.reuse is not None
 
     @property
-    def average(self) -> float:
+    def average(self) -> float:  # type: ignore[override]
         """The share of the earlier h in the kept one."""
         return self.reuse.average if self.reuse is not None else 0.0
 

@@ -30,15 +30,11 @@ class OrthogonalReuse(Rule):
     alpha: float | Schedule = 0.7
     per_tensor: bool = False
     options = ("per_tensor",)
+    reuses = True
     kept_needs_products = True
 
     def __post_init__(self) -> None:
         flag("per_tensor", self.per_tensor)
-
-    @property
-    def reuses(self) -> bool:
-        """True."""
-        return True
 
     def mix(self, hyper: dict[str, Scalar], products: Products | None) -> Mix:
         """Return base_grad = g1."""

@@ -48,18 +48,13 @@ class AlternatingDifference(Rule):
 
     gamma: float | Schedule = 0.9
     sign: float | Schedule = field(default_factory=Alternate)
-    average_decay: float = 0.9
+    average: float = 0.9
     keeps_g0 = False
     keeps_vector = True
-    options = ("average_decay",)
+    options = ("average",)
 
     def __post_init__(self) -> None:
-        number("decay", self.average_decay, 0, 1)
-
-    @property
-    def average(self) -> float:
-        """The decay of the average."""
-        return self.average_decay
+        number("decay", self.average, 0, 1)
 
     def mix(self, hyper: dict[str, Scalar], products: Products | None) -> Mix:
         """Return base_grad = g1."""
@@ -120,7 +115,7 @@ class OnePassWSAM(SharpnessAware):
     ) -> None:
         super().__init__(
             base,
-            rule=AlternatingDifference(gamma, average_decay=decay),
+            rule=AlternatingDifference(gamma, average=decay),
             rho=rho,
             geometry=BothSides(),
             model=model,
