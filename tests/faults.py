@@ -36,9 +36,9 @@ FAULTS = [
     Fault(
         "sign of the sharpness term",
         "_core/step.py",
-        "torch._foreach_sub_(block.shards(g1), g0)\n            difference",
-        "torch._foreach_sub_(block.shards(g1), g0)\n"
-        "                torch._foreach_neg_(block.shards(g1))\n            difference",
+        "            torch._foreach_sub_(difference, g0)\n",
+        "            torch._foreach_sub_(difference, g0)\n"
+        "            torch._foreach_neg_(difference)\n",
         "tests/core/test_reference_agreement.py",
     ),
     Fault(

@@ -76,15 +76,10 @@ class Block:
         """Return the local shards of gradients of this block."""
         return local_shards(tensors or []) if self.sharded else tensors or []
 
-    def subset(self, selected: Sequence[bool]) -> "Block | None":
-        """Return a block of the selected parameters, with their g0; None if there are none."""
-        if all(selected) and selected:
-            return replace(self, saved=None)
-        chosen = [i for i, yes in enumerate(selected) if yes]
-        return self.part(chosen) if chosen else None
-
     def part(self, chosen: Sequence[int]) -> "Block":
         """Return a block of the parameters at these positions of the block, with their g0."""
+        if len(chosen) == len(self.params):
+            return replace(self, saved=None)
 
         def pick(items: list[Any] | None) -> Any:
             return None if items is None else [items[i] for i in chosen]
@@ -101,11 +96,13 @@ class Block:
 
 def subsets(blocks: Sequence[Block], selected: Callable[[Tensor, int], bool]) -> list[Block]:
     """Return blocks of the parameters for which `selected(parameter, index)` is True."""
-    parts = [
-        block.subset([selected(p, i) for p, i in zip(block.params, block.indices, strict=True)])
-        for block in blocks
-    ]
-    return [part for part in parts if part is not None]
+    parts = []
+    for block in blocks:
+        pairs = zip(block.params, block.indices, strict=True)
+        chosen = [i for i, pair in enumerate(pairs) if selected(*pair)]
+        if chosen:
+            parts.append(block.part(chosen))
+    return parts
 
 
 def trained_blocks(blocks: Sequence[Block]) -> list[Block]:
@@ -168,10 +165,11 @@ def collect_gradients(blocks: Sequence[Block]) -> list[Block]:
     found = []
     for block in blocks:
         grads = list(map(_GRAD, block.params))
-        part = block.subset([g is not None for g in grads])
-        if part is None:
+        chosen = [i for i, g in enumerate(grads) if g is not None]
+        if not chosen:
             continue
-        part.g0 = [g for g in grads if g is not None]
+        part = block.part(chosen)
+        part.g0 = [grads[i] for i in chosen]
         if set(map(_LAYOUT, part.g0)) != {torch.strided}:
             raise TypeError(
                 "sharpness-aware steps need dense gradients and a parameter has a sparse one: "

@@ -161,7 +161,8 @@ class GroupValues:
                 if self._valid.get((i, name)) is not value:
                     value = check_value(name, value, self._rule)
                 self._valid[i, name] = group[PREFIX + name] = value
-                if name in self._plain_names(group):
+            for name in self._plain_names(group):
+                if name in self.defaults:
                     raise ValueError(
                         f"a parameter group was given {name!r} after construction, where it has no "
                         f"effect: set group[{PREFIX + name!r}] and remove {name!r}"

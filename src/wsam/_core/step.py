@@ -224,33 +224,28 @@ def combine(state: StepState, all_blocks: Sequence[Block]) -> None:
     g1s = [second_gradients(block, rule.keeps_g0) for block in blocks]
     values = [rule_values(block.group, rule) for block in blocks]
     mixes = [None if rule.needs_products(value) else rule.mix(value, None) for value in values]
-    subtracted = [False] * len(blocks)
+    g1_only = [m is not None and m.base_grad.is_g1 and m.decoupled.is_zero for m in mixes]
     every: Sequence[Products | None] = [None] * len(blocks)
-    if None in mixes or rule.kept_needs_products:
-        subtracted = [mix is None or not _is_g1_only(mix) for mix in mixes]
-        every = _per_unit(rule, _subtract_with_products, blocks, g1s, subtracted)
+    has_products = None in mixes or rule.kept_needs_products
+    if has_products:
+        every = _per_unit(rule, _subtract_with_products, blocks, g1s, g1_only)
     base_grads = []
-    for block, g1, value, known, is_difference, products in zip(
-        blocks, g1s, values, mixes, subtracted, every, strict=True
+    for block, g1, value, known, takes_g1, products in zip(
+        blocks, g1s, values, mixes, g1_only, every, strict=True
     ):
         mix = rule.mix(value, products) if known is None else known
-        if _is_g1_only(mix) and not is_difference:
-            base_grad = g1
-            if rule.reuses:
-                g0, g1_shards = block.shards(block.g0), block.shards(g1)
-                difference = list(torch._foreach_sub(g1_shards, g0))
-                _keep(state, block, rule.kept(value, products), g0, difference)
-        else:
-            assert block.g0 is not None
-            g0 = block.shards(block.g0)
-            if not is_difference:
-                torch._foreach_sub_(block.shards(g1), g0)
-            difference = block.shards(g1)
-            if rule.reuses:
-                _keep(state, block, rule.kept(value, products), g0, difference)
+        g0, difference = block.shards(block.g0), block.shards(g1)
+        if takes_g1 and rule.reuses:
+            difference = list(torch._foreach_sub(difference, g0))
+        elif not takes_g1 and not has_products:
+            torch._foreach_sub_(difference, g0)
+        if rule.reuses:
+            _keep(state, block, rule.kept(value, products), g0, difference)
+        base_grad = g1
+        if not takes_g1:
             state.decoupled += _decoupled_terms(block, mix, g0, difference, not rule.reuses)
             _mix_into_g0(mix, g0, difference, mix.decoupled.is_zero and not rule.reuses)
-            base_grad = block.g0
+            base_grad = block.g0 or []
         for p, g in zip(block.params, base_grad, strict=True):
             p.grad = g
         base_grads.append(block.shards(base_grad))
@@ -259,11 +254,6 @@ def combine(state: StepState, all_blocks: Sequence[Block]) -> None:
         clip(blocks, base_grads, state.decoupled, state.max_norm)
     if not (rule.base_uses_g1 or rule.preconditions):
         clear_gradients(late)  # the base receives g0, which these parameters do not have
-
-
-def _is_g1_only(mix: Mix) -> bool:
-    """Whether the base receives g1 itself, and nothing is applied directly."""
-    return mix.base_grad.is_g1 and mix.decoupled.is_zero
 
 
 def second_gradients(block: Block, keeps_g0: bool) -> list[Tensor]:
@@ -312,17 +302,17 @@ def _per_unit(rule: "Rule", function: Callable[..., Result], *lists: Sequence[An
 
 
 def _subtract_with_products(
-    blocks: Sequence[Block], g1s: Sequence[list[Tensor]], subtracted: Sequence[bool]
+    blocks: Sequence[Block], g1s: Sequence[list[Tensor]], keep_g1: Sequence[bool]
 ) -> Products:
-    """Replace g1 by g1 - g0 in the selected blocks, and return the inner products of all blocks."""
+    """Replace g1 by g1 - g0, except where it is kept; return the inner products of all blocks."""
     g0s = [block.shards(block.g0) for block in blocks]
     differences = [block.shards(g1) for block, g1 in zip(blocks, g1s, strict=True)]
     g0_g0, g1_g1 = squared_norm(blocks, g0s), squared_norm(blocks, differences)
     for i, (g1, g0) in enumerate(zip(differences, g0s, strict=True)):
-        if subtracted[i]:
-            torch._foreach_sub_(g1, g0)
-        else:
+        if keep_g1[i]:
             differences[i] = list(torch._foreach_sub(g1, g0))
+        else:
+            torch._foreach_sub_(g1, g0)
     return Products.of_squares(g0_g0, g1_g1, squared_norm(blocks, differences))
 
 
