@@ -635,7 +635,9 @@ class SharpnessAware(CheckedArguments, Optimizer):
             state.blocks = blocks
         if perturb:
             return Action.SHARPNESS_AWARE
-        return Action.REUSE if step.can_reuse(state) else Action.BASE_ONLY
+        # The kept vector may be of other parameters, so that all micro-batches do the same.
+        reuse = self.rule.reuses and state.memory.has(step.KEPT)
+        return Action.REUSE if reuse else Action.BASE_ONLY
 
     def _perturb(self, state: StepState) -> bool:
         if state.action is not Action.SHARPNESS_AWARE:
@@ -835,7 +837,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
             self._known_blocks = (key, blocks)
             self._selected = self._find_selected(blocks)
             for statistics in (self._norm_stats, self._norm_stats_before):
-                statistics.find_layers(self.model)
+                statistics.find_layers()
             self._backend = select_backend(blocks)
         return self._known_blocks[1]
 

@@ -104,8 +104,6 @@ class Part(NamedTuple):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     weight: float = 1.0
-    is_selected: bool = False
-    """Whether it consists of the samples that ESAM has selected."""
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Part":
         """Apply a function to each tensor."""
@@ -266,16 +264,13 @@ class TrainStep:
                 "call, with a loss for each sample of the batch; pass gather_selected=False"
             )
         _batch_size(part, "gather_selected")
-        return part.map(lambda x: x[found[0]] if x.dim() else x)._replace(is_selected=True)
+        return part.map(lambda x: x[found[0]] if x.dim() else x)
 
     def _run(self, part: Part) -> tuple[Tensor, Any]:
         """Run a micro-batch forward and backward; return its share of the loss, and the outputs."""
         is_clear = self._check_backward and not self._has_gradients()
-        chosen: AbstractContextManager[Any] = contextlib.nullcontext()
-        if part.is_selected and self._sharp is not None:
-            chosen = self._sharp._selection.already_chosen()
         with torch.enable_grad():
-            with self._autocast_context(), self._host_work_context(), chosen:
+            with self._autocast_context(), self._host_work_context():
                 result = self.loss_fn(*part.args, **part.kwargs)
             if is_clear and self._has_gradients():
                 raise RuntimeError(

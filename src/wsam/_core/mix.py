@@ -1,13 +1,8 @@
 """Linear combinations of the two gradients of a step.
 
-A rule turns g0 = grad l(w) and g1 = grad l(w + d) into two vectors: the gradient that the base
-optimizer receives, and a decoupled term that is applied directly with the base's learning rate:
-
-    w <- w - base(base_grad) - lr * decoupled
-
-Each vector is written as `part.g0 * g0 + part.difference * (g1 - g0)`. In this basis the paper's
-objective, L + k * sharpness, can be read off, and the family's identities hold bit for bit: where
-g1 = g0, the difference is exactly zero.
+`wsam.rule` describes their use. In the basis of g0 and g1 - g0 the paper's objective, loss plus k times
+sharpness, can be read off, and the family's identities hold bit for bit: where g1 = g0, the difference
+is exactly zero.
 """
 
 from typing import NamedTuple

@@ -37,11 +37,12 @@ class NormStats:
     """
 
     def __init__(self, model: nn.Module | None, *, same_function: bool = True) -> None:
+        self._model = model
         self._modules: list[nn.Module] = []
-        self._has_model = model is not None
         self._model_is_checked = False
         self._same_function = same_function
-        self._copies = StatCopies([])
+        self.copies = StatCopies([])
+        """Those of the model's layers, whose memory a CUDA graph continues to use."""
         self._late_copies: list[StatCopies] = []
         self._paused: list[tuple[Any, int]] = []
         self._seen: set[int] = set()
@@ -50,27 +51,22 @@ class NormStats:
         self._thread = 0
         self._warned = False
         self._compiled_before = _compiled_graphs()
-        self.find_layers(model)
+        self.find_layers()
 
-    @property
-    def copies(self) -> "StatCopies":
-        """The copies, whose memory a CUDA graph continues to use."""
-        return self._copies
-
-    def find_layers(self, model: nn.Module | None) -> None:
+    def find_layers(self) -> None:
         """Search the model for layers with statistics. Call again when it may have changed."""
-        if model is not None:
-            self._modules = [m for m in model.modules() if _has_statistics(m) or _spectral_norms(m)]
+        modules = self._model.modules() if self._model is not None else ()
+        self._modules = [m for m in modules if _has_statistics(m) or _spectral_norms(m)]
 
     def hold(self) -> None:
         """Copy the statistics. Call before the pass."""
         _remove_hooks(self._hooks)
-        if not self._copies.match(self._modules):
-            self._copies = StatCopies(self._modules)
-        self._copies.save()
-        self._late_copies = [self._copies]
+        if not self.copies.match(self._modules):
+            self.copies = StatCopies(self._modules)
+        self.copies.save()
+        self._late_copies = [self.copies]
         self._pause_power_iteration(self._modules)
-        if not self._has_model:
+        if self._model is None:
             self._seen.clear()
             self._add_hook(self._on_forward)
         elif not self._model_is_checked and not _compiled_graphs():  # a hook compiles them again
@@ -92,7 +88,7 @@ class NormStats:
 
     def release(self) -> None:
         """Restore the statistics. May be called twice."""
-        if self._hooks and not self._has_model:
+        if self._hooks and self._model is None:
             self._warn_if_compiled()
         _remove_hooks(self._hooks)
         for norm, iterations in self._paused:
@@ -103,7 +99,7 @@ class NormStats:
             for saved in reversed(self._late_copies):
                 saved.restore()
             if self._late_copies:
-                self._copies.rebind()
+                self.copies.rebind()
         self._late_copies = []
 
     def _warn_if_compiled(self) -> None:
@@ -128,7 +124,7 @@ class NormStats:
         """Raise if a layer updates its statistics in the second pass and is not part of the model."""
         if threading.get_ident() != self._thread or not module.training:
             return
-        if not self._copies.contain(_statistics(module).values()):
+        if not self.copies.contain(_statistics(module).values()):
             raise RuntimeError(
                 f"the closure runs a {type(module).__name__} in training mode that is not part of "
                 "model=, so its running statistics would move twice a step: pass a module that "

@@ -1,8 +1,7 @@
 """ESAM's data selection: the second pass uses the samples whose loss increased most."""
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -23,12 +22,13 @@ class SampleSelection:
         self._corrections: list[Tensor] = []
         self._calls = 0
         self._chosen: list[Tensor] | None = None  # while `choose` runs
-        self._is_chosen = False
+        self._is_chosen = False  # since then: the batch consists of the selected samples
         self._warned = False
 
     def reset(self) -> None:
         """Forget the losses. Call before a first pass."""
         self._first, self._corrections, self._calls = [], [], 0
+        self._is_chosen = False
 
     def mean(self, losses: Tensor, second_pass: bool) -> Tensor:
         """Return the mean over the samples that are used in this pass."""
@@ -58,23 +58,18 @@ class SampleSelection:
         return mean
 
     def choose(self, forward: Callable[[], object]) -> list[Tensor]:
-        """Run a forward pass at w + d without gradients; return the indices of each selection."""
-        self._chosen = []
+        """Run a forward pass at w + d without gradients; return the indices of each selection.
+
+        The next pass must run on the selected samples. It uses all of them.
+        """
+        self._chosen, self._is_chosen = [], False
         try:
             with torch.no_grad():
                 forward()
+            self._is_chosen = bool(self._chosen)
             return self._chosen
         finally:
             self._chosen = None
-
-    @contextlib.contextmanager
-    def already_chosen(self) -> Iterator[None]:
-        """Within it, batches consist of selected samples, and all of them are used."""
-        self._is_chosen = True
-        try:
-            yield
-        finally:
-            self._is_chosen = False
 
     def size(self, samples: int) -> int:
         """Return how many of `samples` are used."""

@@ -366,14 +366,6 @@ def _keep(
     return vector
 
 
-def can_reuse(state: StepState) -> bool:
-    """Whether the rule reuses a kept vector, and a two-pass step has kept one.
-
-    It may be that of other parameters, so that all micro-batches of a step do the same.
-    """
-    return state.rule.reuses and state.memory.has(KEPT)
-
-
 def combine_one_pass(state: StepState) -> None:
     """Give the base the step's only gradient, g0; combine it with a kept vector if there is one."""
     rule, blocks = state.rule, units(state.rule, state.blocks)
