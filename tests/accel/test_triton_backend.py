@@ -60,9 +60,7 @@ class Loop:
 def state_of(opt: wsam.SharpnessAware, gradients: list[list[Tensor]] | None = None) -> StepState:
     """Return a step after its first pass."""
     state = StepState(opt.base, opt.rule, opt.geometry)
-    state.blocks = [
-        block.subset([True] * len(block.params)) or block for block in opt._all_blocks()
-    ]
+    state.blocks = [block.part(range(len(block.params))) for block in opt._all_blocks()]
     for i, block in enumerate(state.blocks):
         block.g0 = gradients[i] if gradients else [torch.ones_like(p) for p in block.params]
     state.enter(Phase.PERTURBED)
@@ -382,9 +380,7 @@ def test_the_number_of_plans_is_limited() -> None:
     backend = TritonBackend(CPU, opt.base, opt.rule, 1.0)
     (block,) = opt._all_blocks()
     for number in range(30):
-        part = block.subset([n == number for n in range(30)])
-        assert part is not None
-        backend._find_plan(part)
+        backend._find_plan(block.part([number]))
     assert len(backend._plans) <= PLANS
 
 
