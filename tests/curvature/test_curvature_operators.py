@@ -145,6 +145,48 @@ def test_gauss_newton_and_fisher_equal_the_dense_matrices(case):
         assert_equals_matrix(E, g.T @ g / len(x))
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("weight_norm", [
+    nn.utils.parametrizations.weight_norm,
+    pytest.param(nn.utils.weight_norm, marks=pytest.mark.filterwarnings("ignore::FutureWarning")),
+])  # fmt: skip
+def test_weight_norm(mode, weight_norm):
+    model, data = nn.Sequential(weight_norm(nn.Linear(4, 5)), nn.Tanh()).double(), batches(4)
+    x, y = (torch.cat(part) for part in zip(*data, strict=True))
+    names = [name for name, _ in model.named_parameters()]
+
+    def loss(w):
+        bias, g, v = (w[name] for name in names)
+        weight = v * g / v.square().sum(1, keepdim=True).sqrt()
+        return F.cross_entropy(torch.tanh(F.linear(x, weight, bias)), y)
+
+    H = hessian(model, F.cross_entropy, data, differentiation=mode)
+    assert_equals_matrix(H, dense_hessian(model, loss))
+
+
+@pytest.mark.parametrize("build", [hessian, gauss_newton])
+def test_the_row_of_a_padding_index_is_a_constant_in_both_modes(build):
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rows = nn.Embedding(5, 3, padding_idx=-1)
+            nn.init.normal_(self.rows.weight)
+
+        def forward(self, words: Tensor) -> Tensor:
+            return torch.tanh(self.rows(words).sum(1))
+
+    model = Words().double()
+    data = [(torch.randint(0, 5, (12, 4)), torch.randint(0, 3, (12,)))]
+    reverse, forward = (
+        build(model, F.cross_entropy, data, differentiation=mode).dense()
+        for mode in ("reverse", "forward")
+    )
+    torch.testing.assert_close(forward, reverse)
+    assert not forward[12:].any()
+    assert not forward[:, 12:].any()
+    assert forward[:12, :12].any()
+
+
 @pytest.mark.parametrize("mode", ["reverse", "forward"])
 def test_train_mode_uses_batch_statistics_and_keeps_the_running_ones(mode):
     model, (batch, *_) = cnn().double(), batches(4)

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from wsam.curvature.matvec import BatchMatvec, Differentiation, Kind, MatvecRunner
 from wsam.curvature.objective import LossFunction, LossSummary, Objective, ObjectiveOptions
+from wsam.curvature.second_derivatives import ExactDerivatives
 
 __all__ = [
     "Info",
@@ -156,7 +157,7 @@ class Operator:
             )
         rows = given.detach().to(self.device, self.dtype).reshape(len(given), -1).T.contiguous()
         total, losses, count = torch.zeros_like(rows), [], 0.0
-        with self.objective.ready():
+        with self.objective.ready(), ExactDerivatives():
             for batch, size in self.objective.stream():
                 loss = self._runner.run(BatchMatvec(self.objective, batch, size, rows, total))
                 losses.append(loss * size)
