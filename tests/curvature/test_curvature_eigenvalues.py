@@ -158,6 +158,24 @@ def test_power_iteration_converges_for_several_eigenvalues():
     )
 
 
+@pytest.mark.parametrize("negative", [-3.0, -3.01, -2.99])
+def test_power_iteration_with_eigenvalues_of_both_signs_and_about_equal_size(negative):
+    dense = symmetric_matrix([negative, -1.0, 0.1, 0.5, 2.0, 3.0])
+    for seed in range(5):
+        found = top_eigenvalues(dense, 2, which="both", method="power", tol=1e-6, seed=seed)
+        expected = torch.tensor([3.0, 2.0, -1.0, negative], dtype=torch.float64)
+        torch.testing.assert_close(found.values, expected, rtol=0, atol=1e-6)
+        assert found.converged.all()
+        assert found.products < 400
+
+
+def test_power_iteration_is_incomplete_if_a_value_does_not_converge():
+    close = symmetric_matrix([0.0, 1.0, 2.0, 2.9999, 3.0])
+    found = top_eigenvalues(close, 3, method="power", tol=1e-6, max_products=30)
+    assert not found.complete
+    assert not found.converged[1:].any()
+
+
 def test_restarts_with_a_small_basis():
     dense = symmetric_matrix(torch.linspace(-1, 1, 150) ** 3)
     truth = torch.linalg.eigvalsh(dense).flip(0)

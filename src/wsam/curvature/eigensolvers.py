@@ -214,7 +214,7 @@ def power_iteration(operator: SymmetricOperator, options: SolverOptions) -> Ritz
     signs = {"largest": [1], "smallest": [-1], "both": [1, -1]}[options.which]
     rows: list[Tensor] = []
     images: list[Tensor] = []
-    products, scale = 0, 0.0
+    products, scale, complete = 0, 0.0, True
     limit_per_value = options.limit // (len(signs) * options.k)
     for sign in signs:
         search = _PowerIteration(operator, options, generator, sign, rows)
@@ -223,7 +223,9 @@ def power_iteration(operator: SymmetricOperator, options: SolverOptions) -> Ritz
             rows.append(row)
             images.append(image)
             products, scale = products + search.products, max(scale, search.scale)
-    return rayleigh_ritz(torch.stack(rows), torch.stack(images), products, scale)
+            complete &= search.converged
+    found = rayleigh_ritz(torch.stack(rows), torch.stack(images), products, scale)
+    return found._replace(complete=complete)
 
 
 class _PowerIteration:
@@ -231,7 +233,8 @@ class _PowerIteration:
 
     Plain power iteration finds the eigenvalue of largest absolute value. If that one is negative,
     iterating with `sign * A - shift`, the shift just below it, makes all eigenvalues positive and
-    the largest one dominant.
+    the largest one dominant. Between t and about -t it does not decide: the norm of the product
+    settles, the vector does not. A shift by that norm then makes the positive one dominant.
     """
 
     def __init__(
@@ -250,11 +253,12 @@ class _PowerIteration:
         self.shift = 0.0
         self.scale = 0.0
         self.products = 0
+        self.converged = False
 
     def next_vector(self, limit: int, products_before: int) -> tuple[Tensor, Tensor]:
         """Return the next unit vector, orthogonal to those found, and its product with A."""
         self.products = 0
-        row = self._random_start()
+        row, last_norm = self._random_start(), 0.0
         while True:
             image = self.sign * (self.operator @ row)
             self.products += 1
@@ -266,11 +270,15 @@ class _PowerIteration:
             if value - self.shift < 0 and residual <= 0.1 * (self.shift - value):
                 self.shift = value - 2 * residual - 1e-3 * abs(value)
                 row = self._random_start()
-            elif error <= self.options.tol or self.products >= limit:
-                break
-            else:
-                row = self._normalise(image - self.shift * row)
-        return row, self.sign * image
+                continue
+            self.converged = error <= self.options.tol
+            if self.converged or self.products >= limit:
+                return row, self.sign * image
+            norm = math.hypot(value, residual)  # of the image
+            if not self.shift and residual > 0.1 * norm and norm <= 1.001 * last_norm:
+                self.shift = -norm
+            last_norm = norm
+            row = self._normalise(image - self.shift * row)
 
     def _random_start(self) -> Tensor:
         return self._normalise(random_normal(self.operator, 1, self.generator)[0])
