@@ -89,6 +89,27 @@ def test_directions_have_the_norms_of_filters_or_length_one():
         random_direction(nn.ReLU())
 
 
+def test_directions_of_wrapped_models_and_between_checkpoints():
+    model = net()
+    expected = landscape(model, F.cross_entropy, DATA, random_direction(model), [0.5]).losses
+    for wrapped in (torch.compile(model), nn.DataParallel(model)):
+        direction = normalised(wrapped, random_direction(wrapped))
+        assert landscape(wrapped, F.cross_entropy, DATA, direction, [0.5]).losses == expected
+    _, direction = between(model.state_dict(), net().state_dict())
+    scaled = normalised(model, direction)
+    torch.testing.assert_close(scaled["4.weight"].norm(dim=1), model[4].weight.norm(dim=1))
+    assert not scaled["1.running_var"].any()
+
+
+def test_coordinates_may_be_arrays():
+    model, direction = net(), random_direction(net())
+    expected = landscape(model, F.cross_entropy, DATA, direction, [-1.0, 0.0, 1.0]).losses
+    axis = torch.linspace(-1, 1, 3)
+    for given in (axis, axis.numpy(), [axis], [axis.numpy()], axis[None]):
+        found = landscape(model, F.cross_entropy, DATA, direction, given)
+        assert (found.coordinates, found.losses) == ([[-1.0, 0.0, 1.0]], expected)
+
+
 def test_curvature_along_an_eigenvector_is_its_eigenvalue():
     model = net().double()
     data = [(x.double(), y) for x, y in DATA]

@@ -14,6 +14,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from wsam.curvature.objective import unwrap_model
+
 __all__ = ["Direction", "between", "merge_tied", "normalised", "random_direction"]
 
 Direction = Mapping[str, Tensor]
@@ -32,7 +34,7 @@ def random_direction(
     model's function. Biases and normalisation weights, which are not filters, get a zero direction.
 
     Args:
-        model: Any module.
+        model: Any module. Wrappers of torch.compile and data parallelism are removed.
         seed: Seed of the direction; the result is equal on every device.
         normalise: "filter", or "unit" for length one over all weights.
 
@@ -53,6 +55,7 @@ def random_direction(
     References:
         Li et al., Visualizing the loss landscape of neural nets, NeurIPS 2018.
     """
+    model = unwrap_model(model)
     generator = torch.Generator().manual_seed(seed)
     drawn = {
         name: torch.randn(p.shape, generator=generator).to(p.device, p.dtype)
@@ -71,7 +74,7 @@ def normalised(
 
     Args:
         model: Its filters give the norms.
-        direction: Tensors named like the model's parameters.
+        direction: Tensors named like the model's parameters or buffers.
         normalise: "filter" or "unit".
 
     Returns:
@@ -80,6 +83,7 @@ def normalised(
     Raises:
         ValueError: If `normalise` is invalid, the direction is zero, or tied parameters differ.
     """
+    model = unwrap_model(model)
     direction = merge_tied(model, direction)
     if normalise == "unit":
         length = math.sqrt(sum(float((d.double() ** 2).sum()) for d in direction.values()))
@@ -88,7 +92,7 @@ def normalised(
         return {name: d / length for name, d in direction.items()}
     if normalise != "filter":
         raise ValueError(f"normalise must be 'filter' or 'unit', got {normalise!r}")
-    weights = dict(model.named_parameters())
+    weights = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     return {name: _scale_to_filters(d, weights[name].detach()) for name, d in direction.items()}
 
 

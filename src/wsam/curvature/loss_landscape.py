@@ -156,7 +156,7 @@ def _coordinate_lists(
     if coordinates is None:
         return [torch.linspace(-1, 1, 41 if dimensions == 1 else 21).tolist()] * dimensions
     given: list[Any] = list(coordinates)
-    if dimensions == 1 and not isinstance(given[0] if given else None, Sequence):
+    if dimensions == 1 and given and not torch.as_tensor(given[0]).ndim:
         given = [given]
     axes = [[float(value) for value in axis] for axis in given]
     if len(axes) != dimensions or any(not axis for axis in axes):
