@@ -162,6 +162,9 @@ def test_gauss_newton_and_fisher_need_one_output_tensor():
     normal = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
     with pytest.raises(ValueError, match="mixes samples"):
         empirical_fisher(normal, F.cross_entropy, DATA, mode="train")
+    untracked = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, track_running_stats=False))
+    with pytest.raises(ValueError, match="without running statistics mixes samples"):
+        empirical_fisher(untracked, F.cross_entropy, DATA)
 
 
 def test_loss_independent_of_the_weights():

@@ -307,7 +307,8 @@ def empirical_fisher(
         An operator: `F @ v` is a product with the empirical Fisher matrix.
 
     Raises:
-        ValueError: If the model has BatchNorm and `mode` is "train".
+        ValueError: If the model has BatchNorm that uses the statistics of a batch: in mode "train",
+            or without running statistics.
 
     Example:
         >>> model = nn.Linear(3, 1)
@@ -319,15 +320,17 @@ def empirical_fisher(
         Kunstner et al., Limitations of the empirical Fisher approximation, NeurIPS 2019.
     """
     objective = Objective(model, loss_fn, batches, **options)
-    if objective.mode == "train" and _has_batch_norm(objective.model):
+    norms = [m for m in objective.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    if norms and objective.mode == "train":
         raise ValueError(
             "BatchNorm in training mode mixes samples: pass mode='eval' for the empirical Fisher"
         )
+    if any(norm.running_mean is None for norm in norms):
+        raise ValueError(
+            "BatchNorm without running statistics mixes samples: the empirical Fisher needs "
+            "track_running_stats=True"
+        )
     return Operator(objective, "empirical_fisher", differentiation)
-
-
-def _has_batch_norm(model: nn.Module) -> bool:
-    return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
 
 
 def _is_known_convex(loss_fn: LossFunction) -> bool:
