@@ -106,6 +106,13 @@ def test_products_with_changing_data_raise_and_shuffled_data_works():
     torch.testing.assert_close(H @ v, expected, rtol=1e-4, atol=1e-6)
 
 
+def test_losses_that_cancel_to_zero_may_differ_by_rounding():
+    signed = TensorDataset(torch.cat([X, X]), torch.cat([torch.ones(12), -torch.ones(12)]))
+    for seed in range(5):
+        loader = DataLoader(signed, 5, shuffle=True, generator=torch.Generator().manual_seed(seed))
+        hessian(model(), lambda out, sign: (out.sum(1) * sign).mean(), loader) @ torch.ones(43)
+
+
 def test_model_may_be_trained_between_products():
     net = nn.Linear(4, 3)
     H = hessian(net, F.cross_entropy, DATA)
@@ -140,6 +147,9 @@ def test_invalid_precisions():
     mixed[0].double()
     with pytest.raises(ValueError, match="several dtypes"):
         hessian(mixed, F.cross_entropy, DATA)
+    for dtype in (None, torch.float32):  # a cast would drop the imaginary parts
+        with pytest.raises(ValueError, match="complex ones: select the real ones"):
+            hessian(nn.Linear(4, 3, dtype=torch.complex64), F.cross_entropy, DATA, dtype=dtype)
 
 
 def test_gauss_newton_and_fisher_need_one_output_tensor():

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
 
 from wsam.curvature import Operator, empirical_fisher, gauss_newton, hessian
 from wsam.curvature.matvec import MatvecRunner
@@ -248,6 +249,18 @@ def test_float64_of_a_float32_model():
     torch.testing.assert_close(H @ v, expected @ v, rtol=0, atol=1e-12)
 
 
+def test_dtype_casts_the_loss_frozen_parameters_and_batches():
+    model, data = mlp(), [(x.float(), y) for x, y in batches(4)]
+    loss = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]))
+    expected = hessian(copy.deepcopy(model).double(), copy.deepcopy(loss).double(),
+                       [(x.double(), y) for x, y in data]).dense()  # fmt: skip
+    assert_equals_matrix(hessian(model, loss, data, dtype=torch.float64), expected)
+    assert loss.weight.dtype == torch.float32
+    assert_equals_matrix(hessian(model.double(), loss, data, dtype=torch.float64), expected)
+    model.float()[0].bfloat16().requires_grad_(False)
+    assert hessian(model, loss, data, dtype=torch.float32).shape == (18, 18)
+
+
 def test_info():
     data = batches(4)
     info = hessian(mlp().double(), F.cross_entropy, data, differentiation="forward").info
@@ -277,6 +290,43 @@ def test_sum_reduction_weight_decay_and_batches_as_mappings():
     mappings = [{"input": x, "target": y} for x, y in data]
     loss = lambda out, batch: F.cross_entropy(out, batch["target"])  # noqa: E731
     assert_equals_matrix(hessian(NamedInputs(model), loss, mappings), expected)
+
+
+def test_weighted_samples_in_shuffled_batches():
+    model, weights = mlp(), torch.rand(13)  # their sum depends on the order, by rounding
+    ((x, y),) = batches(4, (13,))
+    data = TensorDataset(x.float(), y, weights)
+
+    def loss(output: Tensor, target: Tensor, weight: Tensor) -> Tensor:
+        return F.cross_entropy(output, target, reduction="none") @ weight / weight.sum()
+
+    expected = hessian(model, loss, [data[:]]).dense()
+    for seed in range(4):
+        order = torch.Generator().manual_seed(seed)
+        loader = DataLoader(data, 4, shuffle=True, generator=order)
+        H = hessian(model, loss, loader, size=lambda batch: batch[2].sum())
+        torch.testing.assert_close(H.dense(), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_packed_sequences():
+    class Packed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn = nn.RNN(1, 3)
+
+        def forward(self, sequences: Any) -> Tensor:
+            return self.rnn(sequences)[1][0]
+
+    model, target = Packed(), torch.tensor([0, 1, 2])
+    sequences = [torch.randn(length, 1) for length in (5, 4, 2)]
+    options = {"size": len, "differentiation": "reverse"}
+    expected = sum(
+        hessian(model, F.cross_entropy, [(x[:, None], y[None])], **options).dense()
+        for x, y in zip(sequences, target, strict=True)
+    )
+    packed = nn.utils.rnn.pack_sequence(sequences)
+    H = hessian(model, F.cross_entropy, [(packed, target)], **options)
+    torch.testing.assert_close(H.dense(), expected / 3, rtol=1e-4, atol=1e-6)
 
 
 class NamedInputs(nn.Module):

@@ -48,12 +48,17 @@ def batch_size(batch: Any) -> int:
 
 
 def move_batch(batch: Any, device: torch.device, dtype: torch.dtype | None = None) -> Any:
-    """Move all tensors of a batch to a device; cast floating-point ones to `dtype` if given."""
+    """Move all tensors of a batch to a device; cast floating-point ones to `dtype` if given.
+
+    An object with a method `to` is moved by it and not cast.
+    """
     if isinstance(batch, Tensor):
         cast = dtype if batch.is_floating_point() else None
         return batch.to(device=device, dtype=cast, non_blocking=True)
     if isinstance(batch, Mapping):
         return {key: move_batch(value, device, dtype) for key, value in batch.items()}
+    if hasattr(batch, "to"):  # such as a PackedSequence or a graph
+        return batch.to(device)
     if isinstance(batch, Sequence) and not isinstance(batch, str | bytes):
         return tuple(move_batch(value, device, dtype) for value in batch)
     return batch

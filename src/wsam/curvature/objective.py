@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from wsam.curvature.batches import batch_size, check_reiterable, move_batch
 
-__all__ = ["LossFunction", "LossSummary", "Mode", "Objective", "ObjectiveOptions"]
+__all__ = ["LossFunction", "LossSummary", "Mode", "Objective", "ObjectiveOptions", "unwrap_model"]
 
 LossFunction = Callable[..., Tensor]
 Mode = Literal["eval", "train"]
@@ -94,7 +94,8 @@ class Objective:
             uses the statistics of each batch; the running ones do not change).
         params: Names of the parameters to differentiate, or a function that selects them by name.
             Default: those that require a gradient.
-        dtype: Precision to compute in, float32 or float64. Default: that of the parameters.
+        dtype: Precision to compute in, float32 or float64: model, loss module and batches are
+            cast. Default: that of the parameters.
         reduction: Reduction of `loss_fn` over a batch, "mean" or "sum".
         size: Returns the number of samples of a batch. Default: the length of its first tensor.
         check: Evaluate one batch twice, and compare a second pass over the data with the first.
@@ -123,7 +124,7 @@ class Objective:
         if reduction not in ("mean", "sum"):
             raise ValueError(f"reduction must be 'mean' or 'sum', got {reduction!r}")
         check_reiterable(batches)
-        self.model = _unwrap_model(model)
+        self.model = unwrap_model(model)
         self.loss_fn = loss_fn
         self.batches = batches
         self.mode: Mode = mode
@@ -133,7 +134,7 @@ class Objective:
         self.parameters = _select_parameters(self.model, params)
         self.dtype = _select_dtype(self.parameters, dtype)
         self.device = next(iter(self.parameters.values())).device
-        self._cast = any(p.dtype != self.dtype for p in self.parameters.values())
+        self._cast = dtype is not None
         self.numel = sum(p.numel() for p in self.parameters.values())
         self.loss, samples, self.batch_count = self._first_pass(check)
         self.samples: float = int(samples) if samples.is_integer() else samples
@@ -208,8 +209,8 @@ class Objective:
             batch: As `stream` yields it.
             size: Number of samples of the batch.
         """
-        tensors = self._copied_tensors(leaves)
-        tensors.update({_PREFIX + name: tensor for name, tensor in leaves.items()})
+        given = {_PREFIX + name: tensor for name, tensor in leaves.items()}
+        tensors = {**self._copied_tensors(given), **given}
         loss, output = torch.func.functional_call(self._model_and_loss, tensors, (batch,))
         return self._mean(loss, size), output
 
@@ -266,16 +267,16 @@ class Objective:
         return loss / size if self.reduction == "sum" else loss
 
     def _copied_tensors(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the parameters and buffers that must not be the model's own, besides `given`."""
+        """Return the tensors that must not be those of model and loss, besides `given`."""
         copies: dict[str, Tensor] = {}
         if self._cast:
-            for name, parameter in self.model.named_parameters():
+            for name, parameter in self._model_and_loss.named_parameters():
                 if name not in given:
-                    copies[_PREFIX + name] = self._to_dtype(parameter.detach())
+                    copies[name] = self._to_dtype(parameter.detach())
         if self._cast or self.mode == "train":
             # BatchNorm updates its running statistics in place.
-            for name, buffer in self.model.named_buffers():
-                copies[_PREFIX + name] = self._to_dtype(buffer).clone()
+            for name, buffer in self._model_and_loss.named_buffers():
+                copies[name] = self._to_dtype(buffer).clone()
         return copies
 
     def _to_dtype(self, tensor: Tensor) -> Tensor:
@@ -303,7 +304,9 @@ class Objective:
         if self._confirmed:
             return
         self._confirmed = True
-        if (reading.samples, reading.batches) != (self.samples, self.batch_count):
+        # Sizes may be sums of weights, which shuffling rounds differently.
+        same_samples = math.isclose(reading.samples, self.samples, rel_tol=1e-6)
+        if not same_samples or reading.batches != self.batch_count:
             raise ValueError(
                 f"the batches changed between two passes: {self.samples:g} samples in "
                 f"{self.batch_count} batches, then {reading.samples:g} in {reading.batches}"
@@ -347,14 +350,16 @@ class Objective:
     def _check_equal(self, first: float, second: float, rtol: float, hint: str) -> None:
         if self.dtype == torch.float64:
             rtol *= 1e-6
-        if not math.isclose(first, second, rel_tol=rtol, abs_tol=1e-12):
+        # A loss may be zero because its terms cancel, up to their rounding.
+        atol = max(1e-12, torch.finfo(self.dtype).eps)
+        if not math.isclose(first, second, rel_tol=rtol, abs_tol=atol):
             raise ValueError(f"the loss changed from {first:.9g} to {second:.9g} {hint}")
 
 
 # Model, parameters, precision -------------------------------------------------------------------
 
 
-def _unwrap_model(model: nn.Module) -> nn.Module:
+def unwrap_model(model: nn.Module) -> nn.Module:
     """Remove wrappers of torch.compile and data parallelism, which have no second derivatives."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
@@ -390,6 +395,11 @@ def _select_parameters(model: nn.Module, params: ParameterFilter | None) -> dict
 def _select_dtype(parameters: Mapping[str, Tensor], dtype: torch.dtype | None) -> torch.dtype:
     """Return the precision to compute in: `dtype`, or that of all parameters."""
     given = {p.dtype for p in parameters.values()}
+    if any(d.is_complex for d in given):
+        raise ValueError(
+            "curvature is that of real weights, but the model has complex ones: select the real ones "
+            "with the argument params"
+        )
     if dtype is None and len(given) > 1:
         names = ", ".join(sorted(str(d).removeprefix("torch.") for d in given))
         raise ValueError(
