@@ -103,7 +103,7 @@ def test_defaults_and_number_types_do_not_change_the_key():
     assert Run(options={"every": 1, "reuse": False}).key == Run().key
     assert Run(options={"every": 5}).key != Run().key
     assert Run(options={"precondition": False}).key == Run().key
-    assert Run(options={"precondition": True}).key != Run().key
+    assert Run(base="adam", options={"precondition": True}).key != Run(base="adam").key
 
 
 def test_settings_that_are_off_are_not_in_the_key():
@@ -148,7 +148,9 @@ def test_replacing_the_method_resets_its_arguments():
         ({"method": "asam", "geometry": {"name": "fisher"}}, ["asam", "sam, wsam"]),
         ({"epochs": 0}, ["epochs", "at least 1"]),
         ({"noise": 1.5}, ["noise", "in [0, 1]"]),
-        ({"options": {"keep": 0.5}}, ["wsam's options", "lean"]),
+        ({"options": {"keep": 0.5}}, ["wsam does not take 'keep'", "lean"]),
+        ({"options": {"precondition": True}}, ["adaptive base, not sgd: adam, adamw"]),
+        ({"model": "mlp", "model_args": {"width": 0}}, ["width of mlp must be at least 1, got 0"]),
         ({"method": "sam", "options": {"lean": True}}, ["sam", "lean", "wsam"]),
         ({"method": "sam", "options": {"reuse": True}}, ["sam does not take reuse", "wsam"]),
         ({"options": {"reuse": True}}, ["every above 1"]),

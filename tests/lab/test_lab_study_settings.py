@@ -34,6 +34,8 @@ def test_sizes_of_transformers():
     assert len(vit.blocks) == 8
     with pytest.raises(ValueError, match="a patch of 5 does not divide images of 32 x 32"):
         build_model("vit", IMAGES, 0, None, {"patch": 5})
+    with pytest.raises(ValueError, match="3 heads do not divide a width of 256"):
+        build_model("vit", IMAGES, 0, None, {"heads": 3})
     wide = build_model("mlp", IMAGES, 0, None, {"width": 256})
     assert wide[1].out_features == wide[3].out_features == 256
 

@@ -188,6 +188,7 @@ def test_help_names_every_method():
 
 
 def test_pairs_are_json_or_strings():
+    assert parse_pairs(["e=.5", "f=True"]) == {"e": 0.5, "f": True}
     assert parse_pairs(["a=1", "b=x y", "c=null", "d=[1, 2]"]) == {
         "a": 1,
         "b": "x y",

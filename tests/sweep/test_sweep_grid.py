@@ -32,13 +32,12 @@ def test_settings_that_a_method_or_base_does_not_have_are_ignored():
 
 
 def test_options_that_a_method_does_not_have_are_ignored():
-    axes = {"method": ["sam", "wsam", "looksam"], "precondition": [True], "every": [2]}
+    axes = {"method": ["sam", "wsam", "looksam"], "every": [2]}
     options = {run.method: dict(run.options) for run in runs_of(make_grid("mine", axes))}
-    assert options == {
-        "sam": {"every": 2},
-        "wsam": {"precondition": True, "every": 2},
-        "looksam": {},
-    }
+    assert options == {"sam": {"every": 2}, "wsam": {"every": 2}, "looksam": {}}
+    bases = {"base": ["sgd", "adamw"], "precondition": [True]}
+    options = {run.base: dict(run.options) for run in runs_of(make_grid("mine", bases))}
+    assert options == {"sgd": {}, "adamw": {"precondition": True}}
 
 
 def test_the_order_of_the_axes_does_not_matter():
@@ -113,6 +112,8 @@ def test_values_of_the_option():
         "lr=0.1,1e-3",
         "betas=[0.9,0.99],[0.8,0.9]",
         "geometry=none,fisher",
+        "rho=.1,.2",
+        "amsgrad=True,False",
     ]
     assert parse_axes([*items, "augment=true,false"]) == {
         "method": ["sam", "wsam"],
@@ -120,6 +121,8 @@ def test_values_of_the_option():
         "betas": [[0.9, 0.99], [0.8, 0.9]],
         "geometry": [None, "fisher"],
         "augment": [True, False],
+        "rho": [0.1, 0.2],
+        "amsgrad": [True, False],
     }
 
 

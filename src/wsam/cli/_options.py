@@ -51,7 +51,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")
 
 
 def parse_pairs(items: Iterable[str]) -> dict[str, Any]:
-    """Parse ``name=value`` options; a value that is not JSON is a string.
+    """Parse ``name=value`` options; see `parse_value`.
 
     Raises:
         ValueError: An item has no ``=``, or a name occurs twice.
@@ -67,11 +67,25 @@ def parse_pairs(items: Iterable[str]) -> dict[str, Any]:
             raise ValueError(f"expected name=value, got {item!r}")
         if (name := name.strip()) in values:
             raise ValueError(f"{name!r} is given twice, the second time by {item!r}")
-        try:
-            values[name] = json.loads(text)
-        except (ValueError, RecursionError):
-            values[name] = text.strip()
+        values[name] = parse_value(text)
     return values
+
+
+def parse_value(text: str) -> Any:
+    """Parse a value: JSON, a number or switch as in Python, or a string.
+
+    Example:
+        >>> parse_value("[0.9, 0.99]"), parse_value(".5"), parse_value("True"), parse_value("sam")
+        ([0.9, 0.99], 0.5, True, 'sam')
+    """
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        word = text.strip()
+    try:
+        return float(word)
+    except ValueError:
+        return {"True": True, "False": False}.get(word, word)
 
 
 def parse_validation(text: str | None) -> float | int | None:

@@ -158,15 +158,9 @@ def parse_axes(items: Iterable[str]) -> dict[str, list[Any]]:
         try:
             axes[name] = json.loads(f"[{text}]")
         except ValueError:
-            axes[name] = [_word(word.strip()) for word in text.split(",")]
+            words = map(str.strip, text.split(","))
+            axes[name] = [None if word == "none" else options.parse_value(word) for word in words]
     return axes
-
-
-def _word(text: str) -> Any:
-    try:
-        return None if text == "none" else json.loads(text)
-    except ValueError:
-        return text
 
 
 def _own_grid(name: str | None, axes: dict[str, list[Any]]) -> Grid | None:

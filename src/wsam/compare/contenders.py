@@ -7,11 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
-import torch
-
-from wsam._core.preconditioners import find_preconditioner
 from wsam.lab.run import Run
-from wsam.lab.settings import BASE_CLASSES, VANILLA, Value
+from wsam.lab.settings import BASE_CLASSES, VANILLA, Value, has_preconditioner
 from wsam.plot_style import METHOD_STYLES, method_title
 from wsam.report.charts import LineStyle
 from wsam.sweep.grid import with_value
@@ -99,7 +96,7 @@ def contender(name: str, run: Run, every: int) -> Contender:
     if name in ("wsam", CHEAP):
         options: dict[str, Value] = {"every": every, "reuse": True} if name == CHEAP else {}
         hyper: dict[str, Value] = {}
-        if _has_preconditioner(run.base):
+        if has_preconditioner(run.base):
             options["precondition"] = True  # the default of `wsam.WSAM`
             hyper["gamma"] = 0.5  # SAM's weight over such a base
         found = run.replace(method="wsam", hyper=hyper, options=options)
@@ -107,12 +104,6 @@ def contender(name: str, run: Run, every: int) -> Contender:
         return Contender(name, title, found, ("lr", "rho", "gamma"))
     weight = (_WEIGHTS[name],) if name in _WEIGHTS else ()
     return Contender(name, method_title(name), run.replace(method=name), ("lr", "rho", *weight))
-
-
-def _has_preconditioner(base: str) -> bool:
-    """Return whether WSAM can precondition its sharpness term over a base."""
-    optimizer = getattr(torch.optim, BASE_CLASSES[base])([torch.zeros(1, requires_grad=True)])
-    return find_preconditioner(optimizer) is not None
 
 
 def van_der_corput(number: int, base: int) -> float:

@@ -92,7 +92,9 @@ def _check_inputs(name: str, task: Task) -> None:
         if task.kind != TOKENS or len(task.shape) != 1:
             raise ValueError(f"gpt needs a text, as --data text:PATH, not {task.data}")
     elif task.kind == TOKENS:
-        raise ValueError(f"{name} needs numbers, {task.data} has tokens; use a model of your own")
+        raise ValueError(
+            f"{name} needs numbers, {task.data} has tokens; use gpt or a model of your own"
+        )
     elif name != "mlp" and len(task.shape) != 3:
         raise ValueError(
             f"{name} needs images (channels x rows x columns), an input of {task.data} is "
@@ -329,6 +331,8 @@ class Block(nn.Module):
 
     def __init__(self, width: int, heads: int, dropout: float, causal: bool = False) -> None:
         super().__init__()
+        if width % heads:
+            raise ValueError(f"{heads} heads do not divide a width of {width}")
         self.heads, self.rate, self.causal = heads, dropout, causal
         self.dropout = nn.Dropout(dropout)
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)

@@ -36,6 +36,7 @@ from wsam.lab.settings import (
     check_str,
     default_model,
     geometry_defaults,
+    has_preconditioner,
     is_number,
     join_names,
     method_defaults,
@@ -160,6 +161,9 @@ class Run:
         self._freeze("options", self._checked_options())
         defaults = MODEL_ARGS.get(self.model, {})
         model_args = with_defaults(f"model {self.model}", self.model_args, defaults)
+        for name, value in model_args.items():
+            if isinstance(value, int):
+                validation.count(f"{name} of {self.model}", value, int(name != "lora_rank"))
         self._freeze("model_args", {n: v for n, v in model_args.items() if v != defaults[n]})
         if self.geometry is not None:
             self._freeze("geometry", self._checked_geometry(self.geometry))
@@ -230,7 +234,7 @@ class Run:
 
     def _checked_options(self) -> dict[str, Value]:
         defaults = {} if self.method == VANILLA else OPTIONS
-        options = with_defaults(f"{self.method}'s options", self.options, defaults)
+        options = with_defaults(self.method, self.options, defaults)
         if options.get("lean"):
             refusal = (
                 "passes the second gradient to its base, so lean saves nothing; methods with lean"
@@ -248,6 +252,11 @@ class Run:
         if options.get("precondition"):
             refusal = "has no decoupled term to precondition; methods with precondition"
             self._require_argument("precondition", refusal)
+            if not has_preconditioner(self.base):
+                adaptive = join_names(base for base in BASES if has_preconditioner(base))
+                raise ValueError(
+                    f"precondition needs an adaptive base, not {self.base}: {adaptive}"
+                )
         return {name: value for name, value in options.items() if value != defaults[name]}
 
     def _require_argument(self, argument: str, refusal: str) -> None:

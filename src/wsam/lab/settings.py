@@ -175,6 +175,17 @@ def accepts(method: str, argument: str) -> bool:
     return method != VANILLA and argument in _parameters(METHODS[method])
 
 
+@cache
+def has_preconditioner(base: str) -> bool:
+    """Return whether WSAM can precondition its sharpness term over a base."""
+    import torch
+
+    from wsam._core.preconditioners import find_preconditioner
+
+    optimizer = getattr(torch.optim, BASE_CLASSES[base])([torch.zeros(1, requires_grad=True)])
+    return find_preconditioner(optimizer) is not None
+
+
 def geometry_defaults() -> dict[str, dict[str, Value]]:
     """Return the arguments of every geometry with their defaults."""
     return {

@@ -19,6 +19,7 @@ from wsam.lab.settings import (
     Value,
     accepts,
     default_model,
+    has_preconditioner,
     join_names,
 )
 
@@ -106,7 +107,7 @@ def _options(run: Run) -> list[str]:
         return []
     refused = {
         "lean": not accepts(run.method, "lean"),
-        "precondition": not accepts(run.method, "precondition"),
+        "precondition": not (accepts(run.method, "precondition") and has_preconditioner(run.base)),
         "every": "n" in run.hyper,
         "reuse": not accepts(run.method, "reuse") or "every" not in run.options,
         "gather": run.method != "esam",
