@@ -1,23 +1,26 @@
 """The user's own models and data: `wsam train --model file.py:function` and `wsam.lab.fit`."""
 
 import json
+import random
 import shlex
 import sys
 from pathlib import Path
 
+import numpy as np
 import own_problem
 import pytest
 import torch
 from command import error_of, wsam_command
 from recorded import recorded
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from training import CPU, Stop, StopAfter, curve
 
 from wsam.lab import Data, Metric, fit, records, user_code
 from wsam.lab.callbacks import Callback
 from wsam.lab.execution import ExecutionConfig
 from wsam.lab.loaded_model import load_model
+from wsam.lab.loader_feed import LoaderFeed
 from wsam.lab.metrics import METRICS, cross_entropy, loss_sum
 from wsam.lab.problem import Objects, make_data_feed, make_model
 from wsam.lab.run import Run
@@ -174,6 +177,78 @@ def test_an_interrupted_run_resumes_bit_for_bit(tmp_path, data):
     record = train(run, tmp_path / "parts", CPU)
     assert record["resumed"] == 1
     assert curve(record) == curve(whole)
+
+
+NOISY = """
+import random
+import numpy as np
+import torch
+
+INPUTS = np.random.rand(60, 4)
+
+
+class Noisy(torch.utils.data.Dataset):
+    def __len__(self):
+        return 60
+
+    def __getitem__(self, index):
+        draws = np.random.rand() + random.random() + torch.rand(1)
+        return torch.tensor(INPUTS[index]).float() * draws, index % 2
+
+
+def data():
+    keep = np.random.permutation(60)[:20]
+    return Noisy(), [(torch.tensor(INPUTS[n]).float(), n % 2) for n in keep]
+
+
+def net():
+    return torch.nn.Linear(4, 2)
+"""
+
+
+def test_random_numbers_of_all_libraries_are_seeded_and_resumed(tmp_path):
+    """Of the import, of the functions and of the samples."""
+    curves = []
+    for name, stop in (("whole", None), ("parts", 2)):
+        (tmp_path / name).mkdir()
+        file = write(tmp_path / name / "noisy.py", NOISY)
+        random.seed(name)
+        np.random.seed(len(curves))
+        run = Run(data=f"{file}:data", model=f"{file}:net", epochs=3, batch_size=20)
+        out = tmp_path / name / "runs"
+        if stop is not None:
+            with pytest.raises(Stop):
+                train(run, out, CPU, [StopAfter(epochs=stop)])
+        curves.append(curve(train(run, out, CPU)))
+    assert curves[0] == curves[1]
+
+
+def test_describing_and_loading_a_file_keep_the_generators(tmp_path):
+    file = write(tmp_path / "noisy.py", NOISY)
+    random.seed(1)
+    expected = random.random()
+    random.seed(1)
+    run = Run(data=f"{file}:data", model=f"{file}:net")
+    make_model(run, make_data_feed(run, CPU, torch.device("cpu")), torch.device("cpu"))
+    assert random.random() == expected
+
+
+class Draws(Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return torch.rand(1), 0
+
+
+def test_workers_draw_other_numbers_in_each_epoch_and_for_each_seed():
+    epochs = []
+    for seed in (0, 0, 1):
+        data, device = Data(Draws(), Draws()), torch.device("cpu")
+        feed = LoaderFeed(data, "draws", 8, device, seed, (None, None), None, workers=1)
+        epochs += [float(inputs.sum()) for _ in range(2) for inputs, _ in feed.epoch()]
+    assert epochs[:2] == epochs[2:4]
+    assert len(set(epochs)) == 4
 
 
 def test_regression():

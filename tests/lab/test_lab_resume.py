@@ -15,8 +15,9 @@ from torch import nn
 from training import CPU, SHORT, Stop, StopAfter, curve
 
 from wsam.lab import models, records
-from wsam.lab.checkpoint import Checkpoints, load_state, save_state, set_rng_states
+from wsam.lab.checkpoint import Checkpoints, load_state, save_state
 from wsam.lab.files import BusyError
+from wsam.lab.rng import set_rng_states
 from wsam.lab.train import train
 
 RUN = SHORT.replace(train_limit=144, test_limit=48, batch_size=32)  # four steps an epoch

@@ -13,7 +13,7 @@ import json
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -34,8 +34,6 @@ from wsam.lab.records import read_json
 from wsam.lab.settings import is_number
 
 State = dict[str, Any]
-RngStates = dict[str, Tensor]
-"""Generator states of one process: ``cpu`` and, if it trains on one, ``cuda``."""
 _ZIP, _PICKLE = b"PK", b"\x80"
 _DISALLOWED_GLOBAL = re.compile(r"Unsupported (?:global: GLOBAL|class) (\S+)")
 
@@ -383,32 +381,3 @@ def _is_finite(value: Any) -> bool:
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-# Random number generators -----------------------------------------------------------------------
-
-
-def rng_states(device: torch.device) -> RngStates:
-    """Return the states of this process's default generators, which dropout draws from."""
-    states = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(device)
-    return states
-
-
-def set_rng_states(checkpoint: Mapping[str, Any], rank: int, device: torch.device) -> None:
-    """Restore this process's default generators; those the checkpoint does not hold are unchanged.
-
-    Args:
-        checkpoint: Has ``generators``, one entry per rank. Checkpoints of older versions have
-            ``random`` and ``cuda_random`` of rank 0 instead.
-        rank: The rank of this process.
-        device: The device it trains on.
-    """
-    older = {"cpu": checkpoint.get("random"), "cuda": checkpoint.get("cuda_random")}
-    by_rank: list[Mapping[str, Tensor | None]] = checkpoint.get("generators", [older])
-    states = by_rank[rank] if rank < len(by_rank) else {}
-    if (state := states.get("cpu")) is not None:
-        torch.set_rng_state(state)
-    if device.type == "cuda" and (state := states.get("cuda")) is not None:
-        torch.cuda.set_rng_state(state, device)

@@ -67,16 +67,27 @@ class DataFeed(ABC):
 
 
 def batch_loader(
-    dataset: Any, samples: list[Any], size: int, workers: int, device: torch.device, **options: Any
+    dataset: Any,
+    samples: list[Any],
+    size: int,
+    workers: int,
+    device: torch.device,
+    generator: torch.Generator | None = None,
+    **options: Any,
 ) -> DataLoader[Any]:
-    """Return a loader of ``dataset[sample]`` for the given samples, in their order."""
+    """Return a loader of ``dataset[sample]`` for the given samples, in their order.
+
+    The seeds of the workers depend on the state of `generator`, which is not advanced.
+    """
+    seeds = torch.Generator()  # not the global one, which must not advance
+    if generator is not None:
+        seeds.set_state(generator.get_state())
     return DataLoader(
         dataset,
         batch_sampler=[samples[at : at + size] for at in range(0, len(samples), size)],
         num_workers=workers,
         pin_memory=device.type == "cuda",
-        # Seeds of workers are drawn from this one; the global generator must not advance.
-        generator=torch.Generator(),
+        generator=seeds,
         **options,
     )
 

@@ -38,6 +38,7 @@ from wsam.lab.metrics import (
     squared_error,
 )
 from wsam.lab.models import Task
+from wsam.lab.rng import seeded
 from wsam.lab.settings import check_choice
 from wsam.lab.user_code import UserCodeError
 
@@ -214,7 +215,7 @@ class LoaderFeed(DataFeed):
 
     def example(self, count: int) -> Batch:
         """Return the first samples of a dataset, or the first batch of a loader."""
-        with torch.random.fork_rng(devices=[]):  # their augmentation must not advance generators
+        with seeded(0):  # their augmentation must not advance generators
             return next(self.fixed(TRAIN, count, count))
 
     def _make_generator(self, seed: int) -> torch.Generator:
@@ -273,7 +274,8 @@ class LoaderFeed(DataFeed):
             return
         order = torch.randperm(self.train_count, generator=self.generator).tolist()
         used = order[: self.steps * self.batch_size]
-        yield from self._batches(self._loader(TRAIN, used, self.batch_size))
+        # Workers draw other random numbers in each epoch: the generator has advanced.
+        yield from self._batches(self._loader(TRAIN, used, self.batch_size, self.generator))
 
     def fixed(self, split: str, count: int, size: int) -> Iterator[Batch]:
         """Yield the first `count` samples of a split; a loader keeps its own batches and order."""
@@ -291,9 +293,13 @@ class LoaderFeed(DataFeed):
         """Yield a whole split."""
         return self.fixed(split, 1 << 62, self.requested)
 
-    def _loader(self, split: str, indices: list[int], size: int) -> DataLoader[Any]:
+    def _loader(
+        self, split: str, indices: list[int], size: int, generator: torch.Generator | None = None
+    ) -> DataLoader[Any]:
         part, collate = self.splits[split], self.collate
-        return batch_loader(part, indices, size, self.workers, self.device, collate_fn=collate)
+        return batch_loader(
+            part, indices, size, self.workers, self.device, generator, collate_fn=collate
+        )
 
     def _batches(self, loader: Iterable[Any]) -> Iterator[Batch]:
         with user_code.explain(self.name):

@@ -31,6 +31,7 @@ from wsam.lab.loader_feed import Data, LoaderFeed, as_data, resolve_metric
 from wsam.lab.metrics import ACCURACY, ERROR, METRICS, Loss, Metric, cross_entropy
 from wsam.lab.models import TOKENS, Task, build_model, load_all_but_head
 from wsam.lab.named_files import digest, text_file
+from wsam.lab.rng import seeded
 from wsam.lab.run import Run
 from wsam.lab.settings import AUTO
 from wsam.lab.tables import read_table, table_feed
@@ -217,9 +218,7 @@ def _memory_feed(
 def _own_data(run: Run, objects: Objects | None) -> Data:
     given = _object_or_code("data", run.data, objects and objects.data)
     if callable(given) and not isinstance(given, Data):
-        # The same samples for every seed of the run.
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
+        with seeded(0):  # the same samples for every seed of the run
             given = user_code.call(given, run.data, "wsam.lab.Data or a tuple (train, test)")
     return as_data(given, run.data)
 
@@ -287,8 +286,7 @@ def _own_model(run: Run, objects: Objects | None) -> nn.Module:
     given = _object_or_code("model", run.model, objects and objects.model)
     if isinstance(given, nn.Module):  # an object of fit is trained itself, one of a file is copied
         return given if objects and objects.model is given else copy.deepcopy(given)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(run.seed)
+    with seeded(run.seed):
         model = user_code.call(given, run.model, "a torch.nn.Module")
     if not isinstance(model, nn.Module):
         raise UserCodeError(

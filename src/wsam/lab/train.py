@@ -20,13 +20,10 @@ from wsam.lab import attempts, environment, models, records
 from wsam.lab.callbacks import Callback, Metrics
 from wsam.lab.checkpoint import (
     Checkpoints,
-    RngStates,
     find_optimizer_problem,
     find_problem,
     load_state,
-    rng_states,
     save_state,
-    set_rng_states,
 )
 from wsam.lab.data_feed import TEST, TRAIN, VALIDATION, DataFeed, ImageFeed
 from wsam.lab.datasets import default_folder
@@ -39,6 +36,7 @@ from wsam.lab.loader_feed import LoaderFeed
 from wsam.lab.metrics import cross_entropy, find_nonfinite, format_shape
 from wsam.lab.problem import Objects, make_problem, uses_own_code
 from wsam.lab.records import Record
+from wsam.lab.rng import RngStates, rng_states, seed_generators, set_rng_states
 from wsam.lab.run import Run
 from wsam.lab.settings import DATA
 from wsam.lab.step import (
@@ -291,7 +289,7 @@ class Trainer:
     def train(self) -> Record:
         """Train from the last checkpoint, or from the start, and return the record."""
         run, feed = self.run, self.feed
-        torch.manual_seed(run.seed + self.context.rank)  # dropout masks differ between processes
+        seed_generators(run.seed + self.context.rank)  # dropout masks differ between processes
         self._resume()
         stepper = self._make_stepper()
         for callback in self.callbacks:

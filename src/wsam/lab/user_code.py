@@ -104,6 +104,8 @@ def source_file(name: str) -> Path:
 def load(name: str) -> Any:
     """Import a file or module and return the function.
 
+    The random number generators are seeded during the import, which may create data.
+
     Args:
         name: ``path/file.py:function`` or ``package.module:function``.
 
@@ -111,9 +113,11 @@ def load(name: str) -> Any:
         FileNotFoundError: There is no such file or module.
         UserCodeError: The file raises an exception, or has no such function.
     """
+    from wsam.lab.rng import seeded
+
     path = source_file(name)
     source, function = split(name)
-    with explain(f"importing {source}", path):
+    with explain(f"importing {source}", path), seeded(0):
         module = _import_file(path) if source.endswith(".py") else _import_module(source)
     try:
         return getattr(module, function)
