@@ -110,11 +110,8 @@ class Adaptive(Geometry):
 
     def check_names(self, blocks: Sequence[Block]) -> None:
         """Require names if `weights_only`."""
-        if self.weights_only and any(block.names is None for block in blocks):
-            raise ValueError(
-                "weights_only=True needs parameter names and there are none: pass model=, or build the "
-                "base from model.named_parameters()"
-            )
+        if self.weights_only:
+            _require_names(blocks, "weights_only=True")
 
     def sqrt_metric(self, block: Block, g0: list[Tensor]) -> list[Tensor]:
         """Return abs(w) + eta."""
@@ -281,11 +278,7 @@ class Only(Geometry):
 
     def check_names(self, blocks: Sequence[Block]) -> None:
         """Require names, and at least one that is selected."""
-        if any(block.names is None for block in blocks):
-            raise ValueError(
-                "Only needs parameter names and there are none: pass model=, or build the base from "
-                "model.named_parameters()"
-            )
+        _require_names(blocks, "Only")
         if not any(any(self.selected(block)) for block in blocks):
             raise ValueError(f"no parameter has a name in {self.names}")
 
@@ -293,6 +286,14 @@ class Only(Geometry):
         """Return which names match."""
         names = block.names or []
         return [any(fnmatchcase(name, known) for known in self.names) for name in names]
+
+
+def _require_names(blocks: Sequence[Block], option: str) -> None:
+    if any(block.names is None for block in blocks):
+        raise ValueError(
+            f"{option} needs parameter names and there are none: pass model=, or build the base from "
+            "model.named_parameters()"
+        )
 
 
 AVERAGE = "average"

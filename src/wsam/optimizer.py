@@ -263,9 +263,9 @@ class SharpnessAware(CheckedArguments, Optimizer):
         self._scratch = {*self.__dict__, "_scratch"} - saved
 
     def _new_step(self) -> StepState:
-        state = StepState(self.base, self.rule, self.geometry)
-        state.lean, state.max_norm = self.lean, self.max_norm
-        return state
+        return StepState(
+            self.base, self.rule, self.geometry, max_norm=self.max_norm, lean=self.lean
+        )
 
     # Reading ------------------------------------------------------------------------------------
 
@@ -467,7 +467,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         """
         self._reject_framework_wrapper()
         self._sharpness = None
-        return self._ascend(grad_scale, manual=True)
+        return self._ascend(grad_scale)
 
     @torch.no_grad()
     def descend(self) -> None:
@@ -550,7 +550,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
 
     # The phases ---------------------------------------------------------------------------------
 
-    def _ascend(self, grad_scale: Scalar | None = None, manual: bool = False) -> bool:
+    def _ascend(self, grad_scale: Scalar | None = None) -> bool:
         """Take g0 and move to w + d; return whether the weights have moved."""
         if self._step_state.is_ascending:
             return self._ascend_further(grad_scale)
@@ -563,7 +563,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         self._values.refresh()
         state = self._new_step()
         state.memory = self._step_state.memory  # of an earlier micro-batch of the same step
-        state.manual, state.ascent_steps = manual, self.ascent_steps
+        state.manual, state.ascent_steps = not self._in_closure, self.ascent_steps
         state.blocks = collect_gradients(self._all_blocks(refresh=True))
         if not state.blocks and self.geometry.needs_g0:
             raise RuntimeError("no parameter has a gradient: call backward() in the first pass")
@@ -579,7 +579,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
                 state.overflow_report = OverflowReport(state.blocks)
             moved = self._perturb(state)
             # A loop by hand may run its second pass although nothing moved.
-            if (moved or manual) and state.passes:
+            if (moved or state.manual) and state.passes:
                 self._protect_model(state)
             return moved
         except BaseException as error:
@@ -617,16 +617,9 @@ class SharpnessAware(CheckedArguments, Optimizer):
             return Action.SKIP
         if self._radius_is_zero():
             return Action.BASE_ONLY
-        if self._perturb_this_step is not None:
-            perturb = self._perturb_this_step
-        elif self.when is None:
-            perturb = True
-        else:
+        if self.when is not None:
             state.interval_memory = self.when.remember()
-            perturb = self.when.chosen(
-                self.param_groups[0][STEP],
-                lambda: float(self._squared_norm(state.blocks).sqrt()),
-            )
+        perturb = self._is_chosen(lambda: float(self._squared_norm(state.blocks).sqrt()))
         if perturb and not self.geometry.needs_g0:
             blocks = trained_blocks(self._all_blocks())
             if not self.geometry.is_ready(blocks, state.memory):
@@ -863,17 +856,21 @@ class SharpnessAware(CheckedArguments, Optimizer):
     def _radius_is_zero(self) -> bool:
         return all(is_number(group[RHO], 0.0) for group in self.param_groups)
 
+    def _is_chosen(self, norm: Callable[[], float]) -> bool:
+        """Whether the interval chooses this step; `norm` returns the gradient norm."""
+        if self._perturb_this_step is not None:
+            return self._perturb_this_step
+        return self.when is None or self.when.chosen(self.param_groups[0][STEP], norm)
+
     def _may_perturb_next_step(self) -> bool:
         """Whether the next step, which may have begun, is perturbed; True if g0 decides that."""
         self._values.refresh()
         if self._radius_is_zero():
             return False
-        if self._perturb_this_step is not None:
-            return self._perturb_this_step
         if self.when is None or self.when.needs_norm:
-            return True
+            return self._perturb_this_step is not False
         memory = self.when.remember()
-        chosen = self.when.chosen(self.param_groups[0][STEP], lambda: 0.0)
+        chosen = self._is_chosen(lambda: 0.0)
         self.when.recall(memory)
         return chosen
 

@@ -5,7 +5,7 @@ can load it and no code is executed. A state that does not fit is rejected befor
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -116,39 +116,32 @@ def _check_fits(
                 f"the parameter groups of the state have {saved} parameters, those of the optimizer "
                 f"{present}"
             )
-    for what, shape, p in _saved_shapes(state, base, entry, torch_format):
-        if list(shape) != list(p.shape):
-            raise ValueError(
-                f"{what} has shape {tuple(shape)} in the state, {tuple(p.shape)} in the optimizer"
-            )
-
-
-def _saved_shapes(
-    state: dict[str, Any], base: Optimizer, entry: dict[str, Any], torch_format: bool
-) -> Iterator[tuple[str, Any, Tensor]]:
-    """Yield what should have the shape of a parameter, its shape, and the parameter."""
     if entry:
+        params = [p for group in base.param_groups for p in group["params"]]
         shapes = [shape for group in entry["shapes"] for shape in group]
-        for i, (shape, p) in enumerate(zip(shapes, _params(base), strict=True)):
-            yield f"parameter {i}", shape, p
+        for i, (shape, p) in enumerate(zip(shapes, params, strict=True)):
+            _check_shape(f"parameter {i}", shape, p)
     if torch_format and type(base).__module__.startswith("torch.optim."):
-        for i, saved, p in _saved_tensors(state, base):
-            for name in _SHAPED.intersection(saved):
-                if isinstance(saved[name], Tensor):
-                    yield f"{name} of parameter {i}", saved[name].shape, p
+        for key, tensors, p in _saved_tensors(state, base):
+            for name in _SHAPED.intersection(tensors):
+                if isinstance(tensors[name], Tensor):
+                    _check_shape(f"{name} of parameter {key}", tensors[name].shape, p)
 
 
-def _params(base: Optimizer) -> list[Tensor]:
-    return [p for group in base.param_groups for p in group["params"]]
+def _check_shape(what: str, shape: Sequence[int], p: Tensor) -> None:
+    if list(shape) != list(p.shape):
+        raise ValueError(
+            f"{what} has shape {tuple(shape)} in the state, {tuple(p.shape)} in the optimizer"
+        )
 
 
 def _saved_tensors(
     state: dict[str, Any], base: Optimizer
 ) -> Iterator[tuple[Any, dict[str, Any], Tensor]]:
     """Yield the key of each parameter in the state, what the state holds for it, and the parameter."""
-    keys = [key for group in state["param_groups"] for key in group["params"]]
-    for key, p in zip(keys, _params(base), strict=True):
-        yield key, state["state"].get(key) or {}, p
+    for saved, group in zip(state["param_groups"], base.param_groups, strict=True):
+        for key, p in zip(saved["params"], group["params"], strict=True):
+            yield key, state["state"].get(key) or {}, p
 
 
 def _unpacked(name: str, packed: Any, own: Any) -> Any:
