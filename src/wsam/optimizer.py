@@ -19,7 +19,6 @@ from wsam._core import lean, losses, step
 from wsam._core.arguments import CheckedArguments
 from wsam._core.framework_checks import FSDP1, check_closure
 from wsam._core.grad_accumulator import GradAccumulator
-from wsam._core.grad_snapshot import GradSnapshot
 from wsam._core.mix import Scalar, is_number
 from wsam._core.norm_stats import NormStats
 from wsam._core.overflow import OverflowReport
@@ -716,9 +715,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
             lean.finish(state, all_blocks)
         else:
             step.combine(state, all_blocks)
-        if state.decoupled and state.manual and not state.base_stepped:
-            grads = [p.grad for block in all_blocks for p in block.params if p.grad is not None]
-            state.prepared_grads = GradSnapshot(grads)
+        state.remember_gradients(all_blocks)
         state.enter(Phase.READY)
 
     def _finish_with_backend(self, state: StepState) -> bool:

@@ -5,7 +5,6 @@ and dtype, and of one mesh where they are DTensors. Element-wise work uses local
 with `local=True` also g0, are summed across ranks, always by `sum_over_ranks`.
 """
 
-import operator
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +17,6 @@ from wsam._core.tensor_ops import accumulation_dtype
 
 EPSILON = 1e-12
 """Keeps d finite where g0 vanishes."""
-_GRAD, _LAYOUT = operator.attrgetter("grad"), operator.attrgetter("layout")
 
 
 class SavedWeights(Protocol):
@@ -164,13 +162,13 @@ def collect_gradients(blocks: Sequence[Block]) -> list[Block]:
     align_gradients(blocks)
     found = []
     for block in blocks:
-        grads = list(map(_GRAD, block.params))
+        grads = [p.grad for p in block.params]
         chosen = [i for i, g in enumerate(grads) if g is not None]
         if not chosen:
             continue
         part = block.part(chosen)
-        part.g0 = [grads[i] for i in chosen]
-        if set(map(_LAYOUT, part.g0)) != {torch.strided}:
+        part.g0 = [g for g in grads if g is not None]
+        if {g.layout for g in part.g0} != {torch.strided}:
             raise TypeError(
                 "sharpness-aware steps need dense gradients and a parameter has a sparse one: "
                 "use sparse=False in nn.Embedding"

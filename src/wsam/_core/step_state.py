@@ -14,10 +14,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from wsam._core.framework_checks import integration_hint
-from wsam._core.grad_snapshot import GradSnapshot
 from wsam._core.memory import Memory
 from wsam._core.mix import Scalar
-from wsam._core.param_blocks import Block
+from wsam._core.param_blocks import Block, is_sharded, local_shards
 
 if TYPE_CHECKING:
     from wsam._core.overflow import OverflowReport
@@ -103,8 +102,8 @@ class StepState:
     """`ascend` received the scale of a GradScaler."""
     overflow_report: "OverflowReport | None" = None
     """Reports an overflow of the first pass to that scaler."""
-    prepared_grads: GradSnapshot | None = None
-    """The gradients that were prepared for the base."""
+    prepared_grads: dict[Tensor, tuple[int, float]] = field(default_factory=dict)
+    """The gradients prepared for the base, if a decoupled term goes with them; see `_fingerprints`."""
     rng_after_first_pass: tuple[Any, ...] | None = None
     interval_memory: Any = None
 
@@ -234,12 +233,28 @@ class StepState:
             where = " in the second pass, too" if self.passes else ""
             raise RuntimeError(f"no parameter has a gradient: call backward(){where}")
 
+    def remember_gradients(self, all_blocks: list[Block]) -> None:
+        """Remember the gradients that were prepared, if a decoupled term goes with them."""
+        if self.manual and self.decoupled and not self.base_stepped:
+            self.prepared_grads = _fingerprints(all_blocks)
+
     def require_unchanged_gradients(self, all_blocks: list[Block]) -> None:
         """Raise if `p.grad` was modified between `descend` and `step`: that scales half the update."""
-        if self.prepared_grads is None:
+        if not self.prepared_grads:
             return
-        if not self.prepared_grads.matches([p.grad for block in all_blocks for p in block.params]):
+        if not self.prepared_grads.items() <= _fingerprints(all_blocks).items():
             raise RuntimeError(
                 "p.grad was changed between descend() and step(), but the decoupled term was not: "
                 "clip with max_norm of the optimizer, which scales both alike"
             )
+
+
+def _fingerprints(blocks: list[Block]) -> dict[Tensor, tuple[int, float]]:
+    """Return the version counter of each gradient, and the norm of the local shard of a DTensor.
+
+    In-place foreach operations, such as those of clipping, leave the counters of DTensors unchanged.
+    """
+    grads = [p.grad for block in blocks for p in block.params if p.grad is not None]
+    shards = [local_shards([g])[0] if is_sharded(g) else None for g in grads]
+    norms = [0.0 if shard is None else float(shard.norm().nan_to_num(-1.0)) for shard in shards]
+    return {g: (g._version, norm) for g, norm in zip(grads, norms, strict=True)}
