@@ -227,12 +227,12 @@ def _remove_hooks(hooks: list[RemovableHandle]) -> None:
 
 def _weak_hook(method: Any) -> Any:
     """Return a hook that does not keep the optimizer alive."""
-    reference, function = weakref.ref(method.__self__), method.__func__
+    reference = weakref.WeakMethod(method)
 
     def hook(*arguments: Any) -> None:
         found = reference()
         if found is not None:
-            function(found, *arguments)
+            found(*arguments)
 
     if "torch._dynamo" in sys.modules:  # otherwise nothing is compiled, and the import is slow
         return torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
