@@ -476,6 +476,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         try:
             self._restore()
             self._combine()
+            self._step_state.remember_gradients(self._all_blocks())
         except BaseException as error:
             self._cancel(error)
             raise
@@ -715,7 +716,6 @@ class SharpnessAware(CheckedArguments, Optimizer):
             lean.finish(state, all_blocks)
         else:
             step.combine(state, all_blocks)
-        state.remember_gradients(all_blocks)
         state.enter(Phase.READY)
 
     def _finish_with_backend(self, state: StepState) -> bool:
@@ -836,8 +836,8 @@ class SharpnessAware(CheckedArguments, Optimizer):
         return build_blocks(groups, {p: name for name, p in named})
 
     def _mask(self) -> list[bool] | None:
-        tensors = sum(len(group["params"]) for group in self.param_groups)
-        mask = self.geometry.mask(self.param_groups[0][STEP], tensors)
+        tensors = [p for group in self.param_groups for p in group["params"]]
+        mask = self.geometry.mask(self.param_groups[0][STEP], len(tensors))
         return self._selected if mask is None else mask
 
     def _find_selected(self, blocks: Sequence[Block]) -> list[bool] | None:

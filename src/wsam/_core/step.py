@@ -248,10 +248,11 @@ def combine(state: StepState, all_blocks: Sequence[Block]) -> None:
             base_grad = block.g0 or []
         for p, g in zip(block.params, base_grad, strict=True):
             p.grad = g
-        base_grads.append(block.shards(base_grad))
+        base_grads.append(base_grad)
         block.g0 = None
     if state.max_norm is not None:
-        clip(blocks, base_grads, state.decoupled, state.max_norm)
+        shards = [block.shards(g) for block, g in zip(blocks, base_grads, strict=True)]
+        clip(blocks, shards, state.decoupled, state.max_norm)
     if not (rule.base_uses_g1 or rule.preconditions):
         clear_gradients(late)  # the base receives g0, which these parameters do not have
 

@@ -235,7 +235,7 @@ class StepState:
 
     def remember_gradients(self, all_blocks: list[Block]) -> None:
         """Remember the gradients that were prepared, if a decoupled term goes with them."""
-        if self.manual and self.decoupled and not self.base_stepped:
+        if self.decoupled and not self.base_stepped:
             self.prepared_grads = _fingerprints(all_blocks)
 
     def require_unchanged_gradients(self, all_blocks: list[Block]) -> None:
