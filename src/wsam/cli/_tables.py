@@ -31,7 +31,9 @@ Only = Annotated[
     str | None,
     typer.Option(help="Select cells by a pattern, 'ResNet18/*/CIFAR-10', or one label, 'WSAM'."),
 ]
-Seeds = Annotated[str | None, typer.Option(help="Such as 0,1,2. [default: the table's]")]
+Seeds = Annotated[
+    str | None, typer.Option(help="Such as 0,1,2. [default: the table's; 0 in a grid of your own]")
+]
 Smoke = Annotated[
     bool, typer.Option("--smoke", help="Run a small CNN on digits instead: about a minute.")
 ]
@@ -41,7 +43,9 @@ Epochs = Annotated[
         min=1, help="Instead of the paper's 200 (ImageNet: 3); scales other lengths with it."
     ),
 ]
-Precision = Annotated[Literal["bf16", "fp32"] | None, typer.Option(help="[default: bf16]")]
+Precision = Annotated[
+    Literal["bf16", "fp32"] | None, typer.Option(help="[default: bf16; fp32 in a grid of your own]")
+]
 Pretrained = Annotated[
     str | None, typer.Option(help="Folder with the DeiT weights, instead of the hub's.")
 ]
