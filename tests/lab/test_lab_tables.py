@@ -49,6 +49,17 @@ def test_regression_in_the_unit_of_the_target(tmp_path):
     assert final["test_loss"] < 0.05  # of a variance of 1
 
 
+def test_targets_far_from_zero(tmp_path):
+    """Such as times in seconds since 1970."""
+    lines = [f"{n % 7},{1.7e9 + n % 7}" for n in range(60)]
+    path = tmp_path / "times.csv"
+    path.write_text("\n".join(["a,price", *lines]))
+    run = table_run(path, task="regression", epochs=1, batch_size=16)
+    final = train(run, tmp_path / "runs", CPU)["final"]
+    _, std = make_data_feed(run, CPU, DEVICE).units
+    assert final["test_mse"] == pytest.approx(final["test_loss"] * std**2, rel=1e-3)
+
+
 def test_numbers_are_standardised_by_the_training_rows(tmp_path):
     path = houses(tmp_path / "houses.csv")
     feed = make_data_feed(table_run(path, validation=0.25), CPU, DEVICE)

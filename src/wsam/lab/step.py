@@ -496,8 +496,8 @@ def _apply(metric: Metric, batches: list[Batch], units: tuple[float, float] | No
     """Return a metric of all outputs and targets of a split, in the original unit of the targets."""
     outputs, targets = (concatenate([batch[part] for batch in batches]) for part in (0, 1))
     if units is not None:
-        mean, std = units
-        outputs, targets = outputs * std + mean, targets * std + mean
+        mean, std = units  # float32 has too few digits if the mean is large, as that of times
+        outputs, targets = (part.double() * std + mean for part in (outputs, targets))
     with explain(f"the metric {metric.name}"):
         return metric(outputs, targets)
 
