@@ -517,6 +517,26 @@ def test_labels_without_an_output():
         fit(own_problem.net, (pairs, PAIRS), **SHORT)
 
 
+@pytest.mark.parametrize("metric", ["error", "macro-f1"])
+def test_ignored_targets_are_no_predictions(metric):
+    """Padding of sequences, marked by -100 as for torch's cross-entropy."""
+
+    class First(nn.Module):
+        """Always predicts class 0."""
+
+        def __init__(self):
+            super().__init__()
+            self.bias = nn.Parameter(torch.tensor([9.0, 0.0]))
+
+        def forward(self, x):
+            return self.bias[None, :, None].expand(len(x), 2, 3)
+
+    pairs = [(torch.zeros(1), torch.tensor([0, 0, -100]))] * 40
+    final = fit(First(), (pairs, pairs), metric=metric, **SHORT)["final"]
+    assert (final["train_error"], final["test_error"]) == (0.0, 0.0)
+    assert final.get("test_macro_f1", 100.0) == 100.0
+
+
 def test_running_out_of_memory_is_one_line_and_keeps_the_checkpoint(tmp_path):
     class Hungry(nn.Linear):
         calls = 0

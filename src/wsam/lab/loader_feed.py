@@ -27,6 +27,7 @@ from wsam.lab.data_feed import (
 )
 from wsam.lab.metrics import (
     ERROR,
+    IGNORED,
     LOSS,
     METRICS,
     MSE,
@@ -41,9 +42,6 @@ from wsam.lab.models import Task
 from wsam.lab.rng import seeded
 from wsam.lab.settings import check_choice
 from wsam.lab.user_code import UserCodeError
-
-_IGNORED = -100
-"""Targets that cross-entropy leaves out."""
 
 
 @dataclass(frozen=True)
@@ -317,7 +315,7 @@ class LoaderFeed(DataFeed):
         """Raise an error for a label without an output; CUDA would abort the process."""
         if self.classes is None or not isinstance(targets, Tensor):
             return
-        wrong = targets[((targets < 0) & (targets != _IGNORED)) | (targets >= self.classes)]
+        wrong = targets[((targets < 0) & (targets != IGNORED)) | (targets >= self.classes)]
         if len(wrong):
             raise UserCodeError(
                 f"{self.name} has the label {int(wrong[0])}, but the model has {self.classes} outputs"

@@ -15,6 +15,8 @@ from wsam.lab import settings
 
 Loss = Callable[[Any, Any], Tensor]
 """Returns the loss of a batch, given outputs and targets: one value per sample, or their mean."""
+IGNORED = -100
+"""Targets that cross-entropy leaves out, such as padding."""
 _NAME = re.compile(r"[A-Za-z][\w-]*")
 
 
@@ -112,7 +114,7 @@ def mean_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def macro_f1(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the mean F1 score over the classes that are predicted or present, in percent."""
-    predicted, true = outputs.argmax(1).flatten(), targets.flatten()
+    predicted, true = outputs.argmax(1)[targets != IGNORED], targets[targets != IGNORED]
     classes = int(torch.cat((predicted, true)).max()) + 1
     hits = torch.bincount(true[predicted == true], minlength=classes)
     found = torch.bincount(predicted, minlength=classes) + torch.bincount(true, minlength=classes)

@@ -17,7 +17,7 @@ from wsam.curvature.batches import batch_size as count_samples
 from wsam.curvature.batches import move_batch
 from wsam.lab import metrics, settings
 from wsam.lab.data_feed import Batch
-from wsam.lab.metrics import Loss, Metric, cross_entropy, format_shape, loss_sum
+from wsam.lab.metrics import IGNORED, Loss, Metric, cross_entropy, format_shape, loss_sum
 from wsam.lab.problem import Problem
 from wsam.lab.run import Run
 from wsam.lab.user_code import (
@@ -224,7 +224,7 @@ class Objective:
             if self.classifies:
                 with torch.no_grad():
                     self.counts[0].copy_((output.argmax(1) == targets).sum())
-                    self.counts[1].fill_(targets.numel())
+                    self.counts[1].copy_((targets != IGNORED).sum())
         loss = self.loss(output, targets)
         return self.select(loss) if loss.dim() else loss
 
@@ -465,9 +465,8 @@ def evaluate(
         metric by its name.
     """
     model, metric = problem.model, problem.metric
-    loss = torch.zeros((), dtype=torch.float64, device=device)
-    correct = torch.zeros((), dtype=torch.float64, device=device)
-    samples = predictions = 0
+    loss, correct, predictions = torch.zeros(3, dtype=torch.float64, device=device)
+    samples = 0
     kept: list[Batch] = []
     model.eval()
     for inputs, targets in batches:
@@ -477,16 +476,16 @@ def evaluate(
         samples += count
         if problem.classifies:
             correct += (output.argmax(1) == targets).sum()
-            predictions += targets.numel()
+            predictions += (targets != IGNORED).sum()
         if metric.function is not None:
             kept.append(move_batch((output, targets), torch.device("cpu")))
     model.train()
-    total_loss, total_correct = torch.stack((loss, correct)).tolist()
+    total_loss, total_correct, total = torch.stack((loss, correct, predictions)).tolist()
     figures = {"loss": total_loss / samples}
     if problem.classifies:
-        figures["error"] = 100 * (1 - total_correct / predictions)
+        figures["error"] = 100 * (1 - total_correct / total)
     if metric == metrics.ACCURACY:
-        figures["accuracy"] = 100 * (total_correct / predictions)
+        figures["accuracy"] = 100 * (total_correct / total)
     if metric.function is not None:
         figures[metric.column] = _apply(metric, kept, problem.feed.units)
     return figures
