@@ -169,10 +169,12 @@ class TestEndPoints:
         assert thousandths(value, spread) == text
 
     def test_run_that_leaves_the_domain(self):
-        run = trace(geometry="adaptive", rho=2.0, steps=3)
-        assert run.end_text == "left the domain"
-        assert run.minimum is None
-        assert all(math.isnan(value) for value in run.eigenvalues)
+        at_the_last_step = trace(rule="sgd", lr=5e3, start=(-10.0, 20.0), steps=1)
+        assert at_the_last_step.end[1] < 0
+        for run in (trace(geometry="adaptive", rho=2.0, steps=3), at_the_last_step):
+            assert run.end_text == "left the domain"
+            assert run.minimum is None
+            assert all(math.isnan(value) for value in run.eigenvalues)
 
 
 @pytest.mark.parametrize(

@@ -171,7 +171,7 @@ class Trajectory:
     @property
     def end_text(self) -> str:
         """The end point to its significant decimals, as shown on the page and in the table."""
-        if any(math.isnan(value) for value in self.end):
+        if not self.end[1] > 0:  # also if it is NaN
             return "left the domain"
         mu, sigma = (f"{value:.{self.decimals}f}" for value in self.end)
         note = f" ± {self.spread:.1g}" if self.chaotic else ""

@@ -136,8 +136,12 @@ function chaotic(spread) {
   return stableDecimals(spread) < 2;
 }
 
+function leftDomain(end) {
+  return !(end[1] > 0);  // also if it is NaN
+}
+
 function endText(end, spread) {
-  if (end.some(Number.isNaN)) return "left the domain";
+  if (leftDomain(end)) return "left the domain";
   const note = chaotic(spread) ? " ± " + Number(spread.toPrecision(1)) : "";
   return "(" + end.map((x) => x.toFixed(stableDecimals(spread))).join(", ") + ")" + note;
 }

@@ -35,7 +35,7 @@ function weightText() {
 }
 
 function noteText(end, spread) {
-  if (end.some(Number.isNaN)) {
+  if (leftDomain(end)) {
     const hint = setting.geometry === "adaptive"
       ? " Adaptive radii are relative to the size of the weights: try ρ between 0.05 and 0.3." : "";
     return "The run reached σ ≤ 0, at the weights or at the perturbed weights, where the loss is undefined. " +
@@ -51,7 +51,7 @@ function noteText(end, spread) {
 function update() {
   const points = trace(setting), end = points.at(-1), spread = spreads(setting, points);
   shown = { points, upTo: points.length };
-  const where = minimumNear(end), lost = end.some(Number.isNaN);
+  const where = minimumNear(end), lost = leftDomain(end);
   const name = DATA.rules[setting.rule];
   byId("verdict").textContent = lost ? `${name} left the domain`
     : where ? `${name} ends at the ${where} minimum` : `${name} is at neither minimum`;
