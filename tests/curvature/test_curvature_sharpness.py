@@ -1,8 +1,9 @@
 """Sharpness measures, compared with closed formulas."""
 
+import contextlib
 import json
 import math
-from dataclasses import replace
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -13,11 +14,13 @@ from torch.nn import functional as F
 import wsam
 from wsam.curvature import (
     average_sharpness,
+    density,
     hessian,
     landscape,
     random_direction,
     sharpness,
     top_eigenvalues,
+    trace,
 )
 
 
@@ -179,8 +182,48 @@ def test_infinite_increase_is_null_in_json():
     assert math.isinf(found.value)
     assert json.loads(json.dumps(found.as_dict(), allow_nan=False))["value"] is None
     assert found.as_dict()["loss"] == found.loss == pytest.approx(3e6)
-    average = replace(found, standard_error=math.nan)
+    average = average_sharpness(Quadratic([1.0, 1.0]), quadratic, DATA, 1e200)
+    assert math.isinf(average.value)
     assert json.loads(json.dumps(average.as_dict(), allow_nan=False))["standard_error"] is None
+
+
+@contextlib.contextmanager
+def default_float64() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize(
+    "context",
+    [torch.no_grad, torch.inference_mode, lambda: torch.device("meta"), default_float64],
+    ids=["no_grad", "inference_mode", "default_device", "default_dtype"],
+)
+def test_measurements_do_not_depend_on_global_settings(context):
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    data = (model, F.cross_entropy, [(torch.randn(9, 3), torch.arange(9) % 2)])
+    vector = torch.ones(26).numpy()
+
+    def measure() -> list[float]:
+        H = hessian(*data, differentiation="reverse")
+        return [
+            *top_eigenvalues(H, 2, which="both").values.tolist(),
+            top_eigenvalues(H, method="power").largest,
+            *(trace(H, method=method).value for method in ("hutchinson", "hutch++")),
+            density(H, steps=9, max_probes=3).below(0.1).low,
+            sharpness(*data).value,
+            sharpness(*data, m=4, steps=3).value,
+            average_sharpness(*data).value,
+            *landscape(*data, random_direction(model)).losses,
+            *H.to_scipy().matvec(vector).tolist(),
+        ]
+
+    expected = measure()
+    with context():
+        assert measure() == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from wsam.curvature.objective import unwrap_model
+from wsam.curvature.random_vectors import normal
 
 __all__ = ["Direction", "between", "merge_tied", "normalised", "random_direction"]
 
@@ -58,7 +59,7 @@ def random_direction(
     model = unwrap_model(model)
     generator = torch.Generator().manual_seed(seed)
     drawn = {
-        name: torch.randn(p.shape, generator=generator).to(p.device, p.dtype)
+        name: normal(p.shape, generator).to(p.device, p.dtype)
         for name, p in model.named_parameters()
         if p.requires_grad
     }

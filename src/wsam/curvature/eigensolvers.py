@@ -8,9 +8,10 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from wsam.curvature.krylov import KrylovBasis, random_normal
+from wsam.curvature.krylov import KrylovBasis
 from wsam.curvature.operator import SymmetricOperator
 from wsam.curvature.progress import Progress, ProgressCallback
+from wsam.curvature.random_vectors import normal_rows
 
 __all__ = ["RitzPairs", "SolverOptions", "Which", "lanczos", "power_iteration", "rayleigh_ritz"]
 
@@ -152,7 +153,7 @@ def _thick_restart_lanczos(
 def _missed_indices(found: RitzPairs, more: RitzPairs, options: SolverOptions) -> Tensor:
     """Return the indices of new values beyond the k-th at a wanted end by more than `tol`."""
     slack = options.tol * found.scale
-    missed = torch.zeros(len(more.values), dtype=torch.bool)
+    missed = torch.zeros_like(more.values, dtype=torch.bool)
     if options.which != "smallest":
         missed |= more.values > found.values[-options.k] + slack
     if options.which != "largest":
@@ -165,7 +166,7 @@ def _end_indices(values: Tensor, options: SolverOptions) -> Tensor:
     count = len(values)
     low = range(min(options.k, count)) if options.which != "largest" else range(0)
     high = range(max(0, count - options.k), count) if options.which != "smallest" else range(0)
-    return torch.tensor(sorted({*low, *high}))
+    return torch.tensor(sorted({*low, *high}), device="cpu")
 
 
 def _restart_indices(values: Tensor, options: SolverOptions, most: int) -> Tensor:
@@ -281,7 +282,7 @@ class _PowerIteration:
             row = self._normalise(image - self.shift * row)
 
     def _random_start(self) -> Tensor:
-        return self._normalise(random_normal(self.operator, 1, self.generator)[0])
+        return self._normalise(normal_rows(self.operator, 1, self.generator)[0])
 
     def _project_out(self, row: Tensor) -> Tensor:
         """Subtract the part along the vectors found, twice: one pass leaves rounding errors."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from wsam.curvature.operator import Info, SymmetricOperator
 from wsam.curvature.progress import Progress, ProgressCallback
+from wsam.curvature.random_vectors import sign_columns
 
 __all__ = ["Trace", "trace"]
 
@@ -117,7 +118,8 @@ def trace(
         )
     size = operator.shape[0]
     generator = torch.Generator().manual_seed(seed)
-    basis, exact, products = torch.zeros(size, 0).to(operator.device, operator.dtype), 0.0, 0
+    basis = torch.zeros(size, 0, device=operator.device, dtype=operator.dtype)
+    exact, products = 0.0, 0
     if method == "hutch++":
         width = min(size, sketch, max(1, (max_products - 2) // 2))
         basis, exact = _sketch(operator, width, generator)
@@ -147,17 +149,11 @@ def trace(
     )
 
 
-def _random_signs(operator: SymmetricOperator, count: int, generator: torch.Generator) -> Tensor:
-    """Draw columns of random signs; equal on every device for equal generators."""
-    bits = torch.randint(0, 2, (operator.shape[0], count), generator=generator, dtype=torch.int8)
-    return (2 * bits - 1).to(operator.device, operator.dtype)
-
-
 def _sketch(
     operator: SymmetricOperator, width: int, generator: torch.Generator
 ) -> tuple[Tensor, float]:
     """Return an orthonormal basis Q of the range of A S, and `tr(Q' A Q)`."""
-    basis = torch.linalg.qr(operator @ _random_signs(operator, width, generator)).Q
+    basis = torch.linalg.qr(operator @ sign_columns(operator, width, generator)).Q
     return basis, float(torch.sum(basis.double() * (operator @ basis).double()))
 
 
@@ -165,7 +161,7 @@ def _quadratic_forms(
     operator: SymmetricOperator, basis: Tensor, count: int, generator: torch.Generator
 ) -> list[float]:
     """Return `z' A z` for random signs z with their part inside the basis removed."""
-    probes = _random_signs(operator, count, generator)
+    probes = sign_columns(operator, count, generator)
     probes = probes - basis @ (basis.T @ probes)
     images = operator @ (probes if count > 1 else probes[:, 0])
     found: list[float] = (probes.double() * images.reshape(probes.shape).double()).sum(0).tolist()

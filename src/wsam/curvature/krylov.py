@@ -6,14 +6,9 @@ import torch
 from torch import Tensor
 
 from wsam.curvature.operator import SymmetricOperator
+from wsam.curvature.random_vectors import normal_rows
 
-__all__ = ["KrylovBasis", "random_normal"]
-
-
-def random_normal(operator: SymmetricOperator, rows: int, generator: torch.Generator) -> Tensor:
-    """Draw Gaussian vectors, one per row; equal on every device for equal generators."""
-    drawn = torch.randn(rows, operator.shape[0], generator=generator, dtype=torch.float32)
-    return drawn.to(operator.device, operator.dtype)
+__all__ = ["KrylovBasis"]
 
 
 class KrylovBasis:
@@ -55,10 +50,10 @@ class KrylovBasis:
             capacity, operator.shape[0], dtype=operator.dtype, device=operator.device
         )
         self._locked = self._rows[:0] if locked is None else locked
-        self._projection = torch.zeros(capacity, capacity, dtype=torch.float64)  # M
-        self._remainder = torch.zeros(0, 0, dtype=torch.float64)  # R in the next block's vectors
+        self._projection = _zeros(capacity, capacity)  # M
+        self._remainder = _zeros(0, 0)  # R in the next block's vectors
         self._restart_error = 0.0
-        start = random_normal(operator, block, generator)
+        start = normal_rows(operator, block, generator)
         self._next_block = self._orthonormalise(start, scale=0.0)[0]
 
     @property
@@ -150,7 +145,7 @@ class KrylovBasis:
 
     def _remove_basis(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Subtract the part inside the basis, twice: one pass leaves rounding errors."""
-        total = torch.zeros(self.size, len(rows), dtype=torch.float64)
+        total = _zeros(self.size, len(rows))
         for _ in range(2):
             inside = torch.stack([torch.mv(self.basis, row) for row in rows], dim=1)
             locked = torch.stack([torch.mv(self._locked, row) for row in rows])
@@ -167,7 +162,7 @@ class KrylovBasis:
         """
         tiny = 10 * torch.finfo(rows.dtype).eps * scale
         done: list[Tensor] = []
-        coefficients = torch.zeros(len(rows), len(rows), dtype=torch.float64)
+        coefficients = _zeros(len(rows), len(rows))
         for column, original in enumerate(rows):
             row = original
             for index, other in enumerate(done):
@@ -181,7 +176,7 @@ class KrylovBasis:
                 coefficients[len(done), column] = norm
                 row = row / norm
             else:
-                row = random_normal(self.operator, 1, self.generator)[0]
+                row = normal_rows(self.operator, 1, self.generator)[0]
                 row = self._reorthogonalise(row / torch.linalg.vector_norm(row), done)
             # Normalising a small remainder magnifies its overlap with the basis.
             done.append(self._reorthogonalise(row, done))
@@ -193,6 +188,11 @@ class KrylovBasis:
             row = row - torch.mv(other.T, torch.mv(other, row))
         unit: Tensor = row / torch.linalg.vector_norm(row)
         return unit
+
+
+def _zeros(rows: int, columns: int) -> Tensor:
+    """Return a small matrix: on the CPU, whatever PyTorch's default device is."""
+    return torch.zeros(rows, columns, dtype=torch.float64, device="cpu")
 
 
 def _matmul_by_rows(coefficients: Tensor, rows: Tensor) -> Tensor:

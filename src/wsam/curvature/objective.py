@@ -163,7 +163,8 @@ class Objective:
 
     def leaves(self, flat: Tensor | None = None) -> dict[str, Tensor]:
         """Return new leaf tensors that require a gradient, at `flat` or at the model's weights."""
-        source = self.parameters if flat is None else self.split(flat)
+        # A clone is a normal tensor even if the vector was computed in inference mode.
+        source = self.parameters if flat is None else self.split(flat.clone())
         return {
             name: source[name].detach().to(p.device, self.dtype).requires_grad_()
             for name, p in self.parameters.items()
@@ -221,15 +222,15 @@ class Objective:
     def mean_loss(self, flat: Tensor | None = None) -> float:
         """Return the loss over all batches, at `flat` or at the model's weights."""
         with self.ready(), torch.no_grad():
-            return self._summarise(self.leaves(flat)).loss
+            return self._summarise(self.leaves(flat), finite=False).loss
 
     def gradient(
         self, flat: Tensor | None = None, batches: Iterable[Any] | None = None
     ) -> tuple[LossSummary, Tensor]:
         """Return the mean loss of all batches (or those given) and its flat gradient."""
-        total = torch.zeros(self.numel, device=self.device, dtype=self.dtype)
         loss_sum, samples, count = 0.0, 0.0, 0
         with self.ready():
+            total = torch.zeros(self.numel, device=self.device, dtype=self.dtype)
             leaves = self.leaves(flat)
             for batch, size in self.stream(batches):
                 loss, _ = self.evaluate(leaves, batch, size)
@@ -333,12 +334,20 @@ class Objective:
     def _parameter_versions(self) -> list[int]:
         return [p._version for p in self.parameters.values()]
 
-    def _summarise(self, leaves: Mapping[str, Tensor], twice: bool = False) -> LossSummary:
-        """Return the mean loss of all batches; with `twice`, evaluate the first batch again."""
+    def _summarise(
+        self, leaves: Mapping[str, Tensor], *, twice: bool = False, finite: bool = True
+    ) -> LossSummary:
+        """Return the mean loss of all batches.
+
+        Args:
+            leaves: Parameters by name.
+            twice: Evaluate the first batch again and compare.
+            finite: Raise an error if a loss is not finite.
+        """
         total, samples, count = 0.0, 0.0, 0
         for batch, size in self.stream():
             loss = self.evaluate(leaves, batch, size)[0].item()
-            if not math.isfinite(loss):
+            if finite and not math.isfinite(loss):
                 raise ValueError(f"the loss of batch {count} is {loss}: curvature needs it finite")
             if twice and count == 0:
                 again = self.evaluate(leaves, batch, size)[0].item()

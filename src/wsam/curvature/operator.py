@@ -149,15 +149,18 @@ class Operator:
 
     def __matmul__(self, vectors: Tensor) -> Tensor:
         """Multiply a flat vector, or every column of a matrix."""
-        given = torch.as_tensor(vectors)
+        given = torch.as_tensor(vectors, device=self.device)
         if given.ndim not in (1, 2) or given.shape[0] != self.objective.numel:
             raise ValueError(
                 f"this operator multiplies vectors of {self.objective.numel} numbers, or matrices "
                 f"of such columns, got a tensor of shape {tuple(given.shape)}"
             )
-        rows = given.detach().to(self.device, self.dtype).reshape(len(given), -1).T.contiguous()
-        total, losses, count = torch.zeros_like(rows), [], 0.0
+        losses, count = [], 0.0
         with self.objective.ready(), ExactDerivatives():
+            # A clone is a normal tensor even if the vectors were computed in inference mode.
+            columns = given.detach().to(self.dtype).clone()
+            rows = columns.reshape(len(given), -1).T.contiguous()
+            total = torch.zeros_like(rows)
             for batch, size in self.objective.stream():
                 loss = self._runner.run(BatchMatvec(self.objective, batch, size, rows, total))
                 losses.append(loss * size)
@@ -189,7 +192,7 @@ class Operator:
         from scipy.sparse.linalg import LinearOperator
 
         def product(array: Any) -> Any:
-            return (self @ torch.as_tensor(array)).cpu().numpy()
+            return (self @ array).cpu().numpy()
 
         dtype = str(self.dtype).removeprefix("torch.")
         return LinearOperator(self.shape, matvec=product, matmat=product, dtype=dtype)

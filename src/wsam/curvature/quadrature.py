@@ -74,7 +74,7 @@ class LanczosQuadrature:
             weights = vectors[0] ** 2
         else:
             steps = len(values)
-            extended = torch.zeros(steps + 1, steps + 1, dtype=torch.float64)
+            extended = self.matrix.new_zeros(steps + 1, steps + 1)
             extended[:steps, :steps] = self.matrix
             extended[steps, steps - 1] = extended[steps - 1, steps] = self.remainder
             shift = float(((self.remainder * vectors[-1]) ** 2 / distance).sum())

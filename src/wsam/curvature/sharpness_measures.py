@@ -19,6 +19,7 @@ from wsam._format import json_safe
 from wsam.curvature.batches import split_batch
 from wsam.curvature.objective import LossFunction, Objective, ObjectiveOptions
 from wsam.curvature.progress import Progress, ProgressCallback
+from wsam.curvature.random_vectors import normal
 
 __all__ = ["Sharpness", "average_sharpness", "sharpness"]
 
@@ -215,7 +216,7 @@ def average_sharpness(
         increases.append(pair / 2 - objective.loss)
         if report is not None:
             report(Progress(index + 1, samples, math.nan))
-    values = torch.tensor(increases, dtype=torch.float64)
+    values = torch.tensor(increases, dtype=torch.float64, device="cpu")
     return Sharpness(
         value=float(values.mean()),
         loss=objective.loss,
@@ -307,7 +308,7 @@ def _scaling(weights: Tensor, adaptive: bool, eta: float) -> Tensor:
 
 
 def _normal(weights: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.randn(len(weights), generator=generator).to(weights)
+    return normal(weights.shape, generator).to(weights)
 
 
 def _check_arguments(

@@ -233,7 +233,7 @@ def _grid(probes: list[LanczosQuadrature], sigma: float, points: int) -> Tensor:
     """Return points from 6 sigma below the lowest node to 6 sigma above the highest."""
     low = min(float(p.nodes[0]) for p in probes) - 6 * sigma
     high = max(float(p.nodes[-1]) for p in probes) + 6 * sigma
-    return torch.linspace(low, high, points, dtype=torch.float64)
+    return torch.linspace(low, high, points, dtype=torch.float64, device="cpu")
 
 
 def _largest_standard_error(curves: list[Tensor]) -> float:
@@ -286,9 +286,7 @@ def _summarise(
 def _pad(rows: list[Tensor]) -> Tensor:
     """Stack rows of different lengths, padded with zeros."""
     longest = max(len(row) for row in rows)
-    return torch.stack(
-        [torch.cat([row, torch.zeros(longest - len(row), dtype=row.dtype)]) for row in rows]
-    )
+    return torch.stack([torch.cat([row, row.new_zeros(longest - len(row))]) for row in rows])
 
 
 # Output -----------------------------------------------------------------------------------------
