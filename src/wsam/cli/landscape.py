@@ -135,7 +135,7 @@ def _directions(
     first, to = ends
     if to is not None:
         second, run = read_checkpoint(to)
-        origin, line = measure.between(_on_cpu(loaded), second)
+        origin, line = measure.between(loaded.model.state_dict(), second)
         return [line], [_line_label((first, to), (read_checkpoint(first)[1], run))], origin
     if along == "random":
         lines = [measure.random_direction(loaded.model, seed=seed + i) for i in range(dimensions)]
@@ -159,7 +159,3 @@ def _line_label(paths: tuple[Path, Path], runs: tuple[Run | None, Run | None]) -
             [str(first), str(second)] if first.name == second.name else [first.name, second.name]
         )
     return f"the line from {names[0]} (0) to {names[1]} (1)"
-
-
-def _on_cpu(loaded: LoadedModel) -> dict[str, Any]:
-    return {name: tensor.cpu() for name, tensor in loaded.model.state_dict().items()}
