@@ -21,7 +21,7 @@ from wsam.lab.callbacks import Callback
 from wsam.lab.execution import ExecutionConfig
 from wsam.lab.loaded_model import load_model
 from wsam.lab.loader_feed import LoaderFeed
-from wsam.lab.metrics import METRICS, cross_entropy, loss_sum
+from wsam.lab.metrics import METRICS, cross_entropy, is_used, loss_sum
 from wsam.lab.problem import Objects, make_data_feed, make_model
 from wsam.lab.run import Run
 from wsam.lab.train import has_started, train
@@ -535,6 +535,13 @@ def test_ignored_targets_are_no_predictions(metric):
     final = fit(First(), (pairs, pairs), metric=metric, **SHORT)["final"]
     assert (final["train_error"], final["test_error"]) == (0.0, 0.0)
     assert final.get("test_macro_f1", 100.0) == 100.0
+    assert is_used(torch.tensor([156], dtype=torch.uint8)), "the byte of -100"
+
+
+def test_a_model_without_parameters_to_train():
+    frozen = own_problem.net().requires_grad_(False)
+    with pytest.raises(UserCodeError, match="object:Sequential has no parameters to train"):
+        fit(frozen, own_problem.classes, **SHORT)
 
 
 def test_running_out_of_memory_is_one_line_and_keeps_the_checkpoint(tmp_path):

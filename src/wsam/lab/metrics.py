@@ -25,6 +25,11 @@ def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
     return _per_sample(functional.cross_entropy(output, target.long(), reduction="none"))
 
 
+def is_used(target: Tensor) -> Tensor:
+    """Return which targets the cross-entropy does not leave out."""
+    return target.long() != IGNORED  # as bytes, -100 is class 156
+
+
 def squared_error(output: Tensor, target: Tensor) -> Tensor:
     """Return the mean squared error of each sample.
 
@@ -114,7 +119,8 @@ def mean_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def macro_f1(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the mean F1 score over the classes that are predicted or present, in percent."""
-    predicted, true = outputs.argmax(1)[targets != IGNORED], targets[targets != IGNORED]
+    used = is_used(targets)
+    predicted, true = outputs.argmax(1)[used], targets[used]
     classes = int(torch.cat((predicted, true)).max()) + 1
     hits = torch.bincount(true[predicted == true], minlength=classes)
     found = torch.bincount(predicted, minlength=classes) + torch.bincount(true, minlength=classes)

@@ -285,9 +285,10 @@ def _own_model(run: Run, objects: Objects | None) -> nn.Module:
         raise ValueError(f"--pretrained has no effect on {run.model}: load the weights in it")
     given = _object_or_code("model", run.model, objects and objects.model)
     if isinstance(given, nn.Module):  # an object of fit is trained itself, one of a file is copied
-        return given if objects and objects.model is given else copy.deepcopy(given)
-    with seeded(run.seed):
-        model = user_code.call(given, run.model, "a torch.nn.Module")
+        model = given if objects and objects.model is given else copy.deepcopy(given)
+    else:
+        with seeded(run.seed):
+            model = user_code.call(given, run.model, "a torch.nn.Module")
     if not isinstance(model, nn.Module):
         raise UserCodeError(
             f"{run.model} must return a torch.nn.Module, got {type(model).__name__}"

@@ -17,7 +17,7 @@ from wsam.curvature.batches import batch_size as count_samples
 from wsam.curvature.batches import move_batch
 from wsam.lab import metrics, settings
 from wsam.lab.data_feed import Batch
-from wsam.lab.metrics import IGNORED, Loss, Metric, cross_entropy, format_shape, loss_sum
+from wsam.lab.metrics import Loss, Metric, cross_entropy, format_shape, is_used, loss_sum
 from wsam.lab.problem import Problem
 from wsam.lab.run import Run
 from wsam.lab.user_code import (
@@ -224,7 +224,7 @@ class Objective:
             if self.classifies:
                 with torch.no_grad():
                     self.counts[0].copy_((output.argmax(1) == targets).sum())
-                    self.counts[1].copy_((targets != IGNORED).sum())
+                    self.counts[1].copy_(is_used(targets).sum())
         loss = self.loss(output, targets)
         return self.select(loss) if loss.dim() else loss
 
@@ -476,7 +476,7 @@ def evaluate(
         samples += count
         if problem.classifies:
             correct += (output.argmax(1) == targets).sum()
-            predictions += (targets != IGNORED).sum()
+            predictions += is_used(targets).sum()
         if metric.function is not None:
             kept.append(move_batch((output, targets), torch.device("cpu")))
     model.train()
