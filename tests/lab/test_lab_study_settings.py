@@ -1,5 +1,6 @@
 """Settings of a run that studies need: models with arguments, adapters, late and rarer steps."""
 
+import io
 import math
 import warnings
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 from wsam.geometry import Only
+from wsam.lab.callbacks import LogLines
 from wsam.lab.datasets import DataSource
 from wsam.lab.execution import ExecutionConfig
 from wsam.lab.models import TOKENS, Task, build_model, load_all_but_head, parameter_count
@@ -171,6 +173,15 @@ def test_a_step_without_a_perturbation_uses_the_whole_batch(settings, tmp_path):
     plain = train(run.replace(method="vanilla"), tmp_path, CPU)["curve"][0]
     shared = train(run.replace(**{**settings, "options": options}), tmp_path, CPU)["curve"][0]
     assert shared["train_error"] == plain["train_error"]
+
+
+def test_epochs_before_a_late_start_have_no_sharpness(tmp_path):
+    lines = io.StringIO()
+    run = Run(model="mlp", epochs=2, train_limit=64, options={"start": 0.5})
+    train(run, tmp_path, CPU, [LogLines(lines)])
+    first, second = lines.getvalue().splitlines()[-2:]
+    assert "sharpness" not in first
+    assert "sharpness" in second
 
 
 def test_passes_without_a_perturbation_and_after_a_late_start():

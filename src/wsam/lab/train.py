@@ -419,7 +419,7 @@ class Trainer:
         return {
             "train_loss": loss,
             **({"train_error": error} if self.problem.classifies else {}),
-            "sharpness": sharpness if stepper.sharpness_aware else None,
+            "sharpness": None if math.isnan(sharpness) else sharpness,  # no step measured it
         }
 
     def _log(self, message: str) -> None:
