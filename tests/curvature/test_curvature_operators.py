@@ -207,6 +207,22 @@ def test_train_mode_uses_batch_statistics_and_keeps_the_running_ones(mode):
     assert (found - evaluated).abs().max() > 1e-3
 
 
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_buffers_that_the_forward_pass_changes_keep_their_values(mode):
+    class Counted(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(4, 3)
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return super().forward(x)
+
+    model = Counted().double()
+    hessian(model, F.cross_entropy, batches(4), mode=mode) @ torch.ones(15)
+    assert model.calls == 0
+
+
 def test_module_modes_are_restored_after_an_error():
     model = cnn().double()
     model.train()

@@ -10,6 +10,7 @@ import torch
 from curvature_cases import CountedBatches
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import wsam
 from wsam.curvature import (
@@ -185,6 +186,23 @@ def test_infinite_increase_is_null_in_json():
     average = average_sharpness(Quadratic([1.0, 1.0]), quadratic, DATA, 1e200)
     assert math.isinf(average.value)
     assert json.loads(json.dumps(average.as_dict(), allow_nan=False))["standard_error"] is None
+
+
+class Checkpointed(nn.Sequential):
+    """Layers whose forward pass is computed again in the backward pass."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(super().forward, x, use_reentrant=False)
+
+
+def test_activation_checkpointing_uses_the_perturbed_weights():
+    layers = [nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)]
+    data = [(torch.randn(9, 3), torch.arange(9) % 2)]
+    plain, checkpointed = (
+        sharpness(kind(*layers), F.cross_entropy, data, rho=0.5, steps=4).value
+        for kind in (nn.Sequential, Checkpointed)
+    )
+    assert checkpointed == pytest.approx(plain, rel=1e-6)
 
 
 @contextlib.contextmanager

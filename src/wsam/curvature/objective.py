@@ -54,14 +54,15 @@ class _ModelAndLoss(nn.Module):
         self.model = model
         self.loss_fn = loss_fn
 
-    def forward(self, batch: Any) -> tuple[Tensor, Any]:
+    def forward(self, batch: Any, then: Callable[[Tensor, Any], Any]) -> Any:
+        """Call `then` with loss and output, while the swapped weights are in place."""
         if isinstance(batch, Mapping):
             output = self.model(**batch)
         elif isinstance(batch, Sequence):
             output = self.model(batch[0])
         else:
             output = self.model(batch)
-        return self.criterion(output, batch), output
+        return then(self.criterion(output, batch), output)
 
     def criterion(self, output: Any, batch: Any) -> Tensor:
         if isinstance(batch, Mapping):
@@ -210,10 +211,24 @@ class Objective:
             batch: As `stream` yields it.
             size: Number of samples of the batch.
         """
+        loss, output = self._call(leaves, batch, size, lambda loss, output: (loss, output))
+        return loss, output
+
+    def _call(
+        self,
+        leaves: Mapping[str, Tensor],
+        batch: Any,
+        size: float,
+        then: Callable[[Tensor, Any], Any],
+    ) -> Any:
+        """Return `then(loss, output)`, called while the model has the given weights."""
         given = {_PREFIX + name: tensor for name, tensor in leaves.items()}
         tensors = {**self._copied_tensors(given), **given}
-        loss, output = torch.func.functional_call(self._model_and_loss, tensors, (batch,))
-        return self._mean(loss, size), output
+
+        def with_mean(loss: Tensor, output: Any) -> Any:
+            return then(self._mean(loss, size), output)
+
+        return torch.func.functional_call(self._model_and_loss, tensors, (batch, with_mean))
 
     def criterion(self, output: Tensor, batch: Any, size: float) -> Tensor:
         """Return the mean loss of one batch as a function of the model's output."""
@@ -232,13 +247,19 @@ class Objective:
         with self.ready():
             total = torch.zeros(self.numel, device=self.device, dtype=self.dtype)
             leaves = self.leaves(flat)
-            for batch, size in self.stream(batches):
-                loss, _ = self.evaluate(leaves, batch, size)
+
+            # Activation checkpointing computes the forward pass again inside of the backward pass,
+            # which must therefore see the given weights, too.
+            def differentiate(loss: Tensor, _output: Any) -> tuple[float, Tensor]:
                 gradients = torch.autograd.grad(
                     self.differentiable(loss), list(leaves.values()), materialize_grads=True
                 )
-                total.add_(self.flatten(gradients), alpha=size)
-                loss_sum += loss.item() * size
+                return loss.item(), self.flatten(gradients)
+
+            for batch, size in self.stream(batches):
+                loss, gradient = self._call(leaves, batch, size, differentiate)
+                total.add_(gradient, alpha=size)
+                loss_sum += loss * size
                 samples, count = samples + size, count + 1
         return LossSummary(loss_sum / samples, samples, count), total / samples
 
@@ -274,14 +295,12 @@ class Objective:
             for name, parameter in self._model_and_loss.named_parameters():
                 if name not in given:
                     copies[name] = self._to_dtype(parameter.detach())
-        if self._cast or self.mode == "train":
-            # BatchNorm updates its running statistics in place.
-            for name, buffer in self._model_and_loss.named_buffers():
-                copies[name] = self._to_dtype(buffer).clone()
+        for name, buffer in self._model_and_loss.named_buffers():
+            copies[name] = self._to_dtype(buffer).clone()  # BatchNorm writes into its statistics
         return copies
 
     def _to_dtype(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
+        return tensor.to(self.dtype) if self._cast and tensor.is_floating_point() else tensor
 
     # Consistency checks -------------------------------------------------------------------------
 
