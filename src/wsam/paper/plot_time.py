@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,10 @@ if TYPE_CHECKING:
 DATA = "CIFAR-10"
 NAMES = {
     TWICE: "SGD, twice the epochs",
-    "WSAM reuse 2, last quarter": "WSAM in the last quarter, every second step",
+    "WSAM reuse 2, last quarter": "WSAM in the last quarter, every second step, gamma 0.7",
+    "WSAM reuse 2, last quarter, paper's gamma": "WSAM in the last quarter, every second step",
+    "WSAM reuse 4, last half, paper's gamma": "WSAM in the last half, every fourth step",
+    "SAM, 1/4-batch ascent, last 3/8": "SAM in the last 3/8, ascent on a quarter of the batch",
 }
 """Rows of the study whose names need its notes, in words."""
 _EQUAL = 1.1
@@ -41,6 +45,8 @@ _EQUAL = 1.1
 _SIGNIFICANT = 0.05
 _LINE = 30
 """Most characters of a line in a label."""
+_TITLE = 60
+"""Most characters of a line in the title."""
 _MOST_SEEDS = 5
 _SHAPES = "osD^vP*X"
 _MOST_LABELS = 8
@@ -149,8 +155,9 @@ def message(results: Sequence[TimedResult]) -> str:
     """
     bases = [one for one in results if one.method == "vanilla"]
     longest = max(bases, key=lambda one: one.mean_minutes, default=None)
-    better = [] if longest is None else [one.title for one in results if _beats(one, longest)]
+    better = [] if longest is None else [one for one in results if _beats(one, longest)]
     if better:
+        better = [one.title.partition(",")[0] for one in better]
         *first, last = better
         names = f"{', '.join(first)} and {last}" if first else last
         verb = "have lower errors" if first else "has a lower error"
@@ -174,7 +181,7 @@ def draw_times(results: Sequence[TimedResult]) -> Figure:
     connects those on the front.
     """
     many = len(results) > _MOST_LABELS
-    figure = new_figure(FIGURE_WIDTH, 4.2 + 0.09 * len(results) * many)
+    figure = new_figure(FIGURE_WIDTH, 4.2 + 0.19 * len(results) * many)
     axes = figure.subplots()
     for number, one in enumerate(results):
         (minutes, time_std), (error, std) = _known(one.minutes), _known(one.errors)
@@ -192,15 +199,23 @@ def draw_times(results: Sequence[TimedResult]) -> Figure:
     axes.grid(color=GRID_COLOR, zorder=0)
     kinds = "full: mean and deviation, open: one run"
     note = f"{MODEL}, {DATA}; {kinds}{'; dashed: the front' if many else ''}"
-    axes.set_title(note, loc="left", fontsize=10, color=MUTED_COLOR)
-    set_title(figure, message(results))
+    axes.set_title(note, loc="left", fontsize=9, color=MUTED_COLOR)
+    set_title(figure, textwrap.fill(message(results), _TITLE))
     if not many:
         _label(axes, results)
         return figure
     points = [_point(one) for one in front(results)]
     axes.plot(*zip(*points, strict=True), color=MUTED_COLOR, lw=1, ls="--", zorder=1)
-    style = {"fontsize": 7, "handletextpad": 0.2, "columnspacing": 0.6, "borderaxespad": 0.1}
-    figure.legend(loc="outside lower left", ncols=2, **style)
+    handles, names = axes.get_legend_handles_labels()
+    order = sorted(range(len(results)), key=lambda i: _point(results[i]))  # from left to right
+    figure.legend(
+        [handles[i][0] for i in order],  # without error bars
+        [names[i] for i in order],
+        loc="outside lower left",
+        fontsize=9,
+        labelspacing=0.35,
+        borderaxespad=0.1,
+    )
     return figure
 
 
