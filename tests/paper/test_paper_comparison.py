@@ -267,6 +267,7 @@ def test_best_epoch_next_to_last_epoch(tmp_path):
     assert "WSAM/CIFAR-10, best epoch: ours, 3.40" in render.markdown(table, [entry])
     (cell,) = render.cell_dicts(table, [entry])
     assert (cell["mean"], cell["best_mean"]) == pytest.approx((3.8, 3.4))
+    assert cell["keys"] == [run.key for run in table.runs[:2]], "of runs with a record"
 
 
 def test_welch_tests_each_pair_of_methods(tmp_path):

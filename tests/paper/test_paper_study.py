@@ -80,6 +80,30 @@ def test_the_best_on_the_validation_split_is_chosen(tmp_path):
     )
 
 
+def test_list_counts_the_runs_of_the_chosen_candidates(tmp_path):
+    cell = find("cheap-small").cell(("MSAM",), "noisy digits")
+    *others, best = cell.candidates
+    for one in cell.candidates:
+        write(tmp_path, one.trial, validation_error=1.0 if one is best else 5.0, test_error=9.0)
+    for run in with_seeds(best.run, (0, 1)):
+        write(tmp_path, run, test_error=2.0)
+    write(tmp_path, others[0].run, test_error=3.0)
+    words = ("--results", tmp_path, "--json")
+    listed = json.loads(wsam_command("paper", "list", *words).stdout)
+    finished = {table["name"]: table["finished"] for table in listed}
+    assert finished["cheap-small"] == 2
+    assert finished["cheap-small-search"] == len(cell.candidates)
+    cells = json.loads(wsam_command("paper", "table", "cheap-small", *words).stdout)
+    keys = {key for cell in cells for key in cell["keys"]}
+    assert keys == {run.key for run in with_seeds(best.run, (0, 1))}
+    path = records.record_path(tmp_path, best.trial)
+    path.write_text("{")
+    output = wsam_command("paper", "list", *words)
+    assert output.stderr.startswith(f"damaged: {path}")
+    finished = {table["name"]: table["finished"] for table in json.loads(output.stdout)}
+    assert finished["cheap-small"] == 1, "another candidate is chosen"
+
+
 def test_cost_is_relative_to_the_first_reference_on_the_same_hardware(tmp_path):
     sgd = RUN.replace(method="vanilla")
     longer = sgd.replace(epochs=20)

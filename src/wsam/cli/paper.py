@@ -37,17 +37,24 @@ def list_(results: shared.Results = None, as_json: options.Json = False) -> None
     Shows for each how many of its runs are finished.
     """
     from wsam.paper import find, names
+    from wsam.paper.comparison import RecordFolder
+    from wsam.paper.study import choose
 
     out = shared.default_folder(results, smoke=False)
     tables = {name: find(name) for name in names()}
-    finished, damaged = _finished({run for table in tables.values() for run in table.runs}, out)
+    cells = [cell for table in tables.values() for cell in table.cells]
+    _, damaged = _finished({one.trial for cell in cells for one in cell.candidates}, out)
+    trials = RecordFolder(out, without=frozenset(damaged))
+    tables = {name: choose(table, trials) for name, table in tables.items()}
+    finished, lost = _finished({run for table in tables.values() for run in table.runs}, out)
+    damaged |= lost
     rows = []
     for name, table in tables.items():
         done = len(finished.intersection(table.runs))
         rows.append((name, str(table.kind), len(table.cells), len(table.runs), done, table.title))
     heads = ("name", "kind", "cells", "runs", "finished", "title")
     shared.warn_if_missing(out)
-    for message in damaged:
+    for message in sorted(damaged.values()):
         print(printable(f"damaged: {message}"), file=sys.stderr)
     if as_json:
         print(json.dumps([dict(zip(heads, row, strict=True)) for row in rows]))
@@ -57,19 +64,19 @@ def list_(results: shared.Results = None, as_json: options.Json = False) -> None
         print("  ".join(str(v).ljust(w) for v, w in zip(row, widths, strict=True)).rstrip())
 
 
-def _finished(runs: Iterable[Run], out: Path) -> tuple[set[Run], list[str]]:
-    """Return the finished runs, and an error message for each unreadable record."""
+def _finished(runs: Iterable[Run], out: Path) -> tuple[set[Run], dict[str, str]]:
+    """Return the finished runs, and by key an error message for each unreadable record."""
     from wsam.lab import records
     from wsam.lab.files import format_os_error
 
-    finished, damaged = set(), []
+    finished, damaged = set(), {}
     for run in runs:
         try:
             if records.is_finished(records.read(out, run)):
                 finished.add(run)
         except (OSError, ValueError) as error:
-            damaged.append(format_os_error(error))
-    return finished, sorted(damaged)
+            damaged[run.key] = format_os_error(error)
+    return finished, damaged
 
 
 @paper.command(

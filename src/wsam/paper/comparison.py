@@ -29,12 +29,14 @@ class Ours:
         failed: Number of runs that stopped because the loss was not finite.
         unmeasured: Number of finished runs without the cell's quantity.
         planned: Number of runs of the cell.
+        keys: Keys of the runs with a record: finished, failed and unmeasured ones.
     """
 
     values: tuple[float, ...]
     failed: int = 0
     unmeasured: int = 0
     planned: int = 0
+    keys: tuple[str, ...] = ()
 
     @property
     def n(self) -> int:
@@ -256,7 +258,8 @@ def _read_cell(cell: Cell, read: Mapping[str, Record | None], source: RecordSour
             unmeasured += 1
         else:
             values.append(value)
-    return Ours(tuple(values), failed, unmeasured, len(cell.runs))
+    keys = tuple(run.key for run in cell.runs if read[run.key] is not None)
+    return Ours(tuple(values), failed, unmeasured, len(cell.runs), keys)
 
 
 def _cost(record: Record, cell: Cell, read: Mapping[str, Record | None]) -> float | None:

@@ -246,7 +246,7 @@ def cell_dicts(table: Table, entries: Sequence[Entry]) -> list[dict[str, Any]]:
             "paper_mean": entry.cell.paper.mean if entry.cell.paper else None,
             "paper_deviation": entry.cell.paper.deviation if entry.cell.paper else None,
             "differs": entry.differs if table.comparable else None,
-            "keys": [run.key for run in entry.cell.runs],
+            "keys": list(entry.ours.keys),
         }
         for entry in entries
     ]
