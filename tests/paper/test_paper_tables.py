@@ -6,7 +6,7 @@ import pytest
 
 import wsam.paper
 from wsam.lab.run import Run
-from wsam.paper import GRIDS, TABLES, Kind, Measure, Profile, find_grid
+from wsam.paper import GRIDS, TABLES, Kind, Measure, Profile, find_grid, render
 from wsam.paper.cifar import scratch_run
 from wsam.paper.table import format_mean, format_number
 from wsam.sweep import with_value
@@ -297,7 +297,15 @@ def test_smoke_profile_makes_runs_small(name):
         for same in ("method", "hyper", "geometry", "base_args", "noise", "schedule"):
             assert getattr(run, same) == getattr(original, same)
     assert not {run.key for run in small.runs} & {run.key for run in find(name).runs}
-    assert "smoke test" in small.title
+    assert "smoke test: small models" in small.title
+    assert small.notes[0].endswith("Here every run trains a small CNN on digits.")
+
+
+def test_smoke_table_names_its_own_models():
+    small = Profile(smoke=True).table(find("adam"))
+    (note,) = (note.text for note in render.footnotes(small, []) if "full table" in note.text)
+    assert "a tiny GPT on a file of this library" in note
+    assert "a tiny ViT on digits" in note
 
 
 def test_fewer_epochs_scale_all_runs():

@@ -72,7 +72,7 @@ class Profile:
     def label(self, reference: int) -> str:
         """Return what differs from the paper, for titles; empty if nothing does."""
         if self.smoke:
-            return "smoke test: a small CNN on digits, not to be compared with the paper"
+            return "smoke test: small models, not to be compared with the paper"
         parts = []
         if self.epochs is not None and self._changes_epochs(reference):
             parts.append(f"{pluralize(self.epochs, 'epoch')} instead of {reference}")
@@ -85,9 +85,23 @@ class Profile:
 
 
 def _without_paper(table: Table) -> Table:
-    """Remove the paper's figures and the notes about its settings."""
+    """Remove the paper's figures, and replace the notes about its settings."""
     cells = tuple(replace(cell, paper=None) for cell in table.cells)
-    return replace(table, notes=(), cells=cells, best_epoch=False)
+    note = f"Labels are those of the full table. Here every run trains {_smoke_models(table)}."
+    return replace(table, notes=(note,), cells=cells, best_epoch=False)
+
+
+_SMOKE_MODELS = {
+    "cnn": "a small CNN on digits",
+    "mlp": "a small MLP on digits",
+    "vit": "a tiny ViT on digits",
+    "gpt": "a tiny GPT on a file of this library",
+}
+
+
+def _smoke_models(table: Table) -> str:
+    """Return what the runs of a smoke test train, in words."""
+    return " or ".join(dict.fromkeys(_SMOKE_MODELS[run.model] for run in table.runs))
 
 
 def _scale_epochs(epochs: int, wanted: int, reference: int) -> int:
