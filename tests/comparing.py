@@ -1,8 +1,10 @@
 """Comparisons for tests: tiny ones that train, and synthetic ones with given figures."""
 
+import json
+
 from wsam.compare import Comparison, Request, summarise
 from wsam.compare.plan import Plan, equal_epochs
-from wsam.compare.sharpness import sharpness_path
+from wsam.compare.sharpness import DISTANCES, sharpness_path
 from wsam.compare.state import Final, State, final_folder, search_folder, write_state
 from wsam.compare.timing import Timing
 from wsam.lab import records
@@ -74,7 +76,8 @@ def synthetic(out, values, metric=ERROR, costs=None, equal="time"):
         for seed in seeds:
             run = state.final_run(method, seed)
             records.write(final_folder(out), run, make_record(run, values[name][seed], metric))
-            text = f'{{"key": "{run.key}", "value": 0.25}}'
-            sharpness_path(final_folder(out), run).write_text(text)
+            around = {"key": run.key, "value": 0.25, "samples": 1480, "slice_samples": 480}
+            around["slice"] = [0.5] * len(DISTANCES)
+            sharpness_path(final_folder(out), run).write_text(json.dumps(around))
     write_state(out, state)
     return summarise(out, state)

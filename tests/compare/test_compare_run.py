@@ -89,6 +89,9 @@ def test_comparison(tmp_path):
             assert row.values[seed] == record["final"]["test_error"]
             assert record["settings"]["epochs"] == row.epochs
             assert record["metric"]["split"] == "validation"
+    samples = TINY.train_limit - round(TINY.validation * TINY.train_limit)
+    found = summary.as_dict()
+    assert found["sharpness"]["samples"] == found["slice"]["samples"] == samples
     assert summary.rows["base"].epochs == 2
     assert summary.rows["sam"].cost > 1
     assert len(record_times(tmp_path)) == 6 + 2 * 6

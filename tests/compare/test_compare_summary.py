@@ -183,10 +183,12 @@ def test_page(tmp_path):
     text = page(summary)
     assert summary.sentence in text
     assert "2 methods compared with the base" in text
+    assert "by one ascent step on 1,480 training samples" in text
+    assert "On 480 training samples, with the same direction" in text
     assert "&lt;script&gt;" in text
     assert "<script" not in text
     assert "http" not in text.replace("http-equiv", "").replace("http://www.w3.org", "")
-    assert text.count('<svg class="chart"') == 5
+    assert text.count('<svg class="chart"') == 6
 
 
 def test_command_of_the_page_gives_the_same_request(tmp_path, monkeypatch):

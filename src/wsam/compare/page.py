@@ -10,7 +10,7 @@ from wsam._format import mean_and_std
 from wsam._significance import interval
 from wsam.compare.contenders import BASE
 from wsam.compare.request import format_seconds
-from wsam.compare.sharpness import DISTANCES, RADIUS, SAMPLES, SLICE_SAMPLES
+from wsam.compare.sharpness import DISTANCES, RADIUS
 from wsam.compare.summary import Row, Summary, format_figure, format_number, format_p, format_point
 from wsam.lab.run import Run
 from wsam.lab.settings import BASES
@@ -193,8 +193,8 @@ def _curves_section(summary: Summary) -> Section | None:
         summary,
         f"Sharpness at radius {RADIUS:g}",
         f"Increase of the training loss within a radius of {RADIUS:g} around the trained weights, by "
-        f"one ascent step on {SAMPLES:,} samples; the same radius for all. At a small radius it is "
-        "about the radius times the norm of the gradient.",
+        f"one ascent step on {_count(summary.samples)}; the same radius for all. At a small radius it "
+        "is about the radius times the norm of the gradient.",
         lambda row: row.sharpness,
     )
     if not figures:
@@ -202,6 +202,11 @@ def _curves_section(summary: Summary) -> Section | None:
     legend = [(row.method.style, row.method.title) for row in summary.rows.values() if row.records]
     body = render("compare/templates/curves.html", figures=figures, legend=legend)
     return Section("Curves and sharpness", body)
+
+
+def _count(samples: float | None) -> str:
+    """Return a number of training samples as text; older records do not contain it."""
+    return "training samples" if samples is None else f"{samples:,} training samples"
 
 
 def _slice_figure(summary: Summary) -> list[Figure]:
@@ -219,8 +224,8 @@ def _slice_figure(summary: Summary) -> list[Figure]:
     title = "Training loss around the trained weights"
     x_label = "distance along a random direction"
     caption = (
-        f"On {SLICE_SAMPLES:,} samples, with the same direction for all. At distance 1 every filter is "
-        "displaced by its own norm. Mean over the seeds; band: one deviation."
+        f"On {_count(summary.slice_samples)}, with the same direction for all. At distance 1 every "
+        "filter is displaced by its own norm. Mean over the seeds; band: one deviation."
     )
     return [Figure(line_chart(title, series, x_label, title, log=True), caption)]
 

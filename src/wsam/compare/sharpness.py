@@ -21,10 +21,11 @@ from wsam.lab.run import Run
 from wsam.lab.train import restore
 
 RADIUS = 0.1
-SAMPLES = 1000
+_SAMPLES = 1000
+"""At most: of smaller training data, all are used."""
 DISTANCES = tuple(step / 5 for step in range(-5, 6))
 """Points of the slice. At distance 1 every filter is displaced by its own norm."""
-SLICE_SAMPLES = 500
+_SLICE_SAMPLES = 500
 _BATCH_SIZE = 250
 
 
@@ -36,10 +37,14 @@ class Surroundings:
         sharpness: Its increase within `RADIUS`; None if it could not be measured.
         slice: The loss at each of `DISTANCES`; None where it is not finite. Empty if it could not be
             measured.
+        samples: Number of samples on which the sharpness was measured; None if unknown.
+        slice_samples: The same for the slice.
     """
 
     sharpness: float | None = None
     slice: tuple[float | None, ...] = ()
+    samples: float | None = None
+    slice_samples: float | None = None
 
 
 def measure_sharpness(run: Run, out: Path, execution: ExecutionConfig) -> None:
@@ -55,12 +60,13 @@ def measure_sharpness(run: Run, out: Path, execution: ExecutionConfig) -> None:
     found: dict[str, object] = {"key": run.key, "radius": RADIUS, "value": None, "slice": []}
     try:
         model, feed = restore(run, out, execution)
-        fixed = FixedBatches(feed, "train", SAMPLES, _BATCH_SIZE)
+        fixed = FixedBatches(feed, "train", _SAMPLES, _BATCH_SIZE)
         batches = list(fixed)  # a loader of the user's own may shuffle
-        found["value"] = float(sharpness(model, fixed.loss, batches, RADIUS).value)
-        few = batches[: SLICE_SAMPLES // _BATCH_SIZE]
-        direction = random_direction(model)
-        found["slice"] = landscape(model, fixed.loss, few, direction, DISTANCES).losses
+        increase = sharpness(model, fixed.loss, batches, RADIUS)
+        found |= {"value": float(increase.value), "samples": increase.info["samples"]}
+        few = batches[: _SLICE_SAMPLES // _BATCH_SIZE]
+        line = landscape(model, fixed.loss, few, random_direction(model), DISTANCES)
+        found |= {"slice": line.losses, "slice_samples": line.info["samples"]}
     except Exception as error:  # any error of the user's model or loss
         found["problem"] = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
     write_atomic(path, f"{json.dumps(json_safe(found))}\n".encode())
@@ -82,4 +88,6 @@ def read_sharpness(out: Path, run: Run) -> Surroundings:
     return Surroundings(
         float(value) if isinstance(value, float | int) else None,
         tuple(losses) if whole else (),
+        found.get("samples"),
+        found.get("slice_samples"),
     )

@@ -16,8 +16,6 @@ from wsam.compare.request import format_seconds
 from wsam.compare.sharpness import (
     DISTANCES,
     RADIUS,
-    SAMPLES,
-    SLICE_SAMPLES,
     Surroundings,
     read_sharpness,
 )
@@ -151,6 +149,18 @@ class Summary:
     metric: dict[str, Any]
 
     @property
+    def samples(self) -> float | None:
+        """Number of samples on which the sharpness was measured, the same for all runs."""
+        found = (s.samples for row in self.rows.values() for s in row.surroundings)
+        return next((count for count in found if count is not None), None)
+
+    @property
+    def slice_samples(self) -> float | None:
+        """Number of samples on which the slices were measured, the same for all runs."""
+        found = (s.slice_samples for row in self.rows.values() for s in row.surroundings)
+        return next((count for count in found if count is not None), None)
+
+    @property
     def differences(self) -> dict[str, Difference]:
         """How much better than the base each method is that was compared with it."""
         found = {name: row.difference for name, row in self.rows.items()}
@@ -259,8 +269,8 @@ class Summary:
             "compared": self.compared,
             "confidence_level": LEVEL,
             "test": "paired t-test over seeds, two-sided, Holm's correction",
-            "sharpness": {"radius": RADIUS, "samples": SAMPLES},
-            "slice": {"distances": list(DISTANCES), "samples": SLICE_SAMPLES},
+            "sharpness": {"radius": RADIUS, "samples": self.samples},
+            "slice": {"distances": list(DISTANCES), "samples": self.slice_samples},
             "methods": {name: self._row_dict(row) for name, row in self.rows.items()},
             "notes": self.notes,
             "failures": self.failures,
