@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -95,9 +96,10 @@ def test_a_record_does_not_execute_code(tmp_path):
     run = own()
     train(run, tmp_path, KEEP)
     record = records.record_path(tmp_path, run)
-    with pytest.raises(ValueError, match=r"give --data .*own_problem\.py:classes to execute it"):
+    with pytest.raises(ValueError, match=r"the data and model of .* are code: ") as error:
         load_model(record, CPU)
-    with pytest.raises(ValueError, match="the model of"):
+    assert f"give --data {run.data} --model {run.model} to execute it" in str(error.value)
+    with pytest.raises(ValueError, match=f"give --model {re.escape(run.model)} to execute it"):
         load_model(record, CPU, data=run.data)
     loaded = load_model(record, CPU, data=run.data, model=run.model, split="test")
     error = 100 * (1 - loaded.accuracy())
@@ -181,6 +183,7 @@ def test_an_interrupted_run_resumes_bit_for_bit(tmp_path, data):
 
 NOISY = """
 import random
+import re
 import numpy as np
 import torch
 

@@ -271,12 +271,15 @@ def _with_names(path: Path, run: Run | None, data: str | None, model: str | None
             raise ValueError(f"the model and data of {path} are unknown: give --model and --data")
         run = Run(data=data, model=model, method="vanilla")
     given = {"data": data, "model": model}
-    for what, name in (("data", run.data), ("model", run.model)):
-        # A file must not decide which code is executed.
-        if is_code(name) and given[what] is None:
-            raise ValueError(
-                f"the {what} of {path} is code, {name}: give --{what} {name} to execute it"
-            )
+    # A file must not decide which code is executed.
+    named = {"data": run.data, "model": run.model}
+    code = {what: name for what, name in named.items() if is_code(name) and given[what] is None}
+    if code:
+        options = " ".join(f"--{what} {name}" for what, name in code.items())
+        verb = "is" if len(code) == 1 else "are"
+        raise ValueError(
+            f"the {' and '.join(code)} of {path} {verb} code: give {options} to execute it"
+        )
     return run.replace(**{name: value for name, value in given.items() if value is not None})
 
 
