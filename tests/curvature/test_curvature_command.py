@@ -233,6 +233,9 @@ def test_landscapes(out, record, tmp_path):
         measured(other, "--samples", 40)["info"]["loss"], rel=1e-4
     )
     assert all(Path(file).stat().st_size > 100 for file in path["files"])
+    small = ("--radius", 0.03, "--points", 31, *common[:2], *common[4:])
+    (axis,) = json.loads(wsam_command("landscape", record, *small).stdout)["coordinates"]
+    assert (axis[0], axis[15]) == (-0.03, 0.0)
     printed = wsam_command("landscape", record, *common[:6], "--log", "--out", tmp_path / "new")
     assert "landscape.html" in printed.stdout
 

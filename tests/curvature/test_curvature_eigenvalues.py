@@ -77,6 +77,14 @@ def test_residuals_bound_the_error_for_any_spectrum(spectrum, k, block, seed, wh
     torch.testing.assert_close(found.values, ends, rtol=0, atol=1e-7)
 
 
+def test_repr_has_values_and_residuals_but_no_vectors():
+    text = repr(top_eigenvalues(symmetric_matrix(BULK), 2))
+    assert "values=tensor(" in text
+    assert "residuals=tensor(" in text
+    assert "vectors" not in text
+    assert len(text) < 300
+
+
 def test_negative_curvature_is_not_reported_as_sharpness():
     dense = symmetric_matrix(SPECTRA["negative"])  # the largest in absolute value is -9
     for method in ("lanczos", "power"):

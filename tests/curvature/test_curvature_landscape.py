@@ -101,6 +101,18 @@ def test_directions_of_wrapped_models_and_between_checkpoints():
     assert not scaled["1.running_var"].any()
 
 
+def test_default_coordinates_are_symmetric_around_zero():
+    model = nn.Linear(1, 1, bias=False)
+    a, b = ({"weight": torch.full((1, 1), size)} for size in (1.0, 2.0))
+    for directions, points in ((a, 41), ([a, b], 21)):
+        found = landscape(model, F.mse_loss, [(torch.ones(1, 1), torch.ones(1, 1))], directions)
+        for axis in found.coordinates:
+            assert len(axis) == points
+            assert axis[0] == -1
+            assert axis[points // 2] == 0
+            assert axis == [-value for value in reversed(axis)]
+
+
 def test_coordinates_may_be_arrays():
     model, direction = net(), random_direction(net())
     expected = landscape(model, F.cross_entropy, DATA, direction, [-1.0, 0.0, 1.0]).losses

@@ -16,6 +16,13 @@ from wsam.curvature.hutchinson import student_t_quantile
 SPIKED = torch.cat([torch.linspace(-0.05, 0.1, 190), torch.linspace(1, 10, 10)])
 
 
+def test_repr_of_a_density_has_no_tensors():
+    text = repr(density(symmetric_matrix([-1.0, 0.0, 2.0]), max_probes=2))
+    assert "sigma=" in text
+    assert "converged=" in text
+    assert "tensor" not in text
+
+
 @pytest.mark.parametrize("method", ["hutchinson", "hutch++"])
 def test_interval_contains_the_trace(method):
     dense = symmetric_matrix(SPIKED)

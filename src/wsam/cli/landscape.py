@@ -95,7 +95,7 @@ def landscape(
         )
         count = points or (41 if dimensions == 1 else 21)
         low, high = (-radius, 1 + radius) if to is not None else (-radius, radius)
-        axis = [low + (high - low) * i / (count - 1) for i in range(count)]
+        axis = [low + (high - low) * (i / (count - 1)) for i in range(count)]
         found = measure.landscape(
             loaded.model, loaded.batches.loss, loaded.batches, lines, [axis] * len(lines),
             origin=origin, labels=labels, report=follow("landscape"), **settings,

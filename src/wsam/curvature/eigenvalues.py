@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -35,7 +35,7 @@ class Eigenvalues:
     """
 
     values: Tensor
-    vectors: Tensor
+    vectors: Tensor = field(repr=False)
     residuals: Tensor
     converged: Tensor
     complete: bool

@@ -154,8 +154,8 @@ def _coordinate_lists(
     coordinates: Sequence[float] | Sequence[Sequence[float]] | None, dimensions: int
 ) -> list[list[float]]:
     if coordinates is None:
-        points = 41 if dimensions == 1 else 21
-        return [torch.linspace(-1, 1, points, device="cpu").tolist()] * dimensions
+        half = 20 if dimensions == 1 else 10
+        return [[step / half for step in range(-half, half + 1)]] * dimensions
     given: list[Any] = list(coordinates)
     if dimensions == 1 and given and not torch.as_tensor(given[0]).ndim:
         given = [given]

@@ -52,11 +52,11 @@ class Density:
         quadratures: Lanczos quadrature of each probe, used by `below`.
     """
 
-    grid: Tensor
-    values: Tensor
-    standard_error: Tensor
-    nodes: Tensor
-    weights: Tensor
+    grid: Tensor = field(repr=False)
+    values: Tensor = field(repr=False)
+    standard_error: Tensor = field(repr=False)
+    nodes: Tensor = field(repr=False)
+    weights: Tensor = field(repr=False)
     sigma: float
     cumulative_error: float
     quadrature_error: float
