@@ -27,14 +27,17 @@ from wsam._core.validation import count, flag, number
 class Geometry:
     """Base class of geometries; without an override it is a ball."""
 
-    follows_g0: ClassVar[bool] = True
-    """Whether d follows g0. If not, `vector` returns what takes its place."""
     needs_g0: ClassVar[bool] = True
     """Whether d depends on the first gradient. If not, a step has one pass, at w + d."""
     memory: ClassVar[tuple[str, ...]] = ()
     """Names of the tensors that are kept between steps, one for each parameter."""
     uses_denominators: ClassVar[bool] = False
     """Whether `block.denominators` are needed: those of an adaptive base, before its step."""
+
+    @property
+    def follows_g0(self) -> bool:
+        """Whether d follows g0: True unless the geometry has a `vector` of its own."""
+        return type(self).vector is Geometry.vector
 
     def sqrt_metric(self, block: Block, g0: list[Tensor]) -> list[Tensor] | None:
         """Return sqrt(S) in at least float32, one tensor for each weight; None means 1.
@@ -47,7 +50,7 @@ class Geometry:
         return None
 
     def vector(self, block: Block, g0: list[Tensor], memory: Memory) -> list[Tensor]:
-        """Return the vector that takes the place of g0 in d, if the geometry does not follow g0.
+        """Return the vector that takes the place of g0 in d.
 
         Args:
             block: as for `sqrt_metric`.
@@ -186,8 +189,6 @@ class PerLayer(Geometry):
     ball. Tensors without a gradient do not count.
     """
 
-    follows_g0 = False
-
     def vector(self, block: Block, g0: list[Tensor], memory: Memory) -> list[Tensor]:
         """Return g0_i / norm(g0_i)."""
         wide = widened(g0)
@@ -316,7 +317,6 @@ class Averaged(Geometry):
     """
 
     theta: float = 0.9
-    follows_g0 = False
     memory = (AVERAGE,)
 
     def __post_init__(self) -> None:
@@ -348,7 +348,6 @@ class WithoutAverage(Geometry):
 
     sigma: float = 1.0
     decay: float = 0.9
-    follows_g0 = False
     memory = (AVERAGE,)
 
     def __post_init__(self) -> None:
@@ -380,7 +379,6 @@ class AlongMomentum(Geometry):
     2024.
     """
 
-    follows_g0 = False
     needs_g0 = False
 
     def is_ready(self, blocks: Sequence[Block], memory: Memory) -> bool:

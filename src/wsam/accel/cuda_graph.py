@@ -30,6 +30,7 @@ from wsam._core.validation import warn
 from wsam.accel.base_optimizers import BASES
 from wsam.accel.graph_inputs import GraphMask, GraphRng, GraphScalars, replaced, sharpness_aware
 from wsam.accel.triton_backend import TritonBackend, kernels_work_on, triton_is_installed
+from wsam.geometry import Geometry, Masked
 
 if TYPE_CHECKING:
     from wsam.optimizer import SharpnessAware
@@ -362,6 +363,11 @@ def check_optimizer(opt: Optimizer) -> torch.device:
     if sharp is not None and sharp.ascent_steps > 1:
         raise ValueError(
             "ascent_steps > 1 cannot be captured: a graph has two states of the generator"
+        )
+    kind = Geometry if sharp is None else type(sharp.geometry)
+    if kind.mask is not Geometry.mask and kind is not Masked:
+        raise ValueError(
+            f"{kind.__name__}.mask cannot be captured: it selects tensors on the host at every step"
         )
     devices = {p.device for group in opt.param_groups for p in group["params"]}
     if len(devices) != 1 or next(iter(devices)).type != "cuda":
