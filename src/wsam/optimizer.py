@@ -425,6 +425,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
                 self._drop_unfinished()
             state.require_grad_scale()
             report, found_inf = self._step_state.overflow_report, self.__dict__["found_inf"]
+            state.require_checked_gradients(found_inf)
             if bool(found_inf if report is None else report.joined(found_inf)):
                 self._norm_stats_before.release()  # the batch may have made them NaN
                 self._drop_unfinished()

@@ -302,6 +302,28 @@ def test_scaler_needs_the_scale_in_ascend() -> None:
     assert same(snapshot(opt)["weights"], before["weights"])
 
 
+@pytest.mark.parametrize("factor", [1.0, math.inf])
+@pytest.mark.parametrize("reuse", [False, True])
+def test_scaler_without_gradients_to_check_is_rejected(factor: float, reuse: bool) -> None:
+    """`ascend` returned False and the second pass was omitted: g0 may have overflowed."""
+    model = small_model()
+    opt = wsam.WSAM(sgd(model), when=wsam.schedule.Every(2), reuse=reuse)
+    scaler, loss = new_scaler(), model_loss(opt, model)
+    scaled_step(opt, scaler, loss)
+    before = snapshot(opt)
+    opt.begin()
+    scaler.scale(loss() * factor).backward()
+    assert not opt.ascend(scaler.get_scale())
+    scaler.unscale_(opt)
+    opt.descend()
+    with pytest.raises(RuntimeError, match="checked no gradients: run the second pass"):
+        scaler.step(opt)
+    assert same(snapshot(opt), before)
+    opt.abandon()
+    scaled_step(opt, new_scaler(), loss)
+    assert not same(snapshot(opt)["weights"], before["weights"])
+
+
 def test_scaler_attributes_are_removed_after_an_error() -> None:
     model = small_model()
     opt = wsam.WSAM(sgd(model))

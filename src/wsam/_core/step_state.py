@@ -195,6 +195,14 @@ class StepState:
                 "ascend(scaler.get_scale()), or ascend(1.0) if they were unscaled by hand"
             )
 
+    def require_checked_gradients(self, found_inf: Any) -> None:
+        """Raise if a GradScaler found no gradients to check; its `found_inf` is then no tensor."""
+        if self.phase is not Phase.IDLE and not isinstance(found_inf, Tensor):
+            raise RuntimeError(
+                "the GradScaler has checked no gradients: run the second pass at every step, also if "
+                "ascend() returned False"
+            )
+
     def require_descend(self) -> None:
         """Raise unless `descend` may be called now."""
         if self.phase is Phase.READ_ONLY:
