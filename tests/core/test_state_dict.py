@@ -40,6 +40,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.optim.lr_scheduler import StepLR
 
 import wsam
+from wsam.rule import Reuse
 
 MLP = PROBLEMS["mlp"]
 STEPS = 6
@@ -387,6 +388,53 @@ def test_load_warns_about_a_method_that_an_early_state_does_not_name() -> None:
     del state["sharpness"]["method"]
     with pytest.warns(wsam.WsamWarning, match="of a method with the rule Perturbed, .* is WSAM"):
         wsam.WSAM(sgd(model)).load_state_dict(state)
+
+
+REUSING = {"reuse": True, "when": wsam.schedule.Every(2)}
+
+
+@pytest.mark.parametrize(
+    ("name", "saved", "given", "message"),
+    [
+        ("wsam", REUSING, {}, r"with reuse=Reuse\(.*\), the optimizer has reuse=None,"),
+        (
+            "wsam",
+            REUSING,
+            REUSING | {"reuse": Reuse(weight=0.5)},
+            r"weight=1\.0\), .*weight=0\.5\)",
+        ),
+        (
+            "looksam",
+            {"per_tensor": True},
+            {},
+            "per_tensor=True, the optimizer has per_tensor=False,",
+        ),
+        (
+            "vasso",
+            {"theta": 0.2},
+            {"theta": 0.8},
+            r"Averaged\(theta=0\.2\), .*Averaged\(theta=0\.8\)",
+        ),
+        ("sam", {"geometry": wsam.Adaptive()}, {}, r"geometry=Adaptive\(.*geometry=Euclidean\(\)"),
+    ],
+)
+def test_load_warns_about_other_options(
+    name: str, saved: dict[str, Any], given: dict[str, Any], message: str
+) -> None:
+    """They are those of the constructor; a load replaces only values of groups, and schedules."""
+    model = small_model()
+    state = wsam.create(name, sgd(model), **saved).state_dict()
+    opt = wsam.create(name, sgd(model), **given)
+    before = opt.rule, opt.geometry
+    with pytest.warns(wsam.WsamWarning, match=message) as record:
+        opt.load_state_dict(save_and_load(state))
+    assert [warning.filename for warning in record] == [__file__]
+    assert (opt.rule, opt.geometry) == before
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        wsam.create(name, sgd(model), **saved).load_state_dict(state)
+        del state["sharpness"]["options"]  # as saved by earlier versions
+        opt.load_state_dict(state)
 
 
 # --- copies ----------------------------------------------------------------------------------------

@@ -227,7 +227,16 @@ def test_state_over_a_base_of_torch() -> None:
     assert list(state) == ["state", "param_groups", "sharpness"]
     assert same(state["state"], plain["state"])
     assert same(state["param_groups"], plain["param_groups"])
-    kept = {"shapes", "schedules", "interval", "interval_lost", "skipped", "rule", "method"}
+    kept = {
+        "shapes",
+        "schedules",
+        "interval",
+        "interval_lost",
+        "skipped",
+        "rule",
+        "method",
+        "options",
+    }
     assert set(state["sharpness"]) == kept
 
 

@@ -42,6 +42,7 @@ def sharpness_entry(opt: "SharpnessAware", state: dict[str, Any]) -> dict[str, A
         "skipped": opt.skipped,
         "rule": type(opt.rule).__name__,
         "method": type(opt).__name__,
+        "options": _options(opt),
     }
     if opt._base_writes_grads:
         entry["base_writes_grads"] = True
@@ -80,18 +81,38 @@ def load(opt: "SharpnessAware", state: Any) -> None:
             interval = _unpacked("interval `when`", entry["interval"], interval)
         elif "interval_lost" in entry:  # absent from states of earlier versions
             interval = None
-        rule = type(opt.rule).__name__
-        if entry.get("rule", rule) != rule:
-            saved = entry.get("method", f"a method with the rule {entry['rule']}")
-            warn(
-                f"the state is of {saved}, the optimizer is {type(opt).__name__}: hyperparameters may "
-                "have another meaning"
-            )
     _load_base({key: v for key, v in state.items() if key != ENTRY}, base, torch_format)
     values.replace(saved_values, schedules)
     opt.when, opt.skipped = interval, entry.get("skipped", opt.skipped)
     if entry.get("base_writes_grads"):  # a lean step has found that, and later steps were not lean
         opt.lean, opt._base_writes_grads = False, True
+    _warn_about_differences(opt, entry)  # last: a state that is rejected needs no warning
+
+
+def _options(opt: "SharpnessAware") -> dict[str, str]:
+    """Return the geometry and the rule's options, which a load does not replace, as text."""
+    options = {name: repr(getattr(opt.rule, name)) for name in opt.rule.options}
+    return {**options, "geometry": repr(opt.geometry)}
+
+
+def _warn_about_differences(opt: "SharpnessAware", entry: dict[str, Any]) -> None:
+    """Warn if the state is of another method, or of the same with other options."""
+    rule, own = type(opt.rule).__name__, _options(opt)
+    if entry.get("rule", rule) != rule:
+        method = entry.get("method", f"a method with the rule {entry['rule']}")
+        warn(
+            f"the state is of {method}, the optimizer is {type(opt).__name__}: hyperparameters may "
+            "have another meaning"
+        )
+        return
+    saved = {k: v for k, v in entry.get("options", own).items() if own.get(k) != v}
+    if saved:
+        before = ", ".join(f"{name}={value}" for name, value in saved.items())
+        now = ", ".join(f"{name}={own.get(name)}" for name in saved)
+        warn(
+            f"the state was saved with {before}, the optimizer has {now}, which a load does not "
+            "change: to continue the same run, pass the saved values to the constructor"
+        )
 
 
 def _has_torch_format(state: dict[str, Any]) -> bool:
