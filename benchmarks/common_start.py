@@ -20,10 +20,10 @@ from typing import Any, cast
 
 from wsam.lab import records
 from wsam.lab.callbacks import Callback, LogLines, Metrics
-from wsam.lab.checkpoint import rng_states
 from wsam.lab.datasets import DataSource
 from wsam.lab.distributed import init_distributed
 from wsam.lab.execution import ExecutionConfig
+from wsam.lab.rng import rng_states
 from wsam.lab.run import Run
 from wsam.lab.train import Trainer
 from wsam.paper.cheap import SGD
