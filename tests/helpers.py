@@ -16,12 +16,18 @@ from torch import Tensor, nn
 
 import wsam
 
-ONE_PASS = ["msam", "one_pass_wsam"]
+
+def default_geometry(name: str) -> wsam.Geometry:
+    base = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1, momentum=0.9)
+    return wsam.METHODS[name](base).geometry
+
+
+ONE_PASS = [name for name in wsam.METHODS if not default_geometry(name).needs_g0]
 """Methods with one gradient a step; tests/core/test_one_pass.py has most of their tests."""
 METHODS = [name for name in sorted(wsam.METHODS) if name not in ONE_PASS]
 """Methods with two gradients a step."""
 ALL = [*METHODS, *ONE_PASS]
-AVERAGING = ["friendly_sam", "vasso"]
+AVERAGING = [name for name in METHODS if default_geometry(name).memory]
 """Methods that average gradients, so that the order of micro-batches matters."""
 RULES = ["sam", "wsam", "gsam"]
 """One method for each kind of rule: g1 only, a decoupled term, inner products of the gradients."""

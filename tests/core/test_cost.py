@@ -93,11 +93,13 @@ def test_number_of_buffers(name: str, tensors: int, monkeypatch: pytest.MonkeyPa
     lean = name == LEAN
     found = buffers_of(name, tensors)
     wanted = 1 if lean or reference.METHODS[name].rule == "sam" else 2
-    # What a method keeps between steps: in the second pass, between steps, at the peak.
-    kept = {"looksam": (0, 1, 2), "vasso": (2, 1, 2), "friendly_sam": (2, 1, 3)}
-    second, between, peak = kept.get(name, (0, 0, 0))
-    assert found["second pass"] == (wanted + second) * tensors
-    assert found["between steps"] == (0 if lean else 1 + between) * tensors
+    opt = make_method(name, torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1))
+    # A geometry's memory has the old and the new value in the second pass; a rule keeps its vector
+    # after that pass, and computes it in another buffer.
+    averages, kept = len(opt.geometry.memory), int(opt.rule.keeps_vector)
+    peak = 2 * averages + 2 * kept + (not opt.geometry.follows_g0)
+    assert found["second pass"] == (wanted + 2 * averages) * tensors
+    assert found["between steps"] == (0 if lean else 1 + averages + kept) * tensors
     # A metric other than 1 is a temporary of full size while d is computed.
     metric = reference.METHODS[name].geometry in {"adaptive", "fisher"}
     assert found["peak"] <= (wanted + metric + peak) * tensors + 2

@@ -161,7 +161,7 @@ def test_every_method_has_a_page() -> None:
         assert f"](methods/{name}.md)" in overview, name
         facts = dict(MEASURED["fact_rows"](text))
         assert {"take it if", "passes a step", "extra memory", "paper"} <= facts.keys(), name
-        assert "arxiv.org" in facts["paper"] or facts["paper"].startswith("none: "), name
+        assert re.search(r"\]\(https://\S+\)|^none: ", facts["paper"]), name
         assert "w <- w - " in text, name
         assert f"<!-- measured results: {name} -->" in text, name
         assert len(BLOCK.findall(text)) > 0, name
