@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from wsam._core import lean as lean_step
 from wsam._core import tensor_ops
+from wsam.geometry import Geometry
 
 SIZE = 7919  # no other tensor has this many elements
 
@@ -101,7 +102,7 @@ def test_number_of_buffers(name: str, tensors: int, monkeypatch: pytest.MonkeyPa
     assert found["second pass"] == (wanted + 2 * averages) * tensors
     assert found["between steps"] == (0 if lean else 1 + averages + kept) * tensors
     # A metric other than 1 is a temporary of full size while d is computed.
-    metric = reference.METHODS[name].geometry in {"adaptive", "fisher"}
+    metric = type(opt.geometry).sqrt_metric is not Geometry.sqrt_metric
     assert found["peak"] <= (wanted + metric + peak) * tensors + 2
 
 
