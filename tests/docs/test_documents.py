@@ -9,6 +9,7 @@ import re
 import runpy
 import shlex
 import statistics
+import subprocess
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,7 +83,7 @@ COMMANDS = sorted({tuple(words) for page in ALL_PAGES for words in commands(page
 
 
 def test_commands_parse() -> None:
-    """Commands of wsam accept `--help`; other commands name files, extras and make targets."""
+    """Commands of wsam accept `--help`; others name files, extras and make targets, or read records."""
     assert len(COMMANDS) > 30
     for words in COMMANDS:
         try:
@@ -101,6 +102,8 @@ def _check_command(words: tuple[str, ...]) -> None:
     elif words[0] in {"python", "torchrun"}:
         (file,) = [word for word in words if word.endswith(".py")] or [None]
         assert (words[1:3] == ("-m", "pytest")) if file is None else (ROOT / file).is_file()
+    elif words[0] == "grep":
+        subprocess.run(words, cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
     elif words[:2] == ("pip", "install"):
         for extra in re.findall(r"\[(.*?)\]", " ".join(words)):
             assert set(extra.split(",")) <= set(PROJECT["optional-dependencies"])
