@@ -140,47 +140,47 @@ def save_and_move(block: Block, direction: Direction) -> None:
 
 def directions(state: StepState, blocks: Sequence[Block]) -> list[Direction]:
     """Return S g0 for each block, and the scale that turns it into d."""
-    whitened, metrics = whiten(state, blocks)
+    whitened, roots = whiten(state, blocks)
     scales = scales_of(state, blocks, whitened)
-    return unwhiten(state, whitened, metrics, scales)
+    return unwhiten(state, whitened, roots, scales)
 
 
 def whiten(
     state: StepState, blocks: Sequence[Block]
 ) -> tuple[list[list[Tensor]], list[list[Tensor] | None]]:
     """Return z = sqrt(S) v for each block, and sqrt(S); v is g0 or the geometry's own vector."""
-    whitened, metrics = [], []
+    whitened, roots = [], []
     for block in blocks:
         g0 = block.shards(block.g0)
         if state.geometry.uses_denominators:
             block.denominators = denominators_before(state.base, block)
-        metric = state.geometry.sqrt_metric(block, g0)
+        root = state.geometry.sqrt_metric(block, g0)
         vector = state.geometry.vector(block, g0, state.memory)
         block.denominators = None
-        if metric is None:
+        if root is None:
             z = vector
         elif state.g0_is_scratch and not accumulation_dtype(g0[0]):
-            torch._foreach_mul_(g0, metric)
+            torch._foreach_mul_(g0, root)
             z = g0
         else:
-            z = list(torch._foreach_mul(widened(vector), metric))
+            z = list(torch._foreach_mul(widened(vector), root))
         whitened.append(z)
-        metrics.append(metric)
-    return whitened, metrics
+        roots.append(root)
+    return whitened, roots
 
 
 def unwhiten(
     state: StepState,
     whitened: Sequence[list[Tensor]],
-    metrics: Sequence[list[Tensor] | None],
+    roots: Sequence[list[Tensor] | None],
     scales: Sequence[Tensor],
 ) -> list[Direction]:
     """Turn z = sqrt(S) g0 into S g0, in place."""
     result = []
-    for z, metric, scale in zip(whitened, metrics, scales, strict=True):
-        if metric is not None:
-            torch._foreach_mul_(z, metric)
-        result.append((z, scale, metric is not None or state.g0_is_scratch))
+    for z, root, scale in zip(whitened, roots, scales, strict=True):
+        if root is not None:
+            torch._foreach_mul_(z, root)
+        result.append((z, scale, root is not None or state.g0_is_scratch))
     return result
 
 

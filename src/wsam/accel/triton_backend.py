@@ -145,14 +145,14 @@ class TritonBackend:
         plans = self._find_plans(blocks)
         if plans is None:
             return False
-        whitened, metrics = step.whiten(state, blocks)
-        scales = self._scales(blocks, plans, whitened, final=not any(metrics))
+        whitened, roots = step.whiten(state, blocks)
+        scales = self._scales(blocks, plans, whitened, final=not any(roots))
         if scales is None:
             if state.lean:
                 return False
             scales = step.scales_of(state, blocks, whitened)
-        directions = step.unwhiten(state, whitened, metrics, scales)
-        del metrics  # before the copies of w are allocated
+        directions = step.unwhiten(state, whitened, roots, scales)
+        del roots  # before the copies of w are allocated
         if state.lean:
             return self._begin_lean(state, directions)
         state.moved = list(blocks)
