@@ -157,8 +157,7 @@ def message(results: Sequence[TimedResult]) -> str:
     longest = max(bases, key=lambda one: one.mean_minutes, default=None)
     better = [] if longest is None else [one for one in results if _beats(one, longest)]
     if better:
-        better = [one.title.partition(",")[0] for one in better]
-        *first, last = better
+        *first, last = (one.title.partition(",")[0] for one in better)
         names = f"{', '.join(first)} and {last}" if first else last
         verb = "have lower errors" if first else "has a lower error"
         return f"{names} {verb} than SGD at equal time"
@@ -182,14 +181,15 @@ def draw_times(results: Sequence[TimedResult]) -> Figure:
     """
     many = len(results) > _MOST_LABELS
     figure = new_figure(FIGURE_WIDTH, 4.2 + 0.19 * len(results) * many)
-    axes = figure.subplots()
+    axes, markers = figure.subplots(), []
     for number, one in enumerate(results):
         (minutes, time_std), (error, std) = _known(one.minutes), _known(one.errors)
         color = method_color(one.method)
         face = color if len(one.errors) > 1 else "white"
         shape = _SHAPES[number % len(_SHAPES)] if many else "o"
         style: Any = {"fmt": shape, "ms": 8, "mew": 1.8, "mfc": face, "color": color}
-        axes.errorbar(minutes, error, std, time_std, capsize=3, zorder=3, label=one.label, **style)
+        bars = axes.errorbar(minutes, error, std, time_std, capsize=3, zorder=3, **style)
+        markers.append(bars[0])
     bases = sorted(_point(one) for one in results if one.method == "vanilla")
     if bases:
         axes.plot(*zip(*bases, strict=True), color=method_color("vanilla"), lw=1.4, zorder=1)
@@ -206,11 +206,10 @@ def draw_times(results: Sequence[TimedResult]) -> Figure:
         return figure
     points = [_point(one) for one in front(results)]
     axes.plot(*zip(*points, strict=True), color=MUTED_COLOR, lw=1, ls="--", zorder=1)
-    handles, names = axes.get_legend_handles_labels()
     order = sorted(range(len(results)), key=lambda i: _point(results[i]))  # from left to right
     figure.legend(
-        [handles[i][0] for i in order],  # without error bars
-        [names[i] for i in order],
+        [markers[i] for i in order],
+        [results[i].label for i in order],
         loc="outside lower left",
         fontsize=9,
         labelspacing=0.35,
