@@ -94,8 +94,13 @@ COLORS = {method: style.printed or style.light for method, style in METHOD_STYLE
 
 
 def method_title(method: str) -> str:
-    """Return the displayed name of a method; an unknown method keeps its own name."""
-    return METHOD_STYLES[method].title if method in METHOD_STYLES else method
+    """Return the displayed name of a method; an unknown method keeps its own name.
+
+    Example:
+        >>> method_title("gsam"), method_title("my.py:RandomSAM")
+        ('GSAM', 'RandomSAM')
+    """
+    return METHOD_STYLES[method].title if method in METHOD_STYLES else method.rpartition(":")[2]
 
 
 def method_color(method: str) -> str:

@@ -65,6 +65,7 @@ def test_failures_have_their_own_exit_status(tmp_path, in_process, monkeypatch):
     ("words", "message"),
     [
         ("--budget 20", "--budget must be a duration such as 90s, 20m or 2h, got '20'"),
+        (f"--methods {OWN.parent}/own_method.py:Blend", "got the class Blend"),
         ("--methods sam,adam", "unknown method 'adam'; known: base, sam"),
         ("--seeds 0", "--seeds must be a number of seeds or a list"),
         ("--seeds 1,1", "seeds must be distinct"),

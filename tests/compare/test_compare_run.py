@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from comparing import CPU, TINY, tiny_comparison
+from comparing import CPU, TINY, tiny_comparison, tiny_request
 from training import Stop
 
 import wsam
@@ -14,7 +14,14 @@ from wsam.compare.page import page
 from wsam.compare.progress import Progress
 from wsam.compare.runner import _PAGE_SECONDS
 from wsam.compare.sharpness import DISTANCES
-from wsam.compare.state import final_folder, read_state, search_folder
+from wsam.compare.state import (
+    State,
+    final_folder,
+    open_state,
+    read_state,
+    search_folder,
+    write_state,
+)
 from wsam.compare.timing import Stopwatch, Timing, measure_time, read_timing
 from wsam.sweep import InProcess
 
@@ -245,3 +252,73 @@ def test_warnings_of_methods_are_notes(tmp_path):
     summary = tiny_comparison(tmp_path, "wsam", "cheap", run=run, trials=1).run()
     (note,) = [note for note in summary.notes if note.startswith("WSAM over Adamax")]
     assert "To use WSAM nevertheless" not in note
+
+
+# A method of the user's own -----------------------------------------------------------------------
+
+
+def own_method(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(OWN.with_name("own_method.py").read_text())
+    return file, f"{file}:BlendSAM"
+
+
+def test_a_method_of_ones_own(tmp_path):
+    _, name = own_method(tmp_path)
+    out = tmp_path / "out"
+    summary = tiny_comparison(out, name, trials=2).run()
+    row = summary.rows[name]
+    assert row.method.title == "BlendSAM"
+    assert row.method.axes == ("lr", "rho")
+    assert row.method.style != summary.rows["base"].method.style
+    assert row.point.keys() == {"lr", "rho"}
+    assert {record["settings"]["hyper"]["share"] for record in row.records.values()} == {0.5}
+    assert "BlendSAM" in page(summary)
+
+
+def test_reading_a_comparison_executes_no_code(tmp_path):
+    file, name = own_method(tmp_path)
+    request = tiny_request(name, "sam")
+    out = tmp_path / "out"
+    write_state(out, State(request))
+    file.write_text("raise SystemExit('executed')")
+    state = read_state(out)
+    assert state.request == request
+    assert state.contenders[name].at({"lr": 0.1, "rho": 1}).hyper["rho"] == 1.0
+    data = json.loads((out / "plan.json").read_text())
+    del data["request"]["own"]
+    (out / "plan.json").write_text(json.dumps(data))
+    with pytest.raises(ValueError, match="is damaged"):
+        read_state(out)
+
+
+def test_a_changed_method_is_timed_again(tmp_path):
+    file, name = own_method(tmp_path)
+    out, times = tmp_path / "out", Timing(0.1, 0.5, 0.1, 0.5)
+    write_state(out, State(tiny_request(name, "sam"), dict.fromkeys(("base", "sam", name), times)))
+    kept = open_state(out, tiny_request(name, "sam", trials=1))
+    assert kept.timing.keys() == {"base", "sam", name}
+    file.write_text(file.read_text().replace("share=0.5", "share=0.6"))
+    kept = open_state(out, tiny_request(name, "sam"))
+    assert kept.timing.keys() == {"base", "sam"}
+
+
+def test_requests_that_a_method_of_ones_own_refuses(tmp_path):
+    _, name = own_method(tmp_path)
+    with pytest.raises(ValueError, match=r"BlendSAM is not known: use --equal time"):
+        tiny_request(name, equal="passes")
+    (tmp_path / "other").mkdir()
+    _, other = own_method(tmp_path / "other")
+    with pytest.raises(ValueError, match="have the same title, BlendSAM: rename your class"):
+        tiny_request(name, other)
+    with pytest.raises(ValueError, match=r"must be a subclass of wsam\.SharpnessAware"):
+        tiny_request(name.replace("BlendSAM", "function"))
+
+
+def test_a_weight_of_ones_own_method_is_searched(tmp_path):
+    file, name = own_method(tmp_path)
+    text = file.read_text()
+    for default, searched in (("0.8", ("gamma",)), ("None", ()), ("2.0", ())):
+        file.write_text(text.replace("share=0.5, model", f"share=0.5, gamma={default}, model"))
+        method = State(tiny_request(name)).contenders[name]
+        assert method.axes == ("lr", "rho", *searched)

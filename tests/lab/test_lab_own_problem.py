@@ -415,7 +415,7 @@ def test_errors_of_the_command_name_function_and_line(tmp_path, monkeypatch):
     line = error_of(*words, "mine.py:net")
     assert "mine.py:net raised ZeroDivisionError: division by zero" in line
     assert "mine.py, line 2)" in line
-    assert "has no function 'Net'" in error_of(*words, "mine.py:Net")
+    assert "has no function or class 'Net'" in error_of(*words, "mine.py:Net")
     assert "there is no file" in error_of(*words, "other.py:net")
     write(tmp_path / "mine.py", "import no_such_module")
     assert "importing mine.py raised ModuleNotFoundError" in error_of(*words, "mine.py:net")

@@ -3,7 +3,9 @@
 import json
 import math
 import re
+from pathlib import Path
 
+import own_method
 import pytest
 from recorded import as_recorded
 
@@ -226,6 +228,31 @@ def test_only_varying_settings_are_named(tmp_path):
     put(tmp_path, Run(epochs=5, options={"max_norm": 1.0}, geometry={"name": "fisher"}))
     (one,) = experiments(gather(tmp_path).groups)
     assert [item.name for item in one.groups] == ["SGD", "WSAM fisher, γ 0.9, ρ 0.05, max norm 1"]
+
+
+def test_a_method_of_ones_own(tmp_path):
+    """It has its class's name and a style that is not the base's, and its code is not executed."""
+    file = tmp_path / "mine.py"
+    file.write_text(Path(own_method.__file__).read_text())
+    put(tmp_path, Run(method="vanilla", epochs=1))
+    for rho in (0.1, 0.2, 0.4):
+        for share in (0.5, 0.7):
+            hyper = {"rho": rho, "share": share}
+            put(tmp_path, Run(method=f"{file}:BlendSAM", hyper=hyper, epochs=1))
+    file.write_text("raise SystemExit('executed')")
+    folder = gather(tmp_path)
+    assert not folder.troubles
+    (one,) = experiments(folder.groups)
+    base, *own = one.groups
+    assert [item.name for item in own][:2] == [
+        "BlendSAM ρ 0.1, share 0.5",
+        "BlendSAM ρ 0.1, share 0.7",
+    ]
+    assert {item.style.color for item in own} == {"ink"}
+    assert base.style.color == "vanilla"
+    text = page(folder)
+    assert "BlendSAM ρ 0.4, share 0.7" in text
+    assert f"--method {file}:BlendSAM --rho 0.4 --hyper share=0.7" in text
 
 
 # ---- comparison with the paper ----

@@ -32,7 +32,7 @@ Methods = Annotated[
     str,
     typer.Option(
         help="Names separated by commas: base, cheap (WSAM with two passes on every n-th step), "
-        f"{', '.join(options.METHODS)}."
+        f"{', '.join(options.METHODS)}, or your own class: path.py:Class."
     ),
 ]
 Seeds = Annotated[str, typer.Option(help="Number of seeds, or a list such as 0,1,2.")]
@@ -192,7 +192,7 @@ def compare(
     )
     request = Request(
         with_validation(problem),
-        tuple(name.strip().lower().replace("-", "_") for name in methods.split(",")),
+        tuple(map(_method_name, methods.split(","))),
         parse_seeds(seeds),
         parse_budget(budget),
         trials,
@@ -221,6 +221,12 @@ def compare(
     summary = run(request, out, jobs, config, parallel, start, as_json)
     report(summary, out, page(summary), as_json)
     exit_if_failed(summary)
+
+
+def _method_name(text: str) -> str:
+    """Return the name of a method: that of a class as it is given, others in any spelling."""
+    name = text.strip()
+    return name if ":" in name else name.lower().replace("-", "_")
 
 
 def check_libraries() -> None:

@@ -51,7 +51,10 @@ ModelArg = Annotated[
 ]
 Method = Annotated[
     str,
-    typer.Option(help=f"vanilla, {', '.join(options.METHODS[:-1])} or {options.METHODS[-1]}."),
+    typer.Option(
+        help=f"vanilla, {', '.join(options.METHODS)}, or your own subclass of wsam.SharpnessAware: "
+        "path.py:Class or package.module:Class."
+    ),
 ]
 Rho = Annotated[float | None, typer.Option(help="Radius of the perturbation.")]
 Gamma = Annotated[

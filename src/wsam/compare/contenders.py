@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from wsam.lab.run import Run
-from wsam.lab.settings import BASE_CLASSES, VANILLA, Value, has_preconditioner
+from wsam.lab.settings import BASE_CLASSES, VANILLA, Value, has_preconditioner, is_number
 from wsam.plot_style import METHOD_STYLES, method_title
 from wsam.report.charts import LineStyle
 from wsam.sweep.grid import with_value
@@ -83,14 +83,19 @@ class Contender:
         return LineStyle(method, METHOD_STYLES[method].dashes)
 
 
-def contender(name: str, run: Run, every: int) -> Contender:
+def contender(name: str, run: Run, every: int, own: Run | None = None) -> Contender:
     """Return a method of a comparison.
 
     Args:
-        name: ``base``, ``cheap`` or a name of `wsam.METHODS`.
+        name: ``base``, ``cheap``, a name of `wsam.METHODS` or ``path/file.py:Class``.
         run: The problem and the base optimizer, as a vanilla run.
         every: Steps between the two-pass steps of ``cheap``.
+        own: The run at the defaults of a method of the user's own, so that its code is not executed.
     """
+    if own is not None:
+        searched = [axis for axis in ("rho", "gamma", "alpha") if _can_search(axis, own)]
+        # Gamma and alpha would be searched along the same sequence.
+        return Contender(name, method_title(name), own, ("lr", *searched[:2]))
     if name == BASE:
         return Contender(BASE, BASE_CLASSES[run.base], run.replace(method=VANILLA), ("lr",))
     if name in ("wsam", CHEAP):
@@ -104,6 +109,12 @@ def contender(name: str, run: Run, every: int) -> Contender:
         return Contender(name, title, found, ("lr", "rho", "gamma"))
     weight = (_WEIGHTS[name],) if name in _WEIGHTS else ()
     return Contender(name, method_title(name), run.replace(method=name), ("lr", "rho", *weight))
+
+
+def _can_search(axis: str, run: Run) -> bool:
+    """Return whether the range around the default of a hyperparameter is defined."""
+    default = run.hyper.get(axis)
+    return is_number(default) and 0 < default < (1 if axis == "gamma" else math.inf)
 
 
 def van_der_corput(number: int, base: int) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
@@ -13,7 +13,7 @@ from wsam._core import validation
 from wsam.compare.contenders import BASE, CHEAP, EVERY, contender
 from wsam.lab.loader_feed import Data, as_data
 from wsam.lab.run import Run
-from wsam.lab.settings import VANILLA, check_choice, method_defaults
+from wsam.lab.settings import CLASS, VANILLA, check_choice, method_defaults
 from wsam.lab.user_code import UserCodeError, explain, is_code, load, source_file
 
 TRIALS = 8
@@ -32,13 +32,16 @@ class Request:
     Args:
         run: The problem and the base optimizer, with its central learning rate: a vanilla run with a
             validation split. Its epochs are those of the base in trials and final runs.
-        methods: ``base``, names of `wsam.METHODS`, and ``cheap``. The base is always included.
+        methods: ``base``, names of `wsam.METHODS`, ``cheap``, and classes of the user's own,
+            ``path/file.py:Class``. The base is always included.
         seeds: Seeds of the final runs.
         budget: Seconds for the whole comparison.
         trials: Settings tried for each method; fewer if the budget requires it.
         every: Steps between the two-pass steps of ``cheap``.
         equal: What is equal in all runs: ``time``, measured on this machine, or ``passes``, the number
             of forward and backward passes, which does not depend on the machine.
+        own: The runs of the user's own methods at their defaults, by name. Computed if not given, which
+            imports their files.
 
     Example:
         >>> Request(Run(method="vanilla", validation=0.2), ("sam", "wsam"), budget=60).methods
@@ -52,6 +55,7 @@ class Request:
     trials: int = TRIALS
     every: int = EVERY
     equal: str = "time"
+    own: Mapping[str, Run] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check the methods and numbers."""
@@ -64,8 +68,21 @@ class Request:
         validation.count("trials", self.trials, 1)
         validation.count("every", self.every, 2)
         check_choice("equal", self.equal, list(EQUAL))
+        names = filter(is_code, self.methods)
+        own = {name: self.own.get(name) or self.run.replace(method=name) for name in names}
+        object.__setattr__(self, "own", own)
+        if own and self.equal == "passes":
+            raise ValueError(
+                f"the number of passes of {next(iter(own))} is not known: use --equal time"
+            )
+        titles: dict[str, str] = {}
         for name in self.methods:
-            contender(name, self.run, self.every)
+            title = contender(name, self.run, self.every, own.get(name)).title
+            if title in titles:
+                raise ValueError(
+                    f"{titles[title]} and {name} have the same title, {title}: rename your class"
+                )
+            titles[title] = name
 
     @property
     def effort(self) -> str:
@@ -75,18 +92,29 @@ class Request:
     def to_dict(self) -> dict[str, Any]:
         """Return the comparison as JSON-compatible data."""
         lists = {"methods": list(self.methods), "seeds": list(self.seeds)}
-        return {**vars(self), "run": self.run.to_dict(), **lists}
+        own = {name: run.to_dict() for name, run in self.own.items()}
+        found = {**vars(self), "run": self.run.to_dict(), **lists, "own": own}
+        return {name: value for name, value in found.items() if name != "own" or own}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Request:
-        """Return the comparison whose `to_dict` is given."""
-        return cls(**{**data, "run": Run.from_dict(data["run"]), "seeds": tuple(data["seeds"])})
+        """Return the comparison whose `to_dict` is given. Executes no code.
+
+        Raises:
+            ValueError: The run of a method of the user's own is missing.
+        """
+        own = {name: Run.from_dict(run) for name, run in data.get("own", {}).items()}
+        if missing := [name for name in data["methods"] if is_code(name) and name not in own]:
+            raise ValueError(f"the run of {missing[0]} is missing")
+        run, seeds = Run.from_dict(data["run"]), tuple(data["seeds"])
+        return cls(**{**data, "run": run, "seeds": seeds, "own": own})
 
 
 def _checked_methods(names: Sequence[str]) -> tuple[str, ...]:
     """Return the names without repetitions, the base first."""
-    known = [BASE, *(name for name in method_defaults() if name != VANILLA), CHEAP]
-    found = [BASE if name == VANILLA else check_choice("method", name, known) for name in names]
+    known = [BASE, *(name for name in method_defaults() if name != VANILLA), CHEAP, CLASS]
+    named = [BASE if name == VANILLA else name for name in names]
+    found = [name if is_code(name) else check_choice("method", name, known) for name in named]
     return tuple(dict.fromkeys([BASE, *found]))
 
 

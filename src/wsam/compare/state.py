@@ -73,8 +73,10 @@ class State:
     def contenders(self) -> dict[str, Contender]:
         """The methods of the request, by name."""
         request = self.request
-        names = request.methods
-        return {name: contender(name, request.run, request.every) for name in names}
+        return {
+            name: contender(name, request.run, request.every, request.own.get(name))
+            for name in request.methods
+        }
 
     @property
     def costs(self) -> dict[str, float]:
@@ -183,6 +185,9 @@ def open_state(out: Path, request: Request) -> State:
             f"{', '.join(names) or 'its settings'}): use another --out"
         )
     kept = {n: t for n, t in state.timing.items() if n in request.methods}
+    for name in kept.keys() & request.own.keys():
+        if request.own[name].digests != state.request.own[name].digests:
+            del kept[name]
     if state.request.every != request.every:
         kept.pop("cheap", None)
     return State(request, kept, state.startup)

@@ -18,9 +18,17 @@ from wsam.lab.metrics import Metric
 from wsam.lab.problem import Objects
 from wsam.lab.records import Record
 from wsam.lab.run import Run
-from wsam.lab.settings import BASES, OPTIONS, check_choice, join_names, method_defaults
+from wsam.lab.settings import (
+    BASES,
+    CLASS,
+    OPTIONS,
+    check_choice,
+    hyper_defaults,
+    join_names,
+    method_defaults,
+)
 from wsam.lab.train import train
-from wsam.lab.user_code import OBJECT, spec_of
+from wsam.lab.user_code import OBJECT, is_code, spec_of
 
 
 def fit(
@@ -42,7 +50,8 @@ def fit(
             ``wsam train --model``.
         data: A `Data` or a pair of training and test data; a function that returns one of them; or a
             name as for ``wsam train --data``.
-        method: ``vanilla`` (the base optimizer alone) or a name in `wsam.METHODS`.
+        method: ``vanilla`` (the base optimizer alone), a name in `wsam.METHODS`, or a class in a file,
+            ``path/file.py:Class``, as for ``wsam train --method``.
         base: Name of the base optimizer.
         metric: A name as for ``wsam train --metric``, a `Metric`, or a function of outputs and targets,
             whose value is better the lower it is. By default that of the data.
@@ -78,9 +87,9 @@ def fit(
         else:
             names[what] = OBJECT + str(getattr(given, "__name__", type(given).__name__))
             digests[what] = uuid.uuid4().hex[:12]
-    sorted_settings = _sort_settings(
-        check_choice("method", method, method_defaults()), base, settings
-    )
+    if not is_code(method):
+        check_choice("method", method, (*method_defaults(), CLASS))
+    sorted_settings = _sort_settings(method, base, settings)
     run = Run(**names, method=method, base=base, digests=digests, **sorted_settings)
     objects = Objects(
         None if isinstance(model, str) else model,
@@ -98,7 +107,7 @@ def _sort_settings(method: str, base: str, settings: dict[str, Any]) -> dict[str
     fields = {field.name for field in dataclasses.fields(Run)} - {"digests"}
     found = {name: value for name, value in settings.items() if name in fields}
     owners = (
-        ("hyper", method_defaults()[method]),
+        ("hyper", hyper_defaults(method)),
         ("base_args", BASES[check_choice("base", base, BASES)]),
         ("options", OPTIONS),
     )
@@ -114,7 +123,8 @@ def _sort_settings(method: str, base: str, settings: dict[str, Any]) -> dict[str
 
 def _check_foreign(name: str, method: str, base: str) -> None:
     """Raise an error about a hyperparameter of other methods, or an argument of other bases."""
-    for chosen, known in ((method, method_defaults()), (base, BASES)):
+    methods = method_defaults() | {method: hyper_defaults(method)}
+    for chosen, known in ((method, methods), (base, BASES)):
         if any(name in arguments for arguments in known.values()):
             raise TypeError(
                 f"{chosen} does not take {name!r}; it takes: {join_names(known[chosen])}"

@@ -6,6 +6,7 @@ from typing import cast
 
 from wsam.lab.run import Run
 from wsam.lab.settings import VANILLA
+from wsam.lab.user_code import is_code
 
 FORWARD = 1 / 3
 """Share of a pass that the forward pass takes: the backward pass computes about twice as much."""
@@ -16,14 +17,15 @@ def passes_per_step(run: Run) -> float | None:
     """Return forward and backward passes over a batch for each step of a run, on average.
 
     Returns:
-        1 for SGD and 2 for SAM; None if gradient norms choose the steps with two passes.
+        1 for SGD and 2 for SAM; None if gradient norms choose the steps with two passes, or if the
+        method is the user's own.
 
     Example:
         >>> passes_per_step(Run(method="wsam", options={"every": 10, "reuse": True}))
         1.1
     """
     options = run.options
-    if options.get("threshold") is not None:
+    if options.get("threshold") is not None or is_code(run.method):
         return None
     if run.method in ONE_PASS or run.hyper["rho"] == 0:
         return 1.0

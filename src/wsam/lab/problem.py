@@ -122,7 +122,7 @@ def _check_digests(run: Run, objects: Objects | None, folder: Path) -> None:
     """Raise an error if a file has changed after the run was described."""
     for what, expected in run.digests.items():
         name = getattr(run, what)
-        given = None if objects is None else getattr(objects, what)
+        given = getattr(objects, what, None)
         if given is not None or name.startswith(user_code.OBJECT):
             continue
         if (now := digest(name, folder)) != expected:

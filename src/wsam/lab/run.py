@@ -17,6 +17,7 @@ from wsam.lab.settings import (
     AUTO,
     BASES,
     BLOCK_SIZE,
+    CLASS,
     CODE,
     DATA,
     DATA_SETTINGS,
@@ -37,19 +38,21 @@ from wsam.lab.settings import (
     default_model,
     geometry_defaults,
     has_preconditioner,
+    hyper_defaults,
     is_number,
+    is_value,
     join_names,
     method_defaults,
     with_defaults,
 )
-from wsam.lab.user_code import OBJECT, is_user_code
+from wsam.lab.user_code import OBJECT, is_code, is_user_code
 
 # Added after version 0.1: a record without them is the same as before.
 _OPTIONAL = (
     *("validation", "validation_seed", "metric", "image_size"),
     *("target", "task", "block_size", "digests", "model_args"),
 )
-_NAMES = ("data", "model", "metric")
+_NAMES = ("data", "model", "metric", "method")
 """Settings that may name a file, whose digest is then part of the key."""
 _MAX_SEED = 2**63  # torch's generators accept less than this on every device
 
@@ -68,7 +71,9 @@ class Run:
             ``path/file.py:function`` or ``package.module:function``.
         model: One of `settings.MODELS`, ``timm:NAME``, the user's own function, or ``auto``: ``cnn``
             for images, ``gpt`` for tokens, else ``mlp``. By default the one that fits the data.
-        method: ``vanilla`` (the base optimizer alone) or a name in `wsam.METHODS`.
+        method: ``vanilla`` (the base optimizer alone), a name in `wsam.METHODS`, or the user's own
+            subclass of `wsam.SharpnessAware`, ``path/file.py:Class``. Its file is imported for the
+            defaults of its hyperparameters, unless `digests` has its digest, as in a record.
         hyper: Hyperparameters of the method, such as ``{"rho": 0.2, "gamma": 0.88}``.
         geometry: None for the method's own, or ``{"name": "adaptive", "eta": 0.01}``.
         base: The base optimizer, one of `settings.BASES`.
@@ -105,8 +110,8 @@ class Run:
         target: Column to predict, of ``table:`` and ``hf:``.
         task: ``classification`` or ``regression``; None to decide by the target's values.
         block_size: Characters per sample of ``text:``.
-        digests: Start of the SHA-256 of each file that `data`, `model` and `metric` name. Computed if
-            it is not given.
+        digests: Start of the SHA-256 of each file that `data`, `model`, `metric` and `method` name.
+            Computed if it is not given.
         model_args: Arguments of a named model, such as ``{"layers": 6, "width": 384}`` for ``gpt``; see
             `settings.MODEL_ARGS`.
 
@@ -150,13 +155,13 @@ class Run:
     def __post_init__(self) -> None:
         """Check every setting and convert it to its canonical form."""
         self._check_names()
+        described = is_code(self.method) and "method" in check_mapping("digests", self.digests)
         self._freeze("digests", self._checked_digests())
         self._convert_numbers()
         validation.flag("augment", self.augment)
         for name in ("hyper", "base_args", "options", "model_args"):
             check_mapping(name, getattr(self, name))
-        hyper = with_defaults(self.method, self.hyper, method_defaults()[self.method])
-        self._freeze("hyper", hyper)
+        self._freeze("hyper", self._checked_hyper(described))
         self._freeze("base_args", with_defaults(self.base, self.base_args, BASES[self.base]))
         self._freeze("options", self._checked_options())
         defaults = MODEL_ARGS.get(self.model, {})
@@ -190,7 +195,8 @@ class Run:
             self._set("block_size", BLOCK_SIZE)
         check_choice("schedule", self.schedule, SCHEDULES)
         check_choice("precision", self.precision, PRECISIONS)
-        check_choice("method", self.method, method_defaults())
+        if not is_code(check_str("method", self.method)):
+            check_choice("method", self.method, (*method_defaults(), CLASS))
         check_choice("base", self.base, BASES)
 
     def _check_applicable(self, name: str, data: tuple[str, ...]) -> None:
@@ -211,6 +217,21 @@ class Run:
                 raise ValueError(f"{what} {name!r} can be given to wsam.lab.fit only")
             elif (now := digest(name)) is not None:
                 found[what] = now
+        return found
+
+    def _checked_hyper(self, described: bool) -> dict[str, Value]:
+        """Return all hyperparameters.
+
+        Args:
+            described: The method is the user's own and its digest was given: the hyperparameters are
+                complete, and a record must not cause its code to be executed.
+        """
+        if not described:
+            return with_defaults(self.method, self.hyper, hyper_defaults(self.method))
+        found = {n: tuple(v) if isinstance(v, list) else v for n, v in sorted(self.hyper.items())}
+        for name, value in found.items():
+            if not is_value(value):
+                raise TypeError(f"{name} of {self.method} must be a number or text, got {value!r}")
         return found
 
     def _convert_numbers(self) -> None:
@@ -261,6 +282,8 @@ class Run:
 
     def _require_argument(self, argument: str, refusal: str) -> None:
         """Raise an error that names the methods with an argument, unless the method has it."""
+        if is_code(self.method):
+            return  # checked when the optimizer is made
         if not accepts(self.method, argument):
             others = [method for method in method_defaults() if accepts(method, argument)]
             raise ValueError(f"{self.method} {refusal}: {join_names(others)}")
@@ -283,6 +306,9 @@ class Run:
             raise ValueError(
                 f"gamma_warmup needs the weight gamma, which {self.method} does not have"
             )
+        for name in sorted(given & {"rho_warmup", "rho_follows_lr"}):
+            if "rho" not in self.hyper:
+                raise ValueError(f"{name} needs the radius rho, which {self.method} does not have")
         if "rho_follows_lr" in given and "rho_warmup" in given:
             raise ValueError("rho_follows_lr and rho_warmup exclude each other")
 
@@ -311,24 +337,29 @@ class Run:
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> Run:
-        """Return the run whose `to_dict` is given.
+        """Return the run whose `to_dict` is given. Executes no code.
 
         Raises:
             ValueError: An unknown or invalid setting.
         """
-        known = [f.name for f in dataclasses.fields(cls)]
-        for name in settings:
-            check_choice("setting", name, known)
+        check_setting_names(settings)
+        method = settings.get("method")
+        digests = check_mapping("digests", settings.get("digests", {}))
+        if isinstance(method, str) and is_code(method) and "method" not in digests:
+            raise ValueError(f"the digest of the method {method} is missing")
         return cls(**settings)
 
     def replace(self, **changes: Any) -> Run:
         """Return a copy with some settings changed.
 
         A new method or base optimizer gets its default arguments unless they are given too. Digests
-        of new files are computed.
+        of new files are computed. Hyperparameters that are not given keep their values if the method
+        is the user's own, whose code is not executed for this.
         """
         kept = {what: digest for what, digest in self.digests.items() if what not in changes}
         changes = {"digests": kept, **changes}
+        if "method" in kept and "hyper" in changes:  # of the user's own: its defaults are not known
+            changes["hyper"] = with_defaults(self.method, changes["hyper"], self.hyper)
         if "method" in changes:
             changes = {"hyper": {}, "options": {}, "geometry": None, **changes}
         if "base" in changes:
@@ -368,6 +399,13 @@ class Run:
     def __reduce__(self) -> tuple[Any, ...]:
         # Mapping proxies cannot be pickled; unpickling checks the settings again.
         return (Run.from_dict, (self.to_dict(),))
+
+
+def check_setting_names(settings: Mapping[str, Any]) -> None:
+    """Raise ValueError for a name that is not a setting of `Run`."""
+    known = [f.name for f in dataclasses.fields(Run)]
+    for name in settings:
+        check_choice("setting", name, known)
 
 
 def validation_size(value: object) -> float | int:

@@ -1,8 +1,9 @@
 """The names and arguments a run accepts: data, models, methods, geometries, base optimizers.
 
 Methods and geometries are read from the library, so a newly registered method can be trained
-without changes here. The arguments of base optimizers are listed with their defaults: a record then
-contains all of them, and its key does not depend on the version of torch.
+without changes here. A method may also be a class in a file of the user's own. The arguments of base
+optimizers are listed with their defaults: a record then contains all of them, and its key does not
+depend on the version of torch.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 from wsam._core import validation
+from wsam.lab.user_code import UserCodeError, is_code, load
 
 if TYPE_CHECKING:
     from wsam.geometry import Geometry
+    from wsam.optimizer import SharpnessAware
 
 Value = float | int | bool | str | None | tuple[float, ...]
 """Value of an argument of a method, geometry or base optimizer; can be stored as JSON."""
@@ -52,6 +55,7 @@ DATA_SETTINGS = {
 }
 """Settings that apply to some data only, with the starts of its names."""
 CODE = "FILE.py:FUNCTION"
+CLASS = "FILE.py:CLASS"
 SCHEDULES = ("cosine", "constant", "warmup-cosine")
 PRECISIONS = ("fp32", "bf16")
 VANILLA = "vanilla"
@@ -91,6 +95,7 @@ BASE_CLASSES = {
     "adadelta": "Adadelta",
 }
 
+_REAL = ("rho", "gamma", "alpha")
 SEED = "seed"
 """An argument of some methods and geometries that is set to the run's seed."""
 OPTIONS: dict[str, Value] = {
@@ -142,8 +147,52 @@ def _parameters(cls: Any) -> Mapping[str, inspect.Parameter]:
 _cached_signature = cache(inspect.signature)  # every `Run` checks its settings
 
 
+def method_class(method: str) -> type[SharpnessAware]:
+    """Return the class of a method: one of `wsam.METHODS`, or one of the user's own, which is imported.
+
+    Args:
+        method: A name in `wsam.METHODS`, ``path/file.py:Class`` or ``package.module:Class``.
+
+    Raises:
+        FileNotFoundError: There is no such file or module.
+        UserCodeError: It is not a subclass of `wsam.SharpnessAware`.
+    """
+    from wsam.methods import METHODS
+    from wsam.optimizer import SharpnessAware
+
+    if not is_code(method):
+        return METHODS[method]
+    found = load(method)
+    if not isinstance(found, type) or not issubclass(found, SharpnessAware):
+        kind = f"the class {found.__name__}" if isinstance(found, type) else type(found).__name__
+        raise UserCodeError(f"{method} must be a subclass of wsam.SharpnessAware, got {kind}")
+    return found
+
+
+def hyper_defaults(method: str) -> dict[str, Value]:
+    """Return the hyperparameters of a method with their defaults; imports one of the user's own.
+
+    Raises:
+        FileNotFoundError: There is no such file or module.
+        UserCodeError: It is not a method, or a default cannot be stored in a record.
+    """
+    if not is_code(method):
+        return method_defaults()[method]
+    cls: Any = method_class(method)
+    found = dict(_own_defaults(cls))
+    for name, default in found.items():
+        if not is_value(default):
+            raise UserCodeError(
+                f"{method}: the argument {name} needs a default that is a number, a text, True, "
+                "False, None or a tuple of numbers"
+            )
+    # rho=1 in a signature does not mean that rho is a whole number.
+    real = {n: float(v) for n, v in found.items() if n in _REAL and is_number(v)}
+    return {**found, **real}
+
+
 def method_defaults() -> dict[str, dict[str, Value]]:
-    """Return the hyperparameters of every method with their defaults.
+    """Return the hyperparameters of every method of the library with their defaults.
 
     Example:
         >>> method_defaults()["wsam"]
@@ -170,9 +219,7 @@ def _own_defaults(method: Any) -> dict[str, Value]:
 
 def accepts(method: str, argument: str) -> bool:
     """Return whether a method has an argument that only some have, such as ``geometry``."""
-    from wsam.methods import METHODS
-
-    return method != VANILLA and argument in _parameters(METHODS[method])
+    return method != VANILLA and argument in _parameters(method_class(method))
 
 
 @cache
@@ -279,6 +326,13 @@ def _cast_like(name: str, value: object, default: Value) -> Value:
     if value is None and default is None:
         return None
     return _float(name, value)
+
+
+def is_value(value: object) -> TypeGuard[Value]:
+    """Return whether a value can be an argument in a run: see `Value`."""
+    if isinstance(value, tuple):
+        return all(map(is_number, value))
+    return value is None or isinstance(value, bool | str) or is_number(value)
 
 
 def is_number(value: object) -> TypeGuard[int | float]:

@@ -26,9 +26,11 @@ from wsam.lab.user_code import (
     UserCodeError,
     describe,
     explain,
+    is_code,
     is_out_of_memory,
     is_own,
     is_user_code,
+    source_file,
 )
 
 if TYPE_CHECKING:
@@ -50,15 +52,14 @@ def make_optimizer(run: Run, model: nn.Module, steps: int = 1) -> torch.optim.Op
         steps: Steps of the whole run.
 
     Raises:
-        ValueError: A hyperparameter is out of range.
+        ValueError: A hyperparameter is out of range, or the method is the user's own and raises.
     """
     base_class = getattr(torch.optim, settings.BASE_CLASSES[run.base])
     trained = [p for p in model.parameters() if p.requires_grad]
     base = cast(torch.optim.Optimizer, base_class(trained, **run.base_args))
     if run.method == settings.VANILLA:
         return base
-    from wsam.methods import METHODS, create
-
+    method = settings.method_class(run.method)
     options: dict[str, Any] = dict(run.options)
     passed: dict[str, Any] = {
         name: options[name] for name in ("lean", "max_norm", "precondition") if name in options
@@ -72,8 +73,26 @@ def make_optimizer(run: Run, model: nn.Module, steps: int = 1) -> torch.optim.Op
         arguments["reuse"] = _reuse(options)
     if run.geometry is not None:
         arguments["geometry"] = _make_geometry(run, model)
-    arguments |= _seed_argument(METHODS[run.method], run.seed)
-    return create(run.method, base, **arguments)
+    arguments |= _seed_argument(method, run.seed)
+    if not is_code(run.method):
+        return method(base, **arguments)
+    return _make_own(run.method, method, base, arguments)
+
+
+def _make_own(
+    name: str, method: Any, base: torch.optim.Optimizer, arguments: dict[str, Any]
+) -> torch.optim.Optimizer:
+    """Return an optimizer of the user's own class."""
+    parameters = inspect.signature(method).parameters
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        for argument in arguments:
+            if argument not in parameters:
+                raise UserCodeError(
+                    f"{name} does not take {argument!r}: add {argument} to its keyword-only arguments "
+                    "and pass it to wsam.SharpnessAware"
+                )
+    with explain(name, source_file(name)):
+        return cast(torch.optim.Optimizer, method(base, **arguments))
 
 
 def _with_schedules(run: Run, steps: int) -> dict[str, Any]:
@@ -112,8 +131,12 @@ def _reuse(options: dict[str, Any]) -> Reuse:
 
 
 def can_capture(run: Run) -> bool:
-    """Return whether the steps of a run can be captured: not if they are chosen by gradient norms."""
-    return run.options.get("threshold") is None
+    """Return whether the steps of a run can be captured.
+
+    They cannot if gradient norms choose the steps with two passes. A method of the user's own may do
+    work on the host, which a captured step does not repeat.
+    """
+    return run.options.get("threshold") is None and not is_code(run.method)
 
 
 def _make_geometry(run: Run, model: nn.Module) -> Geometry:

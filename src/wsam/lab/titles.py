@@ -9,6 +9,7 @@ from typing import Any
 
 from wsam.lab.run import Run
 from wsam.lab.settings import BASE_CLASSES, MODEL_ARGS, VANILLA, method_defaults
+from wsam.lab.user_code import is_code, split
 from wsam.plot_style import method_title, variant_name
 
 GREEK = {"rho": "ρ", "gamma": "γ", "alpha": "α", "beta": "β", "eta": "η", "rho_min": "ρ min"}
@@ -130,6 +131,8 @@ def _varying_settings(runs: Sequence[Run]) -> dict[str, Setting]:
     for name in sorted({name for run in runs for name in run.geometry or {}} - {"name"}):
         if _differ(runs, _geometry_argument(name), _geometry_argument("name")):
             found[f"geometry {GREEK.get(name, name.replace('_', ' '))}"] = _geometry_argument(name)
+    if _differ(runs, _field("method"), lambda run: method_title(run.method)):  # classes of one name
+        found["file"] = lambda run: split(run.method)[0] if is_code(run.method) else None
     for what in sorted({what for run in runs for what in run.digests}):
         if _differ(runs, _digest(what), _field(what)):
             found[f"version of {what}"] = _version(runs, what)
@@ -200,9 +203,9 @@ def _group_name(
     else:
         title = method_title(variant) + (f" ({base})" if show_base else "")
     parts = [] if run.geometry is None else [str(run.geometry["name"])]
-    defaults = method_defaults()[run.method]
+    known = method_defaults()
     for name, value in run.hyper.items():
-        if name in GREEK or value != defaults[name]:
+        if name in GREEK or run.method not in known or value != known[run.method][name]:
             parts.append(part(GREEK.get(name, name.replace("_", " ")), value))
     for name, value in run.options.items():
         if f"{run.method}_{name}" != variant:  # the title names this option

@@ -57,6 +57,7 @@ from wsam.lab.user_code import (
     RunError,
     UserCodeError,
     describe,
+    is_code,
     is_out_of_memory,
     one_line,
 )
@@ -406,8 +407,8 @@ class Trainer:
         try:
             yield
         except RAISED as error:
-            own = uses_own_code(self.run) and not isinstance(error, RunError)
-            if not own or is_out_of_memory(error):
+            own = uses_own_code(self.run) or is_code(self.run.method)
+            if not own or isinstance(error, RunError) or is_out_of_memory(error):
                 raise
             shapes = f" on a batch of {format_shape(batch)}" if batch else ""
             raise UserCodeError(

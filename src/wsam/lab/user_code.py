@@ -1,4 +1,4 @@
-"""Functions of the user's own, named as ``path/file.py:function`` or ``package.module:function``.
+"""Code of the user's own, named as ``path/file.py:function`` or ``package.module:function``.
 
 Such a name is the only input of the lab that executes code, and it is executed only by `load`. The
 key of a run contains a digest of the file, not of the files it imports.
@@ -40,7 +40,7 @@ class RunError(ValueError):
 
 
 class UserCodeError(RunError):
-    """The user's model, data, loss or metric raised an exception or does not fit the others."""
+    """The user's model, data, loss, metric or method raised an exception or does not fit the others."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -102,7 +102,7 @@ def source_file(name: str) -> Path:
 
 
 def load(name: str) -> Any:
-    """Import a file or module and return the function.
+    """Import a file or module and return the function or class.
 
     The random number generators are seeded during the import, which may create data.
 
@@ -122,7 +122,7 @@ def load(name: str) -> Any:
     try:
         return getattr(module, function)
     except AttributeError as error:
-        raise UserCodeError(f"{path} has no function {function!r}") from error
+        raise UserCodeError(f"{path} has no function or class {function!r}") from error
 
 
 def _import_file(path: Path) -> ModuleType:

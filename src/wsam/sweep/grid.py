@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from wsam.lab.files import read_regular
-from wsam.lab.run import Run
+from wsam.lab.run import Run, check_setting_names
 from wsam.lab.settings import (
     DATA_SETTINGS,
     OPTIONS,
@@ -302,7 +302,8 @@ def make_grid(
         for key in DATA_SETTINGS.keys() & settings.keys():
             found.setdefault(key, (settings.pop(key),))
     try:
-        base = Run.from_dict(settings)
+        check_setting_names(settings)
+        base = Run(**settings)
     except TypeError as error:
         raise ValueError(error) from error
     shown = [axis.replace("_", " ") for axis, values in found.items() if len(values) > 1]
