@@ -1,6 +1,6 @@
-"""Rows of the study ``cheap`` that are SGD at first: train the epochs that they share only once.
+"""Train rows of the study ``cheap`` that begin as SGD, and the epochs that they share only once.
 
-    python benchmarks/common_start.py "WSAM, last eighth*" "WSAM reuse 2, last quarter*" --seeds 1 2
+    python benchmarks/common_start.py "WSAM reuse 4, last half*" --seeds 1 2 --data-dir DATA
 
 SGD is trained as its own row. At the epoch where a row's option ``start`` begins, the row continues
 from the state that SGD has there. The records equal those of `wsam paper run cheap`: before that epoch
