@@ -1,6 +1,5 @@
 """Metrics: which fit a problem, and functions of one's own."""
 
-import sys
 from pathlib import Path
 
 import own_problem
@@ -20,13 +19,6 @@ from wsam.report.results import gather
 
 FILE = Path(own_problem.__file__)
 SHORT = {"epochs": 2, "batch_size": 32, "execution": CPU}
-
-
-@pytest.fixture(autouse=True)
-def path():
-    before = list(sys.path)
-    yield
-    sys.path[:] = before
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import json
 import re
 import shlex
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -33,13 +32,6 @@ FILE = Path(own_method.__file__)
 NAME = f"{FILE}:BlendSAM"
 SMALL = {"model": "mlp", "epochs": 3, "train_limit": 128, "test_limit": 64, "batch_size": 32}
 LAB_PAGE = Path(__file__).parents[2] / "docs" / "lab.md"
-
-
-@pytest.fixture(autouse=True)
-def path():
-    before = list(sys.path)
-    yield
-    sys.path[:] = before
 
 
 @pytest.fixture

@@ -40,13 +40,6 @@ def own(model="net", data="classes", **settings):
     return Run(**names, epochs=3, batch_size=32, **settings)
 
 
-@pytest.fixture(autouse=True)
-def path():
-    before = list(sys.path)
-    yield
-    sys.path[:] = before
-
-
 def write(path, text):
     path.write_text(text)
     return path
