@@ -181,6 +181,14 @@ def test_failed_runs_are_named_by_what_differs(tmp_path):
 # ---- names ----
 
 
+def test_failed_runs_are_listed_in_the_order_of_the_table(tmp_path):
+    runs = [wsam(seed, rho=rho) for rho in (0.1, 0.2, 0.4) for seed in range(3)]
+    for run in runs:
+        put(tmp_path, run, None)
+    expected = [f"WSAM γ 0.9, ρ {rho}, seed {seed}" for rho in (0.1, 0.2, 0.4) for seed in range(3)]
+    assert [trouble.what for trouble in gather(tmp_path).troubles] == expected
+
+
 def test_names_of_an_experiment_are_unique(tmp_path):
     ellipsoid = {"name": "adaptive", "eta": 0.01}
     runs = [
@@ -253,6 +261,73 @@ def test_a_method_of_ones_own(tmp_path):
     text = page(folder)
     assert "BlendSAM ρ 0.4, share 0.7" in text
     assert f"--method {file}:BlendSAM --rho 0.4 --hyper share=0.7" in text
+
+
+def test_a_method_of_ones_own_whose_arguments_have_changed(tmp_path):
+    """Its older records lack an argument, or have one that was removed."""
+    method, old, new = "mine.py:Mine", {"method": "0" * 12}, {"method": "1" * 12}
+    put(tmp_path, Run(method=method, hyper={"rho": 0.1, "share": 0.5}, digests=old, epochs=1))
+    for rho in (0.2, 0.3, 0.4):
+        put(tmp_path, Run(method=method, hyper={"rho": rho}, digests=new, epochs=1))
+    assert "Mine ρ 0.4" in page(gather(tmp_path))
+
+
+def test_methods_of_ones_own_are_counted_separately(tmp_path):
+    """The limit of lines is one for each method."""
+    for name in "ABCDEF":
+        run = Run(method=f"mine.py:{name}", hyper={"rho": 0.1}, digests={"method": "0" * 12})
+        put(tmp_path, run)
+    (one,) = experiments(gather(tmp_path).groups)
+    assert len(select_best(one.groups, 12)) == 6
+    assert len({item.style.dashes for item in one.plotted}) == 6
+
+
+# ---- experiments ----
+
+
+def test_runs_with_a_validation_split_are_not_compared_with_others(tmp_path):
+    """They are trained on less data, and their curves show another split."""
+    split = {"split": "validation"}
+    for rho in (0.1, 0.2):
+        trial = Run(method="sam", hyper={"rho": rho}, validation=0.1, epochs=1)
+        row = {"epoch": 1, "train_loss": 0.5, "validation_error": 1.0, "test_error": 6.0}
+        records.write(tmp_path, trial, as_recorded(trial, row) | {"metric": split})
+    put(tmp_path, Run(method="sam", hyper={"rho": 0.2}, epochs=1))
+    found = experiments(gather(tmp_path).groups)
+    assert [(one.title, len(one.groups)) for one in found] == [
+        ("digits, cnn, validation error", 2),
+        ("digits, cnn, test error", 1),
+    ]
+    text = page(gather(tmp_path))
+    assert "Validation error after each epoch." in text
+    assert "Test error after each epoch." in text
+
+
+# ---- heat maps ----
+
+
+def test_a_heat_map_of_losses_shows_their_differences(tmp_path):
+    metric = {"name": "loss", "unit": "", "lower_is_better": True, "split": "test"}
+    for rho in (0.1, 0.2):
+        for gamma in (0.5, 0.8):
+            run, loss = wsam(rho=rho, gamma=gamma), 1.4 + rho / 10 + gamma / 1000
+            row = {"epoch": 1, "train_loss": 0.5, "test_loss": loss}
+            records.write(tmp_path, run, as_recorded(run, row) | {"metric": metric})
+    (one,) = experiments(gather(tmp_path).groups)
+    (figure,) = heat_figures(one)
+    for text in ("1.411", "1.421"):
+        assert f">{text}</text>" in figure.svg
+
+
+@pytest.mark.parametrize(("radii", "columns"), [(6, "ρ"), (7, "γ")])
+def test_a_heat_map_has_few_columns(tmp_path, radii, columns):
+    """The values of more would overlap in the width of a phone."""
+    for number in range(radii):
+        for gamma in (0.5, 0.8):
+            put(tmp_path, wsam(rho=0.1 + number, gamma=gamma))
+    (one,) = experiments(gather(tmp_path).groups)
+    (figure,) = heat_figures(one)
+    assert figure.table.heads[0].endswith(f" {columns} →")
 
 
 # ---- comparison with the paper ----

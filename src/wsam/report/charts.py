@@ -38,6 +38,8 @@ _MARK_HEIGHT = 15
 _TICK_STEPS = [1, 2, 2.5, 5, 10]
 _LABEL_CHARACTERS = 44
 """Characters of a bold label that fit into the width of a chart."""
+HEAT_COLUMNS = 6
+"""Columns of a heat map whose texts fit in the width of a chart; those of more are smaller."""
 _HEAT_COLORS = ("#105e7a", "#48a096", "#f0d696", "#db7a44", "#8c2d2a")
 """From low to high; readable in both color schemes."""
 
@@ -93,11 +95,13 @@ class HeatMap:
         names: Of the hyperparameters.
         cells: The value for each pair of hyperparameters, or a text if there is none.
         chosen: A pair to mark.
+        spec: Format of a value.
     """
 
     names: tuple[str, str]
     cells: Mapping[tuple[float, float], float | str]
     chosen: tuple[float, float] | None = None
+    spec: str = ".1f"
 
     @property
     def xs(self) -> list[float]:
@@ -110,9 +114,9 @@ class HeatMap:
         return sorted({y for _, y in self.cells})
 
     def text(self, x: float, y: float) -> str:
-        """Return the text of a cell; all numbers have one decimal."""
+        """Return the text of a cell."""
         value = self.cells.get((x, y), "–")
-        return value if isinstance(value, str) else f"{value:.1f}"
+        return value if isinstance(value, str) else f"{value:{self.spec}}"
 
 
 # ---- line charts ----
@@ -400,6 +404,7 @@ def draw_heat_map(axes: Axes, heat_map: HeatMap, *, text: str, edge: str, muted:
     xs, ys = heat_map.xs, heat_map.ys
     values = [value for value in heat_map.cells.values() if not isinstance(value, str)]
     norm, colors = heat_norm(values), heat_colormap()
+    size = _FONT_SIZE * min(1.0, HEAT_COLUMNS / len(xs))
     for (x, y), value in heat_map.cells.items():
         column, row = xs.index(x), ys.index(y)
         place: Any = (column - 0.46, row - 0.46)
@@ -414,11 +419,13 @@ def draw_heat_map(axes: Axes, heat_map: HeatMap, *, text: str, edge: str, muted:
         if (x, y) == heat_map.chosen:
             ring: dict[str, Any] = {"fill": False, "edgecolor": text, "linewidth": 3, "zorder": 3}
             axes.add_patch(Rectangle(place, 0.92, 0.92, **ring))
-        axes.text(column, row, shown, ha="center", va="center", color=ink, zorder=4)
+        words: dict[str, Any] = {"color": ink, "fontsize": size, "zorder": 4}
+        axes.text(column, row, shown, ha="center", va="center", **words)
     axes.set_xticks(range(len(xs)), [f"{x:g}" for x in xs])
     axes.set_yticks(range(len(ys)), [f"{y:g}" for y in ys])
     axes.set(xlim=(-0.5, len(xs) - 0.5), ylim=(-0.5, len(ys) - 0.5))
     axes.tick_params(length=0)
+    axes.tick_params(axis="x", labelsize=size)
     for spine in axes.spines.values():
         spine.set_visible(False)
 

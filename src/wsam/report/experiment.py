@@ -12,6 +12,7 @@ from wsam.lab.titles import GREEK
 from wsam.plot_style import method_title, variant_name
 from wsam.plots.html import render
 from wsam.report.charts import (
+    HEAT_COLUMNS,
     DotRow,
     HeatMap,
     Point,
@@ -32,6 +33,8 @@ from wsam.report.results import Group
 _MAX_ROWS = 12
 """Rows of an error chart."""
 MISSING = "–"
+_OTHER_NUMBERS = ".4g"
+"""Format of a metric that is not a percentage."""
 _CURVES = {
     "train_loss": (
         "Training loss",
@@ -73,7 +76,7 @@ def experiment_section(experiment: Experiment, with_table: bool = True) -> Secti
 def summary_table(experiment: Experiment) -> Table:
     """Return the table of an experiment, one row per group. Empty columns are omitted."""
     groups, metric = [item.group for item in experiment.groups], experiment.metric
-    spec = ".2f" if metric["unit"] == "%" else ".4g"
+    spec = ".2f" if metric["unit"] == "%" else _OTHER_NUMBERS
     columns = {
         metric_label(metric, split): [format_values(g.metric_values(split), spec) for g in groups]
         for split in dict.fromkeys((metric["split"], "test"))
@@ -272,12 +275,13 @@ def error_map(groups: Sequence[Group], x_name: str, y_name: str) -> HeatMap:
     A group with failed runs shows their number instead: the mean of the others is not comparable.
     """
     cells: dict[tuple[float, float], float | str] = {}
+    spec = ".1f" if groups[0].metric["unit"] == "%" else _OTHER_NUMBERS
     for group in groups:
         mean, _ = mean_and_std(group.metric_values(group.metric["split"]))
         value = group.failures or (MISSING if mean is None else mean)
         point = cast(float, _setting(group, x_name)), cast(float, _setting(group, y_name))
         cells[point] = value
-    return HeatMap((GREEK.get(x_name, x_name), GREEK.get(y_name, y_name)), cells)
+    return HeatMap((GREEK.get(x_name, x_name), GREEK.get(y_name, y_name)), cells, spec=spec)
 
 
 def _grid_axes(groups: Sequence[Group]) -> tuple[str, str] | None:
@@ -286,13 +290,18 @@ def _grid_axes(groups: Sequence[Group]) -> tuple[str, str] | None:
     They are hyperparameters of the method or arguments of the base optimizer.
     """
     rest = {g.run.replace(hyper={}, base_args={}, seed=0, noise_seed=0).key for g in groups}
+    if len(groups) < 4 or len(rest) > 1:
+        return None
     names = dict.fromkeys((*groups[0].run.hyper, *groups[0].run.base_args))
-    varied = [name for name in names if len({str(_setting(g, name)) for g in groups}) > 1]
-    if len(groups) < 4 or len(rest) > 1 or len(varied) != 2:
+    counts = {name: len({str(_setting(group, name)) for group in groups}) for name in names}
+    varied = [name for name in names if counts[name] > 1]
+    if len(varied) != 2:
         return None
     if not all(is_number(_setting(group, name)) for group in groups for name in varied):
         return None
     first, second = sorted(varied, key=lambda name: name != "rho")  # rho is the horizontal axis
+    if counts[first] > max(HEAT_COLUMNS, counts[second]):
+        first, second = second, first
     return first, second
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from wsam._format import mean_and_std, pluralize
 from wsam.lab.settings import VANILLA
-from wsam.lab.titles import experiment_title, group_names
+from wsam.lab.titles import experiment_title, figure_name, group_names
 from wsam.plot_style import METHOD_STYLES, SHADE_COUNT, variant_name
 from wsam.report.charts import LineStyle
 from wsam.report.results import Group, group_key
@@ -41,7 +41,7 @@ class LabeledGroup:
 
 @dataclass(frozen=True)
 class Experiment:
-    """Groups that can be compared: same data, same model, same label noise, same metric."""
+    """Groups that can be compared: same data, model, label noise, metric and split."""
 
     title: str
     groups: tuple[LabeledGroup, ...]
@@ -60,7 +60,7 @@ class Experiment:
 def experiments(
     groups: Sequence[Group], names: Mapping[str, str] | None = None
 ) -> list[Experiment]:
-    """Return groups by data, model and noise, each group with a name and a line style.
+    """Return groups by data, model, noise, metric and split, each with a name and a line style.
 
     Args:
         groups: The groups of `gather`.
@@ -69,14 +69,14 @@ def experiments(
     by_title: dict[tuple[str, str], list[Group]] = {}
     for group in groups:
         title = experiment_title(group.run)
-        by_title.setdefault((title, group.metric["name"]), []).append(group)
-    shown_metrics = Counter(title for title, _ in by_title)
+        by_title.setdefault((title, figure_name(group.metric)), []).append(group)
+    shown_figures = Counter(title for title, _ in by_title)
     return [
         Experiment(
-            title if shown_metrics[title] == 1 else f"{title}, {metric}",
+            title if shown_figures[title] == 1 else f"{title}, {figure}",
             tuple(_labeled(found, names or {})),
         )
-        for (title, metric), found in by_title.items()
+        for (title, figure), found in by_title.items()
     ]
 
 
@@ -111,11 +111,15 @@ def _labeled(groups: Sequence[Group], names: Mapping[str, str]) -> list[LabeledG
     found = []
     generated = group_names([group.run for group in groups])
     for group, own in zip(groups, generated, strict=True):
-        method = variant_name(group.run.method, group.run.options)
+        method = _variant(group)
         name = names.get(group_key(group.run)) or own
         style = LineStyle(method if method in METHOD_STYLES else "ink")
         found.append(LabeledGroup(group, name, style))
     return assign_shades(assign_dashes(found))
+
+
+def _variant(group: Group) -> str:
+    return variant_name(group.run.method, group.run.options)
 
 
 # ---- styles ----
@@ -142,7 +146,7 @@ def select_best(groups: Sequence[LabeledGroup], limit: int) -> list[LabeledGroup
     first = set(map(id, bases.values()))
     selected: list[LabeledGroup] = []
     for item in sorted(ranked, key=lambda item: id(item) not in first):
-        same_method = sum(other.style.color == item.style.color for other in selected)
+        same_method = sum(_variant(other.group) == _variant(item.group) for other in selected)
         if len(selected) < limit and same_method < MAX_LINES_PER_METHOD:
             selected.append(item)
     wanted = set(map(id, selected))

@@ -154,7 +154,6 @@ def gather(folder: Path) -> Folder:
     folder = records_folder(folder)
     found = Folder(folder)
     by_group: dict[str, list[Result]] = {}
-    failed: list[tuple[Run, str]] = []
     for path in sorted(folder.glob("*.json")):
         if records.is_named_by_key(path):
             try:
@@ -163,15 +162,16 @@ def gather(folder: Path) -> Folder:
                 found.troubles.append(Trouble(path.name, DAMAGED, _reason(path, error)))
                 continue
             by_group.setdefault(group_key(result.run), []).append(result)
-            if not result.finished:
-                reason = records.failure_reason(result.record)
-                failed.append((result.run, reason))
     for results in by_group.values():
         ordered = sorted(results, key=lambda result: result.run.seed)
         found.groups.append(Group(ordered[0].run, tuple(ordered)))
     found.groups.sort(key=_sort_key)
     titles = run_titles(result.run for result in found.results)
-    found.troubles += [Trouble(titles[run.key], FAILED, reason) for run, reason in failed]
+    found.troubles += [
+        Trouble(titles[result.run.key], FAILED, records.failure_reason(result.record))
+        for result in found.results
+        if not result.finished
+    ]
     found.troubles += _unfinished(folder)
     if not found.groups and not found.troubles:
         raise ValueError(f"{folder} holds no records: train something with --out {folder} first")
