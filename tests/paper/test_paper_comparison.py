@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.stats
 from recorded import as_recorded, recorded
 
 from wsam.lab import records
@@ -306,6 +307,36 @@ def test_welch_tests_each_pair_of_methods(tmp_path):
 @pytest.mark.parametrize("samples", [([1.0], [2.0, 3.0]), ([1.0, 1.0], [2.0, 2.0])])
 def test_welch_without_variance_is_undefined(samples):
     assert significance.welch_p(*samples) is None
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "samples", [([5.0, 5.0, 5.0], [6.0, 7.0, 6.5]), ([1e-9, 3e-9], [5.0, 5.0])]
+)
+def test_welch_with_one_variance(samples):
+    """Two runs on a small test set often have the same error."""
+    first, second = samples
+    varied = np.array(first if len({*first}) > 1 else second)
+    error = varied.std(ddof=1) / len(varied) ** 0.5
+    difference = np.mean(second) - np.mean(first)
+    degrees = len(varied) - 1
+    p = 2 * scipy.stats.t.sf(abs(difference) / error, degrees)
+    assert significance.welch_p(*samples) == pytest.approx(p, rel=1e-9)
+    half = scipy.stats.t.ppf(0.975, degrees) * error
+    expected = (difference - half, difference + half)
+    assert significance.welch_interval(*samples) == pytest.approx(expected, rel=1e-9)
+
+
+def test_no_test_is_stated_for_single_runs_but_not_for_costs():
+    run = find("cifar").runs[0]
+    cells = [
+        Cell(("SAM, long",), "digits", (run,)),
+        Cell(("WSAM",), "digits", (run,)),
+        Cell(("WSAM",), "cost", (run,), measure=Measure.COST),
+    ]
+    entries = [Entry(cell, Ours((1.0,))) for cell in cells]
+    text = significance.markdown(Table("mine", "Mine", ("method",), tuple(cells)), entries)
+    assert "- No test, because n = 1: SAM, long/digits; WSAM/digits.\n" in text
 
 
 def test_page_folds_away_what_was_not_run(results):

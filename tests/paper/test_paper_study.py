@@ -118,6 +118,17 @@ def test_cost_is_relative_to_the_first_reference_on_the_same_hardware(tmp_path):
     assert entry.ours.values == (pytest.approx(1.5),), "10 epochs of 3 s and of 2 s"
 
 
+def test_cost_with_other_seeds(tmp_path):
+    """Relative to the base with these seeds, which `wsam paper run --seeds` trains."""
+    sgd = RUN.replace(method="vanilla")
+    cell = Cell(("SAM",), "cost", (RUN,), measure=Measure.COST, reference=(sgd,))
+    table = Table("mine", "Mine", ("method",), (cell,)).seeded([7])
+    write(tmp_path, RUN.replace(seed=7), seconds=3.0, test_error=1.0)
+    write(tmp_path, sgd.replace(seed=7), seconds=2.0, test_error=1.0)
+    (entry,) = gather(table, tmp_path)
+    assert entry.ours.values == (pytest.approx(1.5),)
+
+
 def test_training_seconds_of_a_run_with_two_phases():
     def seconds(options, times):
         rows = [{"epoch": n, "train_loss": 0.1, "seconds": t} for n, t in enumerate(times)]

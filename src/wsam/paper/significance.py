@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from itertools import combinations
 from typing import Any
 
-from wsam._significance import welch_p
+from wsam._significance import welch_interval, welch_p
 from wsam.paper.comparison import Entry
 from wsam.paper.render import markdown_table, no_break
 from wsam.paper.table import Table
@@ -36,22 +36,6 @@ class WelchTest:
     difference: float = 0.0
     interval: tuple[float, float] | None = None
     decimals: int = 2
-
-
-def welch_interval(first: Sequence[float], second: Sequence[float]) -> tuple[float, float] | None:
-    """Return the 95% confidence interval of mean(second) - mean(first); None as for `welch_p`.
-
-    Example:
-        >>> low, high = welch_interval([3.73, 3.86, 3.67], [3.62, 3.65, 3.61])
-        >>> round(low, 2), round(high, 2)
-        (-0.35, 0.1)
-    """
-    from scipy.stats import ttest_ind
-
-    if welch_p(first, second) is None:
-        return None
-    found = ttest_ind(second, first, equal_var=False).confidence_interval()
-    return float(found.low), float(found.high)
 
 
 def welch_tests(entries: Sequence[Entry], baselines: Sequence[str] = ()) -> list[WelchTest]:
@@ -115,9 +99,9 @@ def markdown(table: Table, entries: Sequence[Entry]) -> str:
             "- The second method's mean less the first's, at the last epoch, with two-sided p-values. "
             "They are not corrected for multiple comparisons."
         ]
-    single = [entry for entry in entries if entry.ours.n == 1]
+    single = [e for e in entries if e.ours.n == 1 and not e.cell.measure.is_cost]
     if single:
-        names = ", ".join(entry.cell.name for entry in single)
+        names = "; ".join(entry.cell.name for entry in single)
         lines.append(f"- No test, because n = 1: {names}.")
     if not tests and not single:
         lines.append("- No two methods have been run.")
@@ -125,7 +109,7 @@ def markdown(table: Table, entries: Sequence[Entry]) -> str:
 
 
 def _difference(test: WelchTest) -> str:
-    """Return ``-0.12 (-0.36 to 0.11)``."""
+    """Return ``-0.12 (-0.36 to +0.11)``."""
     texts = [f"{x:+.{test.decimals}f}" for x in (test.difference, *(test.interval or ()))]
     return f"{texts[0]} ({texts[1]} to {texts[2]})" if test.interval else texts[0]
 

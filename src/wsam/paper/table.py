@@ -213,11 +213,17 @@ class Table:
         return replace(self, cells=tuple(map(changed, self.cells)))
 
     def seeded(self, seeds: Sequence[int]) -> Table:
-        """Return the table for other seeds; label noise uses the same seeds."""
-        return replace(
-            self,
-            cells=tuple(replace(cell, runs=with_seeds(cell.runs[0], seeds)) for cell in self.cells),
-        )
+        """Return the table for other seeds; label noise uses the same seeds.
+
+        A cost is relative to the references with these seeds and with their own.
+        """
+
+        def changed(cell: Cell) -> Cell:
+            others = (run for one in cell.reference for run in with_seeds(one, seeds))
+            reference = tuple(dict.fromkeys((*cell.reference, *others)))
+            return replace(cell, runs=with_seeds(cell.runs[0], seeds), reference=reference)
+
+        return replace(self, cells=tuple(map(changed, self.cells)))
 
 
 def format_number(value: float, decimals: int) -> str:
