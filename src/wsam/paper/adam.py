@@ -56,7 +56,6 @@ def _cells(
     run: Run,
     methods: Sequence[str],
     measure: Measure,
-    trial_epochs: float = 1.0,
     seeds: Sequence[int] = SEEDS,
     other_choices: Mapping[str, Choices] = {},
 ) -> list[Cell]:
@@ -68,7 +67,7 @@ def _cells(
         one = run.replace(**settings)
         if method == TWICE:
             one = one.replace(epochs=2 * run.epochs)
-        options = candidates(one, choices, trial_epochs)
+        options = candidates(one, choices)
         cells.append(chosen_cell((row, method), column, options, measure, seeds))
     return cells
 
@@ -127,7 +126,7 @@ def adam() -> Table:
         column = f"{name}, error (%)"
         run = image_run(data)
         measure = Measure.TEST_ERROR
-        cells += _cells("ViT", column, run, methods, measure, 0.3, other_choices=VIT_RADII)
+        cells += _cells("ViT", column, run, methods, measure, other_choices=VIT_RADII)
     adapters = image_run(
         "cifar10",
         model_args={"lora_rank": 8},
@@ -145,9 +144,9 @@ def adam() -> Table:
         "90% of the training data.",
         "GPT: 6 layers, 384 wide, blocks of 256 characters, batches of 64, 40 epochs, learning rate "
         "1e-3. A radius that follows the learning rate is at most 0.05, 0.1, 0.2 or 0.4.",
-        "ViT: 8 layers, 256 wide, patches of 4, batches of 512, 100 epochs, learning rate 1e-3. A "
-        "trial has 30% of the epochs. The radii are 0.05, 0.1, 0.2 and 0.4 for SAM, 0.2, 0.5, 1 and 2 "
-        "for ASAM, and at most 0.1, 0.2, 0.4 or 0.8 for GSAM.",
+        "ViT: 8 layers, 256 wide, patches of 4, batches of 512, 100 epochs, learning rate 1e-3. "
+        "The radii are 0.05, 0.1, 0.2 and 0.4 for SAM, 0.2, 0.5, 1 and 2 for ASAM, and at most 0.1, "
+        "0.2, 0.4 or 0.8 for GSAM.",
         "ViT with adapters: LoRA of rank 8 in the attention and the head are trained; all other "
         "weights are those of a ViT trained on CIFAR-100 by AdamW.",
     )
