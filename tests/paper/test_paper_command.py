@@ -4,6 +4,7 @@ import json
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from command import error_of, wsam_command
@@ -191,6 +192,25 @@ def test_formats(tmp_path):
         "| ResNet18 | WSAM | not run | 3.62 ± 0.10 |"
         in wsam_command(*words, "--format", "markdown").stdout
     )
+
+
+def test_a_grid_of_ones_own_shows_its_own_metric(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = (f"{n % 7},{n % 5},{n % 7 - n % 5}\n" for n in range(60))
+    Path("t.csv").write_text("a,b,y\n" + "".join(rows))
+    Path("mine.toml").write_text(
+        'title = "rho"\n[run]\ndata = "table:t.csv"\ntarget = "y"\ntask = "regression"\n'
+        'method = "sam"\nepochs = 1\n[grid]\nrho = [0.05, 0.1]\n'
+    )
+    shown = wsam_command("paper", "run", "mine.toml", "--out", "runs").stdout
+    found = [record["curve"][-1]["test_mse"] for record in recorded(Path("runs"))]
+    assert "Test metric by rho" in shown
+    assert all(f"{figure:.4f} (1)" in shown for figure in found)
+    cells = json.loads(
+        wsam_command("paper", "table", "mine.toml", "--results", "runs", "--json").stdout
+    )
+    assert [cell["measure"] for cell in cells] == ["test metric"] * 2
+    assert {cell["mean"] for cell in cells} == {*found}
 
 
 def test_a_missing_results_folder(tmp_path, monkeypatch):

@@ -8,8 +8,10 @@ import wsam.paper
 from wsam.lab.run import Run
 from wsam.paper import GRIDS, TABLES, Kind, Measure, Profile, find_grid, render
 from wsam.paper.cifar import scratch_run
+from wsam.paper.grids import grid_table
 from wsam.paper.table import format_mean, format_number
 from wsam.sweep import with_value
+from wsam.sweep.grid import Grid
 
 find = cache(wsam.paper.find)  # building a table checks each of its runs
 
@@ -299,6 +301,15 @@ def test_smoke_profile_makes_runs_small(name):
     assert not {run.key for run in small.runs} & {run.key for run in find(name).runs}
     assert "smoke test: small models" in small.title
     assert small.notes[0].endswith("Here every run trains a small CNN on digits.")
+
+
+def test_smoke_runs_of_a_grid_on_a_table():
+    """Digits have neither a target nor the metric of a regression."""
+    given = {"target": "y", "task": "regression", "metric": "mse", "digests": {"data": "0" * 12}}
+    grid = Grid("mine", "mine", {"t": Run(data="table:t.csv", **given)}, {"rho": (0.1, 0.2)})
+    first, second = Profile(smoke=True, seeds=(0,)).table(grid_table(grid)).runs
+    assert (first.data, first.model, first.target, first.metric) == ("digits", "mlp", None, None)
+    assert first.key != second.key
 
 
 def test_smoke_table_names_its_own_models():

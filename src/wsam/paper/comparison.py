@@ -158,6 +158,7 @@ _FROM_RECORD: dict[Measure, Callable[[Record], float | None]] = {
     Measure.BEST_ACCURACY: lambda record: _percent_correct(_best_error(record)),
     Measure.ACCURACY: _accuracy,
     Measure.TRAIN_LOSS: lambda record: record["curve"][-1]["train_loss"],
+    Measure.TEST_METRIC: records.final_figure,
     Measure.TEST_LOSS: lambda record: record["curve"][-1].get("test_loss"),
     Measure.VALIDATION_ERROR: lambda record: record["curve"][-1].get("validation_error"),
     Measure.VALIDATION_LOSS: lambda record: record["curve"][-1].get("validation_loss"),

@@ -7,11 +7,11 @@ from dataclasses import replace
 from functools import lru_cache
 
 from wsam.lab.run import Run
-from wsam.lab.settings import Value
+from wsam.lab.settings import DATA, Value
 from wsam.paper.cifar import DATASETS, EPOCHS, ERRORS, RHO, SETTINGS, base_run, scratch_run
 from wsam.paper.imagenet import deit_run
 from wsam.paper.noise import HYPER, LEVELS, noise_run
-from wsam.paper.table import SEEDS, Cell, Kind, Quoted, Table
+from wsam.paper.table import SEEDS, Cell, Kind, Measure, Quoted, Table
 from wsam.sweep.grid import Grid, with_seeds
 
 LEARNING_RATES = (0.05, 0.1)
@@ -170,20 +170,30 @@ def grid_table(grid: Grid, seeds: Sequence[int] = (0,)) -> Table:
     Cells whose run is also in the paper's CIFAR table quote its figure.
     """
     cells = []
+    has_error = all(map(_has_error, grid.bases.values()))
+    measure = Measure.TEST_ERROR if has_error else Measure.TEST_METRIC
     for point in grid.points():
         row = tuple(_text(point[axis]) if axis in point else "–" for axis in grid.axes)
         for column in grid.bases:
             run = grid.run(column, point)
-            cells.append(Cell(row, column, with_seeds(run, seeds), _quoted().get(run.key)))
+            runs = with_seeds(run, seeds)
+            cells.append(Cell(row, column, runs, _quoted().get(run.key), measure))
     return Table(
         grid.name,
-        f"Test error (%) by {grid.title}",
+        f"{measure.capitalize()} by {grid.title}",
         tuple(axis.replace("_", " ") for axis in grid.axes),
         tuple(cells),
         Kind.SEARCH,
         grid.reference,
         grid.notes,
     )
+
+
+def _has_error(run: Run) -> bool:
+    """Return whether the metric of a run is the error. Other data decides it when it is read."""
+    if run.metric is None:
+        return run.data in DATA or run.data.startswith("folder:")
+    return run.metric == "error"
 
 
 def _text(value: Value) -> str:

@@ -112,14 +112,15 @@ _TINY = {"layers": 1, "width": 16, "heads": 2}
 
 
 def _smoke_problem(run: Run) -> dict[str, Any]:
-    """Return data and model of a smoke run."""
+    """Return data and model of a smoke run, without settings of other data."""
     if run.data.startswith("text:"):
         args = _TINY | {"dropout": run.model_args.get("dropout", 0.0)}
         return {"data": f"text:{methods.__file__}", "model_args": args, "block_size": 16}
+    digits = {"data": "digits", "target": None, "task": None, "image_size": None, "metric": None}
     if run.model == "vit":
         rank = min(2, cast(int, run.model_args.get("lora_rank", 0)))
-        return {"data": "digits", "model_args": _TINY | {"lora_rank": rank}}
-    return {"data": "digits", "model": "mlp" if run.model == "mlp" else "cnn"}
+        return digits | {"model_args": _TINY | {"lora_rank": rank}}
+    return digits | {"model": "mlp" if run.model == "mlp" else "cnn"}
 
 
 def _smoke_run(run: Run, reference: int) -> Run:

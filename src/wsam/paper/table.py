@@ -38,6 +38,7 @@ class Measure(StrEnum):
     EIGENVALUE_BY_BATCHES = "top Hessian eigenvalue, BatchNorm by batches"
     EIGENVALUE_ON_TEST = "top Hessian eigenvalue, test images"
     TEST_LOSS = "test loss"
+    TEST_METRIC = "test metric"
     VALIDATION_ERROR = "validation error (%)"
     VALIDATION_LOSS = "validation loss"
     TRAIN_AUGMENTED_FULL = "top eigenvalue, train, augmented, all batches"
@@ -59,7 +60,7 @@ class Measure(StrEnum):
     @property
     def decimals(self) -> int:
         """Number of decimals, as the paper prints it."""
-        if self in (Measure.TRAIN_LOSS, Measure.ACCURACY):
+        if self in (Measure.TRAIN_LOSS, Measure.ACCURACY, Measure.TEST_METRIC):
             return 4
         return 3 if self in (Measure.TEST_LOSS, Measure.VALIDATION_LOSS) else 2
 
