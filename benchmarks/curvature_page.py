@@ -40,12 +40,6 @@ def versions(record: dict[str, Any]) -> str:
     return ", ".join(f"{name} {found[name] or 'not installed'}" for name in names)
 
 
-def unfinished(record: dict[str, Any]) -> list[str]:
-    """Return the libraries that were installed, but have no timing."""
-    timed = {row["library"].partition(" ")[0] for row in record["contenders"]}
-    return [name for name in PEERS if record["versions"][name] and name not in timed]
-
-
 def to_accuracy(record: dict[str, Any]) -> list[str]:
     """Return a table of the seconds each library needs for each error."""
     targets = record["to_accuracy"]
@@ -99,8 +93,6 @@ def cuda(record: dict[str, Any]) -> str:
         f"at one setting, not at the fastest of several as above ({settings}). Errors are relative to "
         "that value, which wsam computed."
     )
-    if missing := unfinished(record):
-        more += f" The run stopped at its time limit: {' and '.join(missing)} did not finish."
     return "\n".join([_wrapped(text), "", _wrapped(more), "", *to_accuracy(record)])
 
 

@@ -271,6 +271,38 @@ def test_best_epochs_of_the_gpts() -> None:
     ) in text
 
 
+def test_trials_of_the_vit() -> None:
+    """As docs/when.md states: the best trial of each method, and AdamW's training error in its own."""
+    text = " ".join((DOCS / "when.md").read_text().split())
+    table = load("adam-search", Profile(only="ViT/*/CIFAR-10, error (%)"), ROOT / "results")
+    trials: dict[str, list[dict[str, float]]] = {}
+    for cell in table.cells:
+        path = record_path(ROOT / "results", cell.runs[0])
+        if path.exists():
+            trials.setdefault(cell.row[1], []).append(json.loads(path.read_text())["final"])
+    errors = {
+        name: [f"{final['validation_error']:.1f}%" for final in finals]
+        for name, finals in trials.items()
+    }
+    assert {name: len(found) for name, found in errors.items()} == {
+        "AdamW": 4,
+        "AdamW, twice the epochs": 4,
+        "SAM": 3,
+        "WSAM, preconditioned": 3,
+    }
+    for name in ("SAM", "WSAM, preconditioned"):
+        assert errors[name] == sorted(errors[name]), "worse with every larger radius"
+    plain, twice = min(errors["AdamW"]), min(errors["AdamW, twice the epochs"])
+    assert (
+        f"AdamW has an error of {plain} in the same epochs, and {twice} with twice the epochs"
+        in text
+    )
+    assert f"SAM has {errors['SAM'][0]} at its smallest radius, 0.05" in text
+    assert f"preconditioned WSAM {errors['WSAM, preconditioned'][0]} at its smallest, 0.02" in text
+    best = min(trials["AdamW"], key=lambda final: final["validation_error"])
+    assert f"AdamW's training error is {best['train_error']:.1f}%" in text
+
+
 def test_figure_over_adamw_equals_the_records() -> None:
     """`python docs/make_figures.py over_adamw` draws it; its title and description say who is lower."""
     figure = (DOCS / "_static" / "over_adamw.svg").read_text()

@@ -275,6 +275,18 @@ def captured_stepper(trainer):
     return step.Stepper(trainer.optimizer, objective, capture=True)
 
 
+def test_cudnn_settings_hold_during_training_on_cuda_only():
+    def found():
+        return torch.backends.cudnn.benchmark, torch.backends.cuda.cudnn_sdp_enabled()
+
+    before = found()
+    with step.cudnn_settings(torch.device("cpu")):
+        assert found() == before
+    with step.cudnn_settings(torch.device("cuda")):
+        assert found() == (True, False)
+    assert found() == before == (False, True)
+
+
 def test_learning_rate():
     run = Run(base_args={"lr": 0.4})
     assert step.learning_rate(run, 0, 100) == 0.4

@@ -35,7 +35,7 @@ from wsam.bench.timing import (
 from wsam.bench.workload import FORMS, SMOKE_BATCH, Workload, default_batch_size, image_workload
 from wsam.lab import environment
 from wsam.lab.files import no_op
-from wsam.lab.step import cudnn_benchmark
+from wsam.lab.step import cudnn_settings
 
 Report = Callable[[str], None]
 
@@ -285,5 +285,5 @@ def versions() -> dict[str, str | None]:
 def on_device(device: torch.device) -> Iterator[None]:
     """Make the device the current one and enable cuDNN's autotuning."""
     current = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-    with current, cudnn_benchmark(device):
+    with current, cudnn_settings(device):
         yield

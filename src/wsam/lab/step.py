@@ -163,14 +163,24 @@ def _seed_argument(function: Callable[..., object], seed: int) -> dict[str, int]
 
 
 @contextmanager
-def cudnn_benchmark(device: torch.device) -> Iterator[None]:
-    """Enable cuDNN's algorithm search on CUDA: shapes are constant during a run."""
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = before or device.type == "cuda"
+def cudnn_settings(device: torch.device) -> Iterator[None]:
+    """On CUDA, enable cuDNN's algorithm search, and use torch's attention instead of cuDNN's.
+
+    The search pays, since shapes are constant during a run. The backward pass of cuDNN's attention can
+    return NaN for some sequence lengths: https://github.com/pytorch/pytorch/issues/196678.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    benchmark = torch.backends.cudnn.benchmark
+    attention = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cuda.enable_cudnn_sdp(False)
     try:
         yield
     finally:
-        torch.backends.cudnn.benchmark = before
+        torch.backends.cudnn.benchmark = benchmark
+        torch.backends.cuda.enable_cudnn_sdp(attention)
 
 
 def learning_rate(run: Run, step: int, steps: int) -> float:

@@ -46,7 +46,7 @@ from wsam.lab.step import (
     check_forward,
     check_loss,
     check_metric,
-    cudnn_benchmark,
+    cudnn_settings,
     evaluate,
     learning_rate,
     make_optimizer,
@@ -309,7 +309,7 @@ class Trainer:
         if self.compiled:
             self._log("compiling the model in the first steps, which takes about a minute")
         failure = None
-        with cudnn_benchmark(self.device):
+        with cudnn_settings(self.device):
             while len(self.curve) < run.epochs and failure is None:
                 failure = self._epoch(stepper)
                 continues = failure is None and len(self.curve) < run.epochs
