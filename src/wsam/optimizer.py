@@ -9,6 +9,7 @@ import contextlib
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -52,6 +53,7 @@ except ModuleNotFoundError:  # acceleration is optional
 
 Closure = Callable[[], Any]
 NONFINITE = ("propagate", "skip", "raise")
+_KIND = attrgetter("dtype", "device")
 _BASE_STEPPED = (
     "lean=True: the base had already stepped, so the step could not be undone; the weights are at "
     "w + u + lr k g0, where u is the base's update"
@@ -821,7 +823,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         if self._known_blocks is not None and not refresh:
             return self._known_blocks[1]
         groups = self.param_groups
-        key = [(id(g), [(id(p), p.dtype, p.device) for p in g["params"]]) for g in groups]
+        key = [(id(g), [*map(id, g["params"])], [*map(_KIND, g["params"])]) for g in groups]
         if self._known_blocks is None or self._known_blocks[0] != key:
             blocks = self._build_blocks(groups)
             self.geometry.check_names(blocks)

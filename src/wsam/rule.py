@@ -10,6 +10,7 @@ Each vector is a `Part`, `part.g0 * g0 + part.difference * (g1 - g0)`.
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import ClassVar
 
 import torch
@@ -79,6 +80,7 @@ class Rule:
         raise NotImplementedError
 
     @classmethod
+    @cache
     def hyper(cls) -> tuple[str, ...]:
         """Return the names of the hyperparameters."""
         return tuple(field.name for field in fields(cls) if field.name not in cls.options)  # type: ignore[arg-type]

@@ -39,6 +39,7 @@ class NormStats:
     def __init__(self, model: nn.Module | None, *, same_function: bool = True) -> None:
         self._model = model
         self._modules: list[nn.Module] = []
+        self._spectral_norms: list[Any] = []
         self._model_is_checked = False
         self._same_function = same_function
         self.copies = StatCopies([])
@@ -55,8 +56,9 @@ class NormStats:
 
     def find_layers(self) -> None:
         """Search the model for layers with statistics. Call again when it may have changed."""
-        modules = self._model.modules() if self._model is not None else ()
-        self._modules = [m for m in modules if _has_statistics(m) or _spectral_norms(m)]
+        modules = list(self._model.modules()) if self._model is not None else []
+        self._modules = [m for m in modules if _has_statistics(m)]
+        self._spectral_norms = _spectral_norms(modules)
 
     def hold(self) -> None:
         """Copy the statistics. Call before the pass."""
@@ -65,7 +67,7 @@ class NormStats:
             self.copies = StatCopies(self._modules)
         self.copies.save()
         self._late_copies = [self.copies]
-        self._pause_power_iteration(self._modules)
+        self._pause_power_iteration(self._spectral_norms)
         if self._model is None:
             self._seen.clear()
             self._add_hook(self._on_forward)
@@ -112,10 +114,8 @@ class NormStats:
             "normalization layers, their running statistics move twice a step; pass model="
         )
 
-    def _pause_power_iteration(self, modules: Iterable[nn.Module]) -> None:
-        if not self._same_function:
-            return
-        for norm in (norm for module in modules for norm in _spectral_norms(module)):
+    def _pause_power_iteration(self, norms: list[Any]) -> None:
+        for norm in norms if self._same_function else ():
             if norm.n_power_iterations:
                 self._paused.append((norm, norm.n_power_iterations))
                 norm.n_power_iterations = 0
@@ -147,7 +147,7 @@ class NormStats:
         with torch.no_grad():
             late.save()
         self._late_copies.append(late)
-        self._pause_power_iteration(parts)
+        self._pause_power_iteration(_spectral_norms(parts))
 
 
 class StatCopies:
@@ -207,11 +207,14 @@ def _has_statistics(module: nn.Module) -> bool:
     return isinstance(module, nn.modules.batchnorm._NormBase) or bool(_statistics(module))
 
 
-def _spectral_norms(module: nn.Module) -> list[Any]:
-    """Return a module's spectral norms: hooks of the older kind, or the parametrization itself."""
-    if isinstance(module, _SpectralNorm):
-        return [module] if module._buffers else []  # that of a vector needs no iteration
-    return [h for h in module._forward_pre_hooks.values() if isinstance(h, SpectralNorm)]
+def _spectral_norms(modules: Iterable[nn.Module]) -> list[Any]:
+    """Return all spectral norms: parametrizations, and hooks of the older kind."""
+    found: list[Any] = []
+    for module in modules:
+        if isinstance(module, _SpectralNorm) and module._buffers:  # that of a vector has none
+            found.append(module)
+        found += [h for h in module._forward_pre_hooks.values() if isinstance(h, SpectralNorm)]
+    return found
 
 
 def _compiled_graphs() -> int:
