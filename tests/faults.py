@@ -167,13 +167,6 @@ FAULTS = [
         "tests/core/test_precondition.py",
     ),
     Fault(
-        "reuse: the kept vector is overwritten on devices other than a CPU",
-        "_core/step.py",
-        "_decoupled_terms(block, mix, g0, vector, scratch=False)",
-        "_decoupled_terms(block, mix, g0, vector, scratch=True)",
-        "tests/core/test_step.py",
-    ),
-    Fault(
         "reuse: the steps between are not clipped with their sharpness term",
         "_core/step.py",
         "        clip(blocks, g0s, state.decoupled, state.max_norm)",

@@ -10,10 +10,8 @@ import torch
 from helpers import (
     ALL,
     BASES,
-    LEAN,
     METHODS,
     PROBLEMS,
-    REUSED,
     RULE_VARIANTS,
     STYLES,
     Weights,
@@ -34,10 +32,7 @@ from helpers import (
 from torch import Tensor, nn
 
 import wsam
-from wsam._core import lean, preconditioners
-from wsam._core import step as core_step
 from wsam._core.step import owned
-from wsam._core.tensor_ops import add_scaled
 
 MLP = PROBLEMS["mlp"]
 
@@ -141,7 +136,7 @@ def test_replicas_bit_identical(name: str) -> None:
 
 @pytest.mark.parametrize(
     "view",
-    [torch.zeros(4).view(2, 2), torch.zeros(8)[:4].detach()],
+    [torch.zeros(4).view(2, 2), torch.zeros(8)[:4]],
     ids=["of a whole storage", "of a part"],
 )
 def test_gradients_that_are_views_are_copied(view: Tensor) -> None:
@@ -171,34 +166,6 @@ def test_clip_bounds_the_whole_update(name: str) -> None:
     train(opt, params, MLP, range(1))
     moved = torch.cat([(p - q).detach().reshape(-1) for p, q in zip(params, start, strict=True)])
     assert moved.norm().item() == pytest.approx(0.125, rel=1e-5)
-
-
-# --- scratch ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.filterwarnings("ignore::wsam.WsamWarning")
-@pytest.mark.parametrize("base", ["momentum", "adamw"])
-@pytest.mark.parametrize("name", [*ALL, LEAN, REUSED, "looksam-2"])
-def test_scratch_is_not_used_again(name: str, base: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A CPU leaves scratch tensors as they are, but other devices overwrite them."""
-
-    def overwrite(into: Weights, tensors: Weights, scale: Any, scratch: bool) -> None:
-        add_scaled(into, tensors, scale, scratch)
-        for tensor in tensors if scratch else ():
-            tensor.fill_(torch.nan)
-
-    results = []
-    for function in (add_scaled, overwrite):
-        for module in (core_step, lean, preconditioners):
-            monkeypatch.setattr(module, "add_scaled", function)
-        model = small_model()
-        method, _, n = name.partition("-")
-        options = {"n": int(n)} if n else {}
-        opt = make_method(method, torch_base(base, list(model.parameters())), **options)
-        for t in range(4):
-            opt.step(closure(opt, model, t))
-        results.append(list(model.parameters()))
-    assert same(*results)
 
 
 # --- the base --------------------------------------------------------------------------------------

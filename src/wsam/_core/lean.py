@@ -53,7 +53,7 @@ def begin(state: StepState, *, guard_g0: bool) -> bool:
         weights, part = block.weights(), _mix(state, block).decoupled
         lr = on_device(block.group["lr"], block.device)
         if not is_number(weight := part.g0 - part.difference, 0.0):
-            add_scaled(weights, g0, -block.sign * lr * on_device(weight, block.device), True)
+            add_scaled(weights, g0, -block.sign * lr * on_device(weight, block.device))
         _exchange(block, tensors)
         block.g0 = None
     return written
@@ -71,7 +71,7 @@ def finish(state: StepState, all_blocks: Sequence[Block]) -> None:
         weight = _mix(state, block).decoupled.difference
         if not is_number(weight, 0.0):
             tensors = block.shards(block.g0)
-            state.decoupled.append(DecoupledTerm(block, tensors, weight, scratch=False))
+            state.decoupled.append(DecoupledTerm(block, tensors, weight))
 
 
 def _mix(state: StepState, block: Block) -> Mix:

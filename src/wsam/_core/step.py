@@ -54,8 +54,8 @@ KEPT = "kept"
 """The name of the vector that a rule reuses."""
 
 Result = TypeVar("Result")
-Direction = tuple[list[Tensor], Tensor, bool]
-"""S g0, the factor that turns it into d, and whether S g0 may be overwritten."""
+Direction = tuple[list[Tensor], Tensor]
+"""S g0, and the factor that turns it into d."""
 
 
 # The first gradient ---------------------------------------------------------------------------------
@@ -73,21 +73,18 @@ def unscale(blocks: Sequence[Block], grad_scale: Scalar) -> None:
 
 
 def own_g0(blocks: Sequence[Block]) -> None:
-    """Make g0 survive the second backward pass: copy gradients that are views.
-
-    DistributedDataParallel with `gradient_as_bucket_view=True` reuses their storage.
-    """
+    """Make g0 survive the second backward pass."""
     for block in blocks:
         block.g0 = owned(block.g0 or [], block.sharded)
 
 
 def owned(gradients: list[Tensor], sharded: bool) -> list[Tensor]:
-    """Return the gradients, with copies of those that are views of a larger storage."""
-    if torch.compiler.is_compiling():  # cannot trace the size of a storage
-        return [g.clone() if g._is_view() else g for g in gradients]
+    """Return the gradients, with copies of those that are views.
+
+    DistributedDataParallel with `gradient_as_bucket_view=True` reuses their storage.
+    """
     shards = local_shards(gradients) if sharded else gradients
-    views = [s._is_view() or s.untyped_storage().nbytes() > s.nbytes for s in shards]
-    return [g.clone() if view else g for g, view in zip(gradients, views, strict=True)]
+    return [g.clone() if s._is_view() else g for g, s in zip(gradients, shards, strict=True)]
 
 
 def clear_gradients(blocks: Sequence[Block]) -> None:
@@ -142,7 +139,7 @@ def directions(state: StepState, blocks: Sequence[Block]) -> list[Direction]:
     """Return S g0 for each block, and the scale that turns it into d."""
     whitened, roots = whiten(state, blocks)
     scales = scales_of(state, blocks, whitened)
-    return unwhiten(state, whitened, roots, scales)
+    return unwhiten(whitened, roots, scales)
 
 
 def whiten(
@@ -170,18 +167,15 @@ def whiten(
 
 
 def unwhiten(
-    state: StepState,
     whitened: Sequence[list[Tensor]],
     roots: Sequence[list[Tensor] | None],
     scales: Sequence[Tensor],
 ) -> list[Direction]:
     """Turn z = sqrt(S) g0 into S g0, in place."""
-    result = []
-    for z, root, scale in zip(whitened, roots, scales, strict=True):
+    for z, root in zip(whitened, roots, strict=True):
         if root is not None:
             torch._foreach_mul_(z, root)
-        result.append((z, scale, root is not None or state.g0_is_scratch))
-    return result
+    return list(zip(whitened, scales, strict=True))
 
 
 def scales_of(
@@ -243,8 +237,8 @@ def combine(state: StepState, all_blocks: Sequence[Block]) -> None:
             _keep(state, block, rule.kept(value, products), g0, difference)
         base_grad = g1
         if not takes_g1:
-            state.decoupled += _decoupled_terms(block, mix, g0, difference, not rule.reuses)
-            _mix_into_g0(mix, g0, difference, mix.decoupled.is_zero and not rule.reuses)
+            state.decoupled += _decoupled_terms(block, mix, g0, difference)
+            _mix_into_g0(mix, g0, difference)
             base_grad = block.g0 or []
         for p, g in zip(block.params, base_grad, strict=True):
             p.grad = g
@@ -318,19 +312,19 @@ def _subtract_with_products(
 
 
 def _decoupled_terms(
-    block: Block, mix: Mix, g0: list[Tensor], difference: list[Tensor], scratch: bool
+    block: Block, mix: Mix, g0: list[Tensor], difference: list[Tensor]
 ) -> list[DecoupledTerm]:
     part = mix.decoupled
     if part.is_zero:
         return []
     if is_number(part.g0, 0.0):
-        return [DecoupledTerm(block, difference, part.difference, scratch)]
+        return [DecoupledTerm(block, difference, part.difference)]
     tensors = list(torch._foreach_mul(g0, on_device(part.g0, block.device)))
-    add_scaled(tensors, difference, on_device(part.difference, block.device), scratch=False)
+    add_scaled(tensors, difference, on_device(part.difference, block.device))
     return [DecoupledTerm(block, tensors, 1.0)]
 
 
-def _mix_into_g0(mix: Mix, g0: list[Tensor], difference: list[Tensor], scratch: bool) -> None:
+def _mix_into_g0(mix: Mix, g0: list[Tensor], difference: list[Tensor]) -> None:
     """Turn g0 into the base's gradient, in place. A zero coefficient is a branch: 0 * inf is NaN."""
     if not g0:
         return
@@ -338,7 +332,7 @@ def _mix_into_g0(mix: Mix, g0: list[Tensor], difference: list[Tensor], scratch: 
     if not is_number(own, 1.0):
         torch._foreach_mul_(g0, own)
     if not is_number(other, 0.0):
-        add_scaled(g0, difference, other, scratch)
+        add_scaled(g0, difference, other)
 
 
 # The steps between two-pass steps -------------------------------------------------------------------
@@ -356,7 +350,7 @@ def _keep(
     else:
         vector = list(torch._foreach_mul(difference, other))
         if not is_number(own, 0.0):
-            add_scaled(vector, g0, own, scratch=False)
+            add_scaled(vector, g0, own)
     if state.rule.average:
         pairs = list(zip(vector, state.memory.read_each(block, KEPT), strict=True))
         # The first vector is the first average; in steps with one pass averages begin at 0.
@@ -391,8 +385,8 @@ def _add_kept(state: StepState, blocks: Sequence[Block], g0s: Sequence[list[Tens
     g0_norms, kept_norms = (_per_unit(rule, _norm, blocks, vectors) for vectors in (g0s, kept))
     mixes = [rule.mix_kept(*row) for row in zip(values, g0_norms, kept_norms, strict=True)]
     for block, g0, vector, mix in zip(blocks, g0s, kept, mixes, strict=True):
-        state.decoupled += _decoupled_terms(block, mix, g0, vector, scratch=False)
-        _mix_into_g0(mix, g0, vector, scratch=False)
+        state.decoupled += _decoupled_terms(block, mix, g0, vector)
+        _mix_into_g0(mix, g0, vector)
 
 
 def _kept_or_zeros(state: StepState, block: Block) -> list[Tensor]:
@@ -421,7 +415,7 @@ def clip(
             whole.append(tensors)
             continue
         both = copies(widened(tensors))
-        add_scaled(both, term.tensors, on_device(term.scale, block.device), scratch=False)
+        add_scaled(both, term.tensors, on_device(term.scale, block.device))
         whole.append(both)
     norm = squared_norm(blocks, whole).sqrt()
     factor = (max_norm / (norm + CLIP_EPSILON)).clamp(max=1.0)
@@ -451,4 +445,4 @@ def apply(decoupled: Sequence[DecoupledTerm]) -> None:
         device = term.block.device
         signed_lr = -term.block.sign * on_device(term.block.group["lr"], device)
         scale = signed_lr * on_device(term.scale, device)
-        add_scaled(term.block.weights(), term.tensors, scale, term.scratch)
+        add_scaled(term.block.weights(), term.tensors, scale)

@@ -65,8 +65,6 @@ class DecoupledTerm:
     block: Block
     tensors: list[Tensor]
     scale: Scalar
-    scratch: bool = True
-    """Whether the tensors may be overwritten."""
 
 
 @dataclass

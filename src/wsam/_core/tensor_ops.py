@@ -78,42 +78,34 @@ def no_overlap(addresses: Sequence[int], sizes: Sequence[int]) -> bool:
     return True
 
 
-def add_scaled(into: list[Tensor], tensors: list[Tensor], scale: Scalar, scratch: bool) -> None:
-    """Compute `into += scale * tensors`. If `tensors` are scratch, they may be overwritten."""
+def add_scaled(into: list[Tensor], tensors: list[Tensor], scale: Scalar) -> None:
+    """Compute `into += scale * tensors`."""
     if not into:
         return
     if not isinstance(scale, Tensor):
         torch._foreach_add_(into, tensors, alpha=scale)
-    elif accumulation_dtype(into[0]):  # torch would round the scale to half precision first
+    elif into[0].is_cuda and _can_use_fused_sgd(into, tensors):
+        # SGD's fused kernel, whose learning rate is a device tensor: w - (-scale) g in one pass.
+        torch._fused_sgd_(
+            *(into, tensors, []),
+            weight_decay=0.0,
+            momentum=0.0,
+            lr=-scale.to(torch.float32),
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+            is_first_step=False,
+        )
+    elif into[0].device.type == "cpu" and not accumulation_dtype(into[0]):
+        torch._foreach_addcmul_(into, tensors, [scale] * len(into))
+    else:  # in float32: torch would round the scale to half precision first
         for part in chunks(tensors, CHUNK_BYTES):
             torch._foreach_add_(into[part], torch._foreach_mul(widened(tensors[part]), scale))
-    elif into[0].device.type == "cpu":
-        torch._foreach_addcmul_(into, tensors, [scale] * len(into))
-    elif into[0].is_cuda and _can_use_fused_sgd(into, tensors):
-        _fused_add(into, tensors, scale)
-    elif scratch:
-        torch._foreach_mul_(tensors, scale)
-        torch._foreach_add_(into, tensors)
-    else:
-        for part in chunks(tensors, CHUNK_BYTES):
-            torch._foreach_add_(into[part], torch._foreach_mul(tensors[part], scale))
-
-
-def _fused_add(into: list[Tensor], tensors: list[Tensor], scale: Tensor) -> None:
-    """Use SGD's fused kernel, whose learning rate is a device tensor: w - (-scale) g in one pass."""
-    torch._fused_sgd_(
-        *(into, tensors, []),
-        weight_decay=0.0,
-        momentum=0.0,
-        lr=-scale.to(torch.float32),
-        dampening=0.0,
-        nesterov=False,
-        maximize=False,
-        is_first_step=False,
-    )
 
 
 def _can_use_fused_sgd(into: list[Tensor], tensors: list[Tensor]) -> bool:
     if {t.dtype for t in (*into, *tensors)} != {torch.float32}:
         return False
-    return [a.stride() for a in into] == [b.stride() for b in tensors] and all(map(is_dense, into))
+    if [a.stride() for a in into] != [b.stride() for b in tensors]:
+        return False
+    return all(map(Tensor.is_contiguous, into)) or all(map(is_dense, into))

@@ -56,9 +56,8 @@ class CpuBackend:
             return self._begin_lean(state)
         blocks = state.moved = step.masked(state)
         for block, direction in zip(blocks, step.directions(state, blocks), strict=True):
-            vector, scale, _ = direction
-            if can_swap(block, vector):
-                self._swap(block, vector, scale)
+            if can_swap(block, direction[0]):
+                self._swap(block, *direction)
             else:
                 step.save_and_move(block, direction)
         return True

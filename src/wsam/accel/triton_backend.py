@@ -151,13 +151,13 @@ class TritonBackend:
             if state.lean:
                 return False
             scales = step.scales_of(state, blocks, whitened)
-        directions = step.unwhiten(state, whitened, roots, scales)
+        directions = step.unwhiten(whitened, roots, scales)
         del roots  # before the copies of w are allocated
         if state.lean:
             return self._begin_lean(state, directions)
         state.moved = list(blocks)
         for block, direction in zip(blocks, directions, strict=True):
-            if not self._save_and_add(block, *direction[:2]):
+            if not self._save_and_add(block, *direction):
                 step.save_and_move(block, direction)
         return True
 
@@ -351,7 +351,7 @@ class TritonBackend:
     def _begin_lean(self, state: StepState, directions: Sequence[Direction]) -> bool:
         """Step the base, move to w + d and keep the result without g1, in one pass."""
         work = []
-        for block, (direction, scale, _) in zip(state.blocks, directions, strict=True):
+        for block, (direction, scale) in zip(state.blocks, directions, strict=True):
             begun = self._begun.get(id(block))
             if begun is None or begun.direction is not direction:
                 return False
