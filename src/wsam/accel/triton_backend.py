@@ -64,10 +64,10 @@ class Begun:
     """A block whose step uses kernels."""
 
     plan: WorkPlan
-    direction: list[Tensor] | None
-    """What was squared, until the next kernel: that must receive the same list."""
+    g0_at: list[int]
+    """Addresses of g0."""
     direction_at: list[int]
-    """Its addresses."""
+    """Addresses of S g0, which are those of g0 in a ball."""
     buffer: WeightBuffer | None
     """Memory for a copy of w, until the block owns it."""
     table: Tensor
@@ -117,7 +117,6 @@ class TritonBackend:
 
     def begin(self, recording: bool) -> None:
         """Begin a step."""
-        self._begun.clear()
         self.stepped_base = False
         self._tables.begin(recording)
 
@@ -136,6 +135,7 @@ class TritonBackend:
             raise
 
     def _perturb(self, state: StepState) -> bool:
+        self._begun.clear()
         blocks = state.blocks
         plain = state.mask is None and state.geometry.follows_g0
         if not plain or any(block.sharded for block in blocks):
@@ -147,10 +147,9 @@ class TritonBackend:
             return False
         whitened, roots = step.whiten(state, blocks)
         scales = self._scales(blocks, plans, whitened, final=not any(roots))
-        if scales is None:
-            if state.lean:
-                return False
-            scales = step.scales_of(state, blocks, whitened)
+        if scales is None and state.lean:
+            return False
+        scales = scales or step.scales_of(state, blocks, whitened)
         directions = step.unwhiten(whitened, roots, scales)
         del roots  # before the copies of w are allocated
         if state.lean:
@@ -225,11 +224,11 @@ class TritonBackend:
             rows.append(row)
         programs = sum(plan.programs for plan, _ in plans)
         partial, first = torch.empty(programs, device=self._device), 0
-        for block, (plan, _), z, row in zip(blocks, plans, lists, rows, strict=True):
+        for block, (plan, g0), row in zip(blocks, plans, rows, strict=True):
             buffer = plan.buffer() if final else None
             copy_at = [] if buffer is None else [buffer.addresses()]
             table = self._tables.table((plan.weights, row, *copy_at))
-            self._begun[id(block)] = Begun(plan, z, row, buffer, table)
+            self._begun[id(block)] = Begun(plan, g0, row, buffer, table)
             shape = (plan.where, plan.offset, plan.sizes, partial, first, len(row))
             self._launch("squares", plan.programs, table, *shape, BLOCK=TILE)
             first += plan.programs
@@ -247,11 +246,10 @@ class TritonBackend:
         return [result[SCALE_STRIDE * self._row(block)] for block in blocks]
 
     def _save_and_add(self, block: Block, direction: list[Tensor], scale: Tensor) -> bool:
-        """Compute `saved = w; w += scale * direction` in one pass; False if the tensors do not fit."""
+        """Compute `saved = w; w += scale * direction` in one pass; False if `_scales` was not."""
         begun = self._begun.get(id(block))
-        if begun is None or begun.direction is not direction:
+        if begun is None:
             return False
-        begun.direction = None
         plan, table, buffer = begun.plan, begun.table, begun.buffer
         if buffer is None:
             buffer = plan.buffer()
@@ -276,10 +274,10 @@ class TritonBackend:
             if rows is None:
                 return False
             begun = self._begun[id(block)]
-            g0 = self._g0_rows(block, begun, rows[2])
             base_state = self._state_rows(block, begun.plan)
-            if g0 is None or base_state is None:
+            if base_state is None:
                 return False
+            g0 = [] if block.g0 is None else [begun.g0_at]
             work.append((block, [*rows, *g0], base_state))
         self._mix_from_products(state.blocks, [rows for _, rows, _ in work])
         for block, rows, base_state in work:
@@ -297,14 +295,6 @@ class TritonBackend:
             return None
         g1 = begun.plan.gradient_addresses([p.grad for p in block.params])
         return None if g1 is None else [block.saved.addresses(), begun.plan.weights, g1]
-
-    def _g0_rows(self, block: Block, begun: Begun, g1: Sequence[int] = ()) -> Rows | None:
-        """Return the addresses of g0, none if it is not kept; None if g1 has overwritten it."""
-        if block.g0 is None:
-            return []
-        found = data_ptrs(block.g0)
-        row = found if found == begun.direction_at else begun.plan.gradient_addresses(block.g0)
-        return None if row is None or {*row}.intersection(g1) - {0} else [row]
 
     def _state_rows(self, block: Block, plan: WorkPlan) -> Rows | None:
         """Return the addresses of the base's state; None if kernels cannot step the base."""
@@ -351,15 +341,14 @@ class TritonBackend:
     def _begin_lean(self, state: StepState, directions: Sequence[Direction]) -> bool:
         """Step the base, move to w + d and keep the result without g1, in one pass."""
         work = []
-        for block, (direction, scale) in zip(state.blocks, directions, strict=True):
-            begun = self._begun.get(id(block))
-            if begun is None or begun.direction is not direction:
-                return False
-            base_state, g0 = self._state_rows(block, begun.plan), self._g0_rows(block, begun)
-            if base_state is None or not g0:
+        for block, (_, scale) in zip(state.blocks, directions, strict=True):
+            begun = self._begun[id(block)]
+            base_state = self._state_rows(block, begun.plan)
+            if base_state is None:
                 self._begun.clear()  # frees the buffers, which the other path allocates itself
                 return False
-            work.append((block, [begun.plan.weights, *g0, begun.direction_at], scale, base_state))
+            rows = [begun.plan.weights, begun.g0_at, begun.direction_at]
+            work.append((block, rows, scale, base_state))
         state.moved = list(state.blocks)
         for block, rows, scale, base_state in work:
             self._begin_lean_block(block, rows, scale, base_state)
@@ -370,7 +359,6 @@ class TritonBackend:
 
     def _begin_lean_block(self, block: Block, rows: Rows, scale: Tensor, base_state: Rows) -> None:
         begun = self._begun[id(block)]
-        begun.direction = None
         buffer = begun.buffer or begun.plan.buffer()
         rows = [*rows, buffer.addresses(), *base_state]
         self._step_block("begin_lean", block, rows, scale)
