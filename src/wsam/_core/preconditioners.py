@@ -252,9 +252,11 @@ def add_squares(base: Optimizer, decoupled: Sequence["DecoupledTerm"]) -> None:
     preconditioner = require_preconditioner(base)
     for term in decoupled:
         block = term.block
-        if not all(base.state.get(p) for p in block.params):
+        states = states_of(base, block)
+        if not all(states):
             preconditioner.create_state(base, block.group)
-        v = [state[preconditioner.square] for state in states_of(base, block)]
+            states = states_of(base, block)
+        v = [state[preconditioner.square] for state in states]
         scale = on_device(term.scale, block.device)
         scale = scale * on_device(preconditioner.square_weight(block.group), block.device) ** 0.5
         for part in chunks(v, CHUNK_BYTES):

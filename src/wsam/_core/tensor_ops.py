@@ -14,7 +14,7 @@ PLAIN_TYPES = frozenset((Tensor, nn.Parameter))
 """Tensors of other classes may store their elements anywhere."""
 CHUNK_BYTES = 1 << 26
 """Size limit of temporary copies; a single tensor may exceed it."""
-_FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+_HALF = (torch.float16, torch.bfloat16)
 
 
 def on_device(value: Scalar, device: torch.device) -> Scalar:
@@ -26,17 +26,17 @@ def on_device(value: Scalar, device: torch.device) -> Scalar:
 
 def accumulation_dtype(tensor: Tensor) -> torch.dtype | None:
     """Return float32 for half precision; None where the tensor's own dtype is wide enough."""
-    return torch.float32 if tensor.dtype in (torch.float16, torch.bfloat16) else None
+    return torch.float32 if tensor.dtype in _HALF else None
 
 
 def widened(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return half-precision tensors as float32, and others unchanged."""
-    return [t.float() if accumulation_dtype(t) else t for t in tensors]
+    return [t.float() if t.dtype in _HALF else t for t in tensors]
 
 
 def copies(tensors: list[Tensor]) -> list[Tensor]:
     """Return bit-exact copies, by one kernel launch where possible."""
-    if tensors and tensors[0].is_cuda and tensors[0].dtype in _FLOATS:
+    if tensors and tensors[0].is_cuda and tensors[0].is_floating_point():
         # Multiplication by one is exact, and allocates all copies in a single call.
         return list(torch._foreach_mul(tensors, 1.0))
     fresh = [torch.empty_like(t) for t in tensors]
@@ -46,14 +46,14 @@ def copies(tensors: list[Tensor]) -> list[Tensor]:
 
 def chunks(tensors: list[Tensor], limit: int) -> Iterator[slice]:
     """Yield slices of at most `limit` bytes, or of a single tensor."""
-    start = 0
-    while start < len(tensors):
-        stop, size = start, 0
-        while stop < len(tensors) and (stop == start or size + tensors[stop].nbytes <= limit):
-            size += tensors[stop].nbytes
-            stop += 1
-        yield slice(start, stop)
-        start = stop
+    start = size = 0
+    for stop, tensor in enumerate(tensors):
+        if stop > start and size + tensor.nbytes > limit:
+            yield slice(start, stop)
+            start, size = stop, 0
+        size += tensor.nbytes
+    if tensors:
+        yield slice(start, len(tensors))
 
 
 def is_dense(tensor: Tensor) -> bool:
