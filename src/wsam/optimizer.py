@@ -397,21 +397,45 @@ class SharpnessAware(CheckedArguments, Optimizer):
         value = 0.0 if self._radius_is_zero() else torch.nan
         return torch.full((), value, device=self._all_blocks()[0].device)
 
-    def _run_closure(self, closure: Closure) -> tuple[Any, Tensor | None]:
+    def _run_closure(self, closure: Closure, scaler: Any = None) -> tuple[Any, Tensor | None]:
         """Run all passes of a closure; return its first result, and the loss increase if it moved."""
         self.begin()
         if not self.geometry.needs_g0:
-            self._ascend()
-            return self._run(closure), None
-        first = last = self._run(closure, synchronize=not self.local)
-        for left in reversed(range(self.ascent_steps)):
-            if not self._ascend():
-                return first, None
-            last = self._run(closure, synchronize=left == 0 or not self.local)
-        return first, self._selection.corrected(losses.loss_increase(last, first))
+            return self._run_next_passes(lambda: self._run(closure), scaler)[1], None
+        first = self._run(closure)
+        moved, last = self._run_next_passes(lambda: self._run(closure), scaler)
+        increase = losses.loss_increase(last, first) if moved else None
+        return first, None if increase is None else self._selection.corrected(increase)
 
-    def _run(self, closure: Closure, synchronize: bool = True) -> Any:
-        context = contextlib.nullcontext() if synchronize else self.model.no_sync()  # type: ignore[union-attr, operator]
+    def _run_next_passes(self, run: Closure, scaler: Any = None) -> tuple[bool, Any]:
+        """Ascend and run the passes after the first; unscale the gradients that a GradScaler checks.
+
+        These are the ones of the last pass. A step that is certain to use those at w has no other.
+
+        Returns:
+            Whether the weights have moved, and the result of the last pass, None if there was none.
+        """
+        scale, is_checked = None, False
+        if scaler is not None:
+            at_w = self.geometry.needs_g0 and not self.local
+            is_checked = at_w and not self._may_perturb_next_step()
+            scale = 1.0 if is_checked else scaler.get_scale()
+            if is_checked:
+                scaler.unscale_(self)  # before `_ascend`, which clears the gradients
+        moved, last = self._ascend(scale), None
+        while moved and not self._in_last_pass:
+            run()
+            moved = self._ascend(scale)
+        if moved or not self._step_state.passes or (scaler is not None and not is_checked):
+            last = run()
+            if scaler is not None:
+                scaler.unscale_(self)
+        return moved, last
+
+    def _run(self, closure: Closure) -> Any:
+        """Run a pass. With `local`, gradients are reduced over ranks in the last one only."""
+        is_local = self.local and not self._in_last_pass
+        context = self.model.no_sync() if is_local else contextlib.nullcontext()  # type: ignore[union-attr, operator]
         with torch.enable_grad(), context:
             if self._scale_is_checked or torch.compiler.is_compiling():
                 return losses.detach(closure())
@@ -873,11 +897,6 @@ class SharpnessAware(CheckedArguments, Optimizer):
         chosen = self._is_chosen(lambda: 0.0)
         self.when.recall(memory)
         return chosen
-
-    def _uses_one_gradient_at_w(self) -> bool:
-        """Whether the next step uses a gradient at w alone, so that a GradScaler can check that one."""
-        at_w = self.geometry.needs_g0 and not self.local
-        return at_w and not self._may_perturb_next_step()
 
     def _squared_norm(self, blocks: list[Block]) -> Tensor:
         """Return norm(g0)^2; averaged over ranks where it may differ, so that all ranks agree."""

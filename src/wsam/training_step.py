@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from wsam._core import losses
 from wsam._core.pytree import map_tensors, tensors_of
 from wsam._core.validation import count, flag, number
 from wsam.optimizer import SharpnessAware
@@ -285,45 +284,27 @@ class TrainStep:
     def _scaled_step(self, run_all: Callable[[], Tensor], scaler: torch.amp.GradScaler) -> Tensor:
         """Make a step with a GradScaler, which needs the passes one by one."""
         if self._sharp is None:
-            loss = run_all()
+            loss: Tensor = run_all()
             scaler.step(self.optimizer)
             scaler.update()
             return loss
-        optimizer, is_unscaled = self._sharp, False
-        local: Any = optimizer.model if optimizer.local else None
-        first: Tensor | None
+        optimizer = self._sharp
+        optimizer._scale_is_checked = True  # the scaled gradients are unscaled here
         try:
-            optimizer.begin()
-            if optimizer._uses_one_gradient_at_w():
-                first, moved = run_all(), False
-                scaler.unscale_(optimizer)  # before `ascend`, which clears the gradients
-                is_unscaled = True
-                optimizer.ascend(1.0)
-            else:
-                with contextlib.nullcontext() if local is None else local.no_sync():
-                    first = run_all() if optimizer.geometry.needs_g0 else None
-                    moved = optimizer.ascend(scaler.get_scale())
-                    while moved and not optimizer._in_last_pass:
-                        run_all()
-                        moved = optimizer.ascend(scaler.get_scale())
-                last = run_all()
-                scaler.unscale_(optimizer)
-                is_unscaled = True
-            if moved:
-                increase = losses.loss_increase(last, first)
-                sharpness = optimizer._selection.corrected(increase)
-            else:
+            with torch.no_grad():
+                loss, sharpness = optimizer._run_closure(run_all, scaler)
+            if sharpness is None:
                 sharpness = optimizer._unmeasured_sharpness()
             optimizer.descend()
             scaler.step(optimizer)
         except BaseException:
             optimizer.abandon()
-            if is_unscaled:
+            if scaler._found_inf_per_device(optimizer):  # after `unscale_`
                 scaler.update()
             raise
         scaler.update()
         optimizer._sharpness = sharpness
-        return last if first is None else first
+        return loss
 
     def _has_gradients(self) -> bool:
         groups = self.optimizer.param_groups

@@ -102,31 +102,22 @@ class MicrobatchReplay:
         microbatches, first_losses = self._microbatches, self._first_losses
         self._clear()
         optimizer = self._optimizer
-        scale = scaler.get_scale() if scaler is not None and scaler.is_enabled() else None
-        is_checked = scale is not None and optimizer._uses_one_gradient_at_w()
-        if is_checked:
-            scaler.unscale_(optimizer)  # before `ascend`, which clears the gradients
-        moved = optimizer.ascend(1.0 if is_checked else scale)
-        second_losses: list[Tensor | None] = []
+        scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        scale = scaler.get_scale() if scaler is not None and losses_are_scaled else 1.0
         try:
-            while moved and not optimizer._in_last_pass:
-                self._replay(microbatches)
-                moved = optimizer.ascend(scale)
-            # A GradScaler needs gradients to check, even if the weights have not moved.
-            if moved or (scale is not None and not is_checked):
-                second_losses = self._replay(microbatches)
-                if scale is not None:
-                    scaler.unscale_(optimizer)
+            with torch.no_grad():
+                moved, losses = optimizer._run_next_passes(
+                    lambda: self._replay(microbatches), scaler
+                )
         except BaseException as error:
             optimizer._cancel(error)
             raise
+        second_losses: list[Tensor | None] = losses or []
         if moved and second_losses and all(loss is None for loss in second_losses):
             optimizer._skip_step()
         sharpness = torch.full((), torch.nan)
         if moved and len(first_losses) == len(second_losses):
-            first = torch.stack(first_losses).sum() / (
-                scale if scale and losses_are_scaled else 1.0
-            )
+            first = torch.stack(first_losses).sum() / scale
             increase = sum(loss for loss in second_losses if loss is not None) - first
             sharpness = optimizer._selection.corrected(increase)
         optimizer.descend()
