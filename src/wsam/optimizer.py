@@ -29,6 +29,7 @@ from wsam._core.param_blocks import (
     average_g0_over_ranks,
     build_blocks,
     collect_gradients,
+    find_sharded_modules,
     sum_over_ranks,
     trained_blocks,
 )
@@ -251,6 +252,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         saved = {*self.__dict__}
         self._known_blocks: tuple[Any, list[Block]] | None = None
         self._selected: list[bool] | None = None
+        self._sharded_modules: list[Any] = []
         self._norm_stats = NormStats(self.model)
         self._norm_stats_before = NormStats(self.model, same_function=False)  # of a skipped step
         self._rng = RngState()
@@ -553,7 +555,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
                 gradients = step.gradients_of(state.blocks)
                 step.clear_gradients(state.blocks)
                 step.perturb(state)
-            torch.clear_autocast_cache()
+            self._discard_copies_of_weights()
             self._norm_stats.hold()
             yield
         finally:
@@ -629,7 +631,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
                 else:
                     step.ascend_further(state, blocks)
             step.clear_gradients(self._all_blocks())
-            torch.clear_autocast_cache()
+            self._discard_copies_of_weights()
             before = self._rng_before_first_pass
             if before is not None and state.rng_after_first_pass is not None:
                 self._rng.write(before)
@@ -679,7 +681,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         if not self.rule.keeps_g0:
             for block in (*state.blocks, *state.moved):
                 block.g0 = None
-        torch.clear_autocast_cache()  # an enclosing autocast would reuse casts of w
+        self._discard_copies_of_weights()
         return True
 
     def _protect_model(self, state: StepState) -> None:
@@ -701,7 +703,16 @@ class SharpnessAware(CheckedArguments, Optimizer):
         if state.rng_after_first_pass is not None:
             self._rng.write(state.rng_after_first_pass)
             state.rng_after_first_pass = None
+        self._discard_copies_of_weights()
+
+    def _discard_copies_of_weights(self) -> None:
+        """Discard what was computed from the weights before they moved, and would be used again.
+
+        An enclosing autocast keeps casts. FSDP2 keeps gathered weights after a pass without backward.
+        """
         torch.clear_autocast_cache()
+        for module in self._sharded_modules:
+            module.reshard()
 
     def _take_only_gradients(self) -> bool:
         """In a step that uses one gradient, take that of the pass after `ascend`, if it had one.
@@ -853,6 +864,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
             self.geometry.check_names(blocks)
             self._known_blocks = (key, blocks)
             self._selected = self._find_selected(blocks)
+            self._sharded_modules = find_sharded_modules(self.model)
             for statistics in (self._norm_stats, self._norm_stats_before):
                 statistics.find_layers()
             self._backend = select_backend(blocks)

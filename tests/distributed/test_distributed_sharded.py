@@ -58,6 +58,20 @@ def test_fsdp2_restores_bitwise(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RULES)
+def test_fsdp2_evaluation_at_both_points(name: str) -> None:
+    """A forward pass without backward leaves gathered weights, which must not be used at w + d."""
+    for found, single in process_group().run(sharded.evaluated, name):
+        assert found == pytest.approx(single, rel=ROUNDING)
+        assert found[1] > found[0] == found[2]
+
+
+@covering(name=[*RULES, *ONE_PASS], reason=["after an evaluation", "after backward"])
+def test_fsdp2_gathered_weights(name: str, reason: str) -> None:
+    for found, single in process_group().run(sharded.gathered, name, reason):
+        assert gap(found, single) < ROUNDING
+
+
+@pytest.mark.parametrize("name", RULES)
 def test_fsdp2_inf_one_rank_only(name: str) -> None:
     assert process_group().run(sharded.overflow_on_one_rank, name) == [(1, True, False)] * 2
 

@@ -107,6 +107,45 @@ def restored(name: str) -> tuple[bool, bool, int]:
     return moved, back, same
 
 
+def evaluated(name: str) -> tuple[list[float], list[float]]:
+    """Evaluate the model at w, at w + d and at w again; return the losses, and those of one process."""
+
+    def losses(opt: wsam.SharpnessAware, run: nn.Module, x: Tensor) -> list[float]:
+        run(x).mean().backward()
+
+        @torch.no_grad()
+        def evaluate() -> float:
+            loss = run(x).mean()
+            dist.all_reduce(loss)
+            return float(loss) / dist.get_world_size()
+
+        found = [evaluate()]
+        with opt.perturbed():
+            found.append(evaluate())
+        return [*found, evaluate()]
+
+    model, alone = fully_shard(net()), net()
+    opt = make_method(name, base_of(model, "momentum"), model=model, rho=0.5)
+    single = make_method(name, base_of(alone, "momentum"), rho=0.5)
+    return losses(opt, model, local_batch(0, dist.get_rank())), losses(single, alone, batch(0))
+
+
+def gathered(name: str, reason: str) -> tuple[list[Tensor], list[Tensor]]:
+    """Train where FSDP2 keeps gathered weights; return the weights, and those of one process."""
+    model, alone = fully_shard(net()), net()
+    model.set_reshard_after_backward(reason != "after backward")
+    opt = make_method(name, base_of(model, "momentum"), model=model)
+    single = make_method(name, base_of(alone, "momentum"))
+    for t in range(STEPS):
+        x = local_batch(t, dist.get_rank())
+        if reason == "after an evaluation":
+            with torch.no_grad():
+                model(x)
+        step(opt, lambda x=x: opt.select(model(x)))
+        step(single, lambda t=t: sum(single.select(alone(local_batch(t, r))) / 2 for r in range(2)))
+    return weights(model), weights(alone)
+
+
 def overflow_on_one_rank(name: str) -> tuple[int, bool, bool]:
     """Train with infinite data on rank 1 at step 1.
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from wsam._core.tensor_ops import accumulation_dtype
 
@@ -117,6 +117,14 @@ def is_sharded(tensor: Tensor) -> bool:
     """Whether `tensor` is a DTensor. Does not import torch.distributed.tensor."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
+
+
+def find_sharded_modules(model: nn.Module | None) -> list[Any]:
+    """Return the modules to which `fully_shard` (FSDP2) was applied."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if model is None or fsdp is None:
+        return []
+    return [module for module in model.modules() if isinstance(module, fsdp.FSDPModule)]
 
 
 def local_shards(tensors: Sequence[Tensor]) -> list[Tensor]:
