@@ -179,6 +179,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         self.ascent_steps = count("ascent_steps", ascent_steps, 1)
         self.skipped = 0
         self._base_writes_grads: bool | None = None  # unknown before the first lean step
+        self._reserved: set[tuple[Tensor, str]] = set()
         self._selection = SampleSelection(keep)
         self._check_options(base)
         self.geometry.check_names(self._build_blocks(base.param_groups))
@@ -267,7 +268,12 @@ class SharpnessAware(CheckedArguments, Optimizer):
 
     def _new_step(self) -> StepState:
         return StepState(
-            self.base, self.rule, self.geometry, max_norm=self.max_norm, lean=self.lean
+            self.base,
+            self.rule,
+            self.geometry,
+            reserved=self._reserved,
+            max_norm=self.max_norm,
+            lean=self.lean,
         )
 
     # Reading ------------------------------------------------------------------------------------
@@ -793,9 +799,8 @@ class SharpnessAware(CheckedArguments, Optimizer):
             return
         if state.action is Action.BASE_ONLY:
             state.step_base()
-            if self.rule.keeps_vector and not self.rule.reuses:
-                for block in state.blocks:  # a state that is loaded in place must have its place
-                    state.memory.create(block.params, step.KEPT)
+            for block in state.blocks:
+                state.memory.reserve(block.params, self._memory_names)
         elif state.base_stepped:
             step.apply(state.decoupled)
         elif self._backend is None or not self._backend.finish(state):
@@ -809,8 +814,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
             self._step_state.require_prepared_update()
         self.base.step()
         for block in collect_gradients(self._all_blocks()):
-            for name in (*self.geometry.memory, *([step.KEPT] if self.rule.keeps_vector else [])):
-                self._step_state.memory.create(block.params, name)
+            self._step_state.memory.reserve(block.params, self._memory_names)
 
     def _end_step(self) -> None:
         self._step_state = self._new_step()
@@ -892,6 +896,11 @@ class SharpnessAware(CheckedArguments, Optimizer):
     def _radius_is_zero(self) -> bool:
         return all(is_number(group[RHO], 0.0) for group in self.param_groups)
 
+    @property
+    def _memory_names(self) -> tuple[str, ...]:
+        """Names of the tensors that the method keeps between steps."""
+        return (*self.geometry.memory, *([step.KEPT] if self.rule.keeps_vector else []))
+
     def _is_chosen(self, norm: Callable[[], float]) -> bool:
         """Whether the interval chooses this step; `norm` returns the gradient norm."""
         if self._perturb_this_step is not None:
@@ -956,6 +965,8 @@ class SharpnessAware(CheckedArguments, Optimizer):
         self._values.sync()
         for pre_hook in self._optimizer_state_dict_pre_hooks.values():
             pre_hook(self)
+        params = [p for group in self.param_groups for p in group["params"] if self.state.get(p)]
+        self._step_state.memory.reserve(params, self._memory_names)
         state = dict(self.base.state_dict())
         entry = sharpness_entry(self, state)
         for hook in self._optimizer_state_dict_post_hooks.values():
@@ -973,6 +984,8 @@ class SharpnessAware(CheckedArguments, Optimizer):
         load(self, state_dict)
         self._step_state = self._new_step()
         self._known_blocks = None  # holds parameters, which Accelerate replaces by shards
+        if self._memory_names:
+            self._step_state.memory.find_reserved(self._all_blocks(), self._memory_names)
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
 

@@ -4,9 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import ALL, REUSED, covering, gap, same
+from helpers import ALL, AVERAGING, REUSED, covering, gap, same
 from workers import checkpoints
 from workers.process_group import process_group
+
+import wsam
 
 ROUNDING = 1e-12
 pytestmark = [
@@ -15,11 +17,11 @@ pytestmark = [
 ]
 
 
-def on(kind: str, task: Any, *args: Any) -> Any:
+def on(kind: str, task: Any, *args: Any, **options: Any) -> Any:
     """Run the task on two ranks, whose results must be equal, or in this process."""
     if kind == "alone":
-        return task(*args)
-    one, other = process_group().run(task, *args)
+        return task(*args, **options)
+    one, other = process_group().run(task, *args, **options)
     assert same(one, other)
     return one
 
@@ -56,6 +58,28 @@ def test_dcp_every_method(name: str, flatten: bool, tmp_path: Path) -> None:
     saved = on("fsdp2", checkpoints.save, *setting, "fsdp2", flatten)
     check(on("fsdp2", checkpoints.resume, *setting, "fsdp2", flatten, False), saved, exact=True)
     check(on("alone", checkpoints.resume, *setting, "alone", flatten, True), saved, exact=False)
+
+
+@covering(name=[*AVERAGING, "looksam", REUSED], base=["momentum", "adagrad"], flatten=[False, True])
+def test_dcp_before_the_first_perturbed_step(
+    name: str, base: str, flatten: bool, tmp_path: Path
+) -> None:
+    """What the method keeps between steps has no value yet, but a place in the checkpoint."""
+    setting = (str(tmp_path), name, base)
+    options = {"when": wsam.schedule.Between(checkpoints.HALF + 1)}
+    saved = on("fsdp2", checkpoints.save, *setting, "fsdp2", flatten, **options)
+    mine = on("fsdp2", checkpoints.resume, *setting, "fsdp2", flatten, False, **options)
+    check(mine, saved, exact=True)
+
+
+@pytest.mark.parametrize("flatten", [False, True])
+def test_dcp_of_a_base_that_creates_its_state_at_construction(
+    flatten: bool, tmp_path: Path
+) -> None:
+    """torch.distributed.checkpoint then makes no step to create the rest of the state."""
+    setting = (str(tmp_path), REUSED, "adagrad")
+    saved = on("fsdp2", checkpoints.save, *setting, "fsdp2", flatten)
+    check(on("fsdp2", checkpoints.resume, *setting, "fsdp2", flatten, False), saved, exact=True)
 
 
 def test_zero_redundancy_optimizer_resumes_bitwise() -> None:

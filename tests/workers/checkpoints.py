@@ -28,7 +28,7 @@ HALF = 2
 class Run:
     """A model and its optimizer, in one process or on one of several ranks."""
 
-    def __init__(self, name: str, base: str, kind: str) -> None:
+    def __init__(self, name: str, base: str, kind: str, **options: Any) -> None:
         model: Any = net()
         self.alone = kind == "alone"
         if kind == "ddp":
@@ -38,7 +38,7 @@ class Run:
         self.model = model
         # A scheduled radius shows whether the number of steps is lost.
         rho = wsam.schedule.InverseSqrt(0.3)
-        self.opt = make_method(name, base_of(model, base), rho=rho)
+        self.opt = make_method(name, base_of(model, base), rho=rho, **options)
 
     def train(self, first: int, count: int = HALF) -> None:
         for t in range(first, first + count):
@@ -71,9 +71,9 @@ class Run:
         }
 
 
-def save(folder: str, name: str, base: str, kind: str, flatten: bool) -> Any:
+def save(folder: str, name: str, base: str, kind: str, flatten: bool, **options: Any) -> Any:
     """Save half-way; return the summaries then and at the end."""
-    run = Run(name, base, kind)
+    run = Run(name, base, kind, **options)
     run.train(0)
     dcp.save(run.states(flatten), checkpoint_id=folder)
     middle = run.summary()
@@ -81,9 +81,11 @@ def save(folder: str, name: str, base: str, kind: str, flatten: bool) -> Any:
     return middle, run.summary()
 
 
-def resume(folder: str, name: str, base: str, kind: str, flatten: bool, used: bool) -> Any:
+def resume(
+    folder: str, name: str, base: str, kind: str, flatten: bool, used: bool, **options: Any
+) -> Any:
     """Load into a fresh or a used optimizer and continue; return the summaries then and at the end."""
-    run = Run(name, base, kind)
+    run = Run(name, base, kind, **options)
     if used:
         run.train(7)
     states = run.states(flatten)

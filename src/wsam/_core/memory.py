@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from wsam._core.param_blocks import Block, local_shards
+from wsam._core.param_blocks import Block, local_shards, squared_norm
 from wsam._core.param_groups import PREFIX
 
 State = dict[str, Any]
@@ -33,24 +33,38 @@ class Memory:
     """Reads the tensors of the last step, and writes new ones when a step is complete.
 
     Bases fill a state that is empty, so a new tensor must not be added before the base has stepped.
+
+    torch.distributed.checkpoint needs a place for each tensor, also in states that are saved or loaded
+    before the first perturbed step. `reserve` creates it: zeros, which do not count as a value.
+
+    Args:
+        base: the base optimizer.
+        reserved: parameters and names of the tensors that are reserved. The optimizer keeps this set.
     """
 
-    def __init__(self, base: Optimizer) -> None:
-        self._base = base
+    def __init__(self, base: Optimizer, reserved: set[tuple[Tensor, str]]) -> None:
+        self._base, self._reserved = base, reserved
         self._written: dict[str, dict[Tensor, Tensor]] = {}
 
     def has(self, name: str) -> bool:
         """Whether any parameter has such a tensor."""
-        return any(PREFIX + name in state for state in self._base.state.values())
+        return any(
+            PREFIX + name in state and (p, name) not in self._reserved
+            for p, state in self._base.state.items()
+        )
 
     def read_each(self, block: Block, name: str) -> list[Tensor | None]:
         """Return the local shard of a tensor for each parameter, None where there is none.
 
         An earlier micro-batch of the same step may have written it already.
         """
-        written, key = self._written.get(name, {}), PREFIX + name
-        pairs = zip(block.params, states_of(self._base, block), strict=True)
-        return [written[p] if p in written else state.get(key) for p, state in pairs]
+        written = self._written.get(name, {})
+        pairs = zip(block.params, self._read_stored(block, name), strict=True)
+        stored = [(p, None if (p, name) in self._reserved else tensor) for p, tensor in pairs]
+        return [written.get(p, tensor) for p, tensor in stored]
+
+    def _read_stored(self, block: Block, name: str) -> list[Tensor | None]:
+        return [state.get(PREFIX + name) for state in states_of(self._base, block)]
 
     def momentum(self, block: Block) -> list[Tensor | None]:
         """Return the local shard of the base's momentum for each parameter, None where there is none.
@@ -72,13 +86,29 @@ class Memory:
         state = self._base.state
         for name, tensors in self._written.items():
             params = [p for p in tensors if p.grad is not None or state.get(p)]
-            self.create(params, name)
+            self._create(params, name)
             if params:
                 stored = local_shards([state[p][PREFIX + name] for p in params])
                 torch._foreach_copy_(stored, [tensors[p] for p in params])
+            self._reserved.difference_update((p, name) for p in params)
         self._written = {}
 
-    def create(self, params: Sequence[Tensor], name: str) -> None:
+    def reserve(self, params: Sequence[Tensor], names: Sequence[str]) -> None:
+        """Reserve the tensors that these parameters do not have yet."""
+        for name in names:
+            missing = [p for p in params if PREFIX + name not in self._base.state[p]]
+            self._create(missing, name)
+            self._reserved.update((p, name) for p in missing)
+
+    def find_reserved(self, blocks: Sequence[Block], names: Sequence[str]) -> None:
+        """Find the tensors that are reserved in a loaded state: all of one name are zero."""
+        self._reserved.clear()
+        for name in names:
+            stored = [[t for t in self._read_stored(b, name) if t is not None] for b in blocks]
+            if float(squared_norm(blocks, stored)) == 0.0:
+                self._reserved.update((p, name) for block in blocks for p in block.params)
+
+    def _create(self, params: Sequence[Tensor], name: str) -> None:
         """Create zeros for parameters that have no such tensor."""
         for p in params:
             if PREFIX + name not in self._base.state[p]:

@@ -85,6 +85,8 @@ class StepState:
     decoupled: list[DecoupledTerm] = field(default_factory=list)
     memory: Memory = field(init=False)
     """What the method keeps between steps."""
+    reserved: set[tuple[Tensor, str]] = field(default_factory=set)
+    """See `Memory`."""
     max_norm: float | None = None
     lean: bool = False
     """The base steps between the passes."""
@@ -106,7 +108,7 @@ class StepState:
     interval_memory: Any = None
 
     def __post_init__(self) -> None:
-        self.memory = Memory(self.base)
+        self.memory = Memory(self.base, self.reserved)
 
     @property
     def is_done(self) -> bool:

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from wsam._core.param_groups import PREFIX, STEP
+from wsam._core.param_groups import STEP
 from wsam._core.pytree import map_tensors
 from wsam._core.step import KEPT
 from wsam._core.validation import warn
@@ -221,7 +221,7 @@ class GraphedStep:
         """Whether a step that the interval does not choose reuses a vector of an earlier one."""
         if self.sharp is None or not self.sharp.rule.reuses:
             return False
-        return any(PREFIX + KEPT in entry for entry in self.opt.state.values())
+        return self.sharp._step_state.memory.has(KEPT)
 
     def _recording(self, leaves: Sequence[Any], structure: Any, chosen: bool) -> Recording:
         modes = tuple(module.training for module in self._modules)
