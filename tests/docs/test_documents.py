@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from command import wsam_command
 
 import wsam
@@ -120,6 +121,28 @@ def test_readme_shows_code_early() -> None:
     assert lines.index("```python") < 15
     tables = [number for number, line in enumerate(lines) if re.match(r"\|.*\d\.\d", line)]
     assert tables[0] < 41, "the first measured table"
+
+
+def test_both_sides_of_the_loop_in_the_readme_train() -> None:
+    """The lines before and after the change, on a small problem."""
+    block = re.search(r"```diff\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert block is not None
+    lines = block[1].splitlines()
+    for other in ("+", "-"):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(2, 2)
+        x = torch.randn(64, 2)
+        values = {
+            "torch": torch,
+            "wsam": wsam,
+            "cross_entropy": torch.nn.functional.cross_entropy,
+            "model": model,
+            "epochs": 20,
+            "loader": list(zip(x.split(16), (x[:, 0] > 0).long().split(16), strict=True)),
+        }
+        exec("\n".join(line[1:] for line in lines if not line.startswith(other)), values)
+        assert values["loss"] < 0.5
+        assert values["base"].param_groups[0]["lr"] == 0
 
 
 @pytest.mark.parametrize(
