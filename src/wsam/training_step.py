@@ -4,6 +4,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
@@ -84,17 +85,8 @@ def train_step(
         >>> step = wsam.train_step(optimizer, loss_fn)
         >>> loss, logits = step(torch.ones(4, 2), torch.tensor([0, 1, 2, 0]))
     """
-    return TrainStep(
-        optimizer,
-        loss_fn,
-        autocast=autocast,
-        scaler=scaler,
-        micro_batches=micro_batches,
-        perturb_per_micro_batch=perturb_per_micro_batch,
-        gather_selected=gather_selected,
-        ascent_share=ascent_share,
-        capture=capture,
-    )
+    passes = (micro_batches, perturb_per_micro_batch, gather_selected, ascent_share)
+    return TrainStep(optimizer, loss_fn, autocast, scaler, *passes, capture)
 
 
 class Part(NamedTuple):
@@ -110,45 +102,40 @@ class Part(NamedTuple):
         return self._replace(args=args, kwargs=kwargs)
 
 
+@dataclass(eq=False)
 class TrainStep:
     """A training step as a function of the batch; see `train_step`."""
 
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        loss_fn: LossFn,
-        *,
-        autocast: torch.dtype | None = None,
-        scaler: torch.amp.GradScaler | None = None,
-        micro_batches: int = 1,
-        perturb_per_micro_batch: bool = False,
-        gather_selected: bool = True,
-        ascent_share: float = 1.0,
-        capture: bool | Literal["auto"] = "auto",
-    ) -> None:
-        self.optimizer, self.loss_fn = optimizer, loss_fn
-        self._sharp = optimizer if isinstance(optimizer, SharpnessAware) else None
-        self._autocast = autocast
-        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
-        self._micro_batches = count("micro_batches", micro_batches, 1)
-        self._separate = flag("perturb_per_micro_batch", perturb_per_micro_batch)
-        gathers = flag("gather_selected", gather_selected)
-        self._gathers = gathers and self._sharp is not None and self._sharp.keep < 1.0
-        self._ascent_share = number(
-            "ascent_share", ascent_share, 0, 1, low_open=True, high_open=False
-        )
-        self._capture = capture
+    optimizer: Optimizer
+    loss_fn: LossFn
+    autocast: torch.dtype | None
+    scaler: torch.amp.GradScaler | None
+    micro_batches: int
+    perturb_per_micro_batch: bool
+    gather_selected: bool
+    ascent_share: float
+    capture: bool | Literal["auto"]
+
+    def __post_init__(self) -> None:
+        self._sharp = self.optimizer if isinstance(self.optimizer, SharpnessAware) else None
+        self._scaler = self.scaler if self.scaler is not None and self.scaler.is_enabled() else None
         self._check_arguments()
+        self._gathers = self.gather_selected and self._sharp is not None and self._sharp.keep < 1.0
+        self._check_ascent_share()
         model = self._sharp.model if self._sharp is not None else None
         modules = model.modules() if model is not None else ()
         self._synchronized: list[Any] = [m for m in modules if _reduces(m)]
         self._check_backward = True  # in the first step: does loss_fn call it?
         self._host_work: list[str] = []
         self._graph: GraphedStep | None = None
-        if capture is True:
+        if self.capture is True:
             self._graph = self._make_graph()
 
     def _check_arguments(self) -> None:
+        count("micro_batches", self.micro_batches, 1)
+        flag("perturb_per_micro_batch", self.perturb_per_micro_batch)
+        flag("gather_selected", self.gather_selected)
+        number("ascent_share", self.ascent_share, 0, 1, low_open=True, high_open=False)
         if not isinstance(self.optimizer, Optimizer):
             raise TypeError(
                 f"optimizer must be a torch.optim.Optimizer, got {type(self.optimizer).__name__}"
@@ -165,48 +152,49 @@ class TrainStep:
                 "loss_fn must be a function of the batch that returns the loss, got "
                 f"{type(self.loss_fn).__name__}"
             )
-        if self._autocast is not None and not isinstance(self._autocast, torch.dtype):
+        if self.autocast is not None and not isinstance(self.autocast, torch.dtype):
             raise TypeError(
-                f"autocast must be a dtype such as torch.bfloat16, or None, got {self._autocast!r}"
+                f"autocast must be a dtype such as torch.bfloat16, or None, got {self.autocast!r}"
             )
-        if not isinstance(self._capture, bool) and self._capture != "auto":
-            raise ValueError(f"capture must be 'auto', True or False, got {self._capture!r}")
-        if self._separate and self._scaler is not None:
+        if not isinstance(self.capture, bool) and self.capture != "auto":
+            raise ValueError(f"capture must be 'auto', True or False, got {self.capture!r}")
+        if self.perturb_per_micro_batch and self._scaler is not None:
             raise ValueError(
                 "perturb_per_micro_batch=True does not support a GradScaler: use "
                 "autocast=torch.bfloat16 without one"
             )
 
-        if self._ascent_share < 1.0:
-            sharp = self._sharp
-            if sharp is None or sharp.rule.keeps_g0 or not sharp.geometry.needs_g0:
-                raise ValueError(
-                    "ascent_share needs a method whose base receives the second gradient alone, such "
-                    "as SAM"
-                )
-            if sharp.when is not None and sharp.when.needs_norm:
-                raise ValueError(
-                    "ascent_share does not support an interval that reads the gradient norm: it must "
-                    "be known before the first pass whether a step is perturbed"
-                )
-            if self._micro_batches > 1 or self._gathers:
-                raise ValueError("ascent_share does not support micro_batches or ESAM's selection")
+    def _check_ascent_share(self) -> None:
+        sharp = self._sharp
+        if self.ascent_share == 1.0:
+            return
+        if sharp is None or sharp.rule.keeps_g0 or not sharp.geometry.needs_g0:
+            raise ValueError(
+                "ascent_share needs a method whose base receives the second gradient alone, such as SAM"
+            )
+        if sharp.when is not None and sharp.when.needs_norm:
+            raise ValueError(
+                "ascent_share does not support an interval that reads the gradient norm: it must be "
+                "known before the first pass whether a step is perturbed"
+            )
+        if self.micro_batches > 1 or self._gathers:
+            raise ValueError("ascent_share does not support micro_batches or ESAM's selection")
 
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
         """Make one step; return the loss at w and the outputs of the first pass, detached."""
-        if self._capture is False or not self._is_on_cuda():
+        if self.capture is False or not self._is_on_cuda():
             return self._make_step(*args, **kwargs)
         from wsam.accel.cuda_graph import RECORDINGS, flatten_batch
 
         leaves, structure = flatten_batch(args, kwargs)
-        if self._capture == "auto":
+        if self.capture == "auto":
             self._prepare_graph(leaves)
         if self._graph is None:
             return self._make_step(*args, **kwargs)
         result = self._graph.run(leaves, structure)
         if self._host_work:
             self._do_not_capture(self._host_work[0])
-        elif self._capture == "auto" and len(self._graph) == RECORDINGS:
+        elif self.capture == "auto" and len(self._graph) == RECORDINGS:
             self._do_not_capture(f"batches have {RECORDINGS} different shapes or settings")
         return result
 
@@ -233,7 +221,7 @@ class TrainStep:
 
         if self._scaler is not None:
             loss = self._scaled_step(run_all, self._scaler)
-        elif self._separate and len(parts) > 1 and self._sharp is not None:
+        elif self.perturb_per_micro_batch and len(parts) > 1 and self._sharp is not None:
             closures = [lambda index=index: run(index) for index in range(len(parts))]
             loss = self._sharp.step(closures)
         else:
@@ -248,9 +236,9 @@ class TrainStep:
         sharp = self._sharp
         if sharp is None:
             return part
-        if self._ascent_share < 1.0 and not sharp._in_last_pass and sharp._may_perturb_next_step():
+        if self.ascent_share < 1.0 and not sharp._in_last_pass and sharp._may_perturb_next_step():
             size = _batch_size(part, "ascent_share")
-            return part.map(_slicer(0, max(1, int(self._ascent_share * size + 1e-9))))
+            return part.map(_slicer(0, max(1, int(self.ascent_share * size + 1e-9))))
         if not (self._gathers and sharp.second_pass):
             return part
         with self._autocast_context():
@@ -311,16 +299,16 @@ class TrainStep:
         return any(p.grad is not None for group in groups for p in group["params"])
 
     def _autocast_context(self) -> AbstractContextManager[Any]:
-        if self._autocast is None:
+        if self.autocast is None:
             return contextlib.nullcontext()
         params = (p for group in self.optimizer.param_groups for p in group["params"])
-        return torch.autocast(next(params).device.type, self._autocast)
+        return torch.autocast(next(params).device.type, self.autocast)
 
     @contextlib.contextmanager
     def _without_reduction(self) -> Iterator[None]:
         """Let backward passes accumulate gradients without reducing them over processes."""
         with contextlib.ExitStack() as contexts:
-            for module in self._synchronized if self._micro_batches > 1 else ():
+            for module in self._synchronized if self.micro_batches > 1 else ():
                 if hasattr(module, "no_sync"):
                     contexts.enter_context(module.no_sync())
                 else:
@@ -330,11 +318,11 @@ class TrainStep:
 
     def _split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Part]:
         whole = Part(args, kwargs)
-        if self._micro_batches == 1:
+        if self.micro_batches == 1:
             return [whole]
-        size = _batch_size(whole, f"micro_batches={self._micro_batches}")
+        size = _batch_size(whole, f"micro_batches={self.micro_batches}")
         parts, start = [], 0
-        pieces = min(self._micro_batches, size)
+        pieces = min(self.micro_batches, size)
         for index in range(pieces):
             stop = size * (index + 1) // pieces
             parts.append(whole.map(_slicer(start, stop))._replace(weight=(stop - start) / size))
@@ -390,10 +378,10 @@ class TrainStep:
 
     def _do_not_capture(self, reason: str) -> None:
         """Make eager steps from now on, or raise if the user insists on a CUDA graph."""
-        if self._capture is True:
+        if self.capture is True:
             raise ValueError(f"the step cannot be captured: {reason}; use capture=False")
         _logger.warning("train_step makes eager steps: %s", reason)
-        self._capture, self._graph = False, None
+        self.capture, self._graph = False, None
 
     def _host_work_context(self) -> AbstractContextManager[Any]:
         """Look for work on the host before a graph is recorded, while the step is still eager."""
