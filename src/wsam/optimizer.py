@@ -452,14 +452,10 @@ class SharpnessAware(CheckedArguments, Optimizer):
 
     def _step_for_grad_scaler(self, closure: Any) -> None:
         """Handle a call by `GradScaler.step`, which has set `grad_scale` and `found_inf`."""
+        grad_scale, found_inf = self.__dict__["grad_scale"], self.__dict__["found_inf"]
+        report = self._step_state.overflow_report
         try:
-            state = self._step_state
-            state.require_unscaled(closure, self.__dict__["grad_scale"])
-            if state.phase is not Phase.IDLE and not state.unscaled:
-                self._drop_unfinished()
-            state.require_grad_scale()
-            report, found_inf = self._step_state.overflow_report, self.__dict__["found_inf"]
-            state.require_checked_gradients(found_inf)
+            self._step_state.require_unscaled(closure, grad_scale, found_inf)
             if bool(found_inf if report is None else report.joined(found_inf)):
                 self._norm_stats_before.release()  # the batch may have made them NaN
                 self._drop_unfinished()

@@ -174,7 +174,7 @@ class StepState:
                 f"it inside a closure{integration_hint()}"
             )
 
-    def require_unscaled(self, closure: Any, grad_scale: Any) -> None:
+    def require_unscaled(self, closure: Any, grad_scale: Any, found_inf: Any) -> None:
         """Raise unless a GradScaler calls `step` after both passes, with all gradients unscaled."""
         if closure is not None or (self.phase is Phase.IDLE and grad_scale is not None):
             raise RuntimeError(
@@ -186,17 +186,11 @@ class StepState:
             self.require_weights("step")
         if grad_scale is not None:
             raise RuntimeError("call scaler.unscale_(optimizer) before descend()")
-
-    def require_grad_scale(self) -> None:
-        """Raise if `ascend` did not get the scale of a GradScaler."""
         if self.phase is not Phase.IDLE and not self.unscaled:
             raise RuntimeError(
                 "ascend() did not get the scale of the first gradients: call "
                 "ascend(scaler.get_scale()), or ascend(1.0) if they were unscaled by hand"
             )
-
-    def require_checked_gradients(self, found_inf: Any) -> None:
-        """Raise if a GradScaler found no gradients to check; its `found_inf` is then no tensor."""
         if self.phase is not Phase.IDLE and not isinstance(found_inf, Tensor):
             raise RuntimeError(
                 "the GradScaler has checked no gradients: run the second pass at every step, also if "
