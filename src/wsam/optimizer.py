@@ -258,7 +258,6 @@ class SharpnessAware(CheckedArguments, Optimizer):
         self._norm_stats_before = NormStats(self.model, same_function=False)  # of a skipped step
         self._rng = RngState()
         self._rng_before_first_pass: tuple[Any, ...] | None = None
-        self._perturb_this_step: bool | None = None  # decided in advance by a captured step
         self._backend: Any = None
         self._sharpness: Tensor | None = None
         self._scale_is_checked = False  # once, in the first pass of all
@@ -547,14 +546,14 @@ class SharpnessAware(CheckedArguments, Optimizer):
         state.blocks = collect_gradients(self._all_blocks(refresh=True))
         if not state.blocks:
             raise RuntimeError("perturbed() needs gradients: call backward() before it")
+        with torch.no_grad():
+            step.own_g0(state.blocks)  # a backward pass must not overwrite them
+        gradients = step.gradients_of(state.blocks)
         state.mask = self._mask()
         state.enter(Phase.READ_ONLY)
         self._step_state = state
-        gradients = step.gradients_of(state.blocks)
         try:
             with torch.no_grad():
-                step.own_g0(state.blocks)  # a backward pass must not overwrite them
-                gradients = step.gradients_of(state.blocks)
                 step.clear_gradients(state.blocks)
                 step.perturb(state)
             self._discard_copies_of_weights()
@@ -648,9 +647,12 @@ class SharpnessAware(CheckedArguments, Optimizer):
             return Action.SKIP
         if self._radius_is_zero():
             return Action.BASE_ONLY
+        perturb = True
         if self.when is not None:
             state.interval_memory = self.when.remember()
-        perturb = self._is_chosen(lambda: float(self._squared_norm(state.blocks).sqrt()))
+            perturb = self.when.chosen(
+                self.param_groups[0][STEP], lambda: float(self._squared_norm(state.blocks).sqrt())
+            )
         if perturb and not self.geometry.needs_g0:
             blocks = trained_blocks(self._all_blocks())
             if not self.geometry.is_ready(blocks, state.memory):
@@ -875,8 +877,8 @@ class SharpnessAware(CheckedArguments, Optimizer):
         return build_blocks(groups, {p: name for name, p in named})
 
     def _mask(self) -> list[bool] | None:
-        tensors = [p for group in self.param_groups for p in group["params"]]
-        mask = self.geometry.mask(self.param_groups[0][STEP], len(tensors))
+        tensors = sum(len(group["params"]) for group in self.param_groups)
+        mask = self.geometry.mask(self.param_groups[0][STEP], tensors)
         return self._selected if mask is None else mask
 
     def _find_selected(self, blocks: Sequence[Block]) -> list[bool] | None:
@@ -897,21 +899,15 @@ class SharpnessAware(CheckedArguments, Optimizer):
         """Names of the tensors that the method keeps between steps."""
         return (*self.geometry.memory, *([step.KEPT] if self.rule.keeps_vector else []))
 
-    def _is_chosen(self, norm: Callable[[], float]) -> bool:
-        """Whether the interval chooses this step; `norm` returns the gradient norm."""
-        if self._perturb_this_step is not None:
-            return self._perturb_this_step
-        return self.when is None or self.when.chosen(self.param_groups[0][STEP], norm)
-
     def _may_perturb_next_step(self) -> bool:
         """Whether the next step, which may have begun, is perturbed; True if g0 decides that."""
         self._values.refresh()
         if self._radius_is_zero():
             return False
         if self.when is None or self.when.needs_norm:
-            return self._perturb_this_step is not False
+            return True
         memory = self.when.remember()
-        chosen = self._is_chosen(lambda: 0.0)
+        chosen = self.when.chosen(self.param_groups[0][STEP], lambda: 0.0)
         self.when.recall(memory)
         return chosen
 

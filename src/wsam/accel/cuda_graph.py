@@ -31,10 +31,12 @@ from wsam.accel.base_optimizers import BASES
 from wsam.accel.graph_inputs import GraphMask, GraphRng, GraphScalars, replaced, sharpness_aware
 from wsam.accel.triton_backend import TritonBackend, kernels_work_on, triton_is_installed
 from wsam.geometry import Geometry, Masked
+from wsam.schedule import Between
 
 if TYPE_CHECKING:
     from wsam.optimizer import SharpnessAware
 
+NEVER = Between(0, 0)
 EAGER_CALLS = 2
 RECORDINGS = 32
 """How many recordings are kept."""
@@ -332,7 +334,7 @@ class GraphedStep:
             if sharp is not None:
                 contexts.enter_context(self._mask.installed())
                 # A recorded step cannot evaluate intervals.
-                contexts.enter_context(replaced(sharp, _perturb_this_step=chosen))
+                contexts.enter_context(replaced(sharp, when=None if chosen else NEVER))
                 contexts.enter_context(use_backend(sharp, recording.backend))
             loss, outputs = self._make_step(*args, **kwargs)
         sharpness = sharp.sharpness if sharp is not None and chosen else None
