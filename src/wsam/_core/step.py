@@ -186,13 +186,9 @@ def scales_of(
     # An infinite norm would make d zero for most weights and hide the overflow from the second pass.
     # Adding 0 * norm makes d NaN instead.
     zero_or_nan = 0.0 * (norm if state.mask is None else squared_norm_of_g0(state.blocks))
-    scales = []
-    for block in blocks:
-        radius = block.sign * block.group[RHO] * state.boost
-        scale = on_device(radius / (norm + EPSILON) + zero_or_nan, block.device)
-        assert isinstance(scale, Tensor)
-        scales.append(scale)
-    return scales
+    radii = [block.sign * block.group[RHO] * state.boost for block in blocks]
+    scales = [radius / (norm + EPSILON) + zero_or_nan for radius in radii]
+    return [scale.to(block.device) for scale, block in zip(scales, blocks, strict=True)]
 
 
 # w + d -> w -----------------------------------------------------------------------------------------

@@ -68,6 +68,11 @@ def is_dense(tensor: Tensor) -> bool:
     return True
 
 
+def are_dense(tensors: Sequence[Tensor]) -> bool:
+    """Whether all tensors are dense."""
+    return all(map(Tensor.is_contiguous, tensors)) or all(map(is_dense, tensors))
+
+
 def no_overlap(addresses: Sequence[int], sizes: Sequence[int]) -> bool:
     """Whether no two memory ranges, given by address and size in bytes, overlap."""
     end = 0
@@ -108,4 +113,4 @@ def _can_use_fused_sgd(into: list[Tensor], tensors: list[Tensor]) -> bool:
         return False
     if [a.stride() for a in into] != [b.stride() for b in tensors]:
         return False
-    return all(map(Tensor.is_contiguous, into)) or all(map(is_dense, into))
+    return are_dense(into)

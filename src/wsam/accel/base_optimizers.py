@@ -11,7 +11,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from wsam._core.param_blocks import sign_of
 from wsam._core.param_groups import PREFIX, RHO, rule_values
-from wsam._core.tensor_ops import PLAIN_TYPES, is_dense
+from wsam._core.tensor_ops import PLAIN_TYPES, are_dense
 from wsam.rule import Rule
 
 BASES = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
@@ -120,21 +120,16 @@ def state_lists(
     base: Optimizer, group: dict[str, Any], params: Sequence[Tensor], device: torch.device
 ) -> list[list[Any]] | None:
     """Return the base's state as lists of tensors; None if Adam's step counts are not on the device."""
+    names = ("momentum_buffer",) if group.get("momentum") else ()
     states = [state or {} for state in map(base.state.get, params)]
-    if "betas" in group and not all(_is_count_on(s.get("step"), device) for s in states):
-        return None
-    return [[state.get(name) for state in states] for name in _state_names(group)]
-
-
-def _state_names(group: dict[str, Any]) -> tuple[str, ...]:
-    """Return the names of the base's parameter-sized state."""
     if "betas" in group:
-        return ("exp_avg", "exp_avg_sq")
-    return ("momentum_buffer",) if group["momentum"] else ()
-
-
-def _is_count_on(value: Any, device: torch.device) -> bool:
-    return isinstance(value, Tensor) and (value.dtype, value.device) == (torch.float32, device)
+        names = ("exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if group.get("amsgrad") else ()))
+        counts: list[Any] = [state.get("step") for state in states]
+        if not all(isinstance(count, Tensor) for count in counts):
+            return None
+        if any((count.dtype, count.device) != (torch.float32, device) for count in counts):
+            return None
+    return [[state.get(name) for state in states] for name in names]
 
 
 def can_step_fused(base: Optimizer, group: dict[str, Any]) -> bool:
@@ -146,21 +141,17 @@ def can_step_fused(base: Optimizer, group: dict[str, Any]) -> bool:
     if any(isinstance(value, Tensor) for value in (group["lr"], *group.get("betas", ()))):
         return False
     trained = [p for p in group["params"] if p.grad is not None]
-    return all(_has_uniform_layout(p, base.state.get(p) or {}, group) for p in trained)
+    states = state_lists(base, group, trained, torch.device("cpu"))
+    return states is not None and _have_one_layout([trained, [p.grad for p in trained], *states])
 
 
-def _has_uniform_layout(p: Tensor, state: dict[str, Any], group: dict[str, Any]) -> bool:
-    """Whether a weight, its gradient and its state exist with the same dtype, shape and strides.
+def _have_one_layout(lists: Sequence[Sequence[Any]]) -> bool:
+    """Whether weights, gradients and state exist with the same dtypes, shapes and strides.
 
     torch's fused code assumes that and does not check it.
     """
-    if any(state.get(name) is None for name in _state_names(group)):
+    if not all(PLAIN_TYPES.issuperset(map(type, tensors)) for tensors in lists):
         return False
-    if "betas" in group and not _is_count_on(state.get("step"), p.device):
-        return False
-    tensors = [p, p.grad, *(t for k, t in state.items() if k != "step" and t is not None)]
-    if not PLAIN_TYPES.issuperset(map(type, tensors)) or not is_dense(p):
-        return False
-    if p.dtype not in (torch.float32, torch.float64):
-        return False
-    return len({(t.dtype, t.shape, t.stride()) for t in tensors}) == 1
+    layouts = [[(t.dtype, t.shape, t.stride()) for t in tensors] for tensors in lists]
+    wide = all(w.dtype in (torch.float32, torch.float64) for w in lists[0])
+    return wide and all(layout == layouts[0] for layout in layouts) and are_dense(lists[0])

@@ -16,7 +16,7 @@ from torch.autograd.graph import increment_version
 from wsam._core import lean, step
 from wsam._core.param_blocks import Block
 from wsam._core.step_state import Phase, StepState
-from wsam._core.tensor_ops import PLAIN_TYPES, is_dense
+from wsam._core.tensor_ops import PLAIN_TYPES, are_dense
 from wsam.accel.base_optimizers import can_step_fused, is_base_only
 
 
@@ -81,13 +81,11 @@ class CpuBackend:
 
     def _buffer(self, index: int, w: Tensor) -> Tensor:
         """Return memory for a perturbed weight, reused from step to step: new pages are expensive."""
-        known = self._buffers.get(index)
-        form = (w.shape, w.dtype, w.stride())
-        if known is None or (known.shape, known.dtype, known.stride()) != form:
+        known, form = self._buffers.get(index), (w.shape, w.dtype, w.stride())
+        fits = known is not None and (known.shape, known.dtype, known.stride()) == form
+        if known is None or not fits or known.data_ptr() == w.data_ptr():  # it became the weight
             with torch.inference_mode(False):
                 known = self._buffers[index] = torch.empty_like(w)
-        elif known.data_ptr() == w.data_ptr() and w.numel():  # the buffer has become the weight
-            known = self._buffers[index] = torch.empty_like(w)
         return known
 
     def finish(self, state: StepState) -> bool:
@@ -104,23 +102,22 @@ def can_swap(block: Block, direction: Sequence[Tensor]) -> bool:
 
     Only if nothing else references their storage: a view or alias would still show w.
     """
-    if block.sharded or len(set(map(id, block.params))) < len(block.params):
-        return False  # a parameter that is listed twice moves twice
-    pairs = zip(block.params, direction, strict=True)
-    return all(_owns_storage(w) and (d.dtype, d.shape) == (w.dtype, w.shape) for w, d in pairs)
-
-
-def _owns_storage(w: Tensor) -> bool:
-    if type(w) not in PLAIN_TYPES or w.dtype not in (torch.float32, torch.float64):
+    weights = block.params
+    if _use_count is None or block.sharded or not PLAIN_TYPES.issuperset(map(type, weights)):
         return False
-    if w.requires_grad and not w.is_leaf:
+    if weights[0].dtype not in (torch.float32, torch.float64):
         return False
-    if _use_count is None:
+    if len(set(map(id, weights))) < len(weights):  # a parameter that is listed twice moves twice
         return False
-    storage = w.untyped_storage()
+    if any(w.requires_grad and not w.is_leaf for w in weights) or not are_dense(weights):
+        return False
+    pairs = zip(weights, direction, strict=True)
+    if any((d.dtype, d.shape) != (w.dtype, w.shape) for w, d in pairs):
+        return False
+    storages = [w.untyped_storage() for w in weights]
     # Two references: the parameter and the handle created above.
-    alone = _use_count(storage._cdata) == ALONE and not storage.is_shared()
-    return alone and storage.resizable() and is_dense(w)
+    alone = all(_use_count(s._cdata) == ALONE and not s.is_shared() for s in storages)
+    return alone and all(s.resizable() for s in storages)
 
 
 _use_count: Any = getattr(torch._C, "_storage_Use_Count", None)
