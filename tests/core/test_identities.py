@@ -63,10 +63,11 @@ def run_plain(base: torch.optim.Optimizer, params: list[nn.Parameter]) -> None:
 
 
 def weights_and_state(opt: torch.optim.Optimizer, params: list[nn.Parameter]) -> Any:
-    """Return the weights and the state. An average of one-pass WSAM must not have moved from 0."""
+    """Return the weights and the state. Kept vectors and averages must not have moved from 0."""
     states = [dict(opt.state[p]) for p in params]
     for state in states:
-        assert not state.pop("sam_kept", torch.zeros(1)).any()
+        for name in ("sam_kept", "sam_average"):
+            assert not state.pop(name, torch.zeros(1)).any()
     return [p.detach() for p in params], states
 
 
