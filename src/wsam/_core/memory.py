@@ -53,14 +53,17 @@ class Memory:
             for p, state in self._base.state.items()
         )
 
-    def read_each(self, block: Block, name: str) -> list[Tensor | None]:
+    def read_each(
+        self, block: Block, name: str, begins_at_zero: bool = False
+    ) -> list[Tensor | None]:
         """Return the local shard of a tensor for each parameter, None where there is none.
 
-        An earlier micro-batch of the same step may have written it already.
+        An earlier micro-batch of the same step may have written it already. Reserved tensors count if
+        zero is the first value.
         """
-        written = self._written.get(name, {})
+        written, reserved = self._written.get(name, {}), () if begins_at_zero else self._reserved
         pairs = zip(block.params, self._read_stored(block, name), strict=True)
-        stored = [(p, None if (p, name) in self._reserved else tensor) for p, tensor in pairs]
+        stored = [(p, None if (p, name) in reserved else tensor) for p, tensor in pairs]
         return [written.get(p, tensor) for p, tensor in stored]
 
     def _read_stored(self, block: Block, name: str) -> list[Tensor | None]:

@@ -348,10 +348,10 @@ def _keep(
         if not is_number(own, 0.0):
             add_scaled(vector, g0, own)
     if state.rule.average:
-        pairs = list(zip(vector, state.memory.read_each(block, KEPT), strict=True))
         # The first vector is the first average; in steps with one pass averages begin at 0.
         first = Tensor.detach if state.rule.reuses else torch.zeros_like
-        before = [first(v) if h is None else h for v, h in pairs]
+        known = state.memory.read_each(block, KEPT, begins_at_zero=not state.rule.reuses)
+        before = [first(v) if h is None else h for v, h in zip(vector, known, strict=True)]
         vector = list(torch._foreach_lerp(vector, before, state.rule.average))
     state.memory.write(block, KEPT, vector)
     return vector
