@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from wsam.bench import third_party
-from wsam.bench.run import Settings, provenance
+from wsam.bench.run import Settings, all_cases, provenance
 from wsam.bench.timing import TimingPlan
 
 
@@ -21,6 +21,16 @@ def test_unsuitable_files_are_refused(text: str, message: str, tmp_path: Path) -
     path.write_text(text)
     with pytest.raises(ValueError, match=message):
         third_party.file_cases([f"x={path}"], ["eager"])
+
+
+@pytest.mark.parametrize("names", [["SAM"], ["mine", "mine"]])
+def test_names_of_files_are_unique(names: list[str], tmp_path: Path) -> None:
+    """Times are kept by name."""
+    path = tmp_path / "peer.py"
+    path.write_text("class SAM: ...")
+    peers = tuple(f"{name}={path}" for name in names)
+    with pytest.raises(ValueError, match=f"--peer {names[0]}: another case has this name"):
+        all_cases(Settings(device=torch.device("cpu"), peers=peers))
 
 
 def test_record_has_digests_of_files(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ A case builds its own model and optimizer and returns a function that makes one 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -236,8 +237,12 @@ def select_cases(cases: list[Case], only: Iterable[str]) -> list[Case]:
     """Return the cases whose label begins with one of the given prefixes, and their baselines.
 
     Raises:
-        ValueError: A prefix matches no case.
+        ValueError: A prefix matches no case, or two cases have the same name and form.
     """
+    labels = Counter(case.label for case in cases)
+    for case in cases:
+        if labels[case.label] > 1:  # a file of the user: its times would replace the other's
+            raise ValueError(f"--peer {case.name}: another case has this name; choose another one")
     prefixes = [prefix.lower() for prefix in only]
     if not prefixes:
         return cases
