@@ -113,6 +113,24 @@ def _check_command(words: tuple[str, ...]) -> None:
         assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
 
 
+def test_numbers_of_runs_of_the_studies() -> None:
+    """docs/paper.md: the last column has the number of runs of each command."""
+    section = (
+        (DOCS / "paper.md").read_text().partition("\n## Studies that are not in the paper\n")[2]
+    )
+    rows = re.findall(r"^\| (.+?) \| (.*`wsam paper run .+) \| (\d.*) \|$", section, re.MULTILINE)
+    assert len(rows) == 8
+    for question, shown, stated in rows:
+        runs = []
+        for command in re.findall(r"`wsam paper run (.+?)`", shown):
+            name, *words = shlex.split(command)
+            given = dict(zip(words[::2], words[1::2], strict=True))
+            seeds = [int(given["--seeds"])] if "--seeds" in given else None
+            profile = Profile(only=given.get("--only"), seeds=seeds)
+            runs.append(len(profile.table(find(name)).runs))
+        assert [int(number) for number in re.findall(r"\d+", stated)] == runs, question
+
+
 # Tables and figures -----------------------------------------------------------------------------
 
 
