@@ -59,6 +59,15 @@ def test_nonconvex_at_a_constant_radius():
     assert record["bound"]["corrected"] == pytest.approx(record["floor"], rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("verb", "what"), [("convex", "mean regret"), ("nonconvex", "E|grad L|^2")]
+)
+def test_the_floor_of_a_constant_radius(verb, what):
+    """Of the mean regret, while the bound is that of the sum over T steps."""
+    text = wsam_command("bounds", verb, "--radius", "constant").stdout
+    assert f"a constant radius leaves a floor of 0.45 for the {what}, for any T" in text
+
+
 def test_generalization():
     record = bounds("generalization", "-m", 10**9, "-n", 10, "--dimension", 11)
     assert record["bound"]["corrected"] == Generalization(**record["setting"]).gap()

@@ -55,7 +55,7 @@ def convex(
         gradient=gradient,
         distance=distance,
     )
-    _show(_convergence(bound, steps, radius, "regret over T steps"), as_json)
+    _show(_convergence(bound, steps, radius, "regret over T steps", "mean regret"), as_json)
 
 
 @bounds.command(epilog="Example: wsam bounds nonconvex --gamma 0.88 --lr 0.05 --rho 0.2 -T 100000")
@@ -91,7 +91,10 @@ def nonconvex(
         start_loss=start_loss,
         lowest_loss=lowest_loss,
     )
-    _show(_convergence(bound, steps, radius, "smallest E|grad L|^2 over T steps"), as_json)
+    _show(
+        _convergence(bound, steps, radius, "smallest E|grad L|^2 over T steps", "E|grad L|^2"),
+        as_json,
+    )
 
 
 @bounds.command(
@@ -139,7 +142,7 @@ def _head(bound: Any, what: str) -> dict[str, Any]:
     return {"what": what, "setting": asdict(bound), "constants": constants, "why": bound.why}
 
 
-def _convergence(bound: Any, steps: int, radius: str, what: str) -> dict[str, Any]:
+def _convergence(bound: Any, steps: int, radius: str, what: str, floor_of: str) -> dict[str, Any]:
     falling = radius == "falling"
     at_steps = bound.corollary if falling else bound.constant_radius
     rho = "rho_t = rho/sqrt(t)" if falling else "rho_t = rho"
@@ -149,6 +152,7 @@ def _convergence(bound: Any, steps: int, radius: str, what: str) -> dict[str, An
         "schedules": f"lr_t = lr/sqrt(t), {rho}",
         "bound": {form: at_steps(steps, form) for form in bound.forms},
         "floor": 0.0 if falling else bound.floor(),
+        "floor_of": floor_of,
         "tight": bound.sharper,
     }
 
@@ -174,7 +178,8 @@ def _show(record: dict[str, Any], as_json: bool) -> None:
     Console().print(table)
     print(f"assumes: {record['schedules']}")
     if record.get("floor"):
-        print(f"a constant radius leaves a floor of {record['floor']:.6g} for any number of steps")
+        floor, what = record["floor"], record["floor_of"]
+        print(f"a constant radius leaves a floor of {floor:.6g} for the {what}, for any T")
     if record.get("vacuous"):
         print("the bound is vacuous: an error rate is at most 1")
     print(f"corrected: {record['why']}")
