@@ -11,14 +11,14 @@ from torch.optim import Optimizer
 from wsam._core.preconditioners import find_preconditioner
 from wsam._core.schedule_base import Interval, Schedule
 from wsam._core.validation import number, warn
-from wsam.geometry import Adaptive, Fisher, Geometry, Masked
+from wsam.geometry import Adaptive, Euclidean, Fisher, Geometry, Masked
 from wsam.optimizer import SharpnessAware, geometry_value, group_value
 from wsam.peers.friendly_sam import FriendlySAM
 from wsam.peers.looksam import LookSAM
 from wsam.peers.msam import MSAM
 from wsam.peers.one_pass_wsam import OnePassWSAM
 from wsam.peers.vasso import VaSSO
-from wsam.rule import Coupled, Perturbed, Reuse, SurrogateGap, Weighted
+from wsam.rule import Coupled, Perturbed, Reuse, SurrogateGap, Weighted, sharpness_weight
 from wsam.schedule import FollowLR
 
 
@@ -160,8 +160,26 @@ class WSAM(SharpnessAware):
             local=local,
             ascent_steps=ascent_steps,
         )
+        if precondition and isinstance(self.geometry, Euclidean):
+            self._warn_about_large_weight()
         if not precondition:
             _warn_about_adaptive_base(base)
+
+    def _warn_about_large_weight(self) -> None:
+        """Warn if k rho is in the range of SGD, which is too large for a preconditioned term."""
+        weights = [
+            float(sharpness_weight(group["sam_gamma"]) * group["sam_rho"])
+            for group, schedules in zip(self.param_groups, self._values.schedules, strict=True)
+            if not schedules
+        ]
+        weight = max(weights, default=0.0)
+        if weight >= 0.8:
+            warn(
+                f"WSAM over {type(self.base).__name__}: k rho = {weight:.3g}, k = gamma/(1 - gamma), "
+                "is usually far too large for a preconditioned term: try gamma=0.5, or k rho of about "
+                "0.2 (docs/choosing.md). To use it nevertheless: "
+                "warnings.filterwarnings('ignore', 'WSAM over')"
+            )
 
 
 def _warn_about_adaptive_base(base: Optimizer) -> None:

@@ -178,6 +178,30 @@ def test_published_form() -> None:
     assert not same(snapshot(opt)["weights"], snapshot(plain)["weights"])
 
 
+@pytest.mark.parametrize("base", [torch.optim.AdamW, torch.optim.Adagrad])
+def test_weight_of_sgd_warns(base: type[torch.optim.Optimizer]) -> None:
+    """k rho of at least 0.8, in any group, is too large for a preconditioned term."""
+    expected = rf"WSAM over {base.__name__}: k rho = 1\.47.*gamma=0\.5.*0\.2 \(docs/choosing\.md\)"
+    with pytest.warns(wsam.WsamWarning, match=expected) as record:
+        wsam.WSAM(base(small_model().parameters(), lr=0.01), rho=0.2, gamma=0.88)
+    assert [warning.filename for warning in record] == [__file__]
+    first, second = small_model(), small_model()
+    groups = [{"params": first.parameters()}, {"params": second.parameters(), "gamma": 0.95}]
+    with pytest.warns(wsam.WsamWarning, match=r"k rho = 0\.95"):
+        wsam.WSAM(base(groups, lr=0.01))
+
+
+@pytest.mark.filterwarnings("error")
+def test_other_weights_do_not_warn() -> None:
+    def over(base: type[torch.optim.Optimizer], **options: Any) -> None:
+        wsam.WSAM(base(small_model().parameters(), lr=0.01), **options)
+
+    over(torch.optim.AdamW, rho=0.2, gamma=0.79)
+    over(torch.optim.SGD, rho=0.2, gamma=0.88)
+    over(torch.optim.AdamW, rho=wsam.schedule.FollowLR(0.2, 0.0), gamma=0.88)
+    over(torch.optim.AdamW, rho=2.0, geometry=wsam.Adaptive())  # another scale of rho
+
+
 def test_groups_with_their_own_values() -> None:
     """Two groups give the result of one, and a group with gamma = 0 is left to the base."""
     models = [small_model() for _ in range(3)]
