@@ -272,16 +272,22 @@ def test_closure_while_an_update_is_pending() -> None:
     assert loop.opt.skipped == 0
 
 
+NO_CLOSURE = (
+    "step() was called without a closure: use step = wsam.train_step(optimizer, loss_fn), which makes "
+    "the whole step; after step(*batch) no optimizer.step() is needed"
+)
+
+
 @pytest.mark.parametrize("name", RULES)
 def test_bad_arguments_no_closure(name: str) -> None:
     """`step()` alone is legal only with zero learning rates and gradients."""
     loop = Loop(name)
     opt, before = loop.opt, snapshot(loop.opt)
-    assert_rejected(loop, "step()", "step() needs a closure")
+    assert_rejected(loop, "step()", NO_CLOSURE)
     loop.backward()
-    assert_rejected(loop, "step()", "step() needs a closure")
+    assert_rejected(loop, "step()", NO_CLOSURE)
     opt.param_groups[0]["lr"] = 0.0
-    assert_rejected(loop, "step()", "step() needs a closure")  # the gradients are not zero
+    assert_rejected(loop, "step()", NO_CLOSURE)  # the gradients are not zero
     for p in loop.model.parameters():
         p.grad = torch.zeros_like(p)
     opt.step(closure=None)

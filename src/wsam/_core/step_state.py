@@ -23,6 +23,13 @@ if TYPE_CHECKING:
     from wsam.geometry import Geometry
     from wsam.rule import Rule
 
+_INSTEAD_OF_STEP = (
+    ": use step = wsam.train_step(optimizer, loss_fn), which makes the whole step; after step(*batch) "
+    "no optimizer.step() is needed. Or call optimizer.step(closure), where closure computes the loss, "
+    "calls backward() and returns the loss; or, by hand, ascend() and descend() before step(). Do not "
+    "call step() inside a closure"
+)
+
 
 class Phase(Enum):
     """Where a step is."""
@@ -169,9 +176,7 @@ class StepState:
         """Raise if `step()` was called without a closure and without passes by hand."""
         if self.phase is Phase.IDLE:
             raise RuntimeError(
-                "step() needs a closure that computes the loss, calls backward() and returns the loss: "
-                "optimizer.step(closure); or, by hand, ascend() and descend() before it. Do not call "
-                f"it inside a closure{integration_hint()}"
+                f"step() was called without a closure{integration_hint() or _INSTEAD_OF_STEP}"
             )
 
     def require_unscaled(self, closure: Any, grad_scale: Any, found_inf: Any) -> None:
