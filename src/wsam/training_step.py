@@ -1,6 +1,7 @@
 """`train_step`: one call for a whole training step, the same on every device."""
 
 import contextlib
+import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -125,7 +126,7 @@ class TrainStep:
         model = self._sharp.model if self._sharp is not None else None
         modules = model.modules() if model is not None else ()
         self._synchronized: list[Any] = [m for m in modules if _reduces(m)]
-        self._check_backward = True  # in the first step: does loss_fn call it?
+        self._is_first_step = True  # which checks the batch and loss_fn
         self._host_work: list[str] = []
         self._graph: GraphedStep | None = None
         if self.capture is True:
@@ -202,6 +203,8 @@ class TrainStep:
 
     def _make_step(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
         """Make an eager step, which a CUDA graph may be recording."""
+        if self._is_first_step:
+            self._check_batch(*args, **kwargs)
         parts = self._split(args, kwargs)
         outputs: dict[int, Any] = {}
 
@@ -226,10 +229,25 @@ class TrainStep:
             loss = self._sharp.step(closures)
         else:
             loss = self.optimizer.step(run_all)  # type: ignore[arg-type, assignment]
-        self._check_backward = False
+        self._is_first_step = False
         if len(parts) == 1:
             return loss.detach(), outputs[0]
         return loss.detach(), _combine([outputs[i] for i in range(len(parts))], parts)
+
+    def _check_batch(self, *args: Any, **kwargs: Any) -> None:
+        """Raise if the batch was passed as one argument, but loss_fn takes its elements."""
+        if len(args) != 1 or not isinstance(args[0], list | tuple | Mapping):
+            return
+        try:
+            inspect.signature(self.loss_fn).bind(*args, **kwargs)
+        except ValueError:  # a compiled function may have no signature
+            return
+        except TypeError as error:
+            stars = "**" if isinstance(args[0], Mapping) else "*"
+            kind = type(args[0]).__name__
+            raise TypeError(
+                f"loss_fn does not take the batch as one {kind} ({error}): write step({stars}batch)"
+            ) from None
 
     def _samples_of_pass(self, part: Part) -> Part:
         """Return the samples that this pass uses."""
@@ -255,7 +273,7 @@ class TrainStep:
 
     def _run(self, part: Part) -> tuple[Tensor, Any]:
         """Run a micro-batch forward and backward; return its share of the loss, and the outputs."""
-        is_clear = self._check_backward and not self._has_gradients()
+        is_clear = self._is_first_step and not self._has_gradients()
         with torch.enable_grad():
             with self._autocast_context(), self._host_work_context():
                 result = self.loss_fn(*part.args, **part.kwargs)

@@ -72,6 +72,29 @@ def test_mistakes_in_the_loss_function(mistake: str, kind: str) -> None:
     assert not same(snapshot(opt)["weights"], before["weights"])
 
 
+@pytest.mark.parametrize("kind", ["wsam", "base"])
+def test_batch_as_one_argument(kind: str) -> None:
+    model = small_model()
+    step = wsam.train_step(optimizer(kind, model), lambda x, y: loss(model, x) + loss(model, y))
+    pair = batch(0), batch(1)
+    with pytest.raises(TypeError, match=r"one tuple \(missing .*'y'\): write step\(\*batch\)"):
+        step(pair)
+    with pytest.raises(TypeError, match=r"one dict \(missing .*'y'\): write step\(\*\*batch\)"):
+        step(dict(zip("xy", pair, strict=True)))
+    step(*pair)
+    wsam.train_step(step.optimizer, lambda xs: loss(model, xs[0]))(pair)
+
+
+def test_step_after_train_step() -> None:
+    model = small_model()
+    opt = optimizer("wsam", model)
+    wsam.train_step(opt, lambda x: loss(model, x))(batch(0))
+    before = snapshot(opt)
+    with pytest.raises(RuntimeError, match=r"train_step.* no optimizer\.step\(\) is needed"):
+        opt.step()
+    assert same(snapshot(opt), before)
+
+
 def test_gradients_from_before_are_not_mistaken_for_a_call_of_backward() -> None:
     model = small_model()
     for kind in ("wsam", "base"):
