@@ -34,7 +34,7 @@ from wsam._core.param_blocks import (
     trained_blocks,
 )
 from wsam._core.param_groups import PREFIX, RHO, STEP, GroupValues
-from wsam._core.preconditioners import require_preconditioner
+from wsam._core.preconditioners import find_preconditioner, require_preconditioner
 from wsam._core.rng import RngState
 from wsam._core.sample_selection import SampleSelection
 from wsam._core.schedule_base import Interval, Schedule
@@ -329,6 +329,12 @@ class SharpnessAware(CheckedArguments, Optimizer):
         for name in (n for n in defaults if n not in ("self", "base", "rule", "rho", "model")):
             if getattr(self, name) != defaults[name]:
                 shown.append(f"{name}={getattr(self, name)!r}")
+        for name in self.rule.options:
+            default = getattr(type(self.rule), name, None)
+            if name == "precondition":  # "auto"
+                default = find_preconditioner(self.base) is not None
+            if getattr(self.rule, name) != default:
+                shown.append(f"{name}={getattr(self.rule, name)!r}")
         return f"{type(self).__name__}({', '.join(shown)}, base={self.base!r})"
 
     # The whole step -----------------------------------------------------------------------------

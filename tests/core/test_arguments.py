@@ -329,6 +329,25 @@ def test_repr() -> None:
     assert "base=SGD (" in text
 
 
+def test_repr_shows_options_that_differ_from_the_default() -> None:
+    every = wsam.schedule.Every(5)
+    cases: list[tuple[Any, dict[str, Any], str]] = [
+        (torch.optim.SGD, {}, ""),
+        (torch.optim.SGD, {"precondition": False}, ""),
+        (torch.optim.AdamW, {"precondition": True}, ""),
+        (torch.optim.AdamW, {"precondition": False}, ", precondition=False"),
+        (torch.optim.SGD, {"lean": True}, ", lean=True"),
+        (torch.optim.SGD, {"max_norm": 2.0, "when": every}, f", max_norm=2.0, when={every!r}"),
+        (torch.optim.SGD, {"when": every, "reuse": True}, f", when={every!r}, reuse=Reuse("),
+    ]
+    for kind, options, shown in cases:
+        opt = wsam.WSAM(kind(nn.Linear(3, 1).parameters(), lr=0.1), gamma=0.5, **options)
+        assert repr(opt).startswith(f"WSAM(rho=0.05, gamma=0.5{shown}")
+        assert shown.endswith("Reuse(") or f"gamma=0.5{shown}, base=" in repr(opt)
+    looksam = wsam.LookSAM(sgd(nn.Linear(3, 1)), per_tensor=True)
+    assert "per_tensor=True" in repr(looksam)
+
+
 def test_warnings_point_to_the_callers_line() -> None:
     weights = [nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))]
     with pytest.warns(wsam.WsamWarning, match="bfloat16") as record:
