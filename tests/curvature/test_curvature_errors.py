@@ -34,6 +34,9 @@ def test_invalid_models_and_data(build):
         build(model(), F.cross_entropy, (batch for batch in DATA))
     with pytest.raises(TypeError, match="a list or a loader"):
         build(model(), F.cross_entropy, X)
+    for batch in ((X, Y), [X, Y]):
+        with pytest.raises(TypeError, match=r"list of \(input, target\) pairs: \[\(x, y\)\]"):
+            build(model(), F.cross_entropy, batch)
     with pytest.raises(TypeError, match=r"must be a torch\.nn\.Module, got function"):
         build(F.relu, F.cross_entropy, DATA)
     with pytest.raises(ValueError, match="loss of batch 1 is nan"):
