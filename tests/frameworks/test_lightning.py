@@ -412,6 +412,53 @@ def test_works_manual_optimization() -> None:
     assert [loss for _, loss in recorder.rows] == pytest.approx(losses)
 
 
+class InnerOptimizer(Manual):
+    def training_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
+        def closure() -> Tensor:
+            loss = cross_entropy(self.body(batch[0]), batch[1])
+            self.manual_backward(loss)
+            return loss
+
+        self.optimizers().optimizer.step(closure)
+
+
+def test_steps_of_the_inner_optimizer_are_not_counted() -> None:
+    module = InnerOptimizer()
+    runner = fit(module)
+    assert runner.global_step == 0
+    assert runner.optimizers[0].param_groups[0]["sam_step"] == 12
+
+
+class TwoOptimizers(Manual):
+    """One optimizer for each layer."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
+        x, y = batch
+
+        def closure() -> Tensor:
+            loss = cross_entropy(self.body(x), y)
+            self.manual_backward(loss)
+            return loss
+
+        for optimizer in self.optimizers():
+            optimizer.step(closure)
+
+    def configure_optimizers(self) -> Any:
+        return [self.make(self.body[i].parameters()) for i in (0, 2)]
+
+
+def test_works_two_optimizers() -> None:
+    module = TwoOptimizers()
+    runner = fit(module, max_epochs=1)
+    model = net()
+    optimizers = [wsam_over_sgd(model[i].parameters()) for i in (0, 2)]
+    for step in split_into_steps(samples(), 4):
+        for optimizer in optimizers:
+            plain_loop(model, optimizer, [step])
+    assert difference(module.body, model) == 0
+    assert runner.global_step == 12  # of both
+
+
 class Plain(Net):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return cross_entropy(self.body(batch[0]), batch[1])

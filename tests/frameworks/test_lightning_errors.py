@@ -115,6 +115,25 @@ def test_refuses_local_perturbation() -> None:
         fit(Net(lambda params: wsam_over_sgd(params, local=True, model=model)))
 
 
+class ManualWithoutClosure(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
+        self.manual_backward(cross_entropy(self.body(batch[0]), batch[1]))
+        self.optimizers().step()
+
+
+def test_refuses_manual_step_without_closure() -> None:
+    module = ManualWithoutClosure()
+    with pytest.raises(
+        RuntimeError, match=r"pass a closure: self\.optimizers\(\)\.step\(closure\)"
+    ):
+        fit(module)
+    assert difference(module.body, net()) == 0
+
+
 class WithoutMixin(lightning.LightningModule):
     def __init__(self) -> None:
         super().__init__()

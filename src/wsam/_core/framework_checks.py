@@ -33,11 +33,16 @@ these frameworks call each other."""
 
 
 def check_closure(closure: Any) -> None:
-    """Raise if a Lightning Trainer clips or accumulates gradients in this closure."""
+    """Raise if a Lightning Trainer clips or accumulates gradients in this closure, or there is none."""
     if not isinstance(closure, functools.partial) or not closure.args:
         return
     if str(getattr(closure.func, "__module__", "")).partition(".")[0] not in _LIGHTNING:
         return
+    if getattr(closure.args[-1], "__name__", "") == "do_nothing_closure":
+        raise RuntimeError(
+            "step() runs both passes itself: pass a closure: self.optimizers().step(closure), "
+            "where closure computes the loss, calls self.manual_backward(loss) and returns the loss"
+        )
     module = closure.args[0]
     trainer = getattr(module, "trainer", None)
     if trainer is None or not module.automatic_optimization:
