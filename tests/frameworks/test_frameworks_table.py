@@ -6,14 +6,20 @@ must list every test of its framework. Every Python block of the pages runs.
 
 import ast
 import logging
+import math
 import re
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from framework_helpers import reset_accelerate
+
+import wsam
 
 TESTS = Path(__file__).parent
 PAGES = TESTS.parents[1] / "docs" / "frameworks"
@@ -122,21 +128,75 @@ def test_integrations_need_no_framework() -> None:
     assert done.stdout.strip() == "imported on first use", done.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("page", ["index", *FRAMEWORKS])
-def test_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def _quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     logging.getLogger("lightning.fabric").setLevel(logging.ERROR)
     reset_accelerate()
     monkeypatch.chdir(tmp_path)
-    text = (PAGES / f"{page}.md").read_text()
-    names: dict[str, object] = {"__name__": page}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="lightning")
-        for block in BLOCK.finditer(text):
-            code = "\n" * (text.count("\n", 0, block.start()) + 1) + block.group(1)
-            exec(compile(code, f"{page}.md", "exec"), names)
+        yield
     reset_accelerate()
+
+
+def run_blocks(page: str) -> dict[str, Any]:
+    """Run the Python blocks of a page; return its names."""
+    text = (PAGES / f"{page}.md").read_text()
+    names: dict[str, Any] = {"__name__": page}
+    for block in BLOCK.finditer(text):
+        code = "\n" * (text.count("\n", 0, block.start()) + 1) + block.group(1)
+        exec(compile(code, f"{page}.md", "exec"), names)
+    return names
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_quiet")
+@pytest.mark.parametrize("page", ["index", "accelerate", "fabric", "skorch"])
+def test_blocks_run(page: str) -> None:
+    run_blocks(page)
+
+
+def sam_on_every_other_step(base: Any) -> wsam.SharpnessAware:
+    return wsam.SAM(base, when=wsam.schedule.Every(2))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_quiet")
+def test_lightning_blocks_run_and_log_no_nan() -> None:
+    """`sharpness` is NaN on the steps that `when` leaves to the base."""
+    page = run_blocks("lightning")
+    logged = []
+
+    class Net(page["Net"]):
+        def log(self, name: str, value: Any) -> None:
+            if name == "sharpness":
+                logged.append(float(value))
+
+        def configure_optimizers(self) -> Any:
+            return sam_on_every_other_step(torch.optim.SGD(self.parameters(), lr=0.1))
+
+    from lightning_helpers import trainer
+
+    trainer(max_epochs=1).fit(Net(), page["DataLoader"](page["data"], batch_size=8))
+    assert len(logged) == 2
+    assert all(map(math.isfinite, logged))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_quiet")
+def test_transformers_blocks_run_and_log_no_nan() -> None:
+    page = run_blocks("transformers")
+    again = page["MyTrainer"](
+        page["trainer"].model,
+        page["trainer"].args,
+        train_dataset=page["data"],
+        wrap=sam_on_every_other_step,
+    )
+    again.train()
+    steps = [row for row in again.state.log_history if "loss" in row]
+    assert len(steps) == 2
+    assert [row["sharpness"] > 0 for row in steps if "sharpness" in row] == [True]
 
 
 if __name__ == "__main__":
