@@ -392,6 +392,18 @@ def test_samples_that_fail_during_training(tmp_path):
         fit(own_problem.net, (Late(PAIRS), PAIRS), **SHORT)
 
 
+@pytest.mark.filterwarnings("ignore:WSAM over")
+def test_fit_has_the_defaults_of_wsam_over_adaptive_bases():
+    for given, gamma, options in (
+        ({}, 0.5, {"precondition": True}),
+        ({"gamma": 0.7}, 0.7, {"precondition": True}),
+        ({"precondition": False}, 0.9, {}),
+    ):
+        record = fit(own_problem.net, own_problem.classes, base="adamw", **given, **SHORT)
+        settings = record["settings"]
+        assert (settings["hyper"]["gamma"], settings["options"]) == (gamma, options)
+
+
 def test_unknown_settings_of_fit():
     with pytest.raises(TypeError, match=r"unknown setting 'momentun'; known: .*momentum"):
         fit(own_problem.net, own_problem.classes, momentun=0.9)

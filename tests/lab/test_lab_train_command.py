@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+import torch
 from command import COMMANDS, error_of
 from recorded import recorded
 from typer.testing import CliRunner
@@ -13,6 +14,8 @@ from wsam.cli import app
 from wsam.cli._options import parse_pairs
 from wsam.lab import callbacks, records
 from wsam.lab.run import Run
+from wsam.lab.settings import BASE_CLASSES
+from wsam.lab.step import make_optimizer
 from wsam.report import gather
 
 QUICK = "--epochs 1 --train-limit 200 --test-limit 50 --batch-size 50 --device cpu --no-tensorboard"
@@ -62,6 +65,43 @@ def test_base_and_geometry(tmp_path):
     assert settings["base_args"]["weight_decay"] == 0.1
     assert (settings["noise"], settings["noise_seed"], settings["seed"]) == (0.2, 3, 4)
     assert settings["precision"] == "fp32"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "gamma", "precondition"),
+    [
+        ("--base sgd", None, "auto"),
+        ("--base adamw", None, "auto"),
+        ("--base adamw --gamma 0.7", 0.7, "auto"),
+        ("--base adamw --precondition", None, True),
+        ("--base adamw --no-precondition", None, False),
+        ("--base adamw --option precondition=false", None, False),
+        ("--base adamax", None, "auto"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:WSAM over")
+def test_the_defaults_of_wsam_are_those_of_the_class(
+    tmp_path, monkeypatch, arguments, gamma, precondition
+):
+    from wsam.cli import train as verb
+
+    trained = []
+    monkeypatch.setattr(verb, "_train", lambda run, *rest: trained.append(run))
+    assert wsam("--method wsam", arguments, out=tmp_path).exit_code == 0
+    (run,) = trained
+    model = torch.nn.Linear(2, 2)
+    base = getattr(torch.optim, BASE_CLASSES[run.base])(model.parameters(), **run.base_args)
+    expected = library.WSAM(base, gamma=gamma, precondition=precondition)
+    found = make_optimizer(run, model)
+    assert found.rule == expected.rule
+    assert (found.rho, found.gamma) == (expected.rho, expected.gamma)
+
+
+def test_the_record_states_the_form_of_wsam(tmp_path):
+    assert wsam("--method wsam --base adamw --model mlp", out=tmp_path).exit_code == 0
+    settings = record_of(tmp_path)["settings"]
+    assert settings["options"] == {"precondition": True}
+    assert settings["hyper"] == {"gamma": 0.5, "rho": 0.05}
 
 
 def test_only_json_on_stdout_and_a_finished_run_is_skipped(tmp_path):

@@ -185,6 +185,7 @@ def test_a_single_run_has_no_deviation(tmp_path):
         Run(method="wsam", geometry={"name": "fisher", "eta": 0.5}, options={"lean": True}),
         Run(method="wsam", options={"every": 5, "reuse": True}),
         Run(method="wsam", base="adamw", options={"precondition": True}),
+        Run(method="wsam", base="adamw"),
         Run(method="vanilla", base="adamw", base_args={"lr": 0.01, "betas": (0.8, 0.99)}),
         Run(base_args={"nesterov": True, "momentum": 0.5, "dampening": 0.0, "lr": 1e-5}),
         Run(data="folder:my pictures; rm -rf", model="timm:some 'net'", pretrained="a b"),

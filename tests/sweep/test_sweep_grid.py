@@ -40,6 +40,39 @@ def test_options_that_a_method_does_not_have_are_ignored():
     assert options == {"sgd": {}, "adamw": {"precondition": True}}
 
 
+def forms(runs):
+    """Return the base, gamma and the options of each run."""
+    return [(run.base, run.hyper.get("gamma"), dict(run.options)) for run in runs]
+
+
+def test_wsam_over_adaptive_bases_has_the_defaults_of_the_class(tmp_path):
+    """Each run of a grid of one's own has them, unless gamma or precondition is given."""
+    on = {"precondition": True}
+    both = {"method": ["wsam"], "base": ["sgd", "adamw"]}
+    assert forms(runs_of(make_grid("mine", both))) == [("sgd", 0.9, {}), ("adamw", 0.5, on)]
+    for name in ("gamma", "hyper.gamma"):
+        given = forms(runs_of(make_grid("mine", {**both, name: [0.8]})))
+        assert given == [("sgd", 0.8, {}), ("adamw", 0.8, on)]
+    for name in ("precondition", "options.precondition"):
+        either = forms(runs_of(make_grid("mine", {"base": ["adamw"], name: [False, True]})))
+        assert either == [("adamw", 0.9, {}), ("adamw", 0.5, on)]
+    others = make_grid("mine", {"method": ["vanilla", "sam"], "base": ["adamw"]})
+    assert [dict(run.options) for run in runs_of(others)] == [{}, {}]
+    path = tmp_path / "g.toml"
+    for text, found in (
+        ("base = 'adamw'", (0.5, on)),
+        ("base = 'adamw'\nhyper = {gamma = 0.9}", (0.9, on)),
+        ("base = 'adamw'\noptions = {precondition = false}", (0.9, {})),
+    ):
+        path.write_text(f"[run]\n{text}\n[grid]\nrho = [0.1]\n")
+        assert forms(runs_of(read_grid(path))) == [("adamw", *found)]
+
+
+def test_a_grid_of_runs_uses_them_as_they_are():
+    grid = Grid("g", "", {"c": Run(base="adamw")}, {"rho": (0.1,)})
+    assert forms(runs_of(grid)) == [("adamw", 0.9, {})]
+
+
 def test_the_order_of_the_axes_does_not_matter():
     axes = {"gamma": [0.8, 0.9], "geometry.eta": [0.1, 1.0], "geometry": [None, "fisher"]}
     axes |= {"reuse": [True, False], "every": [1, 4], "method": ["sam", "wsam"]}
@@ -54,7 +87,7 @@ def test_the_order_of_the_axes_does_not_matter():
     ("name", "value", "changed"),
     [
         ("method", "gsam", Run(method="gsam")),
-        ("base", "adam", Run(base="adam")),
+        ("base", "adamax", Run(base="adamax")),
         ("lr", 0.3, Run(base_args={"lr": 0.3})),
         ("hyper.rho", 0.3, Run(hyper={"rho": 0.3})),
         ("base_args.momentum", 0.3, Run(base_args={"momentum": 0.3})),
@@ -166,7 +199,7 @@ def test_a_sweep_over_methods_and_bases(tmp_path):
     assert "validation error (%)" in head
     assert "test error (%)" in head
     names = {row.split("  ")[0] for row in rows[:-1]}
-    assert {"AdamW", "SGD", "SAM (SGD) ρ 0.05", "WSAM (AdamW) γ 0.8, ρ 0.05"} < names
+    assert {"AdamW", "SGD", "SAM (SGD) ρ 0.05", "WSAM (AdamW) γ 0.8, ρ 0.05, precondition"} < names
     assert len(names) == 8
     best = rows[0].split("  ")[0]
     assert rows[-1].startswith(f"lowest validation error: {best}, ")

@@ -182,7 +182,8 @@ def _own_grid(name: str | None, axes: dict[str, list[Any]]) -> Grid | None:
     found = find_grid(name)
     if len(found.bases) > 1:
         raise ValueError(f"{name} has several columns: --grid needs a grid of your own")
-    changed = replace(found, axes={**found.axes, **freeze_axes(axes)})
+    axes_of_both = {**found.axes, **freeze_axes(axes)}
+    changed = replace(found, axes=axes_of_both, given=found.given or frozenset())
     changed.check()
     return changed
 

@@ -86,10 +86,11 @@ Lean = Annotated[
     ),
 ]
 Precondition = Annotated[
-    bool,
+    bool | None,
     typer.Option(
-        "--precondition",
-        help="Divide WSAM's sharpness term by the denominator of an adaptive base optimizer.",
+        "--precondition/--no-precondition",
+        help="Divide WSAM's sharpness term by the denominator of an adaptive base optimizer; gamma is "
+        "then 0.5 by default. --no-precondition: the published form. [default: as the base allows]",
     ),
 ]
 MaxNorm = Annotated[float | None, typer.Option(help="Clip gradients to this norm.")]
@@ -214,7 +215,7 @@ def train(
     geometry: Geometry = None,
     geometry_arg: GeometryArg = None,
     lean: Lean = False,
-    precondition: Precondition = False,
+    precondition: Precondition = None,
     max_norm: MaxNorm = None,
     every: Every = 1,
     reuse: Reuse = False,
@@ -259,7 +260,7 @@ def train(
 
     A finished run is skipped; an interrupted one is resumed.
     """
-    from wsam.lab.run import Run
+    from wsam.lab.run import Run, with_wsam_defaults
 
     config = options.make_config(
         data_dir,
@@ -275,25 +276,24 @@ def train(
     base_named = {
         "lr": lr, "momentum": momentum, "weight_decay": weight_decay, "nesterov": nesterov,
     }  # fmt: skip
+    hypers = merge_pairs(named, "--hyper", hyper or ())
+    switches = {
+        "lean": lean or None,
+        "precondition": precondition,
+        "max_norm": max_norm,
+        "every": None if every == 1 else every,
+        "reuse": reuse or None,
+    }
+    chosen = merge_pairs(switches, "--option", option or ())
     run = Run(
         data=data,
         model=model or "",
         method=method,
-        hyper=merge_pairs(named, "--hyper", hyper or ()),
+        hyper=hypers,
         geometry=_geometry(geometry, geometry_arg or []),
         base=base,
         base_args=merge_pairs(base_named, "--base-arg", base_arg or ()),
-        options=merge_pairs(
-            {
-                "lean": lean or None,
-                "precondition": precondition or None,
-                "max_norm": max_norm,
-                "every": None if every == 1 else every,
-                "reuse": reuse or None,
-            },
-            "--option",
-            option or (),
-        ),
+        options=chosen,
         epochs=epochs,
         batch_size=batch_size,
         seed=seed,
@@ -314,6 +314,7 @@ def train(
         block_size=block_size,
         model_args=options.parse_pairs(model_arg or ()),
     )
+    run = with_wsam_defaults(run, {*hypers, *chosen})
     _train(run, out, config, tensorboard, as_json)
 
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
-from wsam.lab.run import Run
-from wsam.lab.settings import BASE_CLASSES, VANILLA, Value, has_preconditioner, is_number
+from wsam.lab.run import Run, with_wsam_defaults
+from wsam.lab.settings import BASE_CLASSES, VANILLA, Value, is_number
 from wsam.plot_style import METHOD_STYLES, method_title
 from wsam.report.charts import LineStyle
 from wsam.sweep.grid import with_value
@@ -100,11 +100,7 @@ def contender(name: str, run: Run, every: int, own: Run | None = None) -> Conten
         return Contender(BASE, BASE_CLASSES[run.base], run.replace(method=VANILLA), ("lr",))
     if name in ("wsam", CHEAP):
         options: dict[str, Value] = {"every": every, "reuse": True} if name == CHEAP else {}
-        hyper: dict[str, Value] = {}
-        if has_preconditioner(run.base):
-            options["precondition"] = True  # the default of `wsam.WSAM`
-            hyper["gamma"] = 0.5  # SAM's weight over such a base
-        found = run.replace(method="wsam", hyper=hyper, options=options)
+        found = with_wsam_defaults(run.replace(method="wsam", options=options), given=options)
         title = "Cheap WSAM" if name == CHEAP else method_title(name)
         return Contender(name, title, found, ("lr", "rho", "gamma"))
     weight = (_WEIGHTS[name],) if name in _WEIGHTS else ()

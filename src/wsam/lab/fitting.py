@@ -17,7 +17,7 @@ from wsam.lab.loader_feed import Data
 from wsam.lab.metrics import Metric
 from wsam.lab.problem import Objects
 from wsam.lab.records import Record
-from wsam.lab.run import Run
+from wsam.lab.run import Run, with_wsam_defaults
 from wsam.lab.settings import (
     BASES,
     CLASS,
@@ -91,6 +91,8 @@ def fit(
         check_choice("method", method, (*method_defaults(), CLASS))
     sorted_settings = _sort_settings(method, base, settings)
     run = Run(**names, method=method, base=base, digests=digests, **sorted_settings)
+    own = {*sorted_settings.get("hyper", ()), *sorted_settings.get("options", ())}
+    run = with_wsam_defaults(run, own)
     objects = Objects(
         None if isinstance(model, str) else model,
         None if isinstance(data, str) else data,

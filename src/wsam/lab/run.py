@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from types import MappingProxyType
@@ -84,8 +84,9 @@ class Run:
             perturbation from this share of the batch. ``rho_warmup``, ``gamma_warmup``: rise linearly
             from 0 over this share of the steps; ``rho_follows_lr``: proportional to the learning rate.
             For ESAM ``gather``: run the second pass on the selected samples alone. For WSAM ``lean``,
-            ``precondition``, and ``reuse``: apply the last sharpness gradient on the steps between,
-            with ``reuse_scaled``, ``reuse_average`` and ``reuse_weight`` as in `wsam.rule.Reuse`.
+            ``precondition`` (off: the published form), and ``reuse``: apply the last sharpness gradient
+            on the steps between, with ``reuse_scaled``, ``reuse_average`` and ``reuse_weight`` as in
+            `wsam.rule.Reuse`.
         epochs: Passes over the training data.
         batch_size: Images per step.
         seed: Seed of the weights, the order of the images and their augmentation.
@@ -399,6 +400,30 @@ class Run:
     def __reduce__(self) -> tuple[Any, ...]:
         # Mapping proxies cannot be pickled; unpickling checks the settings again.
         return (Run.from_dict, (self.to_dict(),))
+
+
+def with_wsam_defaults(run: Run, given: Collection[str]) -> Run:
+    """Return a run with the defaults of `wsam.WSAM`, which preconditions over adaptive bases.
+
+    A `Run` has the published form unless it has the option ``precondition``. The command line, `fit`
+    and comparisons train what the class trains. Other runs are returned unchanged.
+
+    Args:
+        run: The run.
+        given: The hyperparameters and options that were given; these are kept.
+
+    Example:
+        >>> run = with_wsam_defaults(Run(method="wsam", base="adamw"), given=())
+        >>> run.hyper["gamma"], dict(run.options)
+        (0.5, {'precondition': True})
+    """
+    if run.method != "wsam" or not has_preconditioner(run.base):
+        return run
+    if "precondition" not in given:
+        run = run.replace(options={**run.options, "precondition": True})
+    if "gamma" not in given and run.options.get("precondition"):
+        run = run.replace(hyper={**run.hyper, "gamma": 0.5})  # SAM's weight over such a base
+    return run
 
 
 def check_setting_names(settings: Mapping[str, Any]) -> None:

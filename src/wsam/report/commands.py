@@ -6,7 +6,7 @@ import json
 import shlex
 
 from wsam.lab.run import Run
-from wsam.lab.settings import BASES
+from wsam.lab.settings import BASES, has_preconditioner
 from wsam.lab.user_code import OBJECT
 from wsam.report.results import Result
 
@@ -89,9 +89,11 @@ def _geometry(run: Run) -> list[object]:
 
 
 def _options(run: Run) -> list[object]:
-    words: list[object] = [
-        f"--{name}" for name in ("lean", "precondition") if run.options.get(name)
-    ]
+    words: list[object] = ["--lean"] if run.options.get("lean") else []
+    if run.options.get("precondition"):
+        words.append("--precondition")
+    elif run.method == "wsam" and has_preconditioner(run.base):  # the default of the command
+        words.append("--no-precondition")
     if run.options.get("max_norm") is not None:
         words += ["--max-norm", run.options["max_norm"]]
     if "every" in run.options:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from wsam.lab.files import read_regular
-from wsam.lab.run import Run, check_setting_names
+from wsam.lab.run import Run, check_setting_names, with_wsam_defaults
 from wsam.lab.settings import (
     DATA_SETTINGS,
     OPTIONS,
@@ -154,6 +154,8 @@ class Grid:
         notes: Remarks to print with the results.
         epochs: The number of epochs that a shortened grid is scaled from; None for that of the
             first base run.
+        given: The hyperparameters and options of the base runs that were given; the others have the
+            defaults of `wsam.WSAM`. None: the base runs are used as they are.
 
     Example:
         >>> axes = {"rho": (0.1, 0.2), "gamma": (0.8, 0.9)}
@@ -168,6 +170,7 @@ class Grid:
     axes: Mapping[str, tuple[Value, ...]]
     notes: tuple[str, ...] = ()
     epochs: int | None = None
+    given: frozenset[str] | None = None
 
     @property
     def reference(self) -> int:
@@ -194,7 +197,9 @@ class Grid:
         for name in in_order(point):
             if has_setting(run, name):
                 run = with_value(run, name, point[name])
-        return run
+        if self.given is None:
+            return run
+        return with_wsam_defaults(run, self.given | {name.rpartition(".")[2] for name in point})
 
     def used_axes(self, column: str, point: Mapping[str, Value]) -> list[str]:
         """Return the settings of a point that its run has."""
@@ -309,7 +314,8 @@ def make_grid(
     shown = [axis.replace("_", " ") for axis, values in found.items() if len(values) > 1]
     fixed = [found.get(field, (getattr(base, field),)) for field in ("data", "model")]
     column = " ".join(str(values[0]) for values in fixed if len(values) == 1) or name
-    grid = Grid(name, title or ", ".join(shown) or name, {column: base}, found)
+    given = frozenset({*settings.get("hyper", ()), *settings.get("options", ())})
+    grid = Grid(name, title or ", ".join(shown) or name, {column: base}, found, given=given)
     try:
         grid.check()
     except TypeError as error:
