@@ -89,11 +89,31 @@ def test_p_is_corrected_for_the_number_of_methods(tmp_path):
     assert "3 methods compared with the base" in " ".join(several.notes)
 
 
-@pytest.mark.parametrize("other", [NOISE, [11.0, 11.5, 10.9]], ids=["noise", "worse"])
-def test_no_better_method(tmp_path, other):
-    summary = synthetic(tmp_path, {"base": BASE, "wsam": other})
+def test_no_better_method(tmp_path):
+    summary = synthetic(tmp_path, {"base": BASE, "wsam": NOISE})
     assert summary.winner is None
     assert summary.sentence == "No method beats the base here beyond noise; use the base."
+
+
+WORSE = [11.0, 11.5, 10.9]
+
+
+def test_worse_methods_are_named(tmp_path):
+    summary = synthetic(tmp_path / "1", {"base": BASE, "wsam": NOISE, "sam": WORSE})
+    assert summary.winner is None
+    p = summary.differences["sam"].p_holm
+    assert p == pytest.approx(2 * stats.ttest_rel(BASE, WORSE).pvalue)
+    worse = f"SAM is worse than the base by 1.0 ± 0.2 points (p = {p:.2g}, corrected)."
+    assert summary.sentence == f"{USE_THE_BASE} {worse}"
+    mixed = synthetic(tmp_path / "2", {"base": BASE, "wsam": BETTER, "sam": WORSE, "gsam": WORSE})
+    assert re.fullmatch(
+        r"WSAM lowers the error by 0\.8 ± 0\.2 points at equal time \(p = 0\.0\d+\)\. "
+        r"SAM is worse .* "
+        r"GSAM is worse than the base by 1\.0 ± 0\.2 points \(p = 0\.0\d+, corrected\)\.",
+        mixed.sentence,
+    )
+    lower = synthetic(tmp_path / "3", {"base": BASE, "sam": BETTER}, ACCURACY)
+    assert "SAM is worse than the base by 0.8 ± 0.2 points (p = " in lower.sentence
 
 
 def test_other_metrics(tmp_path):

@@ -225,8 +225,10 @@ def compare(
 
 def _method_name(text: str) -> str:
     """Return the name of a method: that of a class as it is given, others in any spelling."""
+    from wsam.lab.user_code import is_code
+
     name = text.strip()
-    return name if ":" in name else name.lower().replace("-", "_")
+    return name if is_code(name) else name.lower().replace("-", "_")
 
 
 def check_libraries() -> None:

@@ -180,27 +180,38 @@ class Summary:
 
     @property
     def sentence(self) -> str:
-        """The answer."""
+        """The answer: the best method, if one is better than the base, and those that are worse."""
         if self.rows[BASE].mean is None:
             return "The base did not finish, so nothing can be compared with it."
         if not self.compared:
             return "No other method finished, so nothing can be compared with the base."
         if all(one.interval is None for one in self.differences.values()):
             return "One seed cannot separate a difference from noise; use more --seeds."
-        if self.winner is None:
-            return USE_THE_BASE
-        return self._improvement(self.rows[self.winner], self.differences[self.winner])
+        best = USE_THE_BASE
+        if self.winner is not None:
+            best = self._improvement(self.rows[self.winner], self.differences[self.winner])
+        worse = [
+            f"{self.rows[name].method.title} is worse than the base by {self._size(one)} "
+            f"({format_p(one.p_holm)}, corrected)."
+            for name, one in self.differences.items()
+            if one.is_significant and one.mean < 0
+        ]
+        return " ".join([best, *worse])
+
+    def _size(self, difference: Difference) -> str:
+        """Return the size of a difference with its interval: ``0.8 ± 0.2 points``."""
+        unit = self.metric["unit"]
+        number = format_number(abs(difference.mean), unit, difference.interval)
+        return f"{number} points" if unit == "%" else number
 
     def _improvement(self, row: Row, difference: Difference) -> str:
         verb = "lowers" if self.metric["lower_is_better"] else "raises"
-        number = format_number(difference.mean, self.metric["unit"], difference.interval)
-        unit = " points" if self.metric["unit"] == "%" else ""
         equal = self.state.request.equal
         effort = f"at equal {equal}"
         if abs(row.planned_time - 1) > _EQUAL:
             effort = f"in {row.planned_time:.2f} times the base's {equal}"
         return (
-            f"{row.method.title} {verb} the {self.metric['name']} by {number}{unit} {effort} "
+            f"{row.method.title} {verb} the {self.metric['name']} by {self._size(difference)} {effort} "
             f"({format_p(difference.p_holm)})."
         )
 
