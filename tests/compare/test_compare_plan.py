@@ -83,6 +83,10 @@ def test_searched_settings():
     assert cheap.axes == ("lr", "rho", "gamma")
     assert cheap.run.method == "wsam"
     assert dict(cheap.run.options) == {"every": 4, "reuse": True}
+    for name, low, high in (("sam", 0.02, 0.5), ("msam", 0.3, 30)):
+        radii = [contender(name, TINY, 5).point(trial)["rho"] for trial in range(30)]
+        assert low <= min(radii) < 1.2 * low
+        assert 0.8 * high < max(radii) <= high
     gammas = [cheap.point(trial)["gamma"] for trial in range(30)]
     assert 0.6 < min(gammas) < 0.75
     assert 0.95 < max(gammas) < 0.98
