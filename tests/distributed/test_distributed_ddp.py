@@ -4,7 +4,19 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import AVERAGING, LEAN, METHODS, RULES, VARIANTS, covering, full, gap, same
+from helpers import (
+    AVERAGING,
+    LEAN,
+    METHODS,
+    ONE_PASS,
+    REUSED,
+    RULES,
+    VARIANTS,
+    covering,
+    full,
+    gap,
+    same,
+)
 from workers import ddp
 from workers.problem import STEPS, expected_weights, net
 from workers.process_group import process_group
@@ -37,6 +49,16 @@ def test_ddp_local(name: str, style: str, buckets: str) -> None:
     results = process_group().run(ddp.train, name, local=True, style=style, buckets=buckets)
     assert_close(results, expected_weights(name, local=True))
     assert gap(results[0], expected_weights(name)) > 1e-6, "not the synchronized perturbation"
+
+
+@pytest.mark.parametrize(
+    ("name", "local"), [*((name, False) for name in (*ONE_PASS, REUSED)), (REUSED, True)]
+)
+def test_ddp_one_pass_steps(name: str, local: bool) -> None:
+    results = process_group().run(ddp.against_one_process, name, local)
+    for found, single in results:
+        assert gap(found, single) < ROUNDING
+    assert same(results[0][0], results[1][0])
 
 
 @pytest.mark.parametrize("name", RULES)

@@ -5,6 +5,7 @@ import copy
 import os
 import time
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -72,6 +73,27 @@ def train(
     for t in range(steps):
         step(opt, model, local_batch(t, dist.get_rank()), style)
     return weights(model)
+
+
+def against_one_process(name: str, local: bool) -> tuple[list[Tensor], list[Tensor]]:
+    """Train, and train in one process that perturbs each share if `local`; return both weights."""
+    model, alone = DDP(net(), gradient_as_bucket_view=True), net()
+    opt = make_method(
+        name, base_of(model, "momentum"), model=model, **{"local": True} if local else {}
+    )
+    single = make_method(name, base_of(alone, "momentum"))
+
+    def backward(*shares: Tensor) -> Tensor:
+        loss = sum(single.select(alone(x)) for x in shares) / 2
+        loss.backward()
+        return loss
+
+    for t in range(STEPS):
+        step(opt, model, local_batch(t, dist.get_rank()), "closure")
+        shares = [local_batch(t, rank) for rank in range(2)]
+        each, both = [partial(backward, x) for x in shares], partial(backward, *shares)
+        single.step(each if local else both)
+    return weights(model), weights(alone)
 
 
 def long_run(name: str, local: bool, base: str, steps: int) -> dict[str, Any]:
