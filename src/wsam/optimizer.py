@@ -189,6 +189,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         super().__setstate__({})  # torch's constructor would give us groups and state of our own
         self._reset_scratch()
         self._all_blocks()
+        self._reserve_memory()
         _warn_about_low_precision(self.param_groups)
 
     def _check_options(self, base: Optimizer) -> None:
@@ -803,13 +804,12 @@ class SharpnessAware(CheckedArguments, Optimizer):
             return
         if state.action is Action.BASE_ONLY:
             state.step_base()
-            for block in state.blocks:
-                state.memory.reserve(block.params, self._memory_names)
         elif state.base_stepped:
             step.apply(state.decoupled)
         elif self._backend is None or not self._backend.finish(state):
             step.update(state)
         state.memory.commit()
+        self._reserve_memory(stepped=True)
         self._values.count_update()
 
     def _initialize_base(self) -> None:
@@ -817,8 +817,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         if not _is_zero_step(self.param_groups):
             self._step_state.require_prepared_update()
         self.base.step()
-        for block in collect_gradients(self._all_blocks()):
-            self._step_state.memory.reserve(block.params, self._memory_names)
+        self._reserve_memory(stepped=True)
 
     def _end_step(self) -> None:
         self._step_state = self._new_step()
@@ -905,6 +904,17 @@ class SharpnessAware(CheckedArguments, Optimizer):
         """Names of the tensors that the method keeps between steps."""
         return (*self.geometry.memory, *([step.KEPT] if self.rule.keeps_vector else []))
 
+    def _reserve_memory(self, stepped: bool = False) -> None:
+        """Reserve what the method keeps between steps, for the parameters that the base has updated.
+
+        These have a state, or after its step a gradient: some bases have no state.
+        """
+        if not self._memory_names:
+            return
+        params = [p for group in self.param_groups for p in group["params"]]
+        updated = [p for p in params if self.state.get(p) or (stepped and p.grad is not None)]
+        self._step_state.memory.reserve(updated, self._memory_names)
+
     def _may_perturb_next_step(self) -> bool:
         """Whether the next step, which may have begun, is perturbed; True if g0 decides that."""
         self._values.refresh()
@@ -963,8 +973,6 @@ class SharpnessAware(CheckedArguments, Optimizer):
         self._values.sync()
         for pre_hook in self._optimizer_state_dict_pre_hooks.values():
             pre_hook(self)
-        params = [p for group in self.param_groups for p in group["params"] if self.state.get(p)]
-        self._step_state.memory.reserve(params, self._memory_names)
         state = dict(self.base.state_dict())
         entry = sharpness_entry(self, state)
         for hook in self._optimizer_state_dict_post_hooks.values():

@@ -247,7 +247,13 @@ def test_bf16_load_keeps_counters(name: str, base: Any) -> None:
     assert isinstance(other.param_groups[0]["sam_step"], int)
 
 
-@covering(2, name=ALL, base=["momentum", "adam", "sgd"], used=[False, True], flatten=[False, True])
+@covering(
+    2,
+    name=ALL,
+    base=["momentum", "adam", "sgd", "adagrad"],
+    used=[False, True],
+    flatten=[False, True],
+)
 def test_dcp_fresh_optimizer(name: str, base: str, used: bool, flatten: bool) -> None:
     """A fresh and a used optimizer both load the state of a used one, momentum included."""
     options = StateDictOptions(flatten_optimizer_state_dict=flatten)
