@@ -137,6 +137,20 @@ def test_plots(tmp_path):
     assert b"WRN-28-10 WSAM" in drawn
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", ["adam-small-search", "cheap"])
+def test_long_labels_leave_space_for_the_panels(tmp_path, name):
+    table = find(name)
+    drawn = draw(table, gather(table, tmp_path))
+    drawn.draw_without_rendering()
+    for panel in drawn.axes:
+        assert panel.get_position().width > 0.2, "of the width of the figure"
+    titles = [panel.get_tightbbox(for_layout_only=False) for panel in drawn.axes[:2]]
+    assert titles[0].x1 <= titles[1].x0 + 2, "titles and labels do not overlap"
+    assert titles[1].x1 <= drawn.bbox.x1 + 2, "or end outside"
+
+
 def legend_of(drawn):
     (legend,) = drawn.legends
     return [text.get_text() for text in legend.get_texts()]

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 _PANELS_PER_ROW = 2
 _LOG_RATIO = 20.0
 """An axis that spans at least this ratio is logarithmic."""
-_LABEL_WIDTH, _TITLE_WIDTH = 26, 54
-"""Most characters in a line of an axis label and of the title."""
+_LABEL_WIDTH, _PANEL_WIDTH, _TITLE_WIDTH = 26, 20, 54
+"""Most characters in a line of a label, of the texts of a narrow panel, and of the title."""
 _PAPER_COLOR = "#8d95a1"
 _SUFFIXES = (".png", ".svg", ".pdf")
 
@@ -72,7 +72,8 @@ def draw(
     down = -(-len(columns) // across)
     numeric = _has_numeric_rows(table)
     planes = plot_slices.first_planes(slices or ())
-    heights = [(2.9 if numeric else 0.3 * len(table.rows) + 1.0) * down]
+    lines = max(_label(table, row).count("\n") + 1 for row in table.rows)
+    heights = [(2.9 if numeric else (0.12 + 0.18 * lines) * len(table.rows) + 1.0) * down]
     heights += [2.6] if slices is not None else []
     heights += [2.2] if planes else []
     drawing = new_figure(FIGURE_WIDTH, sum(heights) + 0.9)
@@ -81,9 +82,9 @@ def draw(
     for panel, column in zip(panels.flat, columns, strict=False):
         of_column = [entry for entry in entries if entry.cell.column == column]
         (_draw_line if numeric else draw_markers)(panel, table, of_column)
-        panel.set_title(column, loc="left")
+        panel.set_title(textwrap.fill(column, _PANEL_WIDTH), loc="left")
         label = table.heads[0] if numeric else str(of_column[0].cell.measure)
-        panel.set_xlabel(textwrap.fill(label, _LABEL_WIDTH))
+        panel.set_xlabel(textwrap.fill(label, _PANEL_WIDTH))
     for panel in panels.flat[len(columns) :]:
         panel.remove()
     if numeric:
@@ -111,10 +112,12 @@ def _is_number(row: Sequence[str]) -> bool:
 
 
 def _label(table: Table, row: Sequence[str]) -> str:
-    """Join a row's labels; numbers are preceded by their header."""
-    if not _is_number(row):
-        return " ".join(row)
-    return ", ".join(f"{head} {label}" for head, label in zip(table.heads, row, strict=True))
+    """Join a row's labels, in several lines if necessary; numbers are preceded by their header."""
+    text = " ".join(row)
+    if _is_number(row):
+        named = zip(table.heads, row, strict=True)
+        text = ", ".join(f"{head} {label}" for head, label in named)
+    return textwrap.fill(text, _LABEL_WIDTH)
 
 
 def _color(entry: Entry) -> str:
