@@ -186,7 +186,7 @@ def _warn_about_adaptive_base(base: Optimizer) -> None:
     """Warn if the base normalizes its step, as Adam, Adagrad, RMSprop and Lion do."""
     if any("eps" in group or "betas" in group for group in base.param_groups):
         known = find_preconditioner(base) is not None
-        other = "precondition=True" if known else "CoupledWSAM or SAM"
+        other = "precondition=True with gamma=0.5" if known else "CoupledWSAM or SAM"
         warn(
             f"WSAM over {type(base).__name__}: the decoupled term lr k (g1 - g0) has almost no effect, "
             "because it shrinks with the gradient and the base's step does not: use "

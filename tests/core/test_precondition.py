@@ -169,7 +169,9 @@ def test_published_form() -> None:
     """precondition=False applies lr k h as it is, and warns."""
     models = small_model(), small_model()
     inner = torch_base("adamw", models[0].parameters())
-    with pytest.warns(wsam.WsamWarning, match="WSAM over AdamW.*use precondition=True"):
+    with pytest.warns(
+        wsam.WsamWarning, match=r"WSAM over AdamW.*use precondition=True with gamma=0\.5\."
+    ):
         opt = wsam.WSAM(inner, gamma=0.6, precondition=False)
     plain = torch_base("adamw", models[1].parameters())
     opt.step(closure(opt, models[0]))
