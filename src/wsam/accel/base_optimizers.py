@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ BASE_NUMBERS = ("weight_decay", "momentum", "dampening", "betas", "eps")
 """Numbers of a base that kernels read on the device. OneCycleLR changes momentum and betas."""
 HAS_G0, DECAY, MOMENTUM, NESTEROV, ADAM, DECOUPLED_DECAY = (1 << bit for bit in range(6))
 """Compile-time branches of a kernel."""
+_KIND = attrgetter("dtype", "device")
 
 
 def has_kernel(base: Optimizer) -> bool:
@@ -124,10 +126,8 @@ def state_lists(
     states = [state or {} for state in map(base.state.get, params)]
     if "betas" in group:
         names = ("exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if group.get("amsgrad") else ()))
-        counts: list[Any] = [state.get("step") for state in states]
-        if not all(isinstance(count, Tensor) for count in counts):
-            return None
-        if any((count.dtype, count.device) != (torch.float32, device) for count in counts):
+        counts = [state.get("step") for state in states]
+        if {*map(type, counts)} != {Tensor} or {*map(_KIND, counts)} != {(torch.float32, device)}:
             return None
     return [[state.get(name) for state in states] for name in names]
 
@@ -153,5 +153,5 @@ def _have_one_layout(lists: Sequence[Sequence[Any]]) -> bool:
     if not all(PLAIN_TYPES.issuperset(map(type, tensors)) for tensors in lists):
         return False
     layouts = [[(t.dtype, t.shape, t.stride()) for t in tensors] for tensors in lists]
-    wide = all(w.dtype in (torch.float32, torch.float64) for w in lists[0])
+    wide = {dtype for dtype, _, _ in layouts[0]} <= {torch.float32, torch.float64}
     return wide and all(layout == layouts[0] for layout in layouts) and are_dense(lists[0])

@@ -7,6 +7,7 @@ leaves w untouched. And the base steps by torch's fused code, which needs no tem
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from wsam._core.param_blocks import Block
 from wsam._core.step_state import Phase, StepState
 from wsam._core.tensor_ops import PLAIN_TYPES, are_dense
 from wsam.accel.base_optimizers import can_step_fused, is_base_only
+
+_KIND = attrgetter("dtype", "shape")
 
 
 class SwappedWeights:
@@ -111,13 +114,12 @@ def can_swap(block: Block, direction: Sequence[Tensor]) -> bool:
         return False
     if any(w.requires_grad and not w.is_leaf for w in weights) or not are_dense(weights):
         return False
-    pairs = zip(weights, direction, strict=True)
-    if any((d.dtype, d.shape) != (w.dtype, w.shape) for w, d in pairs):
+    if [*map(_KIND, direction)] != [*map(_KIND, weights)]:
         return False
     storages = [w.untyped_storage() for w in weights]
     # Two references: the parameter and the handle created above.
-    alone = all(_use_count(s._cdata) == ALONE and not s.is_shared() for s in storages)
-    return alone and all(s.resizable() for s in storages)
+    counts = {_use_count(s._cdata) for s in storages}
+    return counts == {ALONE} and all(s.resizable() and not s.is_shared() for s in storages)
 
 
 _use_count: Any = getattr(torch._C, "_storage_Use_Count", None)
