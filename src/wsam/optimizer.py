@@ -20,6 +20,7 @@ from wsam._core import lean, losses, step
 from wsam._core.arguments import CheckedArguments
 from wsam._core.framework_checks import FSDP1, check_closure
 from wsam._core.grad_accumulator import GradAccumulator
+from wsam._core.memory import Memory
 from wsam._core.mix import Scalar, is_number
 from wsam._core.norm_stats import NormStats
 from wsam._core.overflow import OverflowReport
@@ -266,15 +267,11 @@ class SharpnessAware(CheckedArguments, Optimizer):
         self._step_state = self._new_step()
         self._scratch = {*self.__dict__, "_scratch"} - saved
 
-    def _new_step(self) -> StepState:
-        return StepState(
-            self.base,
-            self.rule,
-            self.geometry,
-            reserved=self._reserved,
-            max_norm=self.max_norm,
-            lean=self.lean,
-        )
+    def _new_step(self, memory: Memory | None = None) -> StepState:
+        """Return a new state; `memory` is that of an earlier micro-batch of the same step."""
+        memory = memory or Memory(self.base, self._reserved)
+        parts = (self.base, self.rule, self.geometry, memory)
+        return StepState(*parts, max_norm=self.max_norm, lean=self.lean)
 
     # Reading ------------------------------------------------------------------------------------
 
@@ -395,9 +392,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
                 self._restore()
                 self._take_only_gradients()
                 gradients.add(self._step_state, self._all_blocks())
-                memory = self._step_state.memory
-                self._step_state = self._new_step()
-                self._step_state.memory = memory
+                self._step_state = self._new_step(self._step_state.memory)
         if len(closures) > 1:
             gradients.fill(self._step_state, self._all_blocks())
             self._step_state.enter(Phase.PERTURBED)
@@ -598,8 +593,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         if self.local:
             _reject_join(self.model)
         self._values.refresh()
-        state = self._new_step()
-        state.memory = self._step_state.memory  # of an earlier micro-batch of the same step
+        state = self._new_step(self._step_state.memory)
         state.manual, state.ascent_steps = not self._in_closure, self.ascent_steps
         state.blocks = collect_gradients(self._all_blocks(refresh=True))
         if not state.blocks and self.geometry.needs_g0:

@@ -59,7 +59,7 @@ class Loop:
 
 def state_of(opt: wsam.SharpnessAware, gradients: list[list[Tensor]] | None = None) -> StepState:
     """Return a step after its first pass."""
-    state = StepState(opt.base, opt.rule, opt.geometry)
+    state = opt._new_step()
     state.blocks = [block.part(range(len(block.params))) for block in opt._all_blocks()]
     for i, block in enumerate(state.blocks):
         block.g0 = gradients[i] if gradients else [torch.ones_like(p) for p in block.params]

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import wsam
-from wsam._core.step_state import Phase, StepState
+from wsam._core.step_state import Phase
 
 RECIPES = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text()
 LEGAL = {
@@ -77,7 +77,8 @@ class Loop:
 @full(before=list(Phase), after=list(Phase))
 def test_transitions(before: Phase, after: Phase) -> None:
     loop = Loop()
-    state = StepState(loop.opt.base, loop.opt.rule, loop.opt.geometry, phase=before)
+    state = loop.opt._new_step()
+    state.phase = before
     if (before, after) in LEGAL:
         state.enter(after)
         assert state.phase is after

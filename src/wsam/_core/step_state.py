@@ -81,6 +81,8 @@ class StepState:
     base: Optimizer
     rule: "Rule"
     geometry: "Geometry"
+    memory: Memory
+    """What the method keeps between steps."""
     phase: Phase = Phase.IDLE
     action: Action = Action.SHARPNESS_AWARE
     blocks: list[Block] = field(default_factory=list)
@@ -90,10 +92,6 @@ class StepState:
     mask: list[bool] | None = None
     """Which of all parameters are perturbed; None for all."""
     decoupled: list[DecoupledTerm] = field(default_factory=list)
-    memory: Memory = field(init=False)
-    """What the method keeps between steps."""
-    reserved: set[tuple[Tensor, str]] = field(default_factory=set)
-    """See `Memory`."""
     max_norm: float | None = None
     lean: bool = False
     """The base steps between the passes."""
@@ -113,9 +111,6 @@ class StepState:
     """The gradients prepared for the base, if a decoupled term goes with them; see `_fingerprints`."""
     rng_after_first_pass: tuple[Any, ...] | None = None
     interval_memory: Any = None
-
-    def __post_init__(self) -> None:
-        self.memory = Memory(self.base, self.reserved)
 
     @property
     def is_done(self) -> bool:
