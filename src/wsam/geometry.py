@@ -324,7 +324,7 @@ class Averaged(Geometry):
 
     def vector(self, block: Block, g0: list[Tensor], memory: Memory) -> list[Tensor]:
         """Return the average, this step's gradient included."""
-        before = _average_or_gradient(block, g0, memory)
+        before = _average_or_gradient(memory.read_each(block, AVERAGE), g0)
         average = list(torch._foreach_lerp(before, g0, self.theta))
         memory.write(block, AVERAGE, average)
         return average
@@ -357,7 +357,7 @@ class WithoutAverage(Geometry):
     def vector(self, block: Block, g0: list[Tensor], memory: Memory) -> list[Tensor]:
         """Return g0 - sigma m."""
         known = memory.read_each(block, AVERAGE)
-        before = _average_or_gradient(block, g0, memory)
+        before = _average_or_gradient(known, g0)
         memory.write(block, AVERAGE, list(torch._foreach_lerp(before, g0, 1 - self.decay)))
         if self.sigma == 0:
             return g0
@@ -398,9 +398,8 @@ class AlongMomentum(Geometry):
         return list(torch._foreach_mul(momentum, factor))
 
 
-def _average_or_gradient(block: Block, g0: list[Tensor], memory: Memory) -> list[Tensor]:
+def _average_or_gradient(known: list[Tensor | None], g0: list[Tensor]) -> list[Tensor]:
     """Return the average of the steps before; the gradient itself where it is the first one."""
-    known = memory.read_each(block, AVERAGE)
     return [g if m is None else m for g, m in zip(g0, known, strict=True)]
 
 
