@@ -24,7 +24,8 @@ class MSAM(SharpnessAware):
     Args:
         base: an instance of a torch optimizer with momentum, such as
             `torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)`.
-        rho: the radius; larger than SAM's, 1 to 3.
+        rho: the radius. The default is the published value. In trials on CIFAR-10 0.3 and 1 were
+            better, with noisy labels 3 was.
         model, max_norm, nonfinite, repeat_randomness, when: see `SharpnessAware`.
 
     Reference: Becker et al., Momentum-SAM: Sharpness Aware Minimization without Computational Overhead,
