@@ -296,9 +296,10 @@ class SharpnessAware(CheckedArguments, Optimizer):
 
     @property
     def _in_last_pass(self) -> bool:
-        """Whether the running pass computes g1, and no further ascent step follows it."""
+        """Whether the running pass is the last one: no further ascent step follows it."""
         state = self._step_state
-        return state.phase is Phase.PERTURBED and not state.is_ascending
+        ascends = state.action is Action.SHARPNESS_AWARE and state.is_ascending
+        return state.phase is Phase.PERTURBED and not ascends
 
     def select(self, losses: Tensor) -> Tensor:
         """Return the mean of per-sample losses over the samples that are used in this pass.

@@ -8,6 +8,8 @@ from workers import train_step
 from workers.problem import STEPS, expected_weights
 from workers.process_group import process_group
 
+import wsam
+
 pytestmark = pytest.mark.slow  # the processes take seconds to start
 
 
@@ -31,6 +33,14 @@ def test_ddp_local(scaled: bool) -> None:
         train_step.ddp, "wsam", local=True, micro_batches=2, scaled=scaled
     )
     check(results, expected_weights("wsam", local=True), reductions=1)
+
+
+@pytest.mark.parametrize("ascent_steps", [1, 2])
+def test_ddp_local_scaler_base_steps(ascent_steps: int) -> None:
+    """A GradScaler checks a second pass at w in these steps, which must be reduced."""
+    options = {"when": wsam.schedule.Between(0, 0), "ascent_steps": ascent_steps}
+    results = process_group().run(train_step.ddp, "wsam", local=True, scaled=True, method=options)
+    check(results, expected_weights("wsam", base_steps=tuple(range(STEPS))), reductions=1)
 
 
 @pytest.mark.parametrize("micro_batches", [1, 2])

@@ -17,12 +17,20 @@ from .sharded import weights
 Reductions = list[int]
 
 
-def ddp(name: str, *, local: bool = False, scaled: bool = False, **options: Any) -> Any:
+def ddp(
+    name: str,
+    *,
+    local: bool = False,
+    scaled: bool = False,
+    method: dict[str, Any] | None = None,
+    **options: Any,
+) -> Any:
     """Train; return the weights, and how many backward passes reduced gradients in each step."""
     model = DDP(net(), gradient_as_bucket_view=True)
     reductions: Reductions = []
     model.register_comm_hook(reductions, count_reductions)
-    opt = make_method(name, base_of(model, "momentum"), model=model, local=local, all_samples=True)
+    base = base_of(model, "momentum")
+    opt = make_method(name, base, model=model, local=local, all_samples=True, **(method or {}))
     if scaled:
         options["scaler"] = torch.amp.GradScaler("cpu", init_scale=1024.0)
     return train(model, opt, reductions, **options)
