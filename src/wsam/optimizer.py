@@ -985,7 +985,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         load(self, state_dict)
         self._step_state = self._new_step()
         self._known_blocks = None  # holds parameters, which Accelerate replaces by shards
-        if self._memory_names:
+        if self._memory_names and ENTRY not in state_dict:  # of torch.distributed.checkpoint
             self._step_state.memory.find_reserved(self._all_blocks(), self._memory_names)
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)

@@ -19,6 +19,7 @@ from helpers import (
     parameters,
     reference_base,
     same,
+    save_and_load,
     small_model,
     snapshot,
     torch_base,
@@ -267,3 +268,26 @@ def test_clipping_by_hand_is_rejected(number: int) -> None:
     nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
     with pytest.raises(RuntimeError, match="was changed between"):
         opt.step()
+
+
+def test_parameter_without_a_kept_vector_resumes_bitwise() -> None:
+    """Its first gradient came in a step that reuses, so its average begins with the next vector."""
+
+    def build() -> tuple[list[nn.Parameter], wsam.WSAM]:
+        params = [nn.Parameter(torch.tensor(value)) for value in ([0.5, -1.0], [2.0])]
+        base = torch.optim.SGD(params, lr=0.1, momentum=0.9)
+        return params, wsam.WSAM(base, when=Every(2), reuse=Reuse(average=0.5))
+
+    def train(params: list[nn.Parameter], opt: wsam.WSAM, steps: range) -> None:
+        for t in steps:
+            used = params if t > 0 else params[:1]
+            make_step(opt, lambda used=used, t=t: sum((p**4).sum() * (t + 1) for p in used))
+
+    (params, opt), (others, resumed) = build(), build()
+    train(params, opt, range(2))
+    resumed.load_state_dict(save_and_load(opt.state_dict()))
+    for p, q in zip(params, others, strict=True):
+        q.data.copy_(p.data)
+    train(params, opt, range(2, 5))
+    train(others, resumed, range(2, 5))
+    assert same(snapshot(resumed), snapshot(opt))

@@ -105,7 +105,6 @@ class Memory:
 
     def find_reserved(self, blocks: Sequence[Block], names: Sequence[str]) -> None:
         """Find the tensors that are reserved in a loaded state: all of one name are zero."""
-        self._reserved.clear()
         for name in names:
             stored = [[t for t in self._read_stored(b, name) if t is not None] for b in blocks]
             if float(squared_norm(blocks, stored)) == 0.0:

@@ -46,6 +46,9 @@ def sharpness_entry(opt: "SharpnessAware", state: dict[str, Any]) -> dict[str, A
     }
     if opt._base_writes_grads:
         entry["base_writes_grads"] = True
+    if opt._reserved:
+        index = {p: i for i, p in enumerate(p for group in groups for p in group["params"])}
+        entry["reserved"] = sorted([index[p], name] for p, name in opt._reserved if p in index)
     own = [own_values(group) for group in groups]
     saved = state["param_groups"] if _has_torch_format(state) else []
     complete = len(saved) == len(own) and all(
@@ -84,6 +87,9 @@ def load(opt: "SharpnessAware", state: Any) -> None:
     _load_base({key: v for key, v in state.items() if key != ENTRY}, base, torch_format)
     values.replace(saved_values, schedules)
     opt.when, opt.skipped = interval, entry.get("skipped", opt.skipped)
+    params = [p for group in base.param_groups for p in group["params"]]
+    opt._reserved.clear()
+    opt._reserved.update((params[i], name) for i, name in entry.get("reserved", ()))
     if entry.get("base_writes_grads"):  # a lean step has found that, and later steps were not lean
         opt.lean, opt._base_writes_grads = False, True
     _warn_about_differences(opt, entry)  # last: a state that is rejected needs no warning
