@@ -66,8 +66,8 @@ FAULTS = [
     Fault(
         "stale autocast cache",
         "optimizer.py",
-        "        torch.clear_autocast_cache()  # an enclosing",
-        "        # an enclosing",
+        "        torch.clear_autocast_cache()\n        for module",
+        "        for module",
     ),
     Fault(
         "momentum lost on resume",
@@ -140,9 +140,9 @@ FAULTS = [
     ),
     Fault(
         "train_step: local=True reduces the first gradients of a scaled step",
-        "training_step.py",
-        "local: Any = optimizer.model if optimizer.local else None",
-        "local: Any = None",
+        "optimizer.py",
+        "is_local = self.local and not self._in_last_pass",
+        "is_local = False",
         "tests/training_step/test_train_step.py",
     ),
     Fault(
