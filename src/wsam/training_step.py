@@ -86,8 +86,17 @@ def train_step(
         >>> step = wsam.train_step(optimizer, loss_fn)
         >>> loss, logits = step(torch.ones(4, 2), torch.tensor([0, 1, 2, 0]))
     """
-    passes = (micro_batches, perturb_per_micro_batch, gather_selected, ascent_share)
-    return TrainStep(optimizer, loss_fn, autocast, scaler, *passes, capture)
+    return TrainStep(
+        optimizer,
+        loss_fn,
+        autocast,
+        scaler,
+        micro_batches,
+        perturb_per_micro_batch,
+        gather_selected,
+        ascent_share,
+        capture,
+    )
 
 
 class Part(NamedTuple):

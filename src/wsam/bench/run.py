@@ -283,7 +283,7 @@ def versions() -> dict[str, str | None]:
 
 @contextmanager
 def on_device(device: torch.device) -> Iterator[None]:
-    """Make the device the current one and enable cuDNN's autotuning."""
+    """Make the device the current one, with the cuDNN settings of training runs."""
     current = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
     with current, cudnn_settings(device):
         yield
