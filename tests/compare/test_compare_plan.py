@@ -19,7 +19,7 @@ from wsam.compare.plan import (
 )
 from wsam.compare.state import State, open_state, read_state, write_state
 from wsam.compare.timing import Timing
-from wsam.lab.step import make_optimizer
+from wsam.lab.optimizers import make_optimizer
 from wsam.methods import METHODS
 
 TIMES = {"base": Timing(0.1, 1.0, 0.1, 1.0), "sam": Timing(0.1, 2.0, 0.1, 2.0)}

@@ -17,14 +17,14 @@ from training import CPU, Stop, StopAfter, curve
 import wsam
 from wsam.lab import fit, records
 from wsam.lab.checkpoint import load_state
+from wsam.lab.errors import UserCodeError
 from wsam.lab.execution import ExecutionConfig
+from wsam.lab.optimizers import can_capture, make_optimizer
 from wsam.lab.passes import passes_per_step
 from wsam.lab.problem import make_problem
 from wsam.lab.run import Run
-from wsam.lab.step import can_capture, make_optimizer
 from wsam.lab.titles import group_names
 from wsam.lab.train import train
-from wsam.lab.user_code import UserCodeError
 from wsam.report.commands import command
 from wsam.sweep.grid import make_grid, with_value
 

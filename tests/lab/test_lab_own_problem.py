@@ -19,6 +19,7 @@ from training import CPU, Stop, StopAfter, curve
 
 from wsam.lab import Data, Metric, fit, records, user_code
 from wsam.lab.callbacks import Callback
+from wsam.lab.errors import RunError, UserCodeError
 from wsam.lab.execution import ExecutionConfig
 from wsam.lab.loaded_model import load_model
 from wsam.lab.loader_feed import LoaderFeed
@@ -26,7 +27,6 @@ from wsam.lab.metrics import METRICS, cross_entropy, is_used, loss_sum
 from wsam.lab.problem import Objects, make_data_feed, make_model
 from wsam.lab.run import Run
 from wsam.lab.train import has_started, train
-from wsam.lab.user_code import RunError, UserCodeError
 from wsam.report.commands import command
 from wsam.sweep.jobs import Job, Status, run_job
 

@@ -12,10 +12,10 @@ from wsam.lab.callbacks import LogLines
 from wsam.lab.datasets import DataSource
 from wsam.lab.execution import ExecutionConfig
 from wsam.lab.models import TOKENS, Task, build_model, load_all_but_head, parameter_count
+from wsam.lab.optimizers import can_capture, learning_rate, make_optimizer
 from wsam.lab.passes import passes_per_step
 from wsam.lab.run import Run
 from wsam.lab.settings import MODEL_ARGS
-from wsam.lab.step import can_capture, learning_rate, make_optimizer
 from wsam.lab.train import train
 from wsam.report.commands import command
 from wsam.rule import Reuse

@@ -11,16 +11,17 @@ from torch.nn.functional import cross_entropy
 from training import CPU, SHORT, Stop, StopAfter, curve
 
 from wsam import METHODS
-from wsam.lab import datasets, records, step
+from wsam.lab import datasets, optimizers, records, step
 from wsam.lab.checkpoint import save_state
 from wsam.lab.data_feed import derive_seed
 from wsam.lab.distributed import DistributedContext
+from wsam.lab.evaluation import evaluate
 from wsam.lab.execution import ExecutionConfig
-from wsam.lab.loaded_model import FixedBatches
+from wsam.lab.loaded_model import FixedBatches, restore
 from wsam.lab.models import Task, build_model
 from wsam.lab.problem import Problem, make_data_feed
 from wsam.lab.run import Run
-from wsam.lab.train import Trainer, restore, train
+from wsam.lab.train import Trainer, train
 
 
 def test_every_method_trains_and_is_recorded(tmp_path):
@@ -65,8 +66,9 @@ def test_every_base_trains(tmp_path, base):
 def test_the_published_form_is_the_default(precondition):
     run = SHORT.replace(base="adamw", options={"precondition": precondition})
     model = torch.nn.Linear(2, 2)
-    assert step.make_optimizer(run, model).rule.preconditions is precondition
-    assert step.make_optimizer(run.replace(method="vanilla"), model).__class__ is torch.optim.AdamW
+    assert optimizers.make_optimizer(run, model).rule.preconditions is precondition
+    vanilla = optimizers.make_optimizer(run.replace(method="vanilla"), model)
+    assert type(vanilla) is torch.optim.AdamW
 
 
 def test_digits_are_learned(tmp_path):
@@ -187,7 +189,7 @@ def test_weights_are_kept_on_request(tmp_path):
     model, feed = restore(run, tmp_path, CPU)
     assert not model.training
     problem = Problem(model, feed, feed.loss, feed.metric)
-    figures = step.evaluate(problem, feed.evaluation("test"), "fp32", torch.device("cpu"))
+    figures = evaluate(problem, feed.evaluation("test"), "fp32", torch.device("cpu"))
     assert figures["error"] == record["final"]["test_error"]
     assert not records.weights_path(tmp_path, run.replace(seed=1)).exists()
     with pytest.raises(FileNotFoundError, match="no weights of digits cnn wsam"):
@@ -289,10 +291,10 @@ def test_cudnn_settings_hold_during_training_on_cuda_only():
 
 def test_learning_rate():
     run = Run(base_args={"lr": 0.4})
-    assert step.learning_rate(run, 0, 100) == 0.4
-    assert step.learning_rate(run, 50, 100) == pytest.approx(0.2)
-    assert step.learning_rate(run, 99, 100) == pytest.approx(0.4 * 2.467e-4, rel=1e-3)
-    assert step.learning_rate(run.replace(schedule="constant"), 99, 100) == 0.4
+    assert optimizers.learning_rate(run, 0, 100) == 0.4
+    assert optimizers.learning_rate(run, 50, 100) == pytest.approx(0.2)
+    assert optimizers.learning_rate(run, 99, 100) == pytest.approx(0.4 * 2.467e-4, rel=1e-3)
+    assert optimizers.learning_rate(run.replace(schedule="constant"), 99, 100) == 0.4
 
 
 def test_a_tensor_learning_rate_is_set_in_place():
@@ -300,7 +302,7 @@ def test_a_tensor_learning_rate_is_set_in_place():
     opt = torch.optim.Adam(
         [torch.zeros(2, requires_grad=True)], lr=rate, capturable=False, foreach=False
     )
-    step.set_learning_rate(opt, 0.05)
+    optimizers.set_learning_rate(opt, 0.05)
     assert opt.param_groups[0]["lr"] is rate
     assert rate.item() == pytest.approx(0.05)
 

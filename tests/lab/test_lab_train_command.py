@@ -13,9 +13,9 @@ import wsam as library
 from wsam.cli import app
 from wsam.cli._options import parse_pairs
 from wsam.lab import callbacks, records
+from wsam.lab.optimizers import make_optimizer
 from wsam.lab.run import Run
 from wsam.lab.settings import BASE_CLASSES
-from wsam.lab.step import make_optimizer
 from wsam.report import gather
 
 QUICK = "--epochs 1 --train-limit 200 --test-limit 50 --batch-size 50 --device cpu --no-tensorboard"

@@ -9,7 +9,8 @@ from command import error_of
 from torch import nn
 from training import CPU, SHORT, StopAfter
 
-from wsam.lab import models, step
+from wsam.lab import models
+from wsam.lab.checks import check_forward
 from wsam.lab.models import Task, build_model
 from wsam.lab.run import Run
 from wsam.lab.train import train
@@ -81,7 +82,7 @@ def test_a_batch_too_small_for_batchnorm(tmp_path: Path) -> None:
 def test_own_models_accept_the_smallest_images() -> None:
     narrow = models.WideResNet(DIGITS, depth=10, widen=1)
     for model in (narrow, *(build_model(name, DIGITS, 0) for name in ("cnn", "mlp", "resnet18"))):
-        step.check_forward(SHORT, model, torch.zeros(2, *DIGITS.shape), DEVICE)
+        check_forward(SHORT, model, torch.zeros(2, *DIGITS.shape), DEVICE)
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("out of memory"), KeyboardInterrupt()])
@@ -91,14 +92,14 @@ def test_other_errors_of_the_check_are_not_converted(error: BaseException) -> No
             raise error
 
     with pytest.raises(type(error)):
-        step.check_forward(SHORT, Failing(), torch.zeros(2, 1, 8, 8), DEVICE)
+        check_forward(SHORT, Failing(), torch.zeros(2, 1, 8, 8), DEVICE)
 
 
 def test_the_check_changes_neither_model_nor_generators() -> None:
     model = nn.Sequential(build_model("cnn", DIGITS, seed=0), nn.Dropout(0.5))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     torch.manual_seed(3)
-    step.check_forward(Run(), model, torch.randn(2, 1, 8, 8), DEVICE)
+    check_forward(Run(), model, torch.randn(2, 1, 8, 8), DEVICE)
     drawn = torch.rand(4)
     assert all(torch.equal(before[name], now) for name, now in model.state_dict().items())
     assert model.training

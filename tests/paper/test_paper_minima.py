@@ -11,8 +11,9 @@ from torch.nn.functional import cross_entropy
 
 from wsam.lab import records
 from wsam.lab.execution import ExecutionConfig
+from wsam.lab.loaded_model import restore
 from wsam.lab.run import Run
-from wsam.lab.train import restore, train
+from wsam.lab.train import train
 from wsam.paper import find, gather, minima, plot_slices
 from wsam.paper.plot import draw
 

@@ -12,10 +12,11 @@ from torch import nn
 from training import CPU
 
 from wsam.lab import datasets, records
+from wsam.lab.optimizers import make_optimizer
 from wsam.lab.passes import passes_per_step
 from wsam.lab.problem import make_data_feed
 from wsam.lab.run import Run
-from wsam.lab.step import Objective, Stepper, make_optimizer
+from wsam.lab.step import Objective, Stepper
 from wsam.paper import Kind, Measure, Profile, find, gather, hessian, render
 from wsam.paper.cheap import conclude
 from wsam.paper.hessian import (

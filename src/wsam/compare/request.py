@@ -11,10 +11,11 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from wsam._core import validation
 from wsam.compare.contenders import BASE, CHEAP, EVERY, contender
+from wsam.lab.errors import UserCodeError, explain
 from wsam.lab.loader_feed import Data, as_data
 from wsam.lab.run import Run
 from wsam.lab.settings import CLASS, VANILLA, check_choice, method_defaults
-from wsam.lab.user_code import UserCodeError, explain, is_code, load, source_file
+from wsam.lab.user_code import is_code, load, source_file
 
 TRIALS = 8
 EPOCHS = 30

@@ -40,9 +40,9 @@ from wsam.compare.summary import Summary, format_figure, format_point, summarise
 from wsam.compare.timing import Timing, measure_time, read_timing, timing_path, train_quietly
 from wsam.lab import records
 from wsam.lab.execution import ExecutionConfig
+from wsam.lab.optimizers import make_optimizer
 from wsam.lab.records import Record
 from wsam.lab.run import Run
-from wsam.lab.step import make_optimizer
 from wsam.sweep import Executor, InProcess, Job, Outcome, Processes, Status, sweep
 
 _TIMING_SHARE = 0.02

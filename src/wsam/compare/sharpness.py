@@ -16,9 +16,8 @@ from wsam._format import json_safe
 from wsam.lab import records
 from wsam.lab.execution import ExecutionConfig
 from wsam.lab.files import write_atomic
-from wsam.lab.loaded_model import FixedBatches
+from wsam.lab.loaded_model import FixedBatches, restore
 from wsam.lab.run import Run
-from wsam.lab.train import restore
 
 RADIUS = 0.1
 _SAMPLES = 1000

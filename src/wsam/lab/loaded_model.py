@@ -140,6 +140,31 @@ def load_model(
     return LoadedModel(built, batches, title, described, split, _describe_labels(run, split))
 
 
+def restore(
+    run: Run, out: Path, execution: ExecutionConfig | None = None
+) -> tuple[nn.Module, DataFeed]:
+    """Return the trained model of a finished run, in evaluation mode, and its unaugmented data.
+
+    Args:
+        run: The run, trained with `ExecutionConfig.keep_weights`.
+        out: The results folder.
+        execution: Device and location of the data.
+
+    Raises:
+        FileNotFoundError: The weights were not kept.
+        ValueError: The weights are damaged.
+    """
+    execution = execution or ExecutionConfig()
+    path = records.weights_path(out, run)
+    if not path.exists():
+        raise FileNotFoundError(
+            f"no weights of {run.title} in {path.parent}: train it with keep_weights=True"
+        )
+    problem = f"{path} does not fit {run.title}"
+    model, feed = build_with_weights(run, load_state(path), execution, problem)
+    return model.eval(), feed
+
+
 def build_with_weights(
     run: Run, state: Mapping[str, Tensor], execution: ExecutionConfig, problem: str
 ) -> tuple[nn.Module, DataFeed]:

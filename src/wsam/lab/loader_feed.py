@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, default_collat
 
 from wsam.curvature.batches import batch_size as count_samples
 from wsam.curvature.batches import move_batch
-from wsam.lab import user_code
 from wsam.lab.data_feed import (
     SPLITS,
     TEST,
@@ -25,6 +24,7 @@ from wsam.lab.data_feed import (
     derive_seed,
     split_validation,
 )
+from wsam.lab.errors import USER_EXCEPTIONS, UserCodeError, describe_error, explain
 from wsam.lab.metrics import (
     ERROR,
     IGNORED,
@@ -41,7 +41,6 @@ from wsam.lab.metrics import (
 from wsam.lab.models import Task
 from wsam.lab.rng import seeded
 from wsam.lab.settings import check_choice
-from wsam.lab.user_code import UserCodeError
 
 
 @dataclass(frozen=True)
@@ -300,14 +299,14 @@ class LoaderFeed(DataFeed):
         )
 
     def _batches(self, loader: Iterable[Any]) -> Iterator[Batch]:
-        with user_code.explain(self.name):
+        with explain(self.name):
             batches = iter(loader)
         while True:
             try:
                 batch = next(batches)
             except StopIteration:
                 return
-            except user_code.RAISED as error:
+            except USER_EXCEPTIONS as error:
                 raise UserCodeError(self._reading_problem(error)) from error
             yield self._pair(batch)
 
@@ -328,7 +327,7 @@ class LoaderFeed(DataFeed):
                 f"the samples of {self.name} have different shapes: a batch needs tensors of "
                 f"{reason}; resize them, or give Data(..., collate=...)"
             )
-        return f"reading a batch of {self.name} raised {user_code.describe(error)}"
+        return f"reading a batch of {self.name} raised {describe_error(error)}"
 
     def _pair(self, batch: Any) -> Batch:
         if not isinstance(batch, tuple | list) or len(batch) != 2:

@@ -23,6 +23,7 @@ from wsam.lab.data_feed import (
     add_label_noise,
     split_validation,
 )
+from wsam.lab.errors import UserCodeError
 from wsam.lab.execution import ExecutionConfig
 from wsam.lab.hf_folder import load_hf
 from wsam.lab.image_folder import IMAGENET_SIZE, FolderFeed, find_root
@@ -36,7 +37,6 @@ from wsam.lab.run import Run
 from wsam.lab.settings import AUTO
 from wsam.lab.tables import read_table, table_feed
 from wsam.lab.text import text_feed
-from wsam.lab.user_code import UserCodeError
 
 OF_RUN = "run:"
 """Start of a `Run.pretrained` that names another run."""
@@ -115,7 +115,7 @@ def _metric(run: Run, objects: Objects | None) -> Metric | None:
 
 def uses_own_code(run: Run) -> bool:
     """Return whether the model or the data of a run is the user's own code."""
-    return any(map(user_code.is_user_code, (run.data, run.model)))
+    return any(map(user_code.is_code_or_object, (run.data, run.model)))
 
 
 def _check_digests(run: Run, objects: Objects | None, folder: Path) -> None:
@@ -140,7 +140,7 @@ def make_data_feed(
 ) -> DataFeed:
     """Return the run's data, with its label noise, limits and splits, as batches on the device."""
     validation = None if run.validation is None else (run.validation, run.validation_seed or 0)
-    if not user_code.is_user_code(run.data):
+    if not user_code.is_code_or_object(run.data):
         return _named_feed(run, execution, device, validation)
     if run.noise:
         raise ValueError(f"--noise needs images or a table with classes, not {run.data}")
@@ -243,7 +243,7 @@ def make_model(
     out: Path | None = None,
 ) -> nn.Module:
     """Return the run's initial model on the device; named models are channels last in memory."""
-    if user_code.is_user_code(run.model):
+    if user_code.is_code_or_object(run.model):
         return _own_model(run, objects).to(device)
     of_run = run.pretrained is not None and run.pretrained.startswith(OF_RUN)
     pretrained = None if of_run else run.pretrained

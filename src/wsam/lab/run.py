@@ -45,7 +45,7 @@ from wsam.lab.settings import (
     method_defaults,
     with_defaults,
 )
-from wsam.lab.user_code import OBJECT, is_code, is_user_code
+from wsam.lab.user_code import OBJECT, is_code, is_code_or_object
 
 # Added after version 0.1: a record without them is the same as before.
 _OPTIONAL = (
@@ -182,11 +182,11 @@ class Run:
         for name in ("pretrained", "metric", "target"):
             if getattr(self, name) is not None:
                 check_str(name, getattr(self, name))
-        if not (self.data.startswith(FILES) or is_user_code(self.data)):
+        if not (self.data.startswith(FILES) or is_code_or_object(self.data)):
             check_choice("data", self.data, (*DATA, *(f"{kind}PATH" for kind in FILES), CODE))
-        if not (self.model.startswith("timm:") or is_user_code(self.model)):
+        if not (self.model.startswith("timm:") or is_code_or_object(self.model)):
             check_choice("model", self.model, (*MODELS, AUTO, "timm:NAME", CODE))
-        if not (self.metric is None or is_user_code(self.metric)):
+        if not (self.metric is None or is_code_or_object(self.metric)):
             check_choice("metric", self.metric, (*METRICS, CODE))
         if self.task is not None:
             check_choice("task", self.task, TASKS)
@@ -210,7 +210,7 @@ class Run:
         found: dict[str, Value] = {}
         for what in _NAMES:
             name = getattr(self, what) or ""
-            if not (is_user_code(name) or name.startswith(FILES)):
+            if not (is_code_or_object(name) or name.startswith(FILES)):
                 continue
             if what in given:
                 found[what] = check_str(f"the digest of {what}", given[what])

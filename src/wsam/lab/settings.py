@@ -17,7 +17,8 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 from wsam._core import validation
-from wsam.lab.user_code import UserCodeError, is_code, load
+from wsam.lab.errors import UserCodeError
+from wsam.lab.user_code import is_code, load
 
 if TYPE_CHECKING:
     from wsam.geometry import Geometry

@@ -9,7 +9,7 @@ from typing import Any
 
 from wsam.lab.run import Run
 from wsam.lab.settings import BASE_CLASSES, MODEL_ARGS, VANILLA, method_defaults
-from wsam.lab.user_code import is_code, split
+from wsam.lab.user_code import is_code, split_name
 from wsam.plot_style import method_title, variant_name
 
 GREEK = {"rho": "ρ", "gamma": "γ", "alpha": "α", "beta": "β", "eta": "η", "rho_min": "ρ min"}
@@ -132,7 +132,7 @@ def _varying_settings(runs: Sequence[Run]) -> dict[str, Setting]:
         if _differ(runs, _geometry_argument(name), _geometry_argument("name")):
             found[f"geometry {GREEK.get(name, name.replace('_', ' '))}"] = _geometry_argument(name)
     if _differ(runs, _field("method"), lambda run: method_title(run.method)):  # classes of one name
-        found["file"] = lambda run: split(run.method)[0] if is_code(run.method) else None
+        found["file"] = lambda run: split_name(run.method)[0] if is_code(run.method) else None
     for what in sorted({what for run in runs for what in run.digests}):
         if _differ(runs, _digest(what), _field(what)):
             found[f"version of {what}"] = _version(runs, what)

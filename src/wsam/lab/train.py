@@ -12,55 +12,38 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from wsam._format import json_safe
 from wsam.curvature.batches import batch_size as count_samples
 from wsam.lab import attempts, environment, models, records
 from wsam.lab.callbacks import Callback, Metrics
-from wsam.lab.checkpoint import (
-    Checkpoints,
-    find_optimizer_problem,
-    find_problem,
-    load_state,
-    save_state,
-)
-from wsam.lab.data_feed import TEST, TRAIN, VALIDATION, DataFeed, ImageFeed
+from wsam.lab.checkpoint import Checkpoints, save_state
+from wsam.lab.checks import check_forward, check_loss, check_metric
+from wsam.lab.data_feed import TEST, TRAIN, VALIDATION, ImageFeed
 from wsam.lab.datasets import default_folder
 from wsam.lab.distributed import DistributedContext, init_distributed
+from wsam.lab.errors import (
+    USER_EXCEPTIONS,
+    RunError,
+    UserCodeError,
+    describe_error,
+    is_out_of_memory,
+    one_line,
+)
+from wsam.lab.evaluation import evaluate
 from wsam.lab.execution import ExecutionConfig
 from wsam.lab.files import no_op
 from wsam.lab.image_folder import find_root
-from wsam.lab.loaded_model import build_with_weights
 from wsam.lab.loader_feed import LoaderFeed
 from wsam.lab.metrics import cross_entropy, find_nonfinite, format_shape
+from wsam.lab.optimizers import can_capture, learning_rate, make_optimizer, set_learning_rate
 from wsam.lab.problem import Objects, make_problem, uses_own_code
 from wsam.lab.records import Record
 from wsam.lab.rng import RngStates, rng_states, seed_generators, set_rng_states
 from wsam.lab.run import Run
 from wsam.lab.settings import DATA
-from wsam.lab.step import (
-    Objective,
-    Stepper,
-    can_capture,
-    check_forward,
-    check_loss,
-    check_metric,
-    cudnn_settings,
-    evaluate,
-    learning_rate,
-    make_optimizer,
-    set_learning_rate,
-)
-from wsam.lab.user_code import (
-    RAISED,
-    RunError,
-    UserCodeError,
-    describe,
-    is_code,
-    is_out_of_memory,
-    one_line,
-)
+from wsam.lab.step import Objective, Stepper, cudnn_settings
+from wsam.lab.user_code import is_code
 
 _LIVE_SECONDS = 0.5
 _MISFITS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
@@ -167,31 +150,6 @@ def _explain_memory(run: Run) -> Iterator[None]:
             f"{run.title} ran out of memory at batch size {run.batch_size}: use a smaller batch or "
             f"model ({reason})"
         ) from error
-
-
-def restore(
-    run: Run, out: Path, execution: ExecutionConfig | None = None
-) -> tuple[nn.Module, DataFeed]:
-    """Return the trained model of a finished run, in evaluation mode, and its unaugmented data.
-
-    Args:
-        run: The run, trained with `ExecutionConfig.keep_weights`.
-        out: The results folder.
-        execution: Device and location of the data.
-
-    Raises:
-        FileNotFoundError: The weights were not kept.
-        ValueError: The weights are damaged.
-    """
-    execution = execution or ExecutionConfig()
-    path = records.weights_path(out, run)
-    if not path.exists():
-        raise FileNotFoundError(
-            f"no weights of {run.title} in {path.parent}: train it with keep_weights=True"
-        )
-    problem = f"{path} does not fit {run.title}"
-    model, feed = build_with_weights(run, load_state(path), execution, problem)
-    return model.eval(), feed
 
 
 def existing_record(run: Run, out: Path, execution: ExecutionConfig) -> Record | None:
@@ -406,13 +364,13 @@ class Trainer:
         """Convert an exception of the user's own code into one line; others are bugs."""
         try:
             yield
-        except RAISED as error:
+        except USER_EXCEPTIONS as error:
             own = uses_own_code(self.run) or is_code(self.run.method)
             if not own or isinstance(error, RunError) or is_out_of_memory(error):
                 raise
             shapes = f" on a batch of {format_shape(batch)}" if batch else ""
             raise UserCodeError(
-                f"{what} of {self.run.title} raised {describe(error)}{shapes}"
+                f"{what} of {self.run.title} raised {describe_error(error)}{shapes}"
             ) from error
 
     def _read_metrics(self, stepper: Stepper) -> Metrics:
@@ -460,14 +418,8 @@ class Trainer:
         if state is None:
             return
         folder = self.checkpoints.folder
-        problem = f"{folder} contains a checkpoint that does not fit {self.run.title}"
         if state.get("run") != self.run.canonical:
             raise ValueError(f"{folder} contains a checkpoint of another run")
-        reason = find_problem(state, self.run.epochs) or find_optimizer_problem(
-            state["optimizer"], self.optimizer.state_dict(), self.run.base_args
-        )
-        if reason is not None:
-            raise ValueError(f"{problem}: it {reason}; remove the folder to start again")
         try:
             self.model.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
@@ -475,9 +427,12 @@ class Trainer:
             set_rng_states(state, self.context.rank, self.device)
         except torch.OutOfMemoryError:
             raise
-        except _MISFITS as error:
+        except _MISFITS as error:  # the user's model may import a file that has changed
             reason = " ".join(str(error).split()) or type(error).__name__
-            raise ValueError(f"{problem}: {reason}; remove the folder to start again") from error
+            raise ValueError(
+                f"{folder} contains a checkpoint that does not fit {self.run.title}: {reason}; remove "
+                "the folder to start again"
+            ) from error
         self.curve = state["curve"]
         self.previous_seconds = state["seconds"]
         self.previous_epochs = len(self.curve)

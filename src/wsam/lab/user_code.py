@@ -12,44 +12,21 @@ import importlib.util
 import inspect
 import re
 import sys
-import sysconfig
-import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from wsam.lab.errors import UserCodeError, explain
 from wsam.lab.files import file_sha256
 
-PREFIXES = ("folder", "table", "text", "hf", "timm", "object")
-"""First words of names that are not code: ``folder:PATH``, ``timm:NAME``."""
+_NOT_CODE = ("folder", "table", "text", "hf", "timm", "object")
+"""Prefixes of names that are not code: ``folder:PATH``, ``timm:NAME``."""
 OBJECT = "object:"
 """Prefix of objects that were passed to `wsam.lab.fit`; other processes cannot find them."""
 _CODE = re.compile(r"(?P<source>[^:].*):(?P<function>[A-Za-z_]\w*)")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-_OWN_PACKAGE = Path(__file__).parents[1]
-_LIBRARIES = tuple(map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")))
-RAISED = (Exception, SystemExit)
-"""What code of the user's own may raise; only Ctrl-C is not its own."""
-
-
-class RunError(ValueError):
-    """This run cannot be trained; others are not affected."""
-
-
-class UserCodeError(RunError):
-    """The user's model, data, loss, metric or method raised an exception or does not fit the others."""
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an exception means that the device or the host has too little memory."""
-    import torch
-
-    # The allocator of the CPU raises a plain RuntimeError.
-    on_host = isinstance(error, RuntimeError) and "not enough memory" in str(error)
-    return on_host or isinstance(error, torch.OutOfMemoryError | MemoryError)
 
 
 def is_code(name: str) -> bool:
@@ -60,17 +37,17 @@ def is_code(name: str) -> bool:
         (True, True, False)
     """
     found = _CODE.fullmatch(name)
-    if found is None or name.partition(":")[0] in PREFIXES:
+    if found is None or name.partition(":")[0] in _NOT_CODE:
         return False
     return found["source"].endswith(".py") or _MODULE.fullmatch(found["source"]) is not None
 
 
-def is_user_code(name: str) -> bool:
-    """Return whether a name refers to the user's code: a function, or an object given to `fit`."""
+def is_code_or_object(name: str) -> bool:
+    """Return whether a name refers to the user's code, or to an object that `fit` was called with."""
     return is_code(name) or name.startswith(OBJECT)
 
 
-def split(name: str) -> tuple[str, str]:
+def split_name(name: str) -> tuple[str, str]:
     """Return the file or module of a name and its function."""
     source, _, function = name.rpartition(":")
     return source, function
@@ -82,7 +59,7 @@ def source_file(name: str) -> Path:
     Raises:
         FileNotFoundError: There is no such file or module.
     """
-    source, _ = split(name)
+    source, _ = split_name(name)
     if source.endswith(".py"):
         path = Path(source)
         if not path.is_file():
@@ -116,7 +93,7 @@ def load(name: str) -> Any:
     from wsam.lab.rng import seeded
 
     path = source_file(name)
-    source, function = split(name)
+    source, function = split_name(name)
     with explain(f"importing {source}", path), seeded(0):
         module = _import_file(path) if source.endswith(".py") else _import_module(source)
     try:
@@ -171,24 +148,6 @@ def spec_of(function: Callable[..., object]) -> str | None:
     return f"{path}:{name}"
 
 
-@contextmanager
-def explain(what: str, path: Path | None = None) -> Iterator[None]:
-    """Convert an exception of the user's code into a `UserCodeError` of one line.
-
-    Args:
-        what: The subject of the message, such as ``my.py:net``.
-        path: The file whose line is named; None for the innermost frame.
-    """
-    try:
-        yield
-    except UserCodeError:
-        raise
-    except RAISED as error:
-        if is_out_of_memory(error):
-            raise
-        raise UserCodeError(f"{what} raised {describe(error, path)}") from error
-
-
 def call(function: Callable[..., Any], name: str, returns: str) -> Any:
     """Call a function of the user's own without arguments.
 
@@ -213,44 +172,3 @@ def call(function: Callable[..., Any], name: str, returns: str) -> Any:
         )
     with explain(name, source_file(name) if is_code(name) else None):
         return function()
-
-
-def describe(error: BaseException, path: Path | None = None) -> str:
-    """Return type, message and place of an exception in one line.
-
-    Args:
-        error: The exception.
-        path: The file whose line is named; None for the innermost one outside of libraries.
-    """
-    message = str(error).strip().partition("\n")[0]
-    return type(error).__name__ + (f": {message}" if message else "") + place(error, path)
-
-
-def one_line(error: BaseException) -> str:
-    """Return an exception in one line; an error of this module has no type and place to add."""
-    return " ".join(str(error).split()) if isinstance(error, RunError) else describe(error)
-
-
-def place(error: BaseException, path: Path | None = None) -> str:
-    """Return file and line where an exception was raised: `` (my.py, line 3)``.
-
-    Lines of this package are not named: they do not show what to correct.
-    """
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not _is_wsam(f.filename)]
-    own = [f for f in frames if path is not None and Path(f.filename).resolve() == path.resolve()]
-    found = own or [f for f in frames if not _is_library(f.filename)] or frames
-    return f" ({found[-1].filename}, line {found[-1].lineno})" if found else ""
-
-
-def is_own(error: BaseException) -> bool:
-    """Return whether a file outside of libraries raised an exception or called what did."""
-    names = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-    return any(not (_is_wsam(name) or _is_library(name)) for name in names)
-
-
-def _is_wsam(file: str) -> bool:
-    return Path(file).is_relative_to(_OWN_PACKAGE)
-
-
-def _is_library(file: str) -> bool:
-    return file.startswith((*_LIBRARIES, "<"))

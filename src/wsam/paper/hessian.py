@@ -22,10 +22,10 @@ from wsam.lab import environment
 from wsam.lab.data_feed import Batch, DataFeed
 from wsam.lab.execution import ExecutionConfig
 from wsam.lab.files import write_atomic
+from wsam.lab.loaded_model import restore
 from wsam.lab.metrics import mean_loss
 from wsam.lab.problem import make_data_feed
 from wsam.lab.run import Run
-from wsam.lab.train import restore
 from wsam.paper import minima
 from wsam.paper.cifar import scratch_run
 from wsam.paper.minima import TOLERANCE

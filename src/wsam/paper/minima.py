@@ -22,10 +22,9 @@ from torch import nn
 from wsam.lab import environment, records
 from wsam.lab.execution import ExecutionConfig
 from wsam.lab.files import write_atomic
-from wsam.lab.loaded_model import FixedBatches
+from wsam.lab.loaded_model import FixedBatches, restore
 from wsam.lab.run import Run
 from wsam.lab.settings import is_number
-from wsam.lab.train import restore
 
 if TYPE_CHECKING:
     from wsam.curvature import Landscape, Operator

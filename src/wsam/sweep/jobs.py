@@ -13,13 +13,13 @@ import torch
 
 from wsam.lab import attempts, records
 from wsam.lab.callbacks import Callback
+from wsam.lab.errors import RunError
 from wsam.lab.execution import ExecutionConfig
 from wsam.lab.files import BusyError, format_os_error
 from wsam.lab.records import Record
 from wsam.lab.run import Run
 from wsam.lab.titles import figure_name, format_figure
 from wsam.lab.train import train
-from wsam.lab.user_code import RunError
 
 After = Callable[[Run, Path, ExecutionConfig], object]
 """Called after a run finished; a module-level function, so that it can be pickled."""

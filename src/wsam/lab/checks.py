@@ -1,0 +1,134 @@
+"""Checks with a small batch that the model, the loss and the metric of a run fit its data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from wsam.curvature.batches import batch_size as count_samples
+from wsam.lab import metrics
+from wsam.lab.errors import (
+    USER_EXCEPTIONS,
+    RunError,
+    UserCodeError,
+    describe_error,
+    is_from_user_code,
+    is_out_of_memory,
+)
+from wsam.lab.metrics import cross_entropy, format_shape
+from wsam.lab.problem import Problem
+from wsam.lab.run import Run
+from wsam.lab.step import forward
+from wsam.lab.user_code import is_code_or_object
+
+
+def check_forward(run: Run, model: nn.Module, inputs: Any, device: torch.device) -> Any:
+    """Run a forward pass in training mode and leave the model and generators unchanged.
+
+    Third-party models often do not declare which inputs they accept. This check refuses an
+    unsuitable one before the run creates any files.
+
+    Args:
+        run: Has the names of model and data, and the precision.
+        model: On the device.
+        inputs: A small batch.
+        device: The training device.
+
+    Returns:
+        The output.
+
+    Raises:
+        ValueError: The forward pass fails.
+    """
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    try:
+        with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
+            return forward(
+                lambda x: functional_call(model, buffers, (x,)), inputs, run.precision, device
+            )
+    except USER_EXCEPTIONS as error:
+        if is_out_of_memory(error):
+            raise  # does not mean that the inputs are unsuitable
+        images = isinstance(inputs, Tensor) and inputs.dim() == 4
+        shape = " x ".join(map(str, inputs.shape)) if images else format_shape(inputs)
+        what = "images" if images else "inputs"
+        own = is_code_or_object(run.model) and is_from_user_code(error)
+        raise UserCodeError(
+            f"{run.model} does not accept the {what} of {run.data} ({shape}): "
+            f"{describe_error(error) if own else _reason(error)}"
+        ) from error
+
+
+def check_metric(run: Run, problem: Problem, output: Any, targets: Any) -> None:
+    """Compare the metric with the output and the targets of a small batch.
+
+    Raises:
+        ValueError: The metric needs classes and the targets are numbers, or the reverse.
+    """
+    name = problem.metric.name
+    shapes = f"got outputs of {format_shape(output)} and targets of {format_shape(targets)}"
+    if problem.metric in metrics.OF_CLASSES:
+        fits = isinstance(targets, Tensor) and not targets.is_floating_point()
+        if not fits or problem.loss is metrics.squared_error:
+            raise RunError(
+                f"the metric {name} needs classes, but the targets of {run.data} are "
+                f"{'numbers' if isinstance(targets, Tensor) else format_shape(targets)}: use mse or "
+                "loss, or a metric of your own"
+            )
+        scored = isinstance(output, Tensor) and output.dim() > 1
+        if not problem.classifies and not (scored and output.argmax(1).shape == targets.shape):
+            raise RunError(f"the metric {name} needs one score per class in dim 1, {shapes}")
+    if problem.metric == metrics.MSE and problem.loss is not metrics.squared_error:
+        if problem.loss is cross_entropy:
+            raise RunError(
+                f"the metric mse needs numbers, but the targets of {run.data} are classes: use "
+                "error, accuracy, macro-f1 or loss, or a metric of your own"
+            )
+        tensors = isinstance(output, Tensor) and isinstance(targets, Tensor)
+        if not tensors or output.numel() != targets.numel():
+            raise RunError(f"the metric mse needs one output for each number, {shapes}")
+
+
+def check_loss(run: Run, problem: Problem, output: Any, targets: Any) -> None:
+    """Compute the loss of a small batch.
+
+    Raises:
+        ValueError: The output does not fit the targets, or the loss is not a tensor of one value or
+            of one per sample.
+    """
+    name = getattr(problem.loss, "__name__", type(problem.loss).__name__)
+    what = (
+        f"the output of {run.model}, {format_shape(output)}, does not fit {name} with the targets "
+        f"of {run.data}, {format_shape(targets)}"
+    )
+    try:
+        with torch.no_grad():
+            value = problem.loss(output, targets)
+            if problem.classifies and output.argmax(1).shape != targets.shape:
+                raise ValueError("there must be one score per class in dim 1")
+    except USER_EXCEPTIONS as error:
+        if is_from_user_code(error):
+            what = (
+                f"{name} raised {describe_error(error)} for the output of {run.model}, "
+                f"{format_shape(output)}, and the targets of {run.data}, {format_shape(targets)}"
+            )
+            raise UserCodeError(what) from error
+        raise UserCodeError(f"{what}: {_reason(error)}") from error
+    count = count_samples(targets)
+    if not isinstance(value, Tensor) or value.shape not in ((), (count,)):
+        raise UserCodeError(
+            f"{name} must return one value per sample or their mean, got {format_shape(value)} for "
+            f"{count} samples"
+        )
+    if run.method == "esam" and value.dim() == 0:
+        raise UserCodeError(
+            f"esam selects samples by their loss: {name} must return one value per sample, got a "
+            "single one; use reduction='none'"
+        )
+
+
+def _reason(error: BaseException) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__

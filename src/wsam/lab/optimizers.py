@@ -1,0 +1,173 @@
+"""The optimizer of a run, and its learning rate at each step."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from wsam.lab import settings
+from wsam.lab.errors import RunError, UserCodeError, explain
+from wsam.lab.run import Run
+from wsam.lab.user_code import is_code, source_file
+
+if TYPE_CHECKING:
+    from wsam.geometry import Geometry
+    from wsam.rule import Reuse
+    from wsam.schedule import Interval
+
+WARMUP_SHARE = 0.05
+"""Share of the steps in which ``warmup-cosine`` raises the learning rate."""
+
+
+def make_optimizer(run: Run, model: nn.Module, steps: int = 1) -> torch.optim.Optimizer:
+    """Return the base optimizer, wrapped in the method unless the run is vanilla.
+
+    Args:
+        run: Has the method and the base optimizer.
+        model: The model. Frozen parameters are left out.
+        steps: Steps of the whole run.
+
+    Raises:
+        ValueError: A hyperparameter is out of range, or the method is the user's own and raises.
+    """
+    base_class = getattr(torch.optim, settings.BASE_CLASSES[run.base])
+    trained = [p for p in model.parameters() if p.requires_grad]
+    base = cast(torch.optim.Optimizer, base_class(trained, **run.base_args))
+    if run.method == settings.VANILLA:
+        return base
+    method = settings.method_class(run.method)
+    options: dict[str, Any] = dict(run.options)
+    passed: dict[str, Any] = {
+        name: options[name] for name in ("lean", "max_norm", "precondition") if name in options
+    }
+    arguments: dict[str, Any] = {**_with_schedules(run, steps), **passed, "model": model}
+    if (when := _interval(run, steps)) is not None:
+        arguments["when"] = when
+    if settings.accepts(run.method, "precondition"):
+        arguments.setdefault("precondition", False)
+    if options.get("reuse"):
+        arguments["reuse"] = _reuse(options)
+    if run.geometry is not None:
+        arguments["geometry"] = _make_geometry(run, model)
+    arguments |= _seed_argument(method, run.seed)
+    if not is_code(run.method):
+        return method(base, **arguments)
+    return _make_own(run.method, method, base, arguments)
+
+
+def _make_own(
+    name: str, method: Any, base: torch.optim.Optimizer, arguments: dict[str, Any]
+) -> torch.optim.Optimizer:
+    """Return an optimizer of the user's own class."""
+    parameters = inspect.signature(method).parameters
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        for argument in arguments:
+            if argument not in parameters:
+                raise UserCodeError(
+                    f"{name} does not take {argument!r}: add {argument} to its keyword-only arguments "
+                    "and pass it to wsam.SharpnessAware"
+                )
+    with explain(name, source_file(name)):
+        return cast(torch.optim.Optimizer, method(base, **arguments))
+
+
+def _with_schedules(run: Run, steps: int) -> dict[str, Any]:
+    """Return the hyperparameters of a method; those that change over the steps as schedules."""
+    from wsam.schedule import FollowLR, Warmup
+
+    hyper: dict[str, Any] = dict(run.hyper)
+    for name in ("rho", "gamma"):
+        if share := run.options.get(f"{name}_warmup"):
+            hyper[name] = Warmup(hyper[name], max(1, round(cast(float, share) * steps)))
+    if run.options.get("rho_follows_lr"):
+        hyper["rho"] = FollowLR(hyper["rho"], 0.0, lr_high=cast(float, run.base_args["lr"]))
+    return hyper
+
+
+def _interval(run: Run, steps: int) -> Interval | None:
+    """Return which steps have two passes; None for the method's own choice."""
+    from wsam.schedule import Every, NormAbove
+
+    options: dict[str, Any] = dict(run.options)
+    if (factor := options.get("threshold")) is not None:
+        return NormAbove(factor, final=-factor, steps=steps)
+    start = round(options.get("start", 0.0) * steps)
+    every = run.hyper["n"] if "n" in run.hyper else options.get("every", 1)  # LookSAM has n
+    return Every(cast(int, every), start) if start or "every" in options else None
+
+
+def _reuse(options: dict[str, Any]) -> Reuse:
+    from wsam.rule import Reuse
+
+    return Reuse(
+        scale_by_norm=options.get("reuse_scaled", False),
+        average=options.get("reuse_average", 0.0),
+        weight=options.get("reuse_weight", 1.0),
+    )
+
+
+def can_capture(run: Run) -> bool:
+    """Return whether the steps of a run can be captured.
+
+    They cannot if gradient norms choose the steps with two passes. A method of the user's own may do
+    work on the host, which a captured step does not repeat.
+    """
+    return run.options.get("threshold") is None and not is_code(run.method)
+
+
+def _make_geometry(run: Run, model: nn.Module) -> Geometry:
+    arguments: dict[str, Any] = dict(run.geometry or {})
+    name = arguments.pop("name")
+    geometry = settings.geometry_classes()[name]
+    if name != "norm-layers":
+        return geometry(**arguments, **_seed_argument(geometry, run.seed))
+    from wsam.geometry import Only
+
+    found = Only.layers(model)
+    if not any(model.get_parameter(name).requires_grad for name in found.names):
+        raise RunError(
+            f"the geometry norm-layers perturbs normalization layers, and {run.model} trains none: "
+            "use another model or geometry"
+        )
+    return found
+
+
+def _seed_argument(function: Callable[..., object], seed: int) -> dict[str, int]:
+    """Return ``{"seed": seed}`` if the function has such a parameter."""
+    has_seed = settings.SEED in inspect.signature(function).parameters
+    return {settings.SEED: seed} if has_seed else {}
+
+
+def learning_rate(run: Run, step: int, steps: int) -> float:
+    """Return the learning rate of a step: ``lr * (1 + cos(pi * step/steps)) / 2`` for cosine.
+
+    ``warmup-cosine`` rises linearly to lr first, and is the cosine over the steps that remain.
+
+    Args:
+        run: Has the schedule and the initial learning rate.
+        step: From 0.
+        steps: Steps of the whole run.
+    """
+    initial = cast(float, run.base_args["lr"])
+    if run.schedule == "constant":
+        return initial
+    if run.schedule == "warmup-cosine":
+        first = max(1, round(WARMUP_SHARE * steps))
+        if step < first:
+            return initial * (step + 1) / first
+        step, steps = step - first, max(1, steps - first)
+    return initial * (1 + math.cos(math.pi * step / steps)) / 2
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
+    """Set the learning rate of all groups; a tensor, as read by a CUDA graph, is set in place."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(value)
+        else:
+            group["lr"] = value
