@@ -2,7 +2,6 @@
 
 import copy
 import json
-import math
 import os
 import signal
 import subprocess
@@ -222,42 +221,16 @@ def changed(state, keys, value):
     return state
 
 
-ROW = {"epoch": 1, "train_loss": 1.0, "train_error": 1.0, "test_error": 1.0, "seconds": 1.0}
-GROUP = ("optimizer", "param_groups", 0)
-
-
 @pytest.mark.parametrize(
     ("keys", "value", "reason"),
     [
-        *(((name,), REMOVED, f"it has no '{name}'") for name in ("curve", "seconds", "resumed")),
-        *(((name,), REMOVED, f"it has no '{name}'") for name in ("model", "optimizer", "order")),
         (("run",), REMOVED, "a checkpoint of another run"),
-        (("curve",), "text", "an invalid epoch"),
-        (("curve",), [{}], "an invalid epoch"),
-        (("curve",), [ROW | {"train_loss": math.nan}], "an invalid epoch"),
-        (("curve",), [ROW | {"seconds": torch.zeros(2)}], "an invalid epoch"),
-        (("curve",), [], "it has 0 epochs, expected 1 to 2"),
-        (("curve",), [ROW | {"epoch": n} for n in range(1, 9)], "it has 8 epochs, expected 1 to 2"),
-        (("curve",), [ROW | {"epoch": 5}], "epochs that are not numbered"),
-        (("seconds",), math.nan, "an invalid 'seconds'"),
-        (("seconds",), 10**400, "an invalid 'seconds'"),
-        (("resumed",), "text", "'resumed'"),
-        (("sessions",), [{"epochs": 1, "commit": torch.zeros(2)}], "invalid 'sessions'"),
-        (("model",), "text", "does not fit"),
         (("model",), {}, "Missing key"),
         (("model",), {"0.weight": torch.zeros(2)}, "does not fit"),
-        (("optimizer",), "text", "other parameter groups"),
-        (("optimizer", "state"), REMOVED, "does not consist of tensors"),
-        (("optimizer", "state", 0), "text", "does not consist of tensors"),
-        (("optimizer", "state", 0, "momentum_buffer"), -1, "does not consist of tensors"),
+        (("optimizer",), "text", "does not fit"),
+        (("optimizer", "param_groups"), [], "does not fit"),
         (("optimizer", "state", 0, "momentum_buffer"), torch.zeros(7, 7), "does not fit"),
-        ((*GROUP, "momentum"), REMOVED, "a parameter group without 'momentum'"),
-        ((*GROUP, "momentum"), math.nan, "an invalid 'momentum' in a parameter group"),
-        ((*GROUP, "nesterov"), "text", "an invalid 'nesterov' in a parameter group"),
-        ((*GROUP, "sam_step"), None, "an invalid 'sam_step' in a parameter group"),
         (("order",), torch.zeros(3), "does not fit"),
-        (("order",), "text", "does not fit"),
-        (("generators",), [{"cpu": "text"}], "does not fit"),
         (("generators",), 3, "does not fit"),
     ],
     ids=lambda value: "removed" if value is REMOVED else str(value)[:40],

@@ -11,9 +11,8 @@ from __future__ import annotations
 import io
 import json
 import re
-import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -31,7 +30,6 @@ from wsam.lab.files import (
     write_atomic,
 )
 from wsam.lab.records import read_json
-from wsam.lab.settings import is_number
 
 State = dict[str, Any]
 _ZIP, _PICKLE = b"PK", b"\x80"
@@ -275,109 +273,3 @@ class Checkpoints:
         self._path(number).with_suffix(".json").unlink(missing_ok=True)
         fsync_folder(self.folder)
         self._path(number).unlink(missing_ok=True)
-
-
-# The state of a run -----------------------------------------------------------------------------
-
-_PROGRESS = ("run", "curve", "seconds", "resumed", "model", "optimizer", "order")
-_ROW = ("train_loss", "seconds")
-
-
-def find_problem(state: State, epochs: int) -> str | None:
-    """Return what is wrong with the progress in a checkpoint as a predicate, or None.
-
-    Args:
-        state: The checkpoint of an unfinished run.
-        epochs: The epochs of the whole run.
-    """
-    if missing := [name for name in _PROGRESS if name not in state]:
-        return f"has no {missing[0]!r}"
-    if problem := _curve_problem(state["curve"], epochs):
-        return problem
-    if not _is_finite(state["seconds"]) or not _is_count(state["resumed"]):
-        return "has an invalid 'seconds' or 'resumed'"
-    sessions = state.get("sessions", [])  # absent in older checkpoints
-    if not isinstance(sessions, list) or not all(map(_is_session, sessions)):
-        return "has invalid 'sessions'"
-    return None
-
-
-def _curve_problem(curve: Any, epochs: int) -> str | None:
-    if not isinstance(curve, list) or not all(map(_is_row, curve)):
-        return "contains an invalid epoch"
-    if [row["epoch"] for row in curve] != list(range(1, len(curve) + 1)):
-        return "has epochs that are not numbered 1, 2, ..."
-    if not 0 < len(curve) < epochs:
-        return f"has {len(curve)} epochs, expected 1 to {epochs - 1}"
-    return None
-
-
-def find_optimizer_problem(state: Any, new: State, required: Iterable[str]) -> str | None:
-    """Return what is wrong with the optimizer's state in a checkpoint as a predicate, or None.
-
-    torch loads values of any type; the next step would then fail.
-
-    Args:
-        state: The state in the checkpoint.
-        new: The state of a new optimizer of the same run.
-        required: Names that each parameter group must have.
-    """
-    groups = state.get("param_groups") if isinstance(state, dict) else None
-    if not isinstance(groups, list) or len(groups) != len(new["param_groups"]):
-        return "has other parameter groups"
-    for group, expected in zip(groups, new["param_groups"], strict=True):
-        if not isinstance(group, dict):
-            return "has an invalid parameter group"
-        if missing := [name for name in required if name not in group]:
-            return f"has a parameter group without {missing[0]!r}"
-        for name in group.keys() & expected.keys():
-            if not _is_same_kind(group[name], expected[name]):
-                return f"has an invalid {name!r} in a parameter group"
-    buffers = state.get("state")
-    if not isinstance(buffers, dict) or not all(map(_is_buffers, buffers.values())):
-        return "has an optimizer state that does not consist of tensors"
-    return None
-
-
-def _is_same_kind(value: Any, expected: Any) -> bool:
-    if expected is None or isinstance(expected, bool):  # flags such as foreach, None for automatic
-        return value is None or isinstance(value, bool)
-    if is_number(expected):
-        return _is_finite(value)
-    if isinstance(expected, list | tuple):
-        same = isinstance(value, list | tuple) and len(value) == len(expected)
-        return same and all(map(_is_same_kind, value, expected))
-    return isinstance(value, type(expected))
-
-
-def _is_buffers(entries: Any) -> bool:
-    return isinstance(entries, dict) and all(
-        value is None or isinstance(value, Tensor) for value in entries.values()
-    )
-
-
-def _is_row(row: Any) -> bool:
-    if not isinstance(row, dict) or not _is_count(row.get("epoch")):
-        return False
-    values_valid = all(value is None or is_number(value) for value in row.values())
-    return (
-        values_valid
-        and all(isinstance(name, str) for name in row)
-        and all(_is_finite(row.get(name)) for name in _ROW)
-    )
-
-
-def _is_session(session: Any) -> bool:
-    try:
-        json.dumps(session)  # becomes a part of the record
-    except (TypeError, ValueError, RecursionError):
-        return False
-    return isinstance(session, dict) and _is_count(session.get("epochs"))
-
-
-def _is_finite(value: Any) -> bool:
-    return is_number(value) and abs(value) <= sys.float_info.max
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
