@@ -138,6 +138,25 @@ def test_damaged_slice(out, damage):
         rewrite(out, slice=part)
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"by_batches": {"top_eigenvalue": "x"}},
+        {"on_test": 3},
+        {"readings": ["x"]},
+        {"readings": {"x": {}}},
+    ],
+)
+def test_damaged_eigenvalue(out, damage):
+    before = measured(out)
+    rewrite(out, **damage)
+    try:
+        with pytest.raises(ValueError, match=r"minimum\.json is damaged; remove it"):
+            minima.read_measurement(out, RUN)
+    finally:
+        rewrite(out, **{"readings": None, **before})
+
+
 def minima_of(out: Path, folder: Path, **parts: bool) -> tuple:
     """Return a minima table whose first run has the measurement of `RUN`."""
     table = find("minima")

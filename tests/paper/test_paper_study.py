@@ -20,8 +20,10 @@ from wsam.lab.step import Objective, Stepper
 from wsam.paper import Kind, Measure, Profile, find, gather, hessian, render
 from wsam.paper.cheap import conclude
 from wsam.paper.hessian import (
+    AUGMENTED,
     FULL,
     MEASURES,
+    PLAIN,
     eigenvalue_by_batches,
     fixed_batches,
     full_eigenvalue,
@@ -284,11 +286,11 @@ def test_hessian_is_read_in_eight_ways_from_kept_weights(tmp_path, monkeypatch, 
     assert sorted(values.values()) == sorted(cell["mean"] for cell in cells)
     for one, other in combinations(values, 2):  # much more than rounding
         assert values[one] != pytest.approx(values[other], rel=0.01), (one, other)
-    for (mode, augmented, _), reading in readings.items():
-        assert (reading["mode"], reading["augmented"]) == (mode, augmented)
+    for (mode, images, _), reading in readings.items():
+        assert (reading["mode"], reading["augmented"]) == (mode, images == AUGMENTED)
         assert (reading["images"], reading["batch"]) == (128, 64)
     of_all_images = measurement["top_eigenvalue"]  # in evaluation mode, in another order
-    assert values["eval", False, FULL] == pytest.approx(of_all_images, rel=0.01)
+    assert values["eval", PLAIN, FULL] == pytest.approx(of_all_images, rel=0.01)
     wsam_command("paper", "run", *words, "--out", tmp_path)
     assert path.read_bytes() == before, "nothing is measured twice"
     profile = Profile(smoke=True, seeds=(0,), only="*/SAM/*")

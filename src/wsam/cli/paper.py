@@ -123,14 +123,7 @@ def run(
         capture=capture,
         retry=retry,
     )
-    jobs = JobFactory(
-        results,
-        config,
-        profile,
-        measure=name == "minima",
-        plane=plane,
-        readings=name == "hessian",
-    )
+    jobs = JobFactory(results, config, profile, name, plane)
     executor = InProcess(lambda: options.make_callbacks(quiet=as_json or smoke))
     with resumable(lambda: shared.has_progress(table.runs, results)):
         done = shared.print_outcomes(sweep(map(jobs, table.runs), executor), table.runs)

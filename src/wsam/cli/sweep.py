@@ -126,8 +126,7 @@ def sweep(
     executor = make_executor(
         results, device, workers, retries, ray, gpus, submitit, submitit_arg or []
     )
-    of_minima, of_hessian = name == "minima", name == "hessian"
-    jobs = JobFactory(results, config, profile, measure=of_minima, readings=of_hessian)
+    jobs = JobFactory(results, config, profile, name)
     if optuna:
         _search(
             own or _paper_grid(name), profile, jobs, executor, results, trials, storage, as_json

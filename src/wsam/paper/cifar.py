@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from wsam.lab.run import Run
-from wsam.paper.table import SEEDS, Cell, Kind, Measure, Quoted, Table, format_mean
+from wsam.paper.table import PAPER_SEEDS, Cell, Kind, Measure, Quoted, Table, format_mean
 from wsam.sweep.grid import with_seeds
 from wsam.theory import effective_weight, gamma_for_weight
 
@@ -136,7 +136,7 @@ def _table(name: str, title: str, methods: tuple[str, ...], notes: tuple[str, ..
         Cell(
             (model, row_label(model, method)),
             data,
-            with_seeds(scratch_run(model, data, method), SEEDS),
+            with_seeds(scratch_run(model, data, method), PAPER_SEEDS),
             quoted,
         )
         for model in SETTINGS
@@ -186,7 +186,9 @@ def coupled() -> Table:
     runs = dict(sorted(runs.items()))
     runs["0.88, warm-up"] = runs["0.88"].replace(options={"gamma_warmup": 0.25})
     quoted = Quoted(3.58, 0.12)
-    cells = [Cell((label,), "CIFAR-10", with_seeds(run, SEEDS)) for label, run in runs.items()]
+    cells = [
+        Cell((label,), "CIFAR-10", with_seeds(run, PAPER_SEEDS)) for label, run in runs.items()
+    ]
     notes = (
         "The paper states no gamma for its Coupled-WSAM, whose error is "
         f"{format_mean(quoted.mean, quoted.deviation, 2)}.",
@@ -218,7 +220,7 @@ def geometry() -> Table:
                     ball if geometry is None else ball.replace(hyper=larger_rho, geometry=geometry)
                 )
                 paper = figure if model == "WRN-28-10" else None
-                cells.append(Cell((model, method), column, with_seeds(run, SEEDS), paper))
+                cells.append(Cell((model, method), column, with_seeds(run, PAPER_SEEDS), paper))
     notes = (
         "rho is 0.2 in the ball and 5.0 in both ellipsoids; gamma is 0.88 in all three. The paper has "
         "no ResNet18 here.",
@@ -247,7 +249,7 @@ def minima() -> Table:
         Cell(
             (method,),
             column,
-            with_seeds(scratch_run("ResNet18", "CIFAR-10", method), SEEDS),
+            with_seeds(scratch_run("ResNet18", "CIFAR-10", method), PAPER_SEEDS),
             None if figure is None else Quoted(figure),
             measure,
         )

@@ -163,11 +163,13 @@ _FROM_RECORD: dict[Measure, Callable[[Record], float | None]] = {
     Measure.VALIDATION_ERROR: lambda record: record["curve"][-1].get("validation_error"),
     Measure.VALIDATION_LOSS: lambda record: record["curve"][-1].get("validation_loss"),
 }
-_FROM_MEASUREMENT = {
-    Measure.TOP_EIGENVALUE: None,
-    Measure.EIGENVALUE_BY_BATCHES: minima.TRAIN_MODE,
-    Measure.EIGENVALUE_ON_TEST: minima.TEST_IMAGES,
+_EIGENVALUE_KEYS: dict[Measure, tuple[str, ...]] = {
+    Measure.TOP_EIGENVALUE: (),
+    Measure.EIGENVALUE_BY_BATCHES: (minima.TRAIN_MODE,),
+    Measure.EIGENVALUE_ON_TEST: (minima.TEST_IMAGES,),
+    **{one: (minima.READINGS, one) for one in Measure if one.startswith("top eigenvalue, ")},
 }
+"""Keys of each eigenvalue in a measurement."""
 
 
 class RecordSource(Protocol):
@@ -199,21 +201,6 @@ class RecordFolder:
     def minimum(self, run: Run) -> Mapping[str, Any] | None:
         """Read the measurement at a run's minimum."""
         return minima.read_measurement(self.path, run)
-
-
-_READINGS = frozenset(one for one in Measure if one.startswith("top eigenvalue, "))
-
-
-def read_value(measure: Measure, run: Run, record: Record, source: RecordSource) -> float | None:
-    """Return a quantity of a finished run; None if it was not measured."""
-    if measure in _FROM_MEASUREMENT or measure in _READINGS:
-        measurement = source.minimum(run)
-        if measurement is None:
-            return None
-        if measure in _READINGS:
-            return minima.read_reading(measurement, str(measure))
-        return minima.read_eigenvalue(measurement, _FROM_MEASUREMENT[measure])
-    return _FROM_RECORD[measure](record)
 
 
 def gather(table: Table, results: Path | RecordSource) -> list[Entry]:
@@ -249,18 +236,32 @@ def _read_cell(cell: Cell, read: Mapping[str, Record | None], source: RecordSour
         if not records.is_finished(record):
             failed += 1
             continue
-        if cell.measure is Measure.COST:
-            value = _cost(record, cell, read)
-        elif cell.measure is Measure.PASSES:
-            value = _passes(run, cell)
-        else:
-            value = read_value(cell.measure, run, record, source)
+        value = _read_value(cell, run, record, read, source)
         if value is None:
             unmeasured += 1
         else:
             values.append(value)
     keys = tuple(run.key for run in cell.runs if read[run.key] is not None)
     return Ours(tuple(values), failed, unmeasured, len(cell.runs), keys)
+
+
+def _read_value(
+    cell: Cell,
+    run: Run,
+    record: Record,
+    read: Mapping[str, Record | None],
+    source: RecordSource,
+) -> float | None:
+    """Return the cell's quantity for a finished run; None if it was not measured."""
+    if cell.measure is Measure.COST:
+        return _cost(record, cell, read)
+    if cell.measure is Measure.PASSES:
+        return _passes(run, cell)
+    if cell.measure in _EIGENVALUE_KEYS:
+        measurement = source.minimum(run)
+        keys = _EIGENVALUE_KEYS[cell.measure]
+        return None if measurement is None else minima.read_eigenvalue(measurement, *keys)
+    return _FROM_RECORD[cell.measure](record)
 
 
 def _cost(record: Record, cell: Cell, read: Mapping[str, Record | None]) -> float | None:

@@ -11,7 +11,7 @@ from wsam.lab.settings import DATA, Value
 from wsam.paper.cifar import DATASETS, EPOCHS, ERRORS, RHO, SETTINGS, base_run, scratch_run
 from wsam.paper.imagenet import deit_run
 from wsam.paper.noise import HYPER, LEVELS, noise_run
-from wsam.paper.table import SEEDS, Cell, Kind, Measure, Quoted, Table
+from wsam.paper.table import PAPER_SEEDS, Cell, Kind, Measure, Quoted, Table
 from wsam.sweep.grid import Grid, with_seeds
 
 LEARNING_RATES = (0.05, 0.1)
@@ -207,5 +207,5 @@ def sensitivity() -> Table:
         "from that table.",
     )
     title = "Top-1 error (%) of WSAM by gamma"
-    table = grid_table(gamma_grid(), SEEDS)
+    table = grid_table(gamma_grid(), PAPER_SEEDS)
     return replace(table, name="sensitivity", title=title, kind=Kind.FIGURE, notes=notes)

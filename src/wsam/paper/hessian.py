@@ -7,10 +7,9 @@ images, batch size and tolerance are the same.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Literal, cast
@@ -21,7 +20,6 @@ from torch import nn
 from wsam.lab import environment
 from wsam.lab.data_feed import Batch, DataFeed
 from wsam.lab.execution import ExecutionConfig
-from wsam.lab.files import write_atomic
 from wsam.lab.loaded_model import restore
 from wsam.lab.metrics import mean_loss
 from wsam.lab.problem import make_data_feed
@@ -29,7 +27,7 @@ from wsam.lab.run import Run
 from wsam.paper import minima
 from wsam.paper.cifar import scratch_run
 from wsam.paper.minima import TOLERANCE
-from wsam.paper.table import SEEDS, Cell, Kind, Measure, Table
+from wsam.paper.table import PAPER_SEEDS, Cell, Kind, Measure, Table
 from wsam.sweep.grid import with_seeds
 
 IMAGES = 10_000
@@ -38,15 +36,10 @@ STEPS = 100
 MODES = {"train": "training", "eval": "evaluation"}
 METHODS = ("SGDM", "SAM", "WSAM")
 FULL, BY_BATCH = "all batches", "one batch a step"
+AUGMENTED, PLAIN = "augmented", "plain"
 MEASURES = {
-    ("train", True, FULL): Measure.TRAIN_AUGMENTED_FULL,
-    ("train", True, BY_BATCH): Measure.TRAIN_AUGMENTED_BATCH,
-    ("train", False, FULL): Measure.TRAIN_PLAIN_FULL,
-    ("train", False, BY_BATCH): Measure.TRAIN_PLAIN_BATCH,
-    ("eval", True, FULL): Measure.EVAL_AUGMENTED_FULL,
-    ("eval", True, BY_BATCH): Measure.EVAL_AUGMENTED_BATCH,
-    ("eval", False, FULL): Measure.EVAL_PLAIN_FULL,
-    ("eval", False, BY_BATCH): Measure.EVAL_PLAIN_BATCH,
+    (mode, images, way): Measure(f"top eigenvalue, {mode}, {images}, {way}")
+    for mode, images, way in product(MODES, (AUGMENTED, PLAIN), (FULL, BY_BATCH))
 }
 Mode = Literal["train", "eval"]
 
@@ -55,13 +48,13 @@ def hessian_table() -> Table:
     """The top Hessian eigenvalue at the minima of ResNet18 on CIFAR-10, in eight ways."""
     cells = [
         Cell(
-            (MODES[mode], "augmented" if augment else "plain", method),
+            (MODES[mode], images, method),
             way,
-            with_seeds(scratch_run("ResNet18", "CIFAR-10", method), SEEDS),
+            with_seeds(scratch_run("ResNet18", "CIFAR-10", method), PAPER_SEEDS),
             measure=measure,
         )
         for method in METHODS
-        for (mode, augment, way), measure in MEASURES.items()
+        for (mode, images, way), measure in MEASURES.items()
     ]
     cells.sort(key=lambda cell: (cell.row[:2], METHODS.index(cell.row[2])))
     notes = (
@@ -94,25 +87,25 @@ def measure(run: Run, out: Path, execution: ExecutionConfig) -> dict[str, Any]:
         return measurement
     model, plain = restore(run, out, execution)
     device = execution.resolve_device()
-    feeds = {False: plain, True: make_data_feed(run.replace(augment=True), execution, device)}
-    batches = {augment: fixed_batches(feed, run.batch_size) for augment, feed in feeds.items()}
+    augmented = make_data_feed(run.replace(augment=True), execution, device)
+    feeds = {PLAIN: plain, AUGMENTED: augmented}
+    batches = {images: fixed_batches(feed, run.batch_size) for images, feed in feeds.items()}
     loss = mean_loss(plain.loss)
-    for (mode, augment, way), name in missing.items():
+    for (mode, images, way), name in missing.items():
         read = full_eigenvalue if way == FULL else eigenvalue_by_batches
         begin = time.monotonic()
-        reading = read(model, loss, batches[augment], cast(Mode, mode))
+        reading = read(model, loss, batches[images], cast(Mode, mode))
         readings[str(name)] = {
             **reading,
             "mode": mode,
-            "augmented": augment,
-            "images": sum(len(targets) for _, targets in batches[augment]),
+            "augmented": images == AUGMENTED,
+            "images": sum(len(targets) for _, targets in batches[images]),
             "batch": run.batch_size,
             "seconds": time.monotonic() - begin,
             **environment.describe_environment(device),
         }
         measurement[minima.READINGS] = readings
-        text = json.dumps(measurement, indent=1, allow_nan=False) + "\n"
-        write_atomic(minima.measurement_path(out, run), text.encode())
+        minima.write_measurement(out, run, measurement)
     return measurement
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from wsam.lab.run import Run
 from wsam.paper.cifar import METHODS
-from wsam.paper.table import SEEDS, Cell, Quoted, Table
+from wsam.paper.table import PAPER_SEEDS, Cell, Quoted, Table
 from wsam.sweep.grid import with_seeds
 
 DEIT = "facebook/deit-base-patch16-224"
@@ -43,7 +43,7 @@ def imagenet() -> Table:
         Cell(
             (name,),
             "top-1 error",
-            with_seeds(run, SEEDS[:1] if name == "Initial" else SEEDS),
+            with_seeds(run, PAPER_SEEDS[:1] if name == "Initial" else PAPER_SEEDS),
             figure,
         )
         for name, (run, figure) in rows.items()

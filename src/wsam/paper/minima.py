@@ -72,7 +72,7 @@ def read_measurement(out: Path, run: Run) -> dict[str, Any] | None:
         for variant in (TRAIN_MODE, TEST_IMAGES):
             read_eigenvalue(measurement, variant)
         for name in measurement.get(READINGS, {}):
-            read_reading(measurement, name)
+            read_eigenvalue(measurement, READINGS, name)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is damaged; remove it to measure again") from error
     if key != run.key or not isinstance(value, float):
@@ -80,33 +80,32 @@ def read_measurement(out: Path, run: Run) -> dict[str, Any] | None:
     return dict(measurement)
 
 
-def read_eigenvalue(measurement: Mapping[str, Any], variant: str | None = None) -> float | None:
-    """Return the top eigenvalue from a measurement; None if it was not measured.
+def write_measurement(out: Path, run: Run, measurement: Mapping[str, Any]) -> None:
+    """Write the measurement at a run's minimum."""
+    text = json.dumps(measurement, indent=1, allow_nan=False) + "\n"
+    write_atomic(measurement_path(out, run), text.encode())
+
+
+def read_eigenvalue(measurement: Mapping[str, Any], *keys: str) -> float | None:
+    """Return a top eigenvalue from a measurement; None if it was not measured.
 
     Args:
         measurement: As `read_measurement` returns it.
-        variant: `TRAIN_MODE` or `TEST_IMAGES`; by default BatchNorm in evaluation mode on training
-            images.
+        *keys: Keys of the eigenvalue: `TRAIN_MODE`, `TEST_IMAGES`, or `READINGS` and a measure.
+            Without keys it is that of the training images with BatchNorm in evaluation mode.
 
     Raises:
         TypeError: The value is not a number.
     """
-    if variant is not None and variant not in measurement:
-        return None
-    value = (measurement if variant is None else measurement[variant])["top_eigenvalue"]
+    entry: Any = measurement
+    for key in keys:
+        if key not in entry:
+            return None
+        entry = entry[key]
+    value = entry["top_eigenvalue"]
     if not is_number(value):
         raise TypeError("an eigenvalue must be a number")
     return float(value)
-
-
-def read_reading(measurement: Mapping[str, Any], name: str) -> float | None:
-    """Return an eigenvalue that `wsam.paper.hessian` measured; None if it was not measured.
-
-    Raises:
-        TypeError: The value is not a number.
-    """
-    reading = measurement.get(READINGS, {}).get(name)
-    return None if reading is None else read_eigenvalue({name: reading}, name)
 
 
 def read_slice(measurement: Mapping[str, Any], part: str) -> Landscape | None:
@@ -186,8 +185,7 @@ def measure(run: Run, out: Path, execution: ExecutionConfig, plane: bool = False
             count = _PLANE_IMAGES if part == PLANE else _IMAGES
             batches = FixedBatches(feed, "train", count, BATCH_SIZE)
             measurement[part] = _measure_slice(part, model, batches, device)
-    text = json.dumps(measurement, indent=1, allow_nan=False) + "\n"
-    write_atomic(measurement_path(out, run), text.encode())
+    write_measurement(out, run, measurement)
     return measurement
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from wsam.lab.run import Run
 from wsam.paper.cifar import EPOCHS, base_run
-from wsam.paper.table import SEEDS, Cell, Measure, Quoted, Table
+from wsam.paper.table import PAPER_SEEDS, Cell, Measure, Quoted, Table
 from wsam.sweep.grid import with_seeds
 
 LEVELS = (20, 40, 60, 80)
@@ -51,7 +51,7 @@ def _cells(measure: Measure) -> tuple[Cell, ...]:
         Cell(
             (method,),
             f"{level}%",
-            with_seeds(noise_run(method, level, HYPER[method][number]), SEEDS),
+            with_seeds(noise_run(method, level, HYPER[method][number]), PAPER_SEEDS),
             Quoted(*_ACCURACY[method][number]),
             measure,
         )

@@ -16,6 +16,7 @@ from wsam.lab.run import Run
 from wsam.paper.cheap import COST, MODEL, TWICE, cheap
 from wsam.paper.comparison import gather
 from wsam.paper.study import choose
+from wsam.paper.table import PAPER_SEEDS
 from wsam.plot_style import (
     FIGURE_WIDTH,
     GRID_COLOR,
@@ -47,7 +48,6 @@ _LINE = 30
 """Most characters of a line in a label."""
 _TITLE = 60
 """Most characters of a line in the title."""
-_MOST_SEEDS = 5
 _SHAPES = "osD^vP*X"
 _MOST_LABELS = 8
 """Up to so many points have labels; more have a legend."""
@@ -114,8 +114,8 @@ def read_times(results: Path) -> list[TimedResult]:
     costs = gather(study.select(f"*/{DATA}, {COST}"), results)
     cost = {entry.cell.row[0]: entry.ours.mean for entry in costs}
     table = study.select(f"*/{DATA}")
-    # With all seeds that have a record, as the main table has five.
-    table = table.seeded(range(_MOST_SEEDS))
+    # The main table, which shares some of the runs, has more seeds than the study.
+    table = table.seeded(PAPER_SEEDS)
     found = []
     for cell in table.cells:
         read = [(run, records.read(results, run)) for run in cell.runs]

@@ -84,15 +84,16 @@ def find_grid(name: str) -> Grid:
 
 
 class JobFactory:
-    """Creates the job of a run. Jobs of the minima table, and those others start from, keep weights.
+    """Creates the job of a run.
+
+    Runs whose minima are measured, and those from which others start, keep their weights.
 
     Args:
         out: Folder of the results.
         execution: How runs are executed.
         profile: The profile with which the runs were made.
-        measure: Also measure the minima of the runs in the minima table.
-        plane: Also measure the loss in a plane through each minimum.
-        readings: Also measure the eigenvalues of the hessian table.
+        name: The table that is run. The jobs of ``minima`` and ``hessian`` also measure the minima.
+        plane: With ``minima``, also measure the loss in a plane through each minimum.
     """
 
     def __init__(
@@ -100,14 +101,15 @@ class JobFactory:
         out: Path,
         execution: ExecutionConfig,
         profile: Profile,
-        measure: bool,
+        name: str | None,
         plane: bool = False,
-        readings: bool = False,
     ) -> None:
         self.out, self.execution = out.resolve(), execution
-        self.after: After | None = partial(minima.measure, plane=plane) if measure else None
-        if readings:
-            self.after = hessian.measure
+        measurements: dict[str | None, After] = {
+            "minima": partial(minima.measure, plane=plane),
+            "hessian": hessian.measure,
+        }
+        self.after = measurements.get(name)
         whole_table = replace(profile, only=None)
         self.measured = {run.key for run in whole_table.table(cifar.minima()).runs}
         self.kept = {*self.measured, adam.pretraining_run().key}

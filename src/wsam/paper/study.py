@@ -16,7 +16,7 @@ from wsam.lab import records
 from wsam.lab.run import Run
 from wsam.paper.comparison import RecordFolder, RecordSource
 from wsam.paper.table import Candidate, Cell, Kind, Measure, Table
-from wsam.sweep.grid import with_seeds
+from wsam.sweep.grid import in_order, with_seeds, with_value
 
 SEEDS = (0, 1, 2)
 VALIDATION = 0.1
@@ -41,8 +41,6 @@ def candidates(
         choices: For each candidate the values of some settings, named as in a grid.
         trial_epochs: Epochs of a trial as a share of those of the run.
     """
-    from wsam.sweep.grid import in_order, with_value
-
     found = []
     for choice in choices:
         one = run

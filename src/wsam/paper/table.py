@@ -12,7 +12,7 @@ from typing import Any
 from wsam.lab.run import Run
 from wsam.sweep.grid import with_seeds
 
-SEEDS = (0, 1, 2, 3, 4)
+PAPER_SEEDS = (0, 1, 2, 3, 4)
 """The paper repeats its experiments five times."""
 
 
