@@ -76,46 +76,50 @@ _NORM_LAYERS_NOTE = "SAM-ON perturbs normalization layers only."
 Choices = Sequence[dict[str, Any]]
 
 
-def _weights(*values: float) -> Choices:
-    return [{"gamma": value} for value in values]
+def _vary(name: str, *values: float) -> Choices:
+    """Return a candidate for each value of one hyperparameter."""
+    return [{name: value} for value in values]
 
 
 def _choices(data: str) -> Mapping[str, Choices]:
     """Return the candidates of each method: three, or the paper's hyperparameters alone."""
     weight = GAMMA[MODEL, data]
-    weights = _weights(weight, 0.8, 0.7)
+    weights = _vary("gamma", weight, 0.8, 0.7)
     return {
         "WSAM reuse 2": weights,
         "WSAM reuse 5": weights,
         "WSAM reuse 5, averaged": weights,
         "WSAM reuse 10, norm-scaled": weights,
-        "WSAM, last eighth": _weights(weight, 0.92, 0.95),
+        "WSAM, last eighth": _vary("gamma", weight, 0.92, 0.95),
         "WSAM reuse 2, last quarter": weights,
         "WSAM reuse 5, last half": weights,
-        "WSAM, last eighth, paper's gamma": _weights(weight),
-        "WSAM reuse 2, last quarter, paper's gamma": _weights(weight),
-        "WSAM reuse 4, last half, paper's gamma": _weights(weight),
+        "WSAM, last eighth, paper's gamma": _vary("gamma", weight),
+        "WSAM reuse 2, last quarter, paper's gamma": _vary("gamma", weight),
+        "WSAM reuse 4, last half, paper's gamma": _vary("gamma", weight),
         "SAM 5": radii(0.2, 0.5, 1.0),
-        "LookSAM 5": [{"alpha": value} for value in (0.7, 0.5, 0.3)],
+        "LookSAM 5": _vary("alpha", 0.7, 0.5, 0.3),
         "ESAM, selected samples": [{"beta": value, "gamma": value} for value in (0.6, 0.5, 0.4)],
         "SAM, AE-SAM threshold": radii(0.2, 0.1, 0.3),
         "SAM, 1/4-batch ascent": radii(0.2, 0.1, 0.3),
         "SAM, 1/4-batch ascent, last 3/8": radii(0.2),
         "SAM-ON": radii(0.5, 0.2, 1.0),
-        "VaSSO": [{"theta": value} for value in (0.4, 0.2, 0.9)],
+        "VaSSO": _vary("theta", 0.4, 0.2, 0.9),
         "FriendlySAM": radii(0.2, 0.1, 0.3),
         "MSAM": radii(1.0, 0.3, 3.0),
         "One-pass WSAM": radii(1.0, 0.5, 0.3, gamma=0.88),
     }
 
 
-def _runs(data: str) -> dict[str, tuple[Candidate, ...]]:
-    """Return the candidates of each row; only one where nothing is chosen."""
-    plain = base_run(MODEL, data).replace(epochs=EPOCHS)
-    found = {
-        label: candidates(plain.replace(epochs=round(factor * EPOCHS)), [{}])
-        for label, factor in _LONGER.items()
+def _sgd_runs(run: Run) -> dict[str, Run]:
+    """Return the runs of SGD by row: with as many epochs as the methods, and with more."""
+    return {
+        label: run.replace(epochs=round(factor * run.epochs)) for label, factor in _LONGER.items()
     }
+
+
+def _rows(plain: Run, data: str) -> dict[str, tuple[Candidate, ...]]:
+    """Return the candidates of each row; only one where nothing is chosen."""
+    found = {label: candidates(run, [{}]) for label, run in _sgd_runs(plain).items()}
     for label in _OF_PAPER:
         found[label] = candidates(scratch_run(MODEL, data, label), [{}])
     for label, choices in _choices(data).items():
@@ -123,31 +127,33 @@ def _runs(data: str) -> dict[str, tuple[Candidate, ...]]:
     return found
 
 
-def _reference(data: str) -> tuple[Run, ...]:
-    """Return the runs of SGD; the first has the number of epochs that costs 1."""
-    plain = base_run(MODEL, data)
-    longer = (plain.replace(epochs=round(factor * EPOCHS)) for factor in _LONGER.values())
-    return tuple(run for one in longer for run in with_seeds(one, SEEDS))
+def _error_and_cost(
+    label: str,
+    column: str,
+    options: tuple[Candidate, ...],
+    cost: Measure,
+    reference: tuple[Run, ...],
+) -> list[Cell]:
+    """Return the two cells of a row for one data set."""
+    error = chosen_cell((label,), column, options)
+    return [error, replace(error, column=f"{column}, {COST}", measure=cost, reference=reference)]
 
 
 def cheap() -> Table:
     """Test error and training time relative to SGD of the methods that lower the cost."""
-    cells: list[Cell] = []
-    by_data = {data: _runs(data) for data in DATASETS}
-    for label in by_data["CIFAR-10"]:
-        for data, rows in by_data.items():
-            options = rows[label]
-            cells.append(chosen_cell((label,), data, options))
-            cells.append(
-                Cell(
-                    (label,),
-                    f"{data}, {COST}",
-                    with_seeds(options[0].run, SEEDS),
-                    measure=Measure.COST,
-                    candidates=options,
-                    reference=_reference(data),
-                )
-            )
+    plain = {data: base_run(MODEL, data, epochs=EPOCHS) for data in DATASETS}
+    rows = {data: _rows(run, data) for data, run in plain.items()}
+    # The first reference has the number of epochs that costs 1.
+    reference = {
+        data: tuple(seeded for one in _sgd_runs(run).values() for seeded in with_seeds(one, SEEDS))
+        for data, run in plain.items()
+    }
+    cells = [
+        cell
+        for label in rows["CIFAR-10"]
+        for data in DATASETS
+        for cell in _error_and_cost(label, data, rows[data][label], Measure.COST, reference[data])
+    ]
     notes = (
         "Cost: the training time, relative to 200 epochs of SGD on the same hardware.",
         f"{_ROW_NAMES_NOTE}1/4-batch ascent: the perturbation is computed from a quarter of the batch. "
@@ -172,8 +178,8 @@ def cheap() -> Table:
 
 
 SMALL_EPOCHS = 20
-_LEARNING_RATES: Choices = [{"lr": value} for value in (0.005, 0.01, 0.02)]
-_SMALL_WEIGHTS = _weights(0.889, 0.941, 0.96)
+_LEARNING_RATES = _vary("lr", 0.005, 0.01, 0.02)
+_SMALL_WEIGHTS = _vary("gamma", 0.889, 0.941, 0.96)
 _SMALL_CHOICES: Mapping[str, Choices] = {
     "SAM": radii(0.2, 0.4, 0.8),
     WSAM: _SMALL_WEIGHTS,
@@ -212,21 +218,15 @@ def cheap_small() -> Table:
         noise=0.4,
         augment=False,
     )
-    rows = {
-        label: candidates(plain.replace(epochs=round(factor * SMALL_EPOCHS)), _LEARNING_RATES)
-        for label, factor in _LONGER.items()
-    }
+    rows = {label: candidates(run, _LEARNING_RATES) for label, run in _sgd_runs(plain).items()}
     rows["SGD, lr 0.05"] = candidates(plain, [{}])
     for label, choices in _SMALL_CHOICES.items():
         rows[label] = candidates(plain.replace(**_SETTINGS[label]), choices)
-    column = "noisy digits"
-    cells: list[Cell] = []
-    for label, options in rows.items():
-        error = chosen_cell((label,), column, options)
-        cells.append(error)
-        cells.append(
-            replace(error, column=f"{column}, {COST}", measure=Measure.PASSES, reference=(plain,))
-        )
+    cells = [
+        cell
+        for label, options in rows.items()
+        for cell in _error_and_cost(label, "noisy digits", options, Measure.PASSES, (plain,))
+    ]
     notes = (
         f"A small CNN with BatchNorm on scikit-learn's digits with 40% of the training labels redrawn, "
         f"{SMALL_EPOCHS} epochs of SGD with momentum 0.9, batches of 64. It compares the methods where "
@@ -252,10 +252,7 @@ def cheap_small() -> Table:
 
 
 def conclude(entries: Sequence[Entry]) -> list[str]:
-    """Return for each data set the best cheap method, and the shares of the gain of all.
-
-    The gain is that of WSAM over SGD with the same number of epochs.
-    """
+    """Return for each data set the best cheap method, and the shares of the gain of all."""
     found: dict[str, dict[str, Ours]] = {}
     means: dict[str, dict[str, float]] = {}
     for entry in entries:
@@ -267,13 +264,10 @@ def conclude(entries: Sequence[Entry]) -> list[str]:
     for data in (column for column in means if not column.endswith(COST)):
         errors = means[data]
         costs = {r: c for r, c in means.get(f"{data}, {COST}", {}).items() if r in errors}
-        shares: dict[str, float] = {}
-        if SGD in errors and WSAM in errors and errors[SGD] > errors[WSAM]:
-            gain = errors[SGD] - errors[WSAM]
-            shares = {row: (errors[SGD] - error) / gain for row, error in errors.items()}
         cheap_rows = [row for row, cost in costs.items() if row not in _LONGER and cost <= BUDGET]
         if not cheap_rows:
             continue
+        shares = _gain_shares(errors)
         best = min(cheap_rows, key=errors.__getitem__)
         ours = found[data][best]
         error = format_mean(errors[best], ours.deviation, 2)
@@ -291,3 +285,11 @@ def conclude(entries: Sequence[Entry]) -> list[str]:
             texts = (f"{row} {shares[row]:.0%} ({cost:.2f})" for cost, row in others)
             lines.append(f"{data}, share of WSAM's gain, with the cost: {'; '.join(texts)}.")
     return lines
+
+
+def _gain_shares(errors: Mapping[str, float]) -> dict[str, float]:
+    """Return each row's share of the gain of WSAM over SGD with as many epochs; empty without one."""
+    if SGD not in errors or WSAM not in errors or errors[SGD] <= errors[WSAM]:
+        return {}
+    gain = errors[SGD] - errors[WSAM]
+    return {row: (errors[SGD] - error) / gain for row, error in errors.items()}
