@@ -24,12 +24,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from figures.error_over_time import TimedResult, read_times
+
 from wsam._format import format_mean_std, mean_and_std
 from wsam.bench.report import heading, optimizer_time, quartile_range
 from wsam.bench.workload import PIXELS
 from wsam.lab.markdown_tables import update_tables
 from wsam.paper.cheap import SGD, WSAM
-from wsam.paper.plot_time import TimedResult, read_times
 from wsam.paper.render import markdown_table, no_break
 
 Record = dict[str, Any]

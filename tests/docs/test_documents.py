@@ -18,6 +18,10 @@ from typing import Any
 import pytest
 import torch
 from command import wsam_command
+from figures.error_over_time import read_times
+from figures.label_noise import read_noise
+from figures.minima import PANELS
+from figures.over_adamw import read_curves
 
 import wsam
 from wsam import methods
@@ -25,10 +29,6 @@ from wsam._significance import holm, welch_p
 from wsam.lab import markdown_tables
 from wsam.lab.records import record_path
 from wsam.paper import Profile, find, gather
-from wsam.paper.plot_adam import read_curves
-from wsam.paper.plot_eigenvalues import PANELS
-from wsam.paper.plot_noise import read_noise
-from wsam.paper.plot_time import read_times
 from wsam.paper.registry import load
 from wsam.paper.significance import welch_tests
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.figure import Figure
 
 from wsam.lab import records
 from wsam.lab.run import Run
@@ -22,10 +24,6 @@ from wsam.plot_style import (
     new_figure,
     set_title,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 _HALF = 0.6
 """Training times up to this share of the longest are labelled as half of it."""

@@ -1,14 +1,15 @@
 """Error over training time and accuracy over label noise: which records are used, and how."""
 
 import pytest
+from figures.error_over_time import draw_times, front, message, read_times
+from figures.label_noise import draw_noise, read_noise
+from figures.minima import PANELS, draw_eigenvalues
+from figures.over_adamw import read_curves
 from recorded import as_recorded
 
 from wsam.lab import records
 from wsam.paper import find
 from wsam.paper.comparison import Entry, Ours
-from wsam.paper.plot_eigenvalues import PANELS, draw_eigenvalues
-from wsam.paper.plot_noise import draw_noise, read_noise
-from wsam.paper.plot_time import draw_times, front, message, read_times
 
 
 def write(out, run, error, *seconds):
@@ -159,3 +160,16 @@ def test_eigenvalues_are_relative_to_those_of_sgd():
     faces = [line.get_markerfacecolor() for line in axes.lines if line.get_marker() == "o"]
     assert faces.count("white") == len(PANELS), "WSAM has one run"
     assert len([line for line in axes.lines if line.get_marker() == "D"]) == 2, "of the paper"
+
+
+def test_loss_curves_are_those_of_finished_runs(tmp_path):
+    finished, failed, _ = find("adam").cell(("GPT, dropout 0", "AdamW"), "Shakespeare, loss").runs
+    rows = [
+        {"epoch": epoch, "train_loss": 1.0, "test_loss": 2.0, "test_error": 50.0, "seconds": 1.0}
+        for epoch in range(1, finished.epochs + 1)
+    ]
+    records.write(tmp_path, finished, as_recorded(finished, *rows))
+    records.write(tmp_path, failed, as_recorded(failed, *rows[:3], status="failed"))
+    (curves,) = read_curves(tmp_path)
+    assert curves.keys == (finished.key,)
+    assert curves.mean == [2.0] * finished.epochs

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from wsam.lab import records
 from wsam.lab.passes import passes_per_step
@@ -20,10 +22,6 @@ from wsam.plot_style import (
     new_figure,
     set_title,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _PATTERN = "GPT, dropout *"
 _RANGE = 0.25
@@ -61,7 +59,7 @@ def read_curves(results: Path) -> list[LossCurves]:
     found = []
     for cell in choose(adam().select(_PATTERN), results).cells:
         read = {run.key: records.read(results, run) for run in cell.runs}
-        finished = {key: record for key, record in read.items() if record is not None}
+        finished = {key: one for key, one in read.items() if one and records.is_finished(one)}
         if not finished:
             continue
         method = cell.runs[0].method

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from wsam.paper.comparison import Entry
 from wsam.paper.table import Measure
@@ -15,10 +18,6 @@ from wsam.plot_style import (
     new_figure,
     set_title,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 PANELS = {
     Measure.TOP_EIGENVALUE: "training images,\neval-mode BatchNorm",

@@ -6,7 +6,10 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from wsam._format import format_mean_std, mean_and_std
 from wsam._significance import welch_p
@@ -27,10 +30,6 @@ from wsam.plot_style import (
     set_title,
     variant_name,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 DATA = "CIFAR-10"
 NAMES = {
@@ -119,7 +118,7 @@ def read_times(results: Path) -> list[TimedResult]:
     found = []
     for cell in table.cells:
         read = [(run, records.read(results, run)) for run in cell.runs]
-        finished = [(run, one) for run, one in read if one is not None and records.is_finished(one)]
+        finished = [(run, one) for run, one in read if one and records.is_finished(one)]
         if finished:
             row = cell.row[0]
             found.append(_result(NAMES.get(row, row), cost[row], finished))
