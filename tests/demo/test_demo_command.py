@@ -21,7 +21,7 @@ from wsam.lab import records
 from wsam.lab.run import Run
 from wsam.sweep import InProcess, Processes
 
-OWN_LINE = f"now your own data: {OWN_DATA}"
+OWN_LINE = f"now your own data, with your own settings: {OWN_DATA}"
 
 
 # The preset -------------------------------------------------------------------------------------
@@ -84,6 +84,11 @@ def test_output_states_result_effort_and_next_command(output):
         assert words in printed.stdout, words
     assert printed.stdout.splitlines()[-1] == OWN_LINE
     assert "left" in printed.stderr
+
+
+def test_next_command_has_the_settings_of_the_documentation():
+    page = (Path(__file__).parents[2] / "docs" / "compare.md").read_text()
+    assert f"$ {OWN_DATA} " in re.sub(r" \\\n +", " ", page)
 
 
 def test_page(output):

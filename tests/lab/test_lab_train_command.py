@@ -196,6 +196,7 @@ def test_a_failed_run_without_a_reason(tmp_path):
         ("--base sgd --base-arg betas=1", ["sgd does not take 'betas'"]),
         ("--hyper rho", ["expected name=value, got 'rho'"]),
         ("--geometry-arg eta=1", ["--geometry-arg needs --geometry"]),
+        ("--base adamw --lean", ["WSAM over adamw is preconditioned", "add --no-precondition"]),
         ("--rho -1", ["rho", "-1"]),
         ("--rho nan", ["rho of wsam must be a finite number, got nan"]),
         ("--data cifar10 --no-download --data-dir /nonexistent", ["cifar-10-binary.tar.gz is not"]),

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from wsam.sweep import Executor
 
 _EXAMPLE = (
-    "Example: wsam compare --model my.py:net --data my.py:data --base adamw --budget 20m "
-    "--methods base,sam,wsam,cheap --seeds 3"
+    "Example: wsam compare --model my.py:net --data my.py:data --base adamw --lr 3e-4 "
+    "--weight-decay 0.05 --batch-size 64 --epochs 50 --budget 20m --methods base,sam,wsam,cheap"
 )
 
 Budget = Annotated[str, typer.Option(help="Time for the whole comparison, such as 90s, 20m or 2h.")]

@@ -47,5 +47,5 @@ def demo(
     )
     comparisons.report(summary, out, page(summary), as_json)
     if not as_json:
-        print(f"now your own data: {OWN_DATA}")
+        print(f"now your own data, with your own settings: {OWN_DATA}")
     comparisons.exit_if_failed(summary)

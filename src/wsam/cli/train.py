@@ -315,6 +315,11 @@ def train(
         model_args=options.parse_pairs(model_arg or ()),
     )
     run = with_wsam_defaults(run, {*hypers, *chosen})
+    if run.options.get("lean") and run.options.get("precondition"):
+        raise ValueError(
+            f"--lean lets the base step between the passes, but WSAM over {base} is preconditioned, "
+            "which needs both gradients: add --no-precondition"
+        )
     _train(run, out, config, tensorboard, as_json)
 
 

@@ -9,8 +9,11 @@ from wsam.compare.summary import format_number
 from wsam.plots.html import render
 from wsam.report.elements import Section
 
-OWN_DATA = "wsam compare --model my.py:net --data my.py:data --base adamw --budget 20m"
-"""The command for the reader's own model and data."""
+OWN_DATA = (
+    "wsam compare --model my.py:net --data my.py:data --base adamw --lr 3e-4 --weight-decay 0.05 "
+    "--batch-size 64 --epochs 50 --budget 20m"
+)
+"""The command for the reader's own model, data and settings."""
 
 
 def page(summary: Summary) -> str:
