@@ -26,7 +26,8 @@ from wsam.lab.run import Run
 from wsam.lab.titles import group_names
 from wsam.lab.train import train
 from wsam.report.commands import command
-from wsam.sweep.grid import make_grid, with_value
+from wsam.sweep.grid import make_grid
+from wsam.sweep.settings import with_value
 
 FILE = Path(own_method.__file__)
 NAME = f"{FILE}:BlendSAM"

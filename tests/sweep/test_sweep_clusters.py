@@ -2,6 +2,7 @@
 
 import json
 import socket
+import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -131,16 +132,18 @@ def test_jobs_on_a_cluster_with_gpus_must_request_them(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("module", "executor", "extra"),
+    ("library", "option", "extra"),
     [
-        ("ray", RayCluster(), "ray"),
-        ("submitit", Submitit(Path("x"), "local"), "slurm"),
+        ("ray", "--ray local", "ray"),
+        ("submitit", "--submitit local", "slurm"),
+        ("optuna", "--optuna", "optuna"),
     ],
 )
-def test_missing_libraries(monkeypatch, tmp_path, module, executor, extra):
-    monkeypatch.setitem(__import__("sys").modules, module, None)
-    with pytest.raises(ValueError, match=rf"pip install 'wsam\[{extra}\]'"):
-        next(executor.run(sweeping.make_jobs(tmp_path)))
+def test_missing_libraries(monkeypatch, tmp_path, library, option, extra):
+    monkeypatch.delitem(sys.modules, "wsam.sweep.search", raising=False)
+    monkeypatch.setitem(sys.modules, library, None)
+    line = error_of("sweep", "rho", "--smoke", *option.split(), "--out", tmp_path)
+    assert line == f"wsam: this needs {library}: pip install 'wsam[{extra}]'\n"
 
 
 def test_an_unreachable_ray_address(tmp_path):
@@ -155,8 +158,8 @@ def test_an_unreachable_ray_address(tmp_path):
 def test_an_invalid_ray_address(tmp_path):
     words = ("sweep", "cifar", "--smoke", "--ray", "foo", "--device", "cpu", "--out", tmp_path)
     line = error_of(*words)
-    assert line.startswith("wsam: --ray foo: ")
-    assert "it takes local, auto, HOST:PORT or ray://HOST:PORT" in line
+    assert line.startswith("wsam: 'foo' is not the address of a Ray cluster (")
+    assert line.endswith("): use local, auto, HOST:PORT or ray://HOST:PORT\n")
 
 
 def test_invalid_submitit_settings(tmp_path):

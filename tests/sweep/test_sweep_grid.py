@@ -9,7 +9,8 @@ from recorded import recorded
 from wsam.cli.sweep import parse_axes
 from wsam.lab.run import Run
 from wsam.sweep import Grid, InProcess
-from wsam.sweep.grid import make_grid, read_grid, with_value
+from wsam.sweep.grid import make_grid, read_grid
+from wsam.sweep.settings import with_value
 
 
 def runs_of(grid):

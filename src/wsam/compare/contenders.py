@@ -11,7 +11,7 @@ from wsam.lab.run import Run, with_wsam_defaults
 from wsam.lab.settings import BASE_CLASSES, VANILLA, Value, is_number
 from wsam.plot_style import METHOD_STYLES, method_title
 from wsam.report.charts import LineStyle
-from wsam.sweep.grid import with_value
+from wsam.sweep.settings import with_value
 
 BASE = "base"
 CHEAP = "cheap"

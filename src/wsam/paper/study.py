@@ -16,7 +16,8 @@ from wsam.lab import records
 from wsam.lab.run import Run
 from wsam.paper.comparison import RecordFolder, RecordSource
 from wsam.paper.table import Candidate, Cell, Kind, Measure, Table
-from wsam.sweep.grid import in_order, with_seeds, with_value
+from wsam.sweep.grid import with_seeds
+from wsam.sweep.settings import in_order, with_value
 
 SEEDS = (0, 1, 2)
 VALIDATION = 0.1

@@ -6,8 +6,9 @@ cluster or on SLURM. `sweep` runs jobs until each of them has a record.
 """
 
 from wsam.sweep.executors import Executor, InProcess, Processes, local_devices, sweep
-from wsam.sweep.grid import Grid, read_grid, with_value
+from wsam.sweep.grid import Grid, read_grid
 from wsam.sweep.jobs import Job, Outcome, Status, run_job
+from wsam.sweep.settings import with_value
 
 __all__ = [
     "Executor",

@@ -118,12 +118,37 @@ def local_devices(device: str = "auto", workers: int | None = None) -> list[str]
     return [devices[index % len(devices)] for index in range(workers)]
 
 
+class JobQueue:
+    """The jobs that have no worker: new ones, and those whose worker died.
+
+    Args:
+        jobs: The new jobs.
+        retries: How often a job is retried.
+    """
+
+    def __init__(self, jobs: Iterable[Job], retries: int) -> None:
+        self.new, self.retries = iter(jobs), retries
+        self.again: deque[Job] = deque()
+        self.deaths: Counter[str] = Counter()
+
+    def take(self) -> Job | None:
+        """Return the next job; None if there is none."""
+        return self.again.popleft() if self.again else next(self.new, None)
+
+    def retry(self, job: Job) -> bool:
+        """Queue a job whose worker died; return False if its workers died too often."""
+        self.deaths[job.run.key] += 1
+        if self.deaths[job.run.key] > self.retries:
+            return False
+        self.again.append(job)
+        return True
+
+
 @dataclass
 class _Worker:
     device: str
     process: Any
     pipe: Connection
-    job: Job | None = None
 
 
 @dataclass
@@ -148,42 +173,37 @@ class Processes:
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
         """Yield the outcome of each job, in the order in which they end."""
-        remaining, retries = iter(jobs), deque[Job]()
-        deaths: Counter[str] = Counter()
+        queue = JobQueue(jobs, self.retries)
         idle, self._kept = self._kept, []
         free_devices = list(reversed(self.devices))
         for worker in idle:
             free_devices.remove(worker.device)
-        busy: dict[Connection, _Worker] = {}
+        busy: dict[Connection, tuple[_Worker, Job]] = {}
         try:
             while True:
-                while idle or free_devices:
-                    job = retries.popleft() if retries else next(remaining, None)
-                    if job is None:
-                        break
+                while (idle or free_devices) and (job := queue.take()) is not None:
                     worker = idle.pop() if idle else self._start(free_devices.pop())
-                    worker.job = job
-                    busy[worker.pipe] = worker
+                    busy[worker.pipe] = worker, job
                     _send(worker.pipe, job)
                 if not busy:
                     return
                 for pipe in wait(list(busy)):
-                    worker = busy.pop(cast(Connection, pipe))
+                    worker, job = busy.pop(cast(Connection, pipe))
                     outcome = _receive(worker.pipe)
                     if outcome is not None:
                         idle.append(worker)
                         yield outcome
                         continue
                     free_devices.append(worker.device)
-                    lost = self._handle_death(worker, deaths)
-                    if lost is None:
-                        retries.append(cast(Job, worker.job))
+                    detail = f"{_describe_death(worker)} at {job.run.title}"
+                    if queue.retry(job):
+                        self.log(f"{detail}; retrying its run")
                     else:
-                        yield lost
+                        yield Outcome(job, Status.LOST, detail)
         finally:
             if self.keep:
                 idle, self._kept = [], idle
-            self._stop(idle, list(busy.values()))
+            self._stop(idle, [worker for worker, _ in busy.values()])
 
     def close(self) -> None:
         """End the workers that were kept."""
@@ -199,20 +219,6 @@ class Processes:
         theirs.close()  # so that the pipe ends when the worker dies
         return _Worker(device, process, ours)
 
-    def _handle_death(self, worker: _Worker, deaths: Counter[str]) -> Outcome | None:
-        """Return the outcome of a dead worker's job; None if it is to be retried."""
-        worker.process.join()
-        worker.pipe.close()
-        job = worker.job
-        assert job is not None
-        deaths[job.run.key] += 1
-        code = worker.process.exitcode
-        detail = f"a worker on {worker.device} died (exit status {code}) at {job.run.title}"
-        if deaths[job.run.key] > self.retries:
-            return Outcome(job, Status.LOST, detail)
-        self.log(f"{detail}; retrying its run")
-        return None
-
     @staticmethod
     def _stop(idle: Sequence[_Worker], busy: Sequence[_Worker]) -> None:
         for worker in idle:
@@ -222,6 +228,13 @@ class Processes:
         for worker in (*idle, *busy):
             worker.process.join()
             worker.pipe.close()
+
+
+def _describe_death(worker: _Worker) -> str:
+    """Return how a dead worker ended."""
+    worker.process.join()
+    worker.pipe.close()
+    return f"a worker on {worker.device} died (exit status {worker.process.exitcode})"
 
 
 def _send(pipe: Connection, job: Job) -> None:

@@ -5,135 +5,21 @@ from __future__ import annotations
 import itertools
 import math
 import tomllib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from wsam.lab.files import read_regular
 from wsam.lab.run import Run, check_setting_names, with_wsam_defaults
-from wsam.lab.settings import (
-    DATA_SETTINGS,
-    OPTIONS,
-    VANILLA,
-    Value,
-    accepts,
-    default_model,
-    has_preconditioner,
-    join_names,
-)
+from wsam.lab.settings import DATA_SETTINGS, Value
+from wsam.sweep.settings import DECISIVE, SEEDS, has_setting, in_order, with_value
 
 Point = dict[str, Value]
 """A value for each axis that the run has."""
 
 MAX_POINTS = 10_000
 """The largest grid that a user may describe. All of its runs are checked before the first starts."""
-
-_FIRST = ("data", "model", "method", "base", "geometry", "every", "options.every")
-"""Settings that decide which others a run has. They are applied before the others."""
-_MAPPINGS = ("hyper", "base_args", "options", "geometry")
-_SEEDS = ("seed", "noise_seed")
-_NOT_VARIED = (*_SEEDS, "digests", "hyper", "base_args", "options")
-_FIELDS = tuple(f.name for f in fields(Run) if f.name not in _NOT_VARIED)
-_COUNTS = ("train_limit", "test_limit", "image_size", "block_size")
-"""Whole numbers that are None by default."""
-
-
-def with_value(run: Run, name: str, value: Value) -> Run:
-    """Return the run with one setting changed.
-
-    Args:
-        run: The run.
-        name: A hyperparameter of its method, an argument of its base optimizer, an option such as
-            ``max_norm``, or a field of `Run` such as ``method`` or ``epochs``, searched in this order.
-            ``hyper.alpha``, ``base_args.alpha``, ``options.lean`` and ``geometry.eta`` name the place
-            too. Seeds cannot be varied: every point of a grid is run with the same seeds.
-        value: The new value. A geometry is given by its name, or None.
-
-    Raises:
-        ValueError: The run has no such setting.
-
-    Example:
-        >>> run = with_value(Run(method="wsam"), "gamma", 0.8)
-        >>> with_value(run, "method", "sam").title
-        'digits cnn sam rho=0.05 seed=0'
-    """
-    found = _find(run, name)
-    if found is None:
-        known = [*run.hyper, *run.base_args, *_options(run), *_FIELDS]
-        raise ValueError(f"a {run.method} run has no setting {name!r}; it has: {join_names(known)}")
-    place, key = found
-    if place:
-        return run.replace(**{place: {**(getattr(run, place) or {}), key: value}})
-    if key == "geometry" and isinstance(value, str):
-        return run.replace(geometry={"name": value})
-    if key == "data":
-        return _with_data(run, str(value))
-    return run.replace(**{key: value})
-
-
-def _with_data(run: Run, data: str) -> Run:
-    """Return the run on other data, without settings of the old. A default model stays a default."""
-    dropped = {n: None for n, kinds in DATA_SETTINGS.items() if not data.startswith(kinds)}
-    is_default = run.model == default_model(run.data)
-    return run.replace(data=data, model="" if is_default else run.model, **dropped)
-
-
-def has_setting(run: Run, name: str) -> bool:
-    """Return whether a run has a setting: SAM has no gamma, and only some methods have a geometry."""
-    return _find(run, name) is not None
-
-
-def _find(run: Run, name: str) -> tuple[str, str] | None:
-    """Return mapping and key of a setting, with an empty mapping for a field; None if it has none."""
-    place, dot, key = name.partition(".")
-    if dot:
-        return (place, key) if place in _MAPPINGS and key in _arguments(run, place) else None
-    for place in ("hyper", "base_args", "options"):
-        if name in _arguments(run, place):
-            return place, name
-    return ("", name) if name in _FIELDS and _applies(run, name) else None
-
-
-def _arguments(run: Run, place: str) -> Collection[str]:
-    if place == "options":
-        return _options(run)
-    names: Mapping[str, Value] = getattr(run, place) or {}
-    return names.keys() - {"name"}
-
-
-def _options(run: Run) -> list[str]:
-    if run.method == VANILLA:
-        return []
-    refused = {
-        "lean": not accepts(run.method, "lean"),
-        "precondition": not (accepts(run.method, "precondition") and has_preconditioner(run.base)),
-        "every": "n" in run.hyper,
-        "reuse": not accepts(run.method, "reuse") or "every" not in run.options,
-        "gather": run.method != "esam",
-        "gamma_warmup": "gamma" not in run.hyper or run.method == "esam",
-    }
-    refused |= {name: "reuse" not in run.options for name in OPTIONS if name.startswith("reuse_")}
-    return [name for name in OPTIONS if not refused.get(name)]
-
-
-def _applies(run: Run, field: str) -> bool:
-    """Return whether a run of this method and data may have a field."""
-    if field == "geometry":
-        return accepts(run.method, "geometry")
-    return field not in DATA_SETTINGS or run.data.startswith(DATA_SETTINGS[field])
-
-
-def is_integer_setting(run: Run, name: str) -> bool:
-    """Return whether a setting is an integer.
-
-    Example:
-        >>> is_integer_setting(Run(), "epochs"), is_integer_setting(Run(hyper={"rho": 1}), "rho")
-        (True, False)
-    """
-    place, key = _find(run, name) or ("", name)
-    value = getattr(run, place).get(key) if place else getattr(run, key)
-    return key in _COUNTS or (isinstance(value, int) and not isinstance(value, bool))
 
 
 def with_seeds(run: Run, seeds: Sequence[int]) -> tuple[Run, ...]:
@@ -203,7 +89,7 @@ class Grid:
 
     def used_axes(self, column: str, point: Mapping[str, Value]) -> list[str]:
         """Return the settings of a point that its run has."""
-        run = self.run(column, {name: point[name] for name in _FIRST if name in point})
+        run = self.run(column, {name: point[name] for name in DECISIVE if name in point})
         return [name for name in point if has_setting(run, name)]
 
     def check(self) -> None:
@@ -226,11 +112,6 @@ class Grid:
     def map(self, change: Callable[[Run], Run]) -> Grid:
         """Return the grid with `change` applied to every base run."""
         return replace(self, bases={name: change(run) for name, run in self.bases.items()})
-
-
-def in_order(names: Iterable[str]) -> list[str]:
-    """Return names of settings, those first that decide which others a run has."""
-    return sorted(names, key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
 
 
 def read_grid(path: Path) -> Grid:
@@ -260,10 +141,9 @@ def read_grid(path: Path) -> Grid:
     if unknown:
         raise ValueError(f"{path}: unknown entry {unknown[0]!r}; known: title, run, grid")
     run, axes = _table(content, "run", path), _table(content, "grid", path)
-    for name in _SEEDS:
-        for table, settings in (("run", run), ("grid", axes)):
-            if name in settings:  # `with_seeds` sets both
-                raise ValueError(f"{path}: {table}.{name} cannot be set in a grid: use --seeds")
+    for name in SEEDS:
+        if name in run:  # `with_seeds` sets both
+            raise ValueError(f"{path}: run.{name} cannot be set in a grid: use --seeds")
     for name, values in axes.items():
         if not isinstance(values, list) or not values:
             raise ValueError(f"{path}: grid.{name} must be a list of values, got {values!r}")
@@ -271,7 +151,7 @@ def read_grid(path: Path) -> Grid:
         raise ValueError(f"{path}: the table [grid] has no setting to vary")
     try:
         return make_grid(path.stem, axes, run, str(content.get("title", path.stem)))
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from error
 
 
@@ -291,7 +171,8 @@ def make_grid(
         title: Its title. Default: the names of the axes.
 
     Raises:
-        ValueError: The grid is not valid.
+        TypeError: A value of the wrong type.
+        ValueError: An unknown setting, an invalid value, or too many points.
 
     Example:
         >>> grid = make_grid("mine", {"method": ["sam", "wsam"], "gamma": [0.8, 0.9]})
@@ -306,20 +187,14 @@ def make_grid(
     if "data" in found:
         for key in DATA_SETTINGS.keys() & settings.keys():
             found.setdefault(key, (settings.pop(key),))
-    try:
-        check_setting_names(settings)
-        base = Run(**settings)
-    except TypeError as error:
-        raise ValueError(error) from error
+    check_setting_names(settings)
+    base = Run(**settings)
     shown = [axis.replace("_", " ") for axis, values in found.items() if len(values) > 1]
     fixed = [found.get(field, (getattr(base, field),)) for field in ("data", "model")]
     column = " ".join(str(values[0]) for values in fixed if len(values) == 1) or name
     given = frozenset({*settings.get("hyper", ()), *settings.get("options", ())})
     grid = Grid(name, title or ", ".join(shown) or name, {column: base}, found, given=given)
-    try:
-        grid.check()
-    except TypeError as error:
-        raise ValueError(error) from error
+    grid.check()
     return grid
 
 
@@ -333,7 +208,7 @@ def freeze_axes(axes: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Value, ...
         name: tuple(tuple(value) if isinstance(value, list) else value for value in values)
         for name, values in axes.items()
     }
-    for axis in _SEEDS:
+    for axis in SEEDS:
         if axis in found:
             raise ValueError(f"{axis} cannot be varied: use --seeds")
     for axis, values in found.items():

@@ -36,7 +36,8 @@ class RayCluster:
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
         """Yield the outcome of each job, in the order in which they end."""
-        ray = _import_ray()
+        import ray
+
         connects = not ray.is_initialized()
         if connects:
             self._connect(ray)
@@ -56,9 +57,10 @@ class RayCluster:
         except ConnectionError as error:
             reason = str(error).partition("\n")[0]
             raise ValueError(f"no Ray cluster at {self.address!r}: {reason}") from error
-        except ValueError as error:  # Ray's message does not mention the option
+        except ValueError as error:  # Ray's message does not mention the address
             raise ValueError(
-                f"--ray {self.address}: {error}; it takes local, auto, HOST:PORT or ray://HOST:PORT"
+                f"{self.address!r} is not the address of a Ray cluster ({error}): use local, auto, "
+                "HOST:PORT or ray://HOST:PORT"
             ) from error
 
     def _run_tasks(self, ray: Any, jobs: Iterator[Job]) -> Iterator[Outcome]:
@@ -113,11 +115,3 @@ def _check_reachable(address: str) -> None:
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ValueError(f"no Ray cluster at {address!r}: {reason}") from error
-
-
-def _import_ray() -> Any:
-    try:
-        import ray
-    except ModuleNotFoundError as error:
-        raise ValueError("--ray needs Ray: pip install 'wsam[ray]'") from error
-    return ray

@@ -17,12 +17,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy import URL
+from sqlalchemy.exc import SQLAlchemyError
+
 from wsam.lab import records
 from wsam.lab.files import BusyError, exclusive_lock
 from wsam.lab.run import Run
 from wsam.lab.settings import Value, is_number
-from wsam.sweep.grid import Grid, Point, has_setting, in_order, is_integer_setting, with_seeds
+from wsam.sweep.grid import Grid, Point, with_seeds
 from wsam.sweep.jobs import Job, Outcome, Status
+from wsam.sweep.settings import has_setting, in_order, is_integer_setting
 
 DIVERGED = {"error": 100.0, "accuracy": 0.0, "macro-f1": 0.0}
 """The objective of a run whose loss was not finite, by metric; infinite for metrics without a bound."""
@@ -33,7 +39,7 @@ _LOG_SCALE = ("rho", "lr", "weight_decay", "eta")
 class _RunningTrial:
     """A trial, the keys of its runs, and the errors of those that ended."""
 
-    trial: Any
+    trial: optuna.Trial
     keys: set[str]
     errors: dict[str, float] = field(default_factory=dict)
 
@@ -67,7 +73,7 @@ class Search:
         self.make_job, self.out = make_job, out
         self.running: list[_RunningTrial] = []
         self.failed: set[int] = set()  # trials of this search; a later search may try them again
-        optuna = _import_optuna()
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
         # Other base runs, fixed values or seeds define another objective, so they get another study.
         seed_names = ",".join(map(str, self.seeds))
         choices = {n: _choices(v) for n, v in grid.axes.items() if not _is_range(v)}
@@ -78,25 +84,22 @@ class Search:
         self._study_lock = records.work_root(out) / "search.lock"
         self._alive = ExitStack()
         self._alive.enter_context(exclusive_lock(self._owner_lock(self.owner)))
-        sampler = optuna.samplers.TPESampler(seed=seed)
         with exclusive_lock(self._study_lock, wait=True):
-            self.study = self._open_study(optuna, storage or sqlite_url(out), sampler)
+            self.study = self._open_study(storage or sqlite_url(out), seed)
             self._requeue_orphans()
             self._enqueue_grid()
 
-    def _open_study(self, optuna: Any, storage: str, sampler: Any) -> Any:
+    def _open_study(self, storage: str, seed: int) -> optuna.Study:
         """Create or open the study.
 
         Raises:
             ValueError: The storage cannot be used.
         """
-        from sqlalchemy.exc import SQLAlchemyError
-
         try:
             return optuna.create_study(
                 storage=storage,
                 study_name=self.name,
-                sampler=sampler,
+                sampler=optuna.samplers.TPESampler(seed=seed),
                 direction="minimize",
                 load_if_exists=True,
             )
@@ -115,17 +118,17 @@ class Search:
 
     def _requeue_orphans(self) -> None:
         """Mark the running trials of dead searches as failed and enqueue their points again."""
-        for trial in self.study.get_trials(deepcopy=False, states=(_state("RUNNING"),)):
+        for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             if self._is_alive(trial.user_attrs.get("owner")):
                 continue
-            self.study.tell(trial.number, state=_state("FAIL"), skip_if_finished=True)
+            self.study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
             if trial.params and "point" not in trial.user_attrs:
                 self.study.enqueue_trial(trial.params)
 
     def _enqueue_grid(self) -> None:
         """Enqueue every point of the grid that is not completed, waiting or running."""
         trials = self.study.get_trials(deepcopy=False)
-        known = {t.user_attrs.get("point") for t in trials if t.state != _state("FAIL")}
+        known = {t.user_attrs.get("point") for t in trials if t.state != TrialState.FAIL}
         for point in self.grid.points():
             parameters = self._as_parameters(point)
             name = json.dumps(parameters)
@@ -142,7 +145,7 @@ class Search:
         except BusyError:
             return True
 
-    def _ask(self, extra: int) -> Any:
+    def _ask(self, extra: int) -> optuna.Trial | None:
         """Return a trial owned by this search; None if there are enough.
 
         Args:
@@ -150,19 +153,19 @@ class Search:
         """
         with exclusive_lock(self._study_lock, wait=True):
             trials = self.study.get_trials(deepcopy=False)
-            waiting = any(trial.state == _state("WAITING") for trial in trials)
+            waiting = any(trial.state == TrialState.WAITING for trial in trials)
             if not waiting and sum(map(self._is_extra, trials)) >= extra:
                 return None
             trial = self.study.ask()
             trial.set_user_attr("owner", self.owner)
             return trial
 
-    def _is_extra(self, trial: Any) -> bool:
+    def _is_extra(self, trial: FrozenTrial) -> bool:
         """Return whether a trial counts in addition to the grid's points.
 
         Trials that failed in this search count: replacing them might never end.
         """
-        counts = trial.state != _state("FAIL") or trial.number in self.failed
+        counts = trial.state != TrialState.FAIL or trial.number in self.failed
         return counts and "point" not in trial.user_attrs
 
     def jobs(self, trials: int = 0) -> Iterator[Job]:
@@ -172,7 +175,7 @@ class Search:
             self.running.append(_RunningTrial(trial, {run.key for run in runs}))
             yield from map(self.make_job, runs)
 
-    def _suggest(self, trial: Any) -> Point:
+    def _suggest(self, trial: optuna.Trial) -> Point:
         """Return a point. A setting that the run does not have, given the others, is not asked for."""
         point: Point = {}
         for name in in_order(self.grid.axes):
@@ -208,7 +211,7 @@ class Search:
         key = outcome.job.run.key
         for entry in [entry for entry in self.running if key in entry.keys]:
             if outcome.status in (Status.ERROR, Status.LOST):
-                self.study.tell(entry.trial, state=_state("FAIL"), skip_if_finished=True)
+                self.study.tell(entry.trial, state=TrialState.FAIL, skip_if_finished=True)
                 self.failed.add(entry.trial.number)
                 self.running.remove(entry)
                 continue
@@ -229,7 +232,7 @@ class Search:
 
     def best(self) -> tuple[dict[str, Any], float] | None:
         """Return the best point and the mean of its figure; None if no trial has one."""
-        complete = self.study.get_trials(deepcopy=False, states=(_state("COMPLETE"),))
+        complete = self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
         done = [trial for trial in complete if math.isfinite(trial.value)]
         if not done:
             return None
@@ -253,21 +256,6 @@ def _choice(value: Value) -> Any:
 
 def sqlite_url(out: Path) -> str:
     """Return the URL of the default storage."""
-    from sqlalchemy import URL
-
     path = (records.work_root(out) / "optuna.db").resolve()
     # URL.create escapes characters such as ? and %, which folder names may contain.
     return URL.create("sqlite", database=str(path)).render_as_string()
-
-
-def _state(name: str) -> Any:
-    return getattr(_import_optuna().trial.TrialState, name)
-
-
-def _import_optuna() -> Any:
-    try:
-        import optuna
-    except ModuleNotFoundError as error:
-        raise ValueError("a search needs Optuna: pip install 'wsam[optuna]'") from error
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return optuna

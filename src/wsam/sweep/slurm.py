@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from wsam.sweep.executors import RETRIES
+from wsam.sweep.executors import RETRIES, JobQueue
 from wsam.sweep.jobs import Job, Outcome, Status, run_job
 
 CLUSTERS = ("slurm", "local")
@@ -54,25 +53,19 @@ class Submitit:
     def run(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
         """Yield the outcome of each job, in the order in which they end."""
         executor = self._make_executor()
-        remaining, retries = iter(jobs), deque[Job]()
-        deaths: Counter[str] = Counter()
+        queue = JobQueue(jobs, self.retries)
         running: list[tuple[Any, Job]] = []
         try:
             while True:
-                while len(running) < self.workers:
-                    job = retries.popleft() if retries else next(remaining, None)
-                    if job is None:
-                        break
+                while len(running) < self.workers and (job := queue.take()) is not None:
                     running.append((executor.submit(Task(), job), job))
                 if not running:
                     return
                 ended = [pair for pair in running if pair[0].done()]
                 for submitted, job in ended:
                     running.remove((submitted, job))
-                    outcome = self._outcome(submitted, job, deaths)
-                    if outcome is None:
-                        retries.append(job)
-                    else:
+                    outcome = _outcome(submitted, job)
+                    if outcome.status is not Status.LOST or not queue.retry(job):
                         yield outcome
                 if not ended:
                     time.sleep(_POLL_SECONDS[self.cluster])
@@ -81,12 +74,10 @@ class Submitit:
                 submitted.cancel()
 
     def _make_executor(self) -> Any:
+        import submitit
+
         if self.cluster not in CLUSTERS:
             raise ValueError(f"unknown cluster {self.cluster!r}; known: {', '.join(CLUSTERS)}")
-        try:
-            import submitit
-        except ModuleNotFoundError as error:
-            raise ValueError("--submitit needs submitit: pip install 'wsam[slurm]'") from error
         try:
             executor = submitit.AutoExecutor(folder=str(self.folder), cluster=self.cluster)
             executor.update_parameters(name="wsam", **self.parameters)
@@ -94,16 +85,14 @@ class Submitit:
             raise ValueError(f"submitit: {str(error).partition(chr(10))[0]}") from error
         return executor
 
-    def _outcome(self, submitted: Any, job: Job, deaths: Counter[str]) -> Outcome | None:
-        """Return the outcome of a job; None if it is to be submitted again."""
-        from submitit.core.utils import FailedJobError, UncompletedJobError
 
-        try:
-            outcome: Outcome = submitted.result()
-        except (FailedJobError, UncompletedJobError) as error:
-            deaths[job.run.key] += 1
-            if deaths[job.run.key] <= self.retries:
-                return None
-            reason = str(error).strip().partition("\n")[0]
-            return Outcome(job, Status.LOST, f"job {submitted.job_id}: {reason}")
-        return outcome
+def _outcome(submitted: Any, job: Job) -> Outcome:
+    """Return the outcome of a job that submitit ended."""
+    from submitit.core.utils import FailedJobError, UncompletedJobError
+
+    try:
+        outcome: Outcome = submitted.result()
+    except (FailedJobError, UncompletedJobError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        return Outcome(job, Status.LOST, f"job {submitted.job_id}: {reason}")
+    return outcome
