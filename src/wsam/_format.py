@@ -1,11 +1,11 @@
-"""Means with standard deviations, formatted numbers, printable text, values that JSON can hold."""
+"""Means with standard deviations, numbers and columns as text, values that JSON can hold."""
 
 from __future__ import annotations
 
 import math
 import re
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -66,6 +66,28 @@ def pluralize(count: int, noun: str) -> str:
         ('1 run', '0 groups')
     """
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def align_columns(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:
+    """Return the rows of a table as lines, with columns of equal width.
+
+    Args:
+        rows: The cells of each row.
+        left: Numbers of the columns that are aligned at the left; the others at the right.
+
+    Example:
+        >>> align_columns([["method", "error"], ["SAM", "4.1"]])
+        ['method  error', 'SAM       4.1']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.ljust(width) if number in left else cell.rjust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines
 
 
 def json_safe(value: Any) -> Any:

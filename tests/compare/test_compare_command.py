@@ -23,7 +23,7 @@ DIGITS = f"{QUICK} --model mlp --train-limit 200 --test-limit 100"
 @pytest.fixture
 def in_process(monkeypatch):
     """Train in this process, with short timing runs."""
-    monkeypatch.setattr("wsam.cli.sweep.make_executor", lambda *_: InProcess())
+    monkeypatch.setattr("wsam.cli._executors.make_executor", lambda *_, **__: InProcess())
     monkeypatch.setattr("wsam.compare.runner._TIMING_SECONDS", (0.1, 0.1))
 
 

@@ -66,14 +66,6 @@ def describe(loaded: LoadedModel, seed: int, start: float) -> dict[str, Any]:
     }
 
 
-def require_matplotlib() -> None:
-    """Raise an error before anything is measured if plots cannot be drawn."""
-    from importlib.util import find_spec
-
-    if find_spec("matplotlib") is None:
-        raise ValueError("plots need matplotlib: pip install 'wsam[plots]'")
-
-
 def loss_options(mode: str, precision: str) -> Any:
     """Return mode and dtype of the loss; allows or forbids TF32 for the whole process."""
     import torch

@@ -88,26 +88,6 @@ def parse_value(text: str) -> Any:
         return {"True": True, "False": False}.get(word, word)
 
 
-def parse_validation(text: str | None) -> float | int | None:
-    """Parse the size of a validation split: a whole number of samples or a fraction.
-
-    Raises:
-        ValueError: Not a number.
-
-    Example:
-        >>> parse_validation("0.1"), parse_validation("500")
-        (0.1, 500)
-    """
-    if text is None:
-        return None
-    try:
-        return int(text) if text.strip().lstrip("+-").isdigit() else float(text)
-    except ValueError as error:
-        raise ValueError(
-            f"--validation must be a fraction or a number of samples, got {text!r}"
-        ) from error
-
-
 def parse_seeds(text: str | None) -> tuple[int, ...] | None:
     """Parse a list of seeds such as ``0,1,2``.
 

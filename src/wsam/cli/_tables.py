@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from wsam._format import printable
+from wsam._format import align_columns, printable
 from wsam.cli._files import check_results_folder
 from wsam.cli._options import parse_seeds
 
@@ -198,11 +198,7 @@ def report(
 
 def _print_summary(summary: Summary) -> None:
     heads, rows = summary.table()
-    widths = [max(len(row[at]) for row in (heads, *rows)) for at in range(len(heads))]
-    for name, *numbers in (heads, *rows):
-        cells = [number.rjust(width) for number, width in zip(numbers, widths[1:], strict=True)]
-        print(printable("  ".join([name.ljust(widths[0]), *cells]).rstrip()))
-    for line in summary.conclusion():
+    for line in (*align_columns([heads, *rows]), *summary.conclusion()):
         print(printable(line))
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import time
-from contextlib import ExitStack, closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from wsam.cli import _executors as executors
 from wsam.cli import _options as options
-from wsam.cli import sweep as executors
-from wsam.cli import train as lab
+from wsam.cli import _run_options as run_options
 from wsam.cli._app import app, resumable
 from wsam.cli._files import check_output_folder, staged
 
@@ -102,9 +102,9 @@ Out = Annotated[
 
 @app.command(epilog=_EXAMPLE)
 def compare(
-    data: lab.Data = "digits",
-    model: lab.Model = None,
-    base: lab.Base = "sgd",
+    data: run_options.Data = "digits",
+    model: run_options.Model = None,
+    base: run_options.Base = "sgd",
     methods: Methods = "base,sam,wsam,cheap",
     budget: Budget = "20m",
     seeds: Seeds = "3",
@@ -113,23 +113,23 @@ def compare(
     every: Every = 5,
     equal: Equal = "time",
     lr: LearningRate = None,
-    momentum: lab.Momentum = None,
-    weight_decay: lab.WeightDecay = None,
-    base_arg: lab.BaseArg = None,
-    batch_size: lab.BatchSize = 128,
+    momentum: run_options.Momentum = None,
+    weight_decay: run_options.WeightDecay = None,
+    base_arg: run_options.BaseArg = None,
+    batch_size: run_options.BatchSize = 128,
     noise: Noise = 0.0,
-    schedule: lab.Schedule = "cosine",
-    precision: lab.Precision = None,
-    augment: lab.Augment = True,
-    pretrained: lab.Pretrained = None,
-    train_limit: lab.TrainLimit = None,
-    test_limit: lab.TestLimit = None,
+    schedule: run_options.Schedule = "cosine",
+    precision: run_options.Precision = None,
+    augment: run_options.Augment = True,
+    pretrained: run_options.Pretrained = None,
+    train_limit: run_options.TrainLimit = None,
+    test_limit: run_options.TestLimit = None,
     validation: Validation = None,
-    metric: lab.MetricName = None,
-    image_size: lab.ImageSize = None,
-    target: lab.Target = None,
-    task: lab.TaskName = None,
-    block_size: lab.BlockSize = None,
+    metric: run_options.MetricName = None,
+    image_size: run_options.ImageSize = None,
+    target: run_options.Target = None,
+    task: run_options.TaskName = None,
+    block_size: run_options.BlockSize = None,
     out: Out = Path("compare"),
     data_dir: options.DataDir = None,
     download: options.Download = True,
@@ -162,7 +162,7 @@ def compare(
     config = options.make_config(
         data_dir,
         download,
-        device="auto" if "," in device else device,
+        device=executors.config_device(device),
         compile=compile,
         capture=capture,
         checkpoint_seconds=checkpoint_seconds,
@@ -173,17 +173,17 @@ def compare(
         model=model or "",
         method=VANILLA,
         base=base,
-        base_args=lab.merge_pairs(named, "--base-arg", base_arg or ()),
+        base_args=run_options.merge_pairs(named, "--base-arg", base_arg or ()),
         epochs=epochs,
         batch_size=batch_size,
         noise=noise,
         schedule=schedule,
-        precision=precision or lab.default_precision(config),
+        precision=precision or run_options.default_precision(config),
         augment=augment,
         pretrained=pretrained,
         train_limit=train_limit,
         test_limit=test_limit,
-        validation=options.parse_validation(validation),
+        validation=run_options.parse_validation(validation),
         metric=metric,
         image_size=image_size,
         target=target,
@@ -212,15 +212,14 @@ def compare(
         device,
         workers,
         retries,
-        (address or "local") if executor == "ray" else None,
-        gpus,
-        "slurm" if executor == "slurm" else None,
-        submitit_arg or [],
+        ray=(address or "local") if executor == "ray" else None,
+        gpus=gpus,
+        submitit="slurm" if executor == "slurm" else None,
+        submitit_args=submitit_arg or [],
     )
     parallel = getattr(jobs, "workers", None) or len(local_devices(device, workers))
     summary = run(request, out, jobs, config, parallel, start, as_json)
     report(summary, out, page(summary), as_json)
-    exit_if_failed(summary)
 
 
 def _method_name(text: str) -> str:
@@ -229,6 +228,15 @@ def _method_name(text: str) -> str:
 
     name = text.strip()
     return name if is_code(name) else name.lower().replace("-", "_")
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """Return the seeds: ``3`` is 0, 1, 2, and ``4,5`` are themselves."""
+    if "," in text:
+        return options.parse_seeds(text) or ()
+    if not text.strip().isdigit() or int(text) < 1:
+        raise ValueError(f"--seeds must be a number of seeds or a list such as 0,1,2; got {text!r}")
+    return tuple(range(int(text)))
 
 
 def check_libraries() -> None:
@@ -262,50 +270,48 @@ def run(
     from wsam.compare.state import FILE_NAME
     from wsam.sweep import Processes
 
+    workers = (
+        closing(replace(executor, keep=True))
+        if isinstance(executor, Processes)
+        else nullcontext(executor)
+    )
     with (
-        ExitStack() as stack,
         resumable((out / FILE_NAME).exists),
         show_progress(request.budget, quiet=as_json) as progress,
+        workers as jobs,
     ):
-        if isinstance(executor, Processes):
-            executor = stack.enter_context(closing(replace(executor, keep=True)))
-        return Comparison(request, out, executor, config, parallel, progress, start).run()
+        return Comparison(request, out, jobs, config, parallel, progress, start).run()
 
 
-def report(summary: Summary, out: Path, page: str, as_json: bool) -> None:
-    """Write the figures and the page of a comparison, and print the result."""
-    files = _write(summary, out, page)
-    _show(summary, files, as_json)
+def report(
+    summary: Summary, out: Path, page: str, as_json: bool, last_line: str | None = None
+) -> None:
+    """Write figures and page, print the result, and exit with status 1 if a run failed.
 
-
-def exit_if_failed(summary: Summary) -> None:
-    """End the command with status 1 if a run failed."""
+    Args:
+        summary: The figures.
+        out: The folder of the comparison.
+        page: The page as HTML.
+        as_json: Print JSON.
+        last_line: Printed at the end, but not as JSON.
+    """
+    files = [out / "compare.json", out / "compare.html"]
+    with staged(out) as staging:
+        numbers = json.dumps(summary.as_dict(), indent=1, allow_nan=False)
+        (staging / files[0].name).write_text(numbers, encoding="utf-8")
+        (staging / files[1].name).write_text(page, encoding="utf-8")
+    if as_json:
+        print(json.dumps({**summary.as_dict(), "files": [str(file) for file in files]}))
+    else:
+        _print_summary(summary)
+        print(f"figures: {files[0]}; open {files[1]}")
+        if last_line is not None:
+            print(last_line)
     if summary.failures:
         raise typer.Exit(1)
 
 
-def parse_seeds(text: str) -> tuple[int, ...]:
-    """Return the seeds: ``3`` is 0, 1, 2, and ``4,5`` are themselves."""
-    if "," in text:
-        return options.parse_seeds(text) or ()
-    if not text.strip().isdigit() or int(text) < 1:
-        raise ValueError(f"--seeds must be a number of seeds or a list such as 0,1,2; got {text!r}")
-    return tuple(range(int(text)))
-
-
-def _write(summary: Summary, out: Path, page: str) -> list[Path]:
-    """Write figures and page; both or none."""
-    with staged(out) as staging:
-        numbers = json.dumps(summary.as_dict(), indent=1, allow_nan=False)
-        (staging / "compare.json").write_text(numbers, encoding="utf-8")
-        (staging / "compare.html").write_text(page, encoding="utf-8")
-    return [out / "compare.json", out / "compare.html"]
-
-
-def _show(summary: Summary, files: list[Path], as_json: bool) -> None:
-    if as_json:
-        print(json.dumps({**summary.as_dict(), "files": [str(file) for file in files]}))
-        return
+def _print_summary(summary: Summary) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
@@ -313,24 +319,24 @@ def _show(summary: Summary, files: list[Path], as_json: bool) -> None:
     from wsam.compare.page import table_heads, table_rows
     from wsam.compare.summary import format_point
 
+    console = Console()
+
+    def print_line(text: str, style: str | None = None) -> None:
+        console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     for number, head in enumerate(table_heads(summary)):
         table.add_column(head, justify="right" if number else "left")
     for row in table_rows(summary):
         table.add_row(*row)
-    console = Console()
     console.print(table)
     console.print()
-    for text, style in (
-        (summary.sentence, "bold"),
-        ("", None),
-        *(
-            (f"{row.method.title}: {format_point(row.point)}", None)
-            for row in summary.rows.values()
-        ),
-        ("", None),
-        *((note, "dim") for note in summary.notes),
-        *((f"Failed: {failure}", "red") for failure in summary.failures),
-    ):
-        console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
-    print(f"figures: {files[0]}; open {files[1]}")
+    print_line(summary.sentence, "bold")
+    console.print()
+    for found in summary.rows.values():
+        print_line(f"{found.method.title}: {format_point(found.point)}")
+    console.print()
+    for note in summary.notes:
+        print_line(note, "dim")
+    for failure in summary.failures:
+        print_line(f"Failed: {failure}", "red")

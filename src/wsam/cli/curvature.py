@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from wsam._format import align_columns, pluralize
 from wsam.cli import _checkpoints as shared
 from wsam.cli import _options as options
 from wsam.cli._app import app
@@ -141,7 +142,7 @@ def curvature(
     _check_effects(context, requested)
     settings = shared.loss_options(mode, precision)
     if out is not None and density:
-        shared.require_matplotlib()
+        import matplotlib  # noqa: F401 (if it is missing, the error comes before the measurement)
     config = options.make_config(data_dir, download, device=device)
     start = time.monotonic()
     found: dict[str, Any] = {}
@@ -244,9 +245,8 @@ def _print_table(record: dict[str, Any], files: list[Path]) -> None:
             note = f"{found['measure']}, radius {found['radius']:g}"
             value = "not finite" if found["value"] is None else f"{found['value']:.6g}"
             rows.append((name.replace("_", " "), value, note))
-    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    for name, value, note in rows:
-        print(f"  {name:<{widths[0]}}  {value:>{widths[1]}}  {note}".rstrip())
+    for line in align_columns(rows, left=(0, 2)):
+        print(f"  {line}")
     for file in files:
         print(file)
 
@@ -255,7 +255,7 @@ def _density_rows(found: dict[str, Any]) -> list[tuple[str, str, str]]:
     """Return the rows of a spectral density: fractions of eigenvalues, with their bounds."""
     if found["semidefinite"]:
         return [("below zero", "0.0%", "of the eigenvalues: positive semi-definite by definition")]
-    probes = f"{found['probes']} probe" + ("s" if found["probes"] > 1 else "")
+    probes = pluralize(found["probes"], "probe")
     rows = []
     for name, share in (
         ("below zero", found["below_zero"]),

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
+from wsam.cli import _executors as executors
 from wsam.cli import _options as options
 from wsam.cli import compare as comparisons
-from wsam.cli import sweep as executors
 from wsam.cli._app import app
 
 _EXAMPLE = "Example: wsam demo --out demo"
@@ -45,7 +45,5 @@ def demo(
     summary = comparisons.run(
         request, out, Processes(devices), config, len(devices), start, as_json
     )
-    comparisons.report(summary, out, page(summary), as_json)
-    if not as_json:
-        print(f"now your own data, with your own settings: {OWN_DATA}")
-    comparisons.exit_if_failed(summary)
+    last_line = f"now your own data, with your own settings: {OWN_DATA}"
+    comparisons.report(summary, out, page(summary), as_json, last_line)

@@ -12,10 +12,10 @@ from wsam.cli import _options as options
 from wsam.cli._app import app
 from wsam.cli._files import check_output_folder, staged
 
-EXAMPLE = "Example: wsam directions --gamma 0 --gamma 0.5 --gamma 0.8 --out figures"
+_EXAMPLE = "Example: wsam directions --gamma 0 --gamma 0.5 --gamma 0.8 --out figures"
 
 
-@app.command(epilog=EXAMPLE)
+@app.command(epilog=_EXAMPLE)
 def directions(
     gamma: Annotated[
         list[float] | None,

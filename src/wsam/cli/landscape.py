@@ -72,6 +72,8 @@ def landscape(
 
     Along directions through its weights, or from one model to another.
     """
+    import matplotlib  # noqa: F401 (if it is missing, the error comes before the measurement)
+
     from wsam import curvature as measure
     from wsam.lab.loaded_model import load_model
 
@@ -82,7 +84,6 @@ def landscape(
     if to is not None and shared.is_given(context, "along"):
         raise ValueError("--along has no effect with --to: remove one of them")
     settings = shared.loss_options(mode, precision)
-    shared.require_matplotlib()
     config = options.make_config(data_dir, download, device=device)
     start = time.monotonic()
     with shared.progress(quiet=as_json) as follow:

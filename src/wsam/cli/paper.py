@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from wsam._format import printable
+from wsam._format import align_columns, printable
 from wsam.cli import _options as options
 from wsam.cli import _tables as shared
 from wsam.cli._app import app, resumable
@@ -59,9 +59,8 @@ def list_(results: shared.Results = None, as_json: options.Json = False) -> None
     if as_json:
         print(json.dumps([dict(zip(heads, row, strict=True)) for row in rows]))
         return
-    widths = [max(len(str(row[i])) for row in (heads, *rows)) for i in range(len(heads))]
-    for row in (heads, *rows):
-        print("  ".join(str(v).ljust(w) for v, w in zip(row, widths, strict=True)).rstrip())
+    lines = [[str(value) for value in row] for row in (heads, *rows)]
+    print(*align_columns(lines, left=range(len(heads))), sep="\n")
 
 
 def _finished(runs: Iterable[Run], out: Path) -> tuple[set[Run], dict[str, str]]:

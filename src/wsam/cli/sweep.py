@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from wsam.cli import _executors as executors
 from wsam.cli import _options as options
 from wsam.cli import _tables as shared
 from wsam.cli._app import app, resumable
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from wsam.paper.registry import JobFactory
     from wsam.sweep import Executor
     from wsam.sweep.grid import Grid
+    from wsam.sweep.search import Search
 
 Name = Annotated[
     str | None,
@@ -38,13 +40,6 @@ Axes = Annotated[
         "Settings that a method or base does not have are ignored for it. Repeatable.",
     ),
 ]
-Device = Annotated[
-    str, typer.Option(help="auto (all GPUs, otherwise the CPU), cpu, or cuda:0,cuda:1.")
-]
-Workers = Annotated[
-    int | None,
-    typer.Option(min=1, help="Parallel runs. [default: one per GPU, otherwise per core]"),
-]
 Ray = Annotated[str | None, typer.Option(help="Address of a Ray cluster, or 'local' to start one.")]
 Gpus = Annotated[float, typer.Option(min=0, help="With --ray: GPUs per run; may be a fraction.")]
 Submitit = Annotated[
@@ -57,7 +52,6 @@ SubmititArg = Annotated[
         help="With --submitit, such as timeout_min=60 or slurm_partition=gpu. Repeatable.",
     ),
 ]
-Retries = Annotated[int, typer.Option(min=0, help="Retries of a run whose worker died.")]
 Optuna = Annotated[
     bool,
     typer.Option(
@@ -88,13 +82,13 @@ def sweep(
     out: shared.Out = None,
     data_dir: options.DataDir = None,
     download: options.Download = True,
-    device: Device = "auto",
-    workers: Workers = None,
+    device: executors.Device = "auto",
+    workers: executors.Workers = None,
     ray: Ray = None,
     gpus: Gpus = 0.0,
     submitit: Submitit = None,
     submitit_arg: SubmititArg = None,
-    retries: Retries = 2,
+    retries: executors.Retries = 2,
     optuna: Optuna = False,
     trials: Trials = 0,
     storage: Storage = None,
@@ -109,32 +103,45 @@ def sweep(
     Any number of sweeps, on any number of machines, can share a folder. Each run is executed once,
     and a run whose worker was killed is resumed from its last checkpoint.
     """
+    from wsam.paper import find_grid
     from wsam.paper.registry import JobFactory
 
-    own = _own_grid(name, parse_axes(axes or []))
+    if ray is not None and submitit is not None:
+        raise ValueError("give --ray or --submitit, not both")
+    if submitit_arg and submitit is None:
+        raise ValueError("--submitit-arg needs --submitit")
+    if gpus and ray is None:
+        raise ValueError("--gpus needs --ray; with submitit, use --submitit-arg gpus_per_node=1")
+    if (trials or storage) and not optuna:
+        raise ValueError("--trials and --storage need --optuna")
+    grid_or_name = _grid_or_name(name, parse_axes(axes or []))
     profile = shared.make_profile(smoke, seeds, only, epochs, precision, pretrained)
     results = shared.output_folder(out, smoke)
     config = options.make_config(
         data_dir,
         download,
-        device="auto" if "," in device else device,
+        device=executors.config_device(device),
         compile=shared.configure_smoke(smoke, compile),
         capture=capture,
         checkpoint_seconds=checkpoint_seconds,
         retry=retry,
     )
-    executor = make_executor(
-        results, device, workers, retries, ray, gpus, submitit, submitit_arg or []
+    executor = executors.make_executor(
+        results,
+        device,
+        workers,
+        retries,
+        ray=ray,
+        gpus=gpus,
+        submitit=submitit,
+        submitit_args=submitit_arg or [],
     )
     jobs = JobFactory(results, config, profile, name)
     if optuna:
-        _search(
-            own or _paper_grid(name), profile, jobs, executor, results, trials, storage, as_json
-        )
-    elif trials or storage:
-        raise ValueError("--trials and --storage need --optuna")
+        grid = find_grid(grid_or_name) if isinstance(grid_or_name, str) else grid_or_name
+        _search(grid, profile, jobs, executor, results, trials, storage, as_json)
     else:
-        _run_all(own or name, profile, jobs, executor, results, as_json)
+        _run_all(grid_or_name, profile, jobs, executor, results, as_json)
 
 
 def parse_axes(items: Iterable[str]) -> dict[str, list[Any]]:
@@ -162,8 +169,8 @@ def parse_axes(items: Iterable[str]) -> dict[str, list[Any]]:
     return axes
 
 
-def _own_grid(name: str | None, axes: dict[str, list[Any]]) -> Grid | None:
-    """Return the grid of a file or of --grid; None for a table or grid of the paper.
+def _grid_or_name(name: str | None, axes: dict[str, list[Any]]) -> Grid | str:
+    """Return the grid of a file or of --grid, or the name of a table or grid of the paper.
 
     With both, --grid replaces and adds axes.
     """
@@ -177,59 +184,19 @@ def _own_grid(name: str | None, axes: dict[str, list[Any]]) -> Grid | None:
             raise ValueError("give the NAME of a table or grid, or vary settings with --grid")
         return make_grid(" ".join(axes), axes)
     if not axes:
-        return find_grid(name) if name.endswith(".toml") else None
+        return find_grid(name) if name.endswith(".toml") else name
     found = find_grid(name)
     if len(found.bases) > 1:
         raise ValueError(f"{name} has several columns: --grid needs a grid of your own")
     axes_of_both = {**found.axes, **freeze_axes(axes)}
+    # A grid of the paper becomes one of the user's own, with the defaults of `wsam.WSAM`.
     changed = replace(found, axes=axes_of_both, given=found.given or frozenset())
     changed.check()
     return changed
 
 
-def _paper_grid(name: str | None) -> Grid:
-    from wsam.paper import find_grid
-
-    assert name is not None
-    return find_grid(name)
-
-
-def make_executor(
-    out: Path,
-    device: str,
-    workers: int | None,
-    retries: int,
-    ray: str | None,
-    gpus: float,
-    submitit: str | None,
-    submitit_arg: list[str],
-) -> Executor:
-    """Return the executor of a verb, given its options."""
-    from wsam.sweep import Processes, local_devices
-
-    if ray is not None and submitit is not None:
-        raise ValueError("give --ray or --submitit, not both")
-    if submitit_arg and submitit is None:
-        raise ValueError("--submitit-arg needs --submitit")
-    if gpus and ray is None:
-        raise ValueError("--gpus needs --ray; with submitit, use --submitit-arg gpus_per_node=1")
-    devices = local_devices(device, workers)
-    if ray is not None:
-        from wsam.sweep.ray_cluster import RayCluster
-
-        return RayCluster(ray, workers, gpus, retries)
-    if submitit is not None:
-        from wsam.lab import records
-        from wsam.sweep.slurm import Submitit
-
-        parallel = workers or (64 if submitit == "slurm" else len(devices))
-        folder = records.work_root(out) / "submitit"
-        return Submitit(folder, submitit, parallel, options.parse_pairs(submitit_arg), retries)
-    return Processes(devices, retries)
-
-
 def _run_all(
-    what: Grid | str | None,
+    grid_or_name: Grid | str,
     profile: Profile,
     jobs: JobFactory,
     executor: Executor,
@@ -240,17 +207,15 @@ def _run_all(
     from wsam.paper.grids import grid_table
     from wsam.paper.study import choose
     from wsam.sweep import sweep as sweep_jobs
-    from wsam.sweep.grid import Grid
     from wsam.sweep.summary import summarize
 
-    own = isinstance(what, Grid)
-    table = choose(
-        profile.table(grid_table(what) if isinstance(what, Grid) else find(str(what))), out
-    )
+    whole = find(grid_or_name) if isinstance(grid_or_name, str) else grid_table(grid_or_name)
+    table = choose(profile.table(whole), out)
     outcomes = sweep_jobs(map(jobs, table.runs), executor)
     with resumable(lambda: shared.has_progress(table.runs, out)):
         done = shared.print_outcomes(outcomes, table.runs)
-    shared.report(table, out, done, as_json, summarize(table.runs, out) if own else None)
+    summary = None if isinstance(grid_or_name, str) else summarize(table.runs, out)
+    shared.report(table, out, done, as_json, summary)
 
 
 def _search(
@@ -263,8 +228,6 @@ def _search(
     storage: str | None,
     as_json: bool,
 ) -> None:
-    from wsam.lab.titles import run_titles
-    from wsam.sweep import sweep as sweep_jobs
     from wsam.sweep.search import Search
 
     grid = profile.grid(found)
@@ -275,17 +238,11 @@ def _search(
     seeds = profile.seeds or (0,)
     bests: list[dict[str, Any]] = []
     lines: list[str] = []
-    settled = True
+    complete = True
     with resumable(lambda: shared.has_progress(_grid_runs(grid, columns, seeds), out)):
         for column in columns:
             with closing(Search(grid, column, seeds, jobs, out, storage)) as search:
-                known = list(_grid_runs(grid, [column], seeds))
-                for outcome in sweep_jobs(search.jobs(trials), executor):
-                    run = outcome.job.run
-                    line = shared.format_outcome(outcome, run_titles([*known, run])[run.key])
-                    print(line, file=sys.stderr, flush=True)
-                    search.tell(outcome)
-                    settled = settled and outcome.status.value not in ("error", "lost")
+                complete &= _run_search(search, trials, executor)
                 best, (figure, lower) = search.best(), search.objective
             if best is not None:
                 column_name = figure.replace(" ", "_").replace("-", "_")
@@ -294,12 +251,27 @@ def _search(
                 )
                 varied = {k: v for k, v in best[0].items() if len(grid.axes[k]) > 1}
                 lines.append(_best_line(column, varied, best[1], figure, lower))
-    if as_json:
-        print(json.dumps(bests, allow_nan=False))
-    for line in [] if as_json else lines:
+    for line in [json.dumps(bests, allow_nan=False)] if as_json else lines:
         print(line)
-    if not settled:
+    if not complete:
         raise typer.Exit(1)
+
+
+def _run_search(search: Search, trials: int, executor: Executor) -> bool:
+    """Run a search, print a line for each run, and return whether no run ended with an error."""
+    from wsam.lab.titles import run_titles
+    from wsam.sweep import Status
+    from wsam.sweep import sweep as sweep_jobs
+
+    known = list(_grid_runs(search.grid, [search.column], search.seeds))
+    complete = True
+    for outcome in sweep_jobs(search.jobs(trials), executor):
+        run = outcome.job.run
+        line = shared.format_outcome(outcome, run_titles([*known, run])[run.key])
+        print(line, file=sys.stderr, flush=True)
+        search.tell(outcome)
+        complete = complete and outcome.status not in (Status.ERROR, Status.LOST)
+    return complete
 
 
 def _best_line(

@@ -11,10 +11,10 @@ from wsam.cli import _options as options
 from wsam.cli._app import app
 from wsam.cli._files import check_output_folder, staged
 
-EXAMPLE = "Example: wsam toy --gamma 0.6 --gamma 0.95 --out toy"
+_EXAMPLE = "Example: wsam toy --gamma 0.6 --gamma 0.95 --out toy"
 
 
-@app.command(epilog=EXAMPLE)
+@app.command(epilog=_EXAMPLE)
 def toy(
     gamma: Annotated[
         list[float] | None,
