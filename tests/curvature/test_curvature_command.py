@@ -1,6 +1,7 @@
 """The `wsam curvature` and `wsam landscape` commands, on runs and on state dicts."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -329,14 +330,7 @@ def test_wrong_options(record, words, message):
 
 
 def test_missing_matplotlib_is_reported_before_anything_is_measured(record, monkeypatch, tmp_path):
-    from importlib import util
-
-    find_spec = util.find_spec
-    monkeypatch.setattr(
-        util,
-        "find_spec",
-        lambda name, *rest: None if name == "matplotlib" else find_spec(name, *rest),
-    )
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setattr(
         "wsam.lab.loaded_model.load_model", lambda *_, **__: pytest.fail("measured")
     )

@@ -140,7 +140,6 @@ def test_jobs_on_a_cluster_with_gpus_must_request_them(tmp_path):
     ],
 )
 def test_missing_libraries(monkeypatch, tmp_path, library, option, extra):
-    monkeypatch.delitem(sys.modules, "wsam.sweep.search", raising=False)
     monkeypatch.setitem(sys.modules, library, None)
     line = error_of("sweep", "rho", "--smoke", *option.split(), "--out", tmp_path)
     assert line == f"wsam: this needs {library}: pip install 'wsam[{extra}]'\n"

@@ -15,12 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import optuna
-from optuna.trial import FrozenTrial, TrialState
-from sqlalchemy import URL
-from sqlalchemy.exc import SQLAlchemyError
+from typing import TYPE_CHECKING, Any
 
 from wsam.lab import records
 from wsam.lab.files import BusyError, exclusive_lock
@@ -29,6 +24,10 @@ from wsam.lab.settings import Value, is_number
 from wsam.sweep.grid import Grid, Point, with_seeds
 from wsam.sweep.jobs import Job, Outcome, Status
 from wsam.sweep.settings import has_setting, in_order, is_integer_setting
+
+if TYPE_CHECKING:
+    import optuna
+    from optuna.trial import FrozenTrial
 
 DIVERGED = {"error": 100.0, "accuracy": 0.0, "macro-f1": 0.0}
 """The objective of a run whose loss was not finite, by metric; infinite for metrics without a bound."""
@@ -69,11 +68,14 @@ class Search:
         storage: str | None = None,
         seed: int = 0,
     ) -> None:
+        import optuna
+
         self.grid, self.column, self.seeds = grid, column, tuple(seeds)
         self.make_job, self.out = make_job, out
         self.running: list[_RunningTrial] = []
         self.failed: set[int] = set()  # trials of this search; a later search may try them again
         optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self.states = optuna.trial.TrialState
         # Other base runs, fixed values or seeds define another objective, so they get another study.
         seed_names = ",".join(map(str, self.seeds))
         choices = {n: _choices(v) for n, v in grid.axes.items() if not _is_range(v)}
@@ -95,6 +97,9 @@ class Search:
         Raises:
             ValueError: The storage cannot be used.
         """
+        import optuna
+        from sqlalchemy.exc import SQLAlchemyError
+
         try:
             return optuna.create_study(
                 storage=storage,
@@ -118,17 +123,17 @@ class Search:
 
     def _requeue_orphans(self) -> None:
         """Mark the running trials of dead searches as failed and enqueue their points again."""
-        for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        for trial in self.study.get_trials(deepcopy=False, states=(self.states.RUNNING,)):
             if self._is_alive(trial.user_attrs.get("owner")):
                 continue
-            self.study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
+            self.study.tell(trial.number, state=self.states.FAIL, skip_if_finished=True)
             if trial.params and "point" not in trial.user_attrs:
                 self.study.enqueue_trial(trial.params)
 
     def _enqueue_grid(self) -> None:
         """Enqueue every point of the grid that is not completed, waiting or running."""
         trials = self.study.get_trials(deepcopy=False)
-        known = {t.user_attrs.get("point") for t in trials if t.state != TrialState.FAIL}
+        known = {t.user_attrs.get("point") for t in trials if t.state != self.states.FAIL}
         for point in self.grid.points():
             parameters = self._as_parameters(point)
             name = json.dumps(parameters)
@@ -153,7 +158,7 @@ class Search:
         """
         with exclusive_lock(self._study_lock, wait=True):
             trials = self.study.get_trials(deepcopy=False)
-            waiting = any(trial.state == TrialState.WAITING for trial in trials)
+            waiting = any(trial.state == self.states.WAITING for trial in trials)
             if not waiting and sum(map(self._is_extra, trials)) >= extra:
                 return None
             trial = self.study.ask()
@@ -165,7 +170,7 @@ class Search:
 
         Trials that failed in this search count: replacing them might never end.
         """
-        counts = trial.state != TrialState.FAIL or trial.number in self.failed
+        counts = trial.state != self.states.FAIL or trial.number in self.failed
         return counts and "point" not in trial.user_attrs
 
     def jobs(self, trials: int = 0) -> Iterator[Job]:
@@ -211,7 +216,7 @@ class Search:
         key = outcome.job.run.key
         for entry in [entry for entry in self.running if key in entry.keys]:
             if outcome.status in (Status.ERROR, Status.LOST):
-                self.study.tell(entry.trial, state=TrialState.FAIL, skip_if_finished=True)
+                self.study.tell(entry.trial, state=self.states.FAIL, skip_if_finished=True)
                 self.failed.add(entry.trial.number)
                 self.running.remove(entry)
                 continue
@@ -232,7 +237,7 @@ class Search:
 
     def best(self) -> tuple[dict[str, Any], float] | None:
         """Return the best point and the mean of its figure; None if no trial has one."""
-        complete = self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        complete = self.study.get_trials(deepcopy=False, states=(self.states.COMPLETE,))
         done = [trial for trial in complete if math.isfinite(trial.value)]
         if not done:
             return None
@@ -256,6 +261,8 @@ def _choice(value: Value) -> Any:
 
 def sqlite_url(out: Path) -> str:
     """Return the URL of the default storage."""
+    from sqlalchemy import URL
+
     path = (records.work_root(out) / "optuna.db").resolve()
     # URL.create escapes characters such as ? and %, which folder names may contain.
     return URL.create("sqlite", database=str(path)).render_as_string()
