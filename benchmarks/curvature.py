@@ -135,9 +135,9 @@ def digits_problem() -> tuple[nn.Module, Batches, dict[str, Any]]:
     """Return the lab's small CNN after 20 epochs on digits, and 1,200 images in four batches."""
     images = datasets.load("digits", datasets.DataSource(Path(), download=False))
     model = models.build_model("cnn", models.Task((1, 8, 8), 10), seed=0)
-    x = (images.train_images.permute(0, 3, 1, 2).float() / 255 - 0.3053) / 0.3759
-    train(model, x, images.train_labels, epochs=20, batch_size=100)
-    batches = list(zip(x.split(300), images.train_labels.split(300), strict=True))
+    x = (images.train.images.permute(0, 3, 1, 2).float() / 255 - 0.3053) / 0.3759
+    train(model, x, images.train.labels, epochs=20, batch_size=100)
+    batches = list(zip(x.split(300), images.train.labels.split(300), strict=True))
     return model, batches, {"model": "cnn", "data": "digits", "images": len(x), "batch": 300}
 
 

@@ -181,7 +181,7 @@ def test_training_images_are_not_augmented_and_keep_the_noisy_labels(record):
     assert len(subject.batches) == len(first) == 3
     assert all(torch.equal(a[0], b[0]) for a, b in zip(first, again, strict=True))
     labels = torch.cat([labels for _, labels in first])
-    clean = datasets.load("digits", ExecutionConfig().source).train_labels[:150]
+    clean = datasets.load("digits", ExecutionConfig().source).train.labels[:150]
     assert torch.equal(labels, add_label_noise(clean, 10, RUN.noise, RUN.noise_seed))
     assert not torch.equal(labels, clean)
     with pytest.raises(ValueError, match="at least 1"):
@@ -201,7 +201,8 @@ def test_image_folders_are_read_in_a_fixed_order(tmp_path):
                 )
     from wsam.lab.image_folder import FolderFeed
 
-    feed = FolderFeed(tmp_path / "pets", 2, torch.device("cpu"), 0, False, size=8, workers=0)
+    run = Run(data=f"folder:{tmp_path / 'pets'}", image_size=8, batch_size=2, augment=False)
+    feed = FolderFeed(tmp_path / "pets", run, torch.device("cpu"), workers=0)
     for split in ("train", "test"):
         batches = FixedBatches(feed, split, 5, 2)
         first, again = list(batches), list(batches)

@@ -5,8 +5,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wsam.lab.data_feed import MemoryFeed, Normalizer, add_label_noise, crop_and_flip, derive_seed
-from wsam.lab.datasets import DatasetInfo, Images
+from wsam.lab.data_feed import add_label_noise, derive_seed
+from wsam.lab.datasets import DatasetInfo, Images, ImageSet
+from wsam.lab.image_feed import MemoryFeed, Normalizer, crop_and_flip
+from wsam.lab.run import Run
 
 CPU = torch.device("cpu")
 
@@ -19,8 +21,12 @@ def images(count=50, size=8, channels=3, padding=2, flip=True, test=7):
         shape = (n, size, size, channels)
         return torch.randint(256, shape, generator=generator, dtype=torch.uint8)
 
-    labels = torch.arange(count) % 5
-    return Images(info, pixels(count), labels, pixels(test), torch.arange(test) % 5, "random")
+    train, test = (ImageSet(pixels(n), torch.arange(n) % 5) for n in (count, test))
+    return Images(info, train, test, "random")
+
+
+def memory_feed(source, batch_size=16, **settings):
+    return MemoryFeed(source, Run(batch_size=batch_size, **settings), CPU)
 
 
 @given(st.integers(1, 9), st.integers(4, 9), st.integers(0, 4), st.integers(0, 10**6))
@@ -54,8 +60,8 @@ def test_normalizer():
 def test_an_epoch_contains_each_image_at_most_once_in_full_batches():
     # Without augmentation the first pixel identifies the image.
     source = images(padding=0, flip=False)
-    source.train_images[:, 0, 0, 0] = torch.arange(50, dtype=torch.uint8)
-    feed = MemoryFeed(source, 16, CPU, seed=0, augment=True)
+    source.train.images[:, 0, 0, 0] = torch.arange(50, dtype=torch.uint8)
+    feed = memory_feed(source)
     assert feed.steps == 3
     orders = []
     for _ in range(2):
@@ -72,23 +78,23 @@ def test_an_epoch_contains_each_image_at_most_once_in_full_batches():
 
 def test_without_augmentation():
     source = images()
-    plain = MemoryFeed(source, 50, CPU, seed=0, augment=False)
+    plain = memory_feed(source, 50, augment=False)
     x, _ = next(plain.epoch())
-    known = {bytes(image.flatten().tolist()) for image in source.train_images}
+    known = {bytes(image.flatten().tolist()) for image in source.train.images}
     back = (x * 0.2 + 0.4).mul(255).round().to(torch.uint8).permute(0, 2, 3, 1)
     assert {bytes(image.flatten().tolist()) for image in back} == known
-    changed = MemoryFeed(source, 50, CPU, seed=0, augment=True)
+    changed = memory_feed(source, 50)
     back = (next(changed.epoch())[0] * 0.2 + 0.4).mul(255).round().to(torch.uint8)
     back = back.permute(0, 2, 3, 1)
     assert len({bytes(image.flatten().tolist()) for image in back} - known) > 30
 
 
 def test_the_generator_state_resumes_a_feed():
-    one = MemoryFeed(images(), 16, CPU, seed=3, augment=True)
+    one = memory_feed(images(), seed=3)
     list(one.epoch())
     saved = one.generator.get_state()
     expected = list(one.epoch())
-    other = MemoryFeed(images(), 16, CPU, seed=99, augment=True)
+    other = memory_feed(images(), seed=99)
     other.generator.set_state(saved)
     torch.manual_seed(5)  # the global generator is not used
     for (x, y), (expected_x, expected_y) in zip(other.epoch(), expected, strict=True):
@@ -98,7 +104,7 @@ def test_the_generator_state_resumes_a_feed():
 
 def test_batches_depend_on_the_seed_only():
     def first(seed):
-        return next(MemoryFeed(images(), 16, CPU, seed, augment=True).epoch())[0]
+        return next(memory_feed(images(), seed=seed).epoch())[0]
 
     assert torch.equal(first(0), first(0))
     assert not torch.equal(first(0), first(1))
@@ -107,14 +113,14 @@ def test_batches_depend_on_the_seed_only():
 
 def test_the_test_set_is_complete_and_in_order():
     source = images(test=1203)
-    feed = MemoryFeed(source, 16, CPU, seed=0, augment=True)
+    feed = memory_feed(source)
     labels = torch.cat([y for _, y in feed.evaluation("test")])
-    assert torch.equal(labels, source.test_labels)
-    assert sum(len(x) for x, _ in feed.evaluation("test")) == feed.test_count == 1203
+    assert torch.equal(labels, source.test.labels)
+    assert sum(len(x) for x, _ in feed.evaluation("test")) == feed.counts["test"] == 1203
 
 
 def test_the_batch_size_is_at_most_the_number_of_images():
-    feed = MemoryFeed(images(), 1000, CPU, seed=0, augment=True)
+    feed = memory_feed(images(), 1000)
     assert (feed.steps, feed.batch_size) == (1, 50)
 
 

@@ -74,21 +74,19 @@ def remove(folder):
 def test_images_and_labels_are_read_correctly(cifar, folder, rows, tmp_path):
     images = cifar(DataSource(tmp_path))
     assert images.verified == datasets.PUBLISHED
-    assert images.train_images.shape == (40, 32, 32, 3)
-    assert images.train_images.dtype == torch.uint8
+    assert images.train.images.shape == (40, 32, 32, 3)
+    assert images.train.images.dtype == torch.uint8
     row = rows["data_batch_2.bin"][3]
-    image = images.train_images[23]
-    assert images.train_labels[23] == row[0]
+    image = images.train.images[23]
+    assert images.train.labels[23] == row[0]
     # Red, green and blue planes, row by row: the pixel at row 5, column 7.
     assert image[5, 7].tolist() == [row[1 + plane * 1024 + 5 * 32 + 7] for plane in range(3)]
-    assert torch.equal(images.test_labels, torch.from_numpy(rows[TEST][:, 0]).long())
-    limited = images.limited(7, None)
-    assert (len(limited.train_labels), len(limited.test_images)) == (7, 20)
+    assert torch.equal(images.test.labels, torch.from_numpy(rows[TEST][:, 0]).long())
 
 
 def test_the_archive_is_extracted_if_files_are_missing(cifar, folder, tmp_path):
     remove(folder)
-    assert len(cifar(DataSource(tmp_path, download=False)).train_labels) == 40
+    assert len(cifar(DataSource(tmp_path, download=False)).train.labels) == 40
 
 
 def test_files_in_the_data_folder_itself(cifar, folder):
@@ -214,11 +212,11 @@ def test_damaged_idx_labels(tmp_path, contents):
 
 def test_digits_need_no_download():
     digits = datasets.load("digits", DataSource(datasets.default_folder(), download=False))
-    assert digits.train_images.shape == (1200, 8, 8, 1)
-    assert len(digits.test_labels) == 597
-    assert digits.train_images.max() == 255
-    assert sorted(digits.train_labels.unique().tolist()) == list(range(10))
-    everything = torch.cat([digits.train_images, digits.test_images]).double() / 255
+    assert digits.train.images.shape == (1200, 8, 8, 1)
+    assert len(digits.test.labels) == 597
+    assert digits.train.images.max() == 255
+    assert sorted(digits.train.labels.unique().tolist()) == list(range(10))
+    everything = torch.cat([digits.train.images, digits.test.images]).double() / 255
     assert abs(everything.mean() - digits.info.mean[0]) < 1e-3
     assert abs(everything.std() - digits.info.std[0]) < 1e-3
 

@@ -3,15 +3,12 @@
 import sys
 
 import pytest
-import torch
 from training import CPU
 
-from wsam.lab.data_feed import MemoryFeed
+from wsam.lab.image_feed import MemoryFeed
 from wsam.lab.problem import make_data_feed
 from wsam.lab.run import Run
 from wsam.lab.train import train
-
-DEVICE = torch.device("cpu")
 
 
 @pytest.fixture
@@ -35,16 +32,16 @@ def test_images(datasets, tmp_path):
         {"image": datasets.Image(), "label": datasets.ClassLabel(names=["dark", "light"])}
     )
     run = save(datasets, tmp_path / "data", {"image": pictures, "label": labels}, features)
-    feed = make_data_feed(run.replace(validation=0.2), CPU, DEVICE)
+    feed = make_data_feed(run.replace(validation=0.2), CPU)
     assert isinstance(feed, MemoryFeed)
-    assert feed.shape == (3, 8, 8)
-    assert (feed.train_count, feed.validation_count, feed.test_count) == (24, 6, 10)
-    assert make_data_feed(run.replace(image_size=4), CPU, DEVICE).shape == (3, 4, 4)
+    assert feed.task.shape == (3, 8, 8)
+    assert feed.counts == {"train": 24, "validation": 6, "test": 10}
+    assert make_data_feed(run.replace(image_size=4), CPU).task.shape == (3, 4, 4)
     assert train(run, tmp_path / "runs", CPU)["status"] == "finished"
     pictures[3] = image.new("RGB", (9, 8))
     run = save(datasets, tmp_path / "uneven", {"image": pictures, "label": labels}, features)
     with pytest.raises(ValueError, match="differ in size, from 8 x 8 to 9 x 8; give --image-size"):
-        make_data_feed(run, CPU, DEVICE)
+        make_data_feed(run, CPU)
 
 
 def test_tables_and_lists(datasets, tmp_path):
@@ -58,7 +55,7 @@ def test_tables_and_lists(datasets, tmp_path):
     run = save(datasets, tmp_path / "lists", lists)
     assert train(run, tmp_path / "runs", CPU)["metric"]["name"] == "error"
     with pytest.raises(ValueError, match="give --target, one of vector, label"):
-        make_data_feed(run.replace(target="class"), CPU, DEVICE)
+        make_data_feed(run.replace(target="class"), CPU)
 
 
 def test_a_missing_library_and_other_folders(tmp_path, monkeypatch):
@@ -70,4 +67,4 @@ def test_a_missing_library_and_other_folders(tmp_path, monkeypatch):
     run = Run(data=f"hf:{tmp_path}")
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'wsam\[data\]'"):
-        make_data_feed(run, CPU, DEVICE)
+        make_data_feed(run, CPU)

@@ -8,9 +8,9 @@ from command import wsam_command
 from recorded import recorded
 from training import curve
 
-from wsam.lab.data_feed import MemoryFeed
 from wsam.lab.datasets import DataSource
 from wsam.lab.execution import ExecutionConfig
+from wsam.lab.image_feed import MemoryFeed
 from wsam.lab.image_folder import FolderFeed, center_crop, find_root, random_crop
 from wsam.lab.loaded_model import FixedBatches
 from wsam.lab.problem import make_data_feed
@@ -40,22 +40,15 @@ def root(tmp_path):
     return tmp_path / "pets"
 
 
-def feed(root, **changes):
-    settings = {
-        "batch_size": 4,
-        "device": CPU,
-        "seed": 0,
-        "augment": True,
-        "size": 32,
-        "workers": 0,
-    }
-    return FolderFeed(root, **(settings | changes))
+def feed(root, workers=0, **settings):
+    run = Run(data=f"folder:{root}", image_size=32, batch_size=4, **settings)
+    return FolderFeed(root, run, CPU, workers)
 
 
 def test_classes_are_numbered_by_name(root):
     images = feed(root)
-    assert images.info.classes == 3
-    assert (images.train_count, images.test_count, images.steps) == (18, 6, 4)
+    assert images.task.outputs == 3
+    assert (images.counts["train"], images.counts["test"], images.steps) == (18, 6, 4)
     batches = list(images.epoch())
     assert len(batches) == 4
     for x, y in batches:
@@ -96,10 +89,11 @@ def test_fixed_batches_use_pinned_memory_on_cuda(root, monkeypatch):
 
 
 def test_limits_keep_all_classes_and_noise_changes_labels(root):
-    assert feed(root, limits=(9, 3)).train_count == 9
-    assert len(set(feed(root, limits=(9, 3)).train_set.labels.tolist())) == 3
-    clean, noisy = feed(root).train_set.labels, feed(root, noise=(1.0, 1)).train_set.labels
-    assert not torch.equal(clean, noisy)
+    limited = feed(root, train_limit=9, test_limit=3)
+    assert limited.counts == {"train": 9, "test": 3}
+    assert len(set(limited.splits["train"].labels.tolist())) == 3
+    clean, noisy = feed(root).splits["train"], feed(root, noise=1.0, noise_seed=1).splits["train"]
+    assert not torch.equal(clean.labels, noisy.labels)
 
 
 def test_center_crop():
@@ -184,10 +178,10 @@ def test_images_of_one_size_are_kept_in_memory_at_that_size(tmp_path, monkeypatc
     path = folder if absolute else "data/mine"
     run = Run(data=f"folder:{path}", model="cnn", epochs=5, batch_size=4, validation=4)
     execution = ExecutionConfig(device="cpu", source=DataSource(tmp_path / "nowhere"))
-    images = make_data_feed(run, execution, CPU)
+    images = make_data_feed(run, execution)
     assert isinstance(images, MemoryFeed)
-    assert images.shape == (3, 8, 12)
-    assert (images.train_count, images.validation_count, images.test_count) == (12, 4, 6)
+    assert images.task.shape == (3, 8, 12)
+    assert images.counts == {"train": 12, "validation": 4, "test": 6}
     assert next(images.epoch())[0].shape == (4, 3, 8, 12)
     x, y = next(images.evaluation("test"))
     assert torch.equal(x[:, 0, -1, -1] > 0, y.bool())
@@ -200,8 +194,8 @@ def test_images_of_different_sizes_need_a_size(root, tmp_path):
         ValueError, match=r"differ in size: .*png is \d+ x \d+, .*give --image-size"
     ):
         train(run, tmp_path / "out", ExecutionConfig(device="cpu"))
-    sized = make_data_feed(run.replace(image_size=16), ExecutionConfig(workers=0), CPU)
-    assert sized.shape == (3, 16, 16)
+    sized = make_data_feed(run.replace(image_size=16), ExecutionConfig("cpu", workers=0))
+    assert sized.task.shape == (3, 16, 16)
     with pytest.raises(ValueError, match="image_size applies to data folder:"):
         Run(image_size=16)
 

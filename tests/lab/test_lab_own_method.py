@@ -53,7 +53,7 @@ def test_a_run_equals_the_class_used_by_hand(tmp_path):
     hyper = {"rho": 0.2, "share": 0.7}
     run = Run(**SMALL, method=NAME, hyper=hyper, schedule="constant")
     train(run, tmp_path, ExecutionConfig(device="cpu", keep_weights=True))
-    problem = make_problem(run, CPU, torch.device("cpu"))
+    problem = make_problem(run, CPU)
     model, feed = problem.model, problem.feed
     base = torch.optim.SGD(model.parameters(), **run.base_args)
     optimizer = own_method.BlendSAM(base, **hyper, model=model)

@@ -225,7 +225,7 @@ def test_describing_and_loading_a_file_keep_the_generators(tmp_path):
     expected = random.random()
     random.seed(1)
     run = Run(data=f"{file}:data", model=f"{file}:net")
-    make_model(run, make_data_feed(run, CPU, torch.device("cpu")), torch.device("cpu"))
+    make_model(run, make_data_feed(run, CPU))
     assert random.random() == expected
 
 
@@ -240,8 +240,8 @@ class Draws(Dataset):
 def test_workers_draw_other_numbers_in_each_epoch_and_for_each_seed():
     epochs = []
     for seed in (0, 0, 1):
-        data, device = Data(Draws(), Draws()), torch.device("cpu")
-        feed = LoaderFeed(data, "draws", 8, device, seed, (None, None), None, workers=1)
+        run = Run(batch_size=8, seed=seed)
+        feed = LoaderFeed(Data(Draws(), Draws()), run, torch.device("cpu"), workers=1)
         epochs += [float(inputs.sum()) for _ in range(2) for inputs, _ in feed.epoch()]
     assert epochs[:2] == epochs[2:4]
     assert len(set(epochs)) == 4
@@ -270,10 +270,9 @@ def test_the_default_model_fits_the_inputs(tmp_path, monkeypatch, shape, named):
     monkeypatch.chdir(tmp_path)
     run = Run(data="mine.py:data", epochs=1)
     assert run.model == "auto"
-    device = torch.device("cpu")
-    feed = make_data_feed(run, CPU, device)
-    expected = make_model(run.replace(model=named), feed, device)
-    assert str(make_model(run, feed, device)) == str(expected)
+    feed = make_data_feed(run, CPU)
+    expected = make_model(run.replace(model=named), feed)
+    assert str(make_model(run, feed)) == str(expected)
 
 
 def test_a_metric_of_a_file(tmp_path):

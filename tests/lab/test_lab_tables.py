@@ -16,8 +16,6 @@ from wsam.lab.tables import make_table, read_columns, read_table
 from wsam.lab.train import train
 from wsam.report.commands import command
 
-DEVICE = torch.device("cpu")
-
 
 def houses(path, rows=200, seed=0):
     """Write a table whose price depends on a number and on a category."""
@@ -41,9 +39,9 @@ def test_regression_in_the_unit_of_the_target(tmp_path):
     assert run.model == "mlp"
     record = train(run, tmp_path / "runs", CPU)
     assert record["metric"]["name"] == "mse"
-    feed = make_data_feed(run, CPU, DEVICE)
+    feed = make_data_feed(run, CPU)
     _, std = feed.units
-    assert (feed.train_count, feed.validation_count, feed.test_count) == (128, 32, 40)
+    assert feed.counts == {"train": 128, "validation": 32, "test": 40}
     final = record["final"]
     assert final["test_mse"] == pytest.approx(final["test_loss"] * std**2, rel=1e-3)
     assert final["test_loss"] < 0.05  # of a variance of 1
@@ -56,13 +54,13 @@ def test_targets_far_from_zero(tmp_path):
     path.write_text("\n".join(["a,price", *lines]))
     run = table_run(path, task="regression", epochs=1, batch_size=16)
     final = train(run, tmp_path / "runs", CPU)["final"]
-    _, std = make_data_feed(run, CPU, DEVICE).units
+    _, std = make_data_feed(run, CPU).units
     assert final["test_mse"] == pytest.approx(final["test_loss"] * std**2, rel=1e-3)
 
 
 def test_numbers_are_standardised_by_the_training_rows(tmp_path):
     path = houses(tmp_path / "houses.csv")
-    feed = make_data_feed(table_run(path, validation=0.25), CPU, DEVICE)
+    feed = make_data_feed(table_run(path, validation=0.25), CPU)
     inputs, targets = feed.splits["train"]
     numbers = inputs[:, 0]
     assert numbers.mean().abs() < 1e-5
@@ -76,23 +74,23 @@ def test_numbers_are_standardised_by_the_training_rows(tmp_path):
 
 def test_classes_and_their_override(tmp_path):
     path = houses(tmp_path / "houses.csv")
-    feed = make_data_feed(table_run(path, "kind"), CPU, DEVICE)
+    feed = make_data_feed(table_run(path, "kind"), CPU)
     assert feed.task.outputs == 2
     assert feed.metric.name == "error"
     record = train(table_run(path, "kind", epochs=20, batch_size=32), tmp_path / "runs", CPU)
     assert record["final"]["test_error"] < 10
     (tmp_path / "few.csv").write_text("x,y\n" + "".join(f"{n},{n % 3}\n" for n in range(30)))
     counts = table_run(tmp_path / "few.csv", "y")
-    assert make_data_feed(counts, CPU, DEVICE).task.outputs == 3
-    assert make_data_feed(counts.replace(task="regression"), CPU, DEVICE).task.outputs == 1
+    assert make_data_feed(counts, CPU).task.outputs == 3
+    assert make_data_feed(counts.replace(task="regression"), CPU).task.outputs == 1
     held_out = counts.replace(validation=0.25)
-    noisy = make_data_feed(held_out.replace(noise=1.0), CPU, DEVICE)
-    clean = make_data_feed(held_out, CPU, DEVICE)
+    noisy = make_data_feed(held_out.replace(noise=1.0), CPU)
+    clean = make_data_feed(held_out, CPU)
     assert not torch.equal(noisy.splits["train"][1], clean.splits["train"][1])
     for split in ("validation", "test"):
         assert torch.equal(noisy.splits[split][1], clean.splits[split][1]), split
     with pytest.raises(ValueError, match="--noise needs classes"):
-        make_data_feed(counts.replace(task="regression", noise=0.5), CPU, DEVICE)
+        make_data_feed(counts.replace(task="regression", noise=0.5), CPU)
 
 
 def test_a_folder_with_training_and_test_rows(tmp_path):
@@ -100,12 +98,12 @@ def test_a_folder_with_training_and_test_rows(tmp_path):
     (tmp_path / "test.csv").write_text(
         "price,city,area,kind\n1.0,Rome,50,small\n2.0,Ulm,60,small\n"
     )
-    feed = make_data_feed(table_run(tmp_path), CPU, DEVICE)
-    assert (feed.train_count, feed.test_count) == (50, 2)
+    feed = make_data_feed(table_run(tmp_path), CPU)
+    assert feed.counts == {"train": 50, "test": 2}
     assert feed.splits["test"][0][:, 1].tolist()[0] == 0  # a city that no training row has
     (tmp_path / "test.csv").write_text("price,area\n1.0,50\n")
     with pytest.raises(ValueError, match="different columns: city, kind"):
-        make_data_feed(table_run(tmp_path), CPU, DEVICE)
+        make_data_feed(table_run(tmp_path), CPU)
 
 
 def test_parquet_equals_csv(tmp_path):
@@ -114,8 +112,8 @@ def test_parquet_equals_csv(tmp_path):
 
     path = houses(tmp_path / "houses.csv")
     parquet.write_table(pyarrow.table(read_columns(path)), tmp_path / "houses.parquet")
-    csv_feed = make_data_feed(table_run(path), CPU, DEVICE)
-    other = make_data_feed(table_run(tmp_path / "houses.parquet"), CPU, DEVICE)
+    csv_feed = make_data_feed(table_run(path), CPU)
+    other = make_data_feed(table_run(tmp_path / "houses.parquet"), CPU)
     for one, two in zip(csv_feed.splits["train"], other.splits["train"], strict=True):
         assert torch.equal(one, two)
     (tmp_path / "not.parquet").write_text("a,b\n1,2\n")
@@ -178,7 +176,7 @@ def test_mistakes_name_column_and_row(tmp_path, monkeypatch, text, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "t.csv").write_text(text)
     with pytest.raises(ValueError, match=message):
-        make_data_feed(table_run("t.csv"), CPU, DEVICE)
+        make_data_feed(table_run("t.csv"), CPU)
 
 
 def test_other_mistakes(tmp_path, monkeypatch):

@@ -10,8 +10,6 @@ from wsam.lab.problem import make_data_feed
 from wsam.lab.run import Run
 from wsam.lab.train import train
 
-DEVICE = torch.device("cpu")
-
 
 @pytest.fixture
 def path(tmp_path):
@@ -27,9 +25,9 @@ def text_run(path, **settings):
 def test_targets_are_the_next_characters(path):
     run = text_run(path, validation=0.1)
     assert run.model == "gpt"
-    feed = make_data_feed(run, CPU, DEVICE)
+    feed = make_data_feed(run, CPU)
     assert feed.task.outputs == len(set(path.read_text()))
-    assert (feed.train_count, feed.validation_count, feed.test_count) == (49, 5, 5)
+    assert feed.counts == {"train": 49, "validation": 5, "test": 5}
     x, y = feed.splits["train"]
     assert x.shape == y.shape == (49, 16)
     assert torch.equal(x[:, 1:], y[:, :-1])

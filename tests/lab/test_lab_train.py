@@ -82,8 +82,10 @@ def test_digits_are_learned(tmp_path):
 def test_vanilla_equals_a_plain_loop(tmp_path):
     run = SHORT.replace(method="vanilla", base_args={"lr": 0.1, "nesterov": True})
     record = train(run, tmp_path, CPU)
-    feed = make_data_feed(run, CPU, torch.device("cpu"))
-    model = build_model("cnn", Task(feed.shape, 10), seed=0).to(memory_format=torch.channels_last)
+    feed = make_data_feed(run, CPU)
+    model = build_model("cnn", Task(feed.task.shape, 10), seed=0).to(
+        memory_format=torch.channels_last
+    )
     opt = torch.optim.SGD(
         model.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-3
     )
@@ -188,7 +190,7 @@ def test_weights_are_kept_on_request(tmp_path):
     record = train(run, tmp_path, ExecutionConfig(device="cpu", keep_weights=True))
     model, feed = restore(run, tmp_path, CPU)
     assert not model.training
-    problem = Problem(model, feed, feed.loss, feed.metric)
+    problem = Problem(model, feed, feed.metric)
     figures = evaluate(problem, feed.evaluation("test"), "fp32", torch.device("cpu"))
     assert figures["error"] == record["final"]["test_error"]
     assert not records.weights_path(tmp_path, run.replace(seed=1)).exists()
@@ -211,9 +213,9 @@ def test_restore_needs_neither_pretrained_weights_nor_augmentation(tmp_path, mon
     model, feed = restore(run, tmp_path, CPU)
     assert torch.equal(model.state_dict()["0.weight"], built.state_dict()["0.weight"])
     images, labels = next(iter(FixedBatches(feed, "train", 300, 300)))
-    assert torch.equal(images, feed.normalize(digits.train_images[:300]))
-    assert torch.equal(labels, digits.train_labels[:300])
-    augmented = make_data_feed(SHORT, CPU, torch.device("cpu"))
+    assert torch.equal(images, feed.normalize(digits.train.images[:300]))
+    assert torch.equal(labels, digits.train.labels[:300])
+    augmented = make_data_feed(SHORT, CPU)
     with pytest.raises(ValueError, match="padded for augmentation"):
         FixedBatches(augmented, "train", 300, 300)
 
@@ -231,13 +233,13 @@ def test_bf16_trains_on_a_cpu(tmp_path):
 
 
 def test_label_noise_affects_training_labels_only():
-    clean = make_data_feed(SHORT, CPU, torch.device("cpu"))
-    noised = make_data_feed(SHORT.replace(noise=0.8), CPU, torch.device("cpu"))
-    changed = (clean.train_labels != noised.train_labels).float().mean().item()
+    clean = make_data_feed(SHORT, CPU)
+    noised = make_data_feed(SHORT.replace(noise=0.8), CPU)
+    changed = (clean.splits["train"].labels != noised.splits["train"].labels).float().mean().item()
     assert changed == pytest.approx(0.72, abs=0.08)
-    assert torch.equal(clean.test_labels, noised.test_labels)
-    other = make_data_feed(SHORT.replace(noise=0.8, noise_seed=1), CPU, torch.device("cpu"))
-    assert not torch.equal(noised.train_labels, other.train_labels)
+    assert torch.equal(clean.splits["test"].labels, noised.splits["test"].labels)
+    other = make_data_feed(SHORT.replace(noise=0.8, noise_seed=1), CPU)
+    assert not torch.equal(noised.splits["train"].labels, other.splits["train"].labels)
 
 
 def test_a_captured_step_is_counted_like_an_eager_one(tmp_path, monkeypatch):

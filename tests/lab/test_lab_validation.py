@@ -13,7 +13,6 @@ from wsam.lab.problem import make_data_feed
 from wsam.lab.train import train
 
 HELD_OUT = SHORT.replace(validation=0.2)
-DEVICE = torch.device("cpu")
 
 
 def images(feed, split):
@@ -35,21 +34,21 @@ def test_both_parts_need_a_sample(size):
 
 
 def test_held_out_images_are_not_trained_on_and_have_clean_labels():
-    whole = make_data_feed(SHORT, CPU, DEVICE)
-    feed = make_data_feed(HELD_OUT.replace(noise=1.0), CPU, DEVICE)
-    assert (feed.train_count, feed.validation_count, feed.test_count) == (240, 60, 100)
+    whole = make_data_feed(SHORT, CPU)
+    feed = make_data_feed(HELD_OUT.replace(noise=1.0), CPU)
+    assert feed.counts == {"train": 240, "validation": 60, "test": 100}
     kept, held_out = split_validation(300, 0.2, 0)
-    assert torch.equal(feed.validation_labels, whole.train_labels[held_out])
-    assert torch.equal(feed.validation_images, whole.train_images[held_out])
-    assert torch.equal(feed.train_images, whole.train_images[kept])
-    assert not torch.equal(feed.train_labels, whole.train_labels[kept])
+    assert torch.equal(feed.splits["validation"].labels, whole.splits["train"].labels[held_out])
+    assert torch.equal(feed.splits["validation"].images, whole.splits["train"].images[held_out])
+    assert torch.equal(feed.splits["train"].images, whole.splits["train"].images[kept])
+    assert not torch.equal(feed.splits["train"].labels, whole.splits["train"].labels[kept])
     # The run's seed changes the order and the weights, not the split.
-    other = make_data_feed(HELD_OUT.replace(seed=1), CPU, DEVICE)
-    assert torch.equal(other.validation_images, feed.validation_images)
+    other = make_data_feed(HELD_OUT.replace(seed=1), CPU)
+    assert torch.equal(other.splits["validation"].images, feed.splits["validation"].images)
 
 
 def test_the_test_set_is_read_once_at_the_end(tmp_path, monkeypatch):
-    from wsam.lab.data_feed import MemoryFeed
+    from wsam.lab.image_feed import MemoryFeed
 
     reads, evaluation = [], MemoryFeed.evaluation
     monkeypatch.setattr(

@@ -68,8 +68,8 @@ def test_slices_are_losses_along_directions(out):
     with torch.no_grad():
         for name, weights in model.named_parameters():
             weights.add_(0.4 * first[name] - 0.2 * second[name])
-        images = feed.normalize(feed.train_images)
-        moved = float(cross_entropy(model(images), feed.train_labels))
+        images = feed.normalize(feed.splits["train"].images)
+        moved = float(cross_entropy(model(images), feed.splits["train"].labels))
     assert plane.losses[7][4] == pytest.approx(moved, rel=1e-4)
 
 

@@ -261,11 +261,13 @@ def augmented_digits(monkeypatch):
     """Replace the digits by the centres of a few of them, with random crops and flips."""
 
     def load(source):
-        digits = datasets.load_digits(source).limited(128, 32)
+        digits = datasets.load_digits(source)
         info = dataclasses.replace(digits.info, padding=1, flip=True)
-        centres = (images[:, 2:6, 2:6] for images in (digits.train_images, digits.test_images))
-        train, test = centres
-        return dataclasses.replace(digits, info=info, train_images=train, test_images=test)
+        train, test = (
+            datasets.ImageSet(part.images[:count, 2:6, 2:6], part.labels[:count])
+            for part, count in ((digits.train, 128), (digits.test, 32))
+        )
+        return dataclasses.replace(digits, info=info, train=train, test=test)
 
     monkeypatch.setitem(datasets.LOADERS, "digits", load)
 
@@ -303,9 +305,7 @@ def test_augmentation_keeps_the_images_of_a_hessian(data, request):
     if data == "augmented":
         request.getfixturevalue("augmented_digits")
     run = Run(data="digits", model="cnn", method="sam", batch_size=64, train_limit=128)
-    feeds = [
-        make_data_feed(run.replace(augment=on), CPU, CPU.resolve_device()) for on in (False, True)
-    ]
+    feeds = [make_data_feed(run.replace(augment=on), CPU) for on in (False, True)]
     plain, augmented = (fixed_batches(feed, 64) for feed in feeds)
     for (images, labels), (others, same) in zip(plain, augmented, strict=True):
         assert labels.equal(same)

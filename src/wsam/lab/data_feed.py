@@ -1,6 +1,6 @@
-"""Batches prepared on the training device: shuffling, crops, flips and normalization.
+"""The data of a run as batches on the training device, with its splits and label noise.
 
-All batches of an epoch have the same size, so that one captured step fits all of them. The images
+All batches of an epoch have the same size, so that one captured step fits all of them. The samples
 left over after the last full batch (80 of CIFAR's 50,000 at batch size 128) differ in each epoch.
 """
 
@@ -15,39 +15,50 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from wsam.lab.datasets import DatasetInfo, Images
-from wsam.lab.metrics import ERROR, Loss, Metric, cross_entropy
+from wsam.lab.metrics import Loss, Metric
 from wsam.lab.models import Task
+from wsam.lab.run import Run
+from wsam.lab.settings import TRAIN, VALIDATION
 
 Batch = tuple[Any, Any]
 """What the model is called with, and the targets."""
-Validation = tuple[float | int, int] | None
-"""Size (a fraction, or a number of samples) and seed of the validation split; None for none."""
-TRAIN, VALIDATION, TEST = SPLITS = ("train", "validation", "test")
-_TEST_BATCH_CUDA, _TEST_BATCH_CPU = 2000, 500
+_TEST_BATCH = 500
 
 
 class DataFeed(ABC):
-    """The data of a run, in memory or in files, with its loss and its metric."""
+    """The data of a run, in memory or in files, with its loss and its metric.
 
-    batch_size: int
-    steps: int
-    """Steps per epoch."""
-    train_count: int
-    validation_count: int
-    """0 if the run has no validation split."""
-    test_count: int
-    verified: str
-    generator: torch.Generator
-    """Source of all randomness in order and augmentation; its state is all a resume needs."""
+    Args:
+        run: Has the name of the data, the batch size and the seed.
+        device: The training device.
+        counts: Number of samples of each split.
+        generator: Source of all randomness in order and augmentation. It is seeded here, and its
+            state is all that a resumed run needs.
+    """
+
     loss: Loss
     metric: Metric
     task: Task
     """What a named model must know of the data."""
-    name: str = "the data"
-    """Name of the data, for messages."""
+    verified = "own data"
+    """How the files were compared with published ones."""
     units: tuple[float, float] | None = None
     """Mean and deviation that real targets were standardised by; metrics are in the original unit."""
+    has_loader = False
+    """Whether training batches come from the user's own loader, which has a batch size of its own."""
+
+    def __init__(
+        self,
+        run: Run,
+        device: torch.device,
+        counts: Mapping[str, int],
+        generator: torch.Generator,
+    ) -> None:
+        self.name, self.device, self.counts = run.data, device, counts
+        self.batch_size = min(run.batch_size, counts[TRAIN])
+        self.steps = counts[TRAIN] // self.batch_size
+        """Steps per epoch."""
+        self.generator = generator.manual_seed(derive_seed(run.seed, "data"))
 
     @abstractmethod
     def example(self, count: int) -> Batch:
@@ -64,6 +75,55 @@ class DataFeed(ABC):
     @abstractmethod
     def evaluation(self, split: str) -> Iterator[Batch]:
         """Yield a whole split without augmentation, in large batches."""
+
+
+class TensorFeed(DataFeed):
+    """Batches of samples that are stored on the training device.
+
+    Args:
+        splits: Inputs and targets of ``train``, ``test`` and possibly ``validation``.
+        task: What a named model must know of the data.
+        loss: Compares outputs and targets.
+        metric: The default metric.
+        run: As for `DataFeed`.
+        device: The training device.
+        units: Mean and deviation that real targets were standardised by.
+    """
+
+    def __init__(
+        self,
+        splits: Mapping[str, tuple[Tensor, Tensor]],
+        task: Task,
+        loss: Loss,
+        metric: Metric,
+        run: Run,
+        device: torch.device,
+        units: tuple[float, float] | None = None,
+    ) -> None:
+        counts = {split: len(targets) for split, (_, targets) in splits.items()}
+        super().__init__(run, device, counts, torch.Generator(device))
+        self.task, self.loss, self.metric, self.units = task, loss, metric, units
+        self.splits = {name: (x.to(device), y.to(device)) for name, (x, y) in splits.items()}
+
+    def example(self, count: int) -> Batch:
+        """Return the first training samples."""
+        return next(self.fixed(TRAIN, count, count))
+
+    def epoch(self) -> Iterator[Batch]:
+        """Yield the training batches of the next epoch."""
+        inputs, targets = self.splits[TRAIN]
+        order = torch.randperm(len(targets), generator=self.generator, device=self.device)
+        for index in torch.split(order[: self.steps * self.batch_size], self.batch_size):
+            yield inputs[index], targets[index]
+
+    def fixed(self, split: str, count: int, size: int) -> Iterator[Batch]:
+        """Yield the first `count` samples of a split, in batches of `size`."""
+        inputs, targets = (torch.split(part[:count], size) for part in self.splits[split])
+        yield from zip(inputs, targets, strict=True)
+
+    def evaluation(self, split: str) -> Iterator[Batch]:
+        """Yield a whole split, in large batches."""
+        return self.fixed(split, self.counts[split], _TEST_BATCH)
 
 
 def batch_loader(
@@ -90,6 +150,19 @@ def batch_loader(
         generator=seeds,
         **options,
     )
+
+
+def hold_out(run: Run, count: int) -> dict[str, Tensor]:
+    """Return the indices of the training samples and, if the run has any, the validation samples.
+
+    Args:
+        run: Has size and seed of the validation split.
+        count: Number of samples to divide.
+    """
+    if run.validation is None:
+        return {TRAIN: torch.arange(count)}
+    kept, held_out = split_validation(count, run.validation, run.validation_seed or 0)
+    return {TRAIN: kept, VALIDATION: held_out}
 
 
 def split_validation(count: int, size: float | int, seed: int) -> tuple[Tensor, Tensor]:
@@ -149,203 +222,3 @@ def add_label_noise(labels: Tensor, classes: int, fraction: float, seed: int) ->
     changed = labels.clone()
     changed[chosen] = torch.randint(classes, (count,), generator=generator)
     return changed
-
-
-def crop_and_flip(
-    padded: Tensor,
-    index: Tensor,
-    top: Tensor,
-    left: Tensor,
-    flip: Tensor,
-    size: tuple[int, int],
-) -> Tensor:
-    """Crop each selected image and flip some of them, with a single gather.
-
-    Args:
-        padded: Padded images, (count, rows, columns, channels).
-        index: Indices of the images, (batch,).
-        top: First row of each crop, (batch,).
-        left: First column of each crop, (batch,).
-        flip: Which crops to flip horizontally, (batch,) of bool.
-        size: Rows and columns of a crop.
-
-    Returns:
-        The crops, (batch, rows, columns, channels).
-    """
-    height, width = size
-    down, across = (torch.arange(length, device=padded.device) for length in (height, width))
-    flipped = torch.where(flip[:, None], width - 1 - across, across)
-    rows = (top[:, None] + down)[:, :, None]
-    columns = (left[:, None] + flipped)[:, None, :]
-    return padded[index[:, None, None], rows, columns]
-
-
-class Normalizer:
-    """Converts (batch, rows, columns, channels) bytes to normalized floats.
-
-    Args:
-        info: Mean and standard deviation of each channel.
-        device: The device of the images.
-    """
-
-    def __init__(self, info: DatasetInfo, device: torch.device) -> None:
-        std = torch.tensor(info.std, device=device)
-        self.scale = 1 / (255 * std)
-        self.shift = -torch.tensor(info.mean, device=device) / std
-
-    def __call__(self, images: Tensor) -> Tensor:
-        """Return (batch, channels, rows, columns) floats, channels last in memory."""
-        return torch.addcmul(self.shift, images.float(), self.scale).permute(0, 3, 1, 2)
-
-
-class ImageFeed(DataFeed):
-    """Labelled images."""
-
-    shape: tuple[int, int, int]
-    """Channels, rows and columns of an image as passed to the model."""
-
-    def __init__(self, info: DatasetInfo, device: torch.device) -> None:
-        self.info, self.device = info, device
-        self.loss, self.metric = cross_entropy, ERROR
-        self.normalize = Normalizer(info, device)
-
-    @property
-    def task(self) -> Task:  # type: ignore[override]
-        """What a named model must know of the data."""
-        return Task(self.shape, self.info.classes, self.name)
-
-    def example(self, count: int) -> Batch:
-        """Return black images of the first class."""
-        labels = torch.zeros(count, dtype=torch.int64, device=self.device)
-        return torch.zeros(count, *self.shape, device=self.device), labels
-
-
-class MemoryFeed(ImageFeed):
-    """Batches of images that are stored on the training device as bytes.
-
-    The random numbers of an epoch are drawn on the device when it begins. No step synchronizes with
-    the device.
-
-    Args:
-        images: The data set, with label noise already applied.
-        batch_size: Images per step; reduced to the number of images if there are fewer.
-        device: The training device.
-        seed: Seed of order and augmentation.
-        augment: Apply the data set's random crops and flips.
-    """
-
-    def __init__(
-        self, images: Images, batch_size: int, device: torch.device, seed: int, augment: bool
-    ) -> None:
-        super().__init__(images.info, device)
-        self.verified = images.verified
-        self.train_count, rows, columns, channels = images.train_images.shape
-        self.test_count = len(images.test_labels)
-        self.validation_count = 0
-        self.shape = (channels, rows, columns)
-        self.batch_size = min(batch_size, self.train_count)
-        self.steps = self.train_count // self.batch_size
-        self.generator = torch.Generator(device).manual_seed(derive_seed(seed, "data"))
-        self.padding = self.info.padding if augment else 0
-        self.flip = self.info.flip and augment
-        border = (0, 0, *[self.padding] * 4)
-        self.train_images = torch.nn.functional.pad(images.train_images.to(device), border)
-        self.train_labels = images.train_labels.to(device)
-        self.test_images = images.test_images.to(device)
-        self.test_labels = images.test_labels.to(device)
-        if images.validation_images is not None and images.validation_labels is not None:
-            self.validation_images = images.validation_images.to(device)
-            self.validation_labels = images.validation_labels.to(device)
-            self.validation_count = len(self.validation_labels)
-
-    def epoch(self) -> Iterator[Batch]:
-        """Yield the training batches of the next epoch."""
-        order = torch.randperm(self.train_count, generator=self.generator, device=self.device)
-        top, left = self._randint(2 * self.padding + 1), self._randint(2 * self.padding + 1)
-        flip = self._randint(2).bool() if self.flip else torch.zeros_like(top, dtype=torch.bool)
-        for step in range(self.steps):
-            part = slice(step * self.batch_size, (step + 1) * self.batch_size)
-            index = order[part]
-            yield self._images(index, top[part], left[part], flip[part]), self.train_labels[index]
-
-    def _images(self, index: Tensor, top: Tensor, left: Tensor, flip: Tensor) -> Tensor:
-        if not (self.padding or self.flip):
-            return self.normalize(self.train_images[index])
-        crops = crop_and_flip(self.train_images, index, top, left, flip, self.shape[1:])
-        return self.normalize(crops)
-
-    def _randint(self, high: int) -> Tensor:
-        size = (self.train_count,)
-        return torch.randint(high, size, generator=self.generator, device=self.device)
-
-    def fixed(self, split: str, count: int, size: int) -> Iterator[Batch]:
-        """Yield the first `count` images of a split without augmentation, in batches of `size`."""
-        images, labels = getattr(self, f"{split}_images"), getattr(self, f"{split}_labels")
-        for start in range(0, count, size):
-            part = slice(start, min(start + size, count))
-            yield self.normalize(images[part]), labels[part]
-
-    def evaluation(self, split: str) -> Iterator[Batch]:
-        """Yield a whole split without augmentation, in large batches."""
-        size = _TEST_BATCH_CUDA if self.device.type == "cuda" else _TEST_BATCH_CPU
-        return self.fixed(split, getattr(self, f"{split}_count"), size)
-
-
-class TensorFeed(DataFeed):
-    """Batches of samples that are stored on the training device.
-
-    Args:
-        splits: Inputs and targets of ``train``, ``test`` and possibly ``validation``.
-        task: What a named model must know of the data.
-        loss: Compares outputs and targets.
-        metric: The default metric.
-        batch_size: Samples per step; reduced to the number of samples if there are fewer.
-        device: The training device.
-        seed: Seed of the order.
-        units: Mean and deviation that real targets were standardised by.
-    """
-
-    verified = "own data"
-
-    def __init__(
-        self,
-        splits: Mapping[str, tuple[Tensor, Tensor]],
-        task: Task,
-        loss: Loss,
-        metric: Metric,
-        batch_size: int,
-        device: torch.device,
-        seed: int,
-        units: tuple[float, float] | None = None,
-    ) -> None:
-        self.task, self.loss, self.metric, self.units = task, loss, metric, units
-        self.device, self.name = device, task.data
-        self.splits = {name: (x.to(device), y.to(device)) for name, (x, y) in splits.items()}
-        self.train_count, self.validation_count, self.test_count = (
-            len(self.splits[split][1]) if split in self.splits else 0 for split in SPLITS
-        )
-        self.batch_size = min(batch_size, self.train_count)
-        self.steps = self.train_count // self.batch_size
-        self.generator = torch.Generator(device).manual_seed(derive_seed(seed, "data"))
-
-    def example(self, count: int) -> Batch:
-        """Return the first training samples."""
-        return next(self.fixed(TRAIN, count, count))
-
-    def epoch(self) -> Iterator[Batch]:
-        """Yield the training batches of the next epoch."""
-        inputs, targets = self.splits[TRAIN]
-        order = torch.randperm(self.train_count, generator=self.generator, device=self.device)
-        for step in range(self.steps):
-            index = order[step * self.batch_size : (step + 1) * self.batch_size]
-            yield inputs[index], targets[index]
-
-    def fixed(self, split: str, count: int, size: int) -> Iterator[Batch]:
-        """Yield the first `count` samples of a split, in batches of `size`."""
-        inputs, targets = (part[:count] for part in self.splits[split])
-        for start in range(0, len(targets), size):
-            yield inputs[start : start + size], targets[start : start + size]
-
-    def evaluation(self, split: str) -> Iterator[Batch]:
-        """Yield a whole split, in large batches."""
-        return self.fixed(split, getattr(self, f"{split}_count"), _TEST_BATCH_CPU)

@@ -1,6 +1,6 @@
 """Data sets that fit into memory: CIFAR-10, CIFAR-100, Fashion-MNIST and scikit-learn's digits.
 
-Images are (count, rows, columns, channels) bytes; `data_feed` normalizes them on the device. The
+Images are (count, rows, columns, channels) bytes; `image_feed` normalizes them on the device. The
 binary files are checked (sizes, headers, labels, SHA-256) and never execute code.
 """
 
@@ -12,13 +12,14 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from wsam.lab.data_feed import fixed_order
 from wsam.lab.download import Progress, RemoteFile, download, extract_archive
 from wsam.lab.files import file_sha256, no_op
 
@@ -47,39 +48,22 @@ class DatasetInfo:
     """Random horizontal flips."""
 
 
+class ImageSet(NamedTuple):
+    """Images and their labels."""
+
+    images: Tensor
+    labels: Tensor
+
+
 @dataclass(frozen=True)
 class Images:
     """A data set in memory."""
 
     info: DatasetInfo
-    train_images: Tensor
-    train_labels: Tensor
-    test_images: Tensor
-    test_labels: Tensor
+    train: ImageSet
+    test: ImageSet
     verified: str
     """How the files were compared with the published ones."""
-    validation_images: Tensor | None = None
-    validation_labels: Tensor | None = None
-
-    def limited(self, train: int | None, test: int | None) -> Images:
-        """Return the first `train` and `test` images; None for all."""
-        return replace(
-            self,
-            train_images=self.train_images[:train],
-            train_labels=self.train_labels[:train],
-            test_images=self.test_images[:test],
-            test_labels=self.test_labels[:test],
-        )
-
-    def split(self, train: Tensor, validation: Tensor) -> Images:
-        """Return the training images with these indices, and others as the validation images."""
-        return replace(
-            self,
-            train_images=self.train_images[train],
-            train_labels=self.train_labels[train],
-            validation_images=self.train_images[validation],
-            validation_labels=self.train_labels[validation],
-        )
 
 
 @dataclass(frozen=True)
@@ -129,9 +113,9 @@ def load_digits(source: DataSource) -> Images:  # noqa: ARG001  the signature of
     images = torch.from_numpy(np.rint(digits.images * (255 / 16)).astype(np.uint8)).unsqueeze(-1)
     labels = torch.from_numpy(digits.target.astype(np.int64))
     # The digits are ordered by writer; a fixed shuffle mixes the writers.
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
-    train, test = order[:1200], order[1200:]
-    return Images(_DIGITS, images[train], labels[train], images[test], labels[test], EMBEDDED)
+    order = fixed_order(len(labels))
+    train, test = (ImageSet(images[part], labels[part]) for part in (order[:1200], order[1200:]))
+    return Images(_DIGITS, train, test, EMBEDDED)
 
 
 @dataclass(frozen=True)
@@ -158,10 +142,9 @@ class Cifar:
     def __call__(self, source: DataSource) -> Images:
         """Find, read and verify the files."""
         folder = self._find(source)
-        train_images, train_labels = self._read(folder, self.train, self.counts[0])
-        test_images, test_labels = self._read(folder, self.test, self.counts[1])
-        verified = self._verify(folder, source)
-        return Images(self.info, train_images, train_labels, test_images, test_labels, verified)
+        train = self._read(folder, self.train, self.counts[0])
+        test = self._read(folder, self.test, self.counts[1])
+        return Images(self.info, train, test, self._verify(folder, source))
 
     def _find(self, source: DataSource) -> Path:
         """Return the folder of the binary files; download and extract them if necessary."""
@@ -195,14 +178,14 @@ class Cifar:
                 raise ValueError(_damaged(Path(", ".join(which)), problem))
         return REORDERED
 
-    def _read(self, folder: Path, files: dict[str, str], count: int) -> tuple[Tensor, Tensor]:
+    def _read(self, folder: Path, files: dict[str, str], count: int) -> ImageSet:
         each = count // len(files)
         parts = [
             read_cifar(folder / name, self.label_bytes, self.info.classes, each) for name in files
         ]
         images = np.concatenate([part[0] for part in parts])
         labels = np.concatenate([part[1] for part in parts])
-        return torch.from_numpy(images), torch.from_numpy(labels.astype(np.int64))
+        return ImageSet(torch.from_numpy(images), torch.from_numpy(labels.astype(np.int64)))
 
 
 def load_fashion(source: DataSource) -> Images:
@@ -219,8 +202,8 @@ def load_fashion(source: DataSource) -> Images:
         else:
             arrays.append(read_idx_labels(path, _FASHION.classes, count))
     images, labels, test_images, test_labels = (torch.from_numpy(array.copy()) for array in arrays)
-    verified = UNVERIFIED if uncompressed else PUBLISHED
-    return Images(_FASHION, images, labels.long(), test_images, test_labels.long(), verified)
+    train, test = ImageSet(images, labels.long()), ImageSet(test_images, test_labels.long())
+    return Images(_FASHION, train, test, UNVERIFIED if uncompressed else PUBLISHED)
 
 
 def _fashion_file(remote: RemoteFile, source: DataSource, folders: tuple[Path, Path]) -> Path:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wsam.lab.data_feed import TensorFeed, Validation
-from wsam.lab.datasets import UNVERIFIED, DatasetInfo, Images
+from wsam.lab.data_feed import TensorFeed
+from wsam.lab.datasets import UNVERIFIED, DatasetInfo, Images, ImageSet
 from wsam.lab.image_folder import MEAN, STD, center_crop, image_pixels
 from wsam.lab.metrics import ERROR, MSE, cross_entropy, squared_error
 from wsam.lab.models import TOKENS, VALUES, Task
@@ -20,9 +20,7 @@ from wsam.lab.tables import are_classes, make_table, split_rows, table_feed
 _TARGET = "label"
 
 
-def load_hf(
-    path: Path, run: Run, device: torch.device, validation: Validation
-) -> Images | TensorFeed:
+def load_hf(path: Path, run: Run, device: torch.device) -> Images | TensorFeed:
     """Return the data of a folder: images, a table, or one column of lists of numbers.
 
     The test set is the split ``test``, else ``validation``, else a fifth of the only split.
@@ -48,7 +46,7 @@ def load_hf(
         return _images(run, [split[inputs[0]] for split in (train, test)], labels)
     columns = {name: [*train[name], *test[name]] for name in names}
     if len(inputs) == 1 and isinstance(columns[inputs[0]][0], list):
-        rows = split_rows(run.data, len(columns[target]), len(test), run, validation)
+        rows = split_rows(run, len(columns[target]), len(test))
         return _lists(run, columns[inputs[0]], columns[target], rows, task, device)
     if "Image" in kinds.values():
         raise ValueError(
@@ -56,7 +54,7 @@ def load_hf(
             "remove the others, or use a data function of your own"
         )
     table = make_table(columns, run.data, len(test))
-    return table_feed(table, run.replace(target=target, task=task), device, validation)
+    return table_feed(table, run.replace(target=target, task=task), device)
 
 
 def _load_splits(path: Path) -> tuple[Any, Any]:
@@ -89,10 +87,8 @@ def _images(run: Run, splits: list[Any], labels: list[list[int]]) -> Images:
     pixels = [torch.stack(split) for split in decoded]
     return Images(
         DatasetInfo(max(map(max, labels)) + 1, MEAN, STD, pixels[0].shape[1] // 8, flip=True),
-        pixels[0],
-        torch.tensor(labels[0]),
-        pixels[1],
-        torch.tensor(labels[1]),
+        ImageSet(pixels[0], torch.tensor(labels[0])),
+        ImageSet(pixels[1], torch.tensor(labels[1])),
         UNVERIFIED,
     )
 
@@ -130,7 +126,6 @@ def _lists(
         ),
         cross_entropy if classify else squared_error,
         ERROR if classify else MSE,
-        run.batch_size,
+        run,
         device,
-        run.seed,
     )

@@ -19,16 +19,17 @@ from torch.utils.data import Dataset
 
 from wsam.lab.data_feed import (
     Batch,
-    ImageFeed,
-    Validation,
     add_label_noise,
     batch_loader,
     derive_seed,
     fixed_order,
-    split_validation,
+    hold_out,
 )
 from wsam.lab.datasets import UNVERIFIED, DatasetInfo
 from wsam.lab.environment import available_cores
+from wsam.lab.image_feed import ImageFeed
+from wsam.lab.run import Run
+from wsam.lab.settings import TEST, TRAIN
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -61,6 +62,11 @@ def find_root(folder: Path, name: str) -> Path:
 def val_folder(root: Path) -> Path:
     """Return the folder of the test images: ``val``, else ``test``."""
     return root / "val" if (root / "val").is_dir() else root / "test"
+
+
+def class_names(root: Path) -> list[str]:
+    """Return the names of the classes, sorted."""
+    return sorted(path.name for path in (root / "train").iterdir() if path.is_dir())
 
 
 class ImageError(ValueError):
@@ -139,6 +145,14 @@ class ImageFiles(Dataset[Batch]):
         return image_pixels(crop), self.labels[index]
 
 
+def _list_split(folder: Path, classes: list[str], limit: int | None, size: int) -> ImageFiles:
+    images = ImageFiles(*list_images(folder, classes), size)
+    if limit is None:
+        return images
+    # The list is sorted by class; a fixed shuffle keeps all classes in a small subset.
+    return images.subset(fixed_order(len(images))[:limit])
+
+
 def center_crop(image: Any, size: int) -> Any:
     """Resize the shorter side to 8/7 of `size` and return the center square."""
     from PIL import Image
@@ -173,82 +187,53 @@ class FolderFeed(ImageFeed):
 
     Args:
         root: The folder that contains ``train``, and ``val`` or ``test``.
-        batch_size: Images per step.
+        run: Has image size, limits, validation split, label noise, batch size and seed, and whether
+            to train on random crops and flips instead of center crops.
         device: The training device.
-        seed: Seed of order and augmentation.
-        augment: Random crops and flips; otherwise center crops.
-        noise: Fraction of labels to redraw, and the seed of the noise.
-        limits: Maximum number of training and test images; None for all.
-        size: Rows and columns of an image as passed to the model.
         workers: Processes that decode; None: one per core.
-        validation: Size and seed of the validation split, as for `split_validation`; None for none.
     """
 
     verified = UNVERIFIED
 
     def __init__(
-        self,
-        root: Path,
-        batch_size: int,
-        device: torch.device,
-        seed: int,
-        augment: bool,
-        noise: tuple[float, int] = (0.0, 0),
-        limits: tuple[int | None, int | None] = (None, None),
-        size: int = IMAGENET_SIZE,
-        workers: int | None = None,
-        validation: Validation = None,
+        self, root: Path, run: Run, device: torch.device, workers: int | None = None
     ) -> None:
-        classes = sorted(path.name for path in (root / "train").iterdir() if path.is_dir())
-        super().__init__(DatasetInfo(len(classes), MEAN, STD), device)
-        self.train_set = self._split(root / "train", classes, limits[0], size)
-        self.validation_set = self.train_set.subset(torch.arange(0))
-        if validation is not None:
-            kept, held_out = split_validation(len(self.train_set), *validation)
-            self.validation_set = self.train_set.subset(held_out)
-            self.train_set = self.train_set.subset(kept)
-        self.train_set.labels = add_label_noise(self.train_set.labels, len(classes), *noise)
-        self.test_set = self._split(val_folder(root), classes, limits[1], size)
-        self.shape = (3, size, size)
-        self.train_count, self.test_count = len(self.train_set), len(self.test_set)
-        self.validation_count = len(self.validation_set)
-        self.batch_size = min(batch_size, self.train_count)
-        self.steps = self.train_count // self.batch_size
-        self.generator = torch.Generator().manual_seed(derive_seed(seed, "data"))
-        self.augment = augment
+        classes, size = class_names(root), run.image_size or IMAGENET_SIZE
+        images = _list_split(root / "train", classes, run.train_limit, size)
+        parts = hold_out(run, len(images))
+        self.splits = {split: images.subset(index) for split, index in parts.items()}
+        self.splits[TEST] = _list_split(val_folder(root), classes, run.test_limit, size)
+        train = self.splits[TRAIN]
+        train.labels = add_label_noise(train.labels, len(classes), run.noise, run.noise_seed)
+        counts = {split: len(images) for split, images in self.splits.items()}
+        info = DatasetInfo(len(classes), MEAN, STD)
+        super().__init__(run, device, counts, torch.Generator(), info, (3, size, size))
+        self.augment = run.augment
         self.workers = available_cores() if workers is None else workers
-
-    @staticmethod
-    def _split(folder: Path, classes: list[str], limit: int | None, size: int) -> ImageFiles:
-        images = ImageFiles(*list_images(folder, classes), size)
-        if limit is None:
-            return images
-        # The list is sorted by class; a fixed shuffle keeps all classes in a small subset.
-        return images.subset(fixed_order(len(images))[:limit])
 
     def epoch(self) -> Iterator[Batch]:
         """Yield the training batches of the next epoch."""
-        order = torch.randperm(self.train_count, generator=self.generator).tolist()
+        order = torch.randperm(self.counts[TRAIN], generator=self.generator).tolist()
         seed = int(torch.randint(2**62, (), generator=self.generator)) if self.augment else None
         used = order[: self.steps * self.batch_size]
-        return self.batches(self.train_set, [(index, seed) for index in used], self.batch_size)
+        return self._batches(TRAIN, [(index, seed) for index in used], self.batch_size)
 
     def fixed(self, split: str, count: int, size: int) -> Iterator[Batch]:
         """Yield `count` center crops of a split in batches of `size`.
 
         The files are sorted by class, so their order is shuffled with a fixed seed.
         """
-        images: ImageFiles = getattr(self, f"{split}_set")
-        order = fixed_order(len(images))[:count].tolist()
-        return self.batches(images, [(index, None) for index in order], size)
+        order = fixed_order(self.counts[split])[:count].tolist()
+        return self._batches(split, [(index, None) for index in order], size)
 
     def evaluation(self, split: str) -> Iterator[Batch]:
         """Yield the center crops of a whole split, in large batches."""
-        images: ImageFiles = getattr(self, f"{split}_set")
-        return self.batches(images, [(index, None) for index in range(len(images))], _TEST_BATCH)
+        samples: list[Sample] = [(index, None) for index in range(self.counts[split])]
+        return self._batches(split, samples, _TEST_BATCH)
 
-    def batches(self, images: ImageFiles, samples: list[Sample], size: int) -> Iterator[Batch]:
+    def _batches(self, split: str, samples: list[Sample], size: int) -> Iterator[Batch]:
         """Yield batches of the given samples, in their order, on the device."""
+        images = self.splits[split]
         try:
             for pixels, labels in batch_loader(images, samples, size, self.workers, self.device):
                 yield (

@@ -9,8 +9,16 @@ import torch
 from torch import Tensor
 
 from wsam.lab.data_feed import fixed_order
-from wsam.lab.datasets import UNVERIFIED, DatasetInfo, Images
-from wsam.lab.image_folder import MEAN, STD, image_pixels, list_images, open_image, val_folder
+from wsam.lab.datasets import UNVERIFIED, DatasetInfo, Images, ImageSet
+from wsam.lab.image_folder import (
+    MEAN,
+    STD,
+    class_names,
+    image_pixels,
+    list_images,
+    open_image,
+    val_folder,
+)
 
 _MAX_BYTES = 4 << 30
 
@@ -27,21 +35,18 @@ def load_folder(root: Path, name: str) -> Images:
     Raises:
         ValueError: The images differ in size, or do not fit into memory.
     """
-    classes = sorted(path.name for path in (root / "train").iterdir() if path.is_dir())
+    classes = class_names(root)
     train_paths, train_labels = list_images(root / "train", classes)
     test_paths, test_labels = list_images(val_folder(root), classes)
     width, height = _common_size([*train_paths, *test_paths], name)
     info = DatasetInfo(len(classes), MEAN, STD, padding=min(width, height) // 8, flip=True)
-    # Files are sorted by class, and limits keep the first ones.
-    train_order, test_order = fixed_order(len(train_paths)), fixed_order(len(test_paths))
-    return Images(
-        info,
-        _read(train_paths, (height, width))[train_order],
-        train_labels[train_order],
-        _read(test_paths, (height, width))[test_order],
-        test_labels[test_order],
-        UNVERIFIED,
-    )
+
+    def shuffled(paths: list[Path], labels: Tensor) -> ImageSet:
+        order = fixed_order(len(paths))  # files are sorted by class, and limits keep the first ones
+        return ImageSet(_read(paths, (height, width))[order], labels[order])
+
+    train, test = shuffled(train_paths, train_labels), shuffled(test_paths, test_labels)
+    return Images(info, train, test, UNVERIFIED)
 
 
 def _common_size(paths: list[Path], name: str) -> tuple[int, int]:

@@ -20,8 +20,9 @@ from wsam.lab.checkpoint import (
     load_tensors,
     unsupported_layout,
 )
-from wsam.lab.data_feed import Batch, DataFeed, MemoryFeed
+from wsam.lab.data_feed import Batch, DataFeed
 from wsam.lab.execution import ExecutionConfig
+from wsam.lab.image_feed import MemoryFeed
 from wsam.lab.metrics import Loss, cross_entropy, mean_loss
 from wsam.lab.problem import make_problem
 from wsam.lab.run import Run
@@ -88,8 +89,7 @@ class FixedBatches:
         if isinstance(feed, MemoryFeed) and feed.padding:
             raise ValueError("the images are padded for augmentation; use a feed without it")
         self.feed, self.split, self.batch_size = feed, split, batch_size
-        available: int = getattr(feed, f"{split}_count")
-        self.count = available if samples is None else min(samples, available)
+        self.count = min(samples or feed.counts[split], feed.counts[split])
 
     @property
     def loss(self) -> Loss:
@@ -178,8 +178,7 @@ def build_with_weights(
     """
     # A metric of the user's own is not needed, and its code must not be executed.
     plain = run.replace(augment=False, pretrained=None, metric=None)
-    device = execution.resolve_device()
-    found = make_problem(plain, execution, device)
+    found = make_problem(plain, execution)
     load_weights(found.model, state, problem)
     return found.model, found.feed
 

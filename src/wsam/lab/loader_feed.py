@@ -12,18 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, default_collat
 
 from wsam.curvature.batches import batch_size as count_samples
 from wsam.curvature.batches import move_batch
-from wsam.lab.data_feed import (
-    SPLITS,
-    TEST,
-    TRAIN,
-    VALIDATION,
-    Batch,
-    DataFeed,
-    Validation,
-    batch_loader,
-    derive_seed,
-    split_validation,
-)
+from wsam.lab.data_feed import Batch, DataFeed, batch_loader, hold_out
 from wsam.lab.errors import USER_EXCEPTIONS, UserCodeError, describe_error, explain
 from wsam.lab.metrics import (
     ERROR,
@@ -40,7 +29,8 @@ from wsam.lab.metrics import (
 )
 from wsam.lab.models import Task
 from wsam.lab.rng import seeded
-from wsam.lab.settings import check_choice
+from wsam.lab.run import Run
+from wsam.lab.settings import SPLITS, TEST, TRAIN, VALIDATION, check_choice
 
 
 @dataclass(frozen=True)
@@ -117,52 +107,39 @@ class LoaderFeed(DataFeed):
 
     Args:
         data: The data.
-        name: Its name, for messages.
-        batch_size: Samples per step, for datasets.
+        run: Has limits, validation split, batch size and seed.
         device: The training device.
-        seed: Seed of the order.
-        limits: Maximum number of training and test samples; None for all.
-        validation: Size and seed of the validation split; None for none.
         workers: Processes that read samples; None for none.
 
     Attributes:
         classes: Number of classes that the model has outputs for; None for other tasks.
     """
 
-    verified = "own data"
-
     def __init__(
-        self,
-        data: Data,
-        name: str,
-        batch_size: int,
-        device: torch.device,
-        seed: int,
-        limits: tuple[int | None, int | None] = (None, None),
-        validation: Validation = None,
-        workers: int | None = None,
+        self, data: Data, run: Run, device: torch.device, workers: int | None = None
     ) -> None:
-        self.name, self.device, self.workers = name, device, workers or 0
+        self.name, self.device, self.workers = run.data, device, workers or 0
         self.classes: int | None = None
         self.collate = data.collate or default_collate
         splits = {TRAIN: data.train, VALIDATION: data.validation, TEST: data.test}
         self.splits = {split: part for split, part in splits.items() if part is not None}
-        self._limit(limits)
-        if validation is not None:
-            self._split_validation(validation)
+        self._limit(run)
+        if run.validation is not None:
+            self._split_validation(run)
         for split in self.splits:
             if not self._length(split):
-                raise UserCodeError(f"the {split} split of {name} is empty")
-        self.train_count, self.validation_count, self.test_count = map(self._count, SPLITS)
-        self.requested = batch_size
-        first = self.example(1)
-        if self.is_dataset(TRAIN):
-            self.batch_size = min(batch_size, self.train_count)
-            self.steps = self.train_count // self.batch_size
-        else:
+                raise UserCodeError(f"the {split} split of {self.name} is empty")
+        counts = {split: self._count(split) for split in SPLITS if split in self.splits}
+        first = self.example(1)  # may draw from the loader's generator, which is seeded after that
+        generator = getattr(self.splits[TRAIN], "generator", None)
+        if not isinstance(generator, torch.Generator):
+            generator = torch.Generator()
+        super().__init__(run, device, counts, generator)
+        self.requested_batch_size = run.batch_size
+        self.has_loader = not self.is_dataset(TRAIN)
+        if self.has_loader:
             self.batch_size = count_samples(first)
             self.steps = len(self.splits[TRAIN])
-        self.generator = self._make_generator(seed)
         self.loss, self.metric = self._loss_and_metric(data, first[1])
         self.outputs = data.outputs
 
@@ -190,36 +167,28 @@ class LoaderFeed(DataFeed):
             )
         return self.splits[split]
 
-    def _limit(self, limits: tuple[int | None, int | None]) -> None:
-        for split, limit in zip((TRAIN, TEST), limits, strict=True):
+    def _limit(self, run: Run) -> None:
+        for split, limit in ((TRAIN, run.train_limit), (TEST, run.test_limit)):
             if limit is not None:
                 part = self._dataset(split, f"--{split}-limit")
                 self.splits[split] = Subset(part, range(min(limit, len(part))))
 
-    def _split_validation(self, validation: tuple[float | int, int]) -> None:
+    def _split_validation(self, run: Run) -> None:
         if VALIDATION in self.splits:
             raise ValueError(f"{self.name} has a validation split: remove --validation")
         part = self._dataset(TRAIN, "--validation")
-        kept, held_out = split_validation(len(part), *validation)
-        self.splits[TRAIN] = Subset(part, kept.tolist())
-        self.splits[VALIDATION] = Subset(part, held_out.tolist())
+        for split, index in hold_out(run, len(part)).items():
+            self.splits[split] = Subset(part, index.tolist())
 
     def _count(self, split: str) -> int:
-        if split not in self.splits:
-            return 0
-        part: Any = self.splits[split]
-        return len(getattr(part, "dataset", part) if isinstance(part, DataLoader) else part)
+        part = self.splits[split]
+        samples: Any = part.dataset if isinstance(part, DataLoader) else part
+        return len(samples)
 
     def example(self, count: int) -> Batch:
         """Return the first samples of a dataset, or the first batch of a loader."""
         with seeded(0):  # their augmentation must not advance generators
             return next(self.fixed(TRAIN, count, count))
-
-    def _make_generator(self, seed: int) -> torch.Generator:
-        generator = getattr(self.splits[TRAIN], "generator", None)
-        if not isinstance(generator, torch.Generator):
-            generator = torch.Generator()
-        return generator.manual_seed(derive_seed(seed, "data"))
 
     # The task -----------------------------------------------------------------------------------
 
@@ -266,10 +235,10 @@ class LoaderFeed(DataFeed):
 
     def epoch(self) -> Iterator[Batch]:
         """Yield the training batches of the next epoch."""
-        if not self.is_dataset(TRAIN):
+        if self.has_loader:
             yield from self._batches(self.splits[TRAIN])
             return
-        order = torch.randperm(self.train_count, generator=self.generator).tolist()
+        order = torch.randperm(self.counts[TRAIN], generator=self.generator).tolist()
         used = order[: self.steps * self.batch_size]
         # Workers draw other random numbers in each epoch: the generator has advanced.
         yield from self._batches(self._loader(TRAIN, used, self.batch_size, self.generator))
@@ -288,7 +257,7 @@ class LoaderFeed(DataFeed):
 
     def evaluation(self, split: str) -> Iterator[Batch]:
         """Yield a whole split."""
-        return self.fixed(split, 1 << 62, self.requested)
+        return self.fixed(split, 1 << 62, self.requested_batch_size)
 
     def _loader(
         self, split: str, indices: list[int], size: int, generator: torch.Generator | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from wsam.lab import datasets, user_code
-from wsam.lab.data_feed import (
-    DataFeed,
-    MemoryFeed,
-    Validation,
-    add_label_noise,
-    split_validation,
-)
+from wsam.lab.data_feed import DataFeed
 from wsam.lab.errors import UserCodeError
 from wsam.lab.execution import ExecutionConfig
 from wsam.lab.hf_folder import load_hf
-from wsam.lab.image_folder import IMAGENET_SIZE, FolderFeed, find_root
+from wsam.lab.image_feed import ImageFeed, MemoryFeed
+from wsam.lab.image_folder import FolderFeed, find_root
 from wsam.lab.image_memory import load_folder
 from wsam.lab.loader_feed import Data, LoaderFeed, as_data, resolve_metric
 from wsam.lab.metrics import ACCURACY, ERROR, METRICS, Loss, Metric, cross_entropy
@@ -57,21 +52,27 @@ class Objects:
     metric: Metric | Callable[[Any, Any], Any] | None = None
 
 
+NO_OBJECTS = Objects()
+
+
 @dataclass(frozen=True)
 class Problem:
     """A model to train and the data to train it on.
 
     Args:
         model: The model, on the device.
-        feed: Batches, their number, and the task.
-        loss: Compares outputs and targets in training.
+        feed: Batches, their number, the loss and the task.
         metric: The figure that is recorded for each epoch.
     """
 
     model: nn.Module
     feed: DataFeed
-    loss: Loss
     metric: Metric
+
+    @property
+    def loss(self) -> Loss:
+        """Compares outputs and targets in training."""
+        return self.feed.loss
 
     @property
     def classifies(self) -> bool:
@@ -82,8 +83,7 @@ class Problem:
 def make_problem(
     run: Run,
     execution: ExecutionConfig,
-    device: torch.device,
-    objects: Objects | None = None,
+    objects: Objects = NO_OBJECTS,
     out: Path | None = None,
 ) -> Problem:
     """Return the problem of a run.
@@ -91,8 +91,7 @@ def make_problem(
     Args:
         run: The run.
         execution: How to execute it.
-        device: The training device.
-        objects: Python objects that replace the names of model and data.
+        objects: Python objects that replace the names of model, data and metric.
         out: The results folder, with the weights of a run that `run.pretrained` names.
 
     Raises:
@@ -100,17 +99,16 @@ def make_problem(
         ValueError: Damaged data, or the user's code does not return what it should.
     """
     _check_digests(run, objects, execution.source.folder)
-    feed = make_data_feed(run, execution, device, objects)
-    model = make_model(run, feed, device, objects, out)
-    return Problem(model, feed, feed.loss, _metric(run, objects) or feed.metric)
+    feed = make_data_feed(run, execution, objects)
+    model = make_model(run, feed, objects, out)
+    return Problem(model, feed, _metric(run, objects) or feed.metric)
 
 
-def _metric(run: Run, objects: Objects | None) -> Metric | None:
+def _metric(run: Run, objects: Objects) -> Metric | None:
     """Return the metric that the run names, or None."""
     if run.metric is None or run.metric in METRICS:
         return None if run.metric is None else METRICS[run.metric]
-    found = _object_or_code("metric", run.metric, objects and objects.metric)
-    return resolve_metric(found, run.metric)
+    return resolve_metric(_object_or_code("metric", run.metric, objects.metric), run.metric)
 
 
 def uses_own_code(run: Run) -> bool:
@@ -118,7 +116,7 @@ def uses_own_code(run: Run) -> bool:
     return any(map(user_code.is_code_or_object, (run.data, run.model)))
 
 
-def _check_digests(run: Run, objects: Objects | None, folder: Path) -> None:
+def _check_digests(run: Run, objects: Objects, folder: Path) -> None:
     """Raise an error if a file has changed after the run was described."""
     for what, expected in run.digests.items():
         name = getattr(run, what)
@@ -132,97 +130,6 @@ def _check_digests(run: Run, objects: Objects | None, folder: Path) -> None:
             )
 
 
-# Data -------------------------------------------------------------------------------------------
-
-
-def make_data_feed(
-    run: Run, execution: ExecutionConfig, device: torch.device, objects: Objects | None = None
-) -> DataFeed:
-    """Return the run's data, with its label noise, limits and splits, as batches on the device."""
-    validation = None if run.validation is None else (run.validation, run.validation_seed or 0)
-    if not user_code.is_code_or_object(run.data):
-        return _named_feed(run, execution, device, validation)
-    if run.noise:
-        raise ValueError(f"--noise needs images or a table with classes, not {run.data}")
-    return LoaderFeed(
-        _own_data(run, objects),
-        run.data,
-        run.batch_size,
-        device,
-        run.seed,
-        (run.train_limit, run.test_limit),
-        validation,
-        execution.workers,
-    )
-
-
-def _named_feed(
-    run: Run, execution: ExecutionConfig, device: torch.device, validation: Validation
-) -> DataFeed:
-    """Return a named data set, or the data of a file or folder."""
-    kind, _, rest = run.data.partition(":")
-    if kind == "table":
-        return table_feed(read_table(Path(rest), run.data), run, device, validation)
-    if kind == "text":
-        path = text_file(Path(rest), execution.source.folder)
-        return text_feed(path, run, device, validation)
-    images: datasets.Images | DataFeed | None = None
-    if kind == "hf":
-        images = load_hf(Path(rest), run, device, validation)
-    elif run.data in datasets.LOADERS:
-        images = datasets.load(run.data, execution.source)
-    elif kind == "folder" and run.image_size is None:
-        images = load_folder(find_root(execution.source.folder, rest), run.data)
-    if isinstance(images, DataFeed):
-        return images
-    if images is not None:
-        return _memory_feed(run, images, validation, device)
-    return _folder_feed(run, execution, device, validation)
-
-
-def _folder_feed(
-    run: Run, execution: ExecutionConfig, device: torch.device, validation: Validation
-) -> FolderFeed:
-    feed = FolderFeed(
-        find_root(execution.source.folder, run.data.removeprefix("folder:")),
-        run.batch_size,
-        device,
-        run.seed,
-        run.augment,
-        noise=(run.noise, run.noise_seed),
-        limits=(run.train_limit, run.test_limit),
-        size=IMAGENET_SIZE if run.image_size is None else run.image_size,
-        workers=execution.workers,
-        validation=validation,
-    )
-    feed.name = run.data
-    return feed
-
-
-def _memory_feed(
-    run: Run,
-    images: datasets.Images,
-    validation: Validation,
-    device: torch.device,
-) -> MemoryFeed:
-    images = images.limited(run.train_limit, run.test_limit)
-    if validation is not None:
-        images = images.split(*split_validation(len(images.train_labels), *validation))
-    labels = add_label_noise(images.train_labels, images.info.classes, run.noise, run.noise_seed)
-    images = replace(images, train_labels=labels)
-    feed = MemoryFeed(images, run.batch_size, device, run.seed, run.augment)
-    feed.name = run.data
-    return feed
-
-
-def _own_data(run: Run, objects: Objects | None) -> Data:
-    given = _object_or_code("data", run.data, objects and objects.data)
-    if callable(given) and not isinstance(given, Data):
-        with seeded(0):  # the same samples for every seed of the run
-            given = user_code.call(given, run.data, "wsam.lab.Data or a tuple (train, test)")
-    return as_data(given, run.data)
-
-
 def _object_or_code(what: str, name: str, given: Any) -> Any:
     """Return the object that was given in Python, else the function of a name."""
     if given is not None:
@@ -232,26 +139,61 @@ def _object_or_code(what: str, name: str, given: Any) -> Any:
     return user_code.load(name)
 
 
+# Data -------------------------------------------------------------------------------------------
+
+
+def make_data_feed(run: Run, execution: ExecutionConfig, objects: Objects = NO_OBJECTS) -> DataFeed:
+    """Return the run's data, with its label noise, limits and splits, as batches on the device."""
+    device = execution.resolve_device()
+    if user_code.is_code_or_object(run.data):
+        if run.noise:
+            raise ValueError(f"--noise needs images or a table with classes, not {run.data}")
+        return LoaderFeed(_own_data(run, objects), run, device, execution.workers)
+    kind, _, path = run.data.partition(":")
+    if kind == "table":
+        return table_feed(read_table(Path(path), run.data), run, device)
+    if kind == "text":
+        return text_feed(text_file(Path(path), execution.source.folder), run, device)
+    if kind == "hf":
+        found = load_hf(Path(path), run, device)
+        return found if isinstance(found, DataFeed) else MemoryFeed(found, run, device)
+    return _image_feed(run, execution, device)
+
+
+def _image_feed(run: Run, execution: ExecutionConfig, device: torch.device) -> ImageFeed:
+    """Return the images of a named data set or a folder."""
+    if run.data in datasets.LOADERS:
+        return MemoryFeed(datasets.load(run.data, execution.source), run, device)
+    root = find_root(execution.source.folder, run.data.removeprefix("folder:"))
+    if run.data.startswith("folder:") and run.image_size is None:
+        return MemoryFeed(load_folder(root, run.data), run, device)
+    return FolderFeed(root, run, device, execution.workers)
+
+
+def _own_data(run: Run, objects: Objects) -> Data:
+    given = _object_or_code("data", run.data, objects.data)
+    if callable(given) and not isinstance(given, Data):
+        with seeded(0):  # the same samples for every seed of the run
+            given = user_code.call(given, run.data, "wsam.lab.Data or a tuple (train, test)")
+    return as_data(given, run.data)
+
+
 # Models -----------------------------------------------------------------------------------------
 
 
 def make_model(
-    run: Run,
-    feed: DataFeed,
-    device: torch.device,
-    objects: Objects | None = None,
-    out: Path | None = None,
+    run: Run, feed: DataFeed, objects: Objects = NO_OBJECTS, out: Path | None = None
 ) -> nn.Module:
     """Return the run's initial model on the device; named models are channels last in memory."""
     if user_code.is_code_or_object(run.model):
-        return _own_model(run, objects).to(device)
+        return _own_model(run, objects).to(feed.device)
     of_run = run.pretrained is not None and run.pretrained.startswith(OF_RUN)
     pretrained = None if of_run else run.pretrained
     name = _fitting_model(feed.task) if run.model == AUTO else run.model
     model = build_model(name, feed.task, run.seed, pretrained, run.model_args)
     if of_run:
         load_all_but_head(model, _kept_weights(run, out))
-    placed: nn.Module = model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    placed: nn.Module = model.to(feed.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     return placed
 
 
@@ -280,12 +222,12 @@ def _kept_weights(run: Run, out: Path | None) -> dict[str, Tensor]:
     return load_state(path)
 
 
-def _own_model(run: Run, objects: Objects | None) -> nn.Module:
+def _own_model(run: Run, objects: Objects) -> nn.Module:
     if run.pretrained is not None:
         raise ValueError(f"--pretrained has no effect on {run.model}: load the weights in it")
-    given = _object_or_code("model", run.model, objects and objects.model)
+    given = _object_or_code("model", run.model, objects.model)
     if isinstance(given, nn.Module):  # an object of fit is trained itself, one of a file is copied
-        model = given if objects and objects.model is given else copy.deepcopy(given)
+        model = given if objects.model is given else copy.deepcopy(given)
     else:
         with seeded(run.seed):
             model = user_code.call(given, run.model, "a torch.nn.Module")

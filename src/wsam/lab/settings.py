@@ -57,6 +57,7 @@ DATA_SETTINGS = {
 """Settings that apply to some data only, with the starts of its names."""
 CODE = "FILE.py:FUNCTION"
 CLASS = "FILE.py:CLASS"
+TRAIN, VALIDATION, TEST = SPLITS = ("train", "validation", "test")
 SCHEDULES = ("cosine", "constant", "warmup-cosine")
 PRECISIONS = ("fp32", "bf16")
 VANILLA = "vanilla"

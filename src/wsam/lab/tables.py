@@ -17,21 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wsam.lab.data_feed import (
-    TEST,
-    TRAIN,
-    VALIDATION,
-    TensorFeed,
-    Validation,
-    add_label_noise,
-    fixed_order,
-    split_validation,
-)
+from wsam.lab.data_feed import TensorFeed, add_label_noise, fixed_order, hold_out
 from wsam.lab.metrics import ERROR, MSE, cross_entropy, squared_error
 from wsam.lab.models import Task
 from wsam.lab.named_files import table_files
 from wsam.lab.run import Run
-from wsam.lab.settings import join_names
+from wsam.lab.settings import TEST, TRAIN, join_names
 
 Columns = dict[str, list[Any]]
 _MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
@@ -218,7 +209,7 @@ def make_table(columns: Columns, name: str, test_rows: int | None = None) -> Tab
 # The data of a run ------------------------------------------------------------------------------
 
 
-def table_feed(table: Table, run: Run, device: torch.device, validation: Validation) -> TensorFeed:
+def table_feed(table: Table, run: Run, device: torch.device) -> TensorFeed:
     """Return the rows of a table as batches.
 
     Raises:
@@ -231,7 +222,7 @@ def table_feed(table: Table, run: Run, device: torch.device, validation: Validat
         raise ValueError(f"{table.name}: {given}; give --target, one of {join_names(names)}")
     if len(names) == 1:
         raise ValueError(f"{table.name} has no column besides the target {target!r}")
-    parts = split_rows(table.name, table.rows, table.test_rows, run, validation)
+    parts = split_rows(run, table.rows, table.test_rows)
     inputs, categories = _encode(table, target, parts[TRAIN])
     values: Sequence[Any] = table.numbers.get(target, table.texts.get(target, ()))
     classify = run.task == "classification" or (run.task is None and are_classes(values))
@@ -258,9 +249,8 @@ def table_feed(table: Table, run: Run, device: torch.device, validation: Validat
         Task((inputs.shape[1],), outputs, table.name, categories=categories),
         cross_entropy if classify else squared_error,
         ERROR if classify else MSE,
-        run.batch_size,
+        run,
         device,
-        run.seed,
         units,
     )
 
@@ -272,21 +262,13 @@ def are_classes(values: Sequence[Any]) -> bool:
     return len(set(values)) <= _MAX_CLASSES and all(value == int(value) for value in values)
 
 
-def split_rows(
-    name: str,
-    rows: int,
-    test_rows: int | None,
-    run: Run,
-    validation: Validation,
-) -> dict[str, Tensor]:
+def split_rows(run: Run, rows: int, test_rows: int | None) -> dict[str, Tensor]:
     """Return the rows of each split.
 
     Args:
-        name: Name of the data, for messages.
+        run: Has the limits and the validation split.
         rows: Number of rows.
         test_rows: How many of the last rows are the test set; None to choose a fifth at random.
-        run: Has the limits.
-        validation: Size and seed of the validation split; None for none.
 
     Raises:
         ValueError: A split is empty.
@@ -296,12 +278,10 @@ def split_rows(
         order = fixed_order(rows)
         test_rows = rows // _TEST_SHARE
     if not 0 < test_rows < rows:
-        raise ValueError(f"{name} has {rows} rows, too few for a training and a test set")
+        raise ValueError(f"{run.data} has {rows} rows, too few for a training and a test set")
     train, test = order[:-test_rows][: run.train_limit], order[-test_rows:][: run.test_limit]
-    if validation is None:
-        return {TRAIN: train, TEST: test}
-    kept, held_out = split_validation(len(train), *validation)
-    return {TRAIN: train[kept], VALIDATION: train[held_out], TEST: test}
+    parts = hold_out(run, len(train))
+    return {**{split: train[index] for split, index in parts.items()}, TEST: test}
 
 
 def _encode(table: Table, target: str, train: Tensor) -> tuple[Tensor, tuple[int, ...]]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from wsam.lab.data_feed import TensorFeed, Validation
+from wsam.lab.data_feed import TensorFeed
 from wsam.lab.metrics import LOSS, cross_entropy
 from wsam.lab.models import TOKENS, Task
 from wsam.lab.run import Run
@@ -15,7 +15,7 @@ from wsam.lab.tables import split_rows
 _TEST_SHARE = 10  # the last block of ten
 
 
-def text_feed(path: Path, run: Run, device: torch.device, validation: Validation) -> TensorFeed:
+def text_feed(path: Path, run: Run, device: torch.device) -> TensorFeed:
     """Return the blocks of a text as batches; the last tenth is the test set.
 
     A sample is `run.block_size` characters, and its target the same characters shifted by one.
@@ -41,13 +41,12 @@ def text_feed(path: Path, run: Run, device: torch.device, validation: Validation
         )
     used = count * run.block_size
     inputs, targets = (codes[at : at + used].view(count, -1) for at in (0, 1))
-    parts = split_rows(run.data, count, max(count // _TEST_SHARE, 1), run, validation)
+    parts = split_rows(run, count, max(count // _TEST_SHARE, 1))
     return TensorFeed(
         {split: (inputs[rows], targets[rows]) for split, rows in parts.items()},
         Task((run.block_size,), len(characters), run.data, kind=TOKENS),
         cross_entropy,
         LOSS,
-        run.batch_size,
+        run,
         device,
-        run.seed,
     )

@@ -19,7 +19,6 @@ from wsam.lab import attempts, environment, models, records
 from wsam.lab.callbacks import Callback, Metrics
 from wsam.lab.checkpoint import Checkpoints, save_state
 from wsam.lab.checks import check_forward, check_loss, check_metric
-from wsam.lab.data_feed import TEST, TRAIN, VALIDATION, ImageFeed
 from wsam.lab.datasets import default_folder
 from wsam.lab.distributed import DistributedContext, init_distributed
 from wsam.lab.errors import (
@@ -33,15 +32,16 @@ from wsam.lab.errors import (
 from wsam.lab.evaluation import evaluate
 from wsam.lab.execution import ExecutionConfig
 from wsam.lab.files import no_op
+from wsam.lab.image_feed import ImageFeed
 from wsam.lab.image_folder import find_root
 from wsam.lab.loader_feed import LoaderFeed
 from wsam.lab.metrics import cross_entropy, find_nonfinite, format_shape
 from wsam.lab.optimizers import can_capture, learning_rate, make_optimizer, set_learning_rate
-from wsam.lab.problem import Objects, make_problem, uses_own_code
+from wsam.lab.problem import NO_OBJECTS, Objects, make_problem, uses_own_code
 from wsam.lab.records import Record
 from wsam.lab.rng import RngStates, rng_states, seed_generators, set_rng_states
 from wsam.lab.run import Run
-from wsam.lab.settings import DATA
+from wsam.lab.settings import DATA, TEST, TRAIN, VALIDATION
 from wsam.lab.step import Objective, Stepper, cudnn_settings
 from wsam.lab.user_code import is_code
 
@@ -85,7 +85,7 @@ def train(
         >>> record["status"], len(record["curve"])
         ('finished', 1)
     """
-    execution = execution or ExecutionConfig()
+    execution, objects = execution or ExecutionConfig(), objects or NO_OBJECTS
     with init_distributed(execution.device) as (context, device):
         return _train(run, out, replace(execution, device=device), callbacks, context, objects)
 
@@ -96,7 +96,7 @@ def _train(
     execution: ExecutionConfig,
     callbacks: Sequence[Callback],
     context: DistributedContext,
-    objects: Objects | None,
+    objects: Objects,
 ) -> Record:
     """Return the existing record, or train in this process, one of `context.world_size`."""
     record = context.run_on_main(lambda: existing_record(run, out, execution))
@@ -197,7 +197,7 @@ class Trainer:
         execution: ExecutionConfig,
         callbacks: Sequence[Callback],
         context: DistributedContext,
-        objects: Objects | None = None,
+        objects: Objects = NO_OBJECTS,
     ) -> None:
         self.run, self.out, self.execution, self.callbacks = run, out, execution, callbacks
         self.context = context
@@ -220,11 +220,11 @@ class Trainer:
             raise ValueError(f"a step can be captured on CUDA only, not on {self.device}")
         if self.captured and not single:
             raise ValueError("a step of several processes cannot be captured: use --no-capture")
-        self.problem = make_problem(run, execution, self.device, objects, out)
+        self.problem = make_problem(run, execution, objects, out)
         self.feed, self.model = self.problem.feed, self.problem.model
-        if not single and isinstance(self.feed, LoaderFeed) and not self.feed.is_dataset(TRAIN):
+        if not single and self.feed.has_loader:
             raise ValueError(f"several processes need a dataset, but {run.data} has a loader")
-        self.split = VALIDATION if self.feed.validation_count else TEST
+        self.split = VALIDATION if VALIDATION in self.feed.counts else TEST
         context.check_batch_size(self.feed.batch_size)
         inputs, targets = self.feed.example(min(2, self.feed.batch_size // context.world_size))
         output = check_forward(run, self.model, inputs, self.device)
@@ -253,7 +253,7 @@ class Trainer:
         stepper = self._make_stepper()
         for callback in self.callbacks:
             callback.on_train_start(run, feed.steps, len(self.curve), feed.batch_size)
-        if isinstance(feed, LoaderFeed) and not feed.is_dataset(TRAIN):
+        if feed.has_loader:
             if feed.batch_size != run.batch_size:
                 self._log(
                     f"the training loader of {run.data} has batches of {feed.batch_size} samples: "
@@ -485,9 +485,7 @@ class Trainer:
             "resumed": self.resumed,
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
             "data": {
-                "train": feed.train_count,
-                **({VALIDATION: feed.validation_count} if feed.validation_count else {}),
-                "test": feed.test_count,
+                **feed.counts,
                 "steps": feed.steps,
                 "verified": feed.verified,
                 **self._data_folder(),

@@ -87,7 +87,7 @@ def measure(run: Run, out: Path, execution: ExecutionConfig) -> dict[str, Any]:
         return measurement
     model, plain = restore(run, out, execution)
     device = execution.resolve_device()
-    augmented = make_data_feed(run.replace(augment=True), execution, device)
+    augmented = make_data_feed(run.replace(augment=True), execution)
     feeds = {PLAIN: plain, AUGMENTED: augmented}
     batches = {images: fixed_batches(feed, run.batch_size) for images, feed in feeds.items()}
     loss = mean_loss(plain.loss)
@@ -111,7 +111,7 @@ def measure(run: Run, out: Path, execution: ExecutionConfig) -> dict[str, Any]:
 
 def fixed_batches(feed: DataFeed, batch_size: int) -> list[Batch]:
     """Return the first batches of an epoch; with and without augmentation they have the same images."""
-    count = max(1, min(IMAGES, feed.train_count) // batch_size)
+    count = max(1, min(IMAGES, feed.counts["train"]) // batch_size)
     return list(islice(feed.epoch(), count))
 
 
