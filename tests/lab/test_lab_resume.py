@@ -16,7 +16,7 @@ from training import CPU, SHORT, Stop, StopAfter, curve
 from wsam.lab import models, records
 from wsam.lab.checkpoint import Checkpoints, load_state, save_state
 from wsam.lab.files import BusyError
-from wsam.lab.rng import set_rng_states
+from wsam.lab.rng import rank_states, set_rng_states
 from wsam.lab.train import train
 
 RUN = SHORT.replace(train_limit=144, test_limit=48, batch_size=32)  # four steps an epoch
@@ -69,9 +69,9 @@ def test_an_additional_process_keeps_its_initial_generator():
     for checkpoint in (older, {"generators": [{"cpu": older["random"]}]}):
         torch.manual_seed(3)
         before = torch.get_rng_state()
-        set_rng_states(checkpoint, 1, torch.device("cpu"))
+        set_rng_states(rank_states(checkpoint, 1), torch.device("cpu"))
         assert torch.equal(torch.get_rng_state(), before)
-        set_rng_states(checkpoint, 0, torch.device("cpu"))
+        set_rng_states(rank_states(checkpoint, 0), torch.device("cpu"))
         assert torch.equal(torch.get_rng_state(), older["random"])
 
 

@@ -265,7 +265,7 @@ def test_the_progress_bar_shows_every_value(monkeypatch, capsys):
     monkeypatch.setenv("FORCE_COLOR", "1")
     bar = callbacks.ProgressBar()
     bar.on_message("before the start")
-    bar.on_train_start(Run(method="sam", epochs=2), steps=3, done=0, images=50)
+    bar.on_train_start(Run(method="sam", epochs=2), steps=3, done=0, batch_size=50)
     metrics = {"train_loss": 0.5, "train_error": 12.0, "sharpness": 0.125}
     for _ in range(3):
         bar.on_step_end(metrics)

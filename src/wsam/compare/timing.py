@@ -82,7 +82,7 @@ class Stopwatch(Callback):
         self.epochs: list[tuple[float, float, float]] = []
         """Seconds of training, of evaluation, and processor time of training of each epoch."""
 
-    def on_train_start(self, run: Run, steps: int, done: int, images: int) -> None:
+    def on_train_start(self, run: Run, steps: int, done: int, batch_size: int) -> None:
         """Store the number of steps per epoch."""
         self.steps = steps
         self.epoch_start, self.epoch_cpu = time.monotonic(), time.process_time()

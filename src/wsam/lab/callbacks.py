@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from wsam._format import pluralize, printable
 from wsam.lab.run import Run
 from wsam.lab.settings import BASE_CLASSES
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
 
 Metrics = dict[str, Any]
 """One epoch of the curve: losses, errors in percent, sharpness, learning rate, seconds."""
@@ -25,14 +22,14 @@ _PERCENT = ("error", "accuracy", "macro_f1")
 class Callback:
     """Base class of callbacks; all methods are no-ops."""
 
-    def on_train_start(self, run: Run, steps: int, done: int, images: int) -> None:
+    def on_train_start(self, run: Run, steps: int, done: int, batch_size: int) -> None:
         """Called before the first step.
 
         Args:
             run: The run.
             steps: Steps per epoch.
             done: Epochs already trained, restored from a checkpoint.
-            images: Samples per step.
+            batch_size: Samples per step.
         """
 
     def on_step_end(self, metrics: Metrics | None) -> None:
@@ -57,11 +54,11 @@ class LogLines(Callback):
 
     def __init__(self, file: TextIO | None = None) -> None:
         self.file = file or sys.stderr
-        self.epochs = self.images = 0
+        self.epochs = self.samples = 0
 
-    def on_train_start(self, run: Run, steps: int, done: int, images: int) -> None:
+    def on_train_start(self, run: Run, steps: int, done: int, batch_size: int) -> None:
         """Print the title of the run."""
-        self.epochs, self.images = run.epochs, images * steps
+        self.epochs, self.samples = run.epochs, batch_size * steps
         base = f"{BASE_CLASSES[run.base]} lr={run.base_args['lr']:g}"
         self.on_message(
             f"{run.title}, {base}: {pluralize(run.epochs, 'epoch')}, {done} done, key {run.key}"
@@ -69,7 +66,7 @@ class LogLines(Callback):
 
     def on_epoch_end(self, metrics: Metrics) -> None:
         """Print the metrics of the epoch."""
-        speed = self.images / max(metrics["seconds"], 1e-9)
+        speed = self.samples / max(metrics["seconds"], 1e-9)
         epoch = f"epoch {metrics['epoch']}/{self.epochs}"
         self.on_message(f"{epoch}  {format_metrics(metrics)}  {speed:.0f} samples/s")
 
@@ -82,15 +79,9 @@ class ProgressBar(Callback):
     """A progress bar with loss, error, sharpness, samples per second and remaining time."""
 
     def __init__(self) -> None:
-        self.progress: Progress | None = None
-        self.images = 0
-
-    def on_train_start(self, run: Run, steps: int, done: int, images: int) -> None:
-        """Show the bar."""
         from rich import progress
         from rich.console import Console
 
-        self.images = images
         self.progress = progress.Progress(
             progress.TextColumn("{task.description}"),
             progress.BarColumn(None),
@@ -100,6 +91,11 @@ class ProgressBar(Callback):
             progress.TimeRemainingColumn(elapsed_when_finished=True),
             console=Console(stderr=True),
         )
+        self.batch_size = 0
+
+    def on_train_start(self, run: Run, steps: int, done: int, batch_size: int) -> None:
+        """Show the bar."""
+        self.batch_size = batch_size
         self.task = self.progress.add_task(
             run.title,
             total=run.epochs * steps,
@@ -113,35 +109,27 @@ class ProgressBar(Callback):
 
     def on_step_end(self, metrics: Metrics | None) -> None:
         """Advance the bar."""
-        if self.progress is None:
-            return
         self.progress.advance(self.task)
         if metrics is not None and self.progress.tasks[0].speed is not None:
             self._show(metrics)
 
     def on_epoch_end(self, metrics: Metrics) -> None:
         """Show the metrics of the epoch."""
-        if self.progress is not None:
-            self.progress.update(self.task, epoch=metrics["epoch"])
-            self._show(metrics)
+        self.progress.update(self.task, epoch=metrics["epoch"])
+        self._show(metrics)
 
     def _show(self, metrics: Metrics) -> None:
-        assert self.progress is not None
         self.progress.update(self.task, metrics=format_metrics(metrics))
         if (speed := self.progress.tasks[0].speed) is not None:
-            self.progress.update(self.task, speed=f"{speed * self.images:.0f} samples/s")
+            self.progress.update(self.task, speed=f"{speed * self.batch_size:.0f} samples/s")
 
     def on_message(self, message: str) -> None:
         """Print the message above the bar."""
-        if self.progress is None:
-            print(printable(message), file=sys.stderr)
-        else:
-            self.progress.console.print(printable(message), markup=False, highlight=False)
+        self.progress.console.print(printable(message), markup=False, highlight=False)
 
     def on_train_end(self) -> None:
         """Stop updating the bar."""
-        if self.progress is not None:
-            self.progress.stop()
+        self.progress.stop()
 
 
 class TensorBoard(Callback):
@@ -160,7 +148,7 @@ class TensorBoard(Callback):
         self.folder = folder
         self.writer: Any = None
 
-    def on_train_start(self, run: Run, steps: int, done: int, images: int) -> None:
+    def on_train_start(self, run: Run, steps: int, done: int, batch_size: int) -> None:
         """Open the events file; events after the restored checkpoint are purged."""
         from torch.utils.tensorboard import SummaryWriter
 

@@ -1,4 +1,4 @@
-"""Checks with a small batch that the model, the loss and the metric of a run fit its data."""
+"""Checks that model, loss and metric of a run fit its data, and that the data is finite."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch.func import functional_call
 
 from wsam.curvature.batches import batch_size as count_samples
 from wsam.lab import metrics
+from wsam.lab.data_feed import Batch, DataFeed
 from wsam.lab.errors import (
     USER_EXCEPTIONS,
     RunError,
@@ -18,11 +19,29 @@ from wsam.lab.errors import (
     is_from_user_code,
     is_out_of_memory,
 )
+from wsam.lab.image_feed import ImageFeed
 from wsam.lab.metrics import cross_entropy, format_shape
 from wsam.lab.problem import Problem
+from wsam.lab.records import NOT_FINITE
 from wsam.lab.run import Run
 from wsam.lab.step import forward
 from wsam.lab.user_code import is_code_or_object
+
+_CHECKED_SAMPLES = 10_000
+"""Samples that are read to find out whether the data is the cause of a loss that is not finite."""
+
+
+def check_problem(run: Run, problem: Problem, batch: Batch) -> Any:
+    """Run model, metric and loss on a small batch and return the model's output.
+
+    Raises:
+        ValueError: They do not fit together.
+    """
+    inputs, targets = batch
+    output = check_forward(run, problem.model, inputs, problem.feed.device)
+    check_metric(run, problem, output, targets)
+    check_loss(run, problem, output, targets)
+    return output
 
 
 def check_forward(run: Run, model: nn.Module, inputs: Any, device: torch.device) -> Any:
@@ -132,3 +151,39 @@ def check_loss(run: Run, problem: Problem, output: Any, targets: Any) -> None:
 
 def _reason(error: BaseException) -> str:
     return str(error).partition("\n")[0] or type(error).__name__
+
+
+def describe_nonfinite(feed: DataFeed, split: str) -> str | None:
+    """Return which of the first samples of a split are not finite; None if all are.
+
+    Images are decoded from bytes, so they are finite.
+    """
+    if isinstance(feed, ImageFeed):
+        return None
+    first = 0
+    for batch in feed.fixed(split, _CHECKED_SAMPLES, feed.batch_size):
+        for what, values in zip(("inputs", "targets"), batch, strict=True):
+            found = find_nonfinite(values)
+            if found is not None:
+                sample, value = found
+                return (
+                    f"the {split} {what} of {feed.name} {NOT_FINITE}, such as {value} in sample "
+                    f"{first + sample + 1}"
+                )
+        first += count_samples(batch)
+    return None
+
+
+def find_nonfinite(value: Any) -> tuple[int, float] | None:
+    """Return the index of a sample and its NaN or infinity, or None.
+
+    Args:
+        value: A tensor, or a container of tensors, whose first dimension is the samples.
+    """
+    if isinstance(value, Tensor):
+        value = value if value.dim() else value[None]
+        wrong = (~value.isfinite()).nonzero()
+        return (int(wrong[0, 0]), float(value[tuple(wrong[0])])) if wrong.numel() else None
+    parts = value.values() if isinstance(value, dict) else value
+    found = map(find_nonfinite, parts if isinstance(value, dict | list | tuple) else ())
+    return next((one for one in found if one is not None), None)

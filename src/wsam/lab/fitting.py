@@ -89,10 +89,9 @@ def fit(
             digests[what] = uuid.uuid4().hex[:12]
     if not is_code(method):
         check_choice("method", method, (*method_defaults(), CLASS))
-    sorted_settings = _sort_settings(method, base, settings)
-    run = Run(**names, method=method, base=base, digests=digests, **sorted_settings)
-    own = {*sorted_settings.get("hyper", ()), *sorted_settings.get("options", ())}
-    run = with_wsam_defaults(run, own)
+    grouped = _group_settings(method, base, settings)
+    run = Run(**names, method=method, base=base, digests=digests, **grouped)
+    run = with_wsam_defaults(run, {*grouped.get("hyper", ()), *grouped.get("options", ())})
     objects = Objects(
         None if isinstance(model, str) else model,
         None if isinstance(data, str) else data,
@@ -104,7 +103,7 @@ def fit(
         return train(run, Path(folder), execution, callbacks, objects)
 
 
-def _sort_settings(method: str, base: str, settings: dict[str, Any]) -> dict[str, Any]:
+def _group_settings(method: str, base: str, settings: dict[str, Any]) -> dict[str, Any]:
     """Return settings of a run, with hyperparameters, base arguments and options grouped."""
     fields = {field.name for field in dataclasses.fields(Run)} - {"digests"}
     found = {name: value for name, value in settings.items() if name in fields}
@@ -116,14 +115,14 @@ def _sort_settings(method: str, base: str, settings: dict[str, Any]) -> dict[str
     for name in settings.keys() - fields:
         owner = next((owner for owner, known in owners if name in known), None)
         if owner is None:
-            _check_foreign(name, method, base)
+            _check_owner(name, method, base)
             known = [*fields, *(name for _, names in owners for name in names)]
             raise TypeError(f"unknown setting {name!r}; known: {join_names(sorted(set(known)))}")
         found[owner] = {**found.get(owner, {}), name: settings[name]}
     return found
 
 
-def _check_foreign(name: str, method: str, base: str) -> None:
+def _check_owner(name: str, method: str, base: str) -> None:
     """Raise an error about a hyperparameter of other methods, or an argument of other bases."""
     methods = method_defaults() | {method: hyper_defaults(method)}
     for chosen, known in ((method, methods), (base, BASES)):

@@ -18,19 +18,18 @@ from wsam.lab.metrics import (
     ERROR,
     IGNORED,
     LOSS,
-    METRICS,
     MSE,
     Loss,
     Metric,
     cross_entropy,
     format_shape,
-    metric_of,
+    resolve_metric,
     squared_error,
 )
 from wsam.lab.models import Task
 from wsam.lab.rng import seeded
 from wsam.lab.run import Run
-from wsam.lab.settings import SPLITS, TEST, TRAIN, VALIDATION, check_choice
+from wsam.lab.settings import SPLITS, TEST, TRAIN, VALIDATION
 
 
 @dataclass(frozen=True)
@@ -79,26 +78,6 @@ def as_data(value: object, name: str) -> Data:
     raise UserCodeError(
         f"{name} must return wsam.lab.Data(train=..., test=...) or a tuple (train, test), "
         f"got {format_shape(value)}"
-    )
-
-
-def resolve_metric(metric: object, name: str) -> Metric:
-    """Return a metric, given its name, itself or its function; lower values of that are better.
-
-    Raises:
-        ValueError: Unknown name.
-        UserCodeError: Another object.
-    """
-    if isinstance(metric, Metric):
-        return metric
-    if isinstance(metric, str):
-        return METRICS[check_choice("metric", metric, METRICS)]
-    if callable(metric):
-        return metric_of(metric)
-    raise UserCodeError(
-        f"the metric of {name} must be one of {', '.join(METRICS)}, a function of outputs and "
-        f"targets, or wsam.lab.Metric(name, function, lower_is_better=...), got "
-        f"{format_shape(metric)}"
     )
 
 

@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from wsam.lab import settings
+from wsam.lab.errors import UserCodeError
+from wsam.lab.settings import check_choice
 
 Loss = Callable[[Any, Any], Tensor]
 """Returns the loss of a batch, given outputs and targets: one value per sample, or their mean."""
@@ -106,12 +108,6 @@ class Metric:
         return float(value.double().mean() if isinstance(value, Tensor) else value)
 
 
-def metric_of(function: Callable[[Any, Any], Any]) -> Metric:
-    """Return a metric of a plain function, with its name; lower values are better."""
-    name = getattr(function, "__name__", type(function).__name__).lstrip("_")
-    return Metric(name if _NAME.fullmatch(name) else "metric", function, lower_is_better=True)
-
-
 def mean_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the mean squared error over all samples."""
     return squared_error(outputs, targets).mean()
@@ -127,7 +123,7 @@ def macro_f1(outputs: Tensor, targets: Tensor) -> Tensor:
     return 100 * (2 * hits[found > 0] / found[found > 0]).mean()
 
 
-# Computed by `step.evaluate` together with the loss:
+# Computed by `evaluation.evaluate` together with the loss:
 ERROR = Metric("error", None, lower_is_better=True, unit="%")
 ACCURACY = Metric("accuracy", None, lower_is_better=False, unit="%")
 LOSS = Metric("loss", None, lower_is_better=True)
@@ -138,19 +134,29 @@ assert tuple(METRICS) == settings.METRICS
 OF_CLASSES = (ERROR, ACCURACY, MACRO_F1)
 
 
-def find_nonfinite(value: Any) -> tuple[int, float] | None:
-    """Return the index of a sample and its NaN or infinity, or None.
+def resolve_metric(metric: object, data: str) -> Metric:
+    """Return a metric, given its name, itself or its function; lower values of that are better.
 
     Args:
-        value: A tensor, or a container of tensors, whose first dimension is the samples.
+        metric: The name, the metric or the function.
+        data: Name of the data, for messages.
+
+    Raises:
+        ValueError: Unknown name.
+        UserCodeError: Another object.
     """
-    if isinstance(value, Tensor):
-        value = value if value.dim() else value[None]
-        wrong = (~value.isfinite()).nonzero()
-        return (int(wrong[0, 0]), float(value[tuple(wrong[0])])) if wrong.numel() else None
-    parts = value.values() if isinstance(value, dict) else value
-    found = map(find_nonfinite, parts if isinstance(value, dict | list | tuple) else ())
-    return next((one for one in found if one is not None), None)
+    if isinstance(metric, Metric):
+        return metric
+    if isinstance(metric, str):
+        return METRICS[check_choice("metric", metric, METRICS)]
+    if callable(metric):
+        name = getattr(metric, "__name__", type(metric).__name__).lstrip("_")
+        return Metric(name if _NAME.fullmatch(name) else "metric", metric, lower_is_better=True)
+    raise UserCodeError(
+        f"the metric of {data} must be one of {', '.join(METRICS)}, a function of outputs and "
+        f"targets, or wsam.lab.Metric(name, function, lower_is_better=...), got "
+        f"{format_shape(metric)}"
+    )
 
 
 def format_shape(value: Any) -> str:

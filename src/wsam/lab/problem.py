@@ -23,8 +23,8 @@ from wsam.lab.hf_folder import load_hf
 from wsam.lab.image_feed import ImageFeed, MemoryFeed
 from wsam.lab.image_folder import FolderFeed, find_root
 from wsam.lab.image_memory import load_folder
-from wsam.lab.loader_feed import Data, LoaderFeed, as_data, resolve_metric
-from wsam.lab.metrics import ACCURACY, ERROR, METRICS, Loss, Metric, cross_entropy
+from wsam.lab.loader_feed import Data, LoaderFeed, as_data
+from wsam.lab.metrics import ACCURACY, ERROR, METRICS, Loss, Metric, cross_entropy, resolve_metric
 from wsam.lab.models import TOKENS, Task, build_model, load_all_but_head
 from wsam.lab.named_files import digest, text_file
 from wsam.lab.rng import seeded
@@ -101,13 +101,15 @@ def make_problem(
     _check_digests(run, objects, execution.source.folder)
     feed = make_data_feed(run, execution, objects)
     model = make_model(run, feed, objects, out)
-    return Problem(model, feed, _metric(run, objects) or feed.metric)
+    return Problem(model, feed, _metric(run, feed, objects))
 
 
-def _metric(run: Run, objects: Objects) -> Metric | None:
-    """Return the metric that the run names, or None."""
-    if run.metric is None or run.metric in METRICS:
-        return None if run.metric is None else METRICS[run.metric]
+def _metric(run: Run, feed: DataFeed, objects: Objects) -> Metric:
+    """Return the metric that the run names, else that of the data."""
+    if run.metric is None:
+        return feed.metric
+    if run.metric in METRICS:
+        return METRICS[run.metric]
     return resolve_metric(_object_or_code("metric", run.metric, objects.metric), run.metric)
 
 

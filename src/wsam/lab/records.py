@@ -2,8 +2,7 @@
 
 ``OUT/KEY.json`` is the record. Its work folder, ``work/KEY`` in OUT, holds checkpoints, the lock,
 TensorBoard events, the final weights, if they are kept, and the last attempt of a run without a
-record. Numbers that are not finite are written
-as null, so a record is valid JSON.
+record. Numbers that are not finite are written as null, so a record is valid JSON.
 """
 
 from __future__ import annotations
@@ -29,7 +28,8 @@ NOT_FINITE = "contain values that are not finite"
 """In the failure of a run whose data is the cause."""
 _KEY = re.compile("[0-9a-f]{12}")
 _REQUIRED = ("format", "key", "title", "status", "settings", "final", "curve", "seconds")
-_METRICS = ("epoch", "train_loss")
+_ROW = ("epoch", "train_loss")
+"""Entries of every epoch."""
 METRIC = {"name": "error", "unit": "%", "lower_is_better": True, "split": "test"}
 """Entry ``metric`` of records that have none. ``split`` is the one evaluated after each epoch."""
 _ADVICE = "remove it to run again"
@@ -248,7 +248,7 @@ def _metrics_problem(record: Record) -> str | None:
         return "contains invalid final metrics"
     if not isinstance(record.get("metric", METRIC), dict):
         return "has a metric that is not a mapping"
-    needed = (*_METRICS, _column(record, "test"))
+    needed = (*_ROW, _column(record, "test"))
     last_values = [row.get(name) for row in (curve[-1], final) for name in needed]
     if is_finished(record) and None in last_values:
         return "is marked as finished, but lacks metrics of its last epoch"
@@ -273,7 +273,7 @@ def _settings_problem(record: Record) -> str | None:
 
 def _is_epoch(row: Any) -> bool:
     """Return whether a row of a curve has all metrics; null means not finite."""
-    if not isinstance(row, dict) or any(name not in row for name in _METRICS):
+    if not isinstance(row, dict) or any(name not in row for name in _ROW):
         return False
     values_valid = all(value is None or is_number(value) for value in row.values())
     return isinstance(row["epoch"], int) and values_valid

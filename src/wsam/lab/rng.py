@@ -32,7 +32,7 @@ def seeded(seed: int) -> Iterator[None]:
     try:
         yield
     finally:
-        set_rng_states({"generators": [before]}, 0, torch.device("cpu"))
+        set_rng_states(before, torch.device("cpu"))
 
 
 def rng_states(device: torch.device) -> RngStates:
@@ -48,18 +48,8 @@ def rng_states(device: torch.device) -> RngStates:
     return states
 
 
-def set_rng_states(checkpoint: Mapping[str, Any], rank: int, device: torch.device) -> None:
-    """Restore the default generators; those the checkpoint does not hold are unchanged.
-
-    Args:
-        checkpoint: Has ``generators``, one entry per rank. Checkpoints of older versions have
-            ``random`` and ``cuda_random`` of rank 0 instead.
-        rank: The rank of this process.
-        device: The device it trains on.
-    """
-    older = {"cpu": checkpoint.get("random"), "cuda": checkpoint.get("cuda_random")}
-    by_rank: list[RngStates] = checkpoint.get("generators", [older])
-    states = by_rank[rank] if rank < len(by_rank) else {}
+def set_rng_states(states: RngStates, device: torch.device) -> None:
+    """Restore the default generators; those without a state are unchanged."""
     if (state := states.get("cpu")) is not None:
         torch.set_rng_state(state)
     if device.type == "cuda" and (state := states.get("cuda")) is not None:
@@ -68,3 +58,16 @@ def set_rng_states(checkpoint: Mapping[str, Any], rank: int, device: torch.devic
         random.setstate(state)
     if (state := states.get("numpy")) is not None:
         np.random.set_state(state)
+
+
+def rank_states(checkpoint: Mapping[str, Any], rank: int) -> RngStates:
+    """Return the states of one process in a checkpoint; empty if there are none.
+
+    Args:
+        checkpoint: Has ``generators``, one entry per rank. Checkpoints of version 0.1 have ``random``
+            and ``cuda_random`` of rank 0 instead.
+        rank: The rank of the process.
+    """
+    older = {"cpu": checkpoint.get("random"), "cuda": checkpoint.get("cuda_random")}
+    by_rank: list[RngStates] = checkpoint.get("generators", [older])
+    return by_rank[rank] if rank < len(by_rank) else {}

@@ -42,21 +42,22 @@ A `lora_rank` above 0 freezes all weights but the head, and trains adapters of t
 AUTO = "auto"
 """The named model that fits the inputs: ``cnn`` for images, ``gpt`` for tokens, else ``mlp``."""
 FILES = ("folder:", "table:", "text:", "hf:")
-"""Starts of the names of data in files of the user's own."""
+"""Prefixes of data in files of the user's own."""
 TASKS = ("classification", "regression")
 BLOCK_SIZE = 64
 METRICS = ("error", "accuracy", "loss", "mse", "macro-f1")
 IMAGE_FILES = ("folder:", "imagenet", "hf:")
-"""Starts of the names of data that is decoded from image files."""
+"""Prefixes of data that is decoded from image files."""
 DATA_SETTINGS = {
     "image_size": IMAGE_FILES,
     "target": ("table:", "hf:"),
     "task": ("table:", "hf:"),
     "block_size": ("text:",),
 }
-"""Settings that apply to some data only, with the starts of its names."""
+"""Settings that apply to some data only, with its prefixes."""
 CODE = "FILE.py:FUNCTION"
 CLASS = "FILE.py:CLASS"
+"""Placeholders in messages that list what is allowed."""
 TRAIN, VALIDATION, TEST = SPLITS = ("train", "validation", "test")
 SCHEDULES = ("cosine", "constant", "warmup-cosine")
 PRECISIONS = ("fp32", "bf16")

@@ -14,13 +14,12 @@ from wsam.plot_style import method_title, variant_name
 
 GREEK = {"rho": "ρ", "gamma": "γ", "alpha": "α", "beta": "β", "eta": "η", "rho_min": "ρ min"}
 Setting = Callable[[Run], object]
-_PLACES = ("data", "target", "model", "noise")
-_NAMED_BY_RULE = (
-    *_PLACES,
-    *("method", "hyper", "geometry", "base", "base_args", "options", "epochs", "digests"),
-    "model_args",
-    *("seed", "noise_seed"),
+_PROBLEM = ("data", "target", "model")
+_SPECIAL = (
+    *(*_PROBLEM, "noise", "noise_seed", "seed", "epochs", "digests"),
+    *("method", "hyper", "geometry", "base", "base_args", "options", "model_args"),
 )
+"""Settings that names do not contain as they are: each has code of its own."""
 _FIELD_NAMES = {
     "batch_size": "batch",
     "train_limit": "train samples",
@@ -63,9 +62,9 @@ def run_titles(runs: Iterable[Run]) -> dict[str, str]:
     distinct = list({run.key: run for run in runs}.values())
     names = group_names(distinct)
     titles = {}
-    places = [name for name in _PLACES[:-1] if _differ(distinct, _field(name))]
+    varying = [name for name in _PROBLEM if _differ(distinct, _field(name))]
     for run, name in zip(distinct, names, strict=True):
-        words = [*(_place(run, place) for place in places), name]
+        words = [*(_problem_word(run, setting) for setting in varying), name]
         parts = []
         if _differ(distinct, _field("noise")):
             parts.append(f"noise {run.noise:g}")
@@ -77,7 +76,7 @@ def run_titles(runs: Iterable[Run]) -> dict[str, str]:
     return titles
 
 
-def _place(run: Run, name: str) -> str:
+def _problem_word(run: Run, name: str) -> str:
     value = getattr(run, name) or ""
     return f"target {value}" if name == "target" and value else str(value)
 
@@ -115,7 +114,7 @@ def _varying_settings(runs: Sequence[Run]) -> dict[str, Setting]:
     """
     found: dict[str, Setting] = {}
     for name in (f.name for f in dataclasses.fields(Run)):
-        if name not in _NAMED_BY_RULE and _differ(runs, _field(name)):
+        if name not in _SPECIAL and _differ(runs, _field(name)):
             found[_FIELD_NAMES.get(name, name.replace("_", " "))] = _field(name)
     lengths = Counter(method for method, _ in {(run.method, run.epochs) for run in runs})
     uneven = {method for method, different in lengths.items() if different > 1}

@@ -9,16 +9,16 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median_high
 from typing import Any
 
 import torch
 
 from wsam._format import json_safe
-from wsam.curvature.batches import batch_size as count_samples
 from wsam.lab import attempts, environment, models, records
 from wsam.lab.callbacks import Callback, Metrics
 from wsam.lab.checkpoint import Checkpoints, save_state
-from wsam.lab.checks import check_forward, check_loss, check_metric
+from wsam.lab.checks import check_problem, describe_nonfinite
 from wsam.lab.datasets import default_folder
 from wsam.lab.distributed import DistributedContext, init_distributed
 from wsam.lab.errors import (
@@ -32,14 +32,13 @@ from wsam.lab.errors import (
 from wsam.lab.evaluation import evaluate
 from wsam.lab.execution import ExecutionConfig
 from wsam.lab.files import no_op
-from wsam.lab.image_feed import ImageFeed
 from wsam.lab.image_folder import find_root
 from wsam.lab.loader_feed import LoaderFeed
-from wsam.lab.metrics import cross_entropy, find_nonfinite, format_shape
+from wsam.lab.metrics import cross_entropy, format_shape
 from wsam.lab.optimizers import can_capture, learning_rate, make_optimizer, set_learning_rate
 from wsam.lab.problem import NO_OBJECTS, Objects, make_problem, uses_own_code
 from wsam.lab.records import Record
-from wsam.lab.rng import RngStates, rng_states, seed_generators, set_rng_states
+from wsam.lab.rng import RngStates, rank_states, rng_states, seed_generators, set_rng_states
 from wsam.lab.run import Run
 from wsam.lab.settings import DATA, TEST, TRAIN, VALIDATION
 from wsam.lab.step import Objective, Stepper, cudnn_settings
@@ -49,8 +48,6 @@ _LIVE_SECONDS = 0.5
 _MISFITS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """What torch raises for a state with values of another type or shape."""
 _NOT_FINAL = ("lr", "seconds")
-_CHECKED_SAMPLES = 10_000
-"""Samples that are read to find out whether the data is the cause of a loss that is not finite."""
 
 
 def train(
@@ -178,6 +175,29 @@ def run_checkpoints(run: Run, out: Path, log: Callable[[str], None] = no_op) -> 
     return Checkpoints(records.checkpoints_folder(records.work_folder(out, run)), log)
 
 
+def _choose_acceleration(
+    run: Run, execution: ExecutionConfig, device: torch.device, world_size: int
+) -> tuple[bool, bool]:
+    """Return whether to compile the model, and whether to capture the step.
+
+    The default on CUDA is to do both, unless the model or the data is the user's own code: it may
+    branch on values and use other shapes in each batch.
+
+    Raises:
+        ValueError: The step is to be captured, but cannot be.
+    """
+    default = device.type == "cuda" and not uses_own_code(run)
+    compiles = default if execution.compile is None else execution.compile
+    captures = execution.capture
+    if captures is None:
+        captures = default and world_size == 1 and can_capture(run)
+    if captures and device.type != "cuda":
+        raise ValueError(f"a step can be captured on CUDA only, not on {device}")
+    if captures and world_size > 1:
+        raise ValueError("a step of several processes cannot be captured: use --no-capture")
+    return compiles, captures
+
+
 class Trainer:
     """Trains one run in this process.
 
@@ -209,27 +229,17 @@ class Trainer:
         self.previous_environments: list[environment.Environment] = []
         self.resumed = 0
         self.device = execution.resolve_device()
-        cuda = self.device.type == "cuda"
-        single = context.world_size == 1
-        # Code of the user's own may branch on values and use other shapes in each batch.
-        fixed = cuda and not uses_own_code(run)
-        self.compiled = fixed if execution.compile is None else execution.compile
-        captures = fixed and single and can_capture(run)
-        self.captured = captures if execution.capture is None else execution.capture
-        if self.captured and not cuda:
-            raise ValueError(f"a step can be captured on CUDA only, not on {self.device}")
-        if self.captured and not single:
-            raise ValueError("a step of several processes cannot be captured: use --no-capture")
+        self.compiled, self.captured = _choose_acceleration(
+            run, execution, self.device, context.world_size
+        )
         self.problem = make_problem(run, execution, objects, out)
         self.feed, self.model = self.problem.feed, self.problem.model
-        if not single and self.feed.has_loader:
+        if context.world_size > 1 and self.feed.has_loader:
             raise ValueError(f"several processes need a dataset, but {run.data} has a loader")
         self.split = VALIDATION if VALIDATION in self.feed.counts else TEST
         context.check_batch_size(self.feed.batch_size)
-        inputs, targets = self.feed.example(min(2, self.feed.batch_size // context.world_size))
-        output = check_forward(run, self.model, inputs, self.device)
-        check_metric(run, self.problem, output, targets)
-        check_loss(run, self.problem, output, targets)
+        batch = self.feed.example(min(2, self.feed.batch_size // context.world_size))
+        output = check_problem(run, self.problem, batch)
         if isinstance(self.feed, LoaderFeed) and self.feed.loss is cross_entropy:
             self.feed.classes = output.shape[1]
         self.optimizer = make_optimizer(run, self.model, run.epochs * self.feed.steps)
@@ -253,16 +263,15 @@ class Trainer:
         stepper = self._make_stepper()
         for callback in self.callbacks:
             callback.on_train_start(run, feed.steps, len(self.curve), feed.batch_size)
-        if feed.has_loader:
-            if feed.batch_size != run.batch_size:
-                self._log(
-                    f"the training loader of {run.data} has batches of {feed.batch_size} samples: "
-                    f"the batch size {run.batch_size} is not used"
-                )
+        if feed.has_loader and feed.batch_size != run.batch_size:
+            self._log(
+                f"the training loader of {run.data} has batches of {feed.batch_size} samples: the "
+                f"batch size {run.batch_size} is not used"
+            )
         elif feed.batch_size < run.batch_size:
             self._log(
-                f"a step uses all {feed.batch_size} training samples: there are fewer than the "
-                f"batch size {run.batch_size}"
+                f"a step uses all {feed.batch_size} training samples: there are fewer than the batch "
+                f"size {run.batch_size}"
             )
         if self.compiled:
             self._log("compiling the model in the first steps, which takes about a minute")
@@ -321,8 +330,8 @@ class Trainer:
             columns = {"loss", "error"} if self.problem.classifies else {"loss"}
             columns.add(self.problem.metric.column)
             metrics |= {f"{self.split}_{name}": None for name in sorted(columns, reverse=True)}
-            failure = f"the training loss became {metrics['train_loss']} in epoch {number}"
-            failure += self._data_problem(TRAIN)
+            became = f"the training loss became {metrics['train_loss']} in epoch {number}"
+            failure = self._with_cause(became, TRAIN)
         self.curve.append(metrics)
         for callback in self.callbacks:
             callback.on_epoch_end(metrics)
@@ -339,25 +348,13 @@ class Trainer:
         for name in ("loss", self.problem.metric.column):
             if not math.isfinite(figures[name]):
                 became = f"the {split} {name} became {figures[name]} in epoch {metrics['epoch']}"
-                return became + self._data_problem(split)
+                return self._with_cause(became, split)
         return None
 
-    def _data_problem(self, split: str) -> str:
-        """Return which data of a split is not finite, of its first samples; empty if there is none."""
-        if isinstance(self.feed, ImageFeed):
-            return ""  # decoded from bytes
-        first = 0
-        for batch in self.feed.fixed(split, _CHECKED_SAMPLES, self.feed.batch_size):
-            for what, values in zip(("inputs", "targets"), batch, strict=True):
-                found = find_nonfinite(values)
-                if found is not None:
-                    sample, value = found
-                    return (
-                        f": the {split} {what} of {self.run.data} {records.NOT_FINITE}, such as "
-                        f"{value} in sample {first + sample + 1}"
-                    )
-            first += count_samples(batch)
-        return ""
+    def _with_cause(self, failure: str, split: str) -> str:
+        """Return a failure and, if the data of the split is not finite, this cause."""
+        cause = describe_nonfinite(self.feed, split)
+        return failure if cause is None else f"{failure}: {cause}"
 
     @contextmanager
     def _explain(self, what: str, *batch: Any) -> Iterator[None]:
@@ -424,7 +421,7 @@ class Trainer:
             self.model.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
             self.feed.generator.set_state(state["order"])
-            set_rng_states(state, self.context.rank, self.device)
+            set_rng_states(rank_states(state, self.context.rank), self.device)
         except torch.OutOfMemoryError:
             raise
         except _MISFITS as error:  # the user's model may import a file that has changed
@@ -462,8 +459,7 @@ class Trainer:
     def _make_record(self, failure: str | None) -> Record:
         run, feed, last = self.run, self.feed, self.curve[-1]
         # The median over all epochs but the first, which includes compilation.
-        epoch_times = sorted(metrics["seconds"] for metrics in self.curve[1:] or self.curve)
-        epoch_seconds = epoch_times[len(epoch_times) // 2]
+        epoch_seconds = median_high(row["seconds"] for row in self.curve[1:] or self.curve)
         return {
             "format": records.FORMAT,
             "key": run.key,

@@ -107,7 +107,7 @@ class _StartedFlag(Callback):
 
     started = False
 
-    def on_train_start(self, run: Run, steps: int, done: int, images: int) -> None:
+    def on_train_start(self, run: Run, steps: int, done: int, batch_size: int) -> None:
         self.started = True
 
 
