@@ -46,11 +46,7 @@ DDP_CASES: list[Case] = [
     ("WSAM, Coupled-WSAM, GSAM", TWO_GRADIENTS, {}),
     ("WSAM, lean", ("wsam",), LEAN),
     ("WSAM, Coupled-WSAM, GSAM, local", TWO_GRADIENTS, LOCAL),
-    (
-        'WSAM, Coupled-WSAM, GSAM, local, nonfinite="skip"',
-        TWO_GRADIENTS,
-        {**LOCAL, "nonfinite": "skip"},
-    ),
+    ('WSAM, Coupled-WSAM, GSAM, local, nonfinite="skip"', TWO_GRADIENTS, LOCAL_SKIP),
 ]
 FSDP2_CASES: list[Case] = [
     ("plain base", (), {}),

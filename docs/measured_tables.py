@@ -28,12 +28,12 @@ from typing import Any
 
 import wsam
 from wsam._format import format_mean_std, mean_and_std
+from wsam._significance import welch_interval, welch_p
 from wsam.lab import records
 from wsam.lab.markdown_tables import find_markers, update_tables
 from wsam.lab.run import Run
 from wsam.paper import Entry, Profile, find, gather
 from wsam.paper.render import markdown_table, no_break
-from wsam.paper.significance import welch_p
 from wsam.paper.table import Measure
 from wsam.plot_style import variant_name
 
@@ -74,10 +74,9 @@ def pages() -> list[Path]:
 def generate(words: str) -> str:
     """Return the Markdown for a mark, given the words after `measured`."""
     kind, _, name = words.partition(": ")
-    kinds = {"hyperparameters": hyperparameters, "results": results}
-    if kind in kinds:
-        return kinds[kind](name)
-    return {"overview": overview, "settings": settings, "values": values}[kind]()
+    if name == "all":
+        return {"overview": overview, "settings": settings, "values": values}[kind]()
+    return {"hyperparameters": hyperparameters, "results": results}[kind](name)
 
 
 # Methods ----------------------------------------------------------------------------------------
@@ -163,10 +162,9 @@ def results(method: str) -> str:
     rows = []
     for group in groups:
         base = group.base
-        p = welch_p(group.errors, base.errors) if base else None
         against = f"{base.run.epochs}: {base.text}" if base else NOT_MEASURED
-        row = [group.setting, group.hyper, str(group.run.epochs), group.text, against]
-        rows.append([*row, NO_TEST if p is None else f"{p:.2g}"])
+        p = p_text(base.errors, group.errors) if base else NO_TEST
+        rows.append([group.setting, group.hyper, str(group.run.epochs), group.text, against, p])
     note = "p: Welch's t-test against the base alone, two-sided. With one run there is no test."
     return "\n".join([*lines, "", *markdown_table(heads, rows), "", note])
 
@@ -371,12 +369,11 @@ def gain(base: Sequence[float], ours: Sequence[float]) -> str:
     if not base or not ours:
         return ""
     difference = sum(base) / len(base) - sum(ours) / len(ours)
-    if min(len(base), len(ours)) < 2:
+    interval = welch_interval(ours, base)
+    if interval is None:
         return no_break(f"{difference:.2f}")
-    from scipy.stats import ttest_ind
-
-    interval = ttest_ind(base, ours, equal_var=False).confidence_interval()
-    return no_break(f"{difference:.2f} ({interval.low:.2f} to {interval.high:.2f})")
+    low, high = interval
+    return no_break(f"{difference:.2f} ({low:.2f} to {high:.2f})")
 
 
 def p_text(base: Sequence[float], ours: Sequence[float]) -> str:

@@ -26,7 +26,6 @@ from typing import Any
 
 from figures.error_over_time import TimedResult, read_times
 
-from wsam._format import format_mean_std, mean_and_std
 from wsam.bench.report import heading, optimizer_time, quartile_range
 from wsam.bench.workload import PIXELS
 from wsam.lab.markdown_tables import update_tables
@@ -190,14 +189,10 @@ def every_method(record: Record) -> str:
 
 def methods() -> str:
     """Return the error of each method on CIFAR-10 and its training time relative to SGD."""
-    rows = []
-    for result in sorted(read_times(RUNS), key=lambda one: mean_and_std(one.errors)[0] or 0.0):
-        mean, deviation = mean_and_std(result.errors)
-        assert mean is not None
-        error = format_mean_std(mean, deviation, "{:.2f}".format)
-        rows.append(
-            [result.title, no_break(f"{error}%"), cost_text(result), str(len(result.errors))]
-        )
+    rows = [
+        [result.title, no_break(f"{result.error}%"), cost_text(result), str(len(result.errors))]
+        for result in sorted(read_times(RUNS), key=lambda one: one.mean_error)
+    ]
     return "\n".join(markdown_table(["method", "test error", "training time", "runs"], rows))
 
 
@@ -212,12 +207,12 @@ def cost_text(result: TimedResult) -> str:
 def gains() -> str:
     """Return the share of WSAM's gain over SGD that each method has, in the order of their time."""
     results = read_times(RUNS)
-    errors = {one.title: mean_and_std(one.errors)[0] or 0.0 for one in results}
+    errors = {one.title: one.mean_error for one in results}
     rows = []
     for one in sorted(results, key=lambda one: one.cost or 0.0):
-        share = (errors[SGD] - errors[one.title]) / (errors[SGD] - errors[WSAM])
+        share = (errors[SGD] - one.mean_error) / (errors[SGD] - errors[WSAM])
         runs = str(len(one.errors))
-        rows.append([one.title, cost_text(one), f"{errors[one.title]:.2f}%", f"{share:.0%}", runs])
+        rows.append([one.title, cost_text(one), f"{one.mean_error:.2f}%", f"{share:.0%}", runs])
     heads = ["method", "training time", "test error", "share of WSAM's gain", "runs"]
     return "\n".join(markdown_table(heads, rows))
 
@@ -228,7 +223,10 @@ def one_pass(record: Record) -> str:
         case
         for case in record["cases"]
         if case["form"] == "captured"
-        and (case["name"] in (SGD, WSAM, "ESAM") or (case["kind"] == "ours" and case["passes"] < 2))
+        and (
+            case["name"] in ("SGD", "WSAM", "ESAM")
+            or (case["kind"] == "ours" and case["passes"] < 2)
+        )
     ]
     rows = [
         [c["name"], f"{c['passes']:.3g}", milliseconds(c), ratio(c, "base")]
@@ -280,18 +278,23 @@ def measured(record: Record) -> str:
 def generate(words: str) -> str:
     """Return the Markdown for a mark, given the words after `speed`."""
     kind, _, words = words.partition(": ")
+    if words == "cheap":
+        return {"methods": methods, "gains": gains}[kind]()
     if kind in ("summary", "table"):
         records = [read(name) for name in words.split(", ") if (RESULTS / name).exists()]
         if not records:
             return NOT_MEASURED
         return summary(records) if kind == "summary" else comparison(records[0])
-    if kind in ("methods", "gains"):
-        return methods() if kind == "methods" else gains()
     file, *more = words.split()
     if not (RESULTS / file).exists():
         return HOW_TO_MEASURE if kind == "every-method" else NOT_MEASURED
-    kinds = {"details": details, "intervals": intervals, "scaling": scaling}
-    kinds |= {"every-method": every_method, "one-pass": one_pass}
+    kinds = {
+        "details": details,
+        "intervals": intervals,
+        "one-pass": one_pass,
+        "every-method": every_method,
+        "scaling": scaling,
+    }
     return kinds[kind](read(file), *more)
 
 

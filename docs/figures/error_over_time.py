@@ -85,10 +85,14 @@ class TimedResult:
         return _known(self.minutes)[0]
 
     @property
+    def error(self) -> str:
+        """Mean and deviation of the errors: ``3.63 ± 0.02``."""
+        return format_mean_std(*_known(self.errors), "{:.2f}".format)
+
+    @property
     def label(self) -> str:
         """Name, error and number of runs: ``WSAM 3.63 ± 0.02 (n = 3)``."""
-        error = format_mean_std(*_known(self.errors), "{:.2f}".format)
-        return f"{self.title} {error} (n = {len(self.errors)})"
+        return f"{self.title} {self.error} (n = {len(self.errors)})"
 
     @property
     def lines(self) -> str:
