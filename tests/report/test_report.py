@@ -419,7 +419,11 @@ def test_help_has_an_example():
 def labeled(folder, *methods):
     """Return groups of several methods with the same results."""
     group = gather(folder).groups[0]
-    groups = [replace(group, run=group.run.replace(method=method, hyper={})) for method in methods]
+    runs = (
+        group.run.replace(method=method, hyper={}, epochs=number)
+        for number, method in enumerate(methods, 1)
+    )
+    groups = [replace(group, run=run) for run in runs]
     items = [LabeledGroup(g, str(n), LineStyle(g.run.method)) for n, g in enumerate(groups)]
     return assign_dashes(items)
 

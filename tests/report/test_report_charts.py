@@ -7,8 +7,10 @@ import pytest
 
 from wsam.plot_style import METHOD_STYLES
 from wsam.report import charts
-from wsam.report.charts import DotRow, HeatMap, LineStyle, Series, color, heat_norm, short
+from wsam.report.charts import DotRow, HeatMap, LineStyle, Point, Series, heat_norm
 from wsam.report.elements import heat_table
+from wsam.report.scales import short, usual_range
+from wsam.report.svg import color, new_chart, to_svg
 
 WSAM = LineStyle("wsam", ())
 HOSTILE = '</svg><script>alert(1)</script> & "q" $x^{'
@@ -16,12 +18,12 @@ HOSTILE = '</svg><script>alert(1)</script> & "q" $x^{'
 
 @pytest.fixture
 def axes():
-    with charts._chart(280, left=50, right=10, top=10, bottom=40) as found:
+    with new_chart(280, left=50, right=10, top=10, bottom=40) as found:
         yield found
 
 
 def series(*means, std=0.0, style=WSAM):
-    return Series(style, [(float(x), mean, std) for x, mean in enumerate(means, 1)])
+    return Series(style, [Point(float(x), mean, std) for x, mean in enumerate(means, 1)])
 
 
 def tick_labels(axis):
@@ -84,7 +86,7 @@ def test_a_band_has_the_gaps_of_its_line(axes, gap):
     (line,) = axes.lines
     assert len(band.get_paths()) == 2
     assert [math.isnan(y) for y in line.get_ydata()] == [False, False, True, False, False]
-    text = str(charts.to_svg(axes, "t"))
+    text = str(to_svg(axes, "t"))
     assert "nan" not in text
     assert "inf" not in text
 
@@ -152,11 +154,11 @@ def dots(*means, **options):
     ],
 )
 def test_the_range_without_outliers(values, shown):
-    assert charts.usual_range([[value] for value in values]) == shown
+    assert usual_range([[value] for value in values]) == shown
 
 
 def test_an_outlier_of_a_metric_whose_best_value_is_100():
-    assert charts.usual_range([[95.0], [96.0], [95.5], [10.0]], 100.0) == (95.0, 96.0)
+    assert usual_range([[95.0], [96.0], [95.5], [10.0]], 100.0) == (95.0, 96.0)
 
 
 def test_a_diverged_row_is_marked_at_the_edge(axes):
@@ -220,17 +222,16 @@ def test_differences_are_not_exaggerated(axes, values, baseline, included):
 # ---- heat maps ----
 
 CELLS = {(0.1, 0.5): 5.04, (0.2, 0.5): "failed 4/<5", (0.1, 0.8): 50.0}
-HEAT_MAP = HeatMap(("ρ", "γ"), CELLS, chosen=(0.1, 0.8))
+HEAT_MAP = HeatMap(("ρ", "γ"), CELLS)
 
 
-def test_a_heat_map_shows_values_failures_and_the_choice(axes):
-    charts.draw_heat_map(axes, HEAT_MAP, text="black", edge="white", muted="gray")
+def test_a_heat_map_shows_values_and_failures(axes):
+    charts.draw_heat_map(axes, HEAT_MAP)
     assert [text.get_text() for text in axes.texts] == ["5.0", "failed\n4/<5", "50.0"]
     filled = [patch for patch in axes.patches if patch.get_fill()]
     outlined = [patch for patch in axes.patches if not patch.get_fill()]
     assert len(filled) == 2
-    assert sorted(patch.get_linewidth() for patch in outlined)[-1] == 3, "the choice"
-    assert len(outlined) == 2, "the failure, the choice"
+    assert len(outlined) == 1, "the failure"
     text = str(charts.heat_chart("t", HEAT_MAP))
     assert "4/&lt;5" in text
 
@@ -239,7 +240,7 @@ def test_a_heat_map_is_readable_as_a_table():
     """A screen reader announces the chart as one image."""
     table = heat_table(HEAT_MAP)
     assert list(table.heads) == ["γ ↓ ρ →", "ρ 0.1", "ρ 0.2"]
-    assert table.rows == [["γ 0.8", "50.0 (chosen)", "–"], ["γ 0.5", "5.0", "failed 4/<5"]]
+    assert table.rows == [["γ 0.8", "50.0", "–"], ["γ 0.5", "5.0", "failed 4/<5"]]
 
 
 def test_an_error_of_zero_keeps_the_other_colors_apart():

@@ -233,8 +233,8 @@ def _slice_figure(summary: Summary) -> list[Figure]:
 def _curve(row: Row, name: str) -> list[Point]:
     """Return mean and deviation of a figure after each epoch, over the training time."""
     by_epoch = mean_curve(row.records.values(), name)
-    points = [(epoch * row.epoch_seconds, mean, std) for epoch, mean, std in by_epoch]
-    return points if any(mean is not None for _, mean, _ in points) else []
+    points = [point._replace(x=point.x * row.epoch_seconds) for point in by_epoch]
+    return points if any(point.mean is not None for point in points) else []
 
 
 def _search_section(summary: Summary) -> Section:

@@ -1,41 +1,27 @@
-"""Charts of the report, drawn by matplotlib as inline SVG.
-
-Colors are CSS variables of the page, so that one drawing serves the light and the dark scheme. A
-chart is as wide as a phone: nothing in it has to shrink there. Its text is text, in the page's font.
-"""
+"""Charts of the report, drawn by matplotlib as inline SVG: lines, dots and heat maps."""
 
 from __future__ import annotations
 
-import io
 import math
-import re
 import textwrap
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wsam.plot_style import METHOD_STYLES, RC_PARAMS, SHADE_COUNT, TEXT_COLOR
-from wsam.plots.html import to_unicode
+from wsam.plot_style import TEXT_COLOR
+from wsam.report.scales import TICK_STEPS, drawable, set_scale, short, usual_range
+from wsam.report.svg import FONT_SIZE, WIDTH, color, new_chart, to_svg
 
 if TYPE_CHECKING:
     from markupsafe import Markup
     from matplotlib.axes import Axes
     from matplotlib.colors import Colormap, Normalize
 
-WIDTH, HEIGHT = 400, 280
-"""Of a chart in CSS pixels, at its natural size."""
-_FONT_SIZE = 13
+HEIGHT = 280
+"""Of a chart of lines, in pixels."""
 _LINE_WIDTH = 2.1
-_LOG_RATIO = 10.0
-"""Positive values that span a larger ratio get a logarithmic axis."""
-_LEAST, _LARGEST = 1e-100, 1e100
-"""Of the absolute values that are drawn, beyond which matplotlib cannot compute axes. A smaller one
-counts as zero, a larger one as the largest."""
 _MARK_HEIGHT = 15
 """Of the value of an arrow, in pixels."""
-_TICK_STEPS = [1, 2, 2.5, 5, 10]
 _LABEL_CHARACTERS = 44
 """Characters of a bold label that fit into the width of a chart."""
 HEAT_COLUMNS = 6
@@ -64,8 +50,12 @@ class LineStyle:
         return self.color if self.shade is None else f"{self.color}_{self.shade}"
 
 
-Point = tuple[float, float | None, float]
-"""x, mean, standard deviation. A mean of None, NaN or infinity is a gap."""
+class Point(NamedTuple):
+    """A mean with its standard deviation at x. A mean of None, NaN or infinity is a gap."""
+
+    x: float
+    mean: float | None
+    std: float
 
 
 @dataclass(frozen=True)
@@ -94,13 +84,11 @@ class HeatMap:
     Args:
         names: Of the hyperparameters.
         cells: The value for each pair of hyperparameters, or a text if there is none.
-        chosen: A pair to mark.
         spec: Format of a value.
     """
 
     names: tuple[str, str]
     cells: Mapping[tuple[float, float], float | str]
-    chosen: tuple[float, float] | None = None
     spec: str = ".1f"
 
     @property
@@ -143,7 +131,7 @@ def line_chart(
         integer_x: Label integers only on the horizontal axis.
         baseline: A value that a linear vertical axis includes.
     """
-    with _chart(HEIGHT, left=54, right=16, top=30, bottom=44) as axes:
+    with new_chart(HEIGHT, left=54, right=16, top=30, bottom=44) as axes:
         draw_lines(axes, series, log=log, integer_x=integer_x, baseline=baseline)
         axes.set_xlabel(x_label)
         axes.figure.text(2 / WIDTH, 1 - 15 / HEIGHT, y_label, weight="bold")
@@ -166,15 +154,15 @@ def draw_lines(
 
     for one in series:
         style: dict[str, Any] = {"color": color(one.style.css_name)}
-        x = [point[0] for point in one.points]
+        x = [point.x for point in one.points]
         mean = [
-            math.nan if p[1] is None or not math.isfinite(p[1]) else _drawable(p[1])
+            math.nan if p.mean is None or not math.isfinite(p.mean) else drawable(p.mean)
             for p in one.points
         ]
         finite = [not math.isnan(value) for value in mean]
-        if any(point[2] for point in one.points):
-            below = [m - _drawable(p[2]) for m, p in zip(mean, one.points, strict=True)]
-            above = [m + _drawable(p[2]) for m, p in zip(mean, one.points, strict=True)]
+        if any(point.std for point in one.points):
+            below = [m - drawable(p.std) for m, p in zip(mean, one.points, strict=True)]
+            above = [m + drawable(p.std) for m, p in zip(mean, one.points, strict=True)]
             # The edge keeps overlapping bands distinguishable.
             axes.fill_between(x, below, above, where=finite, alpha=0.15, linewidth=0.8, **style)
         dashes = (0, one.style.dashes) if one.style.dashes else "-"
@@ -187,10 +175,13 @@ def draw_lines(
     xs = [x for one in series for x, _, _ in _known(one)] or [0.0]
     low, high = min(xs), max(xs)
     axes.set_xlim(*((low, high) if low < high else (low - 0.5, high + 0.5)))
-    locator = MaxNLocator(5, steps=_TICK_STEPS, integer=integer_x, min_n_ticks=1)
+    locator = MaxNLocator(5, steps=TICK_STEPS, integer=integer_x, min_n_ticks=1)
     axes.xaxis.set_major_locator(locator)
-    values = [[v for p in _known(one) for v in _extremes(p, baseline)] for one in series]
-    _scale(axes, "y", usual_range(values, baseline), log=log, baseline=baseline)
+    values = [
+        [value for _, mean, std in _known(one) for value in _extremes(mean, std, baseline)]
+        for one in series
+    ]
+    set_scale(axes, "y", usual_range(values, baseline), log=log, baseline=baseline)
     _mark_lines(axes, series)
     axes.grid(axis="y")
     axes.spines["left"].set_visible(False)
@@ -209,9 +200,9 @@ def _known(series: Series) -> list[tuple[float, float, float]]:
     ]
 
 
-def _extremes(point: tuple[float, float, float], baseline: float) -> list[float]:
+def _extremes(mean: float, std: float, baseline: float) -> list[float]:
     """Return the mean of a point and the end of its band that is farther from the baseline."""
-    mean, std = _drawable(point[1]), _drawable(point[2])
+    mean, std = drawable(mean), drawable(std)
     return [mean, mean + math.copysign(std if math.isfinite(std) else 0.0, mean - baseline)]
 
 
@@ -285,7 +276,7 @@ def dot_chart(
     lines = max(map(len, labels), default=1)
     step = 30 + 16 * lines
     height = step * len(rows) + 50
-    with _chart(height, left=10, right=18, top=4, bottom=46) as axes:
+    with new_chart(height, left=10, right=18, top=4, bottom=46) as axes:
         draw_dots(axes, rows, log=log, baseline=baseline)
         axes.set_xlabel(label)
         axes.set_ylim(len(rows) - 1 + 14 / step, -1 + 14 / step)  # 14 pixels below each row
@@ -309,14 +300,14 @@ def draw_dots(
     rows = [
         replace(
             row,
-            values=[_drawable(value) for value in row.values],
-            mean=_drawable(row.mean),
-            std=None if row.std is None else _drawable(row.std),
+            values=[drawable(value) for value in row.values],
+            mean=drawable(row.mean),
+            std=None if row.std is None else drawable(row.std),
         )
         for row in rows
     ]
     shown = usual_range([_extent(row, log) for row in rows], baseline)
-    _scale(axes, "x", shown, log=log, baseline=baseline)
+    set_scale(axes, "x", shown, log=log, baseline=baseline)
     low, high = axes.get_xlim()
     for at, row in enumerate(rows):
         style: dict[str, Any] = {"color": color(row.style.css_name), "clip_on": False}
@@ -375,6 +366,13 @@ def _mark_row(axes: Axes, at: int, row: DotRow) -> None:
         )
 
 
+def _shorten(text: str) -> str:
+    """Return a label of at most two lines."""
+    words = " ".join(text.split())
+    most = 2 * _LABEL_CHARACTERS - 8
+    return words if len(words) <= most else f"{words[: most - 1]}…"
+
+
 # ---- heat maps ----
 
 
@@ -382,43 +380,32 @@ def heat_chart(description: str, heat_map: HeatMap) -> Markup:
     """Return a heat map as SVG."""
     left, top, bottom, row = 58, 26, 46, 40
     height = top + row * len(heat_map.ys) + bottom
-    with _chart(height, left=left, right=8, top=top, bottom=bottom) as axes:
-        draw_heat_map(axes, heat_map, text=color("ink"), edge=color("card"), muted=color("soft"))
+    with new_chart(height, left=left, right=8, top=top, bottom=bottom) as axes:
+        draw_heat_map(axes, heat_map)
         axes.set_xlabel(heat_map.names[0])
         axes.figure.text(2 / WIDTH, 1 - 15 / height, heat_map.names[1], weight="bold")
         return to_svg(axes, description)
 
 
-def draw_heat_map(axes: Axes, heat_map: HeatMap, *, text: str, edge: str, muted: str) -> None:
-    """Draw a heat map.
-
-    Args:
-        axes: Where to draw.
-        heat_map: The values.
-        text: Color of the mark around the chosen cell.
-        edge: Color between the cells.
-        muted: Color of cells that have a text instead of a value.
-    """
+def draw_heat_map(axes: Axes, heat_map: HeatMap) -> None:
+    """Draw a heat map. Cells that have a text instead of a value are outlined."""
     from matplotlib.patches import Rectangle
 
     xs, ys = heat_map.xs, heat_map.ys
     values = [value for value in heat_map.cells.values() if not isinstance(value, str)]
     norm, colors = heat_norm(values), heat_colormap()
-    size = _FONT_SIZE * min(1.0, HEAT_COLUMNS / len(xs))
+    size = FONT_SIZE * min(1.0, HEAT_COLUMNS / len(xs))
     for (x, y), value in heat_map.cells.items():
         column, row = xs.index(x), ys.index(y)
         place: Any = (column - 0.46, row - 0.46)
         if isinstance(value, str):
-            ink, shown = muted, "\n".join(value.split())
-            style: dict[str, Any] = {"fill": False, "edgecolor": muted, "linestyle": (0, (3, 3))}
+            ink, shown = color("soft"), "\n".join(value.split())
+            style: dict[str, Any] = {"fill": False, "edgecolor": ink, "linestyle": (0, (3, 3))}
         else:
-            fill = colors(norm(max(_drawable(value), norm.vmin or 0.0)))
+            fill = colors(norm(max(drawable(value), norm.vmin or 0.0)))
             ink, shown = (TEXT_COLOR if _is_light(fill) else "#ffffff"), heat_map.text(x, y)
-            style = {"facecolor": fill, "edgecolor": edge, "linewidth": 1}
+            style = {"facecolor": fill, "edgecolor": color("card"), "linewidth": 1}
         axes.add_patch(Rectangle(place, 0.92, 0.92, **style))
-        if (x, y) == heat_map.chosen:
-            ring: dict[str, Any] = {"fill": False, "edgecolor": text, "linewidth": 3, "zorder": 3}
-            axes.add_patch(Rectangle(place, 0.92, 0.92, **ring))
         words: dict[str, Any] = {"color": ink, "fontsize": size, "zorder": 4}
         axes.text(column, row, shown, ha="center", va="center", **words)
     axes.set_xticks(range(len(xs)), [f"{x:g}" for x in xs])
@@ -434,7 +421,7 @@ def heat_norm(values: Sequence[float]) -> Normalize:
     """Return the logarithmic scale of a heat map. Zero counts as half of the least positive value."""
     from matplotlib.colors import LogNorm
 
-    drawn = [_drawable(value) for value in values]
+    drawn = [drawable(value) for value in values]
     positive = [value for value in drawn if value > 0] or [1.0]
     low, high = min(positive), max(positive)
     low = low / 2 if 0 in drawn else low
@@ -451,205 +438,3 @@ def heat_colormap() -> Colormap:
 def _is_light(rgba: Sequence[float]) -> bool:
     """Return whether dark text is more readable on a color than white text."""
     return 0.299 * rgba[0] + 0.587 * rgba[1] + 0.114 * rgba[2] > 0.55
-
-
-# ---- axes and numbers ----
-
-
-def _drawable(value: float) -> float:
-    """Return the nearest value that can be drawn; infinity and NaN are returned as they are."""
-    if not math.isfinite(value):
-        return value
-    return 0.0 if abs(value) < _LEAST else max(-_LARGEST, min(_LARGEST, value))
-
-
-def usual_range(groups: Sequence[Sequence[float]], baseline: float = 0.0) -> tuple[float, float]:
-    """Return the range of values to show, without groups far from all others.
-
-    A group is left out if it is more than five times as far from the baseline as the others, and if
-    its gap to them is more than twice their range, both as ratios where possible. At most two fifths
-    of the groups are left out at either end. A diverged run then does not flatten the others.
-
-    Args:
-        groups: The values of each line or row.
-        baseline: Where the axis starts.
-
-    Example:
-        >>> usual_range([[4.0], [4.2], [4.5], [90.0]])
-        (4.0, 4.5)
-        >>> usual_range([[4.0], [90.0]])
-        (4.0, 90.0)
-    """
-    known = [[v for v in group if math.isfinite(v)] for group in groups]
-    known = [group for group in known if group] or [[baseline]]
-    top = _cut([max(group) - baseline for group in known]) + baseline
-    bottom = baseline - _cut([baseline - min(group) for group in known])
-    kept = [group for group in known if max(group) <= top and min(group) >= bottom] or known
-    return min(map(min, kept)), max(map(max, kept))
-
-
-def _cut(values: Sequence[float]) -> float:
-    """Return the largest value that is not far above the others."""
-    ordered = sorted(values)
-    found = ordered[-1]
-    for number in range(1, 2 * len(ordered) // 5 + 1):
-        kept, next_value = ordered[:-number], ordered[-number]
-        low, high = kept[0], kept[-1]
-        if next_value <= max(5 * high, -high, 0.0):
-            continue
-        if low > 0:
-            low, high, next_value = math.log(low), math.log(high), math.log(next_value)
-        if next_value - high > 2 * (high - low):
-            found = kept[-1]
-    return found
-
-
-def _scale(
-    axes: Axes,
-    which: str,
-    shown: tuple[float, float],
-    *,
-    log: bool = False,
-    baseline: float = 0.0,
-) -> None:
-    """Set limits, ticks and tick labels of an axis.
-
-    Args:
-        axes: The axes.
-        which: "x" or "y".
-        shown: The range of the values to show.
-        log: Use a logarithmic scale if the values span more than a factor of 10.
-        baseline: A value that a linear axis includes.
-    """
-    from matplotlib import ticker
-
-    axis = getattr(axes, f"{which}axis")
-    low, high = map(_drawable, shown)
-    formatter: Any = ticker.FuncFormatter(lambda value, _: short(value))
-    if log and low > 0 and high > _LOG_RATIO * low and baseline <= low:
-        axes.set(**{f"{which}scale": "log", f"{which}lim": (low / 1.15, high * 1.15)})
-        subs = (1, 2, 5) if high < 100 * low else (1,)
-        axis.set_major_locator(ticker.LogLocator(subs=subs))
-        axis.set_minor_locator(ticker.NullLocator())
-    else:
-        low, high = min(low, baseline), max(high, baseline)
-        if low == high:
-            high = low + 1.0
-        margin = 0.06 * (high - low)
-        start = low if low == baseline else low - margin
-        end = high if high == baseline else high + margin
-        axes.set(**{f"{which}lim": (start, end)})
-        axis.set_major_locator(ticker.MaxNLocator(5, steps=_TICK_STEPS))
-        if high - low >= 1e-2 and max(-low, high) < 1e4:
-            formatter = ticker.ScalarFormatter(useOffset=False)  # equal numbers of decimals
-    axis.set_major_formatter(formatter)
-
-
-def short(value: float) -> str:
-    """Return a number in few characters.
-
-    Example:
-        >>> short(0.30000000000000004), short(20000.0), short(1e-05)
-        ('0.3', '20k', '1e-5')
-    """
-    if value and (abs(value) >= 1e6 or abs(value) < 1e-3):
-        mantissa, _, exponent = f"{value:.2g}".partition("e")
-        return f"{mantissa}e{int(exponent)}" if exponent else mantissa
-    if abs(value) >= 1e4:
-        return f"{value / 1000:.4g}k"
-    return f"{value:.4g}"
-
-
-def _shorten(text: str) -> str:
-    """Return a label of at most two lines."""
-    words = " ".join(text.split())
-    most = 2 * _LABEL_CHARACTERS - 8
-    return words if len(words) <= most else f"{words[: most - 1]}…"
-
-
-# ---- SVG ----
-
-_VARIABLES = (
-    *("ink", "soft", "grid", "card"),
-    *METHOD_STYLES,
-    *(f"{method}_{number}" for method in METHOD_STYLES for number in range(SHADE_COUNT)),
-)
-_PLACEHOLDERS = {name: f"#00{number:02x}ff" for number, name in enumerate(_VARIABLES)}
-
-
-def color(variable: str) -> str:
-    """Return the placeholder of a CSS variable. `to_svg` replaces it by ``var(--variable)``."""
-    return _PLACEHOLDERS[variable]
-
-
-@contextmanager
-def _chart(
-    height: float, *, left: float, right: float, top: float, bottom: float
-) -> Iterator[Axes]:
-    """Yield the axes of an empty chart, with margins in pixels."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    ink, soft = color("ink"), color("soft")
-    style = RC_PARAMS | {
-        "font.size": _FONT_SIZE,
-        "text.color": ink,
-        "axes.edgecolor": soft,
-        "axes.labelcolor": soft,
-        "axes.axisbelow": True,
-        "xtick.color": soft,
-        "xtick.major.pad": 6,
-        "ytick.color": soft,
-        "grid.color": color("grid"),
-        "grid.linewidth": 1,
-        "lines.scale_dashes": False,
-        "figure.facecolor": "none",
-        "axes.facecolor": "none",
-        "savefig.facecolor": "none",
-        # A label may hold any text: "$" does not start a formula.
-        "text.parse_math": False,
-    }
-    with rc_context(style), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # the page may use another font
-        figure = Figure(figsize=(WIDTH / 72, height / 72))
-        box = (left / WIDTH, bottom / height, (WIDTH - left - right) / WIDTH)
-        yield figure.add_axes((*box, (height - top - bottom) / height))
-
-
-def to_svg(axes: Axes, description: str) -> Markup:
-    """Return a figure as an inline SVG element with CSS variables as colors.
-
-    Args:
-        axes: The axes of the figure.
-        description: Alternative text.
-    """
-    from markupsafe import Markup
-    from matplotlib import rc_context
-    from matplotlib.text import Text
-
-    description = to_unicode(description)
-    figure: Any = axes.figure
-    for text in figure.findobj(Text):
-        text.set_text(to_unicode(text.get_text()))
-    file = io.StringIO()
-    metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    with rc_context({"svg.hashsalt": description}):  # identifiers that are unique on the page
-        figure.savefig(file, format="svg", metadata=metadata)
-    whole = file.getvalue()
-    # Without the header and its style sheet, which would apply to the whole page.
-    body = whole[whole.index("</defs>") + len("</defs>") : whole.rindex("</svg>")]
-    body = re.sub(r' id="[\w.]+_\d+"', "", body)  # of the elements; others are referenced
-    body = re.sub(r"font-family: [^;\"]*(; |(?=\"))", "", body)
-    body = re.sub(r' d="([^"]*)"', lambda found: f' d="{_compact(found[1])}"', body)
-    for variable, placeholder in _PLACEHOLDERS.items():
-        body = body.replace(placeholder, f"var(--{variable})")
-    width, height = figure.get_size_inches() * 72
-    return Markup(
-        '<svg class="chart" viewBox="0 0 {:.0f} {:.0f}" role="img" aria-label="{}">{}</svg>'
-    ).format(width, height, description, Markup(re.sub(r"\s*\n\s*", "", body)))
-
-
-def _compact(path: str) -> str:
-    """Return the data of a path with one decimal and no superfluous spaces."""
-    rounded = re.sub(r"-?\d+\.\d+", lambda number: f"{float(number[0]):.1f}", path)
-    return re.sub(r"\s*([A-Za-z])\s*", r"\1", rounded)

@@ -54,11 +54,8 @@ class Figure:
 def heat_table(heat_map: HeatMap) -> Table:
     """Return the values of a heat map as a table, for screen readers."""
     x_name, y_name = heat_map.names
-    rows = []
-    for y in reversed(heat_map.ys):
-        cells = [
-            f"{heat_map.text(x, y)}{' (chosen)' if (x, y) == heat_map.chosen else ''}"
-            for x in heat_map.xs
-        ]
-        rows.append([f"{y_name} {y:g}", *cells])
+    rows = [
+        [f"{y_name} {y:g}", *(heat_map.text(x, y) for x in heat_map.xs)]
+        for y in reversed(heat_map.ys)
+    ]
     return Table([f"{y_name} ↓ {x_name} →", *(f"{x_name} {x:g}" for x in heat_map.xs)], rows)

@@ -193,7 +193,7 @@ def curve_figures(experiment: Experiment) -> list[Figure]:
             Series(item.style, mean_curve([r.record for r in item.group.finished], name))
             for item in shown
         ]
-        series = [one for one in series if any(point[1] is not None for point in one.points)]
+        series = [one for one in series if any(point.mean is not None for point in one.points)]
         if series:
             title = f"{label} by epoch: {experiment.title}"
             baseline = _baseline(metric) if name == column else 0.0
@@ -243,7 +243,7 @@ def mean_slice(group: Group) -> list[Point]:
 def mean_point(x: float, values: Iterable[float]) -> Point:
     """Return mean and deviation of values as a point at x."""
     mean, std = mean_and_std(list(values))
-    return x, mean, std or 0.0
+    return Point(x, mean, std or 0.0)
 
 
 def heat_figures(experiment: Experiment) -> list[Figure]:

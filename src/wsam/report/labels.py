@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from wsam._format import mean_and_std, pluralize
+from wsam._format import pluralize
 from wsam.lab.settings import VANILLA
 from wsam.lab.titles import experiment_title, figure_name, group_names
 from wsam.plot_style import METHOD_STYLES, SHADE_COUNT, variant_name
@@ -32,6 +32,11 @@ class LabeledGroup:
     group: Group
     name: str
     style: LineStyle
+
+    @property
+    def key(self) -> str:
+        """The key of the group's first run, which identifies the group."""
+        return self.group.run.key
 
     @property
     def label(self) -> str:
@@ -136,21 +141,20 @@ def select_best(groups: Sequence[LabeledGroup], limit: int) -> list[LabeledGroup
         groups: All groups.
         limit: How many to return; at most `MAX_LINES_PER_METHOD` of one method.
     """
-    objectives = {id(item): mean_and_std(item.group.objectives)[0] for item in groups}
-    known = [item for item in groups if objectives[id(item)] is not None]
-    ranked = sorted(known, key=lambda item: (bool(item.group.failures), objectives[id(item)]))
+    known = [item for item in groups if item.group.objective is not None]
+    ranked = sorted(known, key=lambda item: (bool(item.group.failures), item.group.objective))
     bases: dict[str, LabeledGroup] = {}
     for item in ranked:
         if item.group.run.method == VANILLA:
             bases.setdefault(item.group.run.base, item)
-    first = set(map(id, bases.values()))
+    first = {item.key for item in bases.values()}
     selected: list[LabeledGroup] = []
-    for item in sorted(ranked, key=lambda item: id(item) not in first):
+    for item in sorted(ranked, key=lambda item: item.key not in first):
         same_method = sum(_variant(other.group) == _variant(item.group) for other in selected)
         if len(selected) < limit and same_method < MAX_LINES_PER_METHOD:
             selected.append(item)
-    wanted = set(map(id, selected))
-    return [item for item in groups if id(item) in wanted]
+    wanted = {item.key for item in selected}
+    return [item for item in groups if item.key in wanted]
 
 
 def assign_dashes(groups: Sequence[LabeledGroup]) -> list[LabeledGroup]:
@@ -160,10 +164,10 @@ def assign_dashes(groups: Sequence[LabeledGroup]) -> list[LabeledGroup]:
     """
     plotted = select_best(groups, MAX_LINES)
     first = {g.style.color: g for g in reversed(plotted) if g.style.color in METHOD_STYLES}
-    own = {id(item): METHOD_STYLES[method].dashes for method, item in first.items()}
+    own = {item.key: METHOD_STYLES[method].dashes for method, item in first.items()}
     unused = (dashes for dashes in _DASHES if dashes not in own.values())
-    dashes = {id(item): own[id(item)] if id(item) in own else next(unused) for item in plotted}
-    return [replace(g, style=replace(g.style, dashes=dashes.get(id(g)))) for g in groups]
+    dashes = {item.key: own[item.key] if item.key in own else next(unused) for item in plotted}
+    return [replace(g, style=replace(g.style, dashes=dashes.get(g.key))) for g in groups]
 
 
 def assign_shades(groups: Sequence[LabeledGroup]) -> list[LabeledGroup]:
@@ -171,8 +175,9 @@ def assign_shades(groups: Sequence[LabeledGroup]) -> list[LabeledGroup]:
     by_method: dict[str, list[LabeledGroup]] = {}
     for item in select_best(groups, len(groups)):
         by_method.setdefault(item.style.color, []).append(item)
-    shades: dict[int, int] = {}
+    shades: dict[str, int] = {}
     for method, items in by_method.items():
         if len(items) > 1 and method in METHOD_STYLES:
-            shades |= dict(zip(map(id, items), _SHADES[len(items)], strict=True))
-    return [replace(g, style=replace(g.style, shade=shades.get(id(g)))) for g in groups]
+            keys = (item.key for item in items)
+            shades |= dict(zip(keys, _SHADES[len(items)], strict=True))
+    return [replace(g, style=replace(g.style, shade=shades.get(g.key))) for g in groups]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from wsam._format import mean_and_std
 from wsam.lab import attempts, records
 from wsam.lab.checkpoint import Checkpoints
 from wsam.lab.records import Record
@@ -61,10 +62,10 @@ class Group:
         return [value for value in found if value is not None]
 
     @property
-    def objectives(self) -> list[float]:
-        """What a search minimizes, for all finished runs; see `records.objective`."""
+    def objective(self) -> float | None:
+        """What a search minimizes, the mean of the finished runs; see `records.objective`."""
         found = (records.objective(result.record) for result in self.finished)
-        return [value for value in found if value is not None]
+        return mean_and_std([value for value in found if value is not None])[0]
 
     def values(self, name: str) -> list[float]:
         """Return a figure of the last epoch for all finished runs that have it."""
@@ -87,17 +88,13 @@ class Group:
     @property
     def failures(self) -> str:
         """The number of failed runs, ``failed 4/5``; empty if none failed."""
-        return format_failures(len(self.results) - len(self.finished), len(self.results))
+        failed = len(self.results) - len(self.finished)
+        return f"failed {failed}/{len(self.results)}" if failed else ""
 
     @property
     def seconds(self) -> list[float]:
         """The training time of each finished run."""
         return [float(r.record["seconds"]) for r in self.finished if r.record.get("seconds")]
-
-
-def format_failures(failed: int, runs: int) -> str:
-    """Return ``failed 4/5``, or an empty text if no run failed."""
-    return f"failed {failed}/{runs}" if failed else ""
 
 
 @dataclass(frozen=True)

@@ -185,14 +185,14 @@ def _expectation(results: Sequence[Result]) -> str:
         "on the same kind of processor and with the same versions, their curves are bit-identical."
     )
     rounding = (
-        "results are similar, not bit-identical: on a GPU or on several threads the order of "
+        "are similar, not bit-identical: on a GPU or on several threads the order of "
         "summation may change."
     )
     if same == len(results):
         return f"These ran on one CPU thread: {exact}"
     if same == 0:
-        return rounding.capitalize().replace("gpu", "GPU")
-    return f"{same} of {len(results)} ran on one CPU thread: {exact} For the others, {rounding}"
+        return f"Results {rounding}"
+    return f"{same} of {len(results)} ran on one CPU thread: {exact} For the others, results {rounding}"
 
 
 def _ran_on_one_thread(record: Record) -> bool:
