@@ -54,6 +54,8 @@ def test_tables_and_lists(datasets, tmp_path):
     lists = {"vector": [[n, -n] for n in numbers], "label": [int(n > 20) for n in numbers]}
     run = save(datasets, tmp_path / "lists", lists)
     assert train(run, tmp_path / "runs", CPU)["metric"]["name"] == "error"
+    with pytest.raises(ValueError, match="--noise needs images or a table with classes, not lists"):
+        make_data_feed(run.replace(noise=0.5), CPU)
     with pytest.raises(ValueError, match="give --target, one of vector, label"):
         make_data_feed(run.replace(target="class"), CPU)
 

@@ -27,7 +27,6 @@ def load_hf(path: Path, run: Run, device: torch.device) -> Images | TensorFeed:
 
     Raises:
         ModuleNotFoundError: datasets is not installed.
-        FileNotFoundError: Not such a folder.
         ValueError: A split or the target is missing, or the columns cannot be used.
     """
     train, test = _load_splits(path)
@@ -64,8 +63,6 @@ def _load_splits(path: Path) -> tuple[Any, Any]:
         raise ModuleNotFoundError(
             "hf:PATH needs datasets: pip install 'wsam[data]'", name=error.name
         ) from error
-    if not any((path / name).exists() for name in ("dataset_dict.json", "state.json")):
-        raise FileNotFoundError(f"{path.absolute()} was not written by save_to_disk of datasets")
     found = load_from_disk(str(path))
     if not isinstance(found, DatasetDict):
         found = found.train_test_split(test_size=0.2, seed=0)
@@ -107,6 +104,10 @@ def _lists(
     device: torch.device,
 ) -> TensorFeed:
     """Return a column of lists of numbers as batches; lists of whole numbers are tokens."""
+    if run.noise:
+        raise ValueError(
+            f"--noise needs images or a table with classes, not lists as in {run.data}"
+        )
     try:
         x = torch.tensor(inputs)
     except ValueError as error:
