@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from wsam._core.pytree import tensors_of
 from wsam.curvature.batches import batch_size as count_samples
 from wsam.lab import metrics
 from wsam.lab.data_feed import Batch, DataFeed
@@ -160,30 +161,16 @@ def describe_nonfinite(feed: DataFeed, split: str) -> str | None:
     """
     if isinstance(feed, ImageFeed):
         return None
-    first = 0
+    first = 1
     for batch in feed.fixed(split, _CHECKED_SAMPLES, feed.batch_size):
         for what, values in zip(("inputs", "targets"), batch, strict=True):
-            found = find_nonfinite(values)
-            if found is not None:
-                sample, value = found
-                return (
-                    f"the {split} {what} of {feed.name} {NOT_FINITE}, such as {value} in sample "
-                    f"{first + sample + 1}"
-                )
+            for tensor in map(torch.atleast_1d, tensors_of(values)):
+                wrong = (~tensor.isfinite()).nonzero()
+                if len(wrong):
+                    value = float(tensor[tuple(wrong[0])])
+                    return (
+                        f"the {split} {what} of {feed.name} {NOT_FINITE}, such as {value} in sample "
+                        f"{first + int(wrong[0, 0])}"
+                    )
         first += count_samples(batch)
     return None
-
-
-def find_nonfinite(value: Any) -> tuple[int, float] | None:
-    """Return the index of a sample and its NaN or infinity, or None.
-
-    Args:
-        value: A tensor, or a container of tensors, whose first dimension is the samples.
-    """
-    if isinstance(value, Tensor):
-        value = value if value.dim() else value[None]
-        wrong = (~value.isfinite()).nonzero()
-        return (int(wrong[0, 0]), float(value[tuple(wrong[0])])) if wrong.numel() else None
-    parts = value.values() if isinstance(value, dict) else value
-    found = map(find_nonfinite, parts if isinstance(value, dict | list | tuple) else ())
-    return next((one for one in found if one is not None), None)

@@ -16,7 +16,9 @@ from importlib import import_module
 from typing import Any, TypeVar, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
+
+from wsam._core.pytree import map_tensors
 
 T = TypeVar("T")
 
@@ -37,11 +39,7 @@ class DistributedContext:
         """Return this process's shard of a batch: of a tensor, or of each tensor in a container."""
         if self.world_size == 1:
             return batch
-        if isinstance(batch, Tensor):
-            return batch.chunk(self.world_size)[self.rank]
-        if isinstance(batch, dict):
-            return {name: self.shard(value) for name, value in batch.items()}
-        return tuple(map(self.shard, batch)) if isinstance(batch, tuple) else batch
+        return map_tensors(lambda tensor: tensor.chunk(self.world_size)[self.rank], batch)
 
     def check_batch_size(self, batch_size: int) -> None:
         """Raise ValueError unless the batch can be split evenly."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
-from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from wsam.curvature.batches import batch_size as count_samples
 from wsam.curvature.batches import move_batch
@@ -57,19 +56,9 @@ def evaluate(
 
 def _apply(metric: Metric, batches: list[Batch], units: tuple[float, float] | None) -> float:
     """Return a metric of all outputs and targets of a split, in the original unit of the targets."""
-    outputs, targets = (concatenate([batch[part] for batch in batches]) for part in (0, 1))
+    outputs, targets = tree_map(lambda *parts: torch.cat(parts), *batches)
     if units is not None:
         mean, std = units  # float32 has too few digits if the mean is large, as that of times
         outputs, targets = (part.double() * std + mean for part in (outputs, targets))
     with explain(f"the metric {metric.name}"):
         return metric(outputs, targets)
-
-
-def concatenate(parts: list[Any]) -> Any:
-    """Join batches of tensors, or of tuples and mappings of tensors, along their first dimension."""
-    first = parts[0]
-    if isinstance(first, Tensor):
-        return torch.cat(parts)
-    if isinstance(first, dict):
-        return {name: concatenate([part[name] for part in parts]) for name in first}
-    return tuple(concatenate(list(items)) for items in zip(*parts, strict=True))

@@ -12,14 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from wsam.lab import records
-from wsam.lab.checkpoint import (
-    Checkpoints,
-    NotTensorsError,
-    has_manifest,
-    load_state,
-    load_tensors,
-    unsupported_layout,
-)
+from wsam.lab.checkpoint import Checkpoints, has_manifest, load_state
 from wsam.lab.data_feed import Batch, DataFeed
 from wsam.lab.execution import ExecutionConfig
 from wsam.lab.image_feed import MemoryFeed
@@ -27,6 +20,7 @@ from wsam.lab.metrics import Loss, cross_entropy, mean_loss
 from wsam.lab.problem import make_problem
 from wsam.lab.run import Run
 from wsam.lab.settings import check_choice
+from wsam.lab.tensor_files import NotTensorsError, load_tensors, unsupported_layout
 from wsam.lab.user_code import is_code
 
 State = dict[str, Tensor]

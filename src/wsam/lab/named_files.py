@@ -12,12 +12,14 @@ _DIGITS = 12
 
 
 def named_files(name: str, folder: Path | None = None) -> list[Path]:
-    """Return the files of a function, a table, a text or a Hugging Face folder; no others have any.
+    """Return the files whose contents identify data, a model, a metric or a method.
 
-    A text that does not exist is searched in `folder`.
+    These are the file of a function, a table or a text, and of a Hugging Face folder the small files
+    with the fingerprints of its splits. An image folder is identified by its path, so it has none.
 
-    Of a Hugging Face folder these are the small files with the fingerprints of its splits. Image
-    folders are identified by their path alone.
+    Args:
+        name: The name in a run.
+        folder: The data folder, where a text is searched if its path does not exist.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -30,16 +32,7 @@ def named_files(name: str, folder: Path | None = None) -> list[Path]:
         return table_files(path)
     if kind == "text":
         return [text_file(path, folder)]
-    if kind == "hf":
-        if not path.is_dir():
-            raise FileNotFoundError(f"there is no folder {path.absolute()}")
-        found = sorted(path.glob("**/state.json"))
-        if not found:
-            raise FileNotFoundError(
-                f"{path.absolute()} was not written by save_to_disk of Hugging Face's datasets"
-            )
-        return found
-    return []
+    return _fingerprint_files(path) if kind == "hf" else []
 
 
 def text_file(path: Path, folder: Path | None = None) -> Path:
@@ -48,10 +41,22 @@ def text_file(path: Path, folder: Path | None = None) -> Path:
     Raises:
         FileNotFoundError: There is no such file.
     """
-    for found in (path, *([] if folder is None else [folder / path])):
-        if found.is_file():
-            return found
+    if path.is_file():
+        return path
+    if folder is not None and (folder / path).is_file():
+        return folder / path
     raise FileNotFoundError(f"there is no file {path.absolute()}")
+
+
+def _fingerprint_files(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        raise FileNotFoundError(f"there is no folder {folder.absolute()}")
+    found = sorted(folder.glob("**/state.json"))
+    if not found:
+        raise FileNotFoundError(
+            f"{folder.absolute()} was not written by save_to_disk of Hugging Face's datasets"
+        )
+    return found
 
 
 def table_files(path: Path) -> list[Path]:

@@ -33,8 +33,8 @@ from wsam.lab.settings import AUTO
 from wsam.lab.tables import read_table, table_feed
 from wsam.lab.text import text_feed
 
-OF_RUN = "run:"
-"""Start of a `Run.pretrained` that names another run."""
+RUN_PREFIX = "run:"
+"""Prefix of a `Run.pretrained` that names another run by its key."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ def make_model(
     """Return the run's initial model on the device; named models are channels last in memory."""
     if user_code.is_code_or_object(run.model):
         return _own_model(run, objects).to(feed.device)
-    of_run = run.pretrained is not None and run.pretrained.startswith(OF_RUN)
+    of_run = run.pretrained is not None and run.pretrained.startswith(RUN_PREFIX)
     pretrained = None if of_run else run.pretrained
     name = _fitting_model(feed.task) if run.model == AUTO else run.model
     model = build_model(name, feed.task, run.seed, pretrained, run.model_args)
@@ -215,7 +215,7 @@ def _kept_weights(run: Run, out: Path | None) -> dict[str, Tensor]:
     from wsam.lab.checkpoint import load_state
     from wsam.lab.records import WEIGHTS, work_root
 
-    key = (run.pretrained or "").removeprefix(OF_RUN)
+    key = (run.pretrained or "").removeprefix(RUN_PREFIX)
     path = work_root(out or Path("results")) / key / WEIGHTS
     if not path.exists():
         raise FileNotFoundError(

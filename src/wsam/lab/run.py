@@ -13,6 +13,7 @@ from typing import Any
 
 from wsam._core import validation
 from wsam.lab.named_files import digest
+from wsam.lab.options import checked_options, require_argument
 from wsam.lab.settings import (
     AUTO,
     BASES,
@@ -25,13 +26,10 @@ from wsam.lab.settings import (
     METRICS,
     MODEL_ARGS,
     MODELS,
-    OPTIONS,
     PRECISIONS,
     SCHEDULES,
     TASKS,
-    VANILLA,
     Value,
-    accepts,
     check_choice,
     check_mapping,
     check_str,
@@ -156,21 +154,16 @@ class Run:
     def __post_init__(self) -> None:
         """Check every setting and convert it to its canonical form."""
         self._check_names()
-        described = is_code(self.method) and "method" in check_mapping("digests", self.digests)
+        for name in ("digests", "hyper", "base_args", "options", "model_args"):
+            check_mapping(name, getattr(self, name))
+        self._freeze("hyper", self._checked_hyper())  # before a digest of the method is added
         self._freeze("digests", self._checked_digests())
         self._convert_numbers()
         validation.flag("augment", self.augment)
-        for name in ("hyper", "base_args", "options", "model_args"):
-            check_mapping(name, getattr(self, name))
-        self._freeze("hyper", self._checked_hyper(described))
         self._freeze("base_args", with_defaults(self.base, self.base_args, BASES[self.base]))
-        self._freeze("options", self._checked_options())
-        defaults = MODEL_ARGS.get(self.model, {})
-        model_args = with_defaults(f"model {self.model}", self.model_args, defaults)
-        for name, value in model_args.items():
-            if isinstance(value, int):
-                validation.count(f"{name} of {self.model}", value, int(name != "lora_rank"))
-        self._freeze("model_args", {n: v for n, v in model_args.items() if v != defaults[n]})
+        options = checked_options(self.method, self.hyper, self.base, self.options)
+        self._freeze("options", options)
+        self._freeze("model_args", self._checked_model_args())
         if self.geometry is not None:
             self._freeze("geometry", self._checked_geometry(self.geometry))
 
@@ -190,8 +183,11 @@ class Run:
             check_choice("metric", self.metric, (*METRICS, CODE))
         if self.task is not None:
             check_choice("task", self.task, TASKS)
-        for name, data in DATA_SETTINGS.items():
-            self._check_applicable(name, data)
+        for name, prefixes in DATA_SETTINGS.items():
+            if getattr(self, name) is not None and not self.data.startswith(prefixes):
+                raise ValueError(
+                    f"{name} applies to data {join_names(prefixes)} only, not to {self.data}"
+                )
         if self.data.startswith("text:") and self.block_size is None:
             self._set("block_size", BLOCK_SIZE)
         check_choice("schedule", self.schedule, SCHEDULES)
@@ -200,34 +196,27 @@ class Run:
             check_choice("method", self.method, (*method_defaults(), CLASS))
         check_choice("base", self.base, BASES)
 
-    def _check_applicable(self, name: str, data: tuple[str, ...]) -> None:
-        """Raise an error if a setting is given that the data does not use."""
-        if getattr(self, name) is not None and not self.data.startswith(data):
-            raise ValueError(f"{name} applies to data {join_names(data)} only, not to {self.data}")
-
     def _checked_digests(self) -> dict[str, Value]:
-        given = check_mapping("digests", self.digests)
         found: dict[str, Value] = {}
         for what in _NAMES:
             name = getattr(self, what) or ""
             if not (is_code_or_object(name) or name.startswith(FILES)):
                 continue
-            if what in given:
-                found[what] = check_str(f"the digest of {what}", given[what])
+            if what in self.digests:
+                found[what] = check_str(f"the digest of {what}", self.digests[what])
             elif name.startswith(OBJECT):
                 raise ValueError(f"{what} {name!r} can be given to wsam.lab.fit only")
             elif (now := digest(name)) is not None:
                 found[what] = now
         return found
 
-    def _checked_hyper(self, described: bool) -> dict[str, Value]:
+    def _checked_hyper(self) -> dict[str, Value]:
         """Return all hyperparameters.
 
-        Args:
-            described: The method is the user's own and its digest was given: the hyperparameters are
-                complete, and a record must not cause its code to be executed.
+        If the digest of the user's own method is given, as in a record, they are complete: a record
+        must not cause the code to be executed.
         """
-        if not described:
+        if not (is_code(self.method) and "method" in self.digests):
             return with_defaults(self.method, self.hyper, hyper_defaults(self.method))
         found = {n: tuple(v) if isinstance(v, list) else v for n, v in sorted(self.hyper.items())}
         for name, value in found.items():
@@ -254,64 +243,13 @@ class Run:
         self._set("validation", validation_size(self.validation))
         self._set("validation_seed", _checked_seed("validation_seed", self.validation_seed or 0))
 
-    def _checked_options(self) -> dict[str, Value]:
-        defaults = {} if self.method == VANILLA else OPTIONS
-        options = with_defaults(self.method, self.options, defaults)
-        if options.get("lean"):
-            refusal = (
-                "passes the second gradient to its base, so lean saves nothing; methods with lean"
-            )
-            self._require_argument("lean", refusal)
-        if defaults:
-            validation.count("every", options["every"], 1)
-            for name in ("start", "ascent_share", "gamma_warmup", "rho_warmup"):
-                validation.number(name, options[name], 0, 1, high_open=False)
-            self._check_combined(options)
-        if options.get("reuse"):
-            self._require_argument("reuse", "does not take reuse; methods")
-        if options.get("reuse") and options["every"] == 1:
-            raise ValueError("reuse applies to the steps between two-pass steps: set every above 1")
-        if options.get("precondition"):
-            refusal = "has no decoupled term to precondition; methods with precondition"
-            self._require_argument("precondition", refusal)
-            if not has_preconditioner(self.base):
-                adaptive = join_names(base for base in BASES if has_preconditioner(base))
-                raise ValueError(
-                    f"precondition needs an adaptive base, not {self.base}: {adaptive}"
-                )
-        return {name: value for name, value in options.items() if value != defaults[name]}
-
-    def _require_argument(self, argument: str, refusal: str) -> None:
-        """Raise an error that names the methods with an argument, unless the method has it."""
-        if is_code(self.method):
-            return  # checked when the optimizer is made
-        if not accepts(self.method, argument):
-            others = [method for method in method_defaults() if accepts(method, argument)]
-            raise ValueError(f"{self.method} {refusal}: {join_names(others)}")
-
-    def _check_combined(self, options: Mapping[str, Value]) -> None:
-        """Raise an error if an option has no effect on the method, or together with another one."""
-        given = {name for name, value in options.items() if value != OPTIONS[name]}
-        for name in ("reuse_scaled", "reuse_average", "reuse_weight"):
-            if name in given and "reuse" not in given:
-                raise ValueError(f"{name} needs reuse, which is off")
-        if "threshold" in given and given & {"every", "start", "reuse"}:
-            raise ValueError(
-                "threshold chooses the two-pass steps, so every and start do not apply"
-            )
-        if "every" in given and "n" in self.hyper:
-            raise ValueError(f"{self.method} makes two passes on every n-th step: set n, not every")
-        if "gather" in given and self.method != "esam":
-            raise ValueError(f"gather applies to esam, which selects samples, not to {self.method}")
-        if "gamma_warmup" in given and ("gamma" not in self.hyper or self.method == "esam"):
-            raise ValueError(
-                f"gamma_warmup needs the weight gamma, which {self.method} does not have"
-            )
-        for name in sorted(given & {"rho_warmup", "rho_follows_lr"}):
-            if "rho" not in self.hyper:
-                raise ValueError(f"{name} needs the radius rho, which {self.method} does not have")
-        if "rho_follows_lr" in given and "rho_warmup" in given:
-            raise ValueError("rho_follows_lr and rho_warmup exclude each other")
+    def _checked_model_args(self) -> dict[str, Value]:
+        defaults = MODEL_ARGS.get(self.model, {})
+        found = with_defaults(f"model {self.model}", self.model_args, defaults)
+        for name, value in found.items():
+            if isinstance(value, int):
+                validation.count(f"{name} of {self.model}", value, int(name != "lora_rank"))
+        return {name: value for name, value in found.items() if value != defaults[name]}
 
     def _checked_geometry(self, geometry: Mapping[str, Value]) -> dict[str, Value]:
         given = dict(geometry) if isinstance(geometry, Mapping) else {}
@@ -320,7 +258,7 @@ class Run:
             raise TypeError(
                 f'geometry must have a "name", as {{"name": "adaptive"}}, got {geometry!r}'
             )
-        self._require_argument("geometry", "does not take a geometry; methods that do")
+        require_argument(self.method, "geometry", "does not take a geometry; methods that do")
         known = geometry_defaults()
         check_choice("geometry", name, known)
         return {"name": name, **with_defaults(f"geometry {name}", given, known[name])}

@@ -12,7 +12,7 @@ from command import error_of
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from wsam.lab import checkpoint
+from wsam.lab import tensor_files
 from wsam.lab.checkpoint import DamagedError, load_state
 from wsam.lab.files import sha256
 from wsam.lab.loaded_model import read_checkpoint
@@ -43,8 +43,8 @@ def archive(*names: str) -> bytes:
 def refusal_reason(data: bytes) -> str:
     """Return why bytes are refused; empty if they can be loaded."""
     try:
-        checkpoint.load_tensors(io.BytesIO(data))
-    except checkpoint.NotTensorsError as error:
+        tensor_files.load_tensors(io.BytesIO(data))
+    except tensor_files.NotTensorsError as error:
         return str(error)
     return ""
 
@@ -96,7 +96,7 @@ def test_invalid_data_with_a_matching_manifest_is_damaged(tmp_path, data):
 
 def test_a_missing_file_raises_file_not_found(tmp_path):
     with pytest.raises(FileNotFoundError):
-        checkpoint.load_tensors(tmp_path / "nothing.pt")
+        tensor_files.load_tensors(tmp_path / "nothing.pt")
 
 
 def save(folder: Path, value) -> Path:
@@ -126,7 +126,7 @@ def test_memory_errors_are_not_reported_as_damage(tmp_path, monkeypatch):
 
     monkeypatch.setattr(torch, "load", out_of_memory)
     with pytest.raises(MemoryError):
-        checkpoint.load_tensors(path)
+        tensor_files.load_tensors(path)
 
 
 def test_a_truncated_archive_is_damaged(tmp_path):
@@ -149,7 +149,7 @@ def test_a_file_that_cannot_be_read_is_not_reported_as_damaged(tmp_path, monkeyp
 
     monkeypatch.setattr(torch, "load", fail)
     with pytest.raises(FileNotFoundError):
-        checkpoint.load_tensors(path)
+        tensor_files.load_tensors(path)
 
 
 UNSUPPORTED = {
