@@ -59,6 +59,7 @@ TITLES = {
     "wrn-28-10": "WRN-28-10",
     "mlp": "perceptron",
     "gpt": "GPT",
+    "vit": "ViT",
     "cnn": "small CNN",
     "text:shakespeare.txt": "Shakespeare",
     "adamw": "AdamW",

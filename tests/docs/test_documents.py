@@ -312,36 +312,38 @@ def test_best_epochs_of_the_gpts() -> None:
     ) in text
 
 
-def test_trials_of_the_vit() -> None:
-    """As docs/when.md states: the best trial of each method, and AdamW's training error in its own."""
+def test_results_of_the_vit() -> None:
+    """As docs/when.md states: the trials of each method, its run with the best, and training errors."""
     text = " ".join((DOCS / "when.md").read_text().split())
-    table = load("adam-search", Profile(only="ViT/*/CIFAR-10, error (%)"), ROOT / "results")
-    trials: dict[str, list[dict[str, float]]] = {}
-    for cell in table.cells:
-        path = record_path(ROOT / "results", cell.runs[0])
-        if path.exists():
-            trials.setdefault(cell.row[1], []).append(json.loads(path.read_text())["final"])
-    errors = {
-        name: [f"{final['validation_error']:.1f}%" for final in finals]
-        for name, finals in trials.items()
+    finals: dict[str, list[dict[str, float]]] = {}
+    for name in ("adam-search", "adam"):  # four trials of a method, then its run
+        table = load(name, Profile(only="ViT/*/CIFAR-10, error (%)"), ROOT / "results")
+        for cell in table.cells:
+            path = record_path(ROOT / "results", cell.runs[0])
+            if path.exists():
+                finals.setdefault(cell.row[1], []).append(json.loads(path.read_text())["final"])
+    trials = {
+        name: [one["validation_error"] for one in found[:4]] for name, found in finals.items()
     }
-    assert {name: len(found) for name, found in errors.items()} == {
-        "AdamW": 4,
-        "AdamW, twice the epochs": 4,
-        "SAM": 3,
-        "WSAM, preconditioned": 3,
-    }
-    for name in ("SAM", "WSAM, preconditioned"):
-        assert errors[name] == sorted(errors[name]), "worse with every larger radius"
-    plain, twice = min(errors["AdamW"]), min(errors["AdamW, twice the epochs"])
+    errors = {name: f"{found[4]['test_error']:.2f}%" for name, found in finals.items() if found[4:]}
+    plain, twice, sam, asam, wsam, gsam = trials
+    assert {*trials} - {*errors} == {gsam}, "its run is missing, as the page states"
+    assert errors[asam] == min(errors[name] for name in (sam, asam, wsam))
+    assert f"twice the epochs has an error of {errors[twice]}, the best of the other" in text
     assert (
-        f"AdamW has an error of {plain} in the same epochs, and {twice} with twice the epochs"
+        f"ASAM, {errors[asam]}. At equal epochs AdamW has {errors[plain]}, SAM {errors[sam]}"
         in text
     )
-    assert f"SAM has {errors['SAM'][0]} at its smallest radius, 0.05" in text
-    assert f"preconditioned WSAM {errors['WSAM, preconditioned'][0]} at its smallest, 0.02" in text
-    best = min(trials["AdamW"], key=lambda final: final["validation_error"])
-    assert f"AdamW's training error is {best['train_error']:.1f}%" in text
+    assert f"preconditioned WSAM {errors[wsam]}." in text
+    for name in (sam, asam, wsam, gsam):
+        assert trials[name] == sorted(trials[name]), "worse with every larger radius"
+        label = {wsam: "preconditioned WSAM", gsam: "GSAM"}.get(name, name)
+        assert f"from {trials[name][0]:.1f}% to {trials[name][-1]:.1f}% for {label}" in text
+    short, long = min(trials[plain]), min(trials[twice])
+    assert f"an error of {short:.1f}% in the same epochs, and {long:.1f}% with twice" in text
+    best = min(finals[plain][:4], key=lambda one: one["validation_error"])["train_error"]
+    last = finals[plain][4]["train_error"]
+    assert f"AdamW's training error is {best:.1f}%, after 100 epochs {last:.1f}%" in text
 
 
 def test_figure_over_adamw_equals_the_records() -> None:
