@@ -121,7 +121,7 @@ FAULTS = [
         "train_step: micro-batches not weighted by their sizes",
         "training_step.py",
         "loss * part.weight",
-        "loss / self._micro_batches",
+        "loss / self.micro_batches",
         "tests/training_step",
     ),
     Fault(

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from wsam._core.param_groups import RHO, rule_values
 from wsam._core.preconditioners import find_preconditioner
 from wsam._core.schedule_base import Interval, Schedule
 from wsam._core.validation import number, warn
@@ -168,7 +169,7 @@ class WSAM(SharpnessAware):
     def _warn_about_large_weight(self) -> None:
         """Warn if k rho is in the range of SGD, which is too large for a preconditioned term."""
         weights = [
-            float(sharpness_weight(group["sam_gamma"]) * group["sam_rho"])
+            float(sharpness_weight(rule_values(group, self.rule)["gamma"]) * group[RHO])
             for group, schedules in zip(self.param_groups, self._values.schedules, strict=True)
             if not schedules
         ]

@@ -33,7 +33,7 @@ class Rule:
     kept_needs_products: ClassVar[bool] = False
     """Whether `kept` needs the inner products of the gradients."""
     per_tensor: bool = False
-    """Whether inner products and norms are those of each tensor instead of global."""
+    """Whether vectors are projected, and norms compared, for each tensor instead of globally."""
     options: ClassVar[tuple[str, ...]] = ()
     """Fields that are not hyperparameters: they are the same for all groups."""
     reuses: bool = False

@@ -346,6 +346,8 @@ def test_repr_shows_options_that_differ_from_the_default() -> None:
         assert shown.endswith("Reuse(") or f"gamma=0.5{shown}, base=" in repr(opt)
     looksam = wsam.LookSAM(sgd(nn.Linear(3, 1)), per_tensor=True)
     assert "per_tensor=True" in repr(looksam)
+    one_pass = wsam.OnePassWSAM(torch.optim.SGD([nn.Parameter(torch.ones(1))], 0.1, 0.9), decay=0.5)
+    assert ", decay=0.5, base=" in repr(one_pass)
 
 
 def test_warnings_point_to_the_callers_line() -> None:

@@ -218,6 +218,18 @@ def test_one_tensor_makes_projections_global() -> None:
     assert gap([found[0]], [found[1]]) < 1e-14
 
 
+def test_looksam_per_tensor_adds_nothing_to_one_element() -> None:
+    """It has no part orthogonal to another: rounding errors must not be scaled up to the gradient."""
+    found = []
+    for alpha in (0.0, 0.7):
+        params = [nn.Parameter(torch.full((1,), 0.1 * i)) for i in range(1, 8)]
+        opt = wsam.LookSAM(torch.optim.SGD(params, lr=0.1), alpha=alpha, n=2, per_tensor=True)
+        for _ in range(4):
+            make_step(opt, lambda params=params: torch.stack([p.sin().sum() for p in params]).prod())
+        found.append([p.detach() for p in params])
+    assert same(*found)
+
+
 def test_nothing_to_reuse_is_no_division_by_zero() -> None:
     """A gradient that does not turn leaves no orthogonal part."""
     p = nn.Parameter(torch.ones(3))

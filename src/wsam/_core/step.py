@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from wsam._core.mix import Mix, Part, Products, Scalar, is_number
+from wsam._core.mix import NOTHING, Mix, Part, Products, Scalar, is_number
 from wsam._core.param_blocks import (
     EPSILON,
     Block,
@@ -230,7 +230,10 @@ def combine(state: StepState, all_blocks: Sequence[Block]) -> None:
         elif not takes_g1 and not has_products:
             torch._foreach_sub_(difference, g0)
         if rule.reuses:
-            _keep(state, block, rule.kept(value, products), g0, difference)
+            kept = rule.kept(value, products)
+            if rule.per_tensor and block.params[0].numel() == 1:
+                kept = NOTHING  # one element has no part orthogonal to another, only rounding errors
+            _keep(state, block, kept, g0, difference)
         base_grad = g1
         if not takes_g1:
             state.decoupled += _decoupled_terms(block, mix, g0, difference)

@@ -48,13 +48,18 @@ class AlternatingDifference(Rule):
 
     gamma: float | Schedule = 0.9
     sign: float | Schedule = field(default_factory=Alternate)
-    average: float = 0.9
+    decay: float = 0.9
     keeps_g0 = False
     keeps_vector = True
-    options = ("average",)
+    options = ("decay",)
 
     def __post_init__(self) -> None:
-        number("decay", self.average, 0, 1)
+        number("decay", self.decay, 0, 1)
+
+    @property
+    def average(self) -> float:  # type: ignore[override]
+        """The share of the earlier H in the kept one."""
+        return self.decay
 
     def mix(self, hyper: dict[str, Scalar], products: Products | None) -> Mix:
         """Return base_grad = g1."""
@@ -115,7 +120,7 @@ class OnePassWSAM(SharpnessAware):
     ) -> None:
         super().__init__(
             base,
-            rule=AlternatingDifference(gamma, average=decay),
+            rule=AlternatingDifference(gamma, decay=decay),
             rho=rho,
             geometry=BothSides(),
             model=model,
