@@ -169,8 +169,10 @@ FAULTS = [
     Fault(
         "reuse: the steps between are not clipped with their sharpness term",
         "_core/step.py",
-        "        clip(blocks, g0s, state.decoupled, state.max_norm)",
-        "        clip(blocks, g0s, [], state.max_norm)",
+        "        p.grad = g\n    if state.max_norm is not None:\n"
+        "        clip(blocks, state.decoupled, state.max_norm)",
+        "        p.grad = g\n    if state.max_norm is not None:\n"
+        "        clip(blocks, [], state.max_norm)",
         "tests/core/test_reuse.py",
     ),
     Fault(

@@ -168,6 +168,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         ascent_steps: int = 1,
     ) -> None:
         _check_base(base, rule)
+        self.base = base
         self.rule = rule
         self.geometry = geometry if geometry is not None else Euclidean()
         self.model = model
@@ -182,73 +183,14 @@ class SharpnessAware(CheckedArguments, Optimizer):
         self._base_writes_grads: bool | None = None  # unknown before the first lean step
         self._reserved: set[tuple[Tensor, str]] = set()
         self._selection = SampleSelection(keep)
-        self._check_options(base)
-        self.geometry.check_names(self._build_blocks(base.param_groups))
-        defaults = {"rho": rho, **{name: getattr(rule, name) for name in rule.hyper()}}
-        self._values = GroupValues(base, rule, defaults)
-        self.base = base
+        _check_options(self)
         super().__setstate__({})  # torch's constructor would give us groups and state of our own
         self._reset_scratch()
-        self._all_blocks()
+        self._all_blocks()  # checks names
+        defaults = {"rho": rho, **{name: getattr(rule, name) for name in rule.hyper()}}
+        self._values = GroupValues(base, rule, defaults)
         self._reserve_memory()
         _warn_about_low_precision(self.param_groups)
-
-    def _check_options(self, base: Optimizer) -> None:
-        if not isinstance(self.geometry, Geometry):
-            raise TypeError(f"geometry must be a wsam.Geometry, got {self.geometry!r}")
-        if self.geometry.uses_denominators:
-            require_preconditioner(base)
-        if self.model is not None and not isinstance(self.model, nn.Module):
-            raise TypeError(f"model must be a torch.nn.Module, got {type(self.model).__name__}")
-        if self.nonfinite not in NONFINITE:
-            raise ValueError(f"nonfinite must be one of {NONFINITE}, got {self.nonfinite!r}")
-        if self.when is not None and not isinstance(self.when, Interval):
-            raise TypeError(
-                f"when must be an interval such as wsam.schedule.Every(5), got {self.when!r}"
-            )
-        if self.local:
-            _check_local(self.model)
-        self._check_combination()
-
-    def _check_combination(self) -> None:
-        """Reject options that exclude each other."""
-        rule, several = self.rule, self.ascent_steps > 1
-        lean, one_pass, averages = self.lean, not self.geometry.needs_g0, bool(self.geometry.memory)
-        name = type(self.geometry).__name__
-        between = "lean=True lets the base step between the passes, but"
-        single = f"{name} has one pass, at w + d, and does not support"
-        shared = f"{name} averages one gradient a step and does not support"
-        steps = f"ascent_steps={self.ascent_steps} does not support"
-        reads_norm = self.when is not None and self.when.needs_norm
-        undone = self.nonfinite != "propagate"
-        conflicts = {
-            f"{between} this method, unlike WSAM, passes the second gradient to the base": (
-                lean and rule.base_uses_g1
-            ),
-            f"{between} max_norm needs both gradients first": lean and self.max_norm is not None,
-            f"{between} nonfinite={self.nonfinite!r} must be able to undo the step": lean
-            and undone,
-            f"{between} local=True averages the first gradient after the second pass": (
-                lean and self.local
-            ),
-            f"{between} reuse needs both gradients": lean and rule.reuses,
-            f"{between} a preconditioned step needs both gradients: pass precondition=False": (
-                lean and rule.preconditions
-            ),
-            f"{single} the rule {type(rule).__name__}, which needs the gradient at w": (
-                one_pass and rule.keeps_g0
-            ),
-            f"{single} keep, which compares the losses of two passes": one_pass and self.keep < 1,
-            f"{single} local=True, which perturbs by the gradient at w": one_pass and self.local,
-            f"{single} an interval that reads the gradient norm": one_pass and reads_norm,
-            f"{single} several ascent steps": one_pass and several,
-            f"{shared} local=True, where gradients differ between ranks": averages and self.local,
-            f"{shared} several ascent steps": averages and several,
-            f"{steps} keep, which compares the losses of two passes": several and self.keep < 1,
-            f"{steps} lean=True": several and lean,
-        }
-        for message in (message for message, holds in conflicts.items() if holds):
-            raise ValueError(message)
 
     def _reset_scratch(self) -> None:
         """Create the attributes that are not copied or pickled."""
@@ -317,24 +259,20 @@ class SharpnessAware(CheckedArguments, Optimizer):
     def __repr__(self) -> str:
         self._values.sync()
         group, schedules = self.param_groups[0], self._values.schedules[0]
-        shown = [
-            f"{name}={schedules[name]!r}"
-            if name in schedules
-            else f"{name}={group[PREFIX + name]:g}"
-            for name in self._values.defaults
-        ]
-        parameters = inspect.signature(SharpnessAware.__init__).parameters
-        defaults = {name: p.default for name, p in parameters.items()} | {"geometry": Euclidean()}
-        for name in (n for n in defaults if n not in ("self", "base", "rule", "rho", "model")):
-            if getattr(self, name) != defaults[name]:
-                shown.append(f"{name}={getattr(self, name)!r}")
+        shown = {name: f"{group[PREFIX + name]:g}" for name in self._values.defaults}
+        shown |= {name: repr(schedule) for name, schedule in schedules.items()}
+        for name, argument in inspect.signature(SharpnessAware).parameters.items():
+            default = Euclidean() if name == "geometry" else argument.default
+            if name not in ("base", "rule", "rho", "model") and getattr(self, name) != default:
+                shown[name] = repr(getattr(self, name))
         for name in self.rule.options:
             default = getattr(type(self.rule), name, None)
             if name == "precondition":  # "auto"
                 default = find_preconditioner(self.base) is not None
             if getattr(self.rule, name) != default:
-                shown.append(f"{name}={getattr(self.rule, name)!r}")
-        return f"{type(self).__name__}({', '.join(shown)}, base={self.base!r})"
+                shown[name] = repr(getattr(self.rule, name))
+        arguments = ", ".join(f"{name}={value}" for name, value in shown.items())
+        return f"{type(self).__name__}({arguments}, base={self.base!r})"
 
     # The whole step -----------------------------------------------------------------------------
 
@@ -849,10 +787,6 @@ class SharpnessAware(CheckedArguments, Optimizer):
                     warn(_BASE_STEPPED)
         self._end_step()
 
-    def _skip_step(self) -> None:
-        """Make the current step a skipped one."""
-        self._step_state.action = Action.SKIP
-
     # What the phases need -----------------------------------------------------------------------
 
     def _all_blocks(self, refresh: bool = False) -> list[Block]:
@@ -862,7 +796,8 @@ class SharpnessAware(CheckedArguments, Optimizer):
         groups = self.param_groups
         key = [(id(g), [*map(id, g["params"])], [*map(_KIND, g["params"])]) for g in groups]
         if self._known_blocks is None or self._known_blocks[0] != key:
-            blocks = self._build_blocks(groups)
+            named = self.model.named_parameters() if self.model is not None else ()
+            blocks = build_blocks(groups, {p: name for name, p in named})
             self.geometry.check_names(blocks)
             self._known_blocks = (key, blocks)
             self._selected = self._find_selected(blocks)
@@ -871,10 +806,6 @@ class SharpnessAware(CheckedArguments, Optimizer):
                 statistics.find_layers()
             self._backend = select_backend(blocks)
         return self._known_blocks[1]
-
-    def _build_blocks(self, groups: list[dict[str, Any]]) -> list[Block]:
-        named = self.model.named_parameters() if self.model is not None else ()
-        return build_blocks(groups, {p: name for name, p in named})
 
     def _mask(self) -> list[bool] | None:
         tensors = sum(len(group["params"]) for group in self.param_groups)
@@ -1037,6 +968,81 @@ def _check_group(group: dict[str, Any], base: Optimizer, rule: Rule) -> None:
             f"the base is differentiable, but the decoupled term of {type(rule).__name__} is not part "
             "of its graph: use CoupledWSAM"
         )
+
+
+def _check_options(opt: SharpnessAware) -> None:
+    """Reject options of a wrong kind, and options that exclude each other."""
+    if not isinstance(opt.geometry, Geometry):
+        raise TypeError(f"geometry must be a wsam.Geometry, got {opt.geometry!r}")
+    if opt.geometry.uses_denominators:
+        require_preconditioner(opt.base)
+    if opt.model is not None and not isinstance(opt.model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(opt.model).__name__}")
+    if opt.nonfinite not in NONFINITE:
+        raise ValueError(f"nonfinite must be one of {NONFINITE}, got {opt.nonfinite!r}")
+    if opt.when is not None and not isinstance(opt.when, Interval):
+        raise TypeError(
+            f"when must be an interval such as wsam.schedule.Every(5), got {opt.when!r}"
+        )
+    if opt.local:
+        _check_local(opt.model)
+    _check_combination(opt)
+
+
+def _check_combination(opt: SharpnessAware) -> None:
+    """Reject options that exclude each other."""
+    rule, several, name = opt.rule, opt.ascent_steps > 1, type(opt.geometry).__name__
+    if opt.lean:
+        _reject(
+            "lean=True lets the base step between the passes, but",
+            {
+                "this method, unlike WSAM, passes the second gradient to the base": rule.base_uses_g1,
+                "max_norm needs both gradients first": opt.max_norm is not None,
+                f"nonfinite={opt.nonfinite!r} must be able to undo the step": (
+                    opt.nonfinite != "propagate"
+                ),
+                "local=True averages the first gradient after the second pass": opt.local,
+                "reuse needs both gradients": rule.reuses,
+                "a preconditioned step needs both gradients: pass precondition=False": (
+                    rule.preconditions
+                ),
+            },
+        )
+    if not opt.geometry.needs_g0:
+        reads_norm = opt.when is not None and opt.when.needs_norm
+        _reject(
+            f"{name} has one pass, at w + d, and does not support",
+            {
+                f"the rule {type(rule).__name__}, which needs the gradient at w": rule.keeps_g0,
+                "keep, which compares the losses of two passes": opt.keep < 1,
+                "local=True, which perturbs by the gradient at w": opt.local,
+                "an interval that reads the gradient norm": reads_norm,
+                "several ascent steps": several,
+            },
+        )
+    if opt.geometry.memory:
+        _reject(
+            f"{name} averages one gradient a step and does not support",
+            {
+                "local=True, where gradients differ between ranks": opt.local,
+                "several ascent steps": several,
+            },
+        )
+    if several:
+        _reject(
+            f"ascent_steps={opt.ascent_steps} does not support",
+            {
+                "keep, which compares the losses of two passes": opt.keep < 1,
+                "lean=True": opt.lean,
+            },
+        )
+
+
+def _reject(reason: str, options: dict[str, bool]) -> None:
+    """Raise if one of these options is used."""
+    for option, is_used in options.items():
+        if is_used:
+            raise ValueError(f"{reason} {option}")
 
 
 def _check_local(model: Any) -> None:

@@ -111,6 +111,17 @@ def test_none_pass2(name: str) -> None:
     assert all(p.isfinite().all() for p in model.parameters())
 
 
+@pytest.mark.parametrize("name", ["sam", "wsam"])
+def test_none_pass2_of_a_whole_group_is_clipped(name: str) -> None:
+    model = TwoBranches()
+    groups = [{"params": [p]} for p in model.parameters()]
+    opt = make_method(name, torch.optim.SGD(groups, **MOMENTUM), rho=0.2, max_norm=0.1)
+    start = [p.detach().clone() for p in model.parameters()]
+    step_using(opt, model, (True, False))
+    change = torch.cat([p.detach() - w for p, w in zip(model.parameters(), start, strict=True)])
+    assert float(change.norm()) == pytest.approx(0.1 * opt.param_groups[0]["lr"], rel=1e-4)
+
+
 @covering(name=ALL, style=STYLES)
 def test_frozen(name: str, style: str) -> None:
     """Frozen parameters and their `requires_grad` are never changed."""

@@ -225,7 +225,9 @@ def test_looksam_per_tensor_adds_nothing_to_one_element() -> None:
         params = [nn.Parameter(torch.full((1,), 0.1 * i)) for i in range(1, 8)]
         opt = wsam.LookSAM(torch.optim.SGD(params, lr=0.1), alpha=alpha, n=2, per_tensor=True)
         for _ in range(4):
-            make_step(opt, lambda params=params: torch.stack([p.sin().sum() for p in params]).prod())
+            make_step(
+                opt, lambda params=params: torch.stack([p.sin().sum() for p in params]).prod()
+            )
         found.append([p.detach() for p in params])
     assert same(*found)
 

@@ -214,38 +214,31 @@ def combine(state: StepState, all_blocks: Sequence[Block]) -> None:
     g1s = [second_gradients(block, rule.keeps_g0) for block in blocks]
     values = [rule_values(block.group, rule) for block in blocks]
     mixes = [None if rule.needs_products(value) else rule.mix(value, None) for value in values]
-    g1_only = [m is not None and m.base_grad.is_g1 and m.decoupled.is_zero for m in mixes]
-    every: Sequence[Products | None] = [None] * len(blocks)
+    takes_g1 = [m is not None and m.base_grad.is_g1 and m.decoupled.is_zero for m in mixes]
+    products: Sequence[Products | None] = [None] * len(blocks)
     has_products = None in mixes or rule.kept_needs_products
     if has_products:
-        every = _per_unit(rule, _subtract_with_products, blocks, g1s, g1_only)
-    base_grads = []
-    for block, g1, value, known, takes_g1, products in zip(
-        blocks, g1s, values, mixes, g1_only, every, strict=True
-    ):
-        mix = rule.mix(value, products) if known is None else known
+        products = _per_unit(rule, _subtract_with_products, blocks, g1s, takes_g1)
+    for i, (block, g1, value) in enumerate(zip(blocks, g1s, values, strict=True)):
+        mix = mixes[i] or rule.mix(value, products[i])
         g0, difference = block.shards(block.g0), block.shards(g1)
-        if takes_g1 and rule.reuses:
+        if takes_g1[i] and rule.reuses:
             difference = list(torch._foreach_sub(difference, g0))
-        elif not takes_g1 and not has_products:
+        elif not takes_g1[i] and not has_products:
             torch._foreach_sub_(difference, g0)
         if rule.reuses:
-            kept = rule.kept(value, products)
+            kept = rule.kept(value, products[i])
             if rule.per_tensor and block.params[0].numel() == 1:
-                kept = NOTHING  # one element has no part orthogonal to another, only rounding errors
+                kept = NOTHING  # one element has no part orthogonal to g0, only rounding errors
             _keep(state, block, kept, g0, difference)
-        base_grad = g1
-        if not takes_g1:
+        if not takes_g1[i]:
             state.decoupled += _decoupled_terms(block, mix, g0, difference)
             _mix_into_g0(mix, g0, difference)
-            base_grad = block.g0 or []
-        for p, g in zip(block.params, base_grad, strict=True):
+        for p, g in zip(block.params, g1 if takes_g1[i] else block.g0 or [], strict=True):
             p.grad = g
-        base_grads.append(base_grad)
         block.g0 = None
     if state.max_norm is not None:
-        shards = [block.shards(g) for block, g in zip(blocks, base_grads, strict=True)]
-        clip(blocks, shards, state.decoupled, state.max_norm)
+        clip(blocks, state.decoupled, state.max_norm)
     if not (rule.base_uses_g1 or rule.preconditions):
         clear_gradients(late)  # the base receives g0, which these parameters do not have
 
@@ -327,11 +320,11 @@ def _mix_into_g0(mix: Mix, g0: list[Tensor], difference: list[Tensor]) -> None:
     """Turn g0 into the base's gradient, in place. A zero coefficient is a branch: 0 * inf is NaN."""
     if not g0:
         return
-    own, other = (on_device(value, g0[0].device) for value in mix.base_grad)
-    if not is_number(own, 1.0):
-        torch._foreach_mul_(g0, own)
-    if not is_number(other, 0.0):
-        add_scaled(g0, difference, other)
+    of_g0, of_difference = (on_device(value, g0[0].device) for value in mix.base_grad)
+    if not is_number(of_g0, 1.0):
+        torch._foreach_mul_(g0, of_g0)
+    if not is_number(of_difference, 0.0):
+        add_scaled(g0, difference, of_difference)
 
 
 # The steps between two-pass steps -------------------------------------------------------------------
@@ -341,15 +334,15 @@ def _keep(
     state: StepState, block: Block, part: Part, g0: list[Tensor], difference: list[Tensor]
 ) -> list[Tensor]:
     """Keep and return the vector that a rule uses later, averaged with the one before."""
-    own, other = (on_device(value, block.device) for value in part)
-    if is_number(other, 0.0):
-        vector = list(torch._foreach_mul(g0, own))
-    elif is_number(other, 1.0) and is_number(own, 0.0):
+    of_g0, of_difference = (on_device(value, block.device) for value in part)
+    if is_number(of_difference, 0.0):
+        vector = list(torch._foreach_mul(g0, of_g0))
+    elif is_number(of_difference, 1.0) and is_number(of_g0, 0.0):
         vector = difference  # which nothing overwrites before the memory has copied it
     else:
-        vector = list(torch._foreach_mul(difference, other))
-        if not is_number(own, 0.0):
-            add_scaled(vector, g0, own)
+        vector = list(torch._foreach_mul(difference, of_difference))
+        if not is_number(of_g0, 0.0):
+            add_scaled(vector, g0, of_g0)
     if state.rule.average:
         # The first vector is the first average; in steps with one pass averages begin at 0.
         first = Tensor.detach if state.rule.reuses else torch.zeros_like
@@ -369,7 +362,7 @@ def combine_one_pass(state: StepState) -> None:
     for p, g in gradients_of(blocks):
         p.grad = g
     if state.max_norm is not None:
-        clip(blocks, g0s, state.decoupled, state.max_norm)
+        clip(blocks, state.decoupled, state.max_norm)
 
 
 def _add_kept(state: StepState, blocks: Sequence[Block], g0s: Sequence[list[Tensor]]) -> None:
@@ -399,24 +392,20 @@ def _norm(blocks: Sequence[Block], lists: Sequence[list[Tensor]]) -> Callable[[]
     return cache(lambda: squared_norm(blocks, lists).sqrt())
 
 
-def clip(
-    blocks: Sequence[Block],
-    base_grads: list[list[Tensor]],
-    decoupled: list[DecoupledTerm],
-    max_norm: float,
-) -> None:
-    """Scale both terms by min(1, max_norm / norm(base_grad + decoupled))."""
+def clip(blocks: Sequence[Block], decoupled: list[DecoupledTerm], max_norm: float) -> None:
+    """Scale `p.grad` and the decoupled term by min(1, max_norm / norm(base_grad + decoupled))."""
     terms = {id(term.block): term for term in decoupled}
-    whole = []
-    for block, tensors in zip(blocks, base_grads, strict=True):
+    blocks = [block for block in blocks if block.params]  # others have no gradient at w + d
+    base_grads = [
+        block.shards([p.grad for p in block.params if p.grad is not None]) for block in blocks
+    ]
+    sums = list(base_grads)
+    for i, block in enumerate(blocks):
         term = terms.get(id(block))
-        if term is None or not tensors:
-            whole.append(tensors)
-            continue
-        both = copies(widened(tensors))
-        add_scaled(both, term.tensors, on_device(term.scale, block.device))
-        whole.append(both)
-    norm = squared_norm(blocks, whole).sqrt()
+        if term is not None:
+            sums[i] = copies(widened(base_grads[i]))
+            add_scaled(sums[i], term.tensors, on_device(term.scale, block.device))
+    norm = squared_norm(blocks, sums).sqrt()
     factor = (max_norm / (norm + CLIP_EPSILON)).clamp(max=1.0)
     for block, tensors in zip(blocks, base_grads, strict=True):
         torch._foreach_mul_(tensors, on_device(factor, block.device))

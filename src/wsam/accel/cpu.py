@@ -112,14 +112,14 @@ def can_swap(block: Block, direction: Sequence[Tensor]) -> bool:
         return False
     if len(set(map(id, weights))) < len(weights):  # a parameter that is listed twice moves twice
         return False
-    if any(w.requires_grad and not w.is_leaf for w in weights) or not are_dense(weights):
+    if [w for w in weights if w.requires_grad and not w.is_leaf] or not are_dense(weights):
         return False
     if [*map(_KIND, direction)] != [*map(_KIND, weights)]:
         return False
     storages = [w.untyped_storage() for w in weights]
+    owned = {s.resizable() and not s.is_shared() for s in storages}
     # Two references: the parameter and the handle created above.
-    counts = {_use_count(s._cdata) for s in storages}
-    return counts == {ALONE} and all(s.resizable() and not s.is_shared() for s in storages)
+    return owned == {True} and {_use_count(s._cdata) for s in storages} == {ALONE}
 
 
 _use_count: Any = getattr(torch._C, "_storage_Use_Count", None)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wsam._core.step_state import Action
 from wsam._core.validation import number
 from wsam.optimizer import SharpnessAware
 
@@ -114,7 +115,7 @@ class MicrobatchReplay:
             raise
         second_losses: list[Tensor | None] = losses or []
         if moved and second_losses and all(loss is None for loss in second_losses):
-            optimizer._skip_step()
+            optimizer._step_state.action = Action.SKIP
         sharpness = torch.full((), torch.nan)
         if moved and len(first_losses) == len(second_losses):
             first = torch.stack(first_losses).sum() / scale
