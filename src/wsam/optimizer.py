@@ -320,25 +320,28 @@ class SharpnessAware(CheckedArguments, Optimizer):
 
     def _run_passes(self, closures: Sequence[Closure]) -> tuple[Any, Tensor]:
         """Run both passes of each closure and combine; return L(w) and the sharpness."""
-        first, increases = [], []
-        gradients = GradAccumulator()
+        if len(closures) == 1:
+            first, increase = self._run_closure(closures[0])
+        else:
+            first, increase = self._run_micro_batches(closures)
+        self._combine()
+        return first, self._unmeasured_sharpness() if increase is None else increase
+
+    def _run_micro_batches(self, closures: Sequence[Closure]) -> tuple[Any, Tensor | None]:
+        """Run all passes of each closure; sum their gradients, losses and loss increases."""
+        gradients, first, increases = GradAccumulator(), [], []
         for closure in closures:
             value, increase = self._run_closure(closure)
             first.append(value)
             if increase is not None:
                 increases.append(increase)
-            if len(closures) > 1:
-                self._restore()
-                self._take_only_gradients()
-                gradients.add(self._step_state, self._all_blocks())
-                self._step_state = self._new_step(self._step_state.memory)
-        if len(closures) > 1:
-            gradients.fill(self._step_state, self._all_blocks())
-            self._step_state.enter(Phase.PERTURBED)
-        self._combine()
-        if not increases:
-            increases = [self._unmeasured_sharpness()]
-        return losses.total(first), losses.total(increases)
+            self._restore()
+            self._take_gradient_after_ascend()
+            gradients.add(self._step_state, self._all_blocks())
+            self._step_state = self._new_step(self._step_state.memory)
+        gradients.fill(self._step_state, self._all_blocks())
+        self._step_state.enter(Phase.PERTURBED)
+        return losses.total(first), losses.total(increases) if increases else None
 
     def _unmeasured_sharpness(self) -> Tensor:
         """Return the sharpness of a step without a pass at w + d: 0 if d = 0, otherwise NaN."""
@@ -509,7 +512,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
                 p.grad = g
 
     def _reject_framework_wrapper(self) -> None:
-        """Fabric wraps optimizers in a class that derives from ours but has no state of its own."""
+        """Raise for a wrapper of Fabric, which derives from this class but has no state of its own."""
         if "base" not in self.__dict__:
             name = type(self).__name__
             raise TypeError(f"{name} is a framework's wrapper: call this on its .optimizer")
@@ -658,7 +661,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         for module in self._sharded_modules:
             module.reshard()
 
-    def _take_only_gradients(self) -> bool:
+    def _take_gradient_after_ascend(self) -> bool:
         """In a step that uses one gradient, take that of the pass after `ascend`, if it had one.
 
         A gradient at w that is known already is replaced only if a GradScaler has checked the new one.
@@ -683,7 +686,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         align_gradients(all_blocks)
         one_pass, uses_g0 = state.is_one_pass, self.rule.keeps_g0
         if one_pass:
-            uses_g0 = not self._take_only_gradients()
+            uses_g0 = not self._take_gradient_after_ascend()
         elif self.nonfinite != "propagate" and self._has_overflow(collect_gradients(all_blocks)):
             state.action = Action.SKIP
         state.require_gradients()

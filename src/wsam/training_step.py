@@ -45,7 +45,7 @@ def train_step(
             `max_norm`, `when` and `local` are those of the optimizer. Pass `model=` to it.
         loss_fn: a function of the batch. It returns the loss, or `(loss, outputs)`, or a dict with the
             key "loss", such as a model of Hugging Face returns it. It must not call `backward`. It
-            runs twice a step; `optimizer.second_pass` tells the passes apart.
+            runs twice a step; `optimizer.second_pass` is True in the second run.
         autocast: the dtype of mixed precision, `torch.bfloat16` or `torch.float16`; None for none.
         scaler: the GradScaler for float16. `train_step` scales, unscales, steps and updates it.
         micro_batches: split each tensor of the batch along its first dimension into so many parts, and
@@ -99,14 +99,14 @@ def train_step(
     )
 
 
-class Part(NamedTuple):
+class MicroBatch(NamedTuple):
     """A micro-batch, and its share of the batch."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     weight: float = 1.0
 
-    def map(self, function: Callable[[Tensor], Tensor]) -> "Part":
+    def map(self, function: Callable[[Tensor], Tensor]) -> "MicroBatch":
         """Apply a function to each tensor."""
         args, kwargs = map_tensors(function, (self.args, self.kwargs))
         return self._replace(args=args, kwargs=kwargs)
@@ -258,7 +258,7 @@ class TrainStep:
                 f"loss_fn does not take the batch as one {kind} ({error}): write step({stars}batch)"
             ) from None
 
-    def _samples_of_pass(self, part: Part) -> Part:
+    def _samples_of_pass(self, part: MicroBatch) -> MicroBatch:
         """Return the samples that this pass uses."""
         sharp = self._sharp
         if sharp is None:
@@ -280,7 +280,7 @@ class TrainStep:
         _batch_size(part, "gather_selected")
         return part.map(lambda x: x[found[0]] if x.dim() else x)
 
-    def _run(self, part: Part) -> tuple[Tensor, Any]:
+    def _run(self, part: MicroBatch) -> tuple[Tensor, Any]:
         """Run a micro-batch forward and backward; return its share of the loss, and the outputs."""
         is_clear = self._is_first_step and not self._has_gradients()
         with torch.enable_grad():
@@ -343,8 +343,8 @@ class TrainStep:
                     contexts.callback(module.set_requires_gradient_sync, True)
             yield
 
-    def _split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Part]:
-        whole = Part(args, kwargs)
+    def _split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[MicroBatch]:
+        whole = MicroBatch(args, kwargs)
         if self.micro_batches == 1:
             return [whole]
         size = _batch_size(whole, f"micro_batches={self.micro_batches}")
@@ -426,7 +426,7 @@ def _reduces(module: Any) -> bool:
     return hasattr(module, "set_requires_gradient_sync")  # FSDP2
 
 
-def _batch_size(part: Part, option: str) -> int:
+def _batch_size(part: MicroBatch, option: str) -> int:
     """Return the size of the first dimension of all tensors of a batch."""
     sizes = {len(tensor) for tensor in tensors_of((part.args, part.kwargs)) if tensor.dim()}
     if len(sizes) != 1 or 0 in sizes:
@@ -480,14 +480,14 @@ def _loss_and_outputs(result: Any) -> tuple[Tensor, Any]:
     return loss.reshape(()), outputs
 
 
-def _combine(outputs: list[Any], parts: list[Part]) -> Any:
+def _combine(outputs: list[Any], parts: list[MicroBatch]) -> Any:
     """Return the outputs of all micro-batches in the form of the first."""
     kinds = (Tensor, int, float)
     columns = zip(*(tensors_of(found, kinds) for found in outputs), strict=True)
     return map_tensors(lambda _: _join(next(columns), parts), outputs[0], kinds)
 
 
-def _join(values: tuple[Any, ...], parts: list[Part]) -> Any:
+def _join(values: tuple[Any, ...], parts: list[MicroBatch]) -> Any:
     """Return one output of all micro-batches, given that of each."""
     first = values[0]
     if isinstance(first, bool):

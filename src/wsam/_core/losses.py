@@ -44,9 +44,7 @@ def loss_increase(second: Any, first: Any) -> Tensor:
 
 
 def total(values: list[Any]) -> Any:
-    """Return what a step returns: the only result, or the sum of the losses of several closures."""
-    if len(values) == 1:
-        return values[0]
+    """Return the sum of the losses of several closures; None if one of them returned no loss."""
     losses = [loss_of(value) for value in values]
     return None if any(loss is None for loss in losses) else sum(losses[1:], losses[0])
 

@@ -44,7 +44,7 @@ class NormStats:
         self._same_function = same_function
         self.copies = StatCopies([])
         """Those of the model's layers, whose memory a CUDA graph continues to use."""
-        self._late_copies: list[StatCopies] = []
+        self._saved: list[StatCopies] = []  # `copies`, then those of modules that the hook found
         self._paused: list[tuple[Any, int]] = []
         self._seen: set[int] = set()
         self._hooks: list[RemovableHandle] = []
@@ -66,7 +66,7 @@ class NormStats:
         if not self.copies.match(self._modules):
             self.copies = StatCopies(self._modules)
         self.copies.save()
-        self._late_copies = [self.copies]
+        self._saved = [self.copies]
         self._pause_power_iteration(self._spectral_norms)
         if self._model is None:
             self._seen.clear()
@@ -86,7 +86,7 @@ class NormStats:
     def discard(self) -> None:
         """End without restoring anything."""
         _remove_hooks(self._hooks)
-        self._late_copies = []
+        self._saved = []
 
     def release(self) -> None:
         """Restore the statistics. May be called twice."""
@@ -98,11 +98,11 @@ class NormStats:
                 norm.n_power_iterations = iterations
         self._paused = []
         with torch.no_grad():
-            for saved in reversed(self._late_copies):
+            for saved in reversed(self._saved):
                 saved.restore()
-            if self._late_copies:
+            if self._saved:
                 self.copies.rebind()
-        self._late_copies = []
+        self._saved = []
 
     def _warn_if_compiled(self) -> None:
         """Warn once if compiled code may have run modules without calling the hook."""
@@ -143,10 +143,10 @@ class NormStats:
             )
         parts = [part for part in module.modules() if id(part) not in self._seen]
         self._seen.update(map(id, parts))
-        late = StatCopies([part for part in parts if _has_statistics(part)])
+        found = StatCopies([part for part in parts if _has_statistics(part)])
         with torch.no_grad():
-            late.save()
-        self._late_copies.append(late)
+            found.save()
+        self._saved.append(found)
         self._pause_power_iteration(_spectral_norms(parts))
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Preconditioner:
-    """What preconditioned WSAM needs to know about a base optimizer: its squares and its denominator.
+    """What preconditioned WSAM reads of a base optimizer: its squares and its denominator.
 
     This class describes Adam: the state has "exp_avg_sq" and "step", groups have "betas" and "eps".
     Derive from it for other bases, and pass an instance to `wsam.register_preconditioner`.

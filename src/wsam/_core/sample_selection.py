@@ -18,26 +18,24 @@ class SampleSelection:
 
     def __init__(self, keep: float) -> None:
         self.keep = number("keep", keep, 0, 1, low_open=True, high_open=False)
-        self._first: list[Tensor] = []
-        self._corrections: list[Tensor] = []
-        self._calls = 0
-        self._chosen: list[Tensor] | None = None  # while `choose` runs
-        self._is_chosen = False  # since then: the batch consists of the selected samples
         self._warned = False
+        self._collected: list[Tensor] | None = None  # indices, while `choose` runs
+        self.reset()
 
     def reset(self) -> None:
         """Forget the losses. Call before a first pass."""
-        self._first, self._corrections, self._calls = [], [], 0
-        self._is_chosen = False
+        self._first: list[Tensor] = []
+        self._corrections: list[Tensor] = []
+        self._calls = 0
+        self._batch_is_selected = False  # by `choose`
 
     def mean(self, losses: Tensor, second_pass: bool) -> Tensor:
         """Return the mean over the samples that are used in this pass."""
         if losses.dim() == 0:
             raise ValueError("select takes a loss for each sample: use reduction='none'")
         losses = losses.flatten()
-        if self.keep == 1.0 or self._is_chosen:
-            return losses.mean()
-        if not losses.requires_grad and self._chosen is None:
+        is_used = losses.requires_grad or self._collected is not None
+        if self.keep == 1.0 or self._batch_is_selected or not is_used:
             return losses.mean()
         if not second_pass:
             self._first.append(losses.detach())
@@ -51,8 +49,8 @@ class SampleSelection:
         self._calls += 1
         # Stable: where nothing was perturbed all increases are zero, and the choice is still defined.
         order = torch.argsort(increase, descending=True, stable=True)[: self.size(len(losses))]
-        if self._chosen is not None:
-            self._chosen.append(order)
+        if self._collected is not None:
+            self._collected.append(order)
         mean = losses[order].mean()
         self._corrections.append(losses.detach().mean() - mean.detach())
         return mean
@@ -62,14 +60,14 @@ class SampleSelection:
 
         The next pass must run on the selected samples. It uses all of them.
         """
-        self._chosen, self._is_chosen = [], False
+        self._collected, self._batch_is_selected = [], False
         try:
             with torch.no_grad():
                 forward()
-            self._is_chosen = bool(self._chosen)
-            return self._chosen
+            self._batch_is_selected = bool(self._collected)
+            return self._collected
         finally:
-            self._chosen = None
+            self._collected = None
 
     def size(self, samples: int) -> int:
         """Return how many of `samples` are used."""

@@ -1,4 +1,4 @@
-"""What the accelerators know about SGD, Adam and AdamW: their state, numbers and branches."""
+"""What the kernels need of SGD, Adam and AdamW: their state, numbers and branches."""
 
 import math
 from collections.abc import Sequence

@@ -3,7 +3,7 @@
 At small batch sizes a two-pass step is bound by kernel launches. A CUDA graph records all launches of
 a step once and replays them by a single one. Learning rate, rho, gamma and alpha are device tensors in
 a recording, so they can change without a new one; so can momentum, betas and weight decay where a
-kernel of ours makes the base's step. Everything else that is read on the host, such as shapes, is part
+fused kernel makes the base's step. Everything else that is read on the host, such as shapes, is part
 of the recording's key: a new value leads to a new recording.
 
 `wsam.train_step` and `wsam.capture` use it. The first calls run eagerly. They are real steps, which
