@@ -20,10 +20,10 @@ from wsam._core import lean, losses, step
 from wsam._core.arguments import CheckedArguments
 from wsam._core.framework_checks import FSDP1, check_closure
 from wsam._core.grad_accumulator import GradAccumulator
+from wsam._core.grad_scaler import OverflowReport, reject_grad_scaler
 from wsam._core.memory import Memory
 from wsam._core.mix import Scalar, is_number
 from wsam._core.norm_stats import NormStats
-from wsam._core.overflow import OverflowReport
 from wsam._core.param_blocks import (
     Block,
     align_gradients,
@@ -391,7 +391,8 @@ class SharpnessAware(CheckedArguments, Optimizer):
             if self._scale_is_checked or torch.compiler.is_compiling():
                 return losses.detach(closure())
             self._scale_is_checked = True
-            return losses.detach(losses.run_and_check_scale(closure))
+            with reject_grad_scaler():
+                return losses.detach(closure())
 
     def _step_for_grad_scaler(self, closure: Any) -> None:
         """Handle a call by `GradScaler.step`, which has set `grad_scale` and `found_inf`."""

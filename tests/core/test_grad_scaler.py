@@ -11,6 +11,7 @@ from helpers import (
     ALL,
     METHODS,
     RULES,
+    batch,
     closure,
     covering,
     make_method,
@@ -402,3 +403,22 @@ def test_overflow_of_the_first_pass_reaches_the_scaler(name: str, nonfinite: str
     assert not same(snapshot(opt)["weights"], before["weights"])
     assert all(bool(p.isfinite().all()) for p in model.parameters())
     assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
+
+
+@pytest.mark.parametrize("returned", ["loss", "scaled"])
+def test_a_grad_scaler_in_a_closure_is_rejected(returned: str) -> None:
+    model, scaler = small_model(), torch.amp.GradScaler("cpu")
+    opt = wsam.WSAM(sgd(model))
+    scale = torch.amp.GradScaler.scale
+    before = [p.detach().clone() for p in model.parameters()]
+
+    def run() -> Tensor:
+        loss = (model(batch(0)) ** 2).sum(1).mean()
+        scaled = scaler.scale(loss)
+        scaled.backward()
+        return {"loss": loss, "scaled": scaled}[returned]
+
+    with pytest.raises(RuntimeError, match=r"train_step\(optimizer, loss_fn, scaler=scaler\)"):
+        opt.step(run)
+    assert same(list(model.parameters()), before)
+    assert torch.amp.GradScaler.scale is scale

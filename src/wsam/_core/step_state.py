@@ -19,7 +19,7 @@ from wsam._core.mix import Scalar
 from wsam._core.param_blocks import Block, is_sharded, local_shards
 
 if TYPE_CHECKING:
-    from wsam._core.overflow import OverflowReport
+    from wsam._core.grad_scaler import OverflowReport
     from wsam.geometry import Geometry
     from wsam.rule import Rule
 

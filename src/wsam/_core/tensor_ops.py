@@ -92,7 +92,9 @@ def add_scaled(into: list[Tensor], tensors: list[Tensor], scale: Scalar) -> None
     elif into[0].is_cuda and _can_use_fused_sgd(into, tensors):
         # SGD's fused kernel, whose learning rate is a device tensor: w - (-scale) g in one pass.
         torch._fused_sgd_(
-            *(into, tensors, []),
+            into,
+            tensors,
+            [],  # of momentum
             weight_decay=0.0,
             momentum=0.0,
             lr=-scale.to(torch.float32),

@@ -15,7 +15,8 @@ from wsam.integrations.metrics import metrics_unchanged
 from wsam.integrations.microbatch_replay import MicrobatchReplay, unwrap
 
 SUPPORTED_TYPES = (
-    *("NO", "FSDP"),
+    "NO",
+    "FSDP",
     *(f"MULTI_{kind}" for kind in ("CPU", "GPU", "XPU", "NPU", "MLU", "HPU")),
 )
 """Distributed types in which parameters are plain tensors or, with FSDP of version 2, DTensors."""

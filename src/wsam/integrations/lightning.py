@@ -29,7 +29,10 @@ else:
 STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy", "ModelParallelStrategy")
 """Supported strategies. Names, because Lightning is published as two packages."""
 UNSUPPORTED_SUBCLASSES = (
-    *("DeepSpeedStrategy", "FSDPStrategy", "XLAStrategy", "SingleDeviceXLAStrategy"),
+    "DeepSpeedStrategy",
+    "FSDPStrategy",
+    "XLAStrategy",
+    "SingleDeviceXLAStrategy",
 )
 """Strategies that step in their own way, although some derive from a supported one."""
 _FSDP2 = "ModelParallelStrategy, and fully_shard in configure_model"

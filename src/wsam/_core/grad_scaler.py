@@ -1,6 +1,12 @@
-"""Overflow of the first pass under a GradScaler, which checks the gradients of the second pass only."""
+"""What a GradScaler does not do itself: report an overflow of the first pass, reject a closure.
 
-from collections.abc import Sequence
+It checks and unscales the gradients of the second pass only.
+"""
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,3 +44,26 @@ class OverflowReport:
     def joined(self, found_inf: Tensor) -> Tensor:
         """Return whether the scaler or the first pass has found an overflow, as a tensor."""
         return found_inf + self._zero_or_nan.isnan().to(found_inf.device)
+
+
+@contextlib.contextmanager
+def reject_grad_scaler() -> Iterator[None]:
+    """Raise if this thread scales a loss by a GradScaler within the `with` block.
+
+    Its gradients would not be unscaled, and would move the weights thousands of times too far.
+    """
+    thread, scale = threading.get_ident(), torch.amp.GradScaler.scale
+
+    def checked_scale(scaler: Any, outputs: Any) -> Any:
+        if threading.get_ident() == thread and scaler.is_enabled():
+            raise RuntimeError(
+                "the closure scales its loss, but its gradients are not unscaled: use "
+                "wsam.train_step(optimizer, loss_fn, scaler=scaler), or run both passes by hand"
+            )
+        return scale(scaler, outputs)
+
+    torch.amp.GradScaler.scale = checked_scale  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        torch.amp.GradScaler.scale = scale  # type: ignore[method-assign]
