@@ -564,7 +564,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         """Make the next of several ascent steps; return whether the weights have moved."""
         state = self._step_state
         try:
-            state.require_gradients()
+            state.require_gradients(self._all_blocks())
             if state.action is Action.SHARPNESS_AWARE:
                 blocks = collect_gradients(state.moved)
                 if grad_scale is not None:
@@ -690,7 +690,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
             uses_g0 = not self._take_gradient_after_ascend()
         elif self.nonfinite != "propagate" and self._has_overflow(collect_gradients(all_blocks)):
             state.action = Action.SKIP
-        state.require_gradients()
+        state.require_gradients(all_blocks)
         if self.local and uses_g0 and state.action is not Action.SKIP:
             group: Any = self.model.process_group  # type: ignore[union-attr]
             state.blocks = average_g0_over_ranks(all_blocks, state.blocks, group)

@@ -122,6 +122,16 @@ def test_none_pass2_of_a_whole_group_is_clipped(name: str) -> None:
     assert float(change.norm()) == pytest.approx(0.1 * opt.param_groups[0]["lr"], rel=1e-4)
 
 
+@pytest.mark.parametrize("style", STYLES)
+def test_passes_with_different_parameters(style: str) -> None:
+    """No parameter has both gradients: the base of SAM receives those of the second pass."""
+    first, second = (nn.Parameter(torch.ones(2)) for _ in range(2))
+    opt = wsam.SAM(torch.optim.SGD([first, second], lr=0.1))
+    make_step(opt, lambda: (second if opt.second_pass else first).square().sum(), style)
+    assert torch.equal(first, torch.ones(2))
+    assert torch.equal(second, torch.full((2,), 0.8))
+
+
 @covering(name=ALL, style=STYLES)
 def test_frozen(name: str, style: str) -> None:
     """Frozen parameters and their `requires_grad` are never changed."""

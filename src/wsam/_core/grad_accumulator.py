@@ -20,7 +20,7 @@ class GradAccumulator:
 
     def add(self, state: StepState, all_blocks: Sequence[Block]) -> None:
         """Add the gradients of a micro-batch whose passes are done, with the weights restored."""
-        state.require_gradients()
+        state.require_gradients(all_blocks)
         self._actions.add(state.action)
         for block in state.blocks:
             if block.g0 is not None:

@@ -6,6 +6,7 @@
 `abandon` and every error return to IDLE. All errors of the kind "not now" are raised here.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
@@ -224,13 +225,12 @@ class StepState:
                 "with abandon(). A framework that calls step for you may have passed a closure"
             )
 
-    def require_gradients(self) -> None:
+    def require_gradients(self, all_blocks: Sequence[Block]) -> None:
         """Raise if the last pass left no gradient at all."""
         if self.is_one_pass:
             found = any(block.g0 for block in self.blocks)
-        else:  # without blocks the gradients are sums of micro-batches, which were checked
-            params = [p for block in self.blocks for p in block.params]
-            found = not params or any(p.grad is not None for p in params)
+        else:
+            found = any(p.grad is not None for block in all_blocks for p in block.params)
         if not found and self.action is not Action.SKIP:
             where = " in the second pass, too" if self.passes else ""
             raise RuntimeError(f"no parameter has a gradient: call backward(){where}")
