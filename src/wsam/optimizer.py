@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from wsam._core import lean, losses, step
+from wsam._core import lean, local_gradients, losses, step
 from wsam._core.arguments import CheckedArguments
 from wsam._core.framework_checks import FSDP1, check_closure
 from wsam._core.grad_accumulator import GradAccumulator
@@ -27,11 +27,9 @@ from wsam._core.norm_stats import NormStats
 from wsam._core.param_blocks import (
     Block,
     align_gradients,
-    average_g0_over_ranks,
     build_blocks,
     collect_gradients,
     find_sharded_modules,
-    sum_over_ranks,
     trained_blocks,
 )
 from wsam._core.param_groups import PREFIX, RHO, STEP, GroupValues
@@ -215,7 +213,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         parts = (self.base, self.rule, self.geometry, memory)
         return StepState(*parts, max_norm=self.max_norm, lean=self.lean)
 
-    # Reading ------------------------------------------------------------------------------------
+    # Attributes ---------------------------------------------------------------------------------
 
     @property
     def keep(self) -> float:
@@ -309,6 +307,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         return loss
 
     def _check_closures(self, closures: Sequence[Closure]) -> None:
+        """Raise for what is not a closure, or one of several where the step needs a single one."""
         if not closures or not all(callable(c) for c in closures):
             raise TypeError("step takes a function that computes the loss, or a list of them")
         if len(closures) > 1 and self.lean:
@@ -534,7 +533,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         if grad_scale is not None and self.lean:
             raise ValueError("lean=True cannot undo a step that a GradScaler skips")
         if self.local:
-            _reject_join(self.model)
+            local_gradients.reject_join(self.model)
         self._values.refresh()
         state = self._new_step(self._step_state.memory)
         state.manual, state.ascent_steps = not self._in_closure, self.ascent_steps
@@ -587,6 +586,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
             raise
 
     def _choose_action(self, state: StepState) -> Action:
+        """Return what the step does, given its first gradient, the radii and the interval."""
         if self._has_overflow(state.blocks, state.unscaled):
             return Action.SKIP
         if self._radius_is_zero():
@@ -610,6 +610,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         return Action.REUSE if reuse else Action.BASE_ONLY
 
     def _perturb(self, state: StepState) -> bool:
+        """Move the weights to w + d if the step is sharpness-aware; clear the gradients."""
         if state.action is not Action.SHARPNESS_AWARE:
             if state.action is not Action.SKIP:
                 step.own_g0(state.blocks)
@@ -692,8 +693,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
             state.action = Action.SKIP
         state.require_gradients(all_blocks)
         if self.local and uses_g0 and state.action is not Action.SKIP:
-            group: Any = self.model.process_group  # type: ignore[union-attr]
-            state.blocks = average_g0_over_ranks(all_blocks, state.blocks, group)
+            state.blocks = local_gradients.average_g0(all_blocks, state.blocks, self.model)
         if state.action is Action.SKIP:
             self.zero_grad(set_to_none=True)
         elif one_pass:
@@ -734,7 +734,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         if state.action is Action.SKIP:
             self._norm_stats_before.release()  # the batch may have made them NaN
         self._end_step()
-        self.base.__dict__["_opt_called"] = True  # for a scheduler of the base, if it is not called
+        self.base.__dict__["_opt_called"] = True  # so that a scheduler of the base does not warn
         if state.action is Action.SKIP:
             self._restore_interval(state)
             self.skipped += 1
@@ -757,6 +757,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         self._reserve_memory(stepped=True)
 
     def _end_step(self) -> None:
+        """Discard all that was kept for the current step."""
         self._step_state = self._new_step()
         self._rng_before_first_pass = None
         self._norm_stats_before.discard()
@@ -812,12 +813,13 @@ class SharpnessAware(CheckedArguments, Optimizer):
         return self._known_blocks[1]
 
     def _mask(self) -> list[bool] | None:
+        """Return which of all parameters this step perturbs; None for all."""
         tensors = sum(len(group["params"]) for group in self.param_groups)
         mask = self.geometry.mask(self.param_groups[0][STEP], tensors)
         return self._selected if mask is None else mask
 
     def _find_selected(self, blocks: Sequence[Block]) -> list[bool] | None:
-        """Return which of all parameters the geometry perturbs at all steps; None for all."""
+        """Return which of all parameters the geometry perturbs at any step; None for all."""
         found: dict[int, bool] = {}
         for block in blocks:
             chosen = self.geometry.selected(block)
@@ -861,9 +863,8 @@ class SharpnessAware(CheckedArguments, Optimizer):
         """Return norm(g0)^2; averaged over ranks where it may differ, so that all ranks agree."""
         square = step.squared_norm_of_g0(blocks)
         if self.local:
-            group: Any = self.model.process_group  # type: ignore[union-attr]
-            square = square.to(self._all_blocks()[0].device) / group.size()
-            sum_over_ranks(square, group)
+            square = square.to(self._all_blocks()[0].device)
+            local_gradients.average(square, self.model)
         return square
 
     def _has_overflow(self, blocks: list[Block], unscaled: bool = False) -> bool:
@@ -959,6 +960,7 @@ def _check_base(base: Any, rule: Rule) -> None:
 
 
 def _check_group(group: dict[str, Any], base: Optimizer, rule: Rule) -> None:
+    """Reject a parameter group that sharpness-aware steps do not support."""
     if "lr" not in group:
         raise TypeError(f"{type(base).__name__} has no 'lr' in its groups, which the update needs")
     if any(p.is_complex() for p in group["params"]):
@@ -989,7 +991,7 @@ def _check_options(opt: SharpnessAware) -> None:
             f"when must be an interval such as wsam.schedule.Every(5), got {opt.when!r}"
         )
     if opt.local:
-        _check_local(opt.model)
+        local_gradients.check_model(opt.model)
     _check_combination(opt)
 
 
@@ -1047,26 +1049,6 @@ def _reject(reason: str, options: dict[str, bool]) -> None:
     for option, is_used in options.items():
         if is_used:
             raise ValueError(f"{reason} {option}")
-
-
-def _check_local(model: Any) -> None:
-    if not hasattr(model, "require_backward_grad_sync"):
-        raise ValueError("local=True needs model=, wrapped in DistributedDataParallel")
-    # Under no_sync, torch still tracks used parameters for a reduction that does not happen.
-    for option in ("find_unused_parameters", "static_graph"):
-        if getattr(model, option):
-            raise ValueError(
-                f"local=True omits the first reduction, which DistributedDataParallel with "
-                f"{option}=True does not allow: set {option}=False, or local=False"
-            )
-
-
-def _reject_join(model: Any) -> None:
-    if getattr(getattr(model, "_join_config", None), "enable", False):
-        raise RuntimeError(
-            "local=True inside join(): a rank without batches would miss the average of g0; use "
-            "local=False, or give every rank as many batches"
-        )
 
 
 def _is_zero_step(groups: list[dict[str, Any]]) -> bool:

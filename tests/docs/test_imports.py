@@ -4,6 +4,7 @@ The layers are checked by import-linter, see `[tool.importlinter]` in pyproject.
 """
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -63,3 +64,10 @@ def test_import_works_without_optional_libraries() -> None:
         "opt.step(closure)\n"
         "assert w.isfinite().all() and not (w == 1).any()\n"
     )
+
+
+def test_the_core_lists_its_files() -> None:
+    """The docstring of `wsam._core` names each of them, in the order to read."""
+    listed = ast.get_docstring(ast.parse((SOURCE / "_core" / "__init__.py").read_text())) or ""
+    files = {path.stem for path in (SOURCE / "_core").glob("*.py")} - {"__init__"}
+    assert files - {*re.findall(r"\w+", listed)} == set()

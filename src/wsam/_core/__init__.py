@@ -11,6 +11,7 @@ Variants of a step:
 
     lean                the base steps between the passes
     grad_accumulator    a perturbation for each micro-batch
+    local_gradients     a perturbation for each rank
     sample_selection    a second pass on some samples
     preconditioners     a sharpness term that is divided by the base's denominator
 

@@ -1,8 +1,8 @@
-"""Parameters grouped into blocks, sharded parameters, and the step's cross-rank reductions.
+"""Parameters grouped into blocks, sharded parameters, and norms across ranks.
 
 A `Block` is what one call of `torch._foreach_*` accepts: parameters of one parameter group, device
-and dtype, and of one mesh where they are DTensors. Element-wise work uses local shards. Norms, and
-with `local=True` also g0, are summed across ranks, always by `sum_over_ranks`.
+and dtype, and of one mesh where they are DTensors. Element-wise work uses local shards. Norms are
+summed across the ranks that hold shards.
 """
 
 import sys
@@ -244,28 +244,3 @@ def tensor_norms(block: Block, tensors: list[Tensor]) -> Tensor:
     squares = norms.square()
     _sum_over_shards(squares, block.shard_groups)
     return squares.sqrt()
-
-
-def average_g0_over_ranks(
-    all_blocks: Sequence[Block], blocks: Sequence[Block], process_group: Any
-) -> list[Block]:
-    """Average g0 over the ranks of a process group, by one reduction for each dtype.
-
-    A gradient that this rank lacks counts as zero, since other ranks may have it.
-    """
-    own = {i: g for block in blocks for i, g in zip(block.indices, block.g0 or [], strict=True)}
-    trained = trained_blocks(all_blocks)
-    lists: dict[Any, list[Tensor]] = {}
-    for block in trained:
-        pairs = zip(block.indices, block.params, strict=True)
-        block.g0 = [own[i] if i in own else torch.zeros_like(p) for i, p in pairs]
-        for g in block.g0:
-            lists.setdefault((g.dtype, g.device), []).append(g)
-    for tensors in lists.values():
-        flat = torch.cat([t.reshape(-1) for t in tensors])
-        flat /= process_group.size()  # before the sum, as DistributedDataParallel does
-        sum_over_ranks(flat, process_group)
-        pieces = torch.split(flat, [t.numel() for t in tensors])
-        shaped = [piece.view_as(t) for piece, t in zip(pieces, tensors, strict=True)]
-        torch._foreach_copy_(tensors, shaped)
-    return trained
