@@ -2,7 +2,7 @@
 
 import json
 
-from wsam.compare import Comparison, Request, summarise
+from wsam.compare import Comparison, Request, summarize
 from wsam.compare.plan import Plan, equal_epochs
 from wsam.compare.sharpness import DISTANCES, sharpness_path
 from wsam.compare.state import Final, State, final_folder, search_folder, write_state
@@ -64,7 +64,7 @@ def synthetic(out, values, metric=ERROR, costs=None, equal="time"):
     request = Request(TINY, tuple(values), seeds, budget=60.0, trials=2, equal=equal)
     times = {name: Timing(0.1, 0.5, 0.1, 0.5 * (costs or {}).get(name, 1.0)) for name in values}
     state = State(request, times, plan=Plan(2, 20), trials=2)
-    contenders = state.contenders
+    contenders = request.contenders
     seconds = {name: times[name].cost for name in values}
     epochs = equal_epochs(20, state.costs)
     chosen = {name: contenders[name].point(1) for name in values}
@@ -80,4 +80,4 @@ def synthetic(out, values, metric=ERROR, costs=None, equal="time"):
             around["slice"] = [0.5] * len(DISTANCES)
             sharpness_path(final_folder(out), run).write_text(json.dumps(around))
     write_state(out, state)
-    return summarise(out, state)
+    return summarize(out, state)

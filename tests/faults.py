@@ -213,7 +213,7 @@ FAULTS = [
     ),
     Fault(
         "compare: seeds are not paired",
-        "compare/summary.py",
+        "compare/differences.py",
         "            if seed in base\n",
         "            if True\n",
         "tests/compare/test_compare_summary.py",

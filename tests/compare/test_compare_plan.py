@@ -153,6 +153,15 @@ def test_final_epochs_fit_into_the_time_left():
 # The state --------------------------------------------------------------------------------------
 
 
+def test_times_of_methods_that_did_not_change_are_kept(tmp_path):
+    request = tiny_request("sam", "cheap")
+    write_state(tmp_path, State(request, dict.fromkeys(request.methods, TIMES["sam"])))
+    more = open_state(tmp_path, tiny_request("cheap", run=TINY.replace(epochs=9)))
+    assert more.timing.keys() == {"base", "cheap"}
+    rarer = open_state(tmp_path, replace(request, every=9))
+    assert rarer.timing.keys() == {"base", "sam"}
+
+
 def test_state_continues_or_plans_again(tmp_path):
     request = tiny_request("sam", budget=60.0)
     state = State(request, dict(TIMES), plan=Plan(3, 2), trials=3, spent=5.0)
@@ -162,8 +171,12 @@ def test_state_continues_or_plans_again(tmp_path):
     assert (more.plan, more.spent, more.timing) == (None, 0.0, TIMES)
     by_passes = open_state(tmp_path, tiny_request("sam", budget=60.0, equal="passes"))
     assert (by_passes.plan, by_passes.timing) == (None, TIMES), "the times are kept as measured"
-    with pytest.raises(ValueError, match=r"another problem .*batch_size.*--out"):
-        open_state(tmp_path, tiny_request("sam", run=TINY.replace(batch_size=10)))
+    for other, names in (
+        (TINY.replace(batch_size=10), "batch_size"),
+        (TINY.replace(test_limit=None), "test_limit"),
+    ):
+        with pytest.raises(ValueError, match=rf"another problem \(it differs in {names}\): use"):
+            open_state(tmp_path, tiny_request("sam", run=other))
     unplanned = State(request, dict(TIMES), spent=5.0)
     write_state(tmp_path, unplanned)
     assert open_state(tmp_path, request).spent == 0.0, "time of refused calls does not add up"

@@ -37,11 +37,11 @@ class Recorder(Progress):
     def message(self, text):
         self.lines.append(text)
 
-    def update(self, phase, done, total, left):
-        self.starts.setdefault(phase, (done, total))
+    def update(self, phase, left):
+        self.starts.setdefault(phase.name, (phase.done, phase.total))
 
-    def outcome(self, text, phase, done, total, left):
-        self.lines.append(f"{phase} {done}/{total} {text}")
+    def outcome(self, text, phase, left):
+        self.lines.append(f"{phase.name} {phase.done}/{phase.total} {text}")
         self.left.append(left)
 
 
@@ -284,7 +284,7 @@ def test_reading_a_comparison_executes_no_code(tmp_path):
     file.write_text("raise SystemExit('executed')")
     state = read_state(out)
     assert state.request == request
-    assert state.contenders[name].at({"lr": 0.1, "rho": 1}).hyper["rho"] == 1.0
+    assert state.request.contenders[name].at({"lr": 0.1, "rho": 1}).hyper["rho"] == 1.0
     data = json.loads((out / "plan.json").read_text())
     del data["request"]["own"]
     (out / "plan.json").write_text(json.dumps(data))
@@ -320,5 +320,5 @@ def test_a_weight_of_ones_own_method_is_searched(tmp_path):
     text = file.read_text()
     for default, searched in (("0.8", ("gamma",)), ("None", ()), ("2.0", ())):
         file.write_text(text.replace("share=0.5, model", f"share=0.5, gamma={default}, model"))
-        method = State(tiny_request(name)).contenders[name]
+        method = tiny_request(name).contenders[name]
         assert method.axes == ("lr", "rho", *searched)

@@ -8,8 +8,9 @@ from comparing import ERROR, synthetic
 from scipy import stats
 
 from wsam._significance import holm, interval, paired_p
+from wsam.compare.formatting import format_number
 from wsam.compare.page import command, page, table_rows
-from wsam.compare.summary import USE_THE_BASE, format_number
+from wsam.compare.summary import USE_THE_BASE
 
 ACCURACY = {"name": "accuracy", "unit": "%", "lower_is_better": False, "split": "validation"}
 MSE = {"name": "mse", "unit": "", "lower_is_better": True, "split": "validation"}

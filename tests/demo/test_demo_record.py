@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from wsam.compare.summary import format_number, format_p, format_point
+from wsam.compare.formatting import format_number, format_p, format_point
 from wsam.demo import SEEDS, demo_request
 
 ROOT = Path(__file__).parents[2]

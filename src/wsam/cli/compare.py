@@ -316,8 +316,8 @@ def _print_summary(summary: Summary) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from wsam.compare.formatting import format_point
     from wsam.compare.page import table_heads, table_rows
-    from wsam.compare.summary import format_point
 
     console = Console()
 

@@ -1,7 +1,7 @@
 """Does a sharpness-aware method help on this problem? A comparison at equal effort.
 
 `Request` describes a comparison, `Comparison` runs it on an executor of `wsam.sweep`, and
-`summarise` returns its figures. The phases:
+`summarize` returns its figures. The phases:
 
 1. Short timing runs measure what an epoch of each method costs.
 2. A search trains every method at the same number of settings and chooses by the validation figure.
@@ -12,8 +12,9 @@ or into its number of passes.
 """
 
 from wsam.compare.contenders import BASE, CHEAP
-from wsam.compare.request import Request, parse_budget
+from wsam.compare.formatting import parse_budget
+from wsam.compare.request import Request
 from wsam.compare.runner import Comparison
-from wsam.compare.summary import Summary, summarise
+from wsam.compare.summary import Summary, summarize
 
-__all__ = ["BASE", "CHEAP", "Comparison", "Request", "Summary", "parse_budget", "summarise"]
+__all__ = ["BASE", "CHEAP", "Comparison", "Request", "Summary", "parse_budget", "summarize"]

@@ -9,12 +9,12 @@ from datetime import UTC, datetime
 from wsam._format import mean_and_std
 from wsam._significance import interval
 from wsam.compare.contenders import BASE
-from wsam.compare.request import format_seconds
+from wsam.compare.formatting import format_number, format_p, format_point, format_seconds
 from wsam.compare.sharpness import DISTANCES, RADIUS
-from wsam.compare.summary import Row, Summary, format_figure, format_number, format_p, format_point
+from wsam.compare.summary import Row, Summary
 from wsam.lab.run import Run
 from wsam.lab.settings import BASES
-from wsam.lab.titles import GREEK, experiment_title
+from wsam.lab.titles import GREEK, experiment_title, format_figure
 from wsam.plots.html import render, to_unicode
 from wsam.report import sections
 from wsam.report.charts import DotRow, Point, Series, dot_chart, line_chart

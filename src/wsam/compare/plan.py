@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from wsam.compare.request import format_seconds
+from wsam.compare.formatting import format_seconds
 from wsam.compare.timing import Timing
 
 MIN_TRIALS = 3

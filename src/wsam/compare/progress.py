@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from wsam._format import pluralize
-from wsam.compare.request import format_seconds
+from wsam.compare.formatting import format_seconds
+from wsam.compare.phase import Phase
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -21,18 +22,16 @@ class Progress:
     def message(self, text: str) -> None:
         """Show a line."""
 
-    def update(self, phase: str, done: int, total: int, left: float | None) -> None:
+    def update(self, phase: Phase, left: float | None) -> None:
         """Show how far a phase is.
 
         Args:
-            phase: Its name.
-            done: Runs that ended.
-            total: Runs of the phase.
-            left: Estimated seconds until the end of the comparison.
+            phase: The phase.
+            left: Estimated seconds until the end of the comparison; None if they are not known.
         """
 
-    def outcome(self, text: str, phase: str, done: int, total: int, left: float) -> None:
-        """Show how a run ended."""
+    def outcome(self, text: str, phase: Phase, left: float) -> None:
+        """Show how a run ended, and how far its phase is."""
 
 
 class Lines(Progress):
@@ -42,15 +41,16 @@ class Lines(Progress):
         """Print a line and flush."""
         print(text, file=sys.stderr, flush=True)
 
-    def update(self, phase: str, done: int, total: int, left: float | None) -> None:
+    def update(self, phase: Phase, left: float | None) -> None:
         """Print the first estimate of a phase."""
-        if left is not None or not done:
-            before = f", {done} of them done before" if done else ""
-            self.message(f"{phase}: {pluralize(total, 'run')}{before}, {format_left(left)}")
+        if left is not None or not phase.done:
+            before = f", {phase.done} of them done before" if phase.done else ""
+            runs = pluralize(phase.total, "run")
+            self.message(f"{phase.name}: {runs}{before}, {format_left(left)}")
 
-    def outcome(self, text: str, phase: str, done: int, total: int, left: float) -> None:
+    def outcome(self, text: str, phase: Phase, left: float) -> None:
         """Print a line with the estimate."""
-        self.message(f"[{done}/{total}] {text}; {format_left(left)}")
+        self.message(f"[{phase.done}/{phase.total}] {text}; {format_left(left)}")
 
 
 class Bar(Progress):
@@ -59,22 +59,22 @@ class Bar(Progress):
     def __init__(self, console: Console, budget: float) -> None:
         self.console, self.budget = console, budget
         self.start = self.updated = time.monotonic()
-        self.phase, self.done, self.total = "starting", 0, 1
+        self.phase = Phase("starting", 0)
         self.left: float | None = None
 
     def message(self, text: str) -> None:
         """Print a line above the bar."""
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def update(self, phase: str, done: int, total: int, left: float | None) -> None:
+    def update(self, phase: Phase, left: float | None) -> None:
         """Store the values; rich draws them."""
-        self.phase, self.done, self.total, self.left = phase, done, max(total, 1), left
+        self.phase, self.left = phase, left
         self.updated = time.monotonic()
 
-    def outcome(self, text: str, phase: str, done: int, total: int, left: float) -> None:
+    def outcome(self, text: str, phase: Phase, left: float) -> None:
         """Print a line above the bar and update it."""
         self.message(text)
-        self.update(phase, done, total, left)
+        self.update(phase, left)
 
     def __rich__(self) -> RenderableType:
         """Return the bar."""
@@ -85,9 +85,9 @@ class Bar(Progress):
         left = None if self.left is None else max(self.left - (now - self.updated), 0.0)
         line = Table.grid(padding=(0, 2, 0, 0))
         line.add_row(
-            self.phase,
-            ProgressBar(self.total, self.done, width=24),
-            f"{self.done}/{self.total} runs",
+            self.phase.name,
+            ProgressBar(max(self.phase.total, 1), self.phase.done, width=24),
+            f"{self.phase.done}/{self.phase.total} runs",
             format_left(left),
             f"{format_seconds(now - self.start)} of {format_seconds(self.budget)}",
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from wsam._core import validation
-from wsam.compare.contenders import BASE, CHEAP, EVERY, contender
+from wsam.compare.contenders import BASE, CHEAP, EVERY, Contender, contender
 from wsam.lab.errors import UserCodeError, explain
 from wsam.lab.loader_feed import Data, as_data
 from wsam.lab.run import Run
@@ -22,8 +21,6 @@ EPOCHS = 30
 VALIDATION = 0.2
 EQUAL = {"time": "training time", "passes": "number of passes"}
 """What may be equal in all runs of a comparison, in words."""
-_UNITS = {"s": 1, "m": 60, "h": 3600}
-_BUDGET = re.compile(r"(\d+(?:\.\d+)?)([smh])")
 
 
 @dataclass(frozen=True)
@@ -77,13 +74,19 @@ class Request:
                 f"the number of passes of {next(iter(own))} is not known: use --equal time"
             )
         titles: dict[str, str] = {}
-        for name in self.methods:
-            title = contender(name, self.run, self.every, own.get(name)).title
-            if title in titles:
+        for name, method in self.contenders.items():
+            first = titles.setdefault(method.title, name)
+            if first != name:
                 raise ValueError(
-                    f"{titles[title]} and {name} have the same title, {title}: rename your class"
+                    f"{first} and {name} have the same title, {method.title}: rename your class"
                 )
-            titles[title] = name
+
+    @property
+    def contenders(self) -> dict[str, Contender]:
+        """The methods by name, with the settings that the search tries."""
+        return {
+            name: contender(name, self.run, self.every, self.own.get(name)) for name in self.methods
+        }
 
     @property
     def effort(self) -> str:
@@ -144,38 +147,3 @@ def _has_validation(run: Run) -> bool:
             "chosen: wsam.lab.Data(train, test, validation=...)"
         )
     return data.validation is not None
-
-
-def parse_budget(text: str) -> float:
-    """Return the seconds of a duration such as ``90s``, ``20m``, ``2h`` or ``1h30m``.
-
-    Raises:
-        ValueError: Not a duration.
-
-    Example:
-        >>> parse_budget("20m"), parse_budget("1h30m")
-        (1200.0, 5400.0)
-    """
-    parts = _BUDGET.findall(text)
-    if not parts or "".join(number + unit for number, unit in parts) != text:
-        raise ValueError(f"--budget must be a duration such as 90s, 20m or 2h, got {text!r}")
-    return sum(float(number) * _UNITS[unit] for number, unit in parts)
-
-
-def format_seconds(seconds: float) -> str:
-    """Return a duration in at most two units.
-
-    Example:
-        >>> format_seconds(0.4), format_seconds(80), format_seconds(7260)
-        ('0.4s', '1m 20s', '2h 1m')
-    """
-    if seconds < 10:
-        return f"{max(seconds, 0):.2g}s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    minutes, rest = divmod(whole, 60)
-    if minutes < 60:
-        return f"{minutes}m {rest}s" if rest else f"{minutes}m"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}h {minutes}m" if minutes else f"{hours}h"

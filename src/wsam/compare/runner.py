@@ -5,9 +5,8 @@ from __future__ import annotations
 import statistics
 import time
 import warnings
-from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +15,8 @@ from torch import nn
 from wsam._core.validation import WsamWarning
 from wsam._format import pluralize
 from wsam.compare.contenders import BASE, Contender, Point
+from wsam.compare.formatting import format_point, format_seconds
+from wsam.compare.phase import Entry, Phase
 from wsam.compare.plan import (
     MIN_TRIALS,
     Estimator,
@@ -25,7 +26,7 @@ from wsam.compare.plan import (
     make_plan,
 )
 from wsam.compare.progress import Progress
-from wsam.compare.request import Request, format_seconds
+from wsam.compare.request import Request
 from wsam.compare.sharpness import measure_sharpness, sharpness_path
 from wsam.compare.state import (
     Final,
@@ -36,13 +37,14 @@ from wsam.compare.state import (
     trial_records,
     write_state,
 )
-from wsam.compare.summary import Summary, format_figure, format_point, summarise
+from wsam.compare.summary import Summary, summarize
 from wsam.compare.timing import Timing, measure_time, read_timing, timing_path, train_quietly
 from wsam.lab import records
 from wsam.lab.execution import ExecutionConfig
 from wsam.lab.optimizers import make_optimizer
 from wsam.lab.records import Record
 from wsam.lab.run import Run
+from wsam.lab.titles import format_figure
 from wsam.sweep import Executor, InProcess, Job, Outcome, Processes, Status, sweep
 
 _TIMING_SHARE = 0.02
@@ -51,23 +53,6 @@ _TIMING_SECONDS = (0.5, 10.0)
 _PAGE_SECONDS = 3.0
 _MAX_ERRORS = 2
 """A method whose first runs end with errors is not tried again."""
-_SLOWDOWN = (0.5, 4.0)
-"""Limits of the ratio of measured to estimated durations."""
-
-
-@dataclass(frozen=True)
-class _Entry:
-    """A job of the comparison.
-
-    Args:
-        label: Its description in messages.
-        method: Its method.
-        seconds: Its estimated duration.
-    """
-
-    label: str
-    method: str
-    seconds: float
 
 
 class Comparison:
@@ -113,14 +98,9 @@ class Comparison:
         )
         self.request = request
         self.state = open_state(out, request)
-        self.contenders = self.state.contenders
+        self.contenders = request.contenders
         self._clock = time.monotonic() if started is None else started
-        self._entries: dict[str, _Entry] = {}
-        self._running: dict[str, float] = {}
-        self._expected = self._measured = 0.0
-        self._errors: Counter[str] = Counter()
-        self._done = self._total = 0
-        self._phase = ""
+        self._phase = Phase("starting", 0)
 
     def run(self) -> Summary:
         """Run what has no record yet and return the figures.
@@ -140,7 +120,7 @@ class Comparison:
             self._train()
         finally:
             self._save()
-        return summarise(self.out, self.state)
+        return summarize(self.out, self.state)
 
     def _save(self) -> None:
         now = time.monotonic()
@@ -194,16 +174,18 @@ class Comparison:
                 jobs.append(Job(method.run, self.out, self.execution, task=task))
                 methods[method.run.key] = method
         start, startup = time.monotonic(), None
+        phase = Phase("timing", len(jobs))
         if jobs:
-            self.progress.update("timing", 0, len(jobs), None)
+            self.progress.update(phase, None)
         # One at a time on this machine: runs that share its memory and caches slow each other down.
         batches = [[job] for job in jobs] if self.keeps_workers else [jobs]
         outcomes = (outcome for batch in batches for outcome in self.executor.run(batch))
-        for done, outcome in enumerate(outcomes, 1):
+        for outcome in outcomes:
             if startup is None:
                 startup = max(time.monotonic() - start - outcome.seconds, 0.0)
             self._record_timing(methods[outcome.job.run.key], outcome)
-            self.progress.update("timing", done, len(jobs), None)
+            phase.done += 1
+            self.progress.update(phase, None)
         if not self.keeps_workers:
             self._add_cold_starts(startup or 0.0)
         setup = min(timing.setup for timing in self.state.timing.values())
@@ -283,67 +265,46 @@ class Comparison:
 
     # Jobs ---------------------------------------------------------------------------------------
 
-    def _begin(self, phase: str, total: int, done: int) -> None:
-        self._phase, self._total, self._done = phase, total, done
-        self._running.clear()
-        self._expected = self._measured = 0.0
-
     def _run(self, jobs: Iterable[Job]) -> None:
         for outcome in sweep(jobs, self.executor, stop_if_refused=False):
             self._record(outcome)
 
-    def _start(self, job: Job, entry: _Entry) -> Job:
-        self._entries[job.run.key] = entry
-        self._running[job.run.key] = entry.seconds
-        return job
-
     def _record(self, outcome: Outcome) -> None:
-        run = outcome.job.run
-        entry = self._entries[run.key]
-        self._running.pop(run.key, None)
-        self._done += 1
-        if outcome.status is Status.FINISHED:
-            self._expected += entry.seconds
-            self._measured += outcome.seconds
+        run, searches = outcome.job.run, self._phase.name == "search"
+        entry = self._phase.end(outcome)
         if outcome.has_record:
             self.state.failures.pop(run.key, None)
             record = records.read(outcome.job.out, run)
             assert record is not None
-            text = f"{entry.label}: {format_final(record, self._phase)} ({outcome.seconds:.1f} s)"
+            split = records.metric(record)["split"] if searches else "test"
+            text = f"{entry.label}: {_figure(record, split)} ({outcome.seconds:.1f} s)"
         else:
             text = f"{entry.label}: {outcome.status}: {_detail(outcome)}"
             diverged = outcome.status is Status.FAILED
-            self._errors[entry.method] += not diverged
-            if self._phase != "search" or not diverged:  # large learning rates may diverge
+            if not (searches and diverged):  # large learning rates may diverge
                 self.state.failures[run.key] = text
         self._save()
-        self.progress.outcome(text, self._phase, self._done, self._total, self._left())
-
-    @property
-    def _slowdown(self) -> float:
-        """The ratio of measured to estimated durations so far."""
-        low, high = _SLOWDOWN
-        return min(max(self._measured / self._expected, low), high) if self._expected else 1.0
+        self.progress.outcome(text, self._phase, self._left())
 
     def _left(self) -> float:
         """Return the estimated seconds until the end."""
-        left = self._total - self._done
-        if self._phase == "search":
+        phase = self._phase
+        if phase.name == "search":
             plan, estimator = self._plan, self._estimator()
-            rounds = left / max(len(self._active), 1)
+            rounds = (phase.total - phase.done) / max(len(self._active), 1)
             search = rounds * sum(estimator.trials(plan.epochs)) / self.parallel
             seconds = search + estimator.final(plan.epochs)
         else:
-            mean = statistics.fmean(entry.seconds for entry in self._entries.values())
-            seconds = left * mean / self.parallel
-        return self._slowdown * seconds + self._page_seconds
+            seconds = phase.running_seconds / self.parallel
+        return phase.slowdown * seconds + self._page_seconds
 
     # Search -------------------------------------------------------------------------------------
 
     def _search(self) -> None:
         done = sum(len(trial_records(self.out, self.state, method)) for method in self._active)
-        self._begin("search", max(self._plan.trials * len(self._active), done), done)
-        self.progress.update("search", done, self._total, self._left())
+        total = max(self._plan.trials * len(self._active), done)
+        self._phase = Phase("search", total, done)
+        self.progress.update(self._phase, self._left())
         self._run(self._search_jobs())
         if self.state.trials < self.request.trials:
             self._note(
@@ -361,30 +322,29 @@ class Comparison:
             if len(left) == len(runs) and trial >= MIN_TRIALS and not self._round_fits():
                 return
             self.state.trials = max(self.state.trials, trial + 1)
-            self._total = max(self._total, self.state.trials * len(runs))
+            self._phase.total = max(self._phase.total, self.state.trials * len(runs))
             for name in left:
                 method, run = self.contenders[name], runs[name]
                 if self._is_hopeless(method):
-                    self._done += 1
+                    self._phase.done += 1
                     continue
                 label = f"{method.title}, {format_point(method.point(trial))}"
                 seconds = self.state.timing[method.name].seconds(run.epochs)
                 job = Job(run, folder, self.execution, task=train_quietly)
-                yield self._start(job, _Entry(label, method.name, seconds))
+                yield self._phase.start(job, Entry(label, method.name, seconds))
 
     def _is_hopeless(self, method: Contender) -> bool:
         """Return whether the first runs of a method ended with errors."""
-        return self._errors[method.name] >= _MAX_ERRORS and not finished_trials(
-            self.out, self.state, method
-        )
+        fails = self._phase.errors[method.name] >= _MAX_ERRORS
+        return fails and not finished_trials(self.out, self.state, method)
 
     def _round_fits(self) -> bool:
         """Return whether another trial of every method fits before the final runs."""
         plan, estimator = self._plan, self._estimator()
-        seconds = sum(self._running.values()) / self.parallel
+        seconds = self._phase.running_seconds / self.parallel
         seconds += estimator.search(1, plan.epochs) - estimator.startup
         seconds += estimator.final(plan.epochs)
-        return self._slowdown * seconds <= self._available
+        return self._phase.slowdown * seconds <= self._available
 
     def _choose(self) -> None:
         """Choose the settings of each method, and its epochs."""
@@ -402,7 +362,7 @@ class Comparison:
             self.progress.message(f"chosen: {method.title}, {format_point(chosen[method.name])}")
         if BASE not in chosen:
             raise ValueError("no trial of the base finished: change --lr or the data")
-        available = self._available / max(self._slowdown, 1.0)
+        available = self._available / max(self._phase.slowdown, 1.0)
         estimator = self._estimator(times)
         epochs = fit_epochs(estimator, self._plan.epochs, available)
         self._note_epochs(epochs)
@@ -417,6 +377,7 @@ class Comparison:
         assert final is not None
         folder = final_folder(self.out)
         execution = replace(self.execution, keep_weights=True)
+        self._phase = Phase("final runs", len(self.request.seeds) * len(final.chosen))
         jobs = []
         for seed in self.request.seeds:
             for name in final.chosen:
@@ -428,14 +389,12 @@ class Comparison:
                     timing = replace(self.state.timing[name], epoch=final.epoch_seconds[name])
                     seconds = timing.seconds(run.epochs + 1) + timing.setup
                     job = Job(run, folder, execution, measure_sharpness, train_quietly)
-                    jobs.append((job, _Entry(f"{method.title}, seed {seed}", name, seconds)))
-        total = len(self.request.seeds) * len(final.chosen)
-        self._begin("final runs", total, total - len(jobs))
-        self._entries.clear()
-        started = [self._start(job, entry) for job, entry in jobs]
-        if started:
-            self.progress.update(self._phase, self._done, total, self._left())
-            self._run(started)
+                    entry = Entry(f"{method.title}, seed {seed}", name, seconds)
+                    jobs.append(self._phase.start(job, entry))
+        self._phase.done = self._phase.total - len(jobs)
+        if jobs:
+            self.progress.update(self._phase, self._left())
+            self._run(jobs)
 
 
 def _detail(outcome: Outcome) -> str:
@@ -449,10 +408,7 @@ def _objective(record: Record) -> float:
     return value
 
 
-def format_final(record: Record, phase: str) -> str:
-    """Return the figure of a record that matters in a phase: ``validation error 4.2%``."""
-    metric = records.metric(record)
-    split = metric["split"] if phase == "search" else "test"
-    value = records.final_figure(record, split)
-    assert value is not None
+def _figure(record: Record, split: str) -> str:
+    """Return the final figure of a record: ``validation error 4.2%``."""
+    metric, value = records.metric(record), records.final_figure(record, split)
     return f"{split} {metric['name']} {format_figure(value, metric['unit'])}"

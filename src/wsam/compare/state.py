@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, cast
 
-from wsam.compare.contenders import BASE, Contender, Point, contender
+from wsam.compare.contenders import BASE, Contender, Point
 from wsam.compare.plan import Plan, equal_epochs
 from wsam.compare.request import Request
 from wsam.compare.timing import Timing
@@ -70,19 +70,10 @@ class State:
     failures: dict[str, str] = field(default_factory=dict)
 
     @property
-    def contenders(self) -> dict[str, Contender]:
-        """The methods of the request, by name."""
-        request = self.request
-        return {
-            name: contender(name, request.run, request.every, request.own.get(name))
-            for name in request.methods
-        }
-
-    @property
     def costs(self) -> dict[str, float]:
         """The cost of an epoch relative to the base, of each method that could be timed."""
         if self.request.equal == "passes":
-            methods = self.contenders
+            methods = self.request.contenders
             return {name: cast(float, passes_per_step(methods[name].run)) for name in self.timing}
         base = self.timing[BASE].cost
         return {name: timing.cost / base for name, timing in self.timing.items()}
@@ -175,22 +166,26 @@ def open_state(out: Path, request: Request) -> State:
         return State(request)
     if state.request == request:
         return state if state.plan is not None else replace(state, spent=0.0)
-    problem, other = (r.run.replace(epochs=1) for r in (request, state.request))
-    if problem != other and state.plan is None:
-        return State(request)
-    if problem != other:
-        names = [n for n, v in problem.to_dict().items() if other.to_dict().get(n) != v]
+    if changed := _differing_settings(request.run, state.request.run):
+        if state.plan is None:
+            return State(request)
         raise ValueError(
-            f"{out} has a comparison of another problem (it differs in "
-            f"{', '.join(names) or 'its settings'}): use another --out"
+            f"{out} has a comparison of another problem (it differs in {', '.join(changed)}): use "
+            "another --out"
         )
-    kept = {n: t for n, t in state.timing.items() if n in request.methods}
-    for name in kept.keys() & request.own.keys():
-        if request.own[name].digests != state.request.own[name].digests:
-            del kept[name]
-    if state.request.every != request.every:
-        kept.pop("cheap", None)
+    timed = state.request.contenders
+    kept = {
+        name: state.timing[name]
+        for name, method in request.contenders.items()
+        if name in state.timing and not _differing_settings(method.run, timed[name].run)
+    }
     return State(request, kept, state.startup)
+
+
+def _differing_settings(run: Run, other: Run) -> list[str]:
+    """Return the settings in which two runs differ, other than epochs."""
+    names = (f.name for f in fields(Run) if f.name != "epochs")
+    return [name for name in names if getattr(run, name) != getattr(other, name)]
 
 
 def trial_records(out: Path, state: State, method: Contender) -> dict[int, Record]:

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from wsam._format import mean_and_std, pluralize
-from wsam._significance import ALPHA, LEVEL, holm, interval, paired_p
+from wsam._significance import LEVEL, interval
 from wsam.compare.contenders import BASE, Contender, Point
-from wsam.compare.request import format_seconds
-from wsam.compare.sharpness import (
-    DISTANCES,
-    RADIUS,
-    Surroundings,
-    read_sharpness,
-)
+from wsam.compare.differences import Difference, find_differences
+from wsam.compare.formatting import format_number, format_p, format_seconds
+from wsam.compare.sharpness import DISTANCES, RADIUS, Surroundings, read_sharpness
 from wsam.compare.state import State, final_folder, trial_records
 from wsam.lab import records
 from wsam.lab.records import Record
@@ -32,31 +27,8 @@ _MEASURED = {
     "time": "by the cost of an epoch measured in timing runs (processor time on a CPU)",
     "passes": "counted from the settings: a forward and backward pass for each gradient",
 }
-_MAX_DECIMALS = 6
 _BUSY = 0.2
 """Measured training times that differ from the planned ones by more are noted."""
-
-
-@dataclass(frozen=True)
-class Difference:
-    """How much better than the base a method is, over the seeds that both finished.
-
-    Args:
-        mean: The mean improvement; negative if the method is worse.
-        interval: Half the width of its 95% confidence interval.
-        p: The p-value of a paired t-test.
-        p_holm: The same, corrected for the number of methods.
-    """
-
-    mean: float
-    interval: float | None
-    p: float | None
-    p_holm: float | None
-
-    @property
-    def is_significant(self) -> bool:
-        """Whether the difference is beyond noise."""
-        return self.p_holm is not None and self.p_holm < ALPHA
 
 
 @dataclass(frozen=True)
@@ -295,7 +267,6 @@ class Summary:
         return {name: record.get(name) for name in ("hardware", "versions", "commit")}
 
     def _row_dict(self, row: Row) -> dict[str, Any]:
-        difference = row.difference
         timing = self.state.timing[row.method.name]
         assert self.state.final is not None
         return {
@@ -314,14 +285,7 @@ class Summary:
             "values": {str(seed): value for seed, value in row.values.items()},
             "mean": row.mean,
             "interval": row.interval,
-            "improvement": None
-            if difference is None
-            else {
-                "mean": difference.mean,
-                "interval": difference.interval,
-                "p": difference.p,
-                "p_holm": difference.p_holm,
-            },
+            "improvement": None if row.difference is None else asdict(row.difference),
             "sharpness": row.sharpness,
             "slices": [list(losses) for losses in row.slices],
             "keys": [record["key"] for record in row.records.values()],
@@ -333,7 +297,7 @@ class Summary:
         }
 
 
-def summarise(out: Path, state: State) -> Summary:
+def summarize(out: Path, state: State) -> Summary:
     """Read the records of a comparison whose final runs have ended.
 
     Raises:
@@ -341,13 +305,14 @@ def summarise(out: Path, state: State) -> Summary:
     """
     final = state.final
     assert final is not None
-    contenders = state.contenders
+    contenders = state.request.contenders
     rows = {name: _row(out, state, contenders[name]) for name in final.chosen}
     found = [record for row in rows.values() for record in row.records.values()]
     if not found:
         found = list(trial_records(out, state, contenders[BASE]).values())
     metric = records.metric(found[0])
-    differences = _differences(rows, bool(metric["lower_is_better"]))
+    values = {name: row.values for name, row in rows.items()}
+    differences = find_differences(values, metric["lower_is_better"])
     rows = {name: replace(row, difference=differences.get(name)) for name, row in rows.items()}
     return Summary(out, state, rows, metric)
 
@@ -397,73 +362,3 @@ def _trials(out: Path, state: State, method: Contender) -> tuple[Trial, ...]:
             failure = records.failure_reason(record)
         trials.append(Trial(method.point(number), run.key, value, failure))
     return tuple(trials)
-
-
-def _differences(rows: Mapping[str, Row], lower_is_better: bool) -> dict[str, Difference]:
-    """Return the paired differences of all methods to the base, as improvements."""
-    base, sign = rows[BASE].values, 1 if lower_is_better else -1
-    largest = max((abs(value) for row in rows.values() for value in row.values.values()), default=0)
-    decimals = 11 - math.floor(math.log10(largest)) if largest else 0
-    paired = {  # rounded: equal differences of percentages must be equal
-        name: [
-            round(sign * (base[seed] - value), decimals)
-            for seed, value in row.values.items()
-            if seed in base
-        ]
-        for name, row in rows.items()
-        if name != BASE
-    }
-    paired = {name: values for name, values in paired.items() if values}
-    p_values = {name: paired_p(values) for name, values in paired.items() if len(values) > 1}
-    # Equal differences have no p-value, but they were compared: the others are corrected for them.
-    corrected = holm({name: 1.0 if p is None else p for name, p in p_values.items()})
-    return {
-        name: Difference(
-            statistics.fmean(values),
-            interval(values),
-            p_values.get(name),
-            None if p_values.get(name) is None else corrected[name],
-        )
-        for name, values in paired.items()
-    }
-
-
-# ---- numbers as text ----
-
-
-def format_point(point: Point) -> str:
-    """Return settings as text: ``lr 0.05, rho 0.1``."""
-    return ", ".join(f"{name} {value:g}" for name, value in point.items())
-
-
-def format_figure(value: float, unit: str) -> str:
-    """Return a figure with its unit: ``4.21%``, ``0.01235``."""
-    return f"{value:.2f}%" if unit == "%" else f"{value:.4g}{unit}"
-
-
-def format_number(value: float, unit: str, width: float | None = None) -> str:
-    """Return a number, with ``± width`` if it is given, in equal decimals.
-
-    The width has one significant digit; percentages have at least one decimal. Tiny numbers have an
-    exponent.
-
-    Example:
-        >>> format_number(0.813, "%", 0.21), format_number(0.01234, "", 0.00042)
-        ('0.8 ± 0.2', '0.0123 ± 0.0004')
-        >>> format_number(8.13e-10, "", 2.1e-10)
-        '8.1e-10 ± 2e-10'
-    """
-    scale = abs(value) if width is None or width == 0 else width
-    decimals = 1 if scale == 0 or not math.isfinite(scale) else -math.floor(math.log10(scale))
-    if decimals > _MAX_DECIMALS:
-        return f"{value:.2g}" + ("" if width is None else f" ± {width:.1g}")
-    decimals = max(decimals, 1 if unit == "%" else 0)
-    decimals += 2 if width is None and unit != "%" else int(width is None)
-    return f"{value:.{decimals}f}" + ("" if width is None else f" ± {width:.{decimals}f}")
-
-
-def format_p(p: float | None) -> str:
-    """Return a p-value: ``p = 0.012``, ``p < 0.001``."""
-    if p is None:
-        return "no test"
-    return "p < 0.001" if p < 0.001 else f"p = {p:.2g}"

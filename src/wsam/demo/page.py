@@ -5,7 +5,7 @@ from __future__ import annotations
 from wsam._format import pluralize
 from wsam.compare import Summary
 from wsam.compare import page as comparison_page
-from wsam.compare.summary import format_number
+from wsam.compare.formatting import format_number
 from wsam.plots.html import render
 from wsam.report.elements import Section
 
