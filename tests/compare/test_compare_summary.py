@@ -2,14 +2,17 @@
 
 import json
 import re
+import shlex
 
 import pytest
-from comparing import ERROR, synthetic
+from command import wsam_command
+from comparing import ERROR, TINY, synthetic, tiny_request
 from scipy import stats
 
 from wsam._significance import holm, interval, paired_p
+from wsam.compare.command import command
 from wsam.compare.formatting import format_number
-from wsam.compare.page import command, page, table_rows
+from wsam.compare.page import page, table_rows
 from wsam.compare.summary import USE_THE_BASE
 
 ACCURACY = {"name": "accuracy", "unit": "%", "lower_is_better": False, "split": "validation"}
@@ -142,7 +145,7 @@ def test_equal_passes_are_stated(tmp_path):
     assert "at equal passes (p = " in slow.sentence
     assert "as many as take the same number of passes, counted from the settings" in slow.notes[1]
     assert not any("epochs are whole" in note or "other programs" in note for note in slow.notes)
-    assert "--equal passes" in command(slow)
+    assert "--equal passes" in page(slow)
     assert "Cost: number of passes per epoch" in page(slow)
 
 
@@ -212,13 +215,19 @@ def test_page(tmp_path):
     assert text.count('<svg class="chart"') == 6
 
 
-def test_command_of_the_page_gives_the_same_request(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "request_",
+    [
+        tiny_request("wsam", seeds=(0,), budget=2e6),
+        tiny_request("sam", "cheap", seeds=(3, 5), equal="passes"),
+        tiny_request(
+            "sam", run=TINY.replace(base="adamw", base_args={"lr": 0.01, "betas": (0.8, 0.9)})
+        ),
+        tiny_request("sam", run=TINY.replace(noise=0.4, augment=False, metric="accuracy")),
+    ],
+)
+def test_command_gives_the_same_request(tmp_path, monkeypatch, request_):
     """Its words, parsed by the command line, describe the same comparison."""
-    import shlex
-
-    from command import wsam_command
-
-    summary = synthetic(tmp_path, {"base": BASE, "wsam": BETTER})
     requests = []
 
     class Stop(ValueError):
@@ -229,9 +238,9 @@ def test_command_of_the_page_gives_the_same_request(tmp_path, monkeypatch):
         raise Stop("stop")
 
     monkeypatch.setattr("wsam.compare.Comparison", capture)
-    words = shlex.split(command(summary))[1:]
+    words = shlex.split(command(request_))[1:]
     wsam_command(*words, "--out", tmp_path / "new", "--device", "cpu", status=2)
-    assert requests == [summary.state.request]
+    assert requests == [request_]
 
 
 @pytest.mark.parametrize(

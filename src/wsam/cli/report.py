@@ -69,12 +69,13 @@ def _plain(found: Folder) -> dict[str, Any]:
 
 def _group(item: LabeledGroup) -> dict[str, Any]:
     from wsam._format import mean_and_std
+    from wsam.lab.titles import figure_column
     from wsam.report.commands import commands
 
     metric, figures = item.group.metric, {}
     for split in dict.fromkeys((metric["split"], "test")):
         mean, deviation = mean_and_std(item.group.metric_values(split))
-        column = f"{split}_{metric['name']}".replace("-", "_")
+        column = figure_column(metric, split)
         figures[column] = {"mean": mean, "deviation": deviation}
     return {
         "name": item.name,

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 from wsam._format import mean_and_std
 from wsam._significance import interval
+from wsam.compare.command import command
 from wsam.compare.contenders import BASE
 from wsam.compare.formatting import format_number, format_p, format_point, format_seconds
 from wsam.compare.sharpness import DISTANCES, RADIUS
 from wsam.compare.summary import Row, Summary
 from wsam.lab.run import Run
-from wsam.lab.settings import BASES
-from wsam.lab.titles import GREEK, experiment_title, format_figure
+from wsam.lab.titles import GREEK, experiment_title, figure_column, format_figure
 from wsam.plots.html import render, to_unicode
 from wsam.report import sections
 from wsam.report.charts import DotRow, Point, Series, dot_chart, line_chart
@@ -119,8 +118,7 @@ def _missing_seeds(summary: Summary, row: Row) -> str:
 
 
 def _results_section(summary: Summary) -> Section:
-    metric, unit = summary.metric["name"], summary.metric["unit"]
-    label = f"Test {metric} (%)" if unit == "%" else f"Test {metric}"
+    label = metric_label(summary.metric, "Test")
     single = all(row.interval is None for row in summary.rows.values())
     spread = "One run each." if single else "Mean and 95% confidence interval; small dots: seeds."
     figures = _dots(summary, label, spread, lambda row: list(row.values.values()))
@@ -133,7 +131,7 @@ def _results_section(summary: Summary) -> Section:
         figures=figures,
         failures=summary.failures,
         lower=summary.metric["lower_is_better"],
-        metric=metric,
+        metric=summary.metric["name"],
         effort=summary.state.request.effort,
     )
     return Section("Results", body)
@@ -171,9 +169,9 @@ def _dots(
 
 
 def _curves_section(summary: Summary) -> Section | None:
-    metric, unit, split = (summary.metric[name] for name in ("name", "unit", "split"))
-    column = f"{split}_{metric}".replace("-", "_")
-    label = f"{split.capitalize()} {metric}" + (" (%)" if unit == "%" else "")
+    split = summary.metric["split"]
+    column = figure_column(summary.metric, split)
+    label = metric_label(summary.metric, split.capitalize())
     wanted = (
         (column, label, f"{label} after each epoch."),
         ("train_loss", "Training loss", "Mean training loss of each epoch, at the weights w."),
@@ -267,7 +265,7 @@ def _search_section(summary: Summary) -> Section:
 
 def _point_text(row: Row) -> str:
     options = row.method.run.options
-    every = f", two passes on every {options['every']}th step" if "every" in options else ""
+    every = f", two passes once in {options['every']} steps" if "every" in options else ""
     return _greek(format_point(row.point)) + every
 
 
@@ -292,45 +290,13 @@ def _method_section(summary: Summary) -> Section:
         ]
         for row in summary.rows.values()
     ]
-    heads = [
-        *("method", "time per epoch", "cost", "epochs"),
-        *("planned time", "measured time"),
-    ]
+    heads = ["method", "time per epoch", "cost", "epochs", "planned time", "measured time"]
     styles = [row.method.style for row in summary.rows.values()]
     body = render(
         "compare/templates/method.html",
         notes=summary.notes,
         table=Table(heads, rows, styles=styles),
         by_time=summary.state.request.equal == "time",
-        command=command(summary),
+        command=command(summary.state.request),
     )
     return Section("How it was compared", body)
-
-
-def command(summary: Summary) -> str:
-    """Return the `wsam compare` command of a comparison."""
-    request = summary.state.request
-    run = request.run
-    words: list[object] = ["--data", run.data, "--model", run.model, "--base", run.base]
-    for name, value in run.base_args.items():
-        if value != BASES[run.base][name]:
-            given = f"--{name.replace('_', '-')}"
-            pair = ["--base-arg", f"{name}={list(value) if isinstance(value, tuple) else value}"]
-            words += [given, value] if name in ("lr", "momentum", "weight_decay") else pair
-    words += ["--methods", ",".join(request.methods), "--budget", f"{request.budget:g}s"]
-    words += ["--seeds", ",".join(map(str, request.seeds))]
-    words += ["--trials", request.trials, "--epochs", run.epochs, "--every", request.every]
-    words += [] if request.equal == "time" else ["--equal", request.equal]
-    words += ["--batch-size", run.batch_size, "--schedule", run.schedule]
-    words += ["--precision", run.precision, *([] if run.augment else ["--no-augment"])]
-    words += ["--noise", run.noise] if run.noise else []
-    for name in _OPTIONAL:
-        value = getattr(run, name, None)
-        words += [] if value is None else [f"--{name.replace('_', '-')}", value]
-    return shlex.join(["wsam", "compare", *map(str, words)])
-
-
-_OPTIONAL = (
-    *("pretrained", "train_limit", "test_limit", "validation", "metric", "image_size"),
-    *("target", "task", "block_size"),
-)

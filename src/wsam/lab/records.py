@@ -19,6 +19,7 @@ from wsam._format import json_safe, printable
 from wsam.lab import files
 from wsam.lab.run import Run
 from wsam.lab.settings import check_mapping, is_number
+from wsam.lab.titles import figure_column
 
 Record = dict[str, Any]
 FORMAT = 1
@@ -248,7 +249,7 @@ def _metrics_problem(record: Record) -> str | None:
         return "contains invalid final metrics"
     if not isinstance(record.get("metric", METRIC), dict):
         return "has a metric that is not a mapping"
-    needed = (*_ROW, _column(record, "test"))
+    needed = (*_ROW, figure_column(metric(record), "test"))
     last_values = [row.get(name) for row in (curve[-1], final) for name in needed]
     if is_finished(record) and None in last_values:
         return "is marked as finished, but lacks metrics of its last epoch"
@@ -316,7 +317,7 @@ def metric(record: Record) -> dict[str, Any]:
 
 def final_figure(record: Record, split: str = "test") -> float | None:
     """Return a run's metric on a split after the last epoch; None if the run failed or has none."""
-    return _last(record, _column(record, split))
+    return _last(record, figure_column(metric(record), split))
 
 
 def objective(record: Record) -> float | None:
@@ -358,8 +359,3 @@ def _last(record: Record, column: str) -> float | None:
     """Return a figure of the last epoch; None if the run failed or has none."""
     value = record["curve"][-1].get(column) if is_finished(record) else None
     return None if value is None else float(value)
-
-
-def _column(record: Record, split: str) -> str:
-    """Return the name of the metric on a split in the rows of the curve."""
-    return f"{split}_{metric(record)['name']}".replace("-", "_")

@@ -90,6 +90,11 @@ def figure_name(metric: Mapping[str, Any]) -> str:
     return f"{metric['split']} {metric['name']}"
 
 
+def figure_column(metric: Mapping[str, Any], split: str) -> str:
+    """Return the name of a metric on a split in the rows of a curve: ``validation_macro_f1``."""
+    return f"{split}_{metric['name']}".replace("-", "_")
+
+
 def format_figure(value: float | None, unit: str) -> str:
     """Return a metric as text: two decimals of a percentage, else six digits.
 

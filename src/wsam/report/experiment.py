@@ -8,7 +8,7 @@ from typing import Any, cast
 from wsam._format import format_mean_std, mean_and_std
 from wsam.lab.records import Record
 from wsam.lab.settings import BASE_CLASSES, VANILLA, is_number
-from wsam.lab.titles import GREEK
+from wsam.lab.titles import GREEK, figure_column
 from wsam.plot_style import method_title, variant_name
 from wsam.plots.html import render
 from wsam.report.charts import (
@@ -186,7 +186,7 @@ def curve_figures(experiment: Experiment) -> list[Figure]:
     shown, figures, metric = experiment.plotted, [], experiment.metric
     split = metric["split"]
     label = _capital(metric_label(metric, split))
-    column = f"{split}_{metric['name']}".replace("-", "_")
+    column = figure_column(metric, split)
     curves = {column: (label, f"{_capital(split)} {metric['name']} after each epoch.")} | _CURVES
     for name, (label, caption) in curves.items():
         series = [
