@@ -18,7 +18,7 @@ from unittest import mock
 import torch
 
 from wsam.accel import cpu, triton_backend
-from wsam.bench.cases import default_options, method_step
+from wsam.bench.cases import method_step
 from wsam.bench.timing import Timer, make_clock, paired_ratios
 from wsam.bench.workload import Workload, default_batch_size, image_workload
 from wsam.lab import environment
@@ -44,7 +44,7 @@ def compare(
     workload: Workload, feature: Feature, rounds: int, steps: int, timer: Timer
 ) -> dict[str, Any]:
     """Return the step time without a feature, relative to the time with it."""
-    make = method_step("wsam", **default_options("wsam"))
+    make = method_step("wsam")
     with_it = make(workload, "eager")
     timer.time(with_it, 3)
     with disabled(feature):

@@ -154,7 +154,7 @@ def like_captured(method: str | None, lean: bool, fused: Fused) -> Case:
         options = (
             {}
             if method is None
-            else cases.default_options(method) | ({"lean": True} if lean else {})
+            else cases.hyperparameters(method) | ({"lean": True} if lean else {})
         )
         if method == "wsam":
             options["precondition"] = False
@@ -203,7 +203,7 @@ def test_documented_traffic_of_fused_steps(
     def make(workload: Workload, form: str) -> Callable[[], object]:
         model = workload.build_model()
         base = fused(model)
-        options = cases.default_options(method) | ({"lean": True} if name != kind else {})
+        options = cases.hyperparameters(method) | ({"lean": True} if name != kind else {})
         options |= {"precondition": False} if method == "wsam" else {}
         opt = wsam.create(method, base, model=model, **options)
         emulated_kernels.attach(opt)

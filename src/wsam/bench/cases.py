@@ -138,7 +138,14 @@ def base_step(workload: Workload, form: str) -> Step:
 
 
 def method_step(method: str, *, fuse: bool | None = None, **options: Any) -> StepFactory:
-    """Return a factory for steps of one of our methods; `fuse` applies to captured steps."""
+    """Return a factory for steps of one of our methods with the benchmark's hyperparameters.
+
+    Args:
+        method: Its name in `METHODS`.
+        fuse: As for `capture`; eager steps ignore it.
+        **options: Further arguments of the method.
+    """
+    options = hyperparameters(method) | options
 
     def make(workload: Workload, form: str) -> Step:
         model = workload.build_model()
@@ -164,12 +171,14 @@ def gathered_step(workload: Workload, form: str) -> Step:
     return lambda: step(*workload.batch)
 
 
-def default_options(method: str) -> dict[str, Any]:
-    """Return the benchmark's rho and gamma for a method that has them."""
-    options: dict[str, Any] = {} if method == "asam" else {"rho": RHO}
+def hyperparameters(method: str) -> dict[str, Any]:
+    """Return the benchmark's hyperparameters of a method; the others keep their defaults."""
+    found: dict[str, Any] = {} if method == "asam" else {"rho": RHO}
     if method == "looksam":
-        options["n"] = LOOKSAM_INTERVAL
-    return {**options, "gamma": GAMMA} if method in ("wsam", "coupled_wsam") else options
+        found["n"] = LOOKSAM_INTERVAL
+    if method in ("wsam", "coupled_wsam"):
+        found["gamma"] = GAMMA
+    return found
 
 
 def baseline_cases(forms: Iterable[str]) -> list[Case]:
@@ -185,15 +194,14 @@ def method_cases(forms: Iterable[str], best: str) -> list[Case]:
     """Return our cases: WSAM and SAM in each form; the other methods and intervals in form `best`."""
     cases = []
     for form in forms:
-        cases.append(Case("WSAM", form, OURS, method_step("wsam", **default_options("wsam"))))
+        cases.append(method_case("wsam", form))
         if form != "compiled":
             cases.append(lean_case(form))
-            cases.append(Case("SAM", form, OURS, method_step("sam", **default_options("sam"))))
+            cases.append(method_case("sam", form))
         if form == "captured" and triton_is_installed():
             for method in ("wsam", "sam"):
-                foreach = method_step(method, fuse=False, **default_options(method))
                 name = f"{METHODS[method].__name__} not fused"
-                cases.append(Case(name, form, OURS, foreach))
+                cases.append(Case(name, form, OURS, method_step(method, fuse=False)))
     cases += [method_case(method, best) for method in METHODS if method not in ("wsam", "sam")]
     return cases + [interval_case(n, best) for n in INTERVALS]
 
@@ -212,8 +220,8 @@ def every_method(forms: Iterable[str]) -> list[Case]:
 
 
 def method_case(method: str, form: str) -> Case:
-    """Return a method with the benchmark's options."""
-    make, name = method_step(method, **default_options(method)), METHODS[method].__name__
+    """Return a method without further options."""
+    make, name = method_step(method), METHODS[method].__name__
     if method == "looksam":
         n = LOOKSAM_INTERVAL
         return Case(name, form, OURS, make, period=n, passes=1 + 1 / n)
@@ -222,13 +230,12 @@ def method_case(method: str, form: str) -> Case:
 
 def lean_case(form: str) -> Case:
     """Return WSAM whose base steps between the passes."""
-    make = method_step("wsam", lean=True, **default_options("wsam"))
-    return Case("WSAM lean", form, OURS, make)
+    return Case("WSAM lean", form, OURS, method_step("wsam", lean=True))
 
 
 def interval_case(n: int, form: str, reuse: bool = False) -> Case:
     """Return WSAM at every n-th step; the steps between are those of the base, or reuse h."""
-    make = method_step("wsam", when=Every(n), reuse=reuse, **default_options("wsam"))
+    make = method_step("wsam", when=Every(n), reuse=reuse)
     name = f"WSAM reuse {n}" if reuse else f"WSAM every {n}"
     return Case(name, form, OURS, make, period=n, passes=1 + 1 / n)
 

@@ -120,7 +120,8 @@ def measure(settings: Settings, report: Report = no_op) -> dict[str, Any]:
         report("memory")
         weight_bytes = 4 * description["weights"]
         peaks = peak_memory.measure_peaks(workload, memory_cases(cases), weight_bytes)
-        times = time_cases(workload, cases, plan, timer, report)
+        seconds = time_cases(workload, cases, plan, timer, report)
+        times = {label: [1e3 * one for one in rounds] for label, rounds in seconds.items()}
         rows = [case_row(case, times, cases) for case in cases]
         bandwidth = memory_traffic.copy_bandwidth(timer, 1 << 20 if settings.smoke else None)
         add_traffic(rows, cases, settings.device, description["weights"], bandwidth)
@@ -202,15 +203,21 @@ def time_cases(
 
 
 def case_row(case: Case, times: dict[str, list[float]], cases: list[Case]) -> dict[str, Any]:
-    """Return a case's times and its ratios to the floor and the base in the same form."""
+    """Return a case's times and its ratios to the floor and the base in the same form.
+
+    Args:
+        case: The case.
+        times: Milliseconds per step by label, one per round.
+        cases: All cases.
+    """
     own = times[case.label]
     row: dict[str, Any] = {
         "name": case.name,
         "form": case.form,
         "kind": case.kind,
         "passes": round(case.passes, 3),
-        "ms": Quartiles.of([1e3 * t for t in own]).as_dict(),
-        "rounds_ms": [1e3 * t for t in own],
+        "ms": Quartiles.of(own).as_dict(),
+        "rounds_ms": own,
     }
     floor, base = (
         next(times[c.label] for c in cases if c.kind == kind and c.form == case.form)
@@ -224,8 +231,7 @@ def case_row(case: Case, times: dict[str, list[float]], cases: list[Case]) -> di
     # Disturbances only add time, so on a busy machine the fastest rounds are the most accurate.
     row["best_of_floor"] = min(own) / min(floor)
     if case.kind != FLOOR:
-        optimizer = paired_differences(own, floor, case.passes / 2)
-        row["own_ms"] = {key: 1e3 * value for key, value in optimizer.as_dict().items()}
+        row["own_ms"] = paired_differences(own, floor, case.passes / 2).as_dict()
     return row
 
 

@@ -46,10 +46,8 @@ def save(
         slices: The loss around minima, drawn as well; see `plot_slices.read_slices`.
 
     Raises:
-        ValueError: Unknown suffix, `path` is a folder, or matplotlib is not installed.
+        ValueError: Unknown suffix, or matplotlib is not installed.
     """
-    if path.is_dir():  # without the name: callers may pass a temporary folder
-        raise ValueError(f"a plot is a file, {', '.join(_SUFFIXES)}, and not a folder")
     if path.suffix.lower() not in _SUFFIXES:
         raise ValueError(f"a plot is written as {', '.join(_SUFFIXES)}, not as {path.name!r}")
     try:
