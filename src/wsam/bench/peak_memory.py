@@ -30,17 +30,10 @@ COUNTED_BY = {
 class LiveBytesCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sums the sizes of all live storages after each operation."""
 
-    def __init__(self, existing: Iterable[Tensor]) -> None:
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._storages: dict[int, tuple[Any, int]] = {}
         self.peak = 0
-        for tensor in existing:
-            self._add(tensor)
-
-    def _add(self, tensor: Tensor) -> None:
-        storage = tensor.untyped_storage()
-        alive = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
-        self._storages[storage.data_ptr()] = (alive, storage.nbytes())
 
     def live(self) -> int:
         """Return the bytes of all live storages."""
@@ -53,7 +46,9 @@ class LiveBytesCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
-                self._add(leaf)
+                storage = leaf.untyped_storage()
+                reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+                self._storages[storage.data_ptr()] = (reference, storage.nbytes())
         self.peak = max(self.peak, self.live())
         return result
 
@@ -75,7 +70,7 @@ def peak_bytes(workload: Workload, case: Case) -> int:
         step()
         torch.cuda.synchronize(workload.device)
         return torch.cuda.max_memory_allocated(workload.device) - before
-    counter = LiveBytesCounter(())
+    counter = LiveBytesCounter()
     with counter:  # from the start, to count what is alive when the step begins
         step = case.build(workload)
         for _ in range(warmup):

@@ -20,7 +20,7 @@ METHODS = {
     "Coupled-WSAM": "coupled_wsam",
     "Coupled-WSAM, equal weight": "coupled_wsam",
 }
-RHO = 0.2
+RHO, ELLIPSOID_RHO = 0.2, 5.0
 MOMENTUM = 0.9
 EPOCHS = 200
 
@@ -118,6 +118,14 @@ def hyperparameters(model: str, data: str, method: str) -> dict[str, float]:
     return by_method[method]
 
 
+def ellipsoid_runs(ball: Run) -> dict[str, Run]:
+    """Return a run with both ellipsoids instead of the ball; the paper does not state eta."""
+    return {
+        "+Adaptive": ball.replace(geometry={"name": "adaptive", "eta": 0.0}),
+        "+Fisher": ball.replace(geometry={"name": "fisher", "eta": 1.0}),
+    }
+
+
 def scratch_run(model: str, data: str, method: str) -> Run:
     """Return the run of a cell in the paper's CIFAR table."""
     return base_run(model, data, method, hyper=hyperparameters(model, data, method))
@@ -201,11 +209,6 @@ def coupled() -> Table:
 
 def geometry() -> Table:
     """SAM and WSAM with three neighbourhoods: a ball, an adaptive and a Fisher ellipsoid."""
-    geometries: dict[str, dict[str, Any] | None] = {
-        "Vanilla": None,
-        "+Adaptive": {"name": "adaptive", "eta": 0.0},
-        "+Fisher": {"name": "fisher", "eta": 1.0},
-    }
     quoted = {
         "SAM": (Quoted(2.94, 0.08), Quoted(2.84, 0.04), Quoted(3.00, 0.13)),
         "WSAM": (Quoted(2.74, 0.07), Quoted(2.90, 0.08), Quoted(3.45, 0.35)),
@@ -214,11 +217,9 @@ def geometry() -> Table:
     for model in ("WRN-28-10", "ResNet18"):
         for method, figures in quoted.items():
             ball = scratch_run(model, "CIFAR-10", method)
-            for (column, geometry), figure in zip(geometries.items(), figures, strict=True):
-                larger_rho = {**ball.hyper, "rho": 5.0}
-                run = (
-                    ball if geometry is None else ball.replace(hyper=larger_rho, geometry=geometry)
-                )
+            larger = ball.replace(hyper={**ball.hyper, "rho": ELLIPSOID_RHO})
+            runs = {"Vanilla": ball, **ellipsoid_runs(larger)}
+            for (column, run), figure in zip(runs.items(), figures, strict=True):
                 paper = figure if model == "WRN-28-10" else None
                 cells.append(Cell((model, method), column, with_seeds(run, PAPER_SEEDS), paper))
     notes = (

@@ -8,7 +8,17 @@ from functools import lru_cache
 
 from wsam.lab.run import Run
 from wsam.lab.settings import DATA, Value
-from wsam.paper.cifar import DATASETS, EPOCHS, ERRORS, RHO, SETTINGS, base_run, scratch_run
+from wsam.paper.cifar import (
+    DATASETS,
+    ELLIPSOID_RHO,
+    EPOCHS,
+    ERRORS,
+    RHO,
+    SETTINGS,
+    base_run,
+    ellipsoid_runs,
+    scratch_run,
+)
 from wsam.paper.imagenet import deit_run
 from wsam.paper.noise import HYPER, LEVELS, noise_run
 from wsam.paper.table import PAPER_SEEDS, Cell, Kind, Measure, Quoted, Table
@@ -49,11 +59,7 @@ def gamma_grid() -> Grid:
 
 
 def _ellipsoid_runs(method: str, **hyper: float) -> dict[str, Run]:
-    ball = base_run("WRN-28-10", "CIFAR-10", method, hyper=hyper)
-    return {
-        "+Adaptive": ball.replace(geometry={"name": "adaptive", "eta": 0.0}),
-        "+Fisher": ball.replace(geometry={"name": "fisher", "eta": 1.0}),
-    }
+    return ellipsoid_runs(base_run("WRN-28-10", "CIFAR-10", method, hyper=hyper))
 
 
 def _deit_runs(method: str, **hyper: float) -> dict[str, Run]:
@@ -95,7 +101,7 @@ def _noise_grid(
 
 def geometry_gamma_grid() -> Grid:
     """Search for WSAM's gamma with an ellipsoid."""
-    bases = _ellipsoid_runs("WSAM", rho=5.0)
+    bases = _ellipsoid_runs("WSAM", rho=ELLIPSOID_RHO)
     title = "WSAM's gamma in an ellipsoid"
     return Grid("geometry-gamma", title, bases, {"gamma": _even_percents(80, 94)})
 
