@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from wsam._format import format_mean_std, mean_and_std
@@ -24,7 +23,6 @@ from wsam.plot_style import (
     FIGURE_WIDTH,
     GRID_COLOR,
     MUTED_COLOR,
-    label_points,
     method_color,
     new_figure,
     set_title,
@@ -43,13 +41,9 @@ NAMES = {
 _EQUAL = 1.1
 """Largest ratio of training times that count as equal."""
 _SIGNIFICANT = 0.05
-_LINE = 30
-"""Most characters of a line in a label."""
 _TITLE = 60
 """Most characters of a line in the title."""
-_SHAPES = "osD^vP*X"
-_MOST_LABELS = 8
-"""Up to so many points have labels; more have a legend."""
+MARKERS = "osD^vP*X"
 
 
 @dataclass(frozen=True)
@@ -60,7 +54,6 @@ class TimedResult:
         method: Name of the method in `METHOD_STYLES`.
         title: Row of the study, in words.
         cost: Mean training time, relative to 200 epochs of SGD on the same hardware.
-        epochs: Epochs of each run.
         errors: Test errors of the last epoch in percent, one per seed.
         minutes: Training times, one per seed, without evaluation and compilation.
         keys: Keys of the runs.
@@ -69,7 +62,6 @@ class TimedResult:
     method: str
     title: str
     cost: float | None
-    epochs: int
     errors: tuple[float, ...]
     minutes: tuple[float, ...]
     keys: tuple[str, ...]
@@ -93,16 +85,6 @@ class TimedResult:
     def label(self) -> str:
         """Name, error and number of runs: ``WSAM 3.63 ± 0.02 (n = 3)``."""
         return f"{self.title} {self.error} (n = {len(self.errors)})"
-
-    @property
-    def lines(self) -> str:
-        """The label, in two lines if the name has a comma."""
-        name, comma, more = self.title.partition(", ")
-        error = self.label.removeprefix(self.title)
-        if not comma:
-            return self.label
-        is_long = len(self.title) > _LINE
-        return f"{name},\n{more}{error}" if is_long else f"{self.title}\n{error.strip()}"
 
 
 def _known(values: Sequence[float]) -> tuple[float, float | None]:
@@ -135,7 +117,6 @@ def _result(title: str, cost: float | None, group: list[tuple[Run, Record]]) -> 
         variant_name(run.method, run.options),
         title,
         cost,
-        run.epochs,
         tuple(record["curve"][-1]["test_error"] for _, record in group),
         tuple(records.training_seconds(record) / 60 for _, record in group),
         tuple(run.key for run, _ in group),
@@ -179,17 +160,15 @@ def _beats(one: TimedResult, base: TimedResult) -> bool:
 def draw_times(results: Sequence[TimedResult]) -> Figure:
     """Draw error over time: means, with deviations for several runs; a single run is open.
 
-    A line connects SGD's points. Many points have a legend instead of labels, and another line
-    connects those on the front.
+    A line connects SGD's points, a dashed one those on the front. The legend is in the order of time.
     """
-    many = len(results) > _MOST_LABELS
-    figure = new_figure(FIGURE_WIDTH, 4.2 + 0.19 * len(results) * many)
+    figure = new_figure(FIGURE_WIDTH, 4.2 + 0.19 * len(results))
     axes, markers = figure.subplots(), []
     for number, one in enumerate(results):
         (minutes, time_std), (error, std) = _known(one.minutes), _known(one.errors)
         color = method_color(one.method)
         face = color if len(one.errors) > 1 else "white"
-        shape = _SHAPES[number % len(_SHAPES)] if many else "o"
+        shape = MARKERS[number % len(MARKERS)]
         style: Any = {"fmt": shape, "ms": 8, "mew": 1.8, "mfc": face, "color": color}
         bars = axes.errorbar(minutes, error, std, time_std, capsize=3, zorder=3, **style)
         markers.append(bars[0])
@@ -200,16 +179,12 @@ def draw_times(results: Sequence[TimedResult]) -> Figure:
     axes.set(xlim=(0.8 * min(times), 1.08 * max(times)), ylabel="test error (%)")
     axes.set_xlabel("training time (minutes)")
     axes.grid(color=GRID_COLOR, zorder=0)
-    kinds = "full: mean and deviation, open: one run"
-    note = f"{MODEL}, {DATA}; {kinds}{'; dashed: the front' if many else ''}"
+    note = f"{MODEL}, {DATA}; full: mean and deviation, open: one run; dashed: the front"
     axes.set_title(note, loc="left", fontsize=9, color=MUTED_COLOR)
     set_title(figure, textwrap.fill(message(results), _TITLE))
-    if not many:
-        _label(axes, results)
-        return figure
     points = [_point(one) for one in front(results)]
     axes.plot(*zip(*points, strict=True), color=MUTED_COLOR, lw=1, ls="--", zorder=1)
-    order = sorted(range(len(results)), key=lambda i: _point(results[i]))  # from left to right
+    order = sorted(range(len(results)), key=lambda i: _point(results[i]))
     figure.legend(
         [markers[i] for i in order],
         [results[i].label for i in order],
@@ -219,27 +194,6 @@ def draw_times(results: Sequence[TimedResult]) -> Figure:
         borderaxespad=0.1,
     )
     return figure
-
-
-def _label(axes: Axes, results: Sequence[TimedResult]) -> None:
-    """Label points in the left half to their right, others to their left, SGD above its line."""
-    low, high = axes.get_ylim()
-    axes.set_ylim(low, high + 0.08 * (high - low))
-    labels: dict[bool, list[tuple[float, float, str, str]]] = {True: [], False: []}
-    middle = sum(axes.get_xlim()) / 2
-    right = [_known(one.minutes) for one in results if one.mean_minutes > middle]
-    edge = min((mean - (std or 0.0) for mean, std in right), default=0.0)
-    for one in results:
-        (minutes, error), color = _point(one), method_color(one.method)
-        on_left = minutes > middle
-        if one.method == "vanilla":
-            end: Any = {"ha": "right" if on_left else "left", "va": "bottom", "color": color}
-            above = (one.minutes[0] if not on_left else max(one.minutes), max(one.errors))
-            axes.annotate(one.lines, above, (0, 8), textcoords="offset points", **end)
-            continue
-        labels[on_left].append((edge if on_left else minutes, error, one.lines, color))
-    label_points(axes, labels[False], right=12)
-    label_points(axes, labels[True], right=-12)
 
 
 def _point(one: TimedResult) -> tuple[float, float]:

@@ -1,7 +1,7 @@
 """Error over training time and accuracy over label noise: which records are used, and how."""
 
 import pytest
-from figures.error_over_time import draw_times, front, message, read_times
+from figures.error_over_time import MARKERS, draw_times, front, message, read_times
 from figures.label_noise import draw_noise, read_noise
 from figures.minima import PANELS, draw_eigenvalues
 from figures.over_adamw import read_curves
@@ -66,7 +66,7 @@ def test_error_over_time_reads_the_rows_of_the_study(tmp_path):
     ]
 
 
-def test_many_points_have_a_legend_and_a_front(tmp_path):
+def test_points_have_a_legend_and_a_front(tmp_path):
     cells = find("cheap").select("*/CIFAR-10").cells
     for number, cell in enumerate(cells):
         write(tmp_path, cell.runs[0], 4.0 - 0.01 * number, 1.0 + 0.02 * (number % 5))
@@ -86,21 +86,16 @@ def test_many_points_have_a_legend_and_a_front(tmp_path):
     assert legend.get_window_extent().x1 < figure.bbox.x1
 
 
-def test_a_single_run_is_open_and_labels_do_not_touch(tmp_path):
+def test_a_single_run_is_open(tmp_path):
     for method, error in (("SGDM", 4.0), ("GSAM", 3.901), ("ESAM", 3.9)):
         write(tmp_path, runs_of(method)[0], error)
     for run, error in zip(runs_of("SAM"), (3.89, 3.9), strict=False):
         write(tmp_path, run, error)
     figure = draw_times(read_times(tmp_path))
     (axes,) = figure.axes
-    faces = [line.get_markerfacecolor() for line in axes.lines if line.get_marker() == "o"]
-    assert faces.count("white") == 3
-    figure.draw_without_rendering()
-    boxes = [text.get_window_extent() for text in axes.texts]
-    assert len(boxes) == 4
-    assert not any(a.overlaps(b) for a in boxes for b in boxes if a is not b)
-    left = max(box.x1 for box in boxes)
-    assert left < figure.bbox.x1
+    points = [line for line in axes.lines if line.get_marker() in MARKERS]
+    assert [line.get_markerfacecolor() == "white" for line in points].count(True) == 3
+    assert len(points) == 4
 
 
 def test_the_title_names_methods_that_differ_from_sgd(tmp_path):
