@@ -25,7 +25,7 @@ from wsam.lab.distributed import init_distributed
 from wsam.lab.execution import ExecutionConfig
 from wsam.lab.rng import rng_states
 from wsam.lab.run import Run
-from wsam.lab.train import Trainer
+from wsam.lab.trainer import Trainer
 from wsam.paper.cheap import SGD
 from wsam.paper.profile import Profile
 from wsam.paper.registry import load

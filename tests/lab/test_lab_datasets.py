@@ -1,6 +1,5 @@
 """Data sets: the published file formats, and damaged files."""
 
-import dataclasses
 import gzip
 import tarfile
 from hashlib import sha256
@@ -110,14 +109,6 @@ def test_a_flipped_bit_is_detected(cifar, folder, tmp_path):
     with pytest.raises(ValueError, match=r"data_batch_2\.bin is damaged: .* remove it") as raised:
         cifar(DataSource(tmp_path))
     assert "data_batch_1" not in str(raised.value)
-
-
-def test_unknown_files_without_content_digest_are_logged(cifar, folder, rows, tmp_path):
-    messages = []
-    (folder / TEST).write_bytes(records(20, 1, 10).tobytes())
-    free = dataclasses.replace(cifar, contents=None)
-    assert free(DataSource(tmp_path, log=messages.append)).verified == datasets.UNVERIFIED
-    assert "sizes and labels" in messages[0]
 
 
 def test_a_truncated_file_is_detected(cifar, folder, tmp_path):

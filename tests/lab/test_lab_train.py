@@ -21,7 +21,8 @@ from wsam.lab.loaded_model import FixedBatches, restore
 from wsam.lab.models import Task, build_model
 from wsam.lab.problem import Problem, make_data_feed
 from wsam.lab.run import Run
-from wsam.lab.train import Trainer, train
+from wsam.lab.train import train
+from wsam.lab.trainer import Trainer
 
 
 def test_every_method_trains_and_is_recorded(tmp_path):

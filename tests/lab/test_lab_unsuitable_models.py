@@ -118,11 +118,3 @@ def test_a_batch_size_larger_than_the_data_is_logged(tmp_path: Path) -> None:
     callback = StopAfter()
     train(SHORT.replace(epochs=1, batch_size=300), tmp_path, CPU, [callback])
     assert callback.messages == []
-
-
-@pytest.mark.parametrize("device", ["meta", "cpu:5"])
-def test_devices_that_cannot_be_trained_on(tmp_path: Path, device: str) -> None:
-    line = error_of("train", "--device", device, "--out", tmp_path / "runs")
-    known = "it must be auto, cpu, cuda or cuda:N"
-    assert line == f"wsam: device {device!r} cannot be used: {known}\n"
-    assert not (tmp_path / "runs").exists()

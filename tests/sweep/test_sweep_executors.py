@@ -14,7 +14,7 @@ from sweeping import CPU, TINY
 
 from wsam.lab import records
 from wsam.lab.run import Run
-from wsam.lab.train import run_checkpoints
+from wsam.lab.trainer import run_checkpoints
 from wsam.report import gather
 from wsam.sweep import InProcess, Job, Outcome, Processes, Status, local_devices, run_job, sweep
 
@@ -39,7 +39,7 @@ def test_a_job_finishes_then_skips(tmp_path):
 
 def test_a_locked_run_is_busy(tmp_path, monkeypatch):
     """Its data is not loaded, since a sweep tries it repeatedly."""
-    monkeypatch.setattr("wsam.lab.train.make_problem", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr("wsam.lab.trainer.make_problem", lambda *_: pytest.fail("loaded"))
     (job,) = sweeping.make_jobs(tmp_path, 1)
     with records.lock_run(tmp_path, job.run):
         assert run_job(job).status is Status.BUSY

@@ -14,7 +14,8 @@ from torch import nn
 from wsam.lab import models
 from wsam.lab.execution import ExecutionConfig
 from wsam.lab.run import Run
-from wsam.lab.train import Trainer, train
+from wsam.lab.train import train
+from wsam.lab.trainer import Trainer
 
 RUN = Run(model="mlp", method="sam", epochs=4, train_limit=200, test_limit=50, batch_size=50)
 

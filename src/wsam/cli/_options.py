@@ -112,12 +112,8 @@ def make_config(data_dir: Path | None, download: bool, **settings: Any) -> Execu
     from wsam.lab.datasets import DataSource, default_folder
     from wsam.lab.execution import ExecutionConfig
 
-    source = DataSource(data_dir or default_folder(), download, download_progress, _print_message)
+    source = DataSource(data_dir or default_folder(), download, download_progress)
     return ExecutionConfig(source=source, **settings)
-
-
-def _print_message(message: str) -> None:
-    print(message, file=sys.stderr)
 
 
 def make_callbacks(quiet: bool) -> list[Callback]:

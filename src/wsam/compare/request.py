@@ -13,8 +13,9 @@ from wsam.compare.contenders import BASE, CHEAP, EVERY, Contender, contender
 from wsam.lab.errors import UserCodeError, explain
 from wsam.lab.loader_feed import Data, as_data
 from wsam.lab.run import Run
-from wsam.lab.settings import CLASS, VANILLA, check_choice, method_defaults
+from wsam.lab.settings import CLASS, VANILLA, method_defaults
 from wsam.lab.user_code import is_code, load, source_file
+from wsam.lab.values import check_choice
 
 TRIALS = 8
 EPOCHS = 30

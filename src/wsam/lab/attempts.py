@@ -12,7 +12,7 @@ from pathlib import Path
 
 from wsam.lab import files, records
 from wsam.lab.run import Run
-from wsam.lab.settings import check_mapping
+from wsam.lab.values import check_mapping
 
 FILE_NAME = "attempt.json"
 """In the work folder of the run."""

@@ -92,11 +92,9 @@ def _verified_bytes(path: Path) -> bytes:
     """
     try:
         manifest = read_json(path.with_suffix(".json"))
-        size, digest = manifest["bytes"], manifest["sha256"]
+        size, digest = int(manifest["bytes"]), manifest["sha256"]
     except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
         raise DamagedError(f"the manifest of {path} is missing or damaged") from error
-    if not isinstance(size, int):
-        raise DamagedError(f"the manifest of {path} is missing or damaged")
     try:
         data = read_regular(path, size)
     except FileNotFoundError as error:

@@ -48,13 +48,12 @@ class ExecutionConfig:
         """
         if self.device == "auto":
             return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        unknown = f"device {self.device!r} cannot be used: it must be auto, cpu, cuda or cuda:N"
         try:
             device = torch.device(self.device)
         except RuntimeError as error:  # torch's message lists twenty device types
-            raise ValueError(unknown) from error
-        if device.type == "meta" or (device.type == "cpu" and device.index):
-            raise ValueError(unknown)  # valid for torch, but nothing can be trained there
+            raise ValueError(
+                f"device {self.device!r} cannot be used: it must be auto, cpu, cuda or cuda:N"
+            ) from error
         try:
             torch.zeros(1, device=device)
         except (RuntimeError, AssertionError, NotImplementedError) as error:

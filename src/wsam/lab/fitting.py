@@ -18,17 +18,10 @@ from wsam.lab.metrics import Metric
 from wsam.lab.problem import Objects
 from wsam.lab.records import Record
 from wsam.lab.run import Run, with_wsam_defaults
-from wsam.lab.settings import (
-    BASES,
-    CLASS,
-    OPTIONS,
-    check_choice,
-    hyper_defaults,
-    join_names,
-    method_defaults,
-)
+from wsam.lab.settings import BASES, CLASS, OPTIONS, hyper_defaults, method_defaults
 from wsam.lab.train import train
 from wsam.lab.user_code import OBJECT, is_code, spec_of
+from wsam.lab.values import check_choice, join_names
 
 
 def fit(

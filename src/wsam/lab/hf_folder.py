@@ -14,8 +14,8 @@ from wsam.lab.image_folder import MEAN, STD, center_crop, image_pixels
 from wsam.lab.metrics import ERROR, MSE, cross_entropy, squared_error
 from wsam.lab.models import TOKENS, VALUES, Task
 from wsam.lab.run import Run
-from wsam.lab.settings import join_names
 from wsam.lab.tables import are_classes, make_table, split_rows, table_feed
+from wsam.lab.values import join_names
 
 _TARGET = "label"
 

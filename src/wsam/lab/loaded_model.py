@@ -19,9 +19,9 @@ from wsam.lab.image_feed import MemoryFeed
 from wsam.lab.metrics import Loss, cross_entropy, mean_loss
 from wsam.lab.problem import make_problem
 from wsam.lab.run import Run
-from wsam.lab.settings import check_choice
 from wsam.lab.tensor_files import NotTensorsError, load_tensors, unsupported_layout
 from wsam.lab.user_code import is_code
+from wsam.lab.values import check_choice
 
 State = dict[str, Tensor]
 SPLITS = ("train", "test")

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from wsam.lab import settings
 from wsam.lab.errors import UserCodeError
-from wsam.lab.settings import check_choice
+from wsam.lab.values import check_choice
 
 Loss = Callable[[Any, Any], Tensor]
 """Returns the loss of a batch, given outputs and targets: one value per sample, or their mean."""

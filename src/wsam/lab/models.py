@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, relu, scaled_dot_product_attention
 
-from wsam.lab.settings import MODELS, check_choice
+from wsam.lab.settings import MODELS
+from wsam.lab.values import check_choice
 
 VALUES, TOKENS = "values", "tokens"
 

@@ -5,18 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from wsam._core import validation
-from wsam.lab.settings import (
-    BASES,
-    OPTIONS,
-    VANILLA,
-    Value,
-    accepts,
-    has_preconditioner,
-    join_names,
-    method_defaults,
-    with_defaults,
-)
+from wsam.lab.settings import BASES, OPTIONS, VANILLA, accepts, has_preconditioner, method_defaults
 from wsam.lab.user_code import is_code
+from wsam.lab.values import Value, join_names, with_defaults
 
 
 def checked_options(

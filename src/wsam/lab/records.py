@@ -18,8 +18,8 @@ from typing import Any
 from wsam._format import json_safe, printable
 from wsam.lab import files
 from wsam.lab.run import Run
-from wsam.lab.settings import check_mapping, is_number
 from wsam.lab.titles import figure_column
+from wsam.lab.values import check_mapping, is_number
 
 Record = dict[str, Any]
 FORMAT = 1

@@ -29,21 +29,23 @@ from wsam.lab.settings import (
     PRECISIONS,
     SCHEDULES,
     TASKS,
-    Value,
-    check_choice,
-    check_mapping,
-    check_str,
     default_model,
     geometry_defaults,
     has_preconditioner,
     hyper_defaults,
+    method_defaults,
+)
+from wsam.lab.user_code import OBJECT, is_code, is_code_or_object
+from wsam.lab.values import (
+    Value,
+    check_choice,
+    check_mapping,
+    check_str,
     is_number,
     is_value,
     join_names,
-    method_defaults,
     with_defaults,
 )
-from wsam.lab.user_code import OBJECT, is_code, is_code_or_object
 
 # Added after version 0.1: a record without them is the same as before.
 _OPTIONAL = (

@@ -22,7 +22,8 @@ from wsam.lab.metrics import ERROR, MSE, cross_entropy, squared_error
 from wsam.lab.models import Task
 from wsam.lab.named_files import table_files
 from wsam.lab.run import Run
-from wsam.lab.settings import TEST, TRAIN, join_names
+from wsam.lab.settings import TEST, TRAIN
+from wsam.lab.values import join_names
 
 Columns = dict[str, list[Any]]
 _MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})

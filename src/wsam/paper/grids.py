@@ -7,7 +7,8 @@ from dataclasses import replace
 from functools import lru_cache
 
 from wsam.lab.run import Run
-from wsam.lab.settings import DATA, Value
+from wsam.lab.settings import DATA
+from wsam.lab.values import Value
 from wsam.paper.cifar import (
     DATASETS,
     ELLIPSOID_RHO,

@@ -24,7 +24,7 @@ from wsam.lab.execution import ExecutionConfig
 from wsam.lab.files import write_atomic
 from wsam.lab.loaded_model import FixedBatches, restore
 from wsam.lab.run import Run
-from wsam.lab.settings import is_number
+from wsam.lab.values import is_number
 
 if TYPE_CHECKING:
     from wsam.curvature import Landscape, Operator

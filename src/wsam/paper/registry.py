@@ -9,7 +9,7 @@ from pathlib import Path
 
 from wsam.lab.execution import ExecutionConfig
 from wsam.lab.run import Run
-from wsam.lab.settings import check_choice
+from wsam.lab.values import check_choice
 from wsam.paper import adam, cheap, cifar, grids, hessian, imagenet, minima, noise
 from wsam.paper.profile import Profile
 from wsam.paper.study import choose, search_table

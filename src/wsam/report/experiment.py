@@ -7,8 +7,9 @@ from typing import Any, cast
 
 from wsam._format import format_mean_std, mean_and_std
 from wsam.lab.records import Record
-from wsam.lab.settings import BASE_CLASSES, VANILLA, is_number
+from wsam.lab.settings import BASE_CLASSES, VANILLA
 from wsam.lab.titles import GREEK, figure_column
+from wsam.lab.values import is_number
 from wsam.plot_style import method_title, variant_name
 from wsam.plots.html import render
 from wsam.report.charts import (

@@ -12,8 +12,8 @@ from wsam.lab import attempts, records
 from wsam.lab.checkpoint import Checkpoints
 from wsam.lab.records import Record
 from wsam.lab.run import Run
-from wsam.lab.settings import is_number
 from wsam.lab.titles import run_titles
+from wsam.lab.values import is_number
 from wsam.paper import minima
 from wsam.plot_style import METHOD_STYLES, variant_name
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from wsam.lab.files import read_regular
 from wsam.lab.run import Run, check_setting_names, with_wsam_defaults
-from wsam.lab.settings import DATA_SETTINGS, Value
+from wsam.lab.settings import DATA_SETTINGS
+from wsam.lab.values import Value
 from wsam.sweep.settings import DECISIVE, SEEDS, has_setting, in_order, with_value
 
 Point = dict[str, Value]

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from wsam.lab import records
 from wsam.lab.files import BusyError, exclusive_lock
 from wsam.lab.run import Run
-from wsam.lab.settings import Value, is_number
+from wsam.lab.values import Value, is_number
 from wsam.sweep.grid import Grid, Point, with_seeds
 from wsam.sweep.jobs import Job, Outcome, Status
 from wsam.sweep.settings import has_setting, in_order, is_integer_setting

@@ -10,12 +10,11 @@ from wsam.lab.settings import (
     DATA_SETTINGS,
     OPTIONS,
     VANILLA,
-    Value,
     accepts,
     default_model,
     has_preconditioner,
-    join_names,
 )
+from wsam.lab.values import Value, join_names
 
 SEEDS = ("seed", "noise_seed")
 """Settings that cannot be varied: every point of a grid is run with the same seeds."""
