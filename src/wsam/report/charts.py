@@ -153,25 +153,7 @@ def draw_lines(
     from matplotlib.ticker import MaxNLocator
 
     for one in series:
-        style: dict[str, Any] = {"color": color(one.style.css_name)}
-        x = [point.x for point in one.points]
-        mean = [
-            math.nan if p.mean is None or not math.isfinite(p.mean) else drawable(p.mean)
-            for p in one.points
-        ]
-        finite = [not math.isnan(value) for value in mean]
-        if any(point.std for point in one.points):
-            below = [m - drawable(p.std) for m, p in zip(mean, one.points, strict=True)]
-            above = [m + drawable(p.std) for m, p in zip(mean, one.points, strict=True)]
-            # The edge keeps overlapping bands distinguishable.
-            axes.fill_between(x, below, above, where=finite, alpha=0.15, linewidth=0.8, **style)
-        dashes = (0, one.style.dashes) if one.style.dashes else "-"
-        above_bands = 3 + _gaps(one.style.dashes) / 2
-        axes.plot(x, mean, linewidth=_LINE_WIDTH, linestyle=dashes, zorder=above_bands, **style)
-        padded = [False, *finite, False]
-        for at in range(len(x)):
-            if padded[at : at + 3] == [False, True, False]:  # a line would not show this point
-                axes.plot(x[at], mean[at], "o", markersize=7, zorder=3, **style)
+        _draw_line(axes, one)
     xs = [x for one in series for x, _, _ in _known(one)] or [0.0]
     low, high = min(xs), max(xs)
     axes.set_xlim(*((low, high) if low < high else (low - 0.5, high + 0.5)))
@@ -186,6 +168,29 @@ def draw_lines(
     axes.grid(axis="y")
     axes.spines["left"].set_visible(False)
     axes.tick_params(axis="y", length=0)
+
+
+def _draw_line(axes: Axes, series: Series) -> None:
+    """Draw a line and its band; a point between two gaps is a dot."""
+    style: dict[str, Any] = {"color": color(series.style.css_name)}
+    x = [point.x for point in series.points]
+    mean = [
+        math.nan if p.mean is None or not math.isfinite(p.mean) else drawable(p.mean)
+        for p in series.points
+    ]
+    finite = [not math.isnan(value) for value in mean]
+    if any(point.std for point in series.points):
+        below = [m - drawable(p.std) for m, p in zip(mean, series.points, strict=True)]
+        above = [m + drawable(p.std) for m, p in zip(mean, series.points, strict=True)]
+        # The edge keeps overlapping bands distinguishable.
+        axes.fill_between(x, below, above, where=finite, alpha=0.15, linewidth=0.8, **style)
+    dashes = (0, series.style.dashes) if series.style.dashes else "-"
+    above_bands = 3 + _gaps(series.style.dashes) / 2
+    axes.plot(x, mean, linewidth=_LINE_WIDTH, linestyle=dashes, zorder=above_bands, **style)
+    padded = [False, *finite, False]
+    for at in range(len(x)):
+        if padded[at : at + 3] == [False, True, False]:  # a line would not show this point
+            axes.plot(x[at], mean[at], "o", markersize=7, zorder=3, **style)
 
 
 def _gaps(dashes: tuple[float, ...] | None) -> float:
