@@ -114,9 +114,7 @@ def test_all_methods() -> None:
     assert not settings.workload().compilable
 
 
-def test_a_step_that_cannot_be_captured_is_left_out_with_the_reason(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_step_that_cannot_be_captured_is_left_out_with_the_reason() -> None:
     def make(workload: Workload, form: str) -> cases.Step:
         if form == "captured":
             raise third_party.NotCapturableError("it waits")

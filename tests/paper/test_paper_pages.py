@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from command import wsam_command
-from test_paper_comparison import fake_record
+from recorded import write_record
 
 from wsam.lab.run import Run
 from wsam.paper import find, gather
@@ -57,7 +57,7 @@ def test_page_tables_come_from_records(tmp_path, page):
     for kept in ("# Results", "\nbetween\n", "\nafter\n"):
         assert kept in text
     assert wsam_command(*words, "--check").stdout == ""
-    fake_record(results, find("cifar").cell(("ResNet18", "WSAM"), "CIFAR-10").runs[0], 3.61)
+    write_record(results, find("cifar").cell(("ResNet18", "WSAM"), "CIFAR-10").runs[0], 3.61)
     wsam_command(*words, "--check", status=1)
     wsam_command(*words)
     assert "| ResNet18 | WSAM | 3.61 (n = 1) | 3.61 (n = 1) | 3.62 ± 0.10 |" in text_of(page)
@@ -67,7 +67,7 @@ def test_page_with_welch_tests(tmp_path):
     cells = find("cifar").select("ResNet18/*/CIFAR-10")
     for method in ("SAM", "WSAM"):
         for run in cells.cell(("ResNet18", method), "CIFAR-10").runs[:3]:
-            fake_record(tmp_path, run, 3.5 + 0.1 * run.seed)
+            write_record(tmp_path, run, 3.5 + 0.1 * run.seed)
     page = tmp_path / "page.md"
     words = 'cifar --only "ResNet18/*/CIFAR-10" --welch'
     page.write_text(f"<!-- wsam paper table {words} -->\n<!-- end -->\n")
@@ -117,7 +117,7 @@ def test_documentation_states_the_test_of_wsam_and_sam(page):
 def test_plots(tmp_path):
     cifar = find("cifar")
     for run in cifar.cell(("ResNet18", "WSAM"), "CIFAR-10").runs[:3]:
-        fake_record(tmp_path, run, 3.5 + 0.1 * run.seed)
+        write_record(tmp_path, run, 3.5 + 0.1 * run.seed)
     for name in ("minima", "sensitivity", "lr-wd"):
         table = find(name)
         drawn = draw(table, gather(table, tmp_path))
@@ -160,7 +160,7 @@ def test_points_of_a_grid_are_connected_in_order(tmp_path):
     radii = (0.2, 0.01, 0.1, 0.05)
     table = grid_table(Grid("mine", "rho", {"digits": Run(method="sam")}, {"rho": radii}))
     for cell in table.cells:
-        fake_record(tmp_path, cell.runs[0], 100 * float(cell.row[0]))
+        write_record(tmp_path, cell.runs[0], 100 * float(cell.row[0]))
     drawn = draw(table, gather(table, tmp_path))
     joined = max(drawn.axes[0].lines, key=lambda line: len(line.get_xdata()))
     assert list(joined.get_xdata()) == sorted(radii)

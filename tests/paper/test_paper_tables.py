@@ -10,7 +10,6 @@ from wsam.paper import GRIDS, TABLES, Kind, Measure, Profile, find_grid, render
 from wsam.paper.cifar import scratch_run
 from wsam.paper.grids import grid_table
 from wsam.paper.table import format_mean, format_number
-from wsam.sweep import with_value
 from wsam.sweep.grid import Grid
 
 find = cache(wsam.paper.find)  # building a table checks each of its runs
@@ -379,15 +378,6 @@ def test_unknown_name():
     with pytest.raises(ValueError, match=r"noise is not a grid .* lr-wd, rho"):
         find_grid("noise")
     assert set(TABLES).isdisjoint(GRIDS)
-
-
-def test_with_value_finds_nested_settings():
-    run = Run(method="wsam")
-    assert with_value(run, "rho", 1).hyper["rho"] == 1.0
-    assert with_value(run, "lr", 1).base_args["lr"] == 1.0
-    assert with_value(run, "noise", 0.4).noise == 0.4
-    with pytest.raises(ValueError, match="no setting 'alpha'; it has: gamma, rho"):
-        with_value(run, "alpha", 0.1)
 
 
 @pytest.mark.parametrize(

@@ -291,7 +291,7 @@ def test_tables_are_compared_with_the_paper(results):
     assert "3.62 ± 0.10" in table[0]
     assert "WRN-28-10" not in table[0]
     assert "Minima of ResNet18" in text
-    assert "GSAM&#39;s radius" not in text
+    assert "GSAM&#39;s rho" not in text
     assert "Coupled-WSAM" not in text
     assert "SGDM trains for twice as many epochs" in text
     assert "ours, n = 1, has none:<ul><li>ResNet18/SAM/CIFAR-10: ours" in text

@@ -53,7 +53,7 @@ def test_a_slice_with_infinite_values_is_drawn(tmp_path):
         put_slice(tmp_path, put(tmp_path, wsam(seed)), [None, None, 1.0 + seed, 2.0 - seed, None])
     folder = gather(tmp_path)
     gap = math.inf
-    assert [point[1] for point in mean_slice(folder.groups[0])] == [gap, gap, 1.5, 1.5, gap]
+    assert [point.mean for point in mean_slice(folder.groups[0])] == [gap, gap, 1.5, 1.5, gap]
     charts = re.findall("<svg.*?</svg>", page(folder), re.DOTALL)
     (around_minimum,) = (c for c in charts if "along a random direction" in c)
     assert around_minimum.count("fill-opacity: 0.15") == 1
