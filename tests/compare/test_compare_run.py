@@ -3,6 +3,7 @@
 import json
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -228,6 +229,17 @@ def test_cost_is_that_of_an_undisturbed_epoch(period, cost):
     watch.steps, watch.warm = 15, watch.start
     watch.epochs = [(2.0, 0.1, used) for used in (9.0, 1.6, 1.0, 1.4, 1.2)]
     assert watch.timing().cost == cost
+
+
+def test_startup_of_a_cluster_is_kept(tmp_path):
+    """A new plan with kept times takes it into account, too."""
+    request = tiny_request("sam", trials=1)
+    times = dict.fromkeys(request.methods, Timing(0.1, 0.5, 0.1, 0.5))
+    write_state(tmp_path, State(request, times, startup=40.0))
+    cluster = SimpleNamespace(run=InProcess().run)
+    comparison = tiny_comparison(tmp_path, "sam", budget=400.0, executor=cluster)
+    comparison._measure_times()
+    assert comparison.state.startup == 40.0
 
 
 def test_timing_ends_after_enough_epochs(tmp_path, monkeypatch):

@@ -56,7 +56,7 @@ class Contender:
         Reference:
             Halton, On the efficiency of certain quasi-random sequences of points, 1960.
         """
-        defaults = {name: float(cast(float, self._default(name))) for name in self.axes}
+        defaults = {name: self._default(name) for name in self.axes}
         if trial == 0:
             return defaults
         # Number 1 of the sequence is the middle of the learning rates: the default again.
@@ -71,8 +71,9 @@ class Contender:
         """Return the range of a setting as factors of its default."""
         return _MSAM_RADII if (self.name, name) == ("msam", "rho") else _FACTORS[name]
 
-    def _default(self, name: str) -> object:
-        return self.run.hyper[name] if name in self.run.hyper else self.run.base_args[name]
+    def _default(self, name: str) -> float:
+        place = self.run.hyper if name in self.run.hyper else self.run.base_args
+        return float(cast(float, place[name]))
 
     def at(self, point: Mapping[str, float]) -> Run:
         """Return its run at a point."""

@@ -48,8 +48,9 @@ from wsam.lab.titles import format_figure
 from wsam.sweep import Executor, InProcess, Job, Outcome, Processes, Status, sweep
 
 _TIMING_SHARE = 0.02
-"""Part of the budget for the timing run of a method, within these seconds:"""
+"""Part of the budget for the timing run of a method."""
 _TIMING_SECONDS = (0.5, 10.0)
+"""Limits of its duration."""
 _PAGE_SECONDS = 3.0
 _MAX_ERRORS = 2
 """A method whose first runs end with errors is not tried again."""
@@ -123,6 +124,7 @@ class Comparison:
         return summarize(self.out, self.state)
 
     def _save(self) -> None:
+        """Write the state with the time spent so far."""
         now = time.monotonic()
         self.state.spent += now - self._clock
         self._clock = now
@@ -146,6 +148,7 @@ class Comparison:
         return [method for name, method in self.contenders.items() if name in self.state.timing]
 
     def _note(self, text: str) -> None:
+        """Add a note to the summary, and show it."""
         if text not in self.state.notes:
             self.state.notes.append(text)
             self.progress.message(text)
@@ -163,17 +166,17 @@ class Comparison:
     # Timing and plan ----------------------------------------------------------------------------
 
     def _measure_times(self) -> None:
+        """Time an epoch of each method whose times are not known, and show the relative costs."""
         low, high = _TIMING_SECONDS
-        task = partial(
-            measure_time, seconds=min(max(_TIMING_SHARE * self.request.budget, low), high)
-        )
+        seconds = min(max(_TIMING_SHARE * self.request.budget, low), high)
+        task = partial(measure_time, seconds=seconds)
         jobs, methods = [], {}
         for name, method in self.contenders.items():
             if name not in self.state.timing:
                 timing_path(self.out, method.run).unlink(missing_ok=True)
                 jobs.append(Job(method.run, self.out, self.execution, task=task))
                 methods[method.run.key] = method
-        start, startup = time.monotonic(), None
+        start = time.monotonic()
         phase = Phase("timing", len(jobs))
         if jobs:
             self.progress.update(phase, None)
@@ -181,15 +184,20 @@ class Comparison:
         batches = [[job] for job in jobs] if self.keeps_workers else [jobs]
         outcomes = (outcome for batch in batches for outcome in self.executor.run(batch))
         for outcome in outcomes:
-            if startup is None:
-                startup = max(time.monotonic() - start - outcome.seconds, 0.0)
+            if not phase.done and not self.keeps_workers:
+                self.state.startup = max(time.monotonic() - start - outcome.seconds, 0.0)
             self._record_timing(methods[outcome.job.run.key], outcome)
             phase.done += 1
             self.progress.update(phase, None)
-        if not self.keeps_workers:
-            self._add_cold_starts(startup or 0.0)
-        setup = min(timing.setup for timing in self.state.timing.values())
-        self.state.timing = {n: replace(t, setup=setup) for n, t in self.state.timing.items()}
+        timing = self.state.timing
+        if not self.keeps_workers:  # every run starts a new process
+            timing = {n: replace(t, setup=t.setup + t.cold, cold=0.0) for n, t in timing.items()}
+        setup = min(times.setup for times in timing.values())
+        self.state.timing = {n: replace(t, setup=setup) for n, t in timing.items()}
+        self._show_costs()
+
+    def _show_costs(self) -> None:
+        """Show the duration of an epoch of the base, and the costs relative to it."""
         costs = (
             f"{self.contenders[name].title} {cost:.2f}"
             for name, cost in self.state.costs.items()
@@ -201,15 +209,8 @@ class Comparison:
             f"relative cost: {', '.join(costs) or 'no other method'}"
         )
 
-    def _add_cold_starts(self, startup: float) -> None:
-        """Let every phase and every run start with new processes in the estimates."""
-        self.state.startup = startup
-        self.state.timing = {
-            name: replace(timing, setup=timing.setup + timing.cold, cold=0.0)
-            for name, timing in self.state.timing.items()
-        }
-
     def _record_timing(self, method: Contender, outcome: Outcome) -> None:
+        """Store the times of a method; leave it out if it cannot be trained."""
         timing = read_timing(self.out, method.run)
         if outcome.has_record and timing is not None:
             self.state.timing[method.name] = timing
@@ -220,16 +221,19 @@ class Comparison:
         self._save()
 
     def _fail(self, run: Run, text: str) -> None:
+        """Store and show why a method is left out."""
         self.state.failures[run.key] = text
         self.progress.message(text)
 
     def _estimator(self, times: dict[str, Timing] | None = None) -> Estimator:
+        """Return an estimator of durations, given the times of some methods; default all."""
         found = self.state.timing if times is None else times
         costs = {name: cost for name, cost in self.state.costs.items() if name in found}
         seeds = len(self.request.seeds)
         return Estimator(found, costs, seeds, self.parallel, self.state.startup)
 
     def _make_plan(self) -> None:
+        """Choose the trials and epochs that fit into the budget, and show them."""
         request, estimator = self.request, self._estimator()
         plan = make_plan(
             estimator, request.trials, request.run.epochs, self._available, request.budget
@@ -247,6 +251,7 @@ class Comparison:
         self._save()
 
     def _note_epochs(self, epochs: int) -> None:
+        """Note that the base has fewer epochs than requested, instead of an earlier such note."""
         request = self.request
         if epochs < request.run.epochs:
             start = "Reduced epochs of the base"
@@ -270,6 +275,7 @@ class Comparison:
             self._record(outcome)
 
     def _record(self, outcome: Outcome) -> None:
+        """Store and show how a run of the search or a final run ended."""
         run, searches = outcome.job.run, self._phase.name == "search"
         entry = self._phase.end(outcome)
         if outcome.has_record:
@@ -301,6 +307,7 @@ class Comparison:
     # Search -------------------------------------------------------------------------------------
 
     def _search(self) -> None:
+        """Train the trials of all methods."""
         done = sum(len(trial_records(self.out, self.state, method)) for method in self._active)
         total = max(self._plan.trials * len(self._active), done)
         self._phase = Phase("search", total, done)
@@ -373,6 +380,7 @@ class Comparison:
     # Final runs ---------------------------------------------------------------------------------
 
     def _train(self) -> None:
+        """Train the final runs and measure the sharpness of their weights."""
         final = self.state.final
         assert final is not None
         folder = final_folder(self.out)
