@@ -219,7 +219,6 @@ def test_timing(tmp_path):
     assert timing.evaluation > 0
     assert timing.cost > 0
     assert Timing(1.0, 2.0, 3.0, 2.0).seconds(4) == 21.0
-    assert read_timing(tmp_path, TINY) is None
 
 
 @pytest.mark.parametrize(("period", "cost"), [(1, 1.0), (3, 1.0), (4, 1.2)])

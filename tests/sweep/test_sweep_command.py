@@ -34,22 +34,12 @@ def grid(tmp_path):
     return path
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (
-            "[grid]\n"
-            + "".join(f"{n} = {list(range(1, 1001))}\n" for n in ("rho", "gamma", "lr", "epochs")),
-            ": 1,000,000,000,000 grid points: at most 10,000 are allowed",
-        ),
-        ("x = " + "[" * 10_000, " is nested too deeply"),
-    ],
-    ids=["many points", "nested"],
-)
-def test_grids_that_are_too_large(tmp_path, text, message):
+def test_grids_that_are_too_large(tmp_path):
     path = tmp_path / "large.toml"
-    path.write_text(text)
-    assert error_of("sweep", path, "--out", tmp_path / "out") == f"wsam: {path}{message}\n"
+    values = list(range(1, 1001))
+    path.write_text(f"[grid]\nrho = {values}\ngamma = {values}\nlr = {values}\n")
+    line = error_of("sweep", path, "--out", tmp_path / "out")
+    assert line == f"wsam: {path}: 1,000,000,000 grid points: at most 10,000 are allowed\n"
 
 
 def test_a_grid_file_then_a_search(tmp_path, grid):

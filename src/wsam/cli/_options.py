@@ -80,7 +80,7 @@ def parse_value(text: str) -> Any:
     """
     try:
         return json.loads(text)
-    except (ValueError, RecursionError):
+    except ValueError:
         word = text.strip()
     try:
         return float(word)

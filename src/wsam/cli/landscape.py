@@ -149,14 +149,11 @@ def _directions(
 
 
 def _line_label(paths: tuple[Path, Path], runs: tuple[Run | None, Run | None]) -> str:
-    """Label a line by the titles of its runs, else by the names of the files or by their paths.
+    """Label a line by the titles of its runs or the names of its files; by paths if these are equal.
 
-    The name of a record's file is a hash, which tells a reader nothing.
+    The name of a record's file is a hash, which means nothing to a reader.
     """
-    first, second = paths
     names = [path.name if run is None else run.title for path, run in zip(paths, runs, strict=True)]
     if names[0] == names[1]:
-        names = (
-            [str(first), str(second)] if first.name == second.name else [first.name, second.name]
-        )
+        names = [str(path) for path in paths]
     return f"the line from {names[0]} (0) to {names[1]} (1)"

@@ -58,7 +58,9 @@ Optuna = Annotated[
         "--optuna", help="Search with Optuna: first the grid points, then --trials others."
     ),
 ]
-Trials = Annotated[int, typer.Option(min=0, help="With --optuna: trials besides the grid points.")]
+Trials = Annotated[
+    int, typer.Option(min=0, help="With --optuna: trials in addition to the grid points.")
+]
 Storage = Annotated[
     str | None,
     typer.Option(help="With --optuna: URL of a storage. [default: SQLite in the folder]"),

@@ -38,7 +38,7 @@ from wsam.compare.state import (
     write_state,
 )
 from wsam.compare.summary import Summary, summarize
-from wsam.compare.timing import Timing, measure_time, read_timing, timing_path, train_quietly
+from wsam.compare.timing import Timing, measure_time, read_timing, train_quietly
 from wsam.lab import records
 from wsam.lab.execution import ExecutionConfig
 from wsam.lab.optimizers import make_optimizer
@@ -173,7 +173,6 @@ class Comparison:
         jobs, methods = [], {}
         for name, method in self.contenders.items():
             if name not in self.state.timing:
-                timing_path(self.out, method.run).unlink(missing_ok=True)
                 jobs.append(Job(method.run, self.out, self.execution, task=task))
                 methods[method.run.key] = method
         start = time.monotonic()
@@ -211,9 +210,8 @@ class Comparison:
 
     def _record_timing(self, method: Contender, outcome: Outcome) -> None:
         """Store the times of a method; leave it out if it cannot be trained."""
-        timing = read_timing(self.out, method.run)
-        if outcome.has_record and timing is not None:
-            self.state.timing[method.name] = timing
+        if outcome.has_record:
+            self.state.timing[method.name] = read_timing(self.out, method.run)
         elif method.name == BASE:
             raise ValueError(f"the base cannot be trained: {_detail(outcome)}")
         else:

@@ -80,13 +80,7 @@ def read_sharpness(out: Path, run: Run) -> Surroundings:
     """Return the measurements; empty ones if the file is missing or damaged."""
     try:
         found = records.read_json(sharpness_path(out, run))
-        value, losses = found["value"], found.get("slice", [])
-        whole = len(losses) == len(DISTANCES)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError):
         return Surroundings()
-    return Surroundings(
-        float(value) if isinstance(value, float | int) else None,
-        tuple(losses) if whole else (),
-        found.get("samples"),
-        found.get("slice_samples"),
-    )
+    counts = found.get("samples"), found.get("slice_samples")
+    return Surroundings(found["value"], tuple(found["slice"]), *counts)

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -197,11 +196,6 @@ def timing_path(out: Path, run: Run) -> Path:
     return records.work_root(out) / "timing" / f"{run.key}.json"
 
 
-def read_timing(out: Path, run: Run) -> Timing | None:
-    """Return the measured times of a run; None if there are none."""
-    path = timing_path(out, run)
-    try:
-        found: Any = records.read_json(path)
-        return Timing(**found)
-    except (FileNotFoundError, ValueError, TypeError):
-        return None
+def read_timing(out: Path, run: Run) -> Timing:
+    """Return the measured times of a run."""
+    return Timing(**records.read_json(timing_path(out, run)))

@@ -1,7 +1,7 @@
 """Search over a grid and between its points with Optuna: `pip install 'wsam[optuna]'`.
 
 All points of the grid are enqueued before the first trial is requested, so each is tried once for
-any number of workers. Only this process talks to Optuna; any executor runs the jobs. Several
+any number of workers. Only this process calls Optuna; any executor runs the jobs. Several
 searches may share a storage if they share the results folder: each holds a lock there while it is
 alive, so that the others can detect the trials of a search that was killed.
 """
@@ -181,7 +181,7 @@ class Search:
             yield from map(self.make_job, runs)
 
     def _suggest(self, trial: optuna.Trial) -> Point:
-        """Return a point. A setting that the run does not have, given the others, is not asked for."""
+        """Return a point. A setting that the run does not have, given the others, is not suggested."""
         point: Point = {}
         for name in in_order(self.grid.axes):
             run = self.grid.run(self.column, point)

@@ -70,28 +70,24 @@ class Summary:
         return figure_name(self.metric)
 
     @property
-    def splits(self) -> list[str]:
-        """The splits that have figures; the one that decides first."""
-        return list(dict.fromkeys((self.metric["split"], TEST)))
-
-    @property
     def best(self) -> Row | None:
         """The best row; None if no run finished."""
         return next((row for row in self.rows if row.objective is not None), None)
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Return the heads and rows of a table."""
+        splits = _splits(self.metric)
         unit = f" ({self.metric['unit']})" if self.metric["unit"] else ""
         heads = [
             "run",
-            *(f"{split} {self.metric['name']}{unit}" for split in self.splits),
+            *(f"{split} {self.metric['name']}{unit}" for split in splits),
             *("runs", "seconds"),
         ]
         rows = []
         for row in self.rows:
             runs = str(row.finished) + (f", {row.failed} failed" if row.failed else "")
             seconds = "-" if row.seconds is None else f"{row.seconds:.1f}"
-            figures = [row.figures.get(split, "-") for split in self.splits]
+            figures = [row.figures.get(split, "-") for split in splits]
             rows.append([row.name, *figures, runs, seconds])
         return heads, rows
 
@@ -104,7 +100,9 @@ class Summary:
         figure = f"{self.best.figures[split]}{metric['unit']}"
         lines = [f"{direction} {self.objective_name}: {self.best.name}, {figure}"]
         if split == TEST and len(self.rows) > 1:
-            lines.append("The test set made this choice. To keep it apart: --grid validation=0.1")
+            lines.append(
+                "The test set made this choice. To choose by validation: --grid validation=0.1"
+            )
         return lines
 
 
@@ -137,7 +135,7 @@ def _row(name: str, run: Run, found: list[Record], metric: dict[str, Any]) -> Ro
     finished = [record for record in found if records.is_finished(record)]
     objectives = [value for value in map(records.objective, finished) if value is not None]
     figures = {}
-    for split in dict.fromkeys((metric["split"], TEST)):
+    for split in _splits(metric):
         values = (records.final_figure(record, split) for record in finished)
         mean, std = mean_and_std([value for value in values if value is not None])
         if mean is not None:
@@ -151,6 +149,11 @@ def _row(name: str, run: Run, found: list[Record], metric: dict[str, Any]) -> Ro
         len(found) - len(finished),
         mean_and_std([float(record["seconds"]) for record in finished])[0],
     )
+
+
+def _splits(metric: dict[str, Any]) -> list[str]:
+    """Return the splits that have figures; the one that decides first."""
+    return list(dict.fromkeys((metric["split"], TEST)))
 
 
 def _number(value: float, unit: str) -> str:
