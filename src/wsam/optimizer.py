@@ -358,9 +358,10 @@ class SharpnessAware(CheckedArguments, Optimizer):
         return first, None if increase is None else self._selection.corrected(increase)
 
     def _run_next_passes(self, run: Closure, scaler: Any = None) -> tuple[bool, Any]:
-        """Ascend and run the passes after the first; unscale the gradients that a GradScaler checks.
+        """Ascend and run the passes after the first.
 
-        These are the ones of the last pass. A step that is certain to use those at w has no other.
+        A GradScaler checks and unscales the gradients of the last pass; if it is certain that the
+        weights do not move, those at w, and there is no other pass.
 
         Returns:
             Whether the weights have moved, and the result of the last pass, None if there was none.

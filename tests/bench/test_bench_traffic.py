@@ -11,7 +11,7 @@ import torch
 import wsam
 from wsam._core.param_blocks import Block
 from wsam.accel.tensor_table import WorkPlan
-from wsam.accel.triton_backend import Begun, TritonBackend
+from wsam.accel.triton_backend import KernelBlock, TritonBackend
 from wsam.bench import cases, memory_traffic, third_party
 from wsam.bench.cases import Case
 from wsam.bench.memory_traffic import NUMEL, TENSORS, Traffic, TrafficCounter
@@ -94,7 +94,7 @@ def test_traffic_of_lean_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     base = torch.optim.SGD([torch.nn.Parameter(A)], lr=0.1)
     counter, backend = TrafficCounter(), TritonBackend(CPU, base, Weighted(), 1.0)
     plan, weights, g0, momentum = WorkPlan(block.params, CPU), [1], [2], [3]
-    backend._begun[id(block)] = Begun(plan, g0, g0, plan.buffer(), torch.zeros(3))
+    backend._kernel_blocks[id(block)] = KernelBlock(plan, g0, g0, plan.buffer(), torch.zeros(3))
     with memory_traffic.count_fused_kernels(counter):
         backend._scales([block], [], [[B]], True)
         backend._begin_lean_block(block, [weights, g0, g0], torch.ones(()), [momentum])

@@ -36,7 +36,12 @@ EXCHANGE_BYTES = 1 << 22
 def begin(state: StepState, *, guard_g0: bool) -> bool:
     """Step the base, move the weights to w + d and save A in `block.saved`.
 
-    Returns whether the base wrote into gradients, which needs `guard_g0`: a copy of g0 meanwhile.
+    Args:
+        state: the step.
+        guard_g0: copy g0 first. Needed until it is known that the base does not write into gradients.
+
+    Returns:
+        Whether the base wrote into gradients.
     """
     blocks = state.moved = state.blocks
     _reject_shared_storage(blocks)

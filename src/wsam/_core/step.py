@@ -282,7 +282,11 @@ def units(rule: "Rule", blocks: Sequence[Block]) -> list[Block]:
 
 
 def _per_unit(rule: "Rule", function: Callable[..., Result], *lists: Sequence[Any]) -> list[Result]:
-    """Return `function(*lists)` for each entry: of all entries, or of each alone if per tensor."""
+    """Call a function with lists of all units, or with each unit alone if the rule is per tensor.
+
+    Returns:
+        The result for each unit.
+    """
     if not rule.per_tensor:
         return [function(*lists)] * len(lists[0])
     return [function(*([item] for item in row)) for row in zip(*lists, strict=True)]

@@ -111,7 +111,9 @@ class StepState:
     prepared_grads: dict[Tensor, tuple[int, float]] = field(default_factory=dict)
     """The gradients prepared for the base, if a decoupled term goes with them; see `_fingerprints`."""
     rng_after_first_pass: tuple[Any, ...] | None = None
+    """The generators as the first pass left them, while the second pass repeats its draws."""
     interval_memory: Any = None
+    """What the interval `when` kept before this step, in case the step is not made."""
 
     @property
     def is_done(self) -> bool:

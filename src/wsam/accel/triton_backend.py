@@ -60,7 +60,7 @@ PLANS = 8
 
 
 @dataclass
-class Begun:
+class KernelBlock:
     """A block whose step uses kernels."""
 
     plan: WorkPlan
@@ -93,7 +93,7 @@ class TritonBackend:
         self._plans: dict[tuple[int, ...], WorkPlan] = {}
         self._overlap_checked: tuple[list[int], list[int]] = ([], [])
         self._no_overlap = True
-        self._begun: dict[int, Begun] = {}
+        self._kernel_blocks: dict[int, KernelBlock] = {}
         self._launch = Launcher(device)
         self._tables = AddressTables(device)
         shape = (len(base.param_groups), COLUMNS)
@@ -131,11 +131,11 @@ class TritonBackend:
         try:
             return self._perturb(state)
         except BaseException:
-            self._begun.clear()  # frees the buffers
+            self._kernel_blocks.clear()  # frees the buffers
             raise
 
     def _perturb(self, state: StepState) -> bool:
-        self._begun.clear()
+        self._kernel_blocks.clear()
         blocks = state.blocks
         plain = state.mask is None and state.geometry.follows_g0
         if not plain or any(block.sharded for block in blocks):
@@ -228,7 +228,7 @@ class TritonBackend:
             buffer = plan.buffer() if final else None
             copy_at = [] if buffer is None else [buffer.addresses()]
             table = self._tables.table((plan.weights, row, *copy_at))
-            self._begun[id(block)] = Begun(plan, g0, row, buffer, table)
+            self._kernel_blocks[id(block)] = KernelBlock(plan, g0, row, buffer, table)
             shape = (plan.where, plan.offset, plan.sizes, partial, first, len(row))
             self._launch("squares", plan.programs, table, *shape, BLOCK=TILE)
             first += plan.programs
@@ -247,16 +247,16 @@ class TritonBackend:
 
     def _save_and_add(self, block: Block, direction: list[Tensor], scale: Tensor) -> bool:
         """Compute `saved = w; w += scale * direction` in one pass; False if `_scales` was not."""
-        begun = self._begun.get(id(block))
-        if begun is None:
+        known = self._kernel_blocks.get(id(block))
+        if known is None:
             return False
-        plan, table, buffer = begun.plan, begun.table, begun.buffer
+        plan, table, buffer = known.plan, known.table, known.buffer
         if buffer is None:
             buffer = plan.buffer()
-            table = self._tables.table((plan.weights, begun.direction_at, buffer.addresses()))
-        shape = (plan.where, plan.offset, plan.sizes, scale, len(begun.direction_at))
+            table = self._tables.table((plan.weights, known.direction_at, buffer.addresses()))
+        shape = (plan.where, plan.offset, plan.sizes, scale, len(known.direction_at))
         self._launch("save_and_add", plan.programs, table, *shape, BLOCK=TILE)
-        block.saved, begun.buffer = buffer, None
+        block.saved, known.buffer = buffer, None
         increment_version(block.weights())
         return True
 
@@ -273,11 +273,11 @@ class TritonBackend:
             rows = self._rows_after_passes(block)
             if rows is None:
                 return False
-            begun = self._begun[id(block)]
-            base_state = self._state_rows(block, begun.plan)
+            known = self._kernel_blocks[id(block)]
+            base_state = self._state_rows(block, known.plan)
             if base_state is None:
                 return False
-            g0 = [] if block.g0 is None else [begun.g0_at]
+            g0 = [] if block.g0 is None else [known.g0_at]
             work.append((block, [*rows, *g0], base_state))
         self._mix_from_products(state.blocks, [rows for _, rows, _ in work])
         for block, rows, base_state in work:
@@ -288,13 +288,13 @@ class TritonBackend:
 
     def _rows_after_passes(self, block: Block) -> Rows | None:
         """Return the addresses of the saved weights, the weights and g1; None if they do not fit."""
-        begun = self._begun.get(id(block))
-        if begun is None or not isinstance(block.saved, WeightBuffer):
+        known = self._kernel_blocks.get(id(block))
+        if known is None or not isinstance(block.saved, WeightBuffer):
             return None
-        if not begun.plan.still_fits(block.weights()):
+        if not known.plan.still_fits(block.weights()):
             return None
-        g1 = begun.plan.gradient_addresses([p.grad for p in block.params])
-        return None if g1 is None else [block.saved.addresses(), begun.plan.weights, g1]
+        g1 = known.plan.gradient_addresses([p.grad for p in block.params])
+        return None if g1 is None else [block.saved.addresses(), known.plan.weights, g1]
 
     def _state_rows(self, block: Block, plan: WorkPlan) -> Rows | None:
         """Return the addresses of the base's state; None if kernels cannot step the base."""
@@ -322,7 +322,7 @@ class TritonBackend:
                     numbers[column].fill_(coefficient)
 
     def _products(self, blocks: Sequence[Block], gradients: Sequence[Rows]) -> Products:
-        plans = [self._begun[id(block)].plan for block in blocks]
+        plans = [self._kernel_blocks[id(block)].plan for block in blocks]
         programs = sum(plan.programs for plan in plans)
         partial, first = torch.empty(3, programs, dtype=torch.float64, device=self._device), 0
         for plan, both in zip(plans, gradients, strict=True):
@@ -342,12 +342,12 @@ class TritonBackend:
         """Step the base, move to w + d and keep the result without g1, in one pass."""
         work = []
         for block, (_, scale) in zip(state.blocks, directions, strict=True):
-            begun = self._begun[id(block)]
-            base_state = self._state_rows(block, begun.plan)
+            known = self._kernel_blocks[id(block)]
+            base_state = self._state_rows(block, known.plan)
             if base_state is None:
-                self._begun.clear()  # frees the buffers, which the other path allocates itself
+                self._kernel_blocks.clear()  # frees the buffers, which the other path allocates itself
                 return False
-            rows = [begun.plan.weights, begun.g0_at, begun.direction_at]
+            rows = [known.plan.weights, known.g0_at, known.direction_at]
             work.append((block, rows, scale, base_state))
         state.moved = list(state.blocks)
         for block, rows, scale, base_state in work:
@@ -358,11 +358,11 @@ class TritonBackend:
         return True
 
     def _begin_lean_block(self, block: Block, rows: Rows, scale: Tensor, base_state: Rows) -> None:
-        begun = self._begun[id(block)]
-        buffer = begun.buffer or begun.plan.buffer()
+        known = self._kernel_blocks[id(block)]
+        buffer = known.buffer or known.plan.buffer()
         rows = [*rows, buffer.addresses(), *base_state]
         self._step_block("begin_lean", block, rows, scale)
-        block.saved, begun.buffer = buffer, None
+        block.saved, known.buffer = buffer, None
 
     def _end_lean(self, state: StepState) -> bool:
         """Compute `w = saved - lr * sharp * g1`."""
@@ -387,7 +387,7 @@ class TritonBackend:
             if branches & ADAM:
                 counts = [self._base.state[p]["step"] for p in block.params]
                 rows = [*rows, data_ptrs(counts)]
-        plan = self._begun[id(block)].plan
+        plan = self._kernel_blocks[id(block)].plan
         numbers = self._rows[self._row(block)]
         shape = (plan.where, plan.offset, plan.sizes, numbers, *more, len(block.params))
         table = self._tables.table(rows)
