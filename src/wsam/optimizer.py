@@ -18,12 +18,18 @@ from torch.optim import Optimizer
 
 from wsam._core import lean, local_gradients, losses, step
 from wsam._core.arguments import CheckedArguments
-from wsam._core.framework_checks import FSDP1, check_closure
+from wsam._core.framework_checks import check_closure
 from wsam._core.grad_accumulator import GradAccumulator
 from wsam._core.grad_scaler import OverflowReport, reject_grad_scaler
 from wsam._core.memory import Memory
 from wsam._core.mix import Scalar, is_number
 from wsam._core.norm_stats import NormStats
+from wsam._core.option_checks import (
+    check_base,
+    check_group,
+    check_options,
+    warn_about_low_precision,
+)
 from wsam._core.param_blocks import (
     Block,
     align_gradients,
@@ -33,7 +39,7 @@ from wsam._core.param_blocks import (
     trained_blocks,
 )
 from wsam._core.param_groups import PREFIX, RHO, STEP, GroupValues
-from wsam._core.preconditioners import find_preconditioner, require_preconditioner
+from wsam._core.preconditioners import find_preconditioner
 from wsam._core.rng import RngState
 from wsam._core.sample_selection import SampleSelection
 from wsam._core.schedule_base import Interval, Schedule
@@ -52,7 +58,6 @@ except ModuleNotFoundError:  # acceleration is optional
 
 
 Closure = Callable[[], Any]
-NONFINITE = ("propagate", "skip", "raise")
 _KIND = attrgetter("dtype", "device")
 _BASE_STEPPED = (
     "lean=True: the base had already stepped, so the step could not be undone; the weights are at "
@@ -165,10 +170,15 @@ class SharpnessAware(CheckedArguments, Optimizer):
         local: bool = False,
         ascent_steps: int = 1,
     ) -> None:
-        _check_base(base, rule)
+        if isinstance(base, SharpnessAware):
+            name = type(base).__name__
+            raise TypeError(f"base is already sharpness-aware ({name}): wrap a plain optimizer")
+        check_base(base, rule)
         self.base = base
         self.rule = rule
         self.geometry = geometry if geometry is not None else Euclidean()
+        if not isinstance(self.geometry, Geometry):
+            raise TypeError(f"geometry must be a wsam.Geometry, got {geometry!r}")
         self.model = model
         self.lean = flag("lean", lean)
         self.max_norm = None if max_norm is None else number("max_norm", max_norm, low_open=True)
@@ -181,14 +191,14 @@ class SharpnessAware(CheckedArguments, Optimizer):
         self._base_writes_grads: bool | None = None  # unknown before the first lean step
         self._reserved: set[tuple[Tensor, str]] = set()
         self._selection = SampleSelection(keep)
-        _check_options(self)
+        check_options(self)
         super().__setstate__({})  # torch's constructor would give us groups and state of our own
         self._reset_scratch()
         self._all_blocks()  # checks names
         defaults = {"rho": rho, **{name: getattr(rule, name) for name in rule.hyper()}}
         self._values = GroupValues(base, rule, defaults)
         self._reserve_memory()
-        _warn_about_low_precision(self.param_groups)
+        warn_about_low_precision(self.param_groups)
 
     def _reset_scratch(self) -> None:
         """Create the attributes that are not copied or pickled."""
@@ -891,7 +901,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         self._values.sync()
         self.base.add_param_group(param_group)
         try:
-            _check_group(self.param_groups[-1], self.base, self.rule)
+            check_group(self.param_groups[-1], self.base, self.rule)
             self._values.sync()
             self._all_blocks(refresh=True)
         except Exception:
@@ -939,132 +949,9 @@ class SharpnessAware(CheckedArguments, Optimizer):
         self._reset_scratch()
 
 
-def _check_base(base: Any, rule: Rule) -> None:
-    """Reject what cannot be a base optimizer."""
-    if isinstance(base, type) or not isinstance(base, Optimizer):
-        raise TypeError(
-            "base must be an instance of a torch.optim.Optimizer, such as "
-            f"torch.optim.SGD(model.parameters(), lr=0.1); got {base!r}"
-        )
-    name = type(base).__name__
-    if isinstance(base, SharpnessAware):
-        raise TypeError(f"base is already sharpness-aware ({name}): wrap a plain optimizer")
-    if isinstance(base, torch.optim.SparseAdam):
-        raise TypeError("SparseAdam takes sparse gradients, sharpness-aware steps need dense ones")
-    arguments = inspect.signature(base.step).parameters
-    if "closure" in arguments and arguments["closure"].default is inspect.Parameter.empty:
-        raise TypeError(f"{name}.step needs a closure of its own, so it cannot be a base")
-    if "hessian" in arguments:
-        raise TypeError(f"{name} needs second derivatives, which a base does not receive")
-    for group in base.param_groups:
-        _check_group(group, base, rule)
-
-
-def _check_group(group: dict[str, Any], base: Optimizer, rule: Rule) -> None:
-    """Reject a parameter group that sharpness-aware steps do not support."""
-    if "lr" not in group:
-        raise TypeError(f"{type(base).__name__} has no 'lr' in its groups, which the update needs")
-    if any(p.is_complex() for p in group["params"]):
-        raise TypeError("complex parameters are not supported: view them as real pairs")
-    if any(getattr(p, "_fsdp_flattened", False) for p in group["params"]):
-        raise TypeError(f"{FSDP1}: torch.distributed.fsdp.fully_shard")
-    if rule.preconditions:
-        require_preconditioner(base).check(group)
-    if group.get("differentiable") and not rule.base_uses_g1:
-        raise ValueError(
-            f"the base is differentiable, but the decoupled term of {type(rule).__name__} is not part "
-            "of its graph: use CoupledWSAM"
-        )
-
-
-def _check_options(opt: SharpnessAware) -> None:
-    """Reject options of a wrong kind, and options that exclude each other."""
-    if not isinstance(opt.geometry, Geometry):
-        raise TypeError(f"geometry must be a wsam.Geometry, got {opt.geometry!r}")
-    if opt.geometry.uses_denominators:
-        require_preconditioner(opt.base)
-    if opt.model is not None and not isinstance(opt.model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(opt.model).__name__}")
-    if opt.nonfinite not in NONFINITE:
-        raise ValueError(f"nonfinite must be one of {NONFINITE}, got {opt.nonfinite!r}")
-    if opt.when is not None and not isinstance(opt.when, Interval):
-        raise TypeError(
-            f"when must be an interval such as wsam.schedule.Every(5), got {opt.when!r}"
-        )
-    if opt.local:
-        local_gradients.check_model(opt.model)
-    _check_combination(opt)
-
-
-def _check_combination(opt: SharpnessAware) -> None:
-    """Reject options that exclude each other."""
-    rule, several, name = opt.rule, opt.ascent_steps > 1, type(opt.geometry).__name__
-    if opt.lean:
-        _reject(
-            "lean=True lets the base step between the passes, but",
-            {
-                "this method, unlike WSAM, passes the second gradient to the base": rule.base_uses_g1,
-                "max_norm needs both gradients first": opt.max_norm is not None,
-                f"nonfinite={opt.nonfinite!r} must be able to undo the step": (
-                    opt.nonfinite != "propagate"
-                ),
-                "local=True averages the first gradient after the second pass": opt.local,
-                "reuse needs both gradients": rule.reuses,
-                "a preconditioned step needs both gradients: pass precondition=False": (
-                    rule.preconditions
-                ),
-            },
-        )
-    if not opt.geometry.needs_g0:
-        reads_norm = opt.when is not None and opt.when.needs_norm
-        _reject(
-            f"{name} has one pass, at w + d, and does not support",
-            {
-                f"the rule {type(rule).__name__}, which needs the gradient at w": rule.keeps_g0,
-                "keep, which compares the losses of two passes": opt.keep < 1,
-                "local=True, which perturbs by the gradient at w": opt.local,
-                "an interval that reads the gradient norm": reads_norm,
-                "several ascent steps": several,
-            },
-        )
-    if opt.geometry.memory:
-        _reject(
-            f"{name} averages one gradient a step and does not support",
-            {
-                "local=True, where gradients differ between ranks": opt.local,
-                "several ascent steps": several,
-            },
-        )
-    if several:
-        _reject(
-            f"ascent_steps={opt.ascent_steps} does not support",
-            {
-                "keep, which compares the losses of two passes": opt.keep < 1,
-                "lean=True": opt.lean,
-            },
-        )
-
-
-def _reject(reason: str, options: dict[str, bool]) -> None:
-    """Raise if one of these options is used."""
-    for option, is_used in options.items():
-        if is_used:
-            raise ValueError(f"{reason} {option}")
-
-
 def _is_zero_step(groups: list[dict[str, Any]]) -> bool:
     """Whether all learning rates and gradients are zero."""
     if any(float(group.get("lr", 1.0)) != 0.0 for group in groups):
         return False
     grads = [p.grad for group in groups for p in group["params"] if p.grad is not None]
     return not any(bool(torch.count_nonzero(g)) for g in grads)
-
-
-def _warn_about_low_precision(groups: list[dict[str, Any]]) -> None:
-    low = (torch.float16, torch.bfloat16)
-    if any(p.dtype in low for group in groups for p in group["params"]):
-        warn(
-            "parameters are float16 or bfloat16: at small radii most of the perturbation is lost to "
-            "rounding (at rho 0.05 only 1 to 23% of bfloat16 weights move); keep float32 weights and "
-            "use torch.autocast"
-        )

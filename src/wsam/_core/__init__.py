@@ -22,6 +22,7 @@ The model and the closure during a step:
 
 Between steps:
 
+    option_checks       which bases and options are supported
     param_groups        hyperparameters of each group; `schedule_base`: those that change
     memory              tensors that a method keeps
     state_dict          saving and loading
