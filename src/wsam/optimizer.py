@@ -194,7 +194,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         check_options(self)
         super().__setstate__({})  # torch's constructor would give us groups and state of our own
         self._reset_scratch()
-        self._all_blocks()  # checks names
+        self._refresh_blocks()  # checks names
         defaults = {"rho": rho, **{name: getattr(rule, name) for name in rule.hyper()}}
         self._values = GroupValues(base, rule, defaults)
         self._reserve_memory()
@@ -498,7 +498,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         pending.require_weights("perturb again")
         self._values.refresh()
         state = self._new_step()
-        state.blocks = collect_gradients(self._all_blocks(refresh=True))
+        state.blocks = collect_gradients(self._refresh_blocks())
         if not state.blocks:
             raise RuntimeError("perturbed() needs gradients: call backward() before it")
         with torch.no_grad():
@@ -548,7 +548,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         self._values.refresh()
         state = self._new_step(self._step_state.memory)
         state.manual, state.ascent_steps = not self._in_closure, self.ascent_steps
-        state.blocks = collect_gradients(self._all_blocks(refresh=True))
+        state.blocks = collect_gradients(self._refresh_blocks())
         if not state.blocks and self.geometry.needs_g0:
             raise RuntimeError("no parameter has a gradient: call backward() in the first pass")
         state.passes = 1 if state.blocks else 0
@@ -805,10 +805,12 @@ class SharpnessAware(CheckedArguments, Optimizer):
 
     # What the phases need -----------------------------------------------------------------------
 
-    def _all_blocks(self, refresh: bool = False) -> list[Block]:
-        """Return all parameters in blocks; with `refresh`, check whether they have changed."""
-        if self._known_blocks is not None and not refresh:
-            return self._known_blocks[1]
+    def _all_blocks(self) -> list[Block]:
+        """Return all parameters in blocks, as they were when the step began."""
+        return self._refresh_blocks() if self._known_blocks is None else self._known_blocks[1]
+
+    def _refresh_blocks(self) -> list[Block]:
+        """Return all parameters in blocks; sort them again if groups, parameters or devices changed."""
         groups = self.param_groups
         key = [(id(g), [*map(id, g["params"])], [*map(_KIND, g["params"])]) for g in groups]
         if self._known_blocks is None or self._known_blocks[0] != key:
@@ -903,7 +905,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         try:
             check_group(self.param_groups[-1], self.base, self.rule)
             self._values.sync()
-            self._all_blocks(refresh=True)
+            self._refresh_blocks()
         except Exception:
             self.base.param_groups.pop()
             self._values.sync()

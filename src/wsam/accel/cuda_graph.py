@@ -161,7 +161,7 @@ class GraphedStep:
         self._make_step = make_step
         self._device = check_optimizer(opt)
         if self.sharp is not None:
-            self.sharp._all_blocks(refresh=True)  # parameters may have moved to the device just now
+            self.sharp._refresh_blocks()  # parameters may have moved to the device just now
         self._fuse = kernels_work_on(self._device) if fuse is None else fuse
         self._base = self.sharp.base if self.sharp else opt
         prepare_base(self._base)
