@@ -1,4 +1,4 @@
-"""What a GradScaler does not do itself: report an overflow of the first pass, reject a closure.
+"""GradScaler: report an overflow of the first pass to it, and reject it in closures.
 
 It checks and unscales the gradients of the second pass only.
 """
