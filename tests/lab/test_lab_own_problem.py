@@ -21,7 +21,7 @@ from wsam.lab import Data, Metric, fit, records, user_code
 from wsam.lab.callbacks import Callback
 from wsam.lab.errors import RunError, UserCodeError
 from wsam.lab.execution import ExecutionConfig
-from wsam.lab.loaded_model import load_model
+from wsam.lab.loaded_model import FixedBatches, LoadedModel, load_model
 from wsam.lab.loader_feed import LoaderFeed
 from wsam.lab.metrics import METRICS, cross_entropy, is_used, loss_sum
 from wsam.lab.problem import Objects, make_data_feed, make_model
@@ -542,6 +542,10 @@ def test_ignored_targets_are_no_predictions(metric):
     final = fit(First(), (pairs, pairs), metric=metric, **SHORT)["final"]
     assert (final["train_error"], final["test_error"]) == (0.0, 0.0)
     assert final.get("test_macro_f1", 100.0) == 100.0
+    feed = LoaderFeed(Data(pairs, pairs), Run(), torch.device("cpu"))
+    batches = FixedBatches(feed, "test", samples=None, batch_size=10)
+    loaded = LoadedModel(First(), batches, "title", Run(), "test", "as in the data")
+    assert loaded.accuracy() == 1.0
     assert is_used(torch.tensor([156], dtype=torch.uint8)), "the byte of -100"
 
 

@@ -12,7 +12,7 @@ from wsam.curvature.batches import move_batch
 from wsam.lab import metrics
 from wsam.lab.data_feed import Batch
 from wsam.lab.errors import explain
-from wsam.lab.metrics import Metric, is_used, loss_sum
+from wsam.lab.metrics import Metric, count_correct, loss_sum
 from wsam.lab.problem import Problem
 from wsam.lab.step import forward
 
@@ -38,8 +38,9 @@ def evaluate(
         loss += loss_sum(problem.loss, output, targets, count)
         samples += count
         if problem.classifies:
-            correct += (output.argmax(1) == targets).sum()
-            predictions += is_used(targets).sum()
+            found, used = count_correct(output, targets)
+            correct += found
+            predictions += used
         if metric.function is not None:
             kept.append(move_batch((output, targets), torch.device("cpu")))
     model.train()

@@ -16,7 +16,7 @@ from wsam.lab.checkpoint import Checkpoints, has_manifest, load_state
 from wsam.lab.data_feed import Batch, DataFeed
 from wsam.lab.execution import ExecutionConfig
 from wsam.lab.image_feed import MemoryFeed
-from wsam.lab.metrics import Loss, cross_entropy, mean_loss
+from wsam.lab.metrics import Loss, count_correct, cross_entropy, mean_loss
 from wsam.lab.problem import make_problem
 from wsam.lab.run import Run
 from wsam.lab.tensor_files import NotTensorsError, load_tensors, unsupported_layout
@@ -53,14 +53,15 @@ class LoadedModel:
         """Return the fraction of samples that the model classifies correctly; None for other tasks."""
         if self.batches.feed.loss is not cross_entropy:
             return None
-        correct, count, was_training = 0, 0, self.model.training
+        was_training = self.model.training
         self.model.eval()
         with torch.no_grad():
-            for inputs, targets in self.batches:
-                correct += int((self.model(inputs).argmax(1) == targets).sum())
-                count += targets.numel()
+            counts = [
+                count_correct(self.model(inputs), targets) for inputs, targets in self.batches
+            ]
         self.model.train(was_training)
-        return correct / count
+        correct, predictions = (sum(map(int, part)) for part in zip(*counts, strict=True))
+        return correct / predictions
 
 
 class FixedBatches:

@@ -32,6 +32,11 @@ def is_used(target: Tensor) -> Tensor:
     return target.long() != IGNORED  # as bytes, -100 is class 156
 
 
+def count_correct(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the number of correct predictions and that of targets that are not left out."""
+    return (output.argmax(1) == target).sum(), is_used(target).sum()
+
+
 def squared_error(output: Tensor, target: Tensor) -> Tensor:
     """Return the mean squared error of each sample.
 

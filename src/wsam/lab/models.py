@@ -77,14 +77,7 @@ def build_model(
             return DeiT(task, pretrained)
         if pretrained is not None:
             raise ValueError(f"{name} has no pretrained weights; use deit-base or a timm: model")
-        args = dict(args or {})
-        if name in ("gpt", "vit"):
-            rank = args.pop("lora_rank", 0)
-            transformer = GPT(task, **args) if name == "gpt" else ViT(task, **args)
-            return add_adapters(transformer, rank) if rank else transformer
-        model = _BUILDERS[name](task, **args)
-        he_init(model)
-        return model
+        return _BUILDERS[name](task, **(args or {}))
 
 
 def _check_inputs(name: str, task: Task) -> None:
@@ -157,6 +150,7 @@ class ResNet18(nn.Module):
             inputs = outputs
         self.blocks = nn.Sequential(*blocks)
         self.head = nn.Linear(512, task.outputs)
+        he_init(self)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits."""
@@ -199,6 +193,7 @@ class WideResNet(nn.Module):
         self.blocks = nn.Sequential(*blocks)
         self.bn = nn.BatchNorm2d(inputs)
         self.head = nn.Linear(inputs, task.outputs)
+        he_init(self)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits."""
@@ -213,9 +208,10 @@ def small_cnn(task: Task) -> nn.Module:
     for outputs, stride in ((16, 1), (32, 2), (64, 2)):
         layers += [_conv(inputs, outputs, 3, stride), nn.BatchNorm2d(outputs), nn.ReLU()]
         inputs = outputs
-    return nn.Sequential(
-        *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, task.outputs)
-    )
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, task.outputs)]
+    model = nn.Sequential(*layers)
+    he_init(model)
+    return model
 
 
 def mlp(task: Task, width: int = 64) -> nn.Module:
@@ -226,7 +222,9 @@ def mlp(task: Task, width: int = 64) -> nn.Module:
         first = EmbedCategories(task.categories)
         inputs += first.added
     layers = (nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU())
-    return nn.Sequential(first, *layers, nn.Linear(width, task.outputs))
+    model = nn.Sequential(first, *layers, nn.Linear(width, task.outputs))
+    he_init(model)
+    return model
 
 
 class EmbedCategories(nn.Module):
@@ -261,7 +259,13 @@ class GPT(nn.Module):
     """
 
     def __init__(
-        self, task: Task, layers: int = 4, width: int = 128, heads: int = 4, dropout: float = 0.0
+        self,
+        task: Task,
+        layers: int = 4,
+        width: int = 128,
+        heads: int = 4,
+        dropout: float = 0.0,
+        lora_rank: int = 0,
     ) -> None:
         super().__init__()
         self.tokens = nn.Embedding(task.outputs, width)
@@ -272,6 +276,8 @@ class GPT(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, task.outputs, bias=False)
         normal_init(self)
+        if lora_rank:
+            add_adapters(self, lora_rank)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of the next character at each place, the characters in dim 1."""
@@ -296,6 +302,7 @@ class ViT(nn.Module):
         heads: int = 4,
         patch: int = 4,
         dropout: float = 0.0,
+        lora_rank: int = 0,
     ) -> None:
         super().__init__()
         channels, rows, columns = task.shape
@@ -310,6 +317,8 @@ class ViT(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, task.outputs)
         normal_init(self)
+        if lora_rank:
+            add_adapters(self, lora_rank)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits."""
@@ -379,7 +388,7 @@ class LowRankLinear(nn.Linear):
         return super().forward(x) + linear(linear(x, self.a), self.b)
 
 
-def add_adapters(model: GPT | ViT, rank: int) -> nn.Module:
+def add_adapters(model: GPT | ViT, rank: int) -> None:
     """Freeze all weights but the head, and add adapters to the attention of each block."""
     model.requires_grad_(False)
     model.head.requires_grad_(True)
@@ -387,7 +396,6 @@ def add_adapters(model: GPT | ViT, rank: int) -> nn.Module:
         assert isinstance(block, Block)
         block.attention = LowRankLinear(block.attention, rank)
         block.project = LowRankLinear(block.project, rank)
-    return model
 
 
 def load_all_but_head(model: nn.Module, state: Mapping[str, Tensor]) -> None:
@@ -496,4 +504,6 @@ _BUILDERS: dict[str, Callable[..., nn.Module]] = {
     "mlp": mlp,
     "resnet18": ResNet18,
     "wrn-28-10": WideResNet,
+    "gpt": GPT,
+    "vit": ViT,
 }

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from wsam.lab import datasets, user_code
+from wsam.lab.checkpoint import load_state
 from wsam.lab.data_feed import DataFeed
 from wsam.lab.errors import UserCodeError
 from wsam.lab.execution import ExecutionConfig
@@ -27,6 +28,7 @@ from wsam.lab.loader_feed import Data, LoaderFeed, as_data
 from wsam.lab.metrics import ACCURACY, ERROR, METRICS, Loss, Metric, cross_entropy, resolve_metric
 from wsam.lab.models import TOKENS, Task, build_model, load_all_but_head
 from wsam.lab.named_files import digest, text_file
+from wsam.lab.records import WEIGHTS, work_root
 from wsam.lab.rng import seeded
 from wsam.lab.run import Run
 from wsam.lab.settings import AUTO
@@ -212,9 +214,6 @@ def _kept_weights(run: Run, out: Path | None) -> dict[str, Tensor]:
     Raises:
         FileNotFoundError: They are not in the results folder.
     """
-    from wsam.lab.checkpoint import load_state
-    from wsam.lab.records import WEIGHTS, work_root
-
     key = (run.pretrained or "").removeprefix(RUN_PREFIX)
     path = work_root(out or Path("results")) / key / WEIGHTS
     if not path.exists():

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from wsam.curvature.batches import move_batch
-from wsam.lab.metrics import Loss, cross_entropy, is_used
+from wsam.lab.metrics import Loss, count_correct, cross_entropy
 from wsam.optimizer import SharpnessAware
 from wsam.training_step import train_step
 
@@ -92,8 +92,9 @@ class Objective:
             self._first_pass = False
             if self.classifies:
                 with torch.no_grad():
-                    self.counts[0].copy_((output.argmax(1) == targets).sum())
-                    self.counts[1].copy_(is_used(targets).sum())
+                    correct, predictions = count_correct(output, targets)
+                    self.counts[0].copy_(correct)
+                    self.counts[1].copy_(predictions)
         loss = self.loss(output, targets)
         return self.select(loss) if loss.dim() else loss
 
