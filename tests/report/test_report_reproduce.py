@@ -17,6 +17,7 @@ from command import wsam_command
 from PIL import Image
 
 from wsam.lab import datasets
+from wsam.lab.files import file_sha256
 from wsam.sweep import InProcess
 
 QUICK = ("--epochs", "1", "--batch-size", "16", "--device", "cpu", "--no-tensorboard")
@@ -73,8 +74,8 @@ def write_cifar(folder, monkeypatch):
         rows[:, 0] %= 10
         (folder / name).write_bytes(rows.tobytes())
     known = datasets.LOADERS["cifar10"]
-    train, test = ({name: ""} for name in counts)
-    small = replace(known, train=train, test=test, contents=None, counts=(48, 16))
+    train, test = ({name: file_sha256(folder / name)} for name in counts)
+    small = replace(known, train=train, test=test, counts=(48, 16))
     monkeypatch.setitem(datasets.LOADERS, "cifar10", small)
 
 

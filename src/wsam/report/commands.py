@@ -41,11 +41,22 @@ def command(
     for name, value in run.model_args.items():
         words += ["--model-arg", f"{name}={json.dumps(value)}"]
     words += ["--method", run.method]
-    words += _hyper(run) + _geometry(run) + _options(run) + _base(run)
+    words += _hyper(run) + _geometry(run) + _options(run) + base_words(run)
     words += ["--epochs", run.epochs, "--batch-size", run.batch_size, "--seed", run.seed]
     if run.noise:
         words += ["--noise", run.noise, "--noise-seed", run.noise_seed]
-    words += ["--schedule", run.schedule, "--precision", run.precision]
+    words += problem_words(run)
+    words += [] if run.validation_seed is None else ["--validation-seed", run.validation_seed]
+    words += [] if device is None else ["--device", device]
+    words += [] if data_dir is None else ["--data-dir", data_dir]
+    words += ["--keep-checkpoint"] if keep else []
+    words += [] if out is None else ["--out", out]
+    return shlex.join(["wsam", "train", *map(str, words)])
+
+
+def problem_words(run: Run) -> list[object]:
+    """Return options about schedule, precision and data, of `wsam train` and `wsam compare`."""
+    words: list[object] = ["--schedule", run.schedule, "--precision", run.precision]
     words += [] if run.augment else ["--no-augment"]
     optional = (
         ("--pretrained", run.pretrained),
@@ -57,15 +68,10 @@ def command(
         ("--task", run.task),
         ("--block-size", run.block_size),
         ("--validation", run.validation),
-        ("--validation-seed", run.validation_seed),
     )
     for option, given in optional:
         words += [] if given is None else [option, given]
-    words += [] if device is None else ["--device", device]
-    words += [] if data_dir is None else ["--data-dir", data_dir]
-    words += ["--keep-checkpoint"] if keep else []
-    words += [] if out is None else ["--out", out]
-    return shlex.join(["wsam", "train", *map(str, words)])
+    return words
 
 
 def _hyper(run: Run) -> list[object]:
@@ -105,7 +111,8 @@ def _options(run: Run) -> list[object]:
     return words
 
 
-def _base(run: Run) -> list[object]:
+def base_words(run: Run) -> list[object]:
+    """Return the options of the base optimizer, of `wsam train` and `wsam compare`."""
     words: list[object] = ["--base", run.base]
     for name, value in run.base_args.items():
         if name in _BASE_OPTIONS:

@@ -36,11 +36,11 @@ _LOG_SCALE = ("rho", "lr", "weight_decay", "eta")
 
 @dataclass
 class _RunningTrial:
-    """A trial, the keys of its runs, and the errors of those that ended."""
+    """A trial, the keys of its runs, and the objectives of those that ended."""
 
     trial: optuna.Trial
     keys: set[str]
-    errors: dict[str, float] = field(default_factory=dict)
+    objectives: dict[str, float] = field(default_factory=dict)
 
 
 class Search:
@@ -223,9 +223,9 @@ class Search:
             objective = [outcome.objective_name, outcome.lower_is_better]
             self.study.set_user_attr("objective", objective)
             worst = DIVERGED.get(outcome.objective_name.rpartition(" ")[2], math.inf)
-            entry.errors[key] = worst if outcome.objective is None else outcome.objective
-            if entry.keys == entry.errors.keys():
-                mean = sum(entry.errors.values()) / len(entry.errors)
+            entry.objectives[key] = worst if outcome.objective is None else outcome.objective
+            if entry.keys == entry.objectives.keys():
+                mean = sum(entry.objectives.values()) / len(entry.objectives)
                 self.study.tell(entry.trial, mean, skip_if_finished=True)
                 self.running.remove(entry)
 
