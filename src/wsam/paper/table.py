@@ -135,7 +135,7 @@ class Table:
         title: Title for readers.
         heads: Headers of the row labels, such as ``("model", "method")``.
         cells: All cells, row by row.
-        kind: Table, figure or search.
+        kind: Table, figure, search or study.
         epochs: Epochs of a run, except for runs of the base optimizer alone.
         notes: Footnotes: choices made here where the paper leaves something open.
         comparable: Whether results may be compared with the paper's; see `Profile`.
