@@ -12,6 +12,7 @@ from wsam.report import sections
 from wsam.report.elements import Section
 from wsam.report.experiment import experiment_section
 from wsam.report.labels import experiments, folder_title
+from wsam.report.paper_tables import paper_section
 from wsam.report.results import Folder, gather
 
 
@@ -43,7 +44,7 @@ def page(
         *first,
         *(experiment_section(one, tables) for one in found),
         *extra,
-        sections.paper_section(folder),
+        paper_section(folder),
         sections.problems_section(folder),
         sections.environment_section(folder.results),
         sections.reproduce_section(found) if found else None,
