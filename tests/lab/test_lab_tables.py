@@ -121,6 +121,12 @@ def test_parquet_equals_csv(tmp_path):
         read_table(tmp_path / "not.parquet", "t")
 
 
+def test_texts_with_underscores_are_no_numbers(tmp_path):
+    """Python reads 1_2 as 12."""
+    (tmp_path / "t.csv").write_text("cell,price\n1_2,3\n1_3,4\n")
+    assert read_columns(tmp_path / "t.csv") == {"cell": ["1_2", "1_3"], "price": [3, 4]}
+
+
 def test_the_key_depends_on_the_contents(tmp_path):
     run = table_run(houses(tmp_path / "houses.csv"))
     assert Run.from_dict(json.loads(json.dumps(run.to_dict()))) == run

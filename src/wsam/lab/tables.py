@@ -82,7 +82,7 @@ def read_table(path: Path, name: str) -> Table:
 
 
 def read_columns(path: Path) -> Columns:
-    """Read the columns of a file; those of a CSV file as texts or, if all are, as numbers."""
+    """Read the columns of a file; one of a CSV file is numbers if all its values are, else texts."""
     if path.suffix.lower() == ".parquet":
         return _read_parquet(path)
     try:
@@ -171,6 +171,8 @@ def check_values(column: str, values: Sequence[Any], places: Sequence[str]) -> N
 
 
 def _number(text: str) -> float | int | None:
+    if "_" in text:  # Python reads 1_2 as 12
+        return None
     try:
         return int(text)
     except ValueError:

@@ -60,15 +60,15 @@ def run_titles(runs: Iterable[Run]) -> dict[str, str]:
         ['SAM ρ 0.05, seed 0', 'SAM ρ 0.05, seed 1']
     """
     distinct = list({run.key: run for run in runs}.values())
-    names = group_names(distinct)
+    settings = (*_PROBLEM, "noise", "seed")
+    varying = [name for name in settings if _differ(distinct, _field(name))]
     titles = {}
-    varying = [name for name in _PROBLEM if _differ(distinct, _field(name))]
-    for run, name in zip(distinct, names, strict=True):
-        words = [*(_problem_word(run, setting) for setting in varying), name]
+    for run, name in zip(distinct, group_names(distinct), strict=True):
+        words = [*(_problem_word(run, word) for word in _PROBLEM if word in varying), name]
         parts = []
-        if _differ(distinct, _field("noise")):
+        if "noise" in varying:
             parts.append(f"noise {run.noise:g}")
-        if _differ(distinct, _field("seed")):
+        if "seed" in varying:
             parts.append(f"seed {run.seed}")
         if run.noise and run.noise_seed != run.seed:
             parts.append(f"noise seed {run.noise_seed}")
