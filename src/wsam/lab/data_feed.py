@@ -39,7 +39,7 @@ class DataFeed(ABC):
     loss: Loss
     metric: Metric
     task: Task
-    """What a named model must know of the data."""
+    """Inputs and outputs, from which a named model is built."""
     verified = "own data"
     """How the files were compared with published ones."""
     units: tuple[float, float] | None = None
@@ -82,7 +82,7 @@ class TensorFeed(DataFeed):
 
     Args:
         splits: Inputs and targets of ``train``, ``test`` and possibly ``validation``.
-        task: What a named model must know of the data.
+        task: Inputs and outputs, from which a named model is built.
         loss: Compares outputs and targets.
         metric: The default metric.
         run: As for `DataFeed`.

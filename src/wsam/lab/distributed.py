@@ -45,7 +45,7 @@ class DistributedContext:
         """Raise ValueError unless the batch can be split evenly."""
         if batch_size % self.world_size:
             raise ValueError(
-                f"a batch of {batch_size} images cannot be split evenly over "
+                f"a batch of {batch_size} samples cannot be split evenly over "
                 f"{self.world_size} processes"
             )
 

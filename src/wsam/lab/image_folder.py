@@ -52,9 +52,9 @@ def find_root(folder: Path, name: str) -> Path:
     for root in (Path(name), folder / name, folder):
         if (root / "train").is_dir() and val_folder(root).is_dir():
             return root
-    places = dict.fromkeys((str(Path(name).absolute()), str(folder / name)))
+    paths = dict.fromkeys((str(Path(name).absolute()), str(folder / name)))
     raise FileNotFoundError(
-        f"no images for {name}: {' or '.join(places)} must contain the folders train/CLASS and "
+        f"no images for {name}: {' or '.join(paths)} must contain the folders train/CLASS and "
         f"val/CLASS (or test/CLASS) with images ({', '.join(sorted(SUFFIXES))})"
     )
 

@@ -35,11 +35,11 @@ class LoadedModel:
 
     Args:
         model: The model, on the device, in training mode.
-        batches: Images without augmentation, always the same.
+        batches: Samples without augmentation, always the same.
         title: A short description.
         run: The run it was trained by, or one with the given data and model.
         split: ``train`` or ``test``.
-        labels: Which labels the images have: the run's own, including noise, if known.
+        labels: Which labels the samples have: the run's own, including noise, if known.
     """
 
     model: nn.Module
@@ -65,14 +65,14 @@ class LoadedModel:
 
 
 class FixedBatches:
-    """Images in a fixed order, without augmentation; can be iterated repeatedly.
+    """Samples in a fixed order, without augmentation; can be iterated repeatedly.
 
     Args:
         feed: The data, made without augmentation.
         split: ``train`` or ``test``.
-        samples: Number of images; None for all. Image folders, which are sorted by class, are
+        samples: Number of samples; None for all. Image folders, which are sorted by class, are
             shuffled with a fixed seed.
-        batch_size: Images per batch.
+        batch_size: Samples per batch.
     """
 
     def __init__(self, feed: DataFeed, split: str, samples: int | None, batch_size: int) -> None:
@@ -117,8 +117,8 @@ def load_model(
         data: Name of the data, if not the run's; required for a plain state dict.
         model: Name of the model, likewise.
         split: ``train`` (with the run's labels, including noise) or ``test``.
-        samples: Use only the first images.
-        batch_size: Images per batch; default 1,000 on CUDA, else 250.
+        samples: Use only the first samples.
+        batch_size: Samples per batch; default 1,000 on CUDA, else 250.
 
     Raises:
         OSError: A file is missing.

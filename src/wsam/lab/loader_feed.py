@@ -34,7 +34,7 @@ from wsam.lab.settings import SPLITS, TEST, TRAIN, VALIDATION
 
 @dataclass(frozen=True)
 class Data:
-    """Data of one's own for `wsam.lab.fit` and ``wsam train --data my.py:function``.
+    """Your own data for `wsam.lab.fit` and ``wsam train --data my.py:function``.
 
     Datasets are shuffled, batched and limited by the run. A loader is used as it is; its batch size
     takes precedence. Either yields pairs: what the model is called with, and the target.
@@ -189,7 +189,7 @@ class LoaderFeed(DataFeed):
 
     @property
     def task(self) -> Task:  # type: ignore[override]
-        """What a named model must know.
+        """Inputs and outputs, from which a named model is built.
 
         Raises:
             ValueError: The inputs are not tensors, or the number of outputs is unknown.

@@ -24,7 +24,7 @@ VALUES, TOKENS = "values", "tokens"
 
 @dataclass(frozen=True)
 class Task:
-    """What a named model must know of the data.
+    """Inputs and outputs, from which a named model is built.
 
     Args:
         shape: Shape of one input; of an image, its channels, rows and columns.
@@ -280,7 +280,7 @@ class GPT(nn.Module):
             add_adapters(self, lora_rank)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the logits of the next character at each place, the characters in dim 1."""
+        """Return the logits of the next character at each position, the characters in dim 1."""
         x = self.blocks(self.dropout(self.tokens(x) + self.places[: x.shape[1]]))
         return cast(Tensor, self.head(self.norm(x)).transpose(1, 2))
 

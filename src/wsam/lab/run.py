@@ -88,8 +88,8 @@ class Run:
             on the steps between, with ``reuse_scaled``, ``reuse_average`` and ``reuse_weight`` as in
             `wsam.rule.Reuse`.
         epochs: Passes over the training data.
-        batch_size: Images per step.
-        seed: Seed of the weights, the order of the images and their augmentation.
+        batch_size: Samples per step.
+        seed: Seed of the weights, the order of the samples and their augmentation.
         noise: Fraction of training labels that are redrawn uniformly over all classes.
         noise_seed: Seed of the label noise; 0 if `noise` is 0.
         schedule: Learning rate schedule: ``cosine`` (to zero, per step), ``constant``, or
@@ -98,8 +98,8 @@ class Run:
         augment: Random crops and flips, if the data set defines them.
         pretrained: Folder or hub name of initial weights (``deit-base``, ``timm:``), or ``run:KEY``:
             the kept weights of another run in the results folder, but for the head.
-        train_limit: Use only this many training images.
-        test_limit: Use only this many test images.
+        train_limit: Use only this many training samples.
+        test_limit: Use only this many test samples.
         validation: Part of the training data to hold out: a fraction, or a number of samples. The
             curve then has the figures of these samples, and the test set is evaluated once, at the
             end. None: the curve has the figures of the test set.

@@ -173,16 +173,15 @@ def _digest(what: str) -> Setting:
 
 def _version(runs: Sequence[Run], what: str) -> Setting:
     """Return a number for each content of a file, because its digest means nothing to a reader."""
-    digests: dict[str, list[str]] = {}
+    numbers: dict[str, dict[str, int]] = {}  # for each name, those of its digests
     for run in runs:
         if what in run.digests:
-            known = digests.setdefault(getattr(run, what), [])
-            if run.digests[what] not in known:
-                known.append(run.digests[what])
+            known = numbers.setdefault(getattr(run, what), {})
+            known.setdefault(run.digests[what], len(known) + 1)
 
     def version(run: Run) -> int | None:
-        known = digests.get(getattr(run, what), [])
-        return known.index(run.digests[what]) + 1 if len(known) > 1 else None
+        known = numbers.get(getattr(run, what), {})
+        return known[run.digests[what]] if len(known) > 1 else None
 
     return version
 

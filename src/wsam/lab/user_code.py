@@ -65,14 +65,14 @@ def source_file(name: str) -> Path:
         if not path.is_file():
             raise FileNotFoundError(f"{name}: there is no file {path.absolute()}")
         return path
-    places: list[str] | None = [str(Path.cwd()), *sys.path]
+    search_path: list[str] | None = [str(Path.cwd()), *sys.path]
     found = None
     for number, part in enumerate(parts := source.split(".")):
         # Unlike importlib.util.find_spec, this does not import the parent packages.
-        found = PathFinder.find_spec(".".join(parts[: number + 1]), places)
+        found = PathFinder.find_spec(".".join(parts[: number + 1]), search_path)
         if found is None:
             raise FileNotFoundError(f"{name}: there is no module {source!r} ({part!r} not found)")
-        places = list(found.submodule_search_locations or [])
+        search_path = list(found.submodule_search_locations or [])
     if found is None or found.origin is None:
         raise FileNotFoundError(f"{name}: the module {source!r} has no source file")
     return Path(found.origin)
