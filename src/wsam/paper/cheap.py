@@ -155,10 +155,10 @@ def cheap() -> Table:
         "Cost: the training time, relative to 200 epochs of SGD on the same hardware.",
         f"{_ROW_NAMES_NOTE}1/4-batch ascent: the perturbation is computed from a quarter of the batch. "
         f"{_NORM_LAYERS_NOTE}",
-        "All rows but three have hyperparameters that are fixed in advance: the paper's rho and gamma, and "
-        "usual values of the others. In the last eighth, in the last quarter, and for MSAM, three "
-        "candidates are compared, each in one run of 40 epochs on 45,000 of the training images, measured "
-        "on the other 5,000.",
+        "All rows but three have hyperparameters that are fixed in advance: the paper's rho and gamma, "
+        "and usual values of the others. In the last eighth, in the last quarter, and for MSAM, three "
+        "candidates are compared, each in one run of 40 epochs on 45,000 of the training images, "
+        "measured on the other 5,000.",
         "AE-SAM's threshold reads gradient norms on the host, so its steps are not captured, and its "
         "cost is that of eager steps.",
     )
