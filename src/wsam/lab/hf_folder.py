@@ -41,8 +41,7 @@ def load_hf(path: Path, run: Run, device: torch.device) -> Images | TensorFeed:
     classes = getattr(train.features[target], "names", None)  # of a ClassLabel
     task = run.task or ("classification" if classes else None)
     if [*kinds.values()] == ["Image"]:
-        labels = [[int(label) for label in split[target]] for split in (train, test)]
-        return _images(run, [split[inputs[0]] for split in (train, test)], labels)
+        return _images(run, (train, test), inputs[0], target)
     columns = {name: [*train[name], *test[name]] for name in names}
     if len(inputs) == 1 and isinstance(columns[inputs[0]][0], list):
         rows = split_rows(run, len(columns[target]), len(test))
@@ -72,22 +71,22 @@ def _load_splits(path: Path) -> tuple[Any, Any]:
     return found["train"], found[test]
 
 
-def _images(run: Run, splits: list[Any], labels: list[list[int]]) -> Images:
-    decoded = [[_pixels(image, run.image_size) for image in split] for split in splits]
-    sizes = sorted({tuple(image.shape[:2]) for split in decoded for image in split})
+def _images(run: Run, splits: tuple[Any, Any], column: str, target: str) -> Images:
+    decoded = [[_pixels(image, run.image_size) for image in split[column]] for split in splits]
+    sizes = sorted({tuple(image.shape[:2]) for images in decoded for image in images})
     if len(sizes) > 1:
         (rows, columns), (more_rows, more_columns) = sizes[0], sizes[-1]
         raise ValueError(
             f"the images of {run.data} differ in size, from {columns} x {rows} to {more_columns} x "
             f"{more_rows}; give --image-size"
         )
-    pixels = [torch.stack(split) for split in decoded]
-    return Images(
-        DatasetInfo(max(map(max, labels)) + 1, MEAN, STD, pixels[0].shape[1] // 8, flip=True),
-        ImageSet(pixels[0], torch.tensor(labels[0])),
-        ImageSet(pixels[1], torch.tensor(labels[1])),
-        UNVERIFIED,
+    train, test = (
+        ImageSet(torch.stack(images), torch.tensor([int(label) for label in split[target]]))
+        for images, split in zip(decoded, splits, strict=True)
     )
+    classes = int(max(train.labels.max(), test.labels.max())) + 1
+    info = DatasetInfo(classes, MEAN, STD, padding=train.images.shape[1] // 8, flip=True)
+    return Images(info, train, test, UNVERIFIED)
 
 
 def _pixels(image: Any, size: int | None) -> Tensor:
