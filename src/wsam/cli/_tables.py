@@ -21,12 +21,10 @@ if TYPE_CHECKING:
     from wsam.sweep import Outcome
     from wsam.sweep.summary import Summary
 
-Name = Annotated[
-    str,
-    typer.Argument(
-        metavar="NAME", help="A name from `wsam paper list`, or a TOML file with your own grid."
-    ),
-]
+NAME = typer.Argument(
+    metavar="NAME", help="A name from `wsam paper list`, or a TOML file with your own grid."
+)
+Name = Annotated[str, NAME]
 Only = Annotated[
     str | None,
     typer.Option(help="Select cells by a pattern, 'ResNet18/*/CIFAR-10', or one label, 'WSAM'."),

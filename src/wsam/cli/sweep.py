@@ -25,12 +25,6 @@ if TYPE_CHECKING:
     from wsam.sweep.grid import Grid
     from wsam.sweep.search import Search
 
-Name = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="NAME", help="A name from `wsam paper list`, or a TOML file with your own grid."
-    ),
-]
 Axes = Annotated[
     list[str] | None,
     typer.Option(
@@ -73,7 +67,7 @@ Storage = Annotated[
     "--grid lr=0.02,0.05 --grid gamma=0.8,0.9 --grid validation=0.1 --epochs 20 --out runs",
 )
 def sweep(
-    name: Name = None,
+    name: Annotated[str | None, shared.NAME] = None,
     axes: Axes = None,
     only: shared.Only = None,
     seeds: shared.Seeds = None,

@@ -109,13 +109,11 @@ class Summary:
     """The figures of a comparison.
 
     Args:
-        out: Its folder.
         state: Its plan and progress.
         rows: The figures of each method that reached the final runs.
         metric: Name, unit and direction of the figure, and the split of the curves.
     """
 
-    out: Path
     state: State
     rows: dict[str, Row]
     metric: dict[str, Any]
@@ -177,6 +175,7 @@ class Summary:
         return f"{number} points" if unit == "%" else number
 
     def _improvement(self, row: Row, difference: Difference) -> str:
+        """Return the sentence about the winner."""
         verb = "lowers" if self.metric["lower_is_better"] else "raises"
         equal = self.state.request.equal
         effort = f"at equal {equal}"
@@ -215,6 +214,7 @@ class Summary:
         return notes if equal == "passes" else notes + self._busy_note()
 
     def _busy_note(self) -> list[str]:
+        """Return a note if the final runs took longer or shorter than planned; else nothing."""
         base = self.rows[BASE].seconds
         ratios = [
             row.seconds / (base * row.planned_time)
@@ -314,7 +314,7 @@ def summarize(out: Path, state: State) -> Summary:
     values = {name: row.values for name, row in rows.items()}
     differences = find_differences(values, metric["lower_is_better"])
     rows = {name: replace(row, difference=differences.get(name)) for name, row in rows.items()}
-    return Summary(out, state, rows, metric)
+    return Summary(state, rows, metric)
 
 
 def _row(out: Path, state: State, method: Contender) -> Row:
