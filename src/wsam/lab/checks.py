@@ -120,23 +120,19 @@ def check_loss(run: Run, problem: Problem, output: Any, targets: Any) -> None:
             of one per sample.
     """
     name = getattr(problem.loss, "__name__", type(problem.loss).__name__)
-    what = (
-        f"the output of {run.model}, {format_shape(output)}, does not fit {name} with the targets "
-        f"of {run.data}, {format_shape(targets)}"
-    )
     try:
         with torch.no_grad():
             value = problem.loss(output, targets)
             if problem.classifies and output.argmax(1).shape != targets.shape:
                 raise ValueError("there must be one score per class in dim 1")
     except USER_EXCEPTIONS as error:
+        the_output = f"the output of {run.model}, {format_shape(output)}"
+        the_targets = f"the targets of {run.data}, {format_shape(targets)}"
         if is_from_user_code(error):
-            what = (
-                f"{name} raised {describe_error(error)} for the output of {run.model}, "
-                f"{format_shape(output)}, and the targets of {run.data}, {format_shape(targets)}"
-            )
-            raise UserCodeError(what) from error
-        raise UserCodeError(f"{what}: {_reason(error)}") from error
+            message = f"{name} raised {describe_error(error)} for {the_output}, and {the_targets}"
+        else:
+            message = f"{the_output}, does not fit {name} with {the_targets}: {_reason(error)}"
+        raise UserCodeError(message) from error
     count = count_samples(targets)
     if not isinstance(value, Tensor) or value.shape not in ((), (count,)):
         raise UserCodeError(
