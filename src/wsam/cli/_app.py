@@ -136,6 +136,7 @@ def run() -> None:
 
 
 def _exit(message: str, status: int = 2) -> NoReturn:
+    """Print a message as one line to stderr and exit."""
     print("wsam:", printable(" ".join(message.split())), file=sys.stderr)
     sys.exit(status)
 

@@ -201,6 +201,7 @@ def _print_summary(summary: Summary) -> None:
 
 
 def _as_dict(outcome: Outcome) -> dict[str, Any]:
+    """Return an outcome as JSON data."""
     run = outcome.job.run
     return {
         "key": run.key,

@@ -138,11 +138,13 @@ def generalization(
 
 
 def _head(bound: Any, what: str) -> dict[str, Any]:
+    """Return the entries that the JSON of every bound has."""
     constants = {form: bound.constants(form) for form in bound.forms}
     return {"what": what, "setting": asdict(bound), "constants": constants, "why": bound.why}
 
 
 def _convergence(bound: Any, steps: int, radius: str, what: str, floor_of: str) -> dict[str, Any]:
+    """Return a bound that decreases with the number of steps as JSON data."""
     falling = radius == "falling"
     at_steps = bound.corollary if falling else bound.constant_radius
     rho = "rho_t = rho/sqrt(t)" if falling else "rho_t = rho"
@@ -158,6 +160,7 @@ def _convergence(bound: Any, steps: int, radius: str, what: str, floor_of: str) 
 
 
 def _show(record: dict[str, Any], as_json: bool) -> None:
+    """Print a bound as JSON or as a table."""
     try:
         text = json.dumps(record, indent=2, allow_nan=False)
     except ValueError as error:

@@ -30,6 +30,7 @@ _REQUIRES = {
 
 
 def _positive(value: float | None) -> float | None:
+    """Check, as a typer callback, that a number is positive and finite."""
     if value is not None and not 0 < value < math.inf:
         raise typer.BadParameter(f"must be positive and finite, got {value}")
     return value
@@ -200,6 +201,7 @@ def _check_effects(context: typer.Context, requested: dict[str, bool]) -> None:
 
 
 def _write(out: Path, record: dict[str, Any], found: dict[str, Any]) -> list[Path]:
+    """Write the record and the plots of the density, and return their paths."""
     from wsam.curvature import save_density
 
     names = ["curvature.json"]

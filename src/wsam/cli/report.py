@@ -54,6 +54,7 @@ def report(
 
 
 def _plain(found: Folder) -> dict[str, Any]:
+    """Return what a report shows as JSON data."""
     from dataclasses import asdict
 
     from wsam.report.labels import experiments
@@ -68,6 +69,7 @@ def _plain(found: Folder) -> dict[str, Any]:
 
 
 def _group(item: LabeledGroup) -> dict[str, Any]:
+    """Return runs that differ in their seeds only as JSON data."""
     from wsam._format import mean_and_std
     from wsam.lab.titles import figure_column
     from wsam.report.commands import commands

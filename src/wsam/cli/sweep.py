@@ -199,6 +199,7 @@ def _run_all(
     out: Path,
     as_json: bool,
 ) -> None:
+    """Run a table or grid and print its results."""
     from wsam.paper import find
     from wsam.paper.grids import grid_table
     from wsam.paper.study import choose
@@ -224,6 +225,7 @@ def _search(
     storage: str | None,
     as_json: bool,
 ) -> None:
+    """Search each column of a grid with Optuna and print the best points."""
     from wsam.sweep.search import Search
 
     grid = profile.grid(found)
@@ -273,6 +275,7 @@ def _run_search(search: Search, trials: int, executor: Executor) -> bool:
 def _best_line(
     column: str, best: dict[str, Any], value: float, figure: str, lower_is_better: bool
 ) -> str:
+    """Return the best point of a column as one line."""
     from wsam.sweep.search import DIVERGED  # the metrics in percent
 
     point = ", ".join(f"{axis} {_text(at)}" for axis, at in best.items())

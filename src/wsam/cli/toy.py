@@ -48,6 +48,7 @@ def toy(
 
 
 def _write(runs: list[Any], out: Path) -> list[Path]:
+    """Write the figure and the page, and return their paths."""
     from wsam.plot_style import save_figure
     from wsam.plots.toy import trajectories
     from wsam.plots.toy_page import toy_page
@@ -60,6 +61,7 @@ def _write(runs: list[Any], out: Path) -> list[Path]:
 
 
 def _record(run: Any) -> dict[str, Any]:
+    """Return a trajectory as JSON data."""
     weighted = "wsam" in run.setting.rule
     return {
         "rule": run.setting.rule,
@@ -123,6 +125,7 @@ def _print_table(runs: list[Any], files: list[Path]) -> None:
 
 
 def _print_remarks(runs: list[Any], files: list[Path]) -> None:
+    """Print what the tables show, and the written files."""
     from wsam.plots.toy import verdict
 
     print("Hessian: eigenvalues at the end point; small where the loss is flat.")

@@ -160,6 +160,7 @@ def train(
 
 
 def _geometry(name: str | None, arguments: list[str]) -> dict[str, Any] | None:
+    """Return the geometry as in `Run`; None for the ball."""
     if name is None:
         if arguments:
             raise ValueError("--geometry-arg needs --geometry")
@@ -173,6 +174,7 @@ def _geometry(name: str | None, arguments: list[str]) -> dict[str, Any] | None:
 def _train(
     run: Run, out: Path, config: ExecutionConfig, tensorboard: bool | None, as_json: bool
 ) -> None:
+    """Train a run, or read its record, and print the result."""
     from wsam.lab import records
     from wsam.lab.callbacks import TensorBoard as TensorBoardCallback
     from wsam.lab.callbacks import has_tensorboard
@@ -202,6 +204,7 @@ def _train(
 
 
 def _summary(record: Record, skipped: bool) -> str:
+    """Return the result of a run as one line."""
     from wsam.lab import records
     from wsam.lab.titles import format_figure
 

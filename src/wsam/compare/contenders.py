@@ -72,6 +72,7 @@ class Contender:
         return _MSAM_RADII if (self.name, name) == ("msam", "rho") else _FACTORS[name]
 
     def _default(self, name: str) -> float:
+        """Return the default of a searched setting."""
         place = self.run.hyper if name in self.run.hyper else self.run.base_args
         return float(cast(float, place[name]))
 

@@ -110,6 +110,7 @@ def table_rows(summary: Summary) -> list[list[str]]:
 
 
 def _missing_seeds(summary: Summary, row: Row) -> str:
+    """Return how many runs finished, if not all did: `` (2 of 3 runs)``."""
     runs, seeds = len(row.values), len(summary.state.request.seeds)
     return f" ({runs} of {seeds} runs)" if runs < seeds else ""
 
@@ -118,6 +119,7 @@ def _missing_seeds(summary: Summary, row: Row) -> str:
 
 
 def _results_section(summary: Summary) -> Section:
+    """Return the table of results with its charts."""
     label = metric_label(summary.metric, "Test")
     single = all(row.interval is None for row in summary.rows.values())
     spread = "One run each." if single else "Mean and 95% confidence interval; small dots: seeds."
@@ -158,6 +160,7 @@ def _difference_figure(summary: Summary, label: str) -> Figure:
 def _dots(
     summary: Summary, label: str, caption: str, get: Callable[[Row], list[float]]
 ) -> list[Figure]:
+    """Return a chart of some values of each method; nothing if no method has any."""
     rows = []
     for row in summary.rows.values():
         values = get(row)
@@ -169,6 +172,7 @@ def _dots(
 
 
 def _curves_section(summary: Summary) -> Section | None:
+    """Return the charts over training time and around the weights; None if there are none."""
     split = summary.metric["split"]
     column = figure_column(summary.metric, split)
     label = metric_label(summary.metric, split.capitalize())
@@ -236,6 +240,7 @@ def _curve(row: Row, name: str) -> list[Point]:
 
 
 def _search_section(summary: Summary) -> Section:
+    """Return the chosen settings and all trials."""
     unit, name = summary.metric["unit"], summary.metric["name"]
     head = f"{summary.metric['split']} {name}"
     chosen = [
@@ -264,21 +269,25 @@ def _search_section(summary: Summary) -> Section:
 
 
 def _point_text(row: Row) -> str:
+    """Return the chosen settings of a method."""
     options = row.method.run.options
     every = f", two passes once in {options['every']} steps" if "every" in options else ""
     return _greek(format_point(row.point)) + every
 
 
 def _greek(text: str) -> str:
+    """Return a text with Greek letters for the names of hyperparameters."""
     return " ".join(GREEK.get(word, word) for word in text.split(" "))
 
 
 def _best(row: Row, unit: str) -> str:
+    """Return the validation figure of the chosen settings."""
     value = next((t.value for t in row.trials if t.point == row.point), None)
     return MISSING if value is None else format_figure(value, unit)
 
 
 def _method_section(summary: Summary) -> Section:
+    """Return the notes, the costs and the command."""
     rows: Sequence[Sequence[str]] = [
         [
             row.method.title,

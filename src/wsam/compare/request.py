@@ -135,6 +135,7 @@ def with_validation(run: Run) -> Run:
 
 
 def _has_validation(run: Run) -> bool:
+    """Return whether the user's own data has a validation split."""
     if not is_code(run.data):
         return False
     found = load(run.data)

@@ -269,6 +269,7 @@ class Comparison:
     # Jobs ---------------------------------------------------------------------------------------
 
     def _run(self, jobs: Iterable[Job]) -> None:
+        """Run jobs and record their outcomes."""
         for outcome in sweep(jobs, self.executor, stop_if_refused=False):
             self._record(outcome)
 

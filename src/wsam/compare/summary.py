@@ -267,6 +267,7 @@ class Summary:
         return {name: record.get(name) for name in ("hardware", "versions", "commit")}
 
     def _row_dict(self, row: Row) -> dict[str, Any]:
+        """Return the figures of a method as JSON data."""
         timing = self.state.timing[row.method.name]
         assert self.state.final is not None
         return {
@@ -318,6 +319,7 @@ def summarize(out: Path, state: State) -> Summary:
 
 
 def _row(out: Path, state: State, method: Contender) -> Row:
+    """Return the figures of a method, without its difference to the base."""
     final, name, folder = state.final, method.name, final_folder(out)
     assert final is not None
     found: dict[int, Record] = {}
@@ -346,11 +348,13 @@ def _row(out: Path, state: State, method: Contender) -> Row:
 
 
 def _failure(run: Run, record: Record | None) -> str:
+    """Return why a final run has no figure."""
     reason = "it has no record" if record is None else records.failure_reason(record)
     return f"{run.title}: {reason}"
 
 
 def _trials(out: Path, state: State, method: Contender) -> tuple[Trial, ...]:
+    """Return the trials of a method."""
     found = trial_records(out, state, method)
     trials = []
     for number in range(state.trials):

@@ -119,6 +119,7 @@ class Stopwatch(Callback):
             raise _Stop
 
     def _now(self) -> float:
+        """Return the time after all work on the device is done."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return time.monotonic()

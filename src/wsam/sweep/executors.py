@@ -211,6 +211,7 @@ class Processes:
         self._stop(idle, ())
 
     def _start(self, device: str) -> _Worker:
+        """Start a worker on a device."""
         context = get_context("spawn")  # CUDA cannot be used after a fork
         ours, theirs = context.Pipe()
         threads = max(1, available_cores() // len(self.devices))
@@ -221,6 +222,7 @@ class Processes:
 
     @staticmethod
     def _stop(idle: Sequence[_Worker], busy: Sequence[_Worker]) -> None:
+        """End workers: idle ones when their pipe ends, busy ones at once."""
         for worker in idle:
             worker.pipe.close()
         for worker in busy:  # the sweep was interrupted; their runs resume from checkpoints

@@ -217,6 +217,7 @@ def freeze_axes(axes: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Value, ...
 
 
 def _table(content: dict[str, Any], name: str, path: Path) -> dict[str, Any]:
+    """Return a table of a TOML file; empty if it is missing."""
     value = content.get(name, {})
     if not isinstance(value, dict):
         raise ValueError(f"{path}: {name} must be a table, [{name}]")

@@ -170,6 +170,7 @@ def _describe(error: Exception) -> str:
 
 
 def _figure(record: records.Record) -> str:
+    """Return the objective as text, with its name unless it is the test error."""
     metric = records.metric(record)
     text = format_figure(records.final_figure(record, metric["split"]), metric["unit"])
     name = figure_name(metric)

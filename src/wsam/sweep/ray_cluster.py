@@ -48,6 +48,7 @@ class RayCluster:
                 ray.shutdown()
 
     def _connect(self, ray: Any) -> None:
+        """Connect to the cluster, or start a local one."""
         if self.address == LOCAL:
             ray.init(num_cpus=self.workers, include_dashboard=False, log_to_driver=False)
             return
@@ -64,6 +65,7 @@ class RayCluster:
             ) from error
 
     def _run_tasks(self, ray: Any, jobs: Iterator[Job]) -> Iterator[Outcome]:
+        """Yield the outcome of each job, with as many concurrent tasks as the cluster allows."""
         task = ray.remote(run_job).options(
             num_cpus=1, num_gpus=self.gpus, max_retries=self.retries, name="wsam"
         )

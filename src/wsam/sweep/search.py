@@ -142,6 +142,7 @@ class Search:
                 self.study.enqueue_trial(parameters, user_attrs={"point": name})
 
     def _is_alive(self, owner: str | None) -> bool:
+        """Return whether the search that owns a trial is alive."""
         if owner is None:
             return False  # killed between `ask` and setting the owner
         try:

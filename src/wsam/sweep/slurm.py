@@ -74,6 +74,11 @@ class Submitit:
                 submitted.cancel()
 
     def _make_executor(self) -> Any:
+        """Return submitit's executor.
+
+        Raises:
+            ValueError: An unknown cluster or parameter, or SLURM is missing.
+        """
         import submitit
 
         if self.cluster not in CLUSTERS:

@@ -132,6 +132,7 @@ def summarize(runs: Iterable[Run], out: Path) -> Summary:
 
 
 def _row(name: str, run: Run, found: list[Record], metric: dict[str, Any]) -> Row:
+    """Return the results of the runs with the same settings."""
     finished = [record for record in found if records.is_finished(record)]
     objectives = [value for value in map(records.objective, finished) if value is not None]
     figures = {}
