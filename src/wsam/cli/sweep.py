@@ -243,12 +243,13 @@ def _search(
                 complete &= _run_search(search, trials, executor)
                 best, (figure, lower) = search.best(), search.objective
             if best is not None:
-                column_name = figure.replace(" ", "_").replace("-", "_")
+                point, value = best
+                figure_key = figure.replace(" ", "_").replace("-", "_")
                 bests.append(
-                    {"column": column, "best": best[0], "objective": figure, column_name: best[1]}
+                    {"column": column, "best": point, "objective": figure, figure_key: value}
                 )
-                varied = {k: v for k, v in best[0].items() if len(grid.axes[k]) > 1}
-                lines.append(_best_line(column, varied, best[1], figure, lower))
+                varied = {k: v for k, v in point.items() if len(grid.axes[k]) > 1}
+                lines.append(_best_line(column, varied, value, figure, lower))
     for line in [json.dumps(bests, allow_nan=False)] if as_json else lines:
         print(line)
     if not complete:
