@@ -93,14 +93,13 @@ class Trainer:
         if isinstance(self.feed, LoaderFeed) and self.feed.loss is cross_entropy:
             self.feed.classes = output.shape[1]
         self.optimizer = make_optimizer(run, self.model, run.epochs * self.feed.steps)
-        executed = {
-            "device": self.device.type,
-            "compiled": self.compiled,
-            "captured": self.captured,
-            "processes": context.world_size,
-        }
         self.environment = {
-            "execution": executed,
+            "execution": {
+                "device": self.device.type,
+                "compiled": self.compiled,
+                "captured": self.captured,
+                "processes": context.world_size,
+            },
             **environment.describe_environment(self.device),
         }
         self.checkpoints = run_checkpoints(run, out, self._log)
@@ -153,9 +152,27 @@ class Trainer:
 
     def _epoch(self, stepper: Stepper) -> str | None:
         """Train and evaluate one epoch; return the reason if the loss is not finite."""
+        metrics = self._train_epoch(stepper)
+        if math.isfinite(metrics["train_loss"]):
+            failure = self._evaluate(self.split, metrics)
+        else:
+            columns = {"loss", "error"} if self.problem.classifies else {"loss"}
+            columns.add(self.problem.metric.column)
+            metrics |= {f"{self.split}_{name}": None for name in sorted(columns, reverse=True)}
+            became = f"the training loss became {metrics['train_loss']} in epoch {metrics['epoch']}"
+            failure = self._with_cause(became, TRAIN)
+        self.curve.append(metrics)
+        for callback in self.callbacks:
+            callback.on_epoch_end(metrics)
+        return failure
+
+    def _train_epoch(self, stepper: Stepper) -> Metrics:
+        """Make the steps of one epoch and return their metrics."""
         run, feed = self.run, self.feed
         number = len(self.curve) + 1
         start = last_read = time.monotonic()
+        # Reading metrics would synchronize with a GPU or with other processes.
+        reads_live = self.device.type == "cpu" and self.context.world_size == 1
         stepper.reset_totals()
         rate = 0.0
         for step, (inputs, targets) in enumerate(feed.epoch(), (number - 1) * feed.steps):
@@ -164,28 +181,14 @@ class Trainer:
             with self._explain(f"step {step + 1}", inputs, targets):
                 stepper(self.context.shard(inputs), self.context.shard(targets))
             live = None
-            # Reading metrics would synchronize with a GPU or with other processes.
-            free = self.device.type == "cpu" and self.context.world_size == 1
-            if free and time.monotonic() - last_read > _LIVE_SECONDS:
+            if reads_live and time.monotonic() - last_read > _LIVE_SECONDS:
                 last_read = time.monotonic()
                 live = self._read_metrics(stepper)
             for callback in self.callbacks:
                 callback.on_step_end(live)
         metrics = {"epoch": number, **self._read_metrics(stepper), "lr": rate}
         metrics["seconds"] = time.monotonic() - start
-        failure = None
-        if math.isfinite(metrics["train_loss"]):
-            failure = self._evaluate(self.split, metrics)
-        else:
-            columns = {"loss", "error"} if self.problem.classifies else {"loss"}
-            columns.add(self.problem.metric.column)
-            metrics |= {f"{self.split}_{name}": None for name in sorted(columns, reverse=True)}
-            became = f"the training loss became {metrics['train_loss']} in epoch {number}"
-            failure = self._with_cause(became, TRAIN)
-        self.curve.append(metrics)
-        for callback in self.callbacks:
-            callback.on_epoch_end(metrics)
-        return failure
+        return metrics
 
     def _evaluate(self, split: str, metrics: Metrics) -> str | None:
         """Add the figures of a split to `metrics`; return the reason if its loss is not finite."""
