@@ -234,7 +234,7 @@ FAULTS = [
     ),
     Fault(
         "a table's columns are standardized with test rows",
-        "lab/tables.py",
+        "lab/table_feed.py",
         "float(column[train].mean()), float(column[train].std(correction=0))",
         "float(column.mean()), float(column.std(correction=0))",
         "tests/lab/test_lab_tables.py",

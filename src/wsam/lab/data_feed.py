@@ -18,11 +18,12 @@ from torch.utils.data import DataLoader
 from wsam.lab.metrics import Loss, Metric
 from wsam.lab.models import Task
 from wsam.lab.run import Run
-from wsam.lab.settings import TRAIN, VALIDATION
+from wsam.lab.settings import TEST, TRAIN, VALIDATION
 
 Batch = tuple[Any, Any]
 """What the model is called with, and the targets."""
 _TEST_BATCH = 500
+_TEST_SHARE = 5  # one row of five
 
 
 class DataFeed(ABC):
@@ -163,6 +164,28 @@ def hold_out(run: Run, count: int) -> dict[str, Tensor]:
         return {TRAIN: torch.arange(count)}
     kept, held_out = split_validation(count, run.validation, run.validation_seed or 0)
     return {TRAIN: kept, VALIDATION: held_out}
+
+
+def split_rows(run: Run, rows: int, test_rows: int | None) -> dict[str, Tensor]:
+    """Return the rows of each split.
+
+    Args:
+        run: Has the limits and the validation split.
+        rows: Number of rows.
+        test_rows: How many of the last rows are the test set; None to choose a fifth at random.
+
+    Raises:
+        ValueError: A split is empty.
+    """
+    order = torch.arange(rows)
+    if test_rows is None:
+        order = fixed_order(rows)
+        test_rows = rows // _TEST_SHARE
+    if not 0 < test_rows < rows:
+        raise ValueError(f"{run.data} has {rows} rows, too few for a training and a test set")
+    train, test = order[:-test_rows][: run.train_limit], order[-test_rows:][: run.test_limit]
+    parts = {split: train[index] for split, index in hold_out(run, len(train)).items()}
+    return {**parts, TEST: test}
 
 
 def split_validation(count: int, size: float | int, seed: int) -> tuple[Tensor, Tensor]:

@@ -32,7 +32,8 @@ from wsam.lab.records import WEIGHTS, work_root
 from wsam.lab.rng import seeded
 from wsam.lab.run import Run
 from wsam.lab.settings import AUTO
-from wsam.lab.tables import read_table, table_feed
+from wsam.lab.table_feed import table_feed
+from wsam.lab.tables import read_table
 from wsam.lab.text import text_feed
 
 RUN_PREFIX = "run:"

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import torch
 
-from wsam.lab.data_feed import TensorFeed
+from wsam.lab.data_feed import TensorFeed, split_rows
 from wsam.lab.metrics import LOSS, cross_entropy
 from wsam.lab.models import TOKENS, Task
 from wsam.lab.run import Run
-from wsam.lab.tables import split_rows
 
 _TEST_SHARE = 10  # the last block of ten
 
