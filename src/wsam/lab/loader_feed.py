@@ -173,9 +173,9 @@ class LoaderFeed(DataFeed):
 
     def _loss_and_metric(self, data: Data, target: Any) -> tuple[Loss, Metric]:
         """Return the user's loss and metric, or those that fit the type of the targets."""
-        loss, metric = data.loss, LOSS
-        if loss is not None:
-            pass
+        loss: Loss
+        if data.loss is not None:
+            loss, metric = data.loss, LOSS
         elif not isinstance(target, Tensor):
             raise UserCodeError(
                 f"{self.name} has targets of {format_shape(target)}: give its loss as "
