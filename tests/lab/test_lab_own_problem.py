@@ -85,6 +85,17 @@ def test_describing_a_run_executes_nothing(tmp_path, monkeypatch):
         train(run, tmp_path / "out", CPU)
 
 
+def test_a_decorated_function_is_named_by_its_own_file(tmp_path):
+    decorator = (
+        "import functools\n\ndef logged(function):\n    @functools.wraps(function)\n"
+        "    def wrapper():\n        return function()\n    return wrapper\n"
+    )
+    write(tmp_path / "decorators.py", decorator)
+    mine = "from decorators import logged\n\n@logged\ndef data():\n    return 1\n"
+    function = user_code.load(f"{write(tmp_path / 'mine.py', mine)}:data")
+    assert user_code.spec_of(function) == f"{tmp_path / 'mine.py'}:data"
+
+
 def test_a_record_does_not_execute_code(tmp_path):
     run = own()
     train(run, tmp_path, KEEP)

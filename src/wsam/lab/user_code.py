@@ -136,9 +136,8 @@ def _add_to_path(folder: Path) -> None:
 def spec_of(function: Callable[..., object]) -> str | None:
     """Return the ``path/file.py:function`` of a module-level function or class, else None."""
     name = getattr(function, "__qualname__", "")
-    code = getattr(function, "__code__", None)
     module = sys.modules.get(getattr(function, "__module__", None) or "")
-    found = getattr(code, "co_filename", None) or getattr(module, "__file__", None)
+    found = getattr(module, "__file__", None)
     if found is None or not name.isidentifier() or not found.endswith(".py"):
         return None
     path = Path(found)
