@@ -5,20 +5,18 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from wsam.geometry import Geometry, Only
 from wsam.lab import settings
 from wsam.lab.errors import RunError, UserCodeError, explain
 from wsam.lab.run import Run
 from wsam.lab.user_code import is_code, source_file
-
-if TYPE_CHECKING:
-    from wsam.geometry import Geometry
-    from wsam.rule import Reuse
-    from wsam.schedule import Interval
+from wsam.rule import Reuse
+from wsam.schedule import Every, FollowLR, Interval, NormAbove, Warmup
 
 WARMUP_SHARE = 0.05
 """Share of the steps in which ``warmup-cosine`` raises the learning rate."""
@@ -41,17 +39,16 @@ def make_optimizer(run: Run, model: nn.Module, steps: int = 1) -> torch.optim.Op
     if run.method == settings.VANILLA:
         return base
     method = settings.method_class(run.method)
-    options: dict[str, Any] = dict(run.options)
-    passed: dict[str, Any] = {
-        name: options[name] for name in ("lean", "max_norm", "precondition") if name in options
-    }
-    arguments: dict[str, Any] = {**_with_schedules(run, steps), **passed, "model": model}
+    arguments: dict[str, Any] = {**_with_schedules(run, steps), "model": model}
+    if settings.accepts(run.method, "precondition"):
+        arguments["precondition"] = False  # a run has the published form by default
+    for name in ("lean", "max_norm", "precondition"):
+        if name in run.options:
+            arguments[name] = run.options[name]
     if (when := _interval(run, steps)) is not None:
         arguments["when"] = when
-    if settings.accepts(run.method, "precondition"):
-        arguments.setdefault("precondition", False)
-    if options.get("reuse"):
-        arguments["reuse"] = _reuse(options)
+    if run.options.get("reuse"):
+        arguments["reuse"] = _reuse(dict(run.options))
     if run.geometry is not None:
         arguments["geometry"] = _make_geometry(run, model)
     arguments |= _seed_argument(method, run.seed)
@@ -78,8 +75,6 @@ def _make_own(
 
 def _with_schedules(run: Run, steps: int) -> dict[str, Any]:
     """Return the hyperparameters of a method; those that change over the steps as schedules."""
-    from wsam.schedule import FollowLR, Warmup
-
     hyper: dict[str, Any] = dict(run.hyper)
     for name in ("rho", "gamma"):
         if share := run.options.get(f"{name}_warmup"):
@@ -91,8 +86,6 @@ def _with_schedules(run: Run, steps: int) -> dict[str, Any]:
 
 def _interval(run: Run, steps: int) -> Interval | None:
     """Return which steps have two passes; None for the method's own choice."""
-    from wsam.schedule import Every, NormAbove
-
     options: dict[str, Any] = dict(run.options)
     if (factor := options.get("threshold")) is not None:
         return NormAbove(factor, final=-factor, steps=steps)
@@ -102,8 +95,6 @@ def _interval(run: Run, steps: int) -> Interval | None:
 
 
 def _reuse(options: dict[str, Any]) -> Reuse:
-    from wsam.rule import Reuse
-
     return Reuse(
         scale_by_norm=options.get("reuse_scaled", False),
         average=options.get("reuse_average", 0.0),
@@ -126,8 +117,6 @@ def _make_geometry(run: Run, model: nn.Module) -> Geometry:
     geometry = settings.geometry_classes()[name]
     if name != "norm-layers":
         return geometry(**arguments, **_seed_argument(geometry, run.seed))
-    from wsam.geometry import Only
-
     found = Only.layers(model)
     if not any(model.get_parameter(name).requires_grad for name in found.names):
         raise RunError(
