@@ -213,11 +213,7 @@ def _from_folder(path: Path) -> tuple[State, Run | None]:
     state = Checkpoints(records.checkpoints_folder(path)).load()
     if state is None:
         raise ValueError(f"{path} contains neither weights nor a checkpoint of a run")
-    try:
-        run = Run.from_dict(records.parse_json(state["run"]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} contains a checkpoint whose run cannot be read") from error
-    return _state_dict(state, path), run
+    return _state_dict(state, path), _run_in_checkpoint(state)
 
 
 def _from_record(path: Path) -> tuple[State, Run]:
