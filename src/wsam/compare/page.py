@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 from wsam._format import mean_and_std
+from wsam._html import render, to_unicode
 from wsam._significance import interval
 from wsam.compare.command import command
 from wsam.compare.contenders import BASE
@@ -14,7 +15,6 @@ from wsam.compare.sharpness import DISTANCES, RADIUS
 from wsam.compare.summary import Row, Summary
 from wsam.lab.run import Run
 from wsam.lab.titles import GREEK, experiment_title, figure_column, format_figure
-from wsam.plots.html import render, to_unicode
 from wsam.report import sections
 from wsam.report.charts import DotRow, Point, Series, dot_chart, line_chart
 from wsam.report.elements import Figure, Section, Table

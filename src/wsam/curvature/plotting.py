@@ -6,11 +6,11 @@ import json
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from wsam.plot_style import FIGURE_WIDTH, MUTED_COLOR, RC_PARAMS, set_title
+from wsam._html import render
+from wsam.plot_style import FIGURE_WIDTH, MUTED_COLOR, RC_PARAMS, new_figure, set_title
 
 __all__ = [
     "CURVE_COLOR",
@@ -60,17 +60,12 @@ def write_page(path: Path, title: str, note: str, plot: dict[str, Any]) -> None:
         path: Of the page.
         title: Heading of the page.
         note: Text below the heading.
-        plot: Data of the plot, as the script of `plot_page.html.jinja` reads it.
+        plot: Data of the plot, as the script of `plot_page.html` reads it.
     """
-    from jinja2 import Environment
-
-    # `tojson` escapes "<", ">" and "&", so that a label cannot close the script element.
-    environment = Environment(autoescape=True, keep_trailing_newline=True)
-    environment.policies["json.dumps_kwargs"] = {"allow_nan": False}
-    source = resources.files("wsam.curvature").joinpath("plot_page.html.jinja")
-    template = environment.from_string(source.read_text(encoding="utf-8"))
-    page = template.render(title=title, note=note, data={"title": title, **plot})
-    _write_text(path, page)
+    data = {"title": title, **plot}
+    _write_text(
+        path, render("curvature/templates/plot_page.html", title=title, note=note, data=data)
+    )
 
 
 @contextmanager
@@ -78,13 +73,12 @@ def saved_figure(path: Path, title: str, note: str) -> Iterator[tuple[Any, Any]]
     """Yield a styled matplotlib figure and its axes; write it to `path` on exit."""
     try:
         from matplotlib import rc_context
-        from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
         raise ValueError(
             "figures need matplotlib: pip install 'wsam[plots]', or write .html"
         ) from error
     with rc_context(RC_PARAMS):
-        figure = Figure(figsize=(FIGURE_WIDTH, 4.4), layout="constrained")
+        figure = new_figure(FIGURE_WIDTH, 4.4)
         axes = figure.subplots()
         yield figure, axes
         set_title(figure, textwrap.fill(title, 54, break_on_hyphens=False))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from wsam._format import pluralize
+from wsam._html import render
 from wsam.compare import Summary
 from wsam.compare import page as comparison_page
 from wsam.compare.formatting import format_number
-from wsam.plots.html import render
 from wsam.report.elements import Section
 
 OWN_DATA = (

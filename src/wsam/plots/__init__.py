@@ -1,1 +1,1 @@
-"""Figures of the toy example and HTML templates. matplotlib and jinja2 are imported on first use."""
+"""Figures and page of the toy example. matplotlib and jinja2 are imported on first use."""

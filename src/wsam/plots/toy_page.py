@@ -2,8 +2,8 @@
 
 from dataclasses import asdict
 
+from wsam._html import render
 from wsam.geometry import Adaptive, Fisher
-from wsam.plots.html import render
 from wsam.plots.toy import LEVELS, REGION
 from wsam.toy import RULES, Setting, places
 from wsam.toy.landscape import BASIN_RADIUS, COMPONENTS

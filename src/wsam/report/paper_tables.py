@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from wsam._html import render
 from wsam.lab.records import Record
 from wsam.lab.run import Run
 from wsam.paper import TABLES, Kind, Profile, find, gather
 from wsam.paper import Table as PaperTable
 from wsam.paper import render as paper_render
 from wsam.paper.comparison import Entry
-from wsam.plots.html import render
 from wsam.report.elements import Section, Table
 from wsam.report.experiment import MISSING
 from wsam.report.results import Folder

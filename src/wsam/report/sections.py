@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from wsam._format import pluralize
+from wsam._html import render
 from wsam.lab import records
 from wsam.lab.environment import short_commit
 from wsam.lab.records import Record
 from wsam.lab.titles import format_figure
-from wsam.plots.html import render
 from wsam.report.commands import OUTPUT_FOLDER, commands
 from wsam.report.elements import Section, Table
 from wsam.report.experiment import MISSING
