@@ -11,12 +11,14 @@ A curvature matrix is a linear operator, available through matrix-vector product
 from wsam.curvature.directions import between, normalised, random_direction
 from wsam.curvature.eigenvalues import Eigenvalues, top_eigenvalues
 from wsam.curvature.hutchinson import Trace, trace
-from wsam.curvature.loss_landscape import Landscape, landscape, save_landscape
+from wsam.curvature.loss_landscape import Landscape, landscape
 from wsam.curvature.objective import Objective
 from wsam.curvature.operator import Info, Operator, empirical_fisher, gauss_newton, hessian
+from wsam.curvature.plot_density import save_density
+from wsam.curvature.plot_landscape import save_landscape
 from wsam.curvature.progress import Progress
 from wsam.curvature.sharpness_measures import Sharpness, average_sharpness, sharpness
-from wsam.curvature.spectral_density import Density, Share, density, save_density
+from wsam.curvature.spectral_density import Density, Share, density
 
 __all__ = [
     "Density",

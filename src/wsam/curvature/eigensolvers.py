@@ -139,7 +139,7 @@ def _thick_restart_lanczos(
         products = products_before + krylov.products
         options.report_progress(products, error)
         enough = krylov.size >= min(size, options.wanted)
-        if (enough and error <= options.tol) or krylov.invariant:
+        if (enough and error <= options.tol) or krylov.spans_all:
             break
         if products + block > options.limit:
             break

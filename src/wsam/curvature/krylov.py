@@ -67,9 +67,9 @@ class KrylovBasis:
         return self.size + len(self._next_block) > len(self._rows)
 
     @property
-    def invariant(self) -> bool:
-        """Whether A maps the span of the basis to itself."""
-        return self.size > 0 and not len(self._next_block)
+    def spans_all(self) -> bool:
+        """Whether the basis and the locked vectors span the full space."""
+        return not len(self._next_block)
 
     def extend(self) -> None:
         """Multiply the next block by A and add it to the basis."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -27,36 +26,46 @@ class LanczosQuadrature:
     eigenvalues of the Lanczos matrix, the weights the squared first entries of its eigenvectors.
 
     Attributes:
-        nodes: Quadrature nodes, ascending.
-        weights: Their weights; the sum is one.
-        half_nodes: Nodes after half the steps.
-        half_weights: Weights after half the steps.
-        products: Number of vectors multiplied by A.
         matrix: A in the Lanczos basis, whose first vector is the probe.
+        nodes: Quadrature nodes, ascending: the eigenvalues of the matrix.
+        vectors: Eigenvectors of the matrix, one per column.
         remainder: Coefficient of the Lanczos step that was not made.
         rounding: Bound on the change of an eigenvalue by the rounding of the products.
         size: Number of rows of A.
     """
 
-    nodes: Tensor
-    weights: Tensor
-    half_nodes: Tensor
-    half_weights: Tensor
-    products: int
     matrix: Tensor
+    nodes: Tensor
+    vectors: Tensor
     remainder: float
     rounding: float
     size: int
+
+    @property
+    def weights(self) -> Tensor:
+        """Weights of the nodes; the sum is one."""
+        return self.vectors[0] ** 2
+
+    def cumulative(self, grid: Tensor, sigma: float) -> Tensor:
+        """Return the weight below each point, smoothed by a Gaussian of width `sigma`."""
+        return _smoothed_cumulative(self.nodes, self.weights, grid, sigma)
+
+    def half_cumulative(self, grid: Tensor, sigma: float) -> Tensor:
+        """Return what `cumulative` returns after half the steps."""
+        half = max(1, len(self.matrix) // 2)
+        nodes, vectors = torch.linalg.eigh(self.matrix[:half, :half])
+        return _smoothed_cumulative(nodes, vectors[0] ** 2, grid, sigma)
+
+    def default_sigma(self) -> float:
+        """Return a hundredth of the range of the nodes, or of their size if all are equal."""
+        low, high = float(self.nodes[0]), float(self.nodes[-1])
+        size = max(abs(low), abs(high))
+        return (high - low if high - low > 1e-6 * size else size or 1.0) / 100
 
     def below(self, bound: float) -> tuple[float, float]:
         """Return a lower and an upper bound of the weight of eigenvalues below `bound`."""
         low = min(1.0, self._weight_up_to(bound - self.rounding)[0])
         return low, min(1.0, max(low, self._weight_up_to(bound + self.rounding)[1]))
-
-    @cached_property
-    def _ritz_pairs(self) -> tuple[Tensor, Tensor]:
-        values, vectors = torch.linalg.eigh(self.matrix)
-        return values, vectors
 
     def _weight_up_to(self, bound: float) -> tuple[float, float]:
         """Return the weight below `bound`, without and with the weight at `bound` itself.
@@ -66,36 +75,23 @@ class LanczosQuadrature:
         References:
             Golub, Some modified matrix eigenvalue problems, SIAM Review 1973.
         """
-        values, vectors = self._ritz_pairs
-        distance = values - bound
-        near = _NODE_RTOL * float(values.abs().max())
+        distance = self.nodes - bound
+        near = _NODE_RTOL * float(self.nodes.abs().max())
         if float(distance.abs().min()) <= near:  # already an eigenvalue
             below, up_to = int((distance < -near).sum()), int((distance <= near).sum())
-            weights = vectors[0] ** 2
+            weights = self.weights
         else:
-            steps = len(values)
+            steps = len(self.nodes)
             extended = self.matrix.new_zeros(steps + 1, steps + 1)
             extended[:steps, :steps] = self.matrix
             extended[steps, steps - 1] = extended[steps - 1, steps] = self.remainder
-            shift = float(((self.remainder * vectors[-1]) ** 2 / distance).sum())
+            shift = float(((self.remainder * self.vectors[-1]) ** 2 / distance).sum())
             extended[steps, steps] = bound + shift
             # The eigenvalues of both matrices interlace, which gives the index of the bound.
             below = int((distance < 0).sum())
             up_to = below + 1
             weights = torch.linalg.eigh(extended).eigenvectors[0] ** 2
         return float(weights[:below].sum()), float(weights[:up_to].sum())
-
-    def default_sigma(self) -> float:
-        """Return a hundredth of the range of the nodes, or of their size if all are equal."""
-        low, high = float(self.nodes[0]), float(self.nodes[-1])
-        size = max(abs(low), abs(high))
-        return (high - low if high - low > 1e-6 * size else size or 1.0) / 100
-
-    def cumulative(self, grid: Tensor, sigma: float, half: bool = False) -> Tensor:
-        """Return the weight below each point, smoothed by a Gaussian of width `sigma`."""
-        nodes = self.half_nodes if half else self.nodes
-        weights = self.half_weights if half else self.weights
-        return ((1 + torch.erf((grid[:, None] - nodes) / (sigma * math.sqrt(2)))) / 2) @ weights
 
 
 def lanczos_quadrature(
@@ -108,34 +104,19 @@ def lanczos_quadrature(
 
     Args:
         operator: A.
-        steps: Number of Lanczos steps, one product each.
+        steps: Number of Lanczos steps, one product each; at most the number of rows of A.
         generator: Of the random vector.
         report_products: Called with the number of products after each step.
     """
     krylov = KrylovBasis(operator, steps, 1, generator)
-    half: tuple[Tensor, Tensor] | None = None
-    while krylov.size < steps and not krylov.invariant:
+    for _ in range(steps):
         krylov.extend()
         report_products(krylov.products)
-        if krylov.size == max(1, steps // 2):
-            half = _nodes_and_weights(krylov)
-    nodes, weights = _nodes_and_weights(krylov)
-    half_nodes, half_weights = half or (nodes, weights)
     matrix, remainder, rounding = krylov.projection()
+    nodes, vectors = torch.linalg.eigh(matrix)
     rounding += 10 * torch.finfo(operator.dtype).eps * float(nodes.abs().max())
-    return LanczosQuadrature(
-        nodes=nodes,
-        weights=weights,
-        half_nodes=half_nodes,
-        half_weights=half_weights,
-        products=krylov.products,
-        matrix=matrix,
-        remainder=remainder,
-        rounding=rounding,
-        size=operator.shape[0],
-    )
+    return LanczosQuadrature(matrix, nodes, vectors, remainder, rounding, size=operator.shape[0])
 
 
-def _nodes_and_weights(krylov: KrylovBasis) -> tuple[Tensor, Tensor]:
-    nodes, vectors, _ = krylov.ritz_pairs()
-    return nodes, vectors[0] ** 2
+def _smoothed_cumulative(nodes: Tensor, weights: Tensor, grid: Tensor, sigma: float) -> Tensor:
+    return ((1 + torch.erf((grid[:, None] - nodes) / (sigma * math.sqrt(2)))) / 2) @ weights

@@ -11,12 +11,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from wsam.curvature import plotting
-from wsam.curvature.operator import TITLES, Info, SymmetricOperator
+from wsam.curvature.operator import Info, SymmetricOperator
+from wsam.curvature.plot_density import save_density
 from wsam.curvature.progress import Progress, ProgressCallback
 from wsam.curvature.quadrature import LanczosQuadrature, lanczos_quadrature
 
-__all__ = ["Density", "Share", "density", "save_density"]
+__all__ = ["Density", "Share", "density"]
+
+_CUMULATIVE_POINTS = 400
+"""Number of points at which cumulative distributions are compared."""
 
 
 class Share(NamedTuple):
@@ -198,35 +201,72 @@ def density(
     generator = torch.Generator().manual_seed(seed)
     steps = min(steps, operator.shape[0])
     probes: list[LanczosQuadrature] = []
-    products, limit, error = 0, max_probes * steps, math.nan
+    error = math.nan
 
     def report_products(done: int) -> None:
         if report is not None:
-            report(Progress(products + done, limit, error))
+            report(Progress(len(probes) * steps + done, max_probes * steps, error))
 
     while len(probes) < max_probes:
         probes.append(lanczos_quadrature(operator, steps, generator, report_products))
-        products += probes[-1].products
-        smoothed = _smooth(probes, sigma or probes[0].default_sigma())
-        error = smoothed.error
+        width = sigma or probes[0].default_sigma()
+        error = _cumulative_error(probes, width)
         if len(probes) >= 3 and error <= tol:
             break
-    return _summarise(operator, probes, smoothed, points, tol)
+    curves, grid = _density_curves(probes, width, points)
+    change = _quadrature_error(probes, width)
+    return Density(
+        grid=grid,
+        values=curves.mean(0),
+        standard_error=_standard_error(curves),
+        nodes=torch.stack([probe.nodes for probe in probes]),
+        weights=torch.stack([probe.weights for probe in probes]),
+        sigma=width,
+        cumulative_error=error,
+        quadrature_error=change,
+        products=len(probes) * steps,
+        converged=error <= tol and change <= tol,  # the error of one probe is NaN
+        info=getattr(operator, "info", None),
+        semidefinite=getattr(operator, "semidefinite", False),
+        quadratures=tuple(probes),
+    )
 
 
-class _Smoothed(NamedTuple):
-    """Smoothed cumulative distributions of all probes on one grid, and their standard error."""
+def _density_curves(
+    probes: list[LanczosQuadrature], sigma: float, points: int
+) -> tuple[Tensor, Tensor]:
+    """Return the smoothed density of each probe, one per row, and the grid."""
+    low, high = _grid(probes, sigma, 2).tolist()
+    # Two points per sigma make the trapezoidal rule exact enough for a mass of one.
+    grid = _grid(probes, sigma, max(points, math.ceil(2 * (high - low) / sigma)))
+    curves = []
+    for probe in probes:
+        gaussians = torch.exp(-(((grid[:, None] - probe.nodes) / sigma) ** 2) / 2)
+        curves.append(gaussians @ probe.weights / (sigma * math.sqrt(2 * math.pi)))
+    return torch.stack(curves), grid
 
-    sigma: float
-    grid: Tensor
-    curves: list[Tensor]
-    error: float
+
+def _cumulative_error(probes: list[LanczosQuadrature], sigma: float) -> float:
+    """Return the largest standard error of the cumulative distribution; NaN for one probe."""
+    grid = _grid(probes, sigma, _CUMULATIVE_POINTS)
+    curves = torch.stack([probe.cumulative(grid, sigma) for probe in probes])
+    return float(_standard_error(curves).max())
 
 
-def _smooth(probes: list[LanczosQuadrature], sigma: float) -> _Smoothed:
-    grid = _grid(probes, sigma, 400)
-    curves = [probe.cumulative(grid, sigma) for probe in probes]
-    return _Smoothed(sigma, grid, curves, _largest_standard_error(curves))
+def _quadrature_error(probes: list[LanczosQuadrature], sigma: float) -> float:
+    """Return the largest change of the cumulative distribution against half the steps."""
+    grid = _grid(probes, sigma, _CUMULATIVE_POINTS)
+    changes = [
+        probe.cumulative(grid, sigma) - probe.half_cumulative(grid, sigma) for probe in probes
+    ]
+    return float(torch.stack(changes).mean(0).abs().max())
+
+
+def _standard_error(curves: Tensor) -> Tensor:
+    """Return the standard error of the mean of the rows; NaN for one row."""
+    if len(curves) < 2:
+        return torch.full_like(curves[0], math.nan)
+    return curves.std(0) / math.sqrt(len(curves))
 
 
 def _grid(probes: list[LanczosQuadrature], sigma: float, points: int) -> Tensor:
@@ -234,135 +274,3 @@ def _grid(probes: list[LanczosQuadrature], sigma: float, points: int) -> Tensor:
     low = min(float(p.nodes[0]) for p in probes) - 6 * sigma
     high = max(float(p.nodes[-1]) for p in probes) + 6 * sigma
     return torch.linspace(low, high, points, dtype=torch.float64, device="cpu")
-
-
-def _largest_standard_error(curves: list[Tensor]) -> float:
-    if len(curves) < 2:
-        return math.nan
-    return float(torch.stack(curves).std(0).max()) / math.sqrt(len(curves))
-
-
-def _summarise(
-    operator: SymmetricOperator,
-    probes: list[LanczosQuadrature],
-    smoothed: _Smoothed,
-    points: int,
-    tol: float,
-) -> Density:
-    sigma, coarse_grid, cumulative, error = smoothed
-    # Two points per sigma make the trapezoidal rule exact enough for a mass of one.
-    needed = math.ceil(2 * float(coarse_grid[-1] - coarse_grid[0]) / sigma)
-    grid = _grid(probes, sigma, max(points, needed))
-    curves = []
-    for probe in probes:
-        gaussians = torch.exp(-(((grid[:, None] - probe.nodes) / sigma) ** 2) / 2)
-        curves.append(gaussians @ probe.weights / (sigma * math.sqrt(2 * math.pi)))
-    stacked = torch.stack(curves)
-    changes = [
-        curve - probe.cumulative(coarse_grid, sigma, half=True)
-        for curve, probe in zip(cumulative, probes, strict=True)
-    ]
-    change = float(torch.stack(changes).mean(0).abs().max())
-    several = len(probes) > 1
-    return Density(
-        grid=grid,
-        values=stacked.mean(0),
-        standard_error=(
-            stacked.std(0) / math.sqrt(len(probes)) if several else torch.full_like(grid, math.nan)
-        ),
-        nodes=_pad([p.nodes for p in probes]),
-        weights=_pad([p.weights for p in probes]),
-        sigma=sigma,
-        cumulative_error=error,
-        quadrature_error=change,
-        products=sum(p.products for p in probes),
-        converged=several and error <= tol and change <= tol,
-        info=getattr(operator, "info", None),
-        semidefinite=getattr(operator, "semidefinite", False),
-        quadratures=tuple(probes),
-    )
-
-
-def _pad(rows: list[Tensor]) -> Tensor:
-    """Stack rows of different lengths, padded with zeros."""
-    longest = max(len(row) for row in rows)
-    return torch.stack([torch.cat([row, row.new_zeros(longest - len(row))]) for row in rows])
-
-
-# Output -----------------------------------------------------------------------------------------
-
-
-def save_density(found: Density, path: str | Path, marks: Sequence[float] | None = None) -> None:
-    """Write a spectral density as a figure, an interactive page (`.html`) or numbers (`.json`).
-
-    Args:
-        found: The density.
-        path: Its suffix selects the format: .png, .svg, .pdf, .html or .json. The folder is created.
-        marks: Eigenvalues to mark in a figure or on a page.
-    """
-    path = plotting.output_path(path)
-    info = found.info.as_dict() if found.info else {}
-    if path.suffix.lower() == ".json":
-        plotting.write_json(path, {"info": info, **found.as_dict()})
-        return
-    marked = [float(mark) for mark in (() if marks is None else marks)]
-    title = f"Density of the eigenvalues of the {TITLES.get(info.get('kind', ''), 'operator')}"
-    note = plotting.data_note(info)
-    if path.suffix.lower() == ".html":
-        band = "Band: within two standard errors. " if _has_standard_error(found) else ""
-        page = {
-            "surface": False,
-            "x": found.grid.tolist(),
-            "y": _clipped_values(found),
-            "error": found.standard_error.tolist() if band else None,
-            "labels": ["eigenvalue"],
-            "value": "density",
-            "log": True,
-            "marks": marked,
-            "legend": band + (f"Dotted: {_marks_label(marked)}." if marked else ""),
-        }
-        plotting.write_page(path, title, note, page)
-        return
-    with plotting.saved_figure(path, title, note) as (_, axes):
-        _draw_density(axes, found, marked)
-
-
-def _has_standard_error(found: Density) -> bool:
-    return len(found.nodes) > 1
-
-
-def _clipped_values(found: Density) -> list[float]:
-    """Return the density clipped from below.
-
-    The tails of the Gaussians would extend a logarithmic axis by many decades.
-    """
-    values: list[float] = found.values.tolist()
-    lowest = _lowest_shown(values)
-    return [max(value, lowest) for value in values]
-
-
-def _lowest_shown(values: Sequence[float]) -> float:
-    return 1e-8 * max(values)
-
-
-def _marks_label(marks: Sequence[float]) -> str:
-    if len(marks) > 4:
-        return f"{len(marks)} eigenvalues from {min(marks):.4g} to {max(marks):.4g}"
-    return f"eigenvalue{'s' if len(marks) > 1 else ''} " + ", ".join(f"{m:.4g}" for m in marks)
-
-
-def _draw_density(axes: Any, found: Density, marks: Sequence[float]) -> None:
-    grid, values = found.grid.tolist(), _clipped_values(found)
-    lowest = _lowest_shown(values)
-    label = f"density, smoothed by a Gaussian of width {found.sigma:.2g}"
-    axes.semilogy(grid, values, color=plotting.CURVE_COLOR, linewidth=1.8, label=label)
-    if _has_standard_error(found):
-        pairs = list(zip(found.values.tolist(), found.standard_error.tolist(), strict=True))
-        ends = [[max(v + side * 2 * error, lowest) for v, error in pairs] for side in (-1, 1)]
-        label = "within two standard errors"
-        color = plotting.CURVE_COLOR
-        axes.fill_between(grid, *ends, color=color, alpha=0.2, linewidth=0, label=label)
-    for number, mark in enumerate(marks):
-        legend = None if number else _marks_label(marks)  # one legend entry for all
-        axes.axvline(mark, color=plotting.MARK_COLOR, linewidth=1, linestyle=":", label=legend)
-    axes.set(xlabel="eigenvalue", ylabel="density", ylim=(lowest, None))
