@@ -218,3 +218,19 @@ def test_invalid_radii(measure):
             0.1,
             **{"steps" if measure is sharpness else "samples": 0},
         )
+
+
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize("measure", [sharpness, group_sharpness, average_sharpness, line])
+def test_batches_that_can_be_read_only_once(measure, check):
+    class Once:
+        def __init__(self):
+            self.rest = iter(DATA)
+
+        def __iter__(self):
+            return self.rest
+
+    with pytest.raises(ValueError, match="in every pass: the data is empty, or can be read only"):
+        measure(model(), F.cross_entropy, Once(), check=check)
+    with pytest.raises(ValueError, match="in every pass: the data is empty, or can be read only"):
+        hessian(model(), F.cross_entropy, Once(), check=check) @ torch.ones(43)

@@ -216,17 +216,26 @@ def power_iteration(operator: SymmetricOperator, options: SolverOptions) -> Ritz
     rows: list[Tensor] = []
     images: list[Tensor] = []
     products, scale, complete = 0, 0.0, True
-    limit_per_value = options.limit // (len(signs) * options.k)
     for sign in signs:
         search = _PowerIteration(operator, options, generator, sign, rows)
         for _ in range(min(options.k, operator.shape[0] - len(rows))):
-            row, image = search.next_vector(limit_per_value, products)
-            rows.append(row)
-            images.append(image)
-            products, scale = products + search.products, max(scale, search.scale)
-            complete &= search.converged
-    found = rayleigh_ritz(torch.stack(rows), torch.stack(images), products, scale)
-    return found._replace(complete=complete)
+            found = search.next_vector(products)
+            rows.append(found.row)
+            images.append(found.image)
+            products += found.products
+            complete &= found.converged
+        scale = max(scale, search.scale)
+    pairs = rayleigh_ritz(torch.stack(rows), torch.stack(images), products, scale)
+    return pairs._replace(complete=complete)
+
+
+class _PowerVector(NamedTuple):
+    """A unit vector found by power iteration, its product with A, and the products it took."""
+
+    row: Tensor
+    image: Tensor
+    products: int
+    converged: bool
 
 
 class _PowerIteration:
@@ -253,28 +262,26 @@ class _PowerIteration:
         self.found = found
         self.shift = 0.0
         self.scale = 0.0
-        self.products = 0
-        self.converged = False
 
-    def next_vector(self, limit: int, products_before: int) -> tuple[Tensor, Tensor]:
-        """Return the next unit vector, orthogonal to those found, and its product with A."""
-        self.products = 0
-        row, last_norm = self._random_start(), 0.0
+    def next_vector(self, products_before: int) -> _PowerVector:
+        """Return the next vector, orthogonal to those found."""
+        limit = self.options.limit // self.options.wanted
+        row, last_norm, products = self._random_start(), 0.0, 0
         while True:
             image = self.sign * (self.operator @ row)
-            self.products += 1
+            products += 1
             value = float(row @ image)
             residual = float(torch.linalg.vector_norm(self._project_out(image - value * row)))
             self.scale = max(self.scale, abs(value))
             error = residual / max(self.scale, torch.finfo(torch.float64).tiny)
-            self.options.report_progress(products_before + self.products, error)
+            self.options.report_progress(products_before + products, error)
             if value - self.shift < 0 and residual <= 0.1 * (self.shift - value):
                 self.shift = value - 2 * residual - 1e-3 * abs(value)
                 row = self._random_start()
                 continue
-            self.converged = error <= self.options.tol
-            if self.converged or self.products >= limit:
-                return row, self.sign * image
+            converged = error <= self.options.tol
+            if converged or products >= limit:
+                return _PowerVector(row, self.sign * image, products, converged)
             norm = math.hypot(value, residual)  # of the image
             if not self.shift and residual > 0.1 * norm and norm <= 1.001 * last_norm:
                 self.shift = -norm

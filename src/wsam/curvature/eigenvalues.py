@@ -127,7 +127,9 @@ def top_eigenvalues(
         The WSAM paper's table of minima uses power iteration.
     """
     size = operator.shape[0]
-    _check_arguments(operator, k, which, method, tol, block)
+    _check_arguments(operator, which, method, tol)
+    count("k", k, 1)
+    count("block", block, 1)
     if max_products is not None:
         count("max_products", max_products, 1)
     k = min(k, size)
@@ -159,13 +161,9 @@ def _default_limit(k: int, which: Which, method: str) -> int:
     return per_end * (2 if which == "both" else 1)
 
 
-def _check_arguments(
-    operator: SymmetricOperator, k: int, which: str, method: str, tol: float, block: int
-) -> None:
+def _check_arguments(operator: SymmetricOperator, which: str, method: str, tol: float) -> None:
     if len(operator.shape) != 2 or operator.shape[0] != operator.shape[1]:
         raise ValueError(f"expected a square operator, got shape {tuple(operator.shape)}")
-    if k < 1 or block < 1:
-        raise ValueError(f"k and block must be at least 1, got {k} and {block}")
     if which not in ("largest", "smallest", "both"):
         raise ValueError(f"which must be 'largest', 'smallest' or 'both', got {which!r}")
     if method not in ("lanczos", "power"):

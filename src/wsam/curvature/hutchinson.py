@@ -125,25 +125,22 @@ def trace(
         basis, exact = _sketch(operator, width, generator)
         products = 2 * width
     samples: list[float] = []
-    error = math.inf if basis.shape[1] < size else 0.0
-    while products < max_products and basis.shape[1] < size:
+    converged = basis.shape[1] == size  # the first term is then the trace
+    value, error = exact, 0.0 if converged else math.inf
+    while products < max_products and not converged:
         block = min(columns, max_products - products)
         samples += _quadratic_forms(operator, basis, block, generator)
         products += block
-        error = _standard_error(samples)
-        value = exact + sum(samples) / len(samples)
+        value, error = exact + sum(samples) / len(samples), _standard_error(samples)
         if report is not None:
             report(Progress(products, max_products, error / max(abs(value), 1e-300)))
-        if len(samples) >= _MIN_PROBES and error <= tol * abs(value):
-            break
-    value = exact + (sum(samples) / len(samples) if samples else 0.0)
-    enough = len(samples) >= _MIN_PROBES or basis.shape[1] == size
+        converged = len(samples) >= _MIN_PROBES and error <= tol * abs(value)
     return Trace(
         value=value,
         standard_error=error,
         probes=len(samples),
         products=products,
-        converged=enough and error <= tol * abs(value),
+        converged=converged,
         method=method,
         info=getattr(operator, "info", None),
     )

@@ -99,8 +99,7 @@ class KrylovBasis:
         symmetric, asymmetric = self._parts()
         values, vectors = torch.linalg.eigh(symmetric)
         rounding = torch.linalg.vector_norm(asymmetric @ vectors, dim=0)
-        last = self._remainder.shape[1]
-        leak = torch.linalg.vector_norm(self._remainder @ vectors[self.size - last :], dim=0)
+        leak = torch.linalg.vector_norm(self._coupling(vectors), dim=0)
         restarts = torch.full_like(leak, self._restart_error)
         return values, vectors, torch.sqrt(rounding**2 + leak**2 + restarts**2)
 
@@ -125,11 +124,9 @@ class KrylovBasis:
             Wu and Simon, Thick-restart Lanczos method, SIAM J. Matrix Anal. Appl. 2000.
         """
         kept = len(values)
-        projection = self._projection[: self.size, : self.size]
-        lost = (projection - projection.T) / 2 @ vectors
-        self._restart_error = max(self._restart_error, float(torch.linalg.matrix_norm(lost, ord=2)))
-        last = self._remainder.shape[1]
-        coupling = self._remainder @ vectors[self.size - last :]
+        lost = torch.linalg.matrix_norm(self._parts()[1] @ vectors, ord=2)
+        self._restart_error = max(self._restart_error, float(lost))
+        coupling = self._coupling(vectors)
         self._rows[:kept] = self.lift(vectors)
         self.size = kept
         self._projection.zero_()
@@ -142,6 +139,11 @@ class KrylovBasis:
         projection = self._projection[: self.size, : self.size]
         symmetric = (projection + projection.T) / 2
         return symmetric, projection - symmetric
+
+    def _coupling(self, vectors: Tensor) -> Tensor:
+        """Return R times columns of coordinates, in the next block's vectors."""
+        last = self._remainder.shape[1]
+        return self._remainder @ vectors[self.size - last :]
 
     def _remove_basis(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Subtract the part inside the basis, twice: one pass leaves rounding errors."""

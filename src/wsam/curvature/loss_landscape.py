@@ -125,7 +125,26 @@ def landscape(
     ]
     points = list(itertools.product(*axes))
     objective.read_again()  # the points need not include the model's own weights
-    sums, count, done = [0.0] * len(points), 0.0, 0
+    means = _mean_losses(objective, points, start, moves, report)
+    columns = len(axes[-1])
+    rows = [means[i : i + columns] for i in range(0, len(means), columns)]
+    names = list(labels or [f"direction {i + 1}" for i in range(len(axes))])
+    lost = [point for point, mean in zip(points, means, strict=True) if not math.isfinite(mean)]
+    running = objective.mode == "eval"  # in train mode BatchNorm does not use running variances
+    negative = sum(running and _has_negative_variance(point, start, moves) for point in lost)
+    note = _note_on_lost_points(len(lost), len(points), negative)
+    return Landscape(axes, means if len(axes) == 1 else rows, names, objective.describe(), note)
+
+
+def _mean_losses(
+    objective: Objective,
+    points: Sequence[Sequence[float]],
+    start: Mapping[str, Tensor],
+    moves: Sequence[Direction],
+    report: ProgressCallback | None,
+) -> list[float]:
+    """Return the mean loss over all batches at each point."""
+    sums, samples, done = [0.0] * len(points), 0.0, 0
     with objective.ready(), torch.no_grad():
         for batch, size in objective.stream():
             for index, point in enumerate(points):
@@ -135,16 +154,8 @@ def landscape(
                 if report is not None:
                     limit = len(points) * objective.batch_count
                     report(Progress(done, max(limit, done), math.nan))
-            count += size
-    means = [total / count for total in sums]
-    columns = len(axes[-1])
-    rows = [means[i : i + columns] for i in range(0, len(means), columns)]
-    names = list(labels or [f"direction {i + 1}" for i in range(len(axes))])
-    lost = [point for point, mean in zip(points, means, strict=True) if not math.isfinite(mean)]
-    running = objective.mode == "eval"  # in train mode BatchNorm does not use running variances
-    negative = sum(running and _has_negative_variance(point, start, moves) for point in lost)
-    note = _note_on_lost_points(len(lost), len(points), negative)
-    return Landscape(axes, means if len(axes) == 1 else rows, names, objective.describe(), note)
+            samples += size
+    return [total / samples for total in sums]
 
 
 def _coordinate_lists(

@@ -56,7 +56,8 @@ class BatchMatvec:
 
 def _hessian_reverse(task: BatchMatvec) -> Tensor:
     """`H v = d/dw <dL/dw, v>`: one graph of the gradient serves all vectors."""
-    leaves = list((named := task.objective.leaves()).values())
+    named = task.objective.leaves()
+    leaves = list(named.values())
     loss, _ = task.objective.evaluate(named, task.batch, task.size)
     gradients = torch.autograd.grad(
         task.objective.differentiable(loss), leaves, create_graph=True, materialize_grads=True

@@ -49,22 +49,24 @@ class LossSummary(NamedTuple):
 class _ModelAndLoss(nn.Module):
     """Model and loss in one module, so that a loss that reads the weights uses the swapped ones."""
 
-    def __init__(self, model: nn.Module, loss_fn: LossFunction) -> None:
+    def __init__(self, model: nn.Module, loss_fn: LossFunction, reduction: str) -> None:
         super().__init__()
         self.model = model
         self.loss_fn = loss_fn
+        self.reduction = reduction
 
-    def forward(self, batch: Any, then: Callable[[Tensor, Any], Any]) -> Any:
-        """Call `then` with loss and output, while the swapped weights are in place."""
+    def forward(self, batch: Any, size: float, then: Callable[[Tensor, Any], Any]) -> Any:
+        """Call `then` with mean loss and output, while the swapped weights are in place."""
         if isinstance(batch, Mapping):
             output = self.model(**batch)
         elif isinstance(batch, Sequence):
             output = self.model(batch[0])
         else:
             output = self.model(batch)
-        return then(self.criterion(output, batch), output)
+        return then(self.criterion(output, batch, size), output)
 
-    def criterion(self, output: Any, batch: Any) -> Tensor:
+    def criterion(self, output: Any, batch: Any, size: float) -> Tensor:
+        """Return the mean loss of a batch as a function of the model's output."""
         if isinstance(batch, Mapping):
             loss = self.loss_fn(output, batch)
         elif isinstance(batch, Sequence):
@@ -80,7 +82,8 @@ class _ModelAndLoss(nn.Module):
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             given = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
             raise ValueError(f"loss_fn must return one number for a batch, it returned {given}")
-        return loss.reshape(())
+        loss = loss.reshape(())
+        return loss / size if self.reduction == "sum" else loss
 
 
 class Objective:
@@ -137,14 +140,16 @@ class Objective:
         self.mode: Mode = mode
         self.reduction = reduction
         self.size_of: Callable[[Any], float] = size or batch_size
-        self._model_and_loss = _ModelAndLoss(self.model, loss_fn)
+        self._model_and_loss = _ModelAndLoss(self.model, loss_fn, reduction)
         self.parameters = _select_parameters(self.model, params)
         self.dtype = _select_dtype(self.parameters, dtype)
         self.device = next(iter(self.parameters.values())).device
         self._cast = dtype is not None
         self.numel = sum(p.numel() for p in self.parameters.values())
-        self.loss, samples, self.batch_count = self._first_pass(check)
-        self.samples: float = int(samples) if samples.is_integer() else samples
+        with self.ready(), torch.no_grad():
+            first = self._summarise(self.leaves(), twice=check)
+        self.loss, self.batch_count = first.loss, first.batches
+        self.samples: float = int(first.samples) if first.samples.is_integer() else first.samples
         self._confirmed = not check
         self._loss_versions = self._parameter_versions()
 
@@ -203,11 +208,18 @@ class Objective:
     def stream(self, batches: Iterable[Any] | None = None) -> Iterator[tuple[Any, float]]:
         """Yield each batch on the model's device with its number of samples."""
         dtype = self.dtype if self._cast else None
+        empty = True
         for batch in self.batches if batches is None else batches:
             size = float(self.size_of(batch))
             if not size > 0 or math.isinf(size):
                 raise ValueError(f"a batch must count for at least one sample, got {size}")
+            empty = False
             yield move_batch(batch, self.device, dtype), size
+        if empty:
+            raise ValueError(
+                "batches must contain at least one batch in every pass: the data is empty, or can be "
+                "read only once: pass a list or a DataLoader"
+            )
 
     def evaluate(self, leaves: Mapping[str, Tensor], batch: Any, size: float) -> tuple[Tensor, Any]:
         """Return the mean loss of one batch and the model's output.
@@ -230,15 +242,11 @@ class Objective:
         """Return `then(loss, output)`, called while the model has the given weights."""
         given = {_PREFIX + name: tensor for name, tensor in leaves.items()}
         tensors = {**self._copied_tensors(given), **given}
-
-        def with_mean(loss: Tensor, output: Any) -> Any:
-            return then(self._mean(loss, size), output)
-
-        return torch.func.functional_call(self._model_and_loss, tensors, (batch, with_mean))
+        return torch.func.functional_call(self._model_and_loss, tensors, (batch, size, then))
 
     def criterion(self, output: Tensor, batch: Any, size: float) -> Tensor:
         """Return the mean loss of one batch as a function of the model's output."""
-        return self._mean(self._model_and_loss.criterion(output, batch), size)
+        return self._model_and_loss.criterion(output, batch, size)
 
     def mean_loss(self, flat: Tensor | None = None) -> float:
         """Return the loss over all batches, at `flat` or at the model's weights."""
@@ -290,9 +298,6 @@ class Objective:
 
     def _uses_tf32(self) -> bool:
         return self.device.type == "cuda" and self.dtype == torch.float32 and _is_tf32_allowed()
-
-    def _mean(self, loss: Tensor, size: float) -> Tensor:
-        return loss / size if self.reduction == "sum" else loss
 
     def _copied_tensors(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the tensors that must not be those of model and loss, besides `given`."""
@@ -348,14 +353,6 @@ class Objective:
             with self.ready(), torch.no_grad():
                 self.confirm(self._summarise(self.leaves()))
 
-    def _first_pass(self, check: bool) -> LossSummary:
-        """Count samples and batches and check that the loss is finite."""
-        with self.ready(), torch.no_grad():
-            summary = self._summarise(self.leaves(), twice=check)
-        if not summary.batches:
-            raise ValueError("batches must contain at least one batch: the data is empty")
-        return summary
-
     def _parameter_versions(self) -> list[int]:
         return [p._version for p in self.parameters.values()]
 
@@ -379,7 +376,7 @@ class Objective:
                 hint = "of one batch: is dropout active? Use mode='eval'"
                 self._check_equal(loss, again, 1e-6, hint)
             total, samples, count = total + loss * size, samples + size, count + 1
-        return LossSummary(total / samples if samples else math.nan, samples, count)
+        return LossSummary(total / samples, samples, count)
 
     def _check_equal(self, first: float, second: float, rtol: float, hint: str) -> None:
         if self.dtype == torch.float64:

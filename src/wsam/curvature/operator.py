@@ -143,9 +143,9 @@ class Operator:
         True for the empirical Fisher, and for the Gauss-Newton matrix of PyTorch's cross-entropies
         and squared error without class weights, which are convex in the output.
         """
-        kind = self._runner.kind
-        convex = kind == "gauss_newton" and _is_known_convex(self.objective.loss_fn)
-        return kind == "empirical_fisher" or convex
+        if self._runner.kind == "gauss_newton":
+            return _is_known_convex(self.objective.loss_fn)
+        return self._runner.kind == "empirical_fisher"
 
     def __matmul__(self, vectors: Tensor) -> Tensor:
         """Multiply a flat vector, or every column of a matrix."""
@@ -165,11 +165,6 @@ class Operator:
                 loss = self._runner.run(BatchMatvec(self.objective, batch, size, rows, total))
                 losses.append(loss * size)
                 count += size
-        if not count:
-            raise ValueError(
-                "the batches are empty on a second pass: pass a list or a DataLoader, which can be "
-                "read more than once"
-            )
         mean = float(torch.stack(losses).double().sum()) / count
         self.objective.confirm(LossSummary(mean, count, len(losses)))
         self.products += len(rows)
