@@ -17,7 +17,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from wsam import WSAM
+import wsam
 from wsam.curvature import hessian, landscape, random_direction, top_eigenvalues
 from wsam.plot_style import COLORS, MUTED_COLOR, RC_PARAMS, set_title
 
@@ -36,16 +36,10 @@ def train(wrap, epochs):
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU())
     model.append(nn.Linear(64, 10))
     optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9))
+    train_step = wsam.train_step(optimizer, lambda x, y: cross_entropy(model(x), y))
     for _ in range(epochs):
         for batch in torch.randperm(1200).split(100):
-
-            def closure(batch=batch):
-                optimizer.zero_grad()
-                loss = cross_entropy(model(x[batch]), y[batch])
-                loss.backward()
-                return loss
-
-            optimizer.step(closure)
+            train_step(x[batch], y[batch])
     return model.eval()
 
 
@@ -54,7 +48,7 @@ def train(wrap, epochs):
 
 models = {
     "SGD": train(lambda base: base, epochs=60),
-    "WSAM": train(lambda base: WSAM(base, rho=0.3, gamma=0.9), epochs=30),
+    "WSAM": train(lambda base: wsam.WSAM(base, rho=0.3, gamma=0.9), epochs=30),
 }
 for name, model in models.items():
     error = 100 * (model(x_test).argmax(1) != y_test).float().mean()

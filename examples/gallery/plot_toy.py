@@ -27,8 +27,7 @@ for name, run in runs.items():
 # The trajectories on a map of the loss.
 
 mu, sigma = torch.meshgrid(torch.linspace(-25, 35, 60), torch.linspace(2, 45, 45), indexing="xy")
-points = torch.stack([mu, sigma], dim=-1).double().reshape(-1, 2)
-height = torch.stack([loss(point) for point in points]).reshape(mu.shape)
+height = loss(torch.stack([mu, sigma], dim=-1).double())
 
 figure, axes = plt.subplots(figsize=(5.8, 4.5), layout="constrained")
 levels = [0.26 + 0.02 * i for i in range(20)]

@@ -96,7 +96,7 @@ def _print_table(runs: list[Any], files: list[Path]) -> None:
     from rich.table import Table
 
     from wsam.toy import RULES, Setting, places
-    from wsam.toy.trajectory import thousandths
+    from wsam.toy.stable_digits import thousandths
 
     setting = Setting()
     ends = Table(title="Where each rule ends", title_justify="left", box=SIMPLE_HEAD)
@@ -126,7 +126,7 @@ def _print_table(runs: list[Any], files: list[Path]) -> None:
 
 def _print_remarks(runs: list[Any], files: list[Path]) -> None:
     """Print what the tables show, and the written files."""
-    from wsam.plots.toy import verdict
+    from wsam.toy.trajectory import verdict
 
     print("Hessian: eigenvalues at the end point; small where the loss is flat.")
     for gamma in sorted({run.setting.gamma for run in runs if "wsam" in run.setting.rule}):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from wsam.plot_style import COLORS, FIGURE_WIDTH, MUTED_COLOR, RC_PARAMS, TEXT_COLOR, new_figure
 from wsam.toy import FLAT, RULES, SADDLE, SHARP, Trajectory, loss, places
-from wsam.toy.trajectory import RULES_WITH_GAMMA
+from wsam.toy.trajectory import RULES_WITH_GAMMA, verdict
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,10 +58,10 @@ def trajectories(runs: Sequence[Trajectory]) -> Figure:
                 for r in runs
                 if r.setting.rule not in RULES_WITH_GAMMA or r.setting.gamma == gamma
             ]
-            _landscape(axes)
+            _draw_loss(axes)
             for run in shown:
-                _path(axes, run)
-            _landmarks(axes, shown[0].setting.start)
+                _draw_path(axes, run)
+            _draw_landmarks(axes, shown[0].setting.start)
             if gamma is not None:
                 axes.set_title(f"γ = {gamma:g}: {verdict(shown)}", loc="left", fontsize=11)
         all_axes[-1].set_xlabel("μ")
@@ -77,25 +77,7 @@ def trajectories(runs: Sequence[Trajectory]) -> Figure:
     return figure
 
 
-def verdict(runs: Sequence[Trajectory]) -> str:
-    """Return a sentence that names the minimum at which each form of WSAM ends."""
-    ends = {run.setting.rule: run.minimum for run in runs if run.setting.rule in RULES_WITH_GAMMA}
-    if len(ends) == 1:
-        ((rule, minimum),) = ends.items()
-        return f"{RULES[rule]} ends at {f'the {minimum} minimum' if minimum else 'neither minimum'}"
-    coupled, decoupled = ends.get("coupled_wsam"), ends.get("wsam")
-    if coupled == decoupled:
-        place = f"the {coupled} minimum" if coupled else "neither minimum"
-        return f"both forms of WSAM end at {place}"
-    if coupled == FLAT:
-        return "only the coupled form reaches the flat minimum"
-    if decoupled == FLAT:
-        return "only the decoupled form reaches the flat minimum"
-    reached = "coupled" if coupled == SHARP else "decoupled"
-    return f"only the {reached} form settles, at the sharp minimum"
-
-
-def _landscape(axes: Axes) -> None:
+def _draw_loss(axes: Axes) -> None:
     import numpy as np
     import torch
     from matplotlib.colors import LinearSegmentedColormap, PowerNorm
@@ -112,7 +94,7 @@ def _landscape(axes: Axes) -> None:
     axes.set(xlim=(left, right), ylim=(bottom, top), ylabel="σ", aspect="equal")
 
 
-def _path(axes: Axes, run: Trajectory) -> None:
+def _draw_path(axes: Axes, run: Trajectory) -> None:
     from matplotlib.patheffects import Normal, Stroke
 
     rule = run.setting.rule
@@ -127,7 +109,7 @@ def _path(axes: Axes, run: Trajectory) -> None:
     axes.plot(*run.end, "o", color=COLORS[rule], markersize=6.5, markeredgecolor="white", zorder=4)
 
 
-def _landmarks(axes: Axes, start: tuple[float, float]) -> None:
+def _draw_landmarks(axes: Axes, start: tuple[float, float]) -> None:
     from matplotlib.patheffects import withStroke
 
     halo = [withStroke(linewidth=3, foreground="white", alpha=0.9)]

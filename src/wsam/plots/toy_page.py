@@ -16,9 +16,9 @@ def toy_page() -> str:
     second time, in JavaScript; a test compares both.
     """
     data = {
-        "wells": [asdict(component) for component in COMPONENTS],
+        "components": [asdict(component) for component in COMPONENTS],
         "places": [asdict(place) for place in places()],
-        "reach": BASIN_RADIUS,
+        "basinRadius": BASIN_RADIUS,
         "adaptiveEta": Adaptive().eta,
         "fisherEta": Fisher().eta,
         "defaults": asdict(Setting()),

@@ -1,7 +1,7 @@
 """Runs of the public optimizers on the toy loss."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -13,7 +13,8 @@ from wsam._core.validation import count, number
 from wsam.geometry import Adaptive, Euclidean, Fisher, Geometry
 from wsam.methods import GSAM, SAM, WSAM, CoupledWSAM
 from wsam.plot_style import METHOD_STYLES
-from wsam.toy.landscape import eigenvalues, loss, minimum_near
+from wsam.toy.landscape import FLAT, SHARP, eigenvalues, loss, minimum_near
+from wsam.toy.stable_digits import stable_decimals, thousandths
 
 RULES = {rule: METHOD_STYLES[rule].title for rule in ("sgd", "sam", "gsam", "wsam", "coupled_wsam")}
 GEOMETRIES: dict[str, Callable[[], Geometry]] = {
@@ -25,9 +26,7 @@ RULES_WITH_GAMMA = ("wsam", "coupled_wsam")
 
 START_SHIFT = 1e-12  # of the second run, which shows the effect of rounding
 LAST_STEPS = 10  # that the two runs are compared over
-MAX_DECIMALS = 4
 MAX_LOSS_DECIMALS = 5
-MAX_DIGITS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,37 +188,6 @@ class Trajectory:
         return ", ".join(thousandths(value, spread) for value, spread in pairs)
 
 
-def stable_decimals(spread: float, most: int = MAX_DECIMALS) -> int:
-    """Return the number of decimals that a spread does not change: 2 spread <= one unit."""
-    if not math.isfinite(spread):
-        return 0
-    if spread <= 0.5 * 10**-most:
-        return most
-    return max(0, math.floor(-math.log10(2 * spread)))
-
-
-def stable_digits(value: float, spread: float) -> int:
-    """Return the number of leading digits that a spread does not change, at most 3."""
-    if spread == 0 or value == 0:
-        return MAX_DIGITS
-    if not (math.isfinite(spread) and math.isfinite(value)):
-        return 0
-    leading, unit = math.floor(math.log10(abs(value))), math.ceil(math.log10(2 * spread))
-    return max(0, min(MAX_DIGITS, leading - unit + 1))
-
-
-def thousandths(value: float, spread: float = 0.0) -> str:
-    """Format 1000 times a value to its stable digits, with the spread if it has none.
-
-    Example:
-        >>> thousandths(0.0049012), thousandths(0.0049012, 2e-5), thousandths(0.0049, 9e-4)
-        ('4.90', '4.9', '5 ± 0.9')
-    """
-    digits = stable_digits(value, spread)
-    text = f"{1000 * value:#.{max(1, digits)}g}".rstrip(".")
-    return text if digits or not math.isfinite(spread) else f"{text} ± {1000 * spread:.1g}"
-
-
 def _loss(point: tuple[float, float]) -> float:
     return loss(torch.tensor(point, dtype=torch.float64)).item()
 
@@ -267,3 +235,32 @@ def trace(setting: Setting | None = None, /, **values: Any) -> Trajectory:
     """
     setting = replace(setting, **values) if setting is not None else Setting(**values)
     return Trajectory(setting, _points(setting))
+
+
+def verdict(runs: Sequence[Trajectory]) -> str:
+    """Return a sentence that names the minimum at which each form of WSAM ends.
+
+    Args:
+        runs: One run of WSAM, one of Coupled-WSAM, or both. Other rules are ignored.
+
+    Example:
+        >>> verdict([trace(rule="wsam", gamma=0.95), trace(rule="coupled_wsam", gamma=0.95)])
+        'only the coupled form reaches the flat minimum'
+    """
+    ends = {run.setting.rule: run.minimum for run in runs if run.setting.rule in RULES_WITH_GAMMA}
+    if len(ends) == 1:
+        ((rule, minimum),) = ends.items()
+        return f"{RULES[rule]} ends at {_minimum_text(minimum)}"
+    coupled, decoupled = ends.get("coupled_wsam"), ends.get("wsam")
+    if coupled == decoupled:
+        return f"both forms of WSAM end at {_minimum_text(coupled)}"
+    if coupled == FLAT:
+        return "only the coupled form reaches the flat minimum"
+    if decoupled == FLAT:
+        return "only the decoupled form reaches the flat minimum"
+    reached = "coupled" if coupled == SHARP else "decoupled"
+    return f"only the {reached} form settles, at the sharp minimum"
+
+
+def _minimum_text(minimum: str | None) -> str:
+    return f"the {minimum} minimum" if minimum else "neither minimum"

@@ -1,16 +1,16 @@
 "use strict";
 // The toy example in double precision: the loss, perturbation and update of the Python library.
-// wsam.plots.toy_page writes DATA (wells, stationary points, defaults) into the page.
+// wsam.plots.toy_page writes DATA (components, stationary points, defaults) into the page.
 
 const EPS = 1e-12; // as in the library: avoids division by zero
-const NUDGE = 1e-12, TAIL = 10, DECIMALS = 4, LOSS_DECIMALS = 5, DIGITS = 3;
+const START_SHIFT = 1e-12, LAST_STEPS = 10, MAX_DECIMALS = 4, MAX_LOSS_DECIMALS = 5, MAX_DIGITS = 3;
 
-// Each well's share of the likelihood: weight * exp(-KL / width^2). NaN where sigma <= 0.
+// Each component's share of the likelihood: weight * exp(-KL / width^2). NaN where sigma <= 0.
 function shares(w) {
-  return DATA.wells.map((well) => {
-    const distance = (w[1] ** 2 + (w[0] - well.mean) ** 2) / (2 * well.deviation ** 2);
-    const divergence = Math.log(well.deviation / w[1]) + distance - 0.5;
-    return well.weight * Math.exp(-divergence / well.width ** 2);
+  return DATA.components.map((component) => {
+    const distance = (w[1] ** 2 + (w[0] - component.mean) ** 2) / (2 * component.deviation ** 2);
+    const divergence = Math.log(component.deviation / w[1]) + distance - 0.5;
+    return component.weight * Math.exp(-divergence / component.width ** 2);
   });
 }
 
@@ -22,10 +22,10 @@ function gradient(w) {
   const parts = shares(w);
   const total = parts.reduce((sum, share) => sum + share, 0);
   const g = [0, 0];
-  DATA.wells.forEach((well, i) => {
-    const share = parts[i] / total / well.width ** 2;
-    g[0] += (share * (w[0] - well.mean)) / well.deviation ** 2;
-    g[1] += share * (w[1] / well.deviation ** 2 - 1 / w[1]);
+  DATA.components.forEach((component, i) => {
+    const share = parts[i] / total / component.width ** 2;
+    g[0] += (share * (w[0] - component.mean)) / component.deviation ** 2;
+    g[1] += share * (w[1] / component.deviation ** 2 - 1 / w[1]);
   });
   return g;
 }
@@ -101,8 +101,8 @@ function trace(setting, start = setting.start) {
 // How much the last points, their loss and their eigenvalues change if the start moves by 1e-12:
 // the possible effect of rounding. NaN if any of them is NaN, because Math.max is.
 function spreads(setting, points) {
-  const shadow = trace(setting, setting.start.map((x) => x + NUDGE)).slice(-TAIL);
-  const pairs = points.slice(-TAIL).map((p, i) => [p, shadow[i]]);
+  const shifted = trace(setting, setting.start.map((x) => x + START_SHIFT)).slice(-LAST_STEPS);
+  const pairs = points.slice(-LAST_STEPS).map((p, i) => [p, shifted[i]]);
   const largest = (gap) => Math.max(...pairs.map(([a, b]) => gap(a, b)));
   const eigenvalue = (i) => (a, b) => Math.abs(hessianEigenvalues(a)[i] - hessianEigenvalues(b)[i]);
   return {
@@ -112,7 +112,7 @@ function spreads(setting, points) {
   };
 }
 
-function stableDecimals(spread, most = DECIMALS) {
+function stableDecimals(spread, most = MAX_DECIMALS) {
   if (!Number.isFinite(spread)) return 0;
   if (spread <= 0.5 * 10 ** -most) return most;
   return Math.max(0, Math.floor(-Math.log10(2 * spread)));
@@ -120,10 +120,10 @@ function stableDecimals(spread, most = DECIMALS) {
 
 // The number of leading digits of a value that a spread does not change.
 function stableDigits(value, spread) {
-  if (spread === 0 || value === 0) return DIGITS;
+  if (spread === 0 || value === 0) return MAX_DIGITS;
   if (!Number.isFinite(spread) || !Number.isFinite(value)) return 0;
   const leading = Math.floor(Math.log10(Math.abs(value))), unit = Math.ceil(Math.log10(2 * spread));
-  return Math.max(0, Math.min(DIGITS, leading - unit + 1));
+  return Math.max(0, Math.min(MAX_DIGITS, leading - unit + 1));
 }
 
 function thousandths(value, spread) {
@@ -148,6 +148,6 @@ function endText(end, spread) {
 
 function minimumNear(point) {
   const near = DATA.places.find((place) => place.name !== "saddle" &&
-    Math.hypot(place.point[0] - point[0], place.point[1] - point[1]) <= DATA.reach);
+    Math.hypot(place.point[0] - point[0], place.point[1] - point[1]) <= DATA.basinRadius);
   return near ? near.name : null;
 }

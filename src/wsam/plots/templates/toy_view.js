@@ -58,7 +58,7 @@ function update() {
   byId("swatch").style.background = `var(--${setting.rule})`;
   byId("end").textContent = endText(end, spread.end);
   byId("loss").textContent = lost ? "–"
-    : loss(end).toFixed(stableDecimals(spread.loss, LOSS_DECIMALS));
+    : loss(end).toFixed(stableDecimals(spread.loss, MAX_LOSS_DECIMALS));
   byId("eigenvalues").textContent = lost ? "–"
     : hessianEigenvalues(end).map((x, i) => thousandths(x, spread.eigenvalues[i])).join(", ");
   byId("weight").textContent = weightText();

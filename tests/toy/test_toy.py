@@ -8,9 +8,10 @@ import pytest
 import torch
 from command import wsam_command
 
-from wsam.plots.toy import STROKES, trajectories, verdict
+from wsam.plots.toy import STROKES, trajectories
 from wsam.toy import FLAT, RULES, SADDLE, SHARP, Setting, loss, minimum_near, places, trace
-from wsam.toy.trajectory import stable_decimals, stable_digits, thousandths
+from wsam.toy.stable_digits import stable_decimals, stable_digits, thousandths
+from wsam.toy.trajectory import verdict
 
 PAPER = [
     ("sam", None, SHARP),
