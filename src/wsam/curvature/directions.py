@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from wsam.curvature.objective import unwrap_model
+from wsam.curvature.parameters import unwrap_model
 from wsam.curvature.random_vectors import normal
 
 __all__ = ["Direction", "between", "merge_tied", "normalised", "random_direction"]

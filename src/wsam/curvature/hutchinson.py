@@ -176,6 +176,8 @@ def _standard_error(samples: list[float]) -> float:
 def student_t_quantile(degrees: int) -> float:
     """Return the 97.5% quantile of Student's t, by a series around the normal quantile.
 
+    scipy, which has it, is an optional dependency.
+
     Args:
         degrees: Degrees of freedom.
 

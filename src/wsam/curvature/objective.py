@@ -17,12 +17,17 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from wsam.curvature.batches import batch_size, check_reiterable, move_batch
+from wsam.curvature.parameters import (
+    ParameterFilter,
+    select_dtype,
+    select_parameters,
+    unwrap_model,
+)
 
-__all__ = ["LossFunction", "LossSummary", "Mode", "Objective", "ObjectiveOptions", "unwrap_model"]
+__all__ = ["LossFunction", "LossSummary", "Mode", "Objective", "ObjectiveOptions"]
 
 LossFunction = Callable[..., Tensor]
 Mode = Literal["eval", "train"]
-ParameterFilter = Callable[[str], bool] | Iterable[str]
 
 _PREFIX = "model."
 
@@ -141,8 +146,8 @@ class Objective:
         self.reduction = reduction
         self.size_of: Callable[[Any], float] = size or batch_size
         self._model_and_loss = _ModelAndLoss(self.model, loss_fn, reduction)
-        self.parameters = _select_parameters(self.model, params)
-        self.dtype = _select_dtype(self.parameters, dtype)
+        self.parameters = select_parameters(self.model, params)
+        self.dtype = select_dtype(self.parameters, dtype)
         self.device = next(iter(self.parameters.values())).device
         self._cast = dtype is not None
         self.numel = sum(p.numel() for p in self.parameters.values())
@@ -385,64 +390,6 @@ class Objective:
         atol = max(1e-12, torch.finfo(self.dtype).eps)
         if not math.isclose(first, second, rel_tol=rtol, abs_tol=atol):
             raise ValueError(f"the loss changed from {first:.9g} to {second:.9g} {hint}")
-
-
-# Model, parameters, precision -------------------------------------------------------------------
-
-
-def unwrap_model(model: nn.Module) -> nn.Module:
-    """Remove wrappers of torch.compile and data parallelism, which have no second derivatives."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    while isinstance(inner := _wrapped_module(model), nn.Module):
-        model = inner  # wrappers may be nested in any order
-    return model
-
-
-def _wrapped_module(model: nn.Module) -> object:
-    """Return the module inside a wrapper, or None."""
-    if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
-        return model.module
-    return getattr(model, "_orig_mod", None)
-
-
-def _select_parameters(model: nn.Module, params: ParameterFilter | None) -> dict[str, nn.Parameter]:
-    """Return the parameters to differentiate: by name, by a function, or all that are trained."""
-    named = dict(model.named_parameters())
-    if params is None:
-        selected = {name: p for name, p in named.items() if p.requires_grad}
-    elif callable(params):
-        selected = {name: p for name, p in named.items() if params(name)}
-    else:
-        names = {params} if isinstance(params, str) else set(params)
-        if unknown := sorted(names - named.keys()):
-            raise ValueError(f"the model has no parameter named {unknown[0]!r}")
-        selected = {name: p for name, p in named.items() if name in names}
-    if not any(p.numel() for p in selected.values()):
-        raise ValueError("the model has no parameters to differentiate")
-    return selected
-
-
-def _select_dtype(parameters: Mapping[str, Tensor], dtype: torch.dtype | None) -> torch.dtype:
-    """Return the precision to compute in: `dtype`, or that of all parameters."""
-    given = {p.dtype for p in parameters.values()}
-    if any(d.is_complex for d in given):
-        raise ValueError(
-            "curvature is that of real weights, but the model has complex ones: select the real ones "
-            "with the argument params"
-        )
-    if dtype is None and len(given) > 1:
-        names = ", ".join(sorted(str(d).removeprefix("torch.") for d in given))
-        raise ValueError(
-            f"the parameters have several dtypes ({names}): choose one with the argument dtype"
-        )
-    selected = dtype or given.pop()
-    if selected not in (torch.float32, torch.float64):
-        name = str(selected).removeprefix("torch.")
-        raise ValueError(
-            f"curvature is computed in float32 or float64, not {name}: pass dtype=torch.float32"
-        )
-    return selected
 
 
 def _is_tf32_allowed() -> bool:

@@ -15,6 +15,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
+from wsam._core.validation import count
 from wsam._format import json_safe
 from wsam.curvature.batches import split_batch
 from wsam.curvature.objective import LossFunction, Objective, ObjectiveOptions
@@ -117,9 +118,10 @@ def sharpness(
         Andriushchenko et al., A modern look at the relationship between sharpness and
         generalization, ICML 2023 (several steps, adaptive).
     """
-    _check_arguments(rho, steps, eta, "rho", "steps")
-    if m is not None and m < 1:
-        raise ValueError(f"m must be at least 1, got {m}")
+    _check_radius("rho", rho, eta)
+    count("steps", steps, 1)
+    if m is not None:
+        count("m", m, 1)
     if step_size is not None and not step_size > 0:
         raise ValueError(f"step_size must be a positive number, got {step_size}")
     objective = Objective(model, loss_fn, batches, **options)
@@ -129,18 +131,18 @@ def sharpness(
     generator = torch.Generator().manual_seed(seed)
     if m is not None:
         objective.read_again()  # gradients of groups cannot show that the whole data changed
-    increase, loss, count = 0.0, 0.0, 0.0
+    increase, loss, total = 0.0, 0.0, 0.0
     groups = 1 if m is None else math.ceil(objective.samples / m)
     counter = _GradientCounter(groups * (steps + 1), report)
     for group, size in _groups(objective, m):
         evaluate = partial(_loss_and_gradient, objective, counter, group)
         start, highest = _ascend(evaluate, weights, scale, rho, steps, step, generator)
         increase += size * (highest - start)
-        loss, count = loss + size * start, count + size
+        loss, total = loss + size * start, total + size
     words = ["worst", *(["adaptive"] if adaptive else []), *([f"m={m}"] if m else [])]
     return Sharpness(
-        value=increase / count,
-        loss=loss / count,
+        value=increase / total,
+        loss=loss / total,
         radius=rho,
         measure=" ".join(words),
         steps=steps,
@@ -203,7 +205,8 @@ def average_sharpness(
         Andriushchenko et al., A modern look at the relationship between sharpness and
         generalization, ICML 2023 (this form).
     """
-    _check_arguments(sigma, samples, eta, "sigma", "samples")
+    _check_radius("sigma", sigma, eta)
+    count("samples", samples, 1)
     objective = Objective(model, loss_fn, batches, **options)
     weights = objective.weights()
     scale = _scaling(weights, adaptive, eta) * sigma
@@ -311,12 +314,8 @@ def _normal(weights: Tensor, generator: torch.Generator) -> Tensor:
     return normal(weights.shape, generator).to(weights)
 
 
-def _check_arguments(
-    radius: float, count: int, eta: float, radius_name: str, count_name: str
-) -> None:
+def _check_radius(name: str, radius: float, eta: float) -> None:
     if not (radius > 0 and math.isfinite(radius)):
-        raise ValueError(f"{radius_name} must be a positive number, got {radius}")
-    if count < 1:
-        raise ValueError(f"{count_name} must be at least 1, got {count}")
+        raise ValueError(f"{name} must be a positive number, got {radius}")
     if not (eta >= 0 and math.isfinite(eta)):
         raise ValueError(f"eta must be zero or positive, got {eta}")

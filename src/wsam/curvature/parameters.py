@@ -1,0 +1,67 @@
+"""The parameters of a model that a measurement differentiates, and their precision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["ParameterFilter", "select_dtype", "select_parameters", "unwrap_model"]
+
+ParameterFilter = Callable[[str], bool] | Iterable[str]
+
+
+def unwrap_model(model: nn.Module) -> nn.Module:
+    """Remove wrappers of torch.compile and data parallelism, which have no second derivatives."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    while isinstance(inner := _wrapped_module(model), nn.Module):
+        model = inner  # wrappers may be nested in any order
+    return model
+
+
+def _wrapped_module(model: nn.Module) -> object:
+    """Return the module inside a wrapper, or None."""
+    if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+        return model.module
+    return getattr(model, "_orig_mod", None)
+
+
+def select_parameters(model: nn.Module, params: ParameterFilter | None) -> dict[str, nn.Parameter]:
+    """Return the parameters to differentiate: by name, by a function, or all that are trained."""
+    named = dict(model.named_parameters())
+    if params is None:
+        selected = {name: p for name, p in named.items() if p.requires_grad}
+    elif callable(params):
+        selected = {name: p for name, p in named.items() if params(name)}
+    else:
+        names = {params} if isinstance(params, str) else set(params)
+        if unknown := sorted(names - named.keys()):
+            raise ValueError(f"the model has no parameter named {unknown[0]!r}")
+        selected = {name: p for name, p in named.items() if name in names}
+    if not any(p.numel() for p in selected.values()):
+        raise ValueError("the model has no parameters to differentiate")
+    return selected
+
+
+def select_dtype(parameters: Mapping[str, Tensor], dtype: torch.dtype | None) -> torch.dtype:
+    """Return the precision to compute in: `dtype`, or that of all parameters."""
+    given = {p.dtype for p in parameters.values()}
+    if any(d.is_complex for d in given):
+        raise ValueError(
+            "curvature is that of real weights, but the model has complex ones: select the real ones "
+            "with the argument params"
+        )
+    if dtype is None and len(given) > 1:
+        names = ", ".join(sorted(str(d).removeprefix("torch.") for d in given))
+        raise ValueError(
+            f"the parameters have several dtypes ({names}): choose one with the argument dtype"
+        )
+    selected = dtype or given.pop()
+    if selected not in (torch.float32, torch.float64):
+        name = str(selected).removeprefix("torch.")
+        raise ValueError(
+            f"curvature is computed in float32 or float64, not {name}: pass dtype=torch.float32"
+        )
+    return selected
