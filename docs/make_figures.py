@@ -28,9 +28,9 @@ from matplotlib.figure import Figure
 
 from wsam.paper import find, gather
 from wsam.plot_style import RC_PARAMS, method_title, set_title
-from wsam.plots.directions import directions
-from wsam.plots.toy import trajectories
 from wsam.toy import FLAT, trace, updates
+from wsam.toy.plot_trajectories import plot_trajectories
+from wsam.toy.plot_updates import plot_updates
 
 STATIC = Path(__file__).parent / "_static"
 RESULTS = Path(__file__).parents[1] / "results"
@@ -44,7 +44,7 @@ Drawing = tuple[Figure, Sequence[str]]
 def draw_toy() -> Drawing:
     runs = [trace(rule="sam"), trace(rule="gsam")]
     runs += [trace(rule=r, gamma=g) for g in (0.6, 0.95) for r in ("wsam", "coupled_wsam")]
-    figure = trajectories(runs)
+    figure = plot_trajectories(runs)
     (only,) = [run.setting for run in runs if run.minimum == FLAT]
     name = method_title(only.rule)
     set_title(figure, f"Only {name} with γ = {only.gamma:g} reaches the flat minimum")
@@ -52,7 +52,7 @@ def draw_toy() -> Drawing:
 
 
 def draw_directions() -> Drawing:
-    return directions(updates((0.0, 0.3, 0.5, 0.65, 0.75))), ()
+    return plot_updates(updates((0.0, 0.3, 0.5, 0.65, 0.75))), ()
 
 
 def draw_weight() -> Drawing:

@@ -11,8 +11,8 @@ import torch
 from matplotlib.colors import LinearSegmentedColormap
 
 from wsam.plot_style import COLORS, MUTED_COLOR, RC_PARAMS, set_title
-from wsam.plots.toy import LOSS_COLORS
 from wsam.toy import loss, places, trace
+from wsam.toy.plot_trajectories import LOSS_COLORS
 
 plt.rcParams.update(RC_PARAMS)
 runs = {

@@ -8,8 +8,8 @@ import pytest
 import torch
 from command import wsam_command
 
-from wsam.plots.toy import STROKES, trajectories
 from wsam.toy import FLAT, RULES, SADDLE, SHARP, Setting, loss, minimum_near, places, trace
+from wsam.toy.plot_trajectories import STROKES, plot_trajectories
 from wsam.toy.stable_digits import stable_decimals, stable_digits, thousandths
 from wsam.toy.trajectory import verdict
 
@@ -210,20 +210,20 @@ class TestFigure:
         assert set(STROKES) == set(RULES)
 
     def test_one_panel_without_gamma(self):
-        drawn = trajectories([trace(rule="sgd", steps=5), trace(rule="sam", steps=5)])
+        drawn = plot_trajectories([trace(rule="sgd", steps=5), trace(rule="sam", steps=5)])
         (panel,) = drawn.axes
         assert panel.get_title(loc="left") == ""
         assert {"SGD", "SAM"} <= {line.get_label() for line in panel.lines}
 
     def test_title_with_one_form_of_wsam(self):
-        drawn = trajectories([trace(rule="sgd"), trace(rule="coupled_wsam", gamma=0.95)])
+        drawn = plot_trajectories([trace(rule="sgd"), trace(rule="coupled_wsam", gamma=0.95)])
         (panel,) = drawn.axes
         assert panel.get_title(loc="left") == "γ = 0.95: Coupled-WSAM ends at the flat minimum"
         assert verdict([trace(rule="wsam", steps=1)]) == "WSAM ends at neither minimum"
 
     def test_no_runs_raise(self):
         with pytest.raises(ValueError, match="runs is empty"):
-            trajectories([])
+            plot_trajectories([])
 
 
 class TestCommand:

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 import pytest
 from browsing import TIMEOUT, needs_browser
 
-from wsam.plots.toy_page import toy_page
 from wsam.toy import RULES, Setting, trace
+from wsam.toy.page import toy_page
 
 SETTINGS = [
     Setting(rule="coupled_wsam", gamma=0.95),

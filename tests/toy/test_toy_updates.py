@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.text import Text
 
-from wsam.plots.directions import directions
 from wsam.toy import updates
+from wsam.toy.plot_updates import plot_updates
 
 UPDATES = updates((0.0, 0.3, 0.5, 0.75))
 
@@ -69,7 +69,7 @@ class TestCommand:
             assert f">{text}<" in figure
 
     def test_labels_do_not_touch(self):
-        figure = directions(updates((0.0, 0.3, 0.5, 0.65, 0.75)))
+        figure = plot_updates(updates((0.0, 0.3, 0.5, 0.65, 0.75)))
         figure.draw_without_rendering()
         texts = [text for text in figure.axes[0].texts if text.get_text()]
         boxes = [Text.get_window_extent(text) for text in texts]  # without arrow and leader

@@ -44,10 +44,12 @@ def directions(
     files: list[Path] = []
     if out:
         from wsam.plot_style import save_figure
-        from wsam.plots.directions import directions as draw
+        from wsam.toy.plot_updates import plot_updates
 
         with staged(out) as staging:
-            files = [out / path.name for path in save_figure(draw(fan), staging, "directions")]
+            files = [
+                out / path.name for path in save_figure(plot_updates(fan), staging, "directions")
+            ]
     if as_json:
         rows = [
             {"gamma": g, "update": update, "angle": fan.angle(g)}

@@ -50,11 +50,11 @@ def toy(
 def _write(runs: list[Any], out: Path) -> list[Path]:
     """Write the figure and the page, and return their paths."""
     from wsam.plot_style import save_figure
-    from wsam.plots.toy import trajectories
-    from wsam.plots.toy_page import toy_page
+    from wsam.toy.page import toy_page
+    from wsam.toy.plot_trajectories import plot_trajectories
 
     with staged(out) as staging:
-        written = save_figure(trajectories(runs), staging, "toy")
+        written = save_figure(plot_trajectories(runs), staging, "toy")
         page = staging / "toy.html"
         page.write_text(toy_page(), encoding="utf-8")
     return [out / path.name for path in (*written, page)]

@@ -1,4 +1,4 @@
-"""Trajectories of the toy example over the contours of its loss."""
+"""Figure of trajectories over the contours of the toy loss."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STROKES: dict[str, tuple[float, str]] = {
 }
 
 
-def trajectories(runs: Sequence[Trajectory]) -> Figure:
+def plot_trajectories(runs: Sequence[Trajectory]) -> Figure:
     """Draw runs of the toy example, one panel for each gamma, with SAM and GSAM in every panel.
 
     The title of a panel names the minimum at which each form of WSAM ends. Without a run that has

@@ -1,4 +1,4 @@
-"""The direction of the update as a function of gamma."""
+"""Figure of the update as a function of gamma."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _KNOWN = {0.0: ("sgd", ["g₀: SGD"]), 0.5: ("sam", ["g₁: SAM"])}
 """Method and further lines of the label, for the gammas at which WSAM equals another method."""
 
 
-def directions(updates: Updates) -> Figure:
+def plot_updates(updates: Updates) -> Figure:
     """Draw the update for every gamma as an arrow, with its angle to the first gradient.
 
     Args:

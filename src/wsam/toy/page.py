@@ -4,9 +4,9 @@ from dataclasses import asdict
 
 from wsam._html import render
 from wsam.geometry import Adaptive, Fisher
-from wsam.plots.toy import LEVELS, REGION
 from wsam.toy import RULES, Setting, places
 from wsam.toy.landscape import BASIN_RADIUS, COMPONENTS
+from wsam.toy.plot_trajectories import LEVELS, REGION
 
 
 def toy_page() -> str:
@@ -26,4 +26,4 @@ def toy_page() -> str:
         "region": REGION,
         "levels": LEVELS,
     }
-    return render("plots/templates/toy.html", data=data)
+    return render("toy/templates/toy.html", data=data)

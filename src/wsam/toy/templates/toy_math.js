@@ -1,6 +1,6 @@
 "use strict";
 // The toy example in double precision: the loss, perturbation and update of the Python library.
-// wsam.plots.toy_page writes DATA (components, stationary points, defaults) into the page.
+// wsam.toy.page writes DATA (components, stationary points, defaults) into the page.
 
 const EPS = 1e-12; // as in the library: avoids division by zero
 const START_SHIFT = 1e-12, LAST_STEPS = 10, MAX_DECIMALS = 4, MAX_LOSS_DECIMALS = 5, MAX_DIGITS = 3;
