@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from wsam.curvature.batches import batch_size, check_reiterable, move_batch
+from wsam._batches import check_reiterable, count_samples, move_batch
 from wsam.curvature.parameters import (
     ParameterFilter,
     select_dtype,
@@ -144,7 +144,7 @@ class Objective:
         self.batches = batches
         self.mode: Mode = mode
         self.reduction = reduction
-        self.size_of: Callable[[Any], float] = size or batch_size
+        self.size_of: Callable[[Any], float] = size or count_samples
         self._model_and_loss = _ModelAndLoss(self.model, loss_fn, reduction)
         self.parameters = select_parameters(self.model, params)
         self.dtype = select_dtype(self.parameters, dtype)

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch.utils._pytree import tree_map
 
-from wsam.curvature.batches import batch_size as count_samples
-from wsam.curvature.batches import move_batch
+from wsam._batches import count_samples, move_batch
 from wsam.lab import metrics
 from wsam.lab.data_feed import Batch
 from wsam.lab.errors import explain

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Subset, default_collate
 
-from wsam.curvature.batches import batch_size as count_samples
-from wsam.curvature.batches import move_batch
+from wsam._batches import count_samples, move_batch
 from wsam.lab.data_feed import Batch, DataFeed, batch_loader, hold_out
 from wsam.lab.errors import USER_EXCEPTIONS, UserCodeError, describe_error, explain
 from wsam.lab.metrics import (

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["batch_size", "check_reiterable", "move_batch", "split_batch"]
+__all__ = ["check_reiterable", "count_samples", "move_batch", "split_batch"]
 
 
 def check_reiterable(batches: Iterable[Any]) -> None:
@@ -29,14 +29,14 @@ def check_reiterable(batches: Iterable[Any]) -> None:
         )
 
 
-def batch_size(batch: Any) -> int:
-    """Return the length of the first tensor of a batch.
+def count_samples(batch: Any) -> int:
+    """Return the number of samples of a batch: the length of its first tensor.
 
     Raises:
         ValueError: If the batch has no tensor.
 
     Example:
-        >>> batch_size((torch.zeros(8, 3), torch.zeros(8)))
+        >>> count_samples((torch.zeros(8, 3), torch.zeros(8)))
         8
     """
     for tensor in _tensors(batch):
@@ -66,7 +66,7 @@ def move_batch(batch: Any, device: torch.device, dtype: torch.dtype | None = Non
 
 def split_batch(batch: Any, size: int) -> Iterator[Any]:
     """Split a batch into batches of `size` samples; the last one may be smaller."""
-    total = batch_size(batch)
+    total = count_samples(batch)
     for start in range(0, total, size):
         yield _slice(batch, start, start + size, total)
 
