@@ -111,9 +111,13 @@ def fit(model: ViT, data, args, epochs: int, lr: float, rho: float, checkpoint=N
             loss, _ = train_step(*(tensor.to(args.device) for tensor in batch))
         scheduler.step()
         if checkpoint is not None:
-            state = {"adapters": {name: p.detach() for name, p in trained.items()}}
-            state |= {"optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict()}
-            torch.save(state | {"random": torch.get_rng_state()}, checkpoint)
+            state = {
+                "adapters": {name: p.detach() for name, p in trained.items()},
+                "optimizer": optimizer.state_dict(),
+                "scheduler": scheduler.state_dict(),
+                "random": torch.get_rng_state(),
+            }
+            torch.save(state, checkpoint)
         if epoch % 5 == 0 or epoch == epochs:
             found = accuracy(model, data[1], args.device)
             print(f"epoch {epoch}: loss {loss:.3f}, test accuracy {found:.1f}%")
@@ -144,7 +148,9 @@ if __name__ == "__main__":
     parser.add_argument("--checkpoint", type=Path)
     parser.add_argument("--bfloat16", action="store_true")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    counts, rates = {"pretrain-epochs": 20, "epochs": 20, "rank": 4}, {"lr": 5e-3, "rho": 0.05}
-    for name, default in (counts | rates).items():
-        parser.add_argument(f"--{name}", type=type(default), default=default, help=f"{default}")
+    numbers = {"pretrain-epochs": 20, "epochs": 20, "rank": 4, "lr": 5e-3, "rho": 0.05}
+    for name, default in numbers.items():
+        parser.add_argument(
+            f"--{name}", type=type(default), default=default, help="default: %(default)s"
+        )
     main(parser.parse_args())

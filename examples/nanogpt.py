@@ -30,7 +30,9 @@ def options() -> argparse.Namespace:
     cuda = torch.cuda.is_available()
     parser.add_argument("--bfloat16", action=argparse.BooleanOptionalAction, default=cuda)
     for name, default in {**SIZES, **STEPS, **RATES}.items():
-        parser.add_argument(f"--{name}", type=type(default), default=default, help=f"{default}")
+        parser.add_argument(
+            f"--{name}", type=type(default), default=default, help="default: %(default)s"
+        )
     return parser.parse_args()
 
 
@@ -112,8 +114,10 @@ def main(args: argparse.Namespace) -> None:
         return cross_entropy(forward(x).flatten(0, 1), y.flatten())
 
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
-    precision = {"autocast": torch.bfloat16 if args.bfloat16 else None}
-    train_step = wsam.train_step(optimizer, loss_fn, **precision, micro_batches=args.micro_batches)
+    autocast = torch.bfloat16 if args.bfloat16 else None
+    train_step = wsam.train_step(
+        optimizer, loss_fn, autocast=autocast, micro_batches=args.micro_batches
+    )
     saved = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
     if args.checkpoint is not None and args.checkpoint.exists():
         state = torch.load(args.checkpoint, map_location="cpu", weights_only=True)
@@ -127,10 +131,10 @@ def main(args: argparse.Namespace) -> None:
         scheduler.step()
         if step % args.evaluate_every == 0 or step == args.steps:
             if args.checkpoint is not None:
-                random = {"random": torch.get_rng_state()}
-                random["cuda_random"] = torch.cuda.get_rng_state_all()
                 state = {name: each.state_dict() for name, each in saved.items()}
-                torch.save(state | random, args.checkpoint)
+                state["random"] = torch.get_rng_state()
+                state["cuda_random"] = torch.cuda.get_rng_state_all()
+                torch.save(state, args.checkpoint)
             generator = torch.Generator().manual_seed(0)  # the same sequences each time
             model.eval()
             with torch.no_grad():
