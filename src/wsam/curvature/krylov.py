@@ -99,9 +99,9 @@ class KrylovBasis:
         symmetric, asymmetric = self._parts()
         values, vectors = torch.linalg.eigh(symmetric)
         rounding = torch.linalg.vector_norm(asymmetric @ vectors, dim=0)
-        leak = torch.linalg.vector_norm(self._coupling(vectors), dim=0)
-        restarts = torch.full_like(leak, self._restart_error)
-        return values, vectors, torch.sqrt(rounding**2 + leak**2 + restarts**2)
+        outside = torch.linalg.vector_norm(self._coupling(vectors), dim=0)
+        restarts = torch.full_like(outside, self._restart_error)
+        return values, vectors, torch.sqrt(rounding**2 + outside**2 + restarts**2)
 
     def projection(self) -> tuple[Tensor, float, float]:
         """Return the symmetric part of M, the norm of R, and the norm of M's asymmetry."""
@@ -124,8 +124,8 @@ class KrylovBasis:
             Wu and Simon, Thick-restart Lanczos method, SIAM J. Matrix Anal. Appl. 2000.
         """
         kept = len(values)
-        lost = torch.linalg.matrix_norm(self._parts()[1] @ vectors, ord=2)
-        self._restart_error = max(self._restart_error, float(lost))
+        error = torch.linalg.matrix_norm(self._parts()[1] @ vectors, ord=2)
+        self._restart_error = max(self._restart_error, float(error))
         coupling = self._coupling(vectors)
         self._rows[:kept] = self.lift(vectors)
         self.size = kept

@@ -129,10 +129,11 @@ def landscape(
     columns = len(axes[-1])
     rows = [means[i : i + columns] for i in range(0, len(means), columns)]
     names = list(labels or [f"direction {i + 1}" for i in range(len(axes))])
-    lost = [point for point, mean in zip(points, means, strict=True) if not math.isfinite(mean)]
-    running = objective.mode == "eval"  # in train mode BatchNorm does not use running variances
-    negative = sum(running and _has_negative_variance(point, start, moves) for point in lost)
-    note = _note_on_lost_points(len(lost), len(points), negative)
+    failed = [point for point, mean in zip(points, means, strict=True) if not math.isfinite(mean)]
+    # In train mode BatchNorm does not use running variances.
+    suspects = failed if objective.mode == "eval" else []
+    negative = sum(_has_negative_variance(point, start, moves) for point in suspects)
+    note = _failure_note(len(failed), len(points), negative)
     return Landscape(axes, means if len(axes) == 1 else rows, names, objective.describe(), note)
 
 
@@ -218,9 +219,10 @@ def _has_negative_variance(
     return any(bool((variance < 0).any()) for variance in moved.values())
 
 
-def _note_on_lost_points(lost: int, points: int, negative: int) -> str:
-    if not lost:
+def _failure_note(failed: int, points: int, negative: int) -> str:
+    """Return how many points have no finite loss, and at how many a variance is negative."""
+    if not failed:
         return ""
-    where = "there" if negative == lost else f"at {negative} of them"
+    where = "there" if negative == failed else f"at {negative} of them"
     reason = f" (a variance of BatchNorm is negative {where})" if negative else ""
-    return f"{lost} of {points} points {'has' if lost == 1 else 'have'} no finite loss{reason}"
+    return f"{failed} of {points} points {'has' if failed == 1 else 'have'} no finite loss{reason}"

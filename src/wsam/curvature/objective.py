@@ -268,7 +268,7 @@ class Objective:
             leaves = self.leaves(flat)
 
             # Activation checkpointing computes the forward pass again inside of the backward pass,
-            # which must therefore see the given weights, too.
+            # which must therefore use the given weights, too.
             def differentiate(loss: Tensor, _output: Any) -> tuple[float, Tensor]:
                 gradients = torch.autograd.grad(
                     self.differentiable(loss), list(leaves.values()), materialize_grads=True
@@ -305,7 +305,7 @@ class Objective:
         return self.device.type == "cuda" and self.dtype == torch.float32 and _is_tf32_allowed()
 
     def _copied_tensors(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the tensors that must not be those of model and loss, besides `given`."""
+        """Return the tensors of model and loss that must be copied or cast, except those given."""
         copies: dict[str, Tensor] = {}
         if self._cast:
             for name, parameter in self._model_and_loss.named_parameters():

@@ -20,9 +20,9 @@ _NODE_RTOL = 1e-10
 
 @dataclass(frozen=True)
 class LanczosQuadrature:
-    """Quadrature of the spectrum of A as seen by one probe vector v.
+    """Quadrature of the spectrum of A with the weights of one probe vector v.
 
-    The probe v weights the eigenvalue of a unit eigenvector x_i by `(v' x_i)²`. The nodes are the
+    The weight of the eigenvalue of a unit eigenvector x_i is `(v' x_i)²`. The nodes are the
     eigenvalues of the Lanczos matrix, the weights the squared first entries of its eigenvectors.
 
     Attributes:

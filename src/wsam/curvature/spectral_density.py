@@ -79,7 +79,7 @@ class Density:
 
         Equation, for a probe v and unit eigenvectors x_i, and for a share p of n eigenvalues::
 
-            share seen by v = sum over eigenvalues below the bound of (v' x_i)²
+            estimate from v = sum over eigenvalues below the bound of (v' x_i)²
             standard error  = sqrt(2 p (1 - p) / ((n + 2) probes))
 
         After N steps of Lanczos the share is known up to the mass that may be at the bound itself,
@@ -159,7 +159,7 @@ def density(
         density(t) = mean_p  sum_j  c_pj  N(t; t_pj, sigma²)
 
     The nodes are the eigenvalues of the small Lanczos matrix and the weights are the squared first
-    entries of its eigenvectors: a Gauss quadrature of the spectrum as the probe sees it. Probes are
+    entries of its eigenvectors: a Gauss quadrature of the spectrum, weighted by the probe. Probes are
     added until the smoothed cumulative distribution is known to `tol`.
 
     Args:
