@@ -267,8 +267,8 @@ class SharpnessAware(CheckedArguments, Optimizer):
     def __repr__(self) -> str:
         self._values.sync()
         group, schedules = self.param_groups[0], self._values.schedules[0]
-        shown = {name: f"{group[PREFIX + name]:g}" for name in self._values.defaults}
-        shown |= {name: repr(schedule) for name, schedule in schedules.items()}
+        values = {name: schedules.get(name, group[PREFIX + name]) for name in self._values.defaults}
+        shown = {k: repr(v) if isinstance(v, Schedule) else f"{v:g}" for k, v in values.items()}
         for name, argument in inspect.signature(SharpnessAware).parameters.items():
             default = Euclidean() if name == "geometry" else argument.default
             if name not in ("base", "rule", "rho", "model") and getattr(self, name) != default:

@@ -327,6 +327,9 @@ def test_repr() -> None:
     assert "max_norm=2.0" in text
     assert "lean" not in text
     assert "base=SGD (" in text
+    opt = wsam.SAM(base)
+    opt.param_groups[0]["sam_rho"] = wsam.schedule.InverseSqrt(0.1)
+    assert repr(opt).startswith("SAM(rho=InverseSqrt(level=0.1), base=")
 
 
 def test_repr_shows_options_that_differ_from_the_default() -> None:

@@ -1,5 +1,6 @@
 """Parameter groups: their own hyperparameters, groups added later, and attributes for all groups."""
 
+import io
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -245,6 +246,17 @@ def test_schedule_written_into_a_group_is_followed(name: str) -> None:
     opt.param_groups[0][f"sam_{name}"] = Warmup(-1.0, steps=2)
     with pytest.raises(ValueError, match=name):
         step_on(opt)
+
+
+def test_schedule_written_into_a_group_is_saved_before_the_next_step() -> None:
+    """As plain values: a state must not contain objects."""
+    opt, twin = (wsam.SAM(torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)) for _ in range(2))
+    opt.param_groups[0]["sam_rho"] = wsam.schedule.Warmup(0.1, steps=3)
+    file = io.BytesIO()
+    torch.save(opt.state_dict(), file)
+    file.seek(0)
+    twin.load_state_dict(torch.load(file, weights_only=True))
+    assert "rho=Warmup(level=0.1, steps=3, start=0.0)" in repr(twin)
 
 
 def test_radius_in_a_tensor_of_one_element() -> None:

@@ -80,7 +80,7 @@ class GroupValues:
             self._adopt(group, setting)
 
     def sync(self) -> None:
-        """Give values to new groups, and bind schedules to their groups."""
+        """Give values to new groups, take over schedules written into groups, and bind them."""
         groups = self._base.param_groups
         del self._groups[len(groups) :], self.schedules[len(groups) :]
         for i, group in enumerate(groups):
@@ -90,6 +90,10 @@ class GroupValues:
                 group.update({**own_values(self._groups[i]), **own_values(group)})
                 self._groups[i] = group
             schedules = self.schedules[i]
+            for name in self.defaults:
+                value = group.get(PREFIX + name)
+                if isinstance(value, Schedule):
+                    self._assign(group, schedules, name, check_value(name, value, self._rule))
             for name, schedule in schedules.items():
                 schedules[name] = schedule.bind(group)
 
@@ -154,8 +158,6 @@ class GroupValues:
                 if PREFIX + name not in group:
                     raise RuntimeError("the base was wrapped again: use its new optimizer")
                 value = group[PREFIX + name]
-                if isinstance(value, Schedule):
-                    self._assign(group, schedules, name, check_value(name, value, self._rule))
                 if name in schedules:
                     value = schedules[name].value(group[STEP], group["lr"])
                 if self._valid.get((i, name)) is not value:

@@ -396,6 +396,9 @@ def _norm(blocks: Sequence[Block], lists: Sequence[list[Tensor]]) -> Callable[[]
     return cache(lambda: squared_norm(blocks, lists).sqrt())
 
 
+# Clipping -------------------------------------------------------------------------------------------
+
+
 def clip(blocks: Sequence[Block], decoupled: list[DecoupledTerm], max_norm: float) -> None:
     """Scale `p.grad` and the decoupled term by min(1, max_norm / norm(base_grad + decoupled))."""
     terms = {id(term.block): term for term in decoupled}
