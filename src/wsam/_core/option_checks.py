@@ -22,7 +22,7 @@ NONFINITE = ("propagate", "skip", "raise")
 
 def check_base(base: Any, rule: "Rule") -> None:
     """Reject what cannot be a base optimizer."""
-    if isinstance(base, type) or not isinstance(base, Optimizer):
+    if not isinstance(base, Optimizer):
         raise TypeError(
             "base must be an instance of a torch.optim.Optimizer, such as "
             f"torch.optim.SGD(model.parameters(), lr=0.1); got {base!r}"
