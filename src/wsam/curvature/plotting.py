@@ -62,21 +62,15 @@ def write_page(path: Path, title: str, note: str, plot: dict[str, Any]) -> None:
         note: Text below the heading.
         plot: Data of the plot, as the script of `plot_page.html` reads it.
     """
-    data = {"title": title, **plot}
-    _write_text(
-        path, render("curvature/templates/plot_page.html", title=title, note=note, data=data)
-    )
+    template = "curvature/templates/plot_page.html"
+    _write_text(path, render(template, title=title, note=note, data={"title": title, **plot}))
 
 
 @contextmanager
 def saved_figure(path: Path, title: str, note: str) -> Iterator[tuple[Any, Any]]:
     """Yield a styled matplotlib figure and its axes; write it to `path` on exit."""
-    try:
-        from matplotlib import rc_context
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            "figures need matplotlib: pip install 'wsam[plots]', or write .html"
-        ) from error
+    from matplotlib import rc_context
+
     with rc_context(RC_PARAMS):
         figure = new_figure(FIGURE_WIDTH, 4.4)
         axes = figure.subplots()
