@@ -15,6 +15,7 @@ from wsam.curvature.objective import LossFunction, LossSummary, Objective, Objec
 from wsam.curvature.second_derivatives import ExactDerivatives
 
 __all__ = [
+    "TITLES",
     "Info",
     "Operator",
     "SymmetricOperator",

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -75,7 +75,7 @@ class Setting:
             raise ValueError(f"start must be two numbers, mu and sigma, got {self.start!r}")
         mu = number("start mu", self.start[0], -math.inf, low_open=True)
         sigma = number("start sigma", self.start[1], low_open=True)
-        # A tuple even if a list was given: settings must be hashable for the cache of runs.
+        # A tuple of floats, whatever sequence was given: equal settings compare equal.
         object.__setattr__(self, "start", (mu, sigma))
 
     @property
@@ -128,7 +128,7 @@ class Trajectory:
         """Eigenvalues of the Hessian at the end."""
         return eigenvalues(self.end)
 
-    @cached_property
+    @property
     def spread(self) -> float:
         """Largest distance between the last points of this run and of one started 1e-12 away.
 
@@ -138,19 +138,19 @@ class Trajectory:
         """
         return _max_or_nan(math.dist(one, other) for one, other in self._last_pairs)
 
-    @cached_property
+    @property
     def loss_spread(self) -> float:
         """Largest difference of the loss at the last points of the two runs (see `spread`)."""
         return _max_or_nan(abs(_loss(one) - _loss(other)) for one, other in self._last_pairs)
 
-    @cached_property
+    @property
     def eigenvalue_spreads(self) -> tuple[float, float]:
         """Largest difference of each eigenvalue at the last points of the two runs."""
         pairs = [(eigenvalues(one), eigenvalues(other)) for one, other in self._last_pairs]
         low, high = (_max_or_nan(abs(one[i] - other[i]) for one, other in pairs) for i in (0, 1))
         return low, high
 
-    @property
+    @cached_property
     def _last_pairs(self) -> list[tuple[tuple[float, float], tuple[float, float]]]:
         """The last points of this run, paired with those of a run from a shifted start."""
         mu, sigma = self.setting.start
@@ -198,7 +198,6 @@ def _max_or_nan(values: Iterable[float]) -> float:
     return math.nan if any(map(math.isnan, found)) else max(found)
 
 
-@lru_cache(maxsize=64)  # all three spreads need the run from the shifted start
 def _points(setting: Setting) -> tuple[tuple[float, float], ...]:
     w = torch.tensor(setting.start, dtype=torch.float64, requires_grad=True)
     optimizer = setting.optimizer(w)
