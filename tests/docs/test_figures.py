@@ -41,7 +41,7 @@ def test_error_over_time_reads_the_rows_of_the_study(tmp_path):
     write(tmp_path, sgd[0], 4.3, 0.9)
     for run, error in zip(sam, (3.6, 3.8), strict=False):
         write(tmp_path, run, error, 1.8)
-    late = row_of("WSAM reuse 5, last half").runs[0]
+    late = row_of("WSAM reuse 4, last half, paper's gamma").runs[0]
     write(tmp_path, late, 3.7, 0.9, 1.2)
     others = (
         sam[0].replace(epochs=80),
