@@ -36,6 +36,7 @@ from wsam._core.param_blocks import (
     build_blocks,
     collect_gradients,
     find_sharded_modules,
+    squared_norm_of_g0,
     trained_blocks,
 )
 from wsam._core.param_groups import PREFIX, RHO, STEP, GroupValues
@@ -874,7 +875,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
 
     def _squared_norm(self, blocks: list[Block]) -> Tensor:
         """Return norm(g0)^2; averaged over ranks where it may differ, so that all ranks agree."""
-        square = step.squared_norm_of_g0(blocks)
+        square = squared_norm_of_g0(blocks)
         if self.local:
             square = square.to(self._all_blocks()[0].device)
             local_gradients.average(square, self.model)

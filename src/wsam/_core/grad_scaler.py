@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from wsam._core.param_blocks import Block, local_shards
-from wsam._core.step import squared_norm_of_g0
+from wsam._core.param_blocks import Block, local_shards, squared_norm_of_g0
 
 
 class OverflowReport:

@@ -15,10 +15,16 @@ import torch
 from torch import Tensor
 
 from wsam._core.mix import Mix, is_number
-from wsam._core.param_blocks import Block, CopiedWeights, collect_gradients, subsets
+from wsam._core.param_blocks import (
+    Block,
+    CopiedWeights,
+    DecoupledTerm,
+    collect_gradients,
+    subsets,
+)
 from wsam._core.param_groups import rule_values
 from wsam._core.step import directions, masked
-from wsam._core.step_state import DecoupledTerm, StepState
+from wsam._core.step_state import StepState
 from wsam._core.tensor_ops import (
     PLAIN_TYPES,
     add_scaled,

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from wsam._core.mix import Scalar
 from wsam._core.tensor_ops import accumulation_dtype
 
 EPSILON = 1e-12
@@ -90,6 +91,15 @@ class Block:
             g0=pick(self.g0),
             saved=None,
         )
+
+
+@dataclass
+class DecoupledTerm:
+    """`scale * tensors`, to be subtracted with the group's learning rate."""
+
+    block: Block
+    tensors: list[Tensor]
+    scale: Scalar
 
 
 def subsets(blocks: Sequence[Block], selected: Callable[[Tensor, int], bool]) -> list[Block]:
@@ -234,6 +244,11 @@ def squared_norm(blocks: Sequence[Block], lists: Sequence[list[Tensor]]) -> Tens
     for other in others:
         result = result + other.to(result.device)
     return result
+
+
+def squared_norm_of_g0(blocks: Sequence[Block]) -> Tensor:
+    """Return norm(g0)^2."""
+    return squared_norm(blocks, [block.shards(block.g0) for block in blocks])
 
 
 def tensor_norms(block: Block, tensors: list[Tensor]) -> Tensor:

@@ -16,7 +16,7 @@ subtracted from the weights.
 import inspect
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,11 +24,8 @@ from torch.optim import Optimizer
 
 from wsam._core.memory import State, states_of
 from wsam._core.mix import Scalar, is_number
-from wsam._core.param_blocks import Block
+from wsam._core.param_blocks import Block, DecoupledTerm
 from wsam._core.tensor_ops import CHUNK_BYTES, add_scaled, chunks, on_device, widened
-
-if TYPE_CHECKING:
-    from wsam._core.step_state import DecoupledTerm
 
 
 class Preconditioner:
@@ -247,7 +244,7 @@ def require_preconditioner(base: Optimizer) -> Preconditioner:
     return found
 
 
-def add_squares(base: Optimizer, decoupled: Sequence["DecoupledTerm"]) -> None:
+def add_squares(base: Optimizer, decoupled: Sequence[DecoupledTerm]) -> None:
     """Add the squares of the decoupled terms to the base's v, before the base's step."""
     preconditioner = require_preconditioner(base)
     for term in decoupled:
@@ -280,7 +277,7 @@ def denominators_before(base: Optimizer, block: Block) -> list[Tensor]:
     return [next(ready) if preconditioner.square in s else torch.ones_like(w) for s, w in pairs]
 
 
-def apply_preconditioned(base: Optimizer, decoupled: Sequence["DecoupledTerm"]) -> None:
+def apply_preconditioned(base: Optimizer, decoupled: Sequence[DecoupledTerm]) -> None:
     """Compute `w -= lr * scale * tensors / denominators`, after the base's step."""
     preconditioner = require_preconditioner(base)
     for term in decoupled:

@@ -25,8 +25,10 @@ from wsam._core.param_blocks import (
     EPSILON,
     Block,
     CopiedWeights,
+    DecoupledTerm,
     local_shards,
     squared_norm,
+    squared_norm_of_g0,
     subsets,
 )
 from wsam._core.param_groups import RHO, rule_values
@@ -35,7 +37,7 @@ from wsam._core.preconditioners import (
     apply_preconditioned,
     denominators_before,
 )
-from wsam._core.step_state import Action, DecoupledTerm, StepState
+from wsam._core.step_state import Action, StepState
 from wsam._core.tensor_ops import (
     accumulation_dtype,
     add_scaled,
@@ -59,11 +61,6 @@ Direction = tuple[list[Tensor], Tensor]
 
 
 # The first gradient ---------------------------------------------------------------------------------
-
-
-def squared_norm_of_g0(blocks: Sequence[Block]) -> Tensor:
-    """Return norm(g0)^2."""
-    return squared_norm(blocks, [block.shards(block.g0) for block in blocks])
 
 
 def unscale(blocks: Sequence[Block], grad_scale: Scalar) -> None:

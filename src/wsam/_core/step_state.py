@@ -15,12 +15,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from wsam._core.framework_checks import integration_hint
+from wsam._core.grad_scaler import OverflowReport
 from wsam._core.memory import Memory
-from wsam._core.mix import Scalar
-from wsam._core.param_blocks import Block, is_sharded, local_shards
+from wsam._core.param_blocks import Block, DecoupledTerm, is_sharded, local_shards
 
 if TYPE_CHECKING:
-    from wsam._core.grad_scaler import OverflowReport
     from wsam.geometry import Geometry
     from wsam.rule import Rule
 
@@ -67,15 +66,6 @@ class Action(Enum):
 
 
 @dataclass
-class DecoupledTerm:
-    """`scale * tensors`, to be subtracted with the group's learning rate."""
-
-    block: Block
-    tensors: list[Tensor]
-    scale: Scalar
-
-
-@dataclass
 class StepState:
     """A step. Never saved: between steps a new one replaces it."""
 
@@ -106,7 +96,7 @@ class StepState:
     """How many passes this step has had: those before the last `ascend`."""
     unscaled: bool = False
     """`ascend` received the scale of a GradScaler."""
-    overflow_report: "OverflowReport | None" = None
+    overflow_report: OverflowReport | None = None
     """Reports an overflow of the first pass to that scaler."""
     prepared_grads: dict[Tensor, tuple[int, float]] = field(default_factory=dict)
     """The gradients prepared for the base, if a decoupled term goes with them; see `_fingerprints`."""
