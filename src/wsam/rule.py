@@ -32,6 +32,8 @@ class Rule:
     """Whether the base's step depends on g1. If not, the base may step before the second pass."""
     kept_needs_products: ClassVar[bool] = False
     """Whether `kept` needs the inner products of the gradients."""
+    keeps_orthogonal_part: ClassVar[bool] = False
+    """Whether the kept vector is orthogonal to g0: with `per_tensor`, 0 for tensors of one element."""
     per_tensor: bool = False
     """Whether vectors are projected, and norms compared, for each tensor instead of globally."""
     options: ClassVar[tuple[str, ...]] = ()

@@ -3,7 +3,7 @@
 import copy
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -31,8 +31,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import wsam
+from wsam._core.mix import G0, NOTHING, Scalar
 from wsam.geometry import Averaged, Only, WithoutAverage
-from wsam.rule import Weighted
+from wsam.rule import Mix, Products, Rule, Weighted
 from wsam.schedule import Every, NormAbove
 
 STEPS = 15
@@ -230,6 +231,22 @@ def test_looksam_per_tensor_adds_nothing_to_one_element() -> None:
             )
         found.append([p.detach() for p in params])
     assert same(*found)
+
+
+def test_other_rules_keep_a_vector_for_one_element() -> None:
+    """Only an orthogonal part is 0 there."""
+
+    @dataclass(frozen=True)
+    class Difference(Rule):
+        per_tensor = reuses = True
+
+        def mix(self, hyper: dict[str, Scalar], products: Products | None) -> Mix:
+            return Mix(G0, NOTHING)
+
+    p = nn.Parameter(torch.ones(1))
+    opt = wsam.SharpnessAware(torch.optim.SGD([p], lr=0.1), rule=Difference(), when=Every(2))
+    make_step(opt, lambda: p.square().sum())
+    assert opt.state[p]["sam_kept"].item() == pytest.approx(0.1)  # 2 rho
 
 
 def test_nothing_to_reuse_is_no_division_by_zero() -> None:

@@ -224,9 +224,10 @@ def combine(state: StepState, all_blocks: Sequence[Block]) -> None:
         elif not takes_g1[i] and not has_products:
             torch._foreach_sub_(difference, g0)
         if rule.reuses:
+            is_one_element = rule.per_tensor and block.params[0].numel() == 1
             kept = rule.kept(value, products[i])
-            if rule.per_tensor and block.params[0].numel() == 1:
-                kept = NOTHING  # one element has no part orthogonal to g0, only rounding errors
+            if is_one_element and rule.keeps_orthogonal_part:
+                kept = NOTHING  # it would be rounding errors only
             _keep(state, block, kept, g0, difference)
         if not takes_g1[i]:
             state.decoupled += _decoupled_terms(block, mix, g0, difference)

@@ -32,6 +32,7 @@ class OrthogonalReuse(Rule):
     options = ("per_tensor",)
     reuses = True
     kept_needs_products = True
+    keeps_orthogonal_part = True
 
     def __post_init__(self) -> None:
         flag("per_tensor", self.per_tensor)
