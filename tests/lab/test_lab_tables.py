@@ -58,7 +58,7 @@ def test_targets_far_from_zero(tmp_path):
     assert final["test_mse"] == pytest.approx(final["test_loss"] * std**2, rel=1e-3)
 
 
-def test_numbers_are_standardised_by_the_training_rows(tmp_path):
+def test_numbers_are_standardized_by_the_training_rows(tmp_path):
     path = houses(tmp_path / "houses.csv")
     feed = make_data_feed(table_run(path, validation=0.25), CPU)
     inputs, targets = feed.splits["train"]

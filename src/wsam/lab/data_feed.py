@@ -44,7 +44,7 @@ class DataFeed(ABC):
     verified = "own data"
     """How the files were compared with published ones."""
     units: tuple[float, float] | None = None
-    """Mean and deviation that real targets were standardised by; metrics are in the original unit."""
+    """Mean and deviation that real targets were standardized by; metrics are in the original unit."""
     has_loader = False
     """Whether training batches come from the user's own loader, which has a batch size of its own."""
 
@@ -88,7 +88,7 @@ class TensorFeed(DataFeed):
         metric: The default metric.
         run: As for `DataFeed`.
         device: The training device.
-        units: Mean and deviation that real targets were standardised by.
+        units: Mean and deviation that real targets were standardized by.
     """
 
     def __init__(

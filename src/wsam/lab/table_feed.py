@@ -1,6 +1,6 @@
 """Tables with a target column as batches.
 
-Numbers are standardised by the mean and standard deviation of the training rows. Texts are
+Numbers are standardized by the mean and standard deviation of the training rows. Texts are
 categories: they are numbered from 1, and 0 is a category that the training rows do not have. An
 input of the model is one vector, first the numbers, then the categories.
 """
