@@ -118,7 +118,7 @@ def count(style: str, name: str | None, options: dict[str, Any]) -> dict[str, An
 
 
 def measure() -> dict[str, Any]:
-    """Count all cases on this rank; the process group must be initialised."""
+    """Count all cases on this rank; the process group must be initialized."""
     record: dict[str, Any] = {
         "ranks": dist.get_world_size(),
         "gradient_bytes": sum(p.nbytes for p in network().parameters()),

@@ -26,7 +26,7 @@ from wsam.plot_style import (
 )
 
 _HALF = 0.6
-"""Training times up to this share of the longest are labelled as half of it."""
+"""Training times up to this share of the longest are labeled as half of it."""
 
 
 @dataclass(frozen=True)

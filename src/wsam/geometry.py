@@ -1,4 +1,4 @@
-"""Geometries: the shape of the neighbourhood in which a step looks for a higher loss.
+"""Geometries: the shape of the neighborhood in which a step looks for a higher loss.
 
 A geometry is a diagonal metric S >= 0, which determines the perturbation
 

@@ -388,7 +388,7 @@ class ESAM(SharpnessAware):
 
 
 class ASAM(SharpnessAware):
-    """Adaptive SAM: a neighbourhood that scales with the weights.
+    """Adaptive SAM: a neighborhood that scales with the weights.
 
         d = rho T^2 g0 / (norm(T g0) + eps),    T = abs(w) + eta,    w <- w - base(g1)
 
@@ -436,7 +436,7 @@ class ASAM(SharpnessAware):
 
 
 class FisherSAM(SharpnessAware):
-    """Fisher SAM: a neighbourhood shaped by the empirical Fisher information.
+    """Fisher SAM: a neighborhood shaped by the empirical Fisher information.
 
         d = rho F^-1 g0 / (sqrt(<g0, F^-1 g0>) + eps),    F = 1 + eta g0^2,    w <- w - base(g1)
 

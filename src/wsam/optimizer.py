@@ -113,7 +113,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         base: an instance of any `torch.optim.Optimizer` that takes dense gradients and no closure.
         rule: what becomes of the two gradients; see `wsam.rule`.
         rho: the radius, a number or a `Schedule`. Groups may set their own as "sam_rho".
-        geometry: the shape of the neighbourhood; a ball if None.
+        geometry: the shape of the neighborhood; a ball if None.
         model: the trained module. With it, running statistics are protected without module hooks,
             which is faster and needed for compiled models; `local` needs it, too. Pass every module
             the closure calls, even ones this optimizer does not train:

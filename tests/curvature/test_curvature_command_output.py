@@ -135,7 +135,7 @@ def test_landscape_reports_its_labels(record, tmp_path):
     options = ("--points", 2, "--json", "--out", tmp_path / "out", *SMALL)
     line = json.loads(wsam_command("landscape", record, *options).stdout)
     assert line["labels"].startswith("with the run's noise, ")
-    assert line["axes"] == ["filter-normalised direction 1"]
+    assert line["axes"] == ["filter-normalized direction 1"]
     saved = json.loads((tmp_path / "out" / "landscape.json").read_text())
     assert (saved["labels"], saved["axes"]) == (line["labels"], line["axes"])
 

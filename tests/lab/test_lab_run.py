@@ -205,5 +205,5 @@ def test_numpy_numbers_are_converted():
 
 
 def test_unknown_settings_are_refused():
-    with pytest.raises(ValueError, match="unknown setting 'colour'"):
-        Run.from_dict({"colour": "red"})
+    with pytest.raises(ValueError, match="unknown setting 'color'"):
+        Run.from_dict({"color": "red"})

@@ -1,4 +1,4 @@
-"""Tables: reading CSV and Parquet files, standardisation, categories, mistakes."""
+"""Tables: reading CSV and Parquet files, standardization, categories, mistakes."""
 
 import json
 import random

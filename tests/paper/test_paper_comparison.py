@@ -356,7 +356,7 @@ def test_page_numbers_do_not_break(results):
 def test_page_of_a_table_without_runs(tmp_path):
     table = find("geometry")
     text = render.page_markdown(table, gather(table, tmp_path)).replace("\u00a0", " ")
-    assert "of the neighbourhood. Not run." in text
+    assert "of the neighborhood. Not run." in text
     assert "\n- The paper does not state eta." in text
     assert "| WSAM | 2.74 ± 0.07 | 2.90 ± 0.08 | 3.45 ± 0.35 |" in text.partition("<details>")[2]
 

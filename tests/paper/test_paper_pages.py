@@ -125,8 +125,8 @@ def test_plots(tmp_path):
         assert [panel.get_title(loc="left") for panel in panels] == list(table.columns)
     entries = gather(cifar, tmp_path)
     panel = draw(cifar, entries).axes[0]
-    centres = {round(float(x), 3) for line in panel.lines for x in line.get_xdata(orig=False)}
-    assert {3.6, 4.32, 2.74} <= centres, "our mean and the paper's means"
+    centers = {round(float(x), 3) for line in panel.lines for x in line.get_xdata(orig=False)}
+    assert {3.6, 4.32, 2.74} <= centers, "our mean and the paper's means"
     (ours,) = [line for line in panel.lines if line.get_marker() == "o"]
     assert ours.get_markerfacecolor() != "white", "several runs are a full circle"
     for suffix in (".png", ".svg"):

@@ -258,7 +258,7 @@ def test_smoke_runs_of_studies(tmp_path, monkeypatch, name, only, runs):
 
 @pytest.fixture
 def augmented_digits(monkeypatch):
-    """Replace the digits by the centres of a few of them, with random crops and flips."""
+    """Replace the digits by the centers of a few of them, with random crops and flips."""
 
     def load(source):
         digits = datasets.load_digits(source)

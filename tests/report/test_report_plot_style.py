@@ -65,7 +65,7 @@ def test_backgrounds_equal_those_of_the_page():
 
 
 def test_each_method_has_one_style():
-    """Colours are defined once; no two styles share dashes."""
+    """Colors are defined once; no two styles share dashes."""
     assert set(wsam.METHODS) <= set(METHOD_STYLES)
     styles = set(METHOD_STYLES.values())
     assert len({style.dashes for style in styles}) == len(styles)

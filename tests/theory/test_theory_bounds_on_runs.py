@@ -110,7 +110,7 @@ def test_regret_is_below_the_corrected_bound(seed, gamma, lr, rho, steps, size, 
     curvature = {"square": 1.0, "logistic": 0.25, "linear": 0.0}[kind]
     losses = [make(x, y) for x, y in zip(inputs, labels, strict=True)]
     if kind == "square":
-        best = torch.linalg.lstsq(inputs, labels, driver="gelsd").solution  # the exact minimiser
+        best = torch.linalg.lstsq(inputs, labels, driver="gelsd").solution  # the exact minimizer
     else:  # the bound holds for every point
         best = torch.from_numpy(draw.normal(size=size))
     start = draw.normal(size=size).tolist()

@@ -20,7 +20,7 @@ PREFIX = "sam_"
 STEP = PREFIX + "step"
 RHO = PREFIX + "rho"
 FAMILY = ("rho", "gamma", "alpha", "beta", "eta")
-"""Hyperparameters of any method. A group that sets one is either honoured or rejected."""
+"""Hyperparameters of any method. A group that sets one is either honored or rejected."""
 
 Value = float | Schedule
 

@@ -56,7 +56,7 @@ Hyper = Annotated[
 Geometry = Annotated[
     str | None,
     typer.Option(
-        help="Neighbourhood other than a ball: adaptive, fisher, masked, norm-layers, per-layer or "
+        help="Neighborhood other than a ball: adaptive, fisher, masked, norm-layers, per-layer or "
         "preconditioned."
     ),
 ]

@@ -32,7 +32,7 @@ def landscape(
     ] = None,
     along: Annotated[
         Literal["random", "eigen"],
-        typer.Option(help="Filter-normalised random directions, or top eigenvectors."),
+        typer.Option(help="Filter-normalized random directions, or top eigenvectors."),
     ] = "random",
     dimensions: Annotated[
         int, typer.Option(min=1, max=2, help="1 for a line, 2 for a surface.")
@@ -140,7 +140,7 @@ def _directions(
         return [line], [_line_label((first, to), (read_checkpoint(first)[1], run))], origin
     if along == "random":
         lines = [measure.random_direction(loaded.model, seed=seed + i) for i in range(dimensions)]
-        return lines, [f"filter-normalised direction {i + 1}" for i in range(dimensions)], None
+        return lines, [f"filter-normalized direction {i + 1}" for i in range(dimensions)], None
     H = measure.hessian(loaded.model, loaded.batches.loss, loaded.batches, **settings)
     found = measure.top_eigenvalues(H, dimensions, seed=seed, report=follow("eigenvalues"))
     values = [float(value) for value in found.values]

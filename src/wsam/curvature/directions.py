@@ -31,8 +31,8 @@ def random_direction(
 
         d_ij <- d_ij * norm(w_ij) / norm(d_ij)
 
-    Filter normalisation makes slices comparable although layers can be rescaled without changing the
-    model's function. Biases and normalisation weights, which are not filters, get a zero direction.
+    Filter normalization makes slices comparable although layers can be rescaled without changing the
+    model's function. Biases and normalization weights, which are not filters, get a zero direction.
 
     Args:
         model: Any module. Wrappers of torch.compile and data parallelism are removed.

@@ -170,7 +170,7 @@ def _end_indices(values: Tensor, options: SolverOptions) -> Tensor:
 
 
 def _restart_indices(values: Tensor, options: SolverOptions, most: int) -> Tensor:
-    """Return the indices kept at a restart: the wanted ends and neighbours that speed it up."""
+    """Return the indices kept at a restart: the wanted ends and neighbors that speed it up."""
     extra = options._replace(k=options.k + max(2, (len(values) - options.k) // 4))
     while len(kept := _end_indices(values, extra)) > most and extra.k > options.k:
         extra = extra._replace(k=extra.k - 1)
@@ -286,10 +286,10 @@ class _PowerIteration:
             if not self.shift and residual > 0.1 * norm and norm <= 1.001 * last_norm:
                 self.shift = -norm
             last_norm = norm
-            row = self._normalise(image - self.shift * row)
+            row = self._normalize(image - self.shift * row)
 
     def _random_start(self) -> Tensor:
-        return self._normalise(normal_rows(self.operator, 1, self.generator)[0])
+        return self._normalize(normal_rows(self.operator, 1, self.generator)[0])
 
     def _project_out(self, row: Tensor) -> Tensor:
         """Subtract the part along the vectors found, twice: one pass leaves rounding errors."""
@@ -297,7 +297,7 @@ class _PowerIteration:
             row = row - (other @ row) * other
         return row
 
-    def _normalise(self, row: Tensor) -> Tensor:
+    def _normalize(self, row: Tensor) -> Tensor:
         row = self._project_out(row)
         norm = float(torch.linalg.vector_norm(row))
         if norm == 0 or not math.isfinite(norm):

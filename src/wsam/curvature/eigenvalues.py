@@ -94,7 +94,7 @@ def top_eigenvalues(
         operator: A curvature operator, or any symmetric matrix.
         k: Number of eigenvalues at each wanted end.
         which: "largest", "smallest" or "both".
-        method: "lanczos" (block, thick-restart, fully re-orthogonalised) or "power" (one vector at a
+        method: "lanczos" (block, thick-restart, fully re-orthogonalized) or "power" (one vector at a
             time; a shift makes the wanted end dominant, vectors found are projected out).
         tol: Relative residual to stop at.
         max_products: Stop after this many products. Default for Lanczos: 50 + 30 k at each end,

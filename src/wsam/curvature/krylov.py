@@ -1,4 +1,4 @@
-"""Orthonormal bases of block Krylov spaces, with full re-orthogonalisation."""
+"""Orthonormal bases of block Krylov spaces, with full re-orthogonalization."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class KrylovBasis:
         self._remainder = _zeros(0, 0)  # R in the next block's vectors
         self._restart_error = 0.0
         start = normal_rows(operator, block, generator)
-        self._next_block = self._orthonormalise(start, scale=0.0)[0]
+        self._next_block = self._orthonormalize(start, scale=0.0)[0]
 
     @property
     def basis(self) -> Tensor:
@@ -82,7 +82,7 @@ class KrylovBasis:
         coefficients, image = self._remove_basis(image)
         self._projection[: self.size, old : self.size] = coefficients
         scale = float(self._projection[: self.size, : self.size].abs().max())
-        self._next_block, self._remainder = self._orthonormalise(image, scale)
+        self._next_block, self._remainder = self._orthonormalize(image, scale)
         # The rows of M that belong to the next block are the remainder of this one.
         fresh = min(len(self._next_block), len(self._rows) - self.size)
         self._projection[self.size : self.size + fresh, old : self.size] = self._remainder[:fresh]
@@ -156,7 +156,7 @@ class KrylovBasis:
             total += inside.double().cpu()
         return total, rows
 
-    def _orthonormalise(self, rows: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    def _orthonormalize(self, rows: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         """Return `(Z, C)` with `rows = C' Z`, rows of Z orthonormal and orthogonal to the basis.
 
         A row that vanishes (the space is invariant) is replaced by a random one with coefficient
@@ -179,13 +179,13 @@ class KrylovBasis:
                 row = row / norm
             else:
                 row = normal_rows(self.operator, 1, self.generator)[0]
-                row = self._reorthogonalise(row / torch.linalg.vector_norm(row), done)
-            # Normalising a small remainder magnifies its overlap with the basis.
-            done.append(self._reorthogonalise(row, done))
+                row = self._reorthogonalize(row / torch.linalg.vector_norm(row), done)
+            # Normalizing a small remainder magnifies its overlap with the basis.
+            done.append(self._reorthogonalize(row, done))
         found = torch.stack(done) if done else rows[:0]
         return found, coefficients[: len(done)]
 
-    def _reorthogonalise(self, row: Tensor, done: list[Tensor]) -> Tensor:
+    def _reorthogonalize(self, row: Tensor, done: list[Tensor]) -> Tensor:
         for other in (self._locked, self.basis, *(vector[None] for vector in done)):
             row = row - torch.mv(other.T, torch.mv(other, row))
         unit: Tensor = row / torch.linalg.vector_norm(row)

@@ -152,7 +152,7 @@ class Objective:
         self._cast = dtype is not None
         self.numel = sum(p.numel() for p in self.parameters.values())
         with self.ready(), torch.no_grad():
-            first = self._summarise(self.leaves(), twice=check)
+            first = self._summarize(self.leaves(), twice=check)
         self.loss, self.batch_count = first.loss, first.batches
         self.samples: float = int(first.samples) if first.samples.is_integer() else first.samples
         self._confirmed = not check
@@ -256,7 +256,7 @@ class Objective:
     def mean_loss(self, flat: Tensor | None = None) -> float:
         """Return the loss over all batches, at `flat` or at the model's weights."""
         with self.ready(), torch.no_grad():
-            return self._summarise(self.leaves(flat), finite=False).loss
+            return self._summarize(self.leaves(flat), finite=False).loss
 
     def gradient(
         self, flat: Tensor | None = None, batches: Iterable[Any] | None = None
@@ -356,12 +356,12 @@ class Objective:
         """Make a second pass over the data for `confirm`, unless it has already run."""
         if not self._confirmed:
             with self.ready(), torch.no_grad():
-                self.confirm(self._summarise(self.leaves()))
+                self.confirm(self._summarize(self.leaves()))
 
     def _parameter_versions(self) -> list[int]:
         return [p._version for p in self.parameters.values()]
 
-    def _summarise(
+    def _summarize(
         self, leaves: Mapping[str, Tensor], *, twice: bool = False, finite: bool = True
     ) -> LossSummary:
         """Return the mean loss of all batches.

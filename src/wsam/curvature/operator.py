@@ -246,7 +246,7 @@ def gauss_newton(
     differentiation: Differentiation = "auto",
     **options: Unpack[ObjectiveOptions],
 ) -> Operator:
-    """Return the generalised Gauss-Newton matrix as a linear operator.
+    """Return the generalized Gauss-Newton matrix as a linear operator.
 
     Equation, with z_i the model's output for sample i and J_i = dz_i / dw::
 

@@ -1,6 +1,6 @@
-"""Sharpness measures: how much the loss increases in a neighbourhood of the weights.
+"""Sharpness measures: how much the loss increases in a neighborhood of the weights.
 
-All measures use the same neighbourhood. A perturbation is `d = T u` with scaling `T = 1`, or
+All measures use the same neighborhood. A perturbation is `d = T u` with scaling `T = 1`, or
 `T = abs(w) + eta` for the adaptive measures, and its size is `norm(u)`.
 """
 
@@ -91,7 +91,7 @@ def sharpness(
             much.
         adaptive: Scale the perturbation of every weight by its absolute value (ASAM).
         eta: Added to `abs(w)` in the adaptive scaling.
-        m: Maximise for every m samples separately and return the mean (m-sharpness). Groups are
+        m: Maximize for every m samples separately and return the mean (m-sharpness). Groups are
             parts of batches, so the batch size should be a multiple of m.
         seed: Seed of the random direction used if the gradient vanishes and steps > 1.
         report: Called with a `Progress` after every gradient.
@@ -297,7 +297,7 @@ def _norm(vector: Tensor) -> float:
 
 
 def _groups(objective: Objective, m: int | None) -> Iterator[tuple[Iterable[Any] | None, float]]:
-    """Yield the groups to maximise separately, with their sizes; None means all samples."""
+    """Yield the groups to maximize separately, with their sizes; None means all samples."""
     if m is None:
         yield None, 1.0
         return

@@ -93,7 +93,7 @@ class DistributedContext:
 
 @contextmanager
 def init_distributed(device: str) -> Iterator[tuple[DistributedContext, str]]:
-    """Initialise the process group if torchrun started several processes.
+    """Initialize the process group if torchrun started several processes.
 
     At the end the group is destroyed. Its worker threads end with its last reference, so a model of
     `DistributedContext.wrap_model` must not be used after that.

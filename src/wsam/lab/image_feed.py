@@ -1,4 +1,4 @@
-"""Labelled images as batches: crops, flips and normalization on the training device."""
+"""Labeled images as batches: crops, flips and normalization on the training device."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Normalizer:
 
 
 class ImageFeed(DataFeed):
-    """Labelled images.
+    """Labeled images.
 
     Args:
         run: As for `DataFeed`.

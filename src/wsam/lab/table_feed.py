@@ -54,7 +54,7 @@ def table_feed(table: Table, run: Run, device: torch.device) -> TensorFeed:
     else:
         if target in table.texts:
             raise ValueError(f"the target {target!r} of {table.name} is a text: use classification")
-        targets, mean, std = _standardise(values, parts[TRAIN])
+        targets, mean, std = _standardize(values, parts[TRAIN])
         outputs, units = 1, (mean, std)
     splits = {split: (inputs[rows], targets[rows]) for split, rows in parts.items()}
     if run.noise and not classify:
@@ -83,7 +83,7 @@ def are_classes(values: Sequence[Any]) -> bool:
 def _encode(table: Table, target: str, train: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     """Return the inputs of all rows, and the number of categories of each column of texts."""
     parts = [
-        _standardise(values, train)[0] for name, values in table.numbers.items() if name != target
+        _standardize(values, train)[0] for name, values in table.numbers.items() if name != target
     ]
     sizes = []
     for name, texts in table.texts.items():
@@ -113,7 +113,7 @@ def _check_categories(what: str, kind: str, texts: Sequence[str]) -> None:
         )
 
 
-def _standardise(values: Sequence[float], train: Tensor) -> tuple[Tensor, float, float]:
+def _standardize(values: Sequence[float], train: Tensor) -> tuple[Tensor, float, float]:
     """Return values with the mean and deviation of the training rows removed, and both of them."""
     column = torch.tensor(values, dtype=torch.float64)
     mean, std = float(column[train].mean()), float(column[train].std(correction=0))

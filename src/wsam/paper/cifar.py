@@ -208,7 +208,7 @@ def coupled() -> Table:
 
 
 def geometry() -> Table:
-    """SAM and WSAM with three neighbourhoods: a ball, an adaptive and a Fisher ellipsoid."""
+    """SAM and WSAM with three neighborhoods: a ball, an adaptive and a Fisher ellipsoid."""
     quoted = {
         "SAM": (Quoted(2.94, 0.08), Quoted(2.84, 0.04), Quoted(3.00, 0.13)),
         "WSAM": (Quoted(2.74, 0.07), Quoted(2.90, 0.08), Quoted(3.45, 0.35)),
@@ -228,7 +228,7 @@ def geometry() -> Table:
         "The paper does not state eta. Here it is 0 in the adaptive ellipsoid, applied to all "
         "tensors, and 1 in the Fisher ellipsoid.",
     )
-    title = "Top-1 error (%) on CIFAR-10 by the shape of the neighbourhood"
+    title = "Top-1 error (%) on CIFAR-10 by the shape of the neighborhood"
     return Table("geometry", title, ("model", "method"), tuple(cells), notes=notes)
 
 

@@ -1,6 +1,6 @@
 """Measurements at the minimum of a finished run: top Hessian eigenvalue and slices of the loss.
 
-The directions of the slices are random and filter-normalised. Every run uses the same seed, so that
+The directions of the slices are random and filter-normalized. Every run uses the same seed, so that
 slices of one architecture can be drawn in one plot.
 
 Reference:
@@ -237,7 +237,7 @@ def _measure_slice(
     count, points = _DIRECTIONS[part], _POINTS[part]
     directions = [random_direction(model, seed=_DIRECTION_SEED + i) for i in range(count)]
     axis = [2 * i / (points - 1) - 1 for i in range(points)]
-    labels = [f"filter-normalised direction {i + 1}" for i in range(count)]
+    labels = [f"filter-normalized direction {i + 1}" for i in range(count)]
     losses = landscape(model, batches.loss, batches, directions, [axis] * count, labels=labels)
     origin = {"seconds": time.monotonic() - begin, **environment.describe_environment(device)}
     return {**losses.as_dict(), "seed": _DIRECTION_SEED, **origin}

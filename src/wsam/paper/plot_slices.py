@@ -58,19 +58,19 @@ def read_slices(table: Table, results: Path) -> list[RunSlices] | None:
 
 
 def draw_lines(panel: Axes, slices: Sequence[RunSlices]) -> None:
-    """Draw one line per run; all runs of a method have the same colour."""
-    labelled: set[str] = set()
+    """Draw one line per run; all runs of a method have the same color."""
+    labeled: set[str] = set()
     for one in slices:
         if one.line is None:
             continue
         losses = [loss if math.isfinite(loss) else math.nan for loss in one.line.losses]
-        label = None if one.label in labelled else one.label
-        labelled.add(one.label)
+        label = None if one.label in labeled else one.label
+        labeled.add(one.label)
         style: Any = {"color": method_color(one.method), "lw": 1.3, "alpha": 0.8}
         panel.plot(one.line.coordinates[0], losses, label=label, **style)
     panel.set_title("loss around the minimum", loc="left")
-    panel.set(xlabel="filter-normalised direction", ylabel="training loss")
-    if not labelled:
+    panel.set(xlabel="filter-normalized direction", ylabel="training loss")
+    if not labeled:
         panel.text(
             0.5, 0.5, NOT_MEASURED, transform=panel.transAxes, ha="center", color=MUTED_COLOR
         )

@@ -222,7 +222,7 @@ def slice_figures(experiment: Experiment) -> list[Figure]:
     chart = line_chart(
         f"Training loss along a random direction: {experiment.title}",
         [Series(item.style, mean_slice(item.group)) for item in shown],
-        "distance along a filter-normalised direction",
+        "distance along a filter-normalized direction",
         "Training loss around the minimum",
     )
     caption = (

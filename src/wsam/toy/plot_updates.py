@@ -58,7 +58,7 @@ def _draw_arrows(axes: Axes, updates: Updates) -> None:
         arrow = {"arrowstyle": "-|>", "color": color, "linewidth": 2, "shrinkA": 0, "shrinkB": 0}
         axes.annotate("", tip, (0, 0), arrowprops=arrow)
         label = "\n".join([f"γ = {gamma:g}", f"{updates.angle(gamma):.0f}°", *lines])
-        # Neighbours are close: every second label is higher.
+        # Neighbors are close: every second label is higher.
         above = 8 + 46 * (number % 2)
         style: Any = {"textcoords": "offset points", "ha": "center", "va": "bottom", "color": color}
         leader = {"arrowstyle": "-", "color": "#c3c9d2", "linewidth": 1, "shrinkB": 4}

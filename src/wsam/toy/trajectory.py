@@ -87,18 +87,18 @@ class Setting:
     def optimizer(self, w: torch.Tensor) -> Optimizer:
         """Return the optimizer of this setting for the weights `w`."""
         base = SGD([w], lr=self.lr, momentum=self.momentum)
-        neighbourhood: dict[str, Any] = {"rho": self.rho, "geometry": GEOMETRIES[self.geometry]()}
+        neighborhood: dict[str, Any] = {"rho": self.rho, "geometry": GEOMETRIES[self.geometry]()}
         match self.rule:
             case "sgd":
                 return base
             case "sam":
-                return SAM(base, **neighbourhood)
+                return SAM(base, **neighborhood)
             case "gsam":
-                return GSAM(base, alpha=self.alpha, **neighbourhood)
+                return GSAM(base, alpha=self.alpha, **neighborhood)
             case "wsam":
-                return WSAM(base, gamma=self.gamma, **neighbourhood)
+                return WSAM(base, gamma=self.gamma, **neighborhood)
             case _:
-                return CoupledWSAM(base, gamma=self.gamma, **neighbourhood)
+                return CoupledWSAM(base, gamma=self.gamma, **neighborhood)
 
 
 @dataclass(frozen=True)
