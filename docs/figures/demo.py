@@ -65,7 +65,8 @@ def draw_landscape(record: dict[str, Any]) -> Figure:
     labels = []
     for method, row in rows.items():
         color, losses = METHOD_STYLES[method].light, list(zip(*row["slices"], strict=True))
-        means, spread = (list(map(f, losses)) for f in (statistics.fmean, statistics.stdev))
+        means = [statistics.fmean(values) for values in losses]
+        spread = [statistics.stdev(values) for values in losses]
         axes.plot(distances, means, linewidth=1.8, color=color)
         low = [mean - std for mean, std in zip(means, spread, strict=True)]
         high = [mean + std for mean, std in zip(means, spread, strict=True)]

@@ -32,6 +32,7 @@ def draw_sensitivity(results: Path) -> Figure:
     labels, end = [], axes.get_xlim()[1]
     for entry in gather(others, results):
         ours, color = entry.ours, METHOD_STYLES[entry.cell.runs[0].method].light
+        assert ours.mean is not None
         axes.axhline(ours.mean, color=color, linestyle="--", linewidth=1.3)
         name = method_title(entry.cell.runs[0].method)
         labels.append((end, ours.mean, f"{name} {ours.mean:.2f}\n(n = {ours.n})", color))

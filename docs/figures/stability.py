@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from matplotlib.figure import Figure
@@ -47,20 +48,21 @@ def test_error(make: Callable[..., torch.optim.Optimizer], seed: int) -> float:
     layers += [nn.Linear(128, 128), nn.BatchNorm1d(128), nn.ReLU(), nn.Linear(128, 10)]
     model = nn.Sequential(*layers)
     base = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    optimizer = make(base, model=model)
+    optimizer: Any = make(base, model=model)
     for _ in range(30):
-        for batch in torch.randperm(1200).split(100):
+        for batch in torch.randperm(1200).view(-1, 100):
 
-            def closure(batch=batch):
+            def closure(batch: Tensor = batch) -> Tensor:
                 optimizer.zero_grad()
                 loss = nn.functional.cross_entropy(model(x[batch]), y[batch])
-                loss.backward()
+                loss.backward()  # type: ignore[no-untyped-call]
                 return loss
 
             optimizer.step(closure)
     model.eval()
     with torch.no_grad():
-        return 100 * (model(x_test).argmax(1) != y_test).float().mean().item()
+        wrong: Tensor = model(x_test).argmax(1) != y_test
+    return 100 * wrong.float().mean().item()
 
 
 def mean_error(make: Callable[..., torch.optim.Optimizer]) -> float:
@@ -97,17 +99,17 @@ def draw_stability(errors: Errors, base: float) -> Figure:
     figure = new_figure(FIGURE_WIDTH, 4.4)
     axes = figure.subplots()
     for (name, gamma), values in errors.items():
-        style = {"marker": markers[gamma], "markersize": 6, "linewidth": 1.5}
-        axes.plot(PRODUCTS, values, color=METHOD_STYLES[name].light, **style)
+        color, marker = METHOD_STYLES[name].light, markers[gamma]
+        axes.plot(PRODUCTS, values, color=color, marker=marker, markersize=6, linewidth=1.5)
     axes.axhline(base, color=COLORS["sgd"], linestyle="--", linewidth=1.3)
     axes.set(xscale="log", ylabel="test error (%)", ylim=(0, 95))
     axes.set_xlabel("weight of sharpness times radius, k ρ = ρ γ/(1 − γ)")
     axes.text(0.1, base + 1.5, method_title("sgd"), color=COLORS["sgd"])
-    for name, at, text in (
-        ("coupled_wsam", (1.9, 60), "Coupled-\nWSAM"),
-        ("wsam", (11, 18), "WSAM"),
+    for name, x, y, text in (
+        ("coupled_wsam", 1.9, 60, "Coupled-\nWSAM"),
+        ("wsam", 11, 18, "WSAM"),
     ):
-        axes.text(*at, text, color=METHOD_STYLES[name].light, ha="right")
+        axes.text(x, y, text, color=METHOD_STYLES[name].light, ha="right")
     axes.set_xticks(PRODUCTS, [f"{p:g}" for p in PRODUCTS])
     axes.minorticks_off()
     axes.grid(axis="y", color=GRID_COLOR)

@@ -22,10 +22,10 @@ def drift(make: Callable[[torch.optim.Optimizer], SharpnessAware], momentum: flo
     w = torch.tensor([1.0, 1.0], dtype=torch.float64, requires_grad=True)
     optimizer = make(torch.optim.SGD([w], lr=lr, momentum=momentum))
 
-    def closure():
+    def closure() -> Tensor:
         optimizer.zero_grad()
         loss = 0.5 * (curvature * w.square()).sum()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         return loss
 
     before = w.detach().clone()
