@@ -209,8 +209,7 @@ def test_published_records_render() -> None:
 
 def test_file_names_tell_partial_measurements(record: dict[str, Any]) -> None:
     assert Path(record["files"][0]).stem == "bench-cnn-smoke-cpu"
-    cuda = {"hardware": {"gpu": "x"}, "cases": [{"form": "eager"}, {"form": "captured"}]}
-    eager = {**cuda, "cases": [{"form": "eager"}], "only": ["SAM (eager"]}
+    cuda = {"hardware": {"gpu": "x"}}
     names = {
         "bench-mlp10m-cpu": {},
         "bench-mlp10m-batch64-cpu": {"batch": 64},
@@ -222,11 +221,11 @@ def test_file_names_tell_partial_measurements(record: dict[str, Any]) -> None:
         "bench-wrn-28-10-only-wsam-cap-cuda": {
             **cuda, "model": "wrn-28-10", "batch": 256, "only": ["wsam (cap"]
         },
-        "bench-mlp10m-eager-cuda": {**eager, "batch": 128},
+        "bench-mlp10m-only-sam-eager-cuda": {**cuda, "batch": 128, "only": ["SAM (eager"]},
     }  # fmt: skip
     for name, given in names.items():
         problem = {"model": given.get("model", "mlp10m"), "batch": given.get("batch", 32)}
-        whole = {"kind": "step", "hardware": {"cpu": "x"}, "cases": [{"form": "eager"}]}
+        whole = {"kind": "step", "hardware": {"cpu": "x"}}
         assert report.record_name({**whole, "smoke": False, **given, "problem": problem}) == name
     scaling = {"kind": "scaling", "axis": "tensors", "hardware": {"cpu": "x"}}
     many = [report.record_name({**scaling, "only": ["WSAM" * 100, last]}) for last in ("a", "b")]

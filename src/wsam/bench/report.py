@@ -152,11 +152,8 @@ def record_name(record: Row) -> str:
     size = "" if pixels == PIXELS else f"-{pixels}px"
     default = SMOKE_BATCH if smoke else default_batch_size(problem["model"], torch.device(device))
     batch = "" if problem["batch"] == default else f"-batch{problem['batch']}"
-    # Records of eager steps on a GPU got this name before selections were part of the name.
-    eager_only = device == "cuda" and {row["form"] for row in record["cases"]} == {"eager"}
     methods = "-methods" if record.get("all_methods") else ""
-    cases = "-eager" if eager_only else only
-    return f"bench-{problem['model']}{size}{batch}{methods}{cases}{smoke}-{device}"
+    return f"bench-{problem['model']}{size}{batch}{methods}{only}{smoke}-{device}"
 
 
 def _selection(words: Sequence[str]) -> str:
