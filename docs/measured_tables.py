@@ -387,9 +387,8 @@ def relative_time(entries: Sequence[Entry]) -> str:
     minutes = {}
     for entry in entries:
         found = [p for run in entry.cell.runs if (p := records.record_path(RESULTS, run)).exists()]
-        times = [
-            r["epoch_seconds"] * r["settings"]["epochs"] for r in map(records.read_named, found)
-        ]
+        timed = [r for r in map(records.read_named, found) if records.has_own_device(r)]
+        times = [r["epoch_seconds"] * r["settings"]["epochs"] for r in timed]
         if times:
             minutes[entry.cell.row[-1]] = sum(times) / len(times)
     if not {"SGDM", "WSAM"} <= minutes.keys():

@@ -55,7 +55,7 @@ class TimedResult:
         title: Row of the study, in words.
         cost: Mean training time, relative to 200 epochs of SGD on the same hardware.
         errors: Test errors of the last epoch in percent, one per seed.
-        minutes: Training times, one per seed, without evaluation and compilation.
+        minutes: Training times without evaluation and compilation, of runs that did not share a GPU.
         keys: Keys of the runs.
     """
 
@@ -118,7 +118,11 @@ def _result(title: str, cost: float | None, group: list[tuple[Run, Record]]) -> 
         title,
         cost,
         tuple(record["curve"][-1]["test_error"] for _, record in group),
-        tuple(records.training_seconds(record) / 60 for _, record in group),
+        tuple(
+            records.training_seconds(record) / 60
+            for _, record in group
+            if records.has_own_device(record)
+        ),
         tuple(run.key for run, _ in group),
     )
 

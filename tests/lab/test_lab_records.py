@@ -5,9 +5,10 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 from recorded import as_recorded, recorded
 
-from wsam.lab import records
+from wsam.lab import environment, records
 from wsam.lab.files import BusyError
 from wsam.lab.run import Run
 
@@ -169,3 +170,13 @@ def test_a_huge_file_is_not_read(tmp_path):
 def test_control_characters_are_escaped(tmp_path):
     records.write(tmp_path, RUN, record(title="\x1b[2J\x9b1m\ttitle", failure=None))
     assert records.read(tmp_path, RUN)["title"] == r"\x1b[2J\x9b1m" + "\ttitle"
+
+
+def test_hardware_says_whether_programs_share_the_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    monkeypatch.delenv(environment.MPS_VARIABLE, raising=False)
+    alone = {"hardware": environment.hardware(torch.device("cuda"))}
+    assert records.has_own_device(alone)
+    assert records.has_own_device({})
+    monkeypatch.setenv(environment.MPS_VARIABLE, "/tmp/mps")
+    assert not records.has_own_device({"hardware": environment.hardware(torch.device("cuda"))})

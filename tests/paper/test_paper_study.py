@@ -37,14 +37,15 @@ RUN = Run(method="sam", epochs=10)
 STUDIES = ("cheap", "cheap-small", "adam", "adam-small")
 
 
-def write(out, run, seconds=1.0, gpu="one", status="finished", **figures):
+def write(out, run, seconds=1.0, gpu="one", status="finished", shared=False, **figures):
     rows = [
         {"epoch": n, "train_loss": 0.1, "seconds": seconds, **figures}
         for n in range(1, run.epochs + 1)
     ]
     metric = {"metric": {"split": "validation"}} if run.validation else {}
     record = as_recorded(run, *rows, status=status)
-    records.write(out, run, {**record, **metric, "hardware": {"gpu": gpu, "cpu": "any"}})
+    hardware = {"gpu": gpu, "cpu": "any", **({"shared": True} if shared else {})}
+    records.write(out, run, {**record, **metric, "hardware": hardware})
 
 
 def small_study():
@@ -119,6 +120,18 @@ def test_cost_is_relative_to_the_first_reference_on_the_same_hardware(tmp_path):
     write(tmp_path, longer, seconds=2.0, test_error=1.0)
     (entry,) = gather(table, tmp_path)
     assert entry.ours.values == (pytest.approx(1.5),), "10 epochs of 3 s and of 2 s"
+
+
+def test_cost_leaves_out_runs_that_shared_a_gpu(tmp_path):
+    sgd = RUN.replace(method="vanilla")
+    runs, bases = with_seeds(RUN, (0, 1)), with_seeds(sgd, (0, 1))
+    cell = Cell(("SAM",), "cost", runs, measure=Measure.COST, reference=bases)
+    table = Table("mine", "Mine", ("method",), (cell,))
+    for seed, shared in enumerate((False, True)):
+        write(tmp_path, runs[seed], seconds=9.0 if shared else 3.0, shared=shared, test_error=1.0)
+        write(tmp_path, bases[seed], seconds=7.0 if shared else 2.0, shared=shared, test_error=1.0)
+    (entry,) = gather(table, tmp_path)
+    assert entry.ours.values == (pytest.approx(1.5),)
 
 
 def test_cost_with_other_seeds(tmp_path):

@@ -15,6 +15,7 @@ from wsam._version import __version__
 Environment = dict[str, Any]
 """Hardware, versions and commit; in the list of a checkpoint also ``execution`` and ``epochs``."""
 COMMIT_VARIABLE = "WSAM_COMMIT"
+MPS_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
 
 
 def describe_environment(device: torch.device) -> Environment:
@@ -53,10 +54,16 @@ def differences(environments: list[Environment], current: Environment) -> list[E
 
 
 def hardware(device: torch.device) -> dict[str, Any]:
-    """Return processor, cores and GPU or threads; no host or user names."""
+    """Return processor, cores and GPU or threads; no host or user names.
+
+    ``shared`` is True under CUDA's Multi-Process Service, which runs several programs on a GPU at the
+    same time: the times of such a run are not comparable with others.
+    """
     found: dict[str, Any] = {"cpu": cpu_name(), "cores": os.cpu_count()}
     if device.type == "cuda":
         found["gpu"] = torch.cuda.get_device_name(device)
+        if MPS_VARIABLE in os.environ:
+            found["shared"] = True
     else:
         found["threads"] = torch.get_num_threads()
     return found

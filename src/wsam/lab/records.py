@@ -338,6 +338,11 @@ def objective_name(record: Record) -> str:
     return name if found["lower_is_better"] else f"negative {name}"
 
 
+def has_own_device(record: Record) -> bool:
+    """Whether no other program used the GPU during the run, so that its times can be compared."""
+    return not (record.get("hardware") or {}).get("shared")
+
+
 def training_seconds(record: Record) -> float:
     """Return the training time without compilation and evaluation.
 

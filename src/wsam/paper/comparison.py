@@ -267,11 +267,13 @@ def _read_value(
 def _cost(record: Record, cell: Cell, read: Mapping[str, Record | None]) -> float | None:
     """Return a run's training time relative to that of the cell's first reference.
 
-    The time of an epoch is the mean of all references that were trained on the same hardware.
+    The time of an epoch is the mean of all references that were trained on the same hardware. Runs
+    that shared a GPU with others have no comparable time.
     """
     found = [one for run in cell.reference if (one := read[run.key]) is not None]
     same = [one for one in found if _device(one) == _device(record)]
-    if not same:
+    same = [one for one in same if records.has_own_device(one)]
+    if not same or not records.has_own_device(record):
         return None
     seconds = fmean(records.training_seconds(one) / len(one["curve"]) for one in same)
     return records.training_seconds(record) / (seconds * cell.reference[0].epochs)
