@@ -8,9 +8,7 @@ benchmarks/results. The kinds of tables:
 
     summary: FILE, FILE, ...    WSAM compared with SGD, two passes and other libraries, one row per
                                 record and form
-    table: FILE, FILE, ...      all libraries, one table per form, from the first file that exists
     details: FILE FORM          all cases of a form with memory and memory traffic
-    intervals: FILE             WSAM at every n-th step
     one-pass: FILE              steps with fewer than two passes, of --all-methods
     every-method: FILE          all methods and libraries, eager and captured, of --all-methods
     methods: cheap              test errors and training times of the study `cheap` in results/
@@ -37,15 +35,8 @@ Record = dict[str, Any]
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 RUNS = Path(__file__).parents[1] / "results"
 MARK = "speed"
-NOT_MEASURED = "Not measured yet."
-HOW_TO_MEASURE = """<details><summary>not measured yet</summary>
-
-On a CUDA device, `wsam bench --all-methods --out benchmarks/results` writes the record of this table.
-
-</details>"""
-METHODS = ("SAM", "WSAM")
 LIBRARIES = {"davda54": "davda54/sam SAM", "authors": "the paper's authors' WSAM"}
-FORMS = {"eager": "eager", "captured": "captured in a CUDA graph"}
+FORMS = ("eager", "captured")
 
 
 def summary(records: list[Record]) -> str:
@@ -95,24 +86,6 @@ def library_name(case: Record) -> str:
     return f"**wsam {name}**" if case["kind"] == "ours" else LIBRARIES.get(name, name)
 
 
-def comparison(record: Record) -> str:
-    """Return a table for each form: two passes, SGD, our SAM and WSAM, and other libraries."""
-    lines = [about(record)]
-    for form, title in FORMS.items():
-        cases = [c for c in record["cases"] if c["form"] == form and is_compared(c)]
-        rows = [
-            [library_name(c), with_quartiles(c["ms"], ".1f"), ratio(c, "floor"), ratio(c, "base")]
-            for c in sorted(cases, key=lambda c: float(c["ms"]["median"]))
-        ]
-        heads = [title, "ms per step", "ratio to two passes", "ratio to SGD"]
-        lines += ["", *markdown_table(heads, rows)] if rows else []
-    return "\n".join(lines)
-
-
-def is_compared(case: Record) -> bool:
-    return case["kind"] != "ours" or case["name"] in METHODS
-
-
 def ratio(case: Record, kind: str) -> str:
     """Return the ratio to the floor or to the base; without quartiles if it is 1 by definition."""
     exact = case["kind"] == kind
@@ -149,17 +122,6 @@ def is_significant(case: Record) -> bool:
     """Return whether the optimizer's time (step less floor) exceeds its interquartile range."""
     own = case.get("own_ms")
     return "reads" in case and own is not None and own["high"] - own["low"] < own["median"]
-
-
-def intervals(record: Record) -> str:
-    """Return the mean cost of a step if only every n-th step is sharpness-aware."""
-    form = "captured" if "captured" in forms(record) else "eager"
-    rows = []
-    for case in record["cases"]:
-        if case["form"] == form and (case["name"] in ("SGD", "WSAM") or "every" in case["name"]):
-            rows.append([case["name"], milliseconds(case), ratio(case, "base")])
-    heads = [f"{form} step", "ms", "ratio to SGD"]
-    return "\n".join([about(record), "", *markdown_table(heads, rows)])
 
 
 def every_method(record: Record) -> str:
@@ -280,17 +242,11 @@ def generate(words: str) -> str:
     kind, _, words = words.partition(": ")
     if words == "cheap":
         return {"methods": methods, "gains": gains}[kind]()
-    if kind in ("summary", "table"):
-        records = [read(name) for name in words.split(", ") if (RESULTS / name).exists()]
-        if not records:
-            return NOT_MEASURED
-        return summary(records) if kind == "summary" else comparison(records[0])
+    if kind == "summary":
+        return summary([read(name) for name in words.split(", ")])
     file, *more = words.split()
-    if not (RESULTS / file).exists():
-        return HOW_TO_MEASURE if kind == "every-method" else NOT_MEASURED
     kinds = {
         "details": details,
-        "intervals": intervals,
         "one-pass": one_pass,
         "every-method": every_method,
         "scaling": scaling,

@@ -170,7 +170,7 @@ def test_speed_tables_equal_the_records(page: Path) -> None:
     """`python docs/speed_table.py PAGE` writes these tables."""
     program = runpy.run_path(str(DOCS / "speed_table.py"))
     assert any(
-        words.startswith(("table: ", "methods: ", "gains: "))
+        words.startswith(("summary: ", "methods: ", "gains: "))
         for words in markdown_tables.find_markers(page.read_text(), "speed")
     )
     assert not markdown_tables.update_tables(page, program["MARK"], program["generate"], check=True)
