@@ -69,9 +69,11 @@ def test_one_file_names_the_version() -> None:
     assert len(versions) == len(set(versions))
 
 
-def rows(page: str, mark: str) -> Iterator[tuple[list[str], list[str]]]:
+def rows(mark: str) -> Iterator[tuple[list[str], list[str]]]:
     """Yield the names of 0.1 and of 0.2 in each row of a table, without arguments."""
-    table = (ROOT / page).read_text().split(f"<!-- {mark} -->")[1].split("<!-- end -->")[0]
+    table = (
+        (ROOT / "CHANGELOG.md").read_text().split(f"<!-- {mark} -->")[1].split("<!-- end -->")[0]
+    )
     for line in table.strip().splitlines()[2:]:
         old, new = (re.findall(r"`(wsam[\w.]*)[(`]", cell) for cell in line.split("|")[1:-1])
         assert old, line
@@ -92,12 +94,12 @@ def is_name(path: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("page", "mark", "exists"),
-    [("CHANGELOG.md", "moved modules", is_module), ("docs/migration.md", "renamed", is_name)],
+    ("mark", "exists"),
+    [("moved modules", is_module), ("renamed", is_name)],
 )
-def test_renamed_names(page: str, mark: str, exists: Callable[[str], bool]) -> None:
+def test_renamed_names(mark: str, exists: Callable[[str], bool]) -> None:
     """The old names are gone, and those to use instead exist."""
-    table = list(rows(page, mark))
+    table = list(rows(mark))
     assert len(table) > 20
     for old, new in table:
         assert all(map(exists, new)), new
