@@ -41,7 +41,7 @@ def main(checkpoint: str | None = None, epochs: int = 4) -> None:
         max_epochs=epochs,
         precision="bf16-mixed",
         accumulate_grad_batches=2,
-        gradient_clip_val=1.0,
+        gradient_clip_val=5.0,  # with gamma 0.8, 5 times the value without WSAM
         logger=False,
     )
     trainer.fit(Classifier(), DataLoader(data, batch_size=32, shuffle=True), ckpt_path=checkpoint)

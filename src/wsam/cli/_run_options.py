@@ -48,7 +48,7 @@ Gamma = Annotated[
 ]
 Alpha = Annotated[float | None, typer.Option(help="Weight of the orthogonal component (GSAM).")]
 Beta = Annotated[float | None, typer.Option(help="Fraction of tensors perturbed (ESAM).")]
-Eta = Annotated[float | None, typer.Option(help="Stabilising constant (ASAM, Fisher SAM).")]
+Eta = Annotated[float | None, typer.Option(help="Stabilizing constant (ASAM, Fisher SAM).")]
 Hyper = Annotated[
     list[str] | None,
     typer.Option(metavar=options.PAIR, help="Another hyperparameter of the method. Repeatable."),
