@@ -89,22 +89,23 @@ def test_differs(ours, paper, differs):
 
 
 @pytest.mark.parametrize(
-    ("ours", "paper", "mark", "footnote"),
+    ("ours", "paper", "mark"),
     [
-        ((3.9, 3.91), Quoted(3.62, 0.1), "†", "by more than both deviations:"),
-        ((32.0, 33.0), Quoted(22.67), "†", "by more than our deviation; the paper prints none:"),
-        ((4.0,), Quoted(3.62, 0.1), "†", "by more than the paper's deviation; ours, n = 1, has"),
-        ((6.94,), Quoted(62.58), "‡", "n = 1, and the paper prints no deviation: the difference"),
+        ((3.9, 3.91), Quoted(3.62, 0.1), "†"),
+        ((32.0, 33.0), Quoted(22.67), "†"),
+        ((4.0,), Quoted(3.62, 0.1), "†"),
+        ((6.94,), Quoted(62.58), "‡"),
     ],
 )
-def test_marks_and_their_footnotes(ours, paper, mark, footnote):
+def test_marks_and_their_footnotes(ours, paper, mark):
     cell = Cell(("r",), "c", (), paper)
     table, entries = Table("t", "t", ("a",), (cell,)), [Entry(cell, Ours(ours))]
     text = render.markdown(table, entries)
     assert f") {mark} |" in text
-    assert footnote in text
-    assert ("both deviations" in text) == (len(ours) > 1 and paper.deviation is not None)
-    assert ("ignores n" in text) == (mark == "†")
+    assert ("\n- † Ours differs from the paper's by more than every known deviation" in text) == (
+        mark == "†"
+    )
+    assert ("\n- ‡ n = 1, and the paper prints no deviation" in text) == (mark == "‡")
     assert not set("†‡") & set(render.markdown(replace(table, comparable=False), entries))
 
 
@@ -228,12 +229,7 @@ def test_markdown(results):
         "| ResNet18 | SGDM | 4.59 (n = 1) † | 4.59 (n = 1) † | 4.32 ± 0.07 |",
         "| ResNet18 | SAM | not run | not run | 3.68 ± 0.06 |",
     ]
-    assert (
-        "- † Ours differs from the paper's by more than the paper's deviation; "
-        "ours, n = 1, has none:\n"
-        "  - ResNet18/SGDM/CIFAR-10: ours, 4.59 (n = 1), is above"
-    ) in text
-    assert "\n- † ignores n: with few seeds" in text
+    assert "\n- † Ours differs from the paper's" in text
     assert "\n- GSAM's rho is constant" in text
     alone = find("cifar").select("ResNet18/WSAM/*")
     assert "GSAM" not in render.markdown(alone, gather(alone, results)), (
@@ -260,7 +256,6 @@ def test_best_epoch_next_to_last_epoch(tmp_path):
     assert entry.best.ours.values == (3.5, 3.3)
     (row,) = render.body(table, [entry])
     assert row[2:] == ["3.80 ± 0.14 (n = 2) †", "3.40 ± 0.14 (n = 2) †", "3.62 ± 0.10"]
-    assert "WSAM/CIFAR-10, best epoch: ours, 3.40" in render.markdown(table, [entry])
     (cell,) = render.cell_dicts(table, [entry])
     assert (cell["mean"], cell["best_mean"]) == pytest.approx((3.8, 3.4))
     assert cell["keys"] == [run.key for run in table.runs[:2]], "of runs with a record"
@@ -414,7 +409,7 @@ def test_terminal_output(results, capsys):
     table = find("cifar")
     render.print_table(table, gather(table, results))
     printed = capsys.readouterr().out
-    for words in ("3.61 ± 0.09 (3, 1 failed)", "4.59 (1) †", "not run", "19.42 ± 0.12", "above"):
+    for words in ("3.61 ± 0.09 (3, 1 failed)", "4.59 (1) †", "not run", "19.42 ± 0.12", "† Ours"):
         assert words in printed
 
 

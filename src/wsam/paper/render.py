@@ -17,7 +17,11 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
 DIFFERS, CANNOT_JUDGE = "†", "‡"
-IGNORES_N = f"{DIFFERS} ignores n: with few seeds it often appears by chance."
+_MARKS = {
+    DIFFERS: "Ours differs from the paper's by more than every known deviation. "
+    "With few seeds this often happens by chance.",
+    CANNOT_JUDGE: f"{Yardstick.NONE}.",
+}
 _NO_BREAK_SPACE = "\u00a0"
 _SUBJECTS = {*METHODS, "GPT", "MLP", "ViT"}
 """Labels of rows that a note may begin with."""
@@ -59,23 +63,10 @@ def _choices(entries: Sequence[Entry]) -> list[Footnote]:
 
 
 def _differences(entries: Sequence[Entry]) -> list[Footnote]:
-    """List the results that differ from the paper's, and those that cannot be judged."""
+    """Explain the marks that the table shows."""
     everything = [*entries, *(entry.best for entry in entries if entry.best is not None)]
-    lines = []
-    for yardstick in (Yardstick.BOTH, Yardstick.OURS, Yardstick.PAPER):
-        differing = [e for e in everything if e.differs and e.yardstick is yardstick]
-        if differing:
-            head = f"{DIFFERS} Ours differs from the paper's by more than {yardstick}:"
-            lines.append(Footnote(head, _sentences(differing)))
-    lines += [Footnote(IGNORES_N)] if lines else []
-    unjudged = [entry for entry in everything if _is_unjudged(entry)]
-    if unjudged:
-        lines.append(Footnote(f"{CANNOT_JUDGE} {Yardstick.NONE}:", _sentences(unjudged)))
-    return lines
-
-
-def _sentences(entries: Sequence[Entry]) -> tuple[str, ...]:
-    return tuple(f"{entry.difference}." for entry in entries)
+    shown = {_mark(entry).strip() for entry in everything}
+    return [Footnote(f"{mark} {text}") for mark, text in _MARKS.items() if mark in shown]
 
 
 def _mark(entry: Entry) -> str:
