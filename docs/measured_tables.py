@@ -223,6 +223,7 @@ class Group:
             for key, value in run.model_args.items()
             if key in ("layers", "dropout")
         )
+        size += " with adapters" * ("lora_rank" in run.model_args)
         return f"{TITLES.get(run.model, run.model)}{size}, {data}{noise}{base}"
 
     @property

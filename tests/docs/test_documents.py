@@ -326,15 +326,14 @@ def test_results_of_the_vit() -> None:
         name: [one["validation_error"] for one in found[:4]] for name, found in finals.items()
     }
     errors = {name: f"{found[4]['test_error']:.2f}%" for name, found in finals.items() if found[4:]}
-    plain, twice, sam, asam, wsam, gsam = trials
-    assert {*trials} - {*errors} == {gsam}, "its run is missing, as the page states"
-    assert errors[asam] == min(errors[name] for name in (sam, asam, wsam))
+    plain, twice, sam, asam, wsam, gsam = errors
+    assert errors[asam] == min(errors[name] for name in (sam, asam, wsam, gsam))
     assert f"twice the epochs has an error of {errors[twice]}, the best of the other" in text
     assert (
         f"ASAM, {errors[asam]}. At equal epochs AdamW has {errors[plain]}, SAM {errors[sam]}"
         in text
     )
-    assert f"preconditioned WSAM {errors[wsam]}." in text
+    assert f"preconditioned WSAM {errors[wsam]} and GSAM {errors[gsam]}." in text
     for name in (sam, asam, wsam, gsam):
         assert trials[name] == sorted(trials[name]), "worse with every larger radius"
         label = {wsam: "preconditioned WSAM", gsam: "GSAM"}.get(name, name)
@@ -344,6 +343,29 @@ def test_results_of_the_vit() -> None:
     best = min(finals[plain][:4], key=lambda one: one["validation_error"])["train_error"]
     last = finals[plain][4]["train_error"]
     assert f"AdamW's training error is {best:.1f}%, after 100 epochs {last:.1f}%" in text
+
+
+def test_results_of_adapters() -> None:
+    """As docs/when.md states: trials, Welch's tests, and the errors of AdamW."""
+    text, results = " ".join((DOCS / "when.md").read_text().split()), ROOT / "results"
+    trials: dict[str, list[float]] = {}
+    for entry in gather(load("adam-search", Profile(only="ViT, adapters/*"), results), results):
+        trials.setdefault(entry.cell.row[1], []).extend(entry.ours.values)
+    assert [*map(len, trials.values())] == [4] * 4
+    plain, twice, sam, wsam = trials
+    for name in (sam, wsam):
+        assert trials[name] == sorted(trials[name]), "worse with every larger radius"
+    table = load("adam", Profile(only="ViT, adapters/*/CIFAR-10*"), results)
+    tests = welch_tests(gather(table, results), table.baselines)
+    p = {test.methods: f"{test.p_last:.2g}" for test in tests}
+    assert f"apart from AdamW (p = {p[plain, sam]} and {p[plain, wsam]})" in text
+    assert f"lower error than both (p = {p[twice, sam]} and {p[twice, wsam]}, not" in text
+    (cell,) = (cell for cell in table.cells if cell.row[1] == plain)
+    finals = [json.loads(record_path(results, run).read_text())["final"] for run in cell.runs]
+    train, test = (
+        statistics.fmean(one[f"{split}_error"] for one in finals) for split in ("train", "test")
+    )
+    assert f"AdamW has a training error of {train:.1f}% and a test error of {test:.1f}%." in text
 
 
 def test_figure_over_adamw_equals_the_records() -> None:
