@@ -152,7 +152,7 @@ def run_blocks(page: str) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_quiet")
-@pytest.mark.parametrize("page", ["index", "accelerate", "fabric", "skorch"])
+@pytest.mark.parametrize("page", ["accelerate", "fabric", "skorch"])
 def test_blocks_run(page: str) -> None:
     run_blocks(page)
 
