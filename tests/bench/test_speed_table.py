@@ -1,4 +1,4 @@
-"""Tables of the documentation that have no record yet."""
+"""docs/speed_table.py: the table of all methods."""
 
 import runpy
 from pathlib import Path
@@ -40,8 +40,3 @@ def test_every_method_has_both_forms_in_one_row() -> None:
         ["**wsam MSAM**", "1", "3", "1.50 (1.50 to 1.50)", "0.125", "2.5", "1.25 (1.25 to 1.25)", ""],
         ["davda54/sam SAM", "1", "5", "2.50 (2.50 to 2.50)", "", "not capturable: it waits", "", ""],
     ]  # fmt: skip
-
-
-def test_a_table_without_a_record_is_folded_away() -> None:
-    assert PROGRAM["generate"]("every-method: absent.json").startswith("<details>")
-    assert PROGRAM["generate"]("details: absent.json eager") == "Not measured yet."
