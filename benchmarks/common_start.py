@@ -2,10 +2,11 @@
 
     python benchmarks/common_start.py "WSAM reuse 4, last half*" --seeds 1 2 --data-dir DATA
 
-SGD is trained as its own row. At the epoch where a row's option ``start`` begins, the row continues
-from the state that SGD has there. The records equal those of `wsam paper run cheap`: before that epoch
-these rows make SGD's steps, and the training time includes that of the shared epochs. On one CPU they
-are bit-identical, see tests/paper/test_common_start.py.
+At the epoch where a row's option ``start`` begins, the row continues from the state that SGD has
+there. With `--search`, the candidates of the rows are trained, as by `wsam paper run cheap-search`. The
+records equal those of that command: before that epoch these rows make SGD's steps, and the training
+time includes that of the shared epochs. On one CPU they are bit-identical, see
+tests/paper/test_common_start.py.
 """
 
 import argparse
@@ -25,8 +26,8 @@ from wsam.lab.distributed import init_distributed
 from wsam.lab.execution import ExecutionConfig
 from wsam.lab.rng import rng_states
 from wsam.lab.run import Run
+from wsam.lab.settings import VANILLA
 from wsam.lab.trainer import Trainer
-from wsam.paper.cheap import SGD
 from wsam.paper.profile import Profile
 from wsam.paper.registry import load
 
@@ -38,10 +39,10 @@ class FinishedError(Exception):
 
 
 class CopyStates(Callback):
-    """Copies the state of a trainer after some epochs."""
+    """Copies the state of a trainer after some epochs, and stops after the last of them."""
 
-    def __init__(self, epochs: Iterable[int], then_stop: bool) -> None:
-        self.epochs, self.then_stop = set(epochs), then_stop
+    def __init__(self, epochs: Iterable[int]) -> None:
+        self.epochs = set(epochs)
         self.states: dict[int, State] = {}
         self.trainer: Trainer | None = None
 
@@ -51,7 +52,7 @@ class CopyStates(Callback):
         if metrics["epoch"] in self.epochs:
             state = self.trainer._state([rng_states(self.trainer.device)])
             self.states[metrics["epoch"]] = copy.deepcopy(state)
-        if self.then_stop and len(self.states) == len(self.epochs):
+        if len(self.states) == len(self.epochs):
             raise FinishedError
 
 
@@ -60,19 +61,24 @@ def start_epoch(run: Run) -> int:
     return round(cast(float, run.options["start"]) * run.epochs)
 
 
-def train(base: Run, runs: Sequence[Run], out: Path, execution: ExecutionConfig) -> None:
-    """Train runs and the base that they equal before they start; those with a record are left out."""
+def common_base(runs: Sequence[Run]) -> Run:
+    """Return the run of SGD that all of these equal before they start."""
+    return max(runs, key=start_epoch).replace(method=VANILLA, hyper={}, options={})
+
+
+def train(runs: Sequence[Run], out: Path, execution: ExecutionConfig) -> None:
+    """Train runs that share their first epochs; those with a record are left out."""
     runs = [run for run in runs if records.read(out, run) is None]
-    known = records.read(out, base) is not None
-    copies = CopyStates(map(start_epoch, runs), then_stop=known)
+    if not runs:
+        return
+    copies = CopyStates(map(start_epoch, runs))
     with tempfile.TemporaryDirectory() as other, init_distributed(execution.device) as found:
         context, device = found
         execution = replace(execution, device=device, checkpoint_seconds=float("inf"))
-        folder = Path(other) if known else out
-        copies.trainer = Trainer(base, folder, execution, (LogLines(), copies), context)
-        if runs or not known:
-            with suppress(FinishedError):
-                copies.trainer.train()
+        base = common_base(runs)
+        copies.trainer = Trainer(base, Path(other), execution, (LogLines(), copies), context)
+        with suppress(FinishedError):
+            copies.trainer.train()
         copies.trainer = None
         for run in runs:
             trainer = Trainer(run, out, execution, (LogLines(),), context)
@@ -98,19 +104,22 @@ def main() -> None:
     parser.add_argument("rows", nargs="+", help="names of rows, with wildcards")
     parser.add_argument("--data", default="CIFAR-10", choices=["CIFAR-10", "CIFAR-100"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--search", action="store_true", help="train the candidates of the rows")
     parser.add_argument("--data-dir", type=Path, required=True)
     parser.add_argument("--out", type=Path, default=Path("results"))
     arguments = parser.parse_args()
     execution = ExecutionConfig(source=DataSource(arguments.data_dir, download=False))
     for seed in arguments.seeds:
-        table = load("cheap", Profile(seeds=[seed]), arguments.out)
-        runs = {cell.row[0]: cell.runs[0] for cell in table.cells if cell.column == arguments.data}
-        rows = [
-            run
-            for row, run in runs.items()
-            if "start" in run.options and any(fnmatchcase(row, one) for one in arguments.rows)
-        ]
-        train(runs[SGD], rows, arguments.out, execution)
+        name = "cheap-search" if arguments.search else "cheap"
+        table = load(name, Profile(seeds=[seed]), arguments.out)
+        groups: dict[Any, list[Run]] = {}
+        for cell in table.cells:
+            (run,) = cell.runs
+            chosen = any(fnmatchcase(cell.row[0], one) for one in arguments.rows)
+            if chosen and cell.column == arguments.data and "start" in run.options:
+                groups.setdefault((run.epochs, run.decay_start is None), []).append(run)
+        for runs in groups.values():
+            train(runs, arguments.out, execution)
 
 
 if __name__ == "__main__":

@@ -144,6 +144,22 @@ def test_learning_rate_with_warmup():
     assert rates[-1] < 1e-3
 
 
+def test_learning_rate_that_is_held_before_the_decay():
+    run = Run(base_args={"lr": 1.0}, decay_start=0.6)
+    rates = [learning_rate(run, step, 100) for step in range(100)]
+    assert rates[:61] == [1.0] * 61
+    assert rates[80] == pytest.approx(0.5)
+    assert rates[-1] < 1e-2
+    warm = run.replace(schedule="warmup-cosine")
+    assert learning_rate(warm, 0, 100) == pytest.approx(0.2)
+    assert [learning_rate(warm, step, 100) for step in range(5, 100)] == rates[5:]
+    assert run.replace(decay_start=None).key == Run(base_args={"lr": 1.0}).key
+    with pytest.raises(ValueError, match="decay_start needs a schedule that decays"):
+        run.replace(schedule="constant")
+    with pytest.raises(ValueError, match="decay_start must be in"):
+        run.replace(decay_start=1.0)
+
+
 @pytest.mark.parametrize(
     "settings",
     [

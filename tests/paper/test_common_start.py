@@ -16,7 +16,7 @@ TIMES = {"seconds", "images_per_second"}
 
 @pytest.mark.slow
 def test_records_equal_those_of_whole_runs(tmp_path: Path) -> None:
-    """Also where SGD has a record, and is trained again up to the last start."""
+    """Also of runs that start at different epochs, and of those whose learning rate is held before."""
     spec = importlib.util.spec_from_file_location("common_start", PROGRAM)
     assert spec is not None
     assert spec.loader is not None
@@ -27,10 +27,12 @@ def test_records_equal_those_of_whole_runs(tmp_path: Path) -> None:
     options = {"every": 2, "reuse": True, "start": 0.5}
     half = base.replace(method="wsam", options=options)
     quarter = base.replace(method="wsam", options={"start": 0.75})
+    held = [run.replace(decay_start=run.options["start"]) for run in (half, quarter)]
     execution = ExecutionConfig(device="cpu")
-    program.train(base, [half], tmp_path / "shared", execution)
-    program.train(base, [half, quarter], tmp_path / "shared", execution)
-    for run in (base, half, quarter):
+    program.train([half], tmp_path / "shared", execution)
+    program.train([half, quarter], tmp_path / "shared", execution)
+    program.train(held, tmp_path / "shared", execution)
+    for run in (half, quarter, *held):
         record = records.read(tmp_path / "shared", run)
         assert record is not None
         whole = train(run, tmp_path / "whole", execution)

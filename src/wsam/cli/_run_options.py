@@ -124,6 +124,12 @@ Schedule = Annotated[
         "the first 5% of the steps before."
     ),
 ]
+DecayStart = Annotated[
+    float | None,
+    typer.Option(
+        help="Keep the learning rate constant for this share of the steps before the cosine."
+    ),
+]
 Precision = Annotated[
     Literal["bf16", "fp32"] | None,
     typer.Option(help="Training precision. [default: bf16 on CUDA, fp32 elsewhere]"),

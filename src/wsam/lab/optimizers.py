@@ -135,7 +135,8 @@ def _seed_argument(function: Callable[..., object], seed: int) -> dict[str, int]
 def learning_rate(run: Run, step: int, steps: int) -> float:
     """Return the learning rate of a step: ``lr * (1 + cos(pi * step/steps)) / 2`` for cosine.
 
-    ``warmup-cosine`` rises linearly to lr first, and is the cosine over the steps that remain.
+    ``warmup-cosine`` rises linearly to lr first, and ``decay_start`` holds it there; the cosine is over
+    the steps that remain.
 
     Args:
         run: Has the schedule and the initial learning rate.
@@ -145,12 +146,15 @@ def learning_rate(run: Run, step: int, steps: int) -> float:
     initial = cast(float, run.base_args["lr"])
     if run.schedule == "constant":
         return initial
+    first = 0
     if run.schedule == "warmup-cosine":
         first = max(1, round(WARMUP_SHARE * steps))
         if step < first:
             return initial * (step + 1) / first
-        step, steps = step - first, max(1, steps - first)
-    return initial * (1 + math.cos(math.pi * step / steps)) / 2
+    first = max(first, round((run.decay_start or 0.0) * steps))
+    if step < first:
+        return initial
+    return initial * (1 + math.cos(math.pi * (step - first) / max(1, steps - first))) / 2
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:

@@ -50,7 +50,7 @@ from wsam.lab.values import (
 # Added after version 0.1: a record without them is the same as before.
 _OPTIONAL = (
     *("validation", "validation_seed", "metric", "image_size"),
-    *("target", "task", "block_size", "digests", "model_args"),
+    *("target", "task", "block_size", "digests", "model_args", "decay_start"),
 )
 _NAMES = ("data", "model", "metric", "method")
 """Settings that may name a file, whose digest is then part of the key."""
@@ -94,6 +94,8 @@ class Run:
         noise_seed: Seed of the label noise; 0 if `noise` is 0.
         schedule: Learning rate schedule: ``cosine`` (to zero, per step), ``constant``, or
             ``warmup-cosine`` (linear from zero over the first 5% of the steps, then cosine).
+        decay_start: Keep the learning rate constant for this share of the steps before the cosine
+            begins; None: it begins at once.
         precision: ``bf16`` (autocast) or ``fp32``.
         augment: Random crops and flips, if the data set defines them.
         pretrained: Folder or hub name of initial weights (``deit-base``, ``timm:``), or ``run:KEY``:
@@ -152,6 +154,7 @@ class Run:
     block_size: int | None = None
     digests: Mapping[str, str] = field(default_factory=dict)
     model_args: Mapping[str, Value] = field(default_factory=dict)
+    decay_start: float | None = None
 
     def __post_init__(self) -> None:
         """Check every setting and convert it to its canonical form."""
@@ -236,6 +239,10 @@ class Run:
             self._set(name, _checked_seed(name, getattr(self, name)))
         self._set("noise", validation.number("noise", self.noise, 0, 1, high_open=False))
         self._set("noise_seed", self.noise_seed if self.noise else 0)
+        if self.decay_start is not None:
+            if self.schedule == "constant":
+                raise ValueError("decay_start needs a schedule that decays, not constant")
+            self._set("decay_start", validation.number("decay_start", self.decay_start, 0, 1))
         self._check_validation()
 
     def _check_validation(self) -> None:

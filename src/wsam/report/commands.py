@@ -59,6 +59,7 @@ def problem_words(run: Run) -> list[object]:
     words: list[object] = ["--schedule", run.schedule, "--precision", run.precision]
     words += [] if run.augment else ["--no-augment"]
     optional = (
+        ("--decay-start", run.decay_start),
         ("--pretrained", run.pretrained),
         ("--train-limit", run.train_limit),
         ("--test-limit", run.test_limit),
