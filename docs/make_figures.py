@@ -26,8 +26,8 @@ from figures import (
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
+from wsam._utils.plot_style import RC_PARAMS, method_title, set_title
 from wsam.paper import find, gather
-from wsam.plot_style import RC_PARAMS, method_title, set_title
 from wsam.toy import FLAT, trace, updates
 from wsam.toy.plot_trajectories import plot_trajectories
 from wsam.toy.plot_updates import plot_updates

@@ -27,15 +27,15 @@ from pathlib import Path
 from typing import Any
 
 import wsam
-from wsam._format import format_mean_std, mean_and_std
-from wsam._significance import welch_interval, welch_p
+from wsam._utils.plot_style import variant_name
+from wsam._utils.significance import welch_interval, welch_p
+from wsam._utils.text import format_mean_std, mean_and_std
 from wsam.lab import records
 from wsam.lab.markdown_tables import find_markers, update_tables
 from wsam.lab.run import Run
 from wsam.paper import Entry, Profile, find, gather
 from wsam.paper.render import markdown_table, no_break
 from wsam.paper.table import Measure
-from wsam.plot_style import variant_name
 
 Record = dict[str, Any]
 

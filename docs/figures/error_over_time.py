@@ -10,16 +10,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from wsam._format import format_mean_std, mean_and_std
-from wsam._significance import welch_p
-from wsam.lab import records
-from wsam.lab.records import Record
-from wsam.lab.run import Run
-from wsam.paper.cheap import COST, MODEL, TWICE, cheap
-from wsam.paper.comparison import gather
-from wsam.paper.study import choose
-from wsam.paper.table import PAPER_SEEDS
-from wsam.plot_style import (
+from wsam._utils.plot_style import (
     FIGURE_WIDTH,
     GRID_COLOR,
     MUTED_COLOR,
@@ -28,6 +19,15 @@ from wsam.plot_style import (
     set_title,
     variant_name,
 )
+from wsam._utils.significance import welch_p
+from wsam._utils.text import format_mean_std, mean_and_std
+from wsam.lab import records
+from wsam.lab.records import Record
+from wsam.lab.run import Run
+from wsam.paper.cheap import COST, MODEL, TWICE, cheap
+from wsam.paper.comparison import gather
+from wsam.paper.study import choose
+from wsam.paper.table import PAPER_SEEDS
 
 DATA = "CIFAR-10"
 NAMES = {

@@ -8,13 +8,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from wsam.lab import records
-from wsam.lab.run import Run
-from wsam.paper.cifar import cifar
-from wsam.paper.comparison import Ours, gather
-from wsam.paper.noise import noise
-from wsam.paper.table import Measure
-from wsam.plot_style import (
+from wsam._utils.plot_style import (
     FIGURE_WIDTH,
     GRID_COLOR,
     METHOD_STYLES,
@@ -24,6 +18,12 @@ from wsam.plot_style import (
     new_figure,
     set_title,
 )
+from wsam.lab import records
+from wsam.lab.run import Run
+from wsam.paper.cifar import cifar
+from wsam.paper.comparison import Ours, gather
+from wsam.paper.noise import noise
+from wsam.paper.table import Measure
 
 _HALF = 0.6
 """Training times up to this share of the longest are labeled as half of it."""

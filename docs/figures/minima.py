@@ -8,9 +8,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from wsam.paper.comparison import Entry
-from wsam.paper.table import Measure
-from wsam.plot_style import (
+from wsam._utils.plot_style import (
     FIGURE_WIDTH,
     GRID_COLOR,
     METHOD_STYLES,
@@ -18,6 +16,8 @@ from wsam.plot_style import (
     new_figure,
     set_title,
 )
+from wsam.paper.comparison import Entry
+from wsam.paper.table import Measure
 
 PANELS = {
     Measure.TOP_EIGENVALUE: "training images,\neval-mode BatchNorm",

@@ -9,11 +9,7 @@ from statistics import fmean
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from wsam.lab import records
-from wsam.lab.passes import passes_per_step
-from wsam.paper.adam import ADAMW, TWICE, adam
-from wsam.paper.study import choose
-from wsam.plot_style import (
+from wsam._utils.plot_style import (
     FIGURE_WIDTH,
     GRID_COLOR,
     MUTED_COLOR,
@@ -22,6 +18,10 @@ from wsam.plot_style import (
     new_figure,
     set_title,
 )
+from wsam.lab import records
+from wsam.lab.passes import passes_per_step
+from wsam.paper.adam import ADAMW, TWICE, adam
+from wsam.paper.study import choose
 
 _PATTERN = "GPT, dropout *"
 _RANGE = 0.25

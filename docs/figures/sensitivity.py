@@ -4,9 +4,9 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from wsam._utils.plot_style import METHOD_STYLES, MUTED_COLOR, label_points, method_title, set_title
 from wsam.lab.records import record_path
 from wsam.paper import Table, find, gather, plot
-from wsam.plot_style import METHOD_STYLES, MUTED_COLOR, label_points, method_title, set_title
 
 
 def tables() -> tuple[Table, Table]:

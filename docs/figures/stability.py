@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from torch import Tensor, nn
 
 from wsam import WSAM, CoupledWSAM
-from wsam.plot_style import (
+from wsam._utils.plot_style import (
     COLORS,
     FIGURE_WIDTH,
     GRID_COLOR,

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from wsam import SAM, WSAM, SharpnessAware
-from wsam.plot_style import FIGURE_WIDTH, METHOD_STYLES, MUTED_COLOR, new_figure, set_title
+from wsam._utils.plot_style import FIGURE_WIDTH, METHOD_STYLES, MUTED_COLOR, new_figure, set_title
 from wsam.theory import effective_weight, parity_gamma
 
 

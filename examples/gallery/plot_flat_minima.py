@@ -18,8 +18,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import wsam
+from wsam._utils.plot_style import COLORS, MUTED_COLOR, RC_PARAMS, set_title
 from wsam.curvature import hessian, landscape, random_direction, top_eigenvalues
-from wsam.plot_style import COLORS, MUTED_COLOR, RC_PARAMS, set_title
 
 plt.rcParams.update(RC_PARAMS)
 torch.manual_seed(0)

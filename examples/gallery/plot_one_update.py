@@ -10,7 +10,7 @@ import matplotlib.pyplot as plt
 import torch
 
 from wsam import WSAM
-from wsam.plot_style import COLORS, MUTED_COLOR, RC_PARAMS, set_title
+from wsam._utils.plot_style import COLORS, MUTED_COLOR, RC_PARAMS, set_title
 
 plt.rcParams.update(RC_PARAMS)
 curvature = torch.tensor([1.0, 3.0])

@@ -9,7 +9,7 @@ import matplotlib.pyplot as plt
 import torch
 
 from wsam import GSAM, WSAM
-from wsam.plot_style import COLORS, MUTED_COLOR, RC_PARAMS, set_title
+from wsam._utils.plot_style import COLORS, MUTED_COLOR, RC_PARAMS, set_title
 from wsam.schedule import InverseSqrt, Warmup
 
 plt.rcParams.update(RC_PARAMS)

@@ -10,7 +10,7 @@ import matplotlib.pyplot as plt
 import torch
 from matplotlib.colors import LinearSegmentedColormap
 
-from wsam.plot_style import COLORS, MUTED_COLOR, RC_PARAMS, set_title
+from wsam._utils.plot_style import COLORS, MUTED_COLOR, RC_PARAMS, set_title
 from wsam.toy import loss, places, trace
 from wsam.toy.plot_trajectories import LOSS_COLORS
 

@@ -9,7 +9,7 @@ from command import wsam_command
 from comparing import ERROR, TINY, synthetic, tiny_request
 from scipy import stats
 
-from wsam._significance import holm, interval, paired_p
+from wsam._utils.significance import holm, interval, paired_p
 from wsam.compare.command import command
 from wsam.compare.formatting import format_number
 from wsam.compare.page import page, table_rows

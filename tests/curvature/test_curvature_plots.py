@@ -11,6 +11,7 @@ from browsing import needs_browser, running
 from torch import nn
 from torch.nn import functional as F
 
+from wsam._utils.plot_style import MUTED_COLOR
 from wsam.curvature import (
     Density,
     Landscape,
@@ -21,7 +22,6 @@ from wsam.curvature import (
     save_density,
     save_landscape,
 )
-from wsam.plot_style import MUTED_COLOR
 
 LINE = Landscape([[-1.0, 0.0, 1.0]], [2.0, 1.0, 2.0], ["north"])
 GAP = Landscape([[-1.0, 0.0, 1.0]], [math.nan, 1.0, 2.0], ["north"], note="1 point is lost")

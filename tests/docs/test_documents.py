@@ -25,7 +25,7 @@ from figures.over_adamw import read_curves
 
 import wsam
 from wsam import methods
-from wsam._significance import holm, welch_p
+from wsam._utils.significance import holm, welch_p
 from wsam.lab import markdown_tables
 from wsam.lab.records import record_path
 from wsam.paper import Profile, find, gather

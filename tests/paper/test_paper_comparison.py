@@ -13,7 +13,7 @@ import pytest
 import scipy.stats
 from recorded import as_recorded, recorded, write_record
 
-from wsam._significance import welch_interval, welch_p
+from wsam._utils.significance import welch_interval, welch_p
 from wsam.lab import records
 from wsam.paper import Cell, Measure, Quoted, Table, find, gather, minima, render, significance
 from wsam.paper.comparison import Entry, Ours

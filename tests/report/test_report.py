@@ -14,13 +14,13 @@ from recorded import as_recorded
 from reporting import METHODS, RESULTS, make_folder, small
 
 import wsam
+from wsam._utils.plot_style import METHOD_STYLES
 from wsam.lab import attempts, records
 from wsam.lab.checkpoint import save_state
 from wsam.lab.execution import ExecutionConfig
 from wsam.lab.run import Run
 from wsam.lab.train import train
 from wsam.paper import minima
-from wsam.plot_style import METHOD_STYLES
 from wsam.report import gather, page, write
 from wsam.report.charts import LineStyle
 from wsam.report.commands import command, commands

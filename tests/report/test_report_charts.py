@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from wsam.plot_style import METHOD_STYLES
+from wsam._utils.plot_style import METHOD_STYLES
 from wsam.report import charts
 from wsam.report.charts import DotRow, HeatMap, LineStyle, Point, Series, heat_norm
 from wsam.report.elements import heat_table

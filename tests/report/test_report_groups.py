@@ -9,7 +9,7 @@ import own_method
 import pytest
 from recorded import as_recorded
 
-from wsam._format import mean_and_std
+from wsam._utils.text import mean_and_std
 from wsam.lab import records
 from wsam.lab.run import Run
 from wsam.paper import Profile, find, minima

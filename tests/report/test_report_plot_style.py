@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import wsam
-from wsam import plot_style
-from wsam.plot_style import BACKGROUNDS, METHOD_STYLES, shades, variant_name
+from wsam._utils import plot_style
+from wsam._utils.plot_style import BACKGROUNDS, METHOD_STYLES, shades, variant_name
 
 CASES = [(method, scheme) for method in METHOD_STYLES for scheme in BACKGROUNDS]
 

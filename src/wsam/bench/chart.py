@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wsam.plot_style import COLORS, RC_PARAMS, TEXT_COLOR, new_figure
+from wsam._utils.plot_style import COLORS, RC_PARAMS, TEXT_COLOR, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

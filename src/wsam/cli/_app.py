@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from wsam._format import printable
+from wsam._utils.text import printable
 from wsam.lab.files import format_os_error
 
 VERBS = (

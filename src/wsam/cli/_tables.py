@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from wsam._format import align_columns, printable
+from wsam._utils.text import align_columns, printable
 from wsam.cli._files import check_results_folder
 from wsam.cli._options import parse_seeds
 

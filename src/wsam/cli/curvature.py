@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from wsam._format import align_columns, pluralize
+from wsam._utils.text import align_columns, pluralize
 from wsam.cli import _checkpoints as shared
 from wsam.cli import _options as options
 from wsam.cli._app import app

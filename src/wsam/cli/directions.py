@@ -43,7 +43,7 @@ def directions(
         )
     files: list[Path] = []
     if out:
-        from wsam.plot_style import save_figure
+        from wsam._utils.plot_style import save_figure
         from wsam.toy.plot_updates import plot_updates
 
         with staged(out) as staging:

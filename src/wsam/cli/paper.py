@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from wsam._format import align_columns, printable
+from wsam._utils.text import align_columns, printable
 from wsam.cli import _options as options
 from wsam.cli import _tables as shared
 from wsam.cli._app import app, resumable

@@ -37,7 +37,7 @@ def report(
     The page compares results with the paper's, plots curves and sharpness, and lists the commands
     that reproduce each run. It needs no network and supports dark mode and phones.
     """
-    from wsam._format import pluralize, printable
+    from wsam._utils.text import pluralize, printable
     from wsam.report import write
 
     path, found = write(folder, out)
@@ -70,7 +70,7 @@ def _plain(found: Folder) -> dict[str, Any]:
 
 def _group(item: LabeledGroup) -> dict[str, Any]:
     """Return runs that differ in their seeds only as JSON data."""
-    from wsam._format import mean_and_std
+    from wsam._utils.text import mean_and_std
     from wsam.lab.titles import figure_column
     from wsam.report.commands import commands
 

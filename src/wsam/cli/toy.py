@@ -49,7 +49,7 @@ def toy(
 
 def _write(runs: list[Any], out: Path) -> list[Path]:
     """Write the figure and the page, and return their paths."""
-    from wsam.plot_style import save_figure
+    from wsam._utils.plot_style import save_figure
     from wsam.toy.page import toy_page
     from wsam.toy.plot_trajectories import plot_trajectories
 
@@ -75,7 +75,7 @@ def _record(run: Any) -> dict[str, Any]:
 
 
 def _print_json(runs: list[Any], files: list[Path]) -> None:
-    from wsam._format import json_safe
+    from wsam._utils.text import json_safe
     from wsam.toy import Setting, places
 
     common = asdict(Setting())

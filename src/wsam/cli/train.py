@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from wsam._format import pluralize
+from wsam._utils.text import pluralize
 from wsam.cli import _options as options
 from wsam.cli import _run_options as run_options
 from wsam.cli._app import app, resumable

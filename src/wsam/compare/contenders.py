@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
+from wsam._utils.plot_style import METHOD_STYLES, method_title
 from wsam.lab.run import Run, with_wsam_defaults
 from wsam.lab.settings import BASE_CLASSES, VANILLA
 from wsam.lab.values import Value, is_number
-from wsam.plot_style import METHOD_STYLES, method_title
 from wsam.report.charts import LineStyle
 from wsam.sweep.settings import with_value
 

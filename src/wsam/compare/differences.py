@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from wsam._significance import ALPHA, holm, interval, paired_p
+from wsam._utils.significance import ALPHA, holm, interval, paired_p
 from wsam.compare.contenders import BASE
 
 Values = Mapping[int, float]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
-from wsam._format import mean_and_std
-from wsam._html import render, to_unicode
-from wsam._significance import interval
+from wsam._utils.html import render, to_unicode
+from wsam._utils.significance import interval
+from wsam._utils.text import mean_and_std
 from wsam.compare.command import command
 from wsam.compare.contenders import BASE
 from wsam.compare.formatting import format_number, format_p, format_point, format_seconds

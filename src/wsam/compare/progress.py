@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from wsam._format import pluralize
+from wsam._utils.text import pluralize
 from wsam.compare.formatting import format_seconds
 from wsam.compare.phase import Phase
 

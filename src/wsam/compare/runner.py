@@ -13,7 +13,7 @@ from pathlib import Path
 from torch import nn
 
 from wsam._core.validation import WsamWarning
-from wsam._format import pluralize
+from wsam._utils.text import pluralize
 from wsam.compare.contenders import BASE, Contender, Point
 from wsam.compare.formatting import format_point, format_seconds
 from wsam.compare.phase import Entry, Phase

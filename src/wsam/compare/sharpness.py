@@ -12,7 +12,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from wsam._format import json_safe
+from wsam._utils.text import json_safe
 from wsam.lab import records
 from wsam.lab.execution import ExecutionConfig
 from wsam.lab.files import write_atomic

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from wsam._format import mean_and_std, pluralize
-from wsam._significance import LEVEL, interval
+from wsam._utils.significance import LEVEL, interval
+from wsam._utils.text import mean_and_std, pluralize
 from wsam.compare.contenders import BASE, Contender, Point
 from wsam.compare.differences import Difference, find_differences
 from wsam.compare.formatting import format_number, format_p, format_seconds

@@ -12,7 +12,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
-from wsam._format import json_safe
+from wsam._utils.text import json_safe
 from wsam.curvature.directions import Direction, merge_tied
 from wsam.curvature.objective import LossFunction, Objective, ObjectiveOptions
 from wsam.curvature.plot_landscape import save_landscape

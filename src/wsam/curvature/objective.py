@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from wsam._batches import check_reiterable, count_samples, move_batch
+from wsam._utils.batches import check_reiterable, count_samples, move_batch
 from wsam.curvature.parameters import (
     ParameterFilter,
     select_dtype,

@@ -6,8 +6,8 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wsam._utils.plot_style import MUTED_COLOR, TEXT_COLOR
 from wsam.curvature import plotting
-from wsam.plot_style import MUTED_COLOR, TEXT_COLOR
 
 if TYPE_CHECKING:
     from wsam.curvature.loss_landscape import Landscape

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from wsam._html import render
-from wsam.plot_style import FIGURE_WIDTH, MUTED_COLOR, RC_PARAMS, new_figure, set_title
+from wsam._utils.html import render
+from wsam._utils.plot_style import FIGURE_WIDTH, MUTED_COLOR, RC_PARAMS, new_figure, set_title
 
 __all__ = [
     "CURVE_COLOR",

@@ -15,9 +15,9 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
-from wsam._batches import split_batch
 from wsam._core.validation import count
-from wsam._format import json_safe
+from wsam._utils.batches import split_batch
+from wsam._utils.text import json_safe
 from wsam.curvature.objective import LossFunction, Objective, ObjectiveOptions
 from wsam.curvature.progress import Progress, ProgressCallback
 from wsam.curvature.random_vectors import normal

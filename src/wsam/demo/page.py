@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from wsam._format import pluralize
-from wsam._html import render
+from wsam._utils.html import render
+from wsam._utils.text import pluralize
 from wsam.compare import Summary
 from wsam.compare import page as comparison_page
 from wsam.compare.formatting import format_number

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any, TextIO
 
-from wsam._format import pluralize, printable
+from wsam._utils.text import pluralize, printable
 from wsam.lab.run import Run
 from wsam.lab.settings import BASE_CLASSES
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from wsam._batches import count_samples
 from wsam._core.pytree import tensors_of
+from wsam._utils.batches import count_samples
 from wsam.lab import metrics
 from wsam.lab.data_feed import Batch, DataFeed
 from wsam.lab.errors import (

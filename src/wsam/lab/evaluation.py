@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch.utils._pytree import tree_map
 
-from wsam._batches import count_samples, move_batch
+from wsam._utils.batches import count_samples, move_batch
 from wsam.lab import metrics
 from wsam.lab.data_feed import Batch
 from wsam.lab.errors import explain

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Subset, default_collate
 
-from wsam._batches import count_samples, move_batch
+from wsam._utils.batches import count_samples, move_batch
 from wsam.lab.data_feed import Batch, DataFeed, batch_loader, hold_out
 from wsam.lab.errors import USER_EXCEPTIONS, UserCodeError, describe_error, explain
 from wsam.lab.metrics import (

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean, median_high
 from typing import Any
 
-from wsam._format import json_safe, printable
+from wsam._utils.text import json_safe, printable
 from wsam.lab import files
 from wsam.lab.run import Run
 from wsam.lab.titles import figure_column

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from wsam._batches import move_batch
+from wsam._utils.batches import move_batch
 from wsam.lab.metrics import Loss, count_correct, cross_entropy
 from wsam.optimizer import SharpnessAware
 from wsam.training_step import train_step

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from wsam._utils.plot_style import method_title, variant_name
 from wsam.lab.run import Run
 from wsam.lab.settings import BASE_CLASSES, MODEL_ARGS, VANILLA, method_defaults
 from wsam.lab.user_code import is_code, split_name
-from wsam.plot_style import method_title, variant_name
 
 GREEK = {"rho": "ρ", "gamma": "γ", "alpha": "α", "beta": "β", "eta": "η", "rho_min": "ρ min"}
 Setting = Callable[[Run], object]

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from wsam._format import json_safe
+from wsam._utils.text import json_safe
 from wsam.lab import environment, models, records
 from wsam.lab.callbacks import Callback, Metrics
 from wsam.lab.checkpoint import Checkpoints, save_state

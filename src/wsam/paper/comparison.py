@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol
 
-from wsam._format import mean_and_std
+from wsam._utils.text import mean_and_std
 from wsam.lab import records
 from wsam.lab.passes import passes_per_step
 from wsam.lab.records import Record

@@ -7,11 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wsam.paper import plot_slices
-from wsam.paper.comparison import Entry
-from wsam.paper.plot_slices import RunSlices
-from wsam.paper.table import Table
-from wsam.plot_style import (
+from wsam._utils.plot_style import (
     FIGURE_WIDTH,
     GRID_COLOR,
     RC_PARAMS,
@@ -20,6 +16,10 @@ from wsam.plot_style import (
     new_figure,
     set_title,
 )
+from wsam.paper import plot_slices
+from wsam.paper.comparison import Entry
+from wsam.paper.plot_slices import RunSlices
+from wsam.paper.table import Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

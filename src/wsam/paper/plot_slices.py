@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wsam._utils.plot_style import GRID_COLOR, MUTED_COLOR, method_color
 from wsam.paper import minima
 from wsam.paper.table import Measure, Table
-from wsam.plot_style import GRID_COLOR, MUTED_COLOR, method_color
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

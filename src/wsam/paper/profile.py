@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, cast
 
 from wsam import methods
-from wsam._format import pluralize
+from wsam._utils.text import pluralize
 from wsam.lab.run import Run
 from wsam.paper.table import Kind, Table
 from wsam.sweep.grid import Grid

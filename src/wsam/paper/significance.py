@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from itertools import combinations
 from typing import Any
 
-from wsam._significance import welch_interval, welch_p
+from wsam._utils.significance import welch_interval, welch_p
 from wsam.paper.comparison import Entry
 from wsam.paper.render import markdown_table, no_break
 from wsam.paper.table import Table

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wsam.plot_style import TEXT_COLOR
+from wsam._utils.plot_style import TEXT_COLOR
 from wsam.report.scales import TICK_STEPS, drawable, set_scale, short, usual_range
 from wsam.report.svg import FONT_SIZE, WIDTH, color, new_chart, to_svg
 

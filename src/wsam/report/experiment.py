@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
-from wsam._format import format_mean_std, mean_and_std
-from wsam._html import render
+from wsam._utils.html import render
+from wsam._utils.plot_style import method_title, variant_name
+from wsam._utils.text import format_mean_std, mean_and_std
 from wsam.lab.records import Record
 from wsam.lab.settings import BASE_CLASSES, VANILLA
 from wsam.lab.titles import GREEK, figure_column
 from wsam.lab.values import is_number
-from wsam.plot_style import method_title, variant_name
 from wsam.report.charts import (
     HEAT_COLUMNS,
     DotRow,

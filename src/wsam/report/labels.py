@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from wsam._format import pluralize
+from wsam._utils.plot_style import METHOD_STYLES, SHADE_COUNT, variant_name
+from wsam._utils.text import pluralize
 from wsam.lab.settings import VANILLA
 from wsam.lab.titles import experiment_title, figure_name, group_names
-from wsam.plot_style import METHOD_STYLES, SHADE_COUNT, variant_name
 from wsam.report.charts import LineStyle
 from wsam.report.results import Group, group_key
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from wsam._html import render, to_unicode
+from wsam._utils.html import render, to_unicode
 from wsam.lab.files import write_atomic
 from wsam.report import sections
 from wsam.report.elements import Section

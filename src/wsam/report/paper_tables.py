@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from wsam._html import render
+from wsam._utils.html import render
 from wsam.lab.records import Record
 from wsam.lab.run import Run
 from wsam.paper import TABLES, Kind, Profile, find, gather

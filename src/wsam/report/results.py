@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from wsam._format import mean_and_std
+from wsam._utils.plot_style import METHOD_STYLES, variant_name
+from wsam._utils.text import mean_and_std
 from wsam.lab import attempts, records
 from wsam.lab.checkpoint import Checkpoints
 from wsam.lab.records import Record
@@ -15,7 +16,6 @@ from wsam.lab.run import Run
 from wsam.lab.titles import run_titles
 from wsam.lab.values import is_number
 from wsam.paper import minima
-from wsam.plot_style import METHOD_STYLES, variant_name
 
 UNFINISHED, DAMAGED, FAILED = "unfinished", "damaged", "failed"
 

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from wsam._format import pluralize
-from wsam._html import render
+from wsam._utils.html import render
+from wsam._utils.text import pluralize
 from wsam.lab import records
 from wsam.lab.environment import short_commit
 from wsam.lab.records import Record

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from wsam._html import to_unicode
-from wsam.plot_style import METHOD_STYLES, RC_PARAMS, SHADE_COUNT
+from wsam._utils.html import to_unicode
+from wsam._utils.plot_style import METHOD_STYLES, RC_PARAMS, SHADE_COUNT
 
 if TYPE_CHECKING:
     from markupsafe import Markup

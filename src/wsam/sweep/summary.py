@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from wsam._format import format_mean_std, mean_and_std
+from wsam._utils.text import format_mean_std, mean_and_std
 from wsam.lab import records
 from wsam.lab.records import Record
 from wsam.lab.run import Run

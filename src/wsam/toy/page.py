@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 
-from wsam._html import render
+from wsam._utils.html import render
 from wsam.geometry import Adaptive, Fisher
 from wsam.toy import RULES, Setting, places
 from wsam.toy.landscape import BASIN_RADIUS, COMPONENTS

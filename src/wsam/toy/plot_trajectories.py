@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from wsam.plot_style import COLORS, FIGURE_WIDTH, MUTED_COLOR, RC_PARAMS, TEXT_COLOR, new_figure
+from wsam._utils.plot_style import (
+    COLORS,
+    FIGURE_WIDTH,
+    MUTED_COLOR,
+    RC_PARAMS,
+    TEXT_COLOR,
+    new_figure,
+)
 from wsam.toy import FLAT, RULES, SADDLE, SHARP, Trajectory, loss, places
 from wsam.toy.trajectory import RULES_WITH_GAMMA, verdict
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from wsam.plot_style import (
+from wsam._utils.plot_style import (
     FIGURE_WIDTH,
     METHOD_STYLES,
     MUTED_COLOR,

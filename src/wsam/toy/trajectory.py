@@ -10,9 +10,9 @@ import torch
 from torch.optim import SGD, Optimizer
 
 from wsam._core.validation import count, number
+from wsam._utils.plot_style import METHOD_STYLES
 from wsam.geometry import Adaptive, Euclidean, Fisher, Geometry
 from wsam.methods import GSAM, SAM, WSAM, CoupledWSAM
-from wsam.plot_style import METHOD_STYLES
 from wsam.toy.landscape import FLAT, SHARP, eigenvalues, loss, minimum_near
 from wsam.toy.stable_digits import stable_decimals, thousandths
 

@@ -9,7 +9,7 @@ import re
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from wsam.plot_style import BACKGROUNDS, METHOD_STYLES, shades
+from wsam._utils.plot_style import BACKGROUNDS, METHOD_STYLES, shades
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -1,6 +1,6 @@
 """Titles, colors and dashes of the methods, and the style of all figures.
 
-A leaf module: every package may import it. matplotlib is imported only when a figure is made.
+matplotlib is imported only when a figure is made.
 """
 
 from __future__ import annotations
