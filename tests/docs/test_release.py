@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -69,22 +68,6 @@ def test_one_file_names_the_version() -> None:
     assert len(versions) == len(set(versions))
 
 
-def rows(mark: str) -> Iterator[tuple[list[str], list[str]]]:
-    """Yield the names of 0.1 and of 0.2 in each row of a table, without arguments."""
-    table = (
-        (ROOT / "CHANGELOG.md").read_text().split(f"<!-- {mark} -->")[1].split("<!-- end -->")[0]
-    )
-    for line in table.strip().splitlines()[2:]:
-        old, new = (re.findall(r"`(wsam[\w.]*)[(`]", cell) for cell in line.split("|")[1:-1])
-        assert old, line
-        assert new, line
-        yield old, new
-
-
-def is_module(path: str) -> bool:
-    return (ROOT / "src" / path.replace(".", "/")).with_suffix(".py").is_file()
-
-
 def is_name(path: str) -> bool:
     try:
         resolve_name(path)
@@ -93,17 +76,19 @@ def is_name(path: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize(
-    ("mark", "exists"),
-    [("moved modules", is_module), ("renamed", is_name)],
-)
-def test_renamed_names(mark: str, exists: Callable[[str], bool]) -> None:
+def test_renamed_names() -> None:
     """The old names are gone, and those to use instead exist."""
-    table = list(rows(mark))
-    assert len(table) > 20
-    for old, new in table:
-        assert all(map(exists, new)), new
-        assert not [name for name in old if exists(name) and name not in new], old
+    table = (
+        (ROOT / "CHANGELOG.md").read_text().split("<!-- renamed -->")[1].split("<!-- end -->")[0]
+    )
+    rows = table.strip().splitlines()[2:]
+    assert len(rows) > 20
+    for row in rows:
+        old, new = (re.findall(r"`(wsam[\w.]*)[(`]", cell) for cell in row.split("|")[1:-1])
+        assert old, row
+        assert new, row
+        assert all(map(is_name, new)), new
+        assert not [name for name in old if is_name(name) and name not in new], old
 
 
 # Requirements -------------------------------------------------------------------------------------
