@@ -397,8 +397,8 @@ class SharpnessAware(CheckedArguments, Optimizer):
     def _run(self, closure: Closure) -> Any:
         """Run a pass. With `local`, gradients are reduced over ranks in the last one only."""
         is_local = self.local and not self._in_last_pass
-        context = self.model.no_sync() if is_local else contextlib.nullcontext()  # type: ignore[union-attr, operator]
-        with torch.enable_grad(), context:
+        context = local_gradients.without_reduction if is_local else contextlib.nullcontext
+        with torch.enable_grad(), context(self.model):
             if self._scale_is_checked or torch.compiler.is_compiling():
                 return losses.detach(closure())
             self._scale_is_checked = True

@@ -198,6 +198,13 @@ def test_accumulation(name: str, local: bool) -> None:
     assert_close(results, expected_weights("wsam", local=local))
 
 
+def test_accumulation_by_flag() -> None:
+    results = process_group().run(ddp.accumulated, "wsam", local=False, by_flag=True)
+    assert_close(results, expected_weights("wsam"))
+    for message in process_group().run(ddp.accumulated_by_flag):
+        assert "with model.no_sync()" in message
+
+
 @pytest.mark.parametrize("buckets", ddp.VIEWS)
 def test_perturbed_keeps_gradients(buckets: str) -> None:
     assert process_group().run(ddp.perturbed_with_backward, buckets) == [(True, True)] * 2

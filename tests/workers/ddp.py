@@ -248,8 +248,8 @@ def micro_batches(name: str, local: bool, buckets: str) -> tuple[list[Tensor], l
     return weights(model), weights(alone)
 
 
-def accumulated(name: str, local: bool) -> list[Tensor]:
-    """Accumulate micro-batches in the closure, all but the last under no_sync."""
+def accumulated(name: str, local: bool, by_flag: bool = False) -> list[Tensor]:
+    """Accumulate micro-batches in the closure, all but the last without reduction."""
     model = DDP(net(), gradient_as_bucket_view=True)
     opt = make_method(name, base_of(model, "momentum"), model=model, local=local)
     for t in range(STEPS):
@@ -259,7 +259,10 @@ def accumulated(name: str, local: bool) -> list[Tensor]:
         def closure(parts: Any = parts, size: int = len(x)) -> Tensor:
             losses = []
             for number, part in enumerate(parts):
-                with first_pass(model, number < len(parts) - 1):
+                is_last = number == len(parts) - 1
+                if by_flag:  # as some programs do instead of no_sync
+                    model.require_backward_grad_sync = is_last
+                with first_pass(model, not by_flag and not is_last):
                     loss = model(part).sum() / size
                     loss.backward()
                     losses.append(loss.detach())
@@ -267,6 +270,15 @@ def accumulated(name: str, local: bool) -> list[Tensor]:
 
         opt.step(closure)
     return weights(model)
+
+
+def accumulated_by_flag() -> str:
+    """Return the error message for a closure that switches the reduction on under `local=True`."""
+    try:
+        accumulated("wsam", local=True, by_flag=True)
+    except RuntimeError as error:
+        return str(error)
+    return ""
 
 
 def perturbed_with_backward(buckets: str) -> tuple[bool, bool]:

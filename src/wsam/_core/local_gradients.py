@@ -4,7 +4,8 @@ The first pass does not reduce gradients over the ranks. What all ranks must agr
 squared norms, and g0 where the update needs it.
 """
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +24,19 @@ def check_model(model: Any) -> None:
             raise ValueError(
                 f"local=True omits the first reduction, which DistributedDataParallel with "
                 f"{option}=True does not allow: set {option}=False, or local=False"
+            )
+
+
+@contextlib.contextmanager
+def without_reduction(model: Any) -> Iterator[None]:
+    """Keep the gradients of a pass local; raise if the pass has switched the reduction on again."""
+    with model.no_sync():
+        yield
+        if model.require_backward_grad_sync:
+            raise RuntimeError(
+                "local=True: the closure sets require_backward_grad_sync, so that the first gradients "
+                "were averaged over ranks: use `with model.no_sync():` for all micro-batches but the "
+                "last, or local=False"
             )
 
 
