@@ -127,15 +127,6 @@ class Entry:
             return None
         return abs(mean - paper.mean) > max(deviations) + 1e-9  # equality does not count
 
-    @property
-    def difference(self) -> str:
-        """A sentence that compares our result with the paper's."""
-        paper, mean = self.cell.paper, self.ours.mean
-        assert paper is not None
-        assert mean is not None
-        word = "above" if mean > paper.mean else "below"
-        return f"{self.cell.name}: ours, {self.text}, is {word} the paper's, {self.paper_text}"
-
 
 def _accuracy(record: Record) -> float | None:
     error = records.final_error(record)
