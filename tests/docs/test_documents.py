@@ -487,7 +487,7 @@ def test_cheap_methods_in_words_equal_the_records() -> None:
     assert f"Full WSAM is better ({p('WSAM')})" in text
     assert f"too ({p('SGD, 2x epochs')}), at {costs[best]:.2f} times" in index
     assert f"so is WSAM in the last half ({p('SGD, 2x epochs')})" in readme
-    assert f"three seeds ({p('SGD')} against SGD)" in when
+    assert f"[n = 3](cheap.md#what-is-known-about-the-result), {p('SGD')} against SGD)" in when
     others = [statistics.fmean(errors[row][1:]) for row in (best, "SGD")]
     assert f"have a mean error of {others[0]:.2f}%, SGD {others[1]:.2f}%" in text
     late = "WSAM reuse 2, last quarter"
