@@ -701,6 +701,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         one_pass, uses_g0 = state.is_one_pass, self.rule.keeps_g0
         if one_pass:
             uses_g0 = not self._take_gradient_after_ascend()
+            step.clear_gradients(all_blocks)  # also of a second pass that was not needed
         elif self.nonfinite != "propagate" and self._has_overflow(collect_gradients(all_blocks)):
             state.action = Action.SKIP
         state.require_gradients(all_blocks)

@@ -132,6 +132,17 @@ def test_passes_with_different_parameters(style: str) -> None:
     assert torch.equal(second, torch.full((2,), 0.8))
 
 
+@covering(name=RULES, style=["two_step", "phases"])
+def test_second_pass_that_is_not_needed(name: str, style: str) -> None:
+    """A loop by hand runs it in a step that is not perturbed: its gradients have no effect."""
+    first, second = (nn.Parameter(torch.ones(2)) for _ in range(2))
+    base = torch.optim.SGD([first, second], lr=0.1)
+    opt = make_method(name, base, when=wsam.schedule.Between(0, 0))
+    make_step(opt, lambda: (second if opt.second_pass else first).square().sum(), style)
+    assert torch.equal(first, torch.full((2,), 0.8))
+    assert torch.equal(second, torch.ones(2))
+
+
 @covering(name=ALL, style=STYLES)
 def test_frozen(name: str, style: str) -> None:
     """Frozen parameters and their `requires_grad` are never changed."""
