@@ -397,8 +397,8 @@ class SharpnessAware(CheckedArguments, Optimizer):
     def _run(self, closure: Closure) -> Any:
         """Run a pass. With `local`, gradients are reduced over ranks in the last one only."""
         is_local = self.local and not self._in_last_pass
-        context = local_gradients.without_reduction if is_local else contextlib.nullcontext
-        with torch.enable_grad(), context(self.model):
+        context = self.model.no_sync() if is_local else contextlib.nullcontext()  # type: ignore[union-attr, operator]
+        with torch.enable_grad(), context:
             if self._scale_is_checked or torch.compiler.is_compiling():
                 return losses.detach(closure())
             self._scale_is_checked = True
@@ -541,11 +541,11 @@ class SharpnessAware(CheckedArguments, Optimizer):
         if self._step_state.is_ascending:
             return self._ascend_further(grad_scale)
         self._step_state.require_weights("ascend")
+        if self.local:
+            local_gradients.check_pass(self.model)
         self._drop_unfinished()
         if grad_scale is not None and self.lean:
             raise ValueError("lean=True cannot undo a step that a GradScaler skips")
-        if self.local:
-            local_gradients.reject_join(self.model)
         self._values.refresh()
         state = self._new_step(self._step_state.memory)
         state.manual, state.ascent_steps = not self._in_closure, self.ascent_steps
@@ -576,6 +576,8 @@ class SharpnessAware(CheckedArguments, Optimizer):
         state = self._step_state
         try:
             state.require_gradients(self._all_blocks())
+            if self.local:
+                local_gradients.check_pass(self.model)
             if state.action is Action.SHARPNESS_AWARE:
                 blocks = collect_gradients(state.moved)
                 if grad_scale is not None:

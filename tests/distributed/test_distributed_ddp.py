@@ -201,7 +201,11 @@ def test_accumulation(name: str, local: bool) -> None:
 def test_accumulation_by_flag() -> None:
     results = process_group().run(ddp.accumulated, "wsam", local=False, by_flag=True)
     assert_close(results, expected_weights("wsam"))
-    for message in process_group().run(ddp.accumulated_by_flag):
+
+
+@pytest.mark.parametrize("kind", ["flag", "forward outside", "by hand"])
+def test_averaged_first_pass_is_refused(kind: str) -> None:
+    for message in process_group().run(ddp.averaged_first_pass, kind):
         assert "with model.no_sync()" in message
 
 

@@ -272,10 +272,17 @@ def accumulated(name: str, local: bool, by_flag: bool = False) -> list[Tensor]:
     return weights(model)
 
 
-def accumulated_by_flag() -> str:
-    """Return the error message for a closure that switches the reduction on under `local=True`."""
+def averaged_first_pass(kind: str) -> str:
+    """Return the error message for a first pass that is reduced in spite of `local=True`."""
+    model = DDP(net())
+    opt = wsam.WSAM(base_of(model, "momentum"), model=model, local=True)
     try:
-        accumulated("wsam", local=True, by_flag=True)
+        if kind == "flag":
+            accumulated("wsam", local=True, by_flag=True)
+        loss = model(local_batch(0, dist.get_rank())).mean()
+        with first_pass(model, kind == "forward outside"):
+            loss.backward()
+        opt.ascend()
     except RuntimeError as error:
         return str(error)
     return ""

@@ -4,8 +4,7 @@ The first pass does not reduce gradients over the ranks. What all ranks must agr
 squared norms, and g0 where the update needs it.
 """
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -27,25 +26,18 @@ def check_model(model: Any) -> None:
             )
 
 
-@contextlib.contextmanager
-def without_reduction(model: Any) -> Iterator[None]:
-    """Keep the gradients of a pass local; raise if the pass has switched the reduction on again."""
-    with model.no_sync():
-        yield
-        if model.require_backward_grad_sync:
-            raise RuntimeError(
-                "local=True: the closure sets require_backward_grad_sync, so that the first gradients "
-                "were averaged over ranks: use `with model.no_sync():` for all micro-batches but the "
-                "last, or local=False"
-            )
-
-
-def reject_join(model: Any) -> None:
-    """Raise inside torch's `join()`, where a rank may run out of batches."""
+def check_pass(model: Any) -> None:
+    """Raise if the last pass averaged its gradients, or a rank may run out of batches."""
     if getattr(getattr(model, "_join_config", None), "enable", False):
         raise RuntimeError(
             "local=True inside join(): a rank without batches would miss the average of g0; use "
             "local=False, or give every rank as many batches"
+        )
+    if model.require_forward_param_sync:  # set by a forward pass whose gradients will be reduced
+        raise RuntimeError(
+            "local=True perturbs by each rank's own gradient, but the gradients of this pass were "
+            "averaged over ranks: run its forward and backward pass under `with model.no_sync():`, "
+            "and do not set require_backward_grad_sync"
         )
 
 
