@@ -364,6 +364,10 @@ class Parallel(nn.Sequential):
     require_backward_grad_sync = True
     find_unused_parameters = static_graph = False
 
+    def forward(self, x: Tensor) -> Tensor:
+        self.require_forward_param_sync = self.require_backward_grad_sync
+        return super().forward(x)
+
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         self.require_backward_grad_sync = False
