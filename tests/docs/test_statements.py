@@ -1,5 +1,6 @@
-"""Statements of docs/algorithm.md and docs/choosing.md that a small computation can check."""
+"""Statements of docs/algorithm.md, choosing.md and faq.md that a small computation can check."""
 
+import copy
 import math
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ from figures.weight import measured_weight
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.optim.swa_utils import AveragedModel
 
 from wsam import WSAM
 from wsam.schedule import Warmup
@@ -100,3 +102,45 @@ def test_signs_of_divergence_and_warm_up() -> None:
     assert warmed[-1][0] < diverging[-1][0] / 5
     too_much = history(rho=1.0, gamma=Warmup(0.97, steps=36))
     assert too_much[-1][0] > 5 * too_much[2][0], "diverges when the warm-up is over"
+
+
+def test_answers_of_the_faq() -> None:
+    """faq.md: BatchNorm, EMA, new groups, values of a group, freezing, copies."""
+    torch.manual_seed(0)
+    x, y = torch.randn(32, 8), torch.randint(0, 3, (32,))
+    norm, last = nn.BatchNorm1d(16), nn.Linear(16, 3)
+    model = nn.Sequential(nn.Linear(8, 16), norm, nn.Dropout(0.2), last)
+    base = torch.optim.SGD(model[0].parameters(), lr=0.05, momentum=0.9)
+    optimizer = WSAM(base, rho=0.05, gamma=Warmup(0.9, steps=10))
+    averaged = AveragedModel(model)
+
+    def closure(model: nn.Module = model) -> Tensor:
+        loss = cross_entropy(model(x), y)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    loss = optimizer.step(closure)
+    averaged.update_parameters(model)
+    assert norm.num_batches_tracked == 1, "once, although the closure ran twice"
+    assert not loss.requires_grad
+
+    optimizer.add_param_group({"params": last.parameters(), "rho": 0.1})
+    optimizer.param_groups[0]["sam_rho"] = 0.2
+    optimizer.param_groups[0]["sam_gamma"] = 0.5  # no effect: a schedule sets it
+    optimizer.step(closure)
+    first, second = optimizer.param_groups
+    assert (first["sam_rho"], second["sam_rho"]) == (0.2, 0.1)
+    assert (first["sam_step"], second["sam_step"]) == (2, 1)
+    assert first["sam_gamma"] == Warmup(0.9, steps=10).value(1, lr=0.05)
+
+    last.requires_grad_(False)
+    frozen = last.weight.clone()
+    optimizer.step(closure)
+    assert torch.equal(last.weight, frozen)
+
+    model_copy, optimizer_copy = copy.deepcopy((model, optimizer))
+    torch.manual_seed(1)
+    optimizer.step(closure)
+    torch.manual_seed(1)
+    optimizer_copy.step(lambda: closure(model_copy))
+    assert torch.equal(model[0].weight, model_copy[0].weight)
