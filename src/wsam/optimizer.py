@@ -433,7 +433,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         self._drop_unfinished()
         if not self._in_closure:
             self._save_statistics()
-        blocks = self._all_blocks()
+        blocks = self._refresh_blocks()
         step.clear_gradients(blocks)
         self._selection.reset()
         self._rng.follow(block.device for block in blocks)

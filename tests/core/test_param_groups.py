@@ -96,6 +96,21 @@ def test_add_param_group_to_the_base(name: str) -> None:
     assert same(snapshot(opt), snapshot(twin))
 
 
+def test_stale_gradients_of_a_group_added_to_the_base() -> None:
+    first, late = (nn.Parameter(torch.ones(2)) for _ in range(2))
+    opt = wsam.SAM(torch.optim.SGD([first], lr=0.1))
+    late.grad = torch.ones(2)
+    opt.base.add_param_group({"params": [late]})
+
+    def run() -> Tensor:
+        loss = first.square().sum() + late.square().sum()
+        loss.backward()
+        return loss
+
+    opt.step(run)
+    assert torch.equal(first, late)
+
+
 def test_add_param_group_without_the_names_that_weights_only_needs() -> None:
     model, late = nn.Linear(2, 2), nn.Parameter(torch.full((2,), 5.0))
     opt = wsam.ASAM(torch.optim.SGD(model.parameters(), lr=0.1), weights_only=True, model=model)
