@@ -262,8 +262,8 @@ def _cost(record: Record, cell: Cell, read: Mapping[str, Record | None]) -> floa
     that shared a GPU with others have no comparable time.
     """
     found = [one for run in cell.reference if (one := read[run.key]) is not None]
-    same = [one for one in found if _device(one) == _device(record)]
-    same = [one for one in same if records.has_own_device(one)]
+    timed = [one for one in found if records.has_own_device(one)]
+    same = [one for one in timed if _device(one) == _device(record)]
     if not same or not records.has_own_device(record):
         return None
     seconds = fmean(records.training_seconds(one) / len(one["curve"]) for one in same)
