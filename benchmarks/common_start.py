@@ -3,9 +3,9 @@
     python benchmarks/common_start.py "WSAM reuse 4, last half*" --seeds 1 2 --data-dir DATA
 
 At the epoch where a row's option ``start`` begins, the row continues from the state that SGD has
-there. With `--search`, the candidates of the rows are trained, as by `wsam paper run cheap-search`. The
-records equal those of that command: before that epoch these rows make SGD's steps, and the training
-time includes that of the shared epochs. On one CPU they are bit-identical, see
+there. With `--search`, the candidates of the rows are trained. The records equal those of
+`wsam paper run cheap` and `cheap-search`: before that epoch these rows make SGD's steps, and the
+training time includes that of the shared epochs. On one CPU they are bit-identical, see
 tests/paper/test_common_start.py.
 """
 

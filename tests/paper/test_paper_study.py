@@ -44,7 +44,7 @@ def write(out, run, seconds=1.0, gpu="one", status="finished", shared=False, **f
     ]
     metric = {"metric": {"split": "validation"}} if run.validation else {}
     record = as_recorded(run, *rows, status=status)
-    hardware = {"gpu": gpu, "cpu": "any", **({"shared": True} if shared else {})}
+    hardware = {"gpu": gpu, "cpu": "any", "shared": shared}
     records.write(out, run, {**record, **metric, "hardware": hardware})
 
 

@@ -15,7 +15,7 @@ from wsam.sweep.grid import with_seeds
 
 MODEL = "ResNet18"
 SGD, TWICE, WSAM = "SGD", "SGD, 2x epochs", "WSAM"
-LATE = "WSAM late, late decay"
+LATE = "WSAM reuse, late decay"
 COST = "cost"
 TRIAL_EPOCHS = 0.2
 BUDGET = 1.15

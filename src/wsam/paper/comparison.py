@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol
@@ -62,15 +61,6 @@ class Ours:
         return f"{format_mean(self.mean, self.deviation, decimals)} (n = {self.n}{failed})"
 
 
-class Yardstick(StrEnum):
-    """The standard deviations that are known for a comparison with the paper."""
-
-    BOTH = "both deviations"
-    OURS = "our deviation; the paper prints none"
-    PAPER = "the paper's deviation; ours, n = 1, has none"
-    NONE = "n = 1, and the paper prints no deviation: the difference cannot be judged"
-
-
 @dataclass(frozen=True)
 class Entry:
     """A cell and our result for it.
@@ -99,16 +89,6 @@ class Entry:
         if paper is None:
             return ""
         return format_mean(paper.mean, paper.deviation, self.cell.measure.decimals)
-
-    @property
-    def yardstick(self) -> Yardstick | None:
-        """The deviations known for a comparison; None if there is nothing to compare."""
-        paper = self.cell.paper
-        if paper is None or self.ours.mean is None:
-            return None
-        if paper.deviation is None:
-            return Yardstick.NONE if self.ours.deviation is None else Yardstick.OURS
-        return Yardstick.PAPER if self.ours.deviation is None else Yardstick.BOTH
 
     @property
     def differs(self) -> bool | None:

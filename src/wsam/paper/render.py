@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from wsam.paper.cifar import METHODS
-from wsam.paper.comparison import Entry, Yardstick
+from wsam.paper.comparison import Entry
 from wsam.paper.table import Table
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ DIFFERS, CANNOT_JUDGE = "†", "‡"
 _MARKS = {
     DIFFERS: "Ours differs from the paper's by more than every known deviation. "
     "With few seeds this often happens by chance.",
-    CANNOT_JUDGE: f"{Yardstick.NONE}.",
+    CANNOT_JUDGE: "n = 1, and the paper prints no deviation: the difference cannot be judged.",
 }
 _NO_BREAK_SPACE = "\u00a0"
 _SUBJECTS = {*METHODS, "GPT", "MLP", "ViT"}
@@ -73,11 +73,8 @@ def _mark(entry: Entry) -> str:
     """Return the mark after our result: it differs from the paper's, or cannot be judged."""
     if entry.differs:
         return f" {DIFFERS}"
-    return f" {CANNOT_JUDGE}" if _is_unjudged(entry) else ""
-
-
-def _is_unjudged(entry: Entry) -> bool:
-    return entry.differs is None and entry.yardstick is Yardstick.NONE
+    has_both = entry.cell.paper is not None and entry.ours.mean is not None
+    return f" {CANNOT_JUDGE}" if has_both and entry.differs is None else ""
 
 
 def _applies(note: str, table: Table) -> bool:
