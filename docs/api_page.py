@@ -78,8 +78,8 @@ def named(words: str) -> Iterator[tuple[str, Any]]:
     """Yield the full names that a mark documents, with their values."""
     kind, name, members = parse(words)
     if kind != "module":
-        module, _, last = name.rpartition(".")
-        yield name, getattr(importlib.import_module(module), last)
+        parent, _, last = name.rpartition(".")
+        yield name, getattr(importlib.import_module(parent), last)
         return
     module = importlib.import_module(name)
     for one in members or getattr(module, "__all__", None) or defined_in(module):
@@ -162,7 +162,7 @@ def signature(value: Any) -> str:
 
 
 def parameter(p: inspect.Parameter) -> str:
-    stars = {p.VAR_POSITIONAL: "*", p.VAR_KEYWORD: "**"}.get(p.kind, "")
+    stars = "*" if p.kind is p.VAR_POSITIONAL else "**" if p.kind is p.VAR_KEYWORD else ""
     kind = annotation(p.annotation, ": ")
     default = p.default.__name__ if inspect.isclass(p.default) else repr(p.default)
     default = "..." if "<" in default else default  # a function, or made for each call

@@ -349,7 +349,7 @@ def values() -> str:
         if table == "noise-best":
             continue
         for entry in gather(Profile(only=only, epochs=epochs).table(find(table)), RESULTS):
-            name, hyper = entry.cell.row[-1], entry.cell.runs[0].hyper
+            name, hyper = entry.cell.row[-1], dict[str, Any](entry.cell.runs[0].hyper)
             if not entry.ours.n or name not in ("SAM", "WSAM"):
                 continue
             gamma = hyper.get("gamma")
@@ -389,7 +389,7 @@ def relative_time(entries: Sequence[Entry]) -> str:
     for entry in entries:
         found = [p for run in entry.cell.runs if (p := records.record_path(RESULTS, run)).exists()]
         timed = [r for r in map(records.read_named, found) if records.has_own_device(r)]
-        times = [r["epoch_seconds"] * r["settings"]["epochs"] for r in timed]
+        times = [*map(records.training_seconds, timed)]
         if times:
             minutes[entry.cell.row[-1]] = sum(times) / len(times)
     if not {"SGDM", "WSAM"} <= minutes.keys():

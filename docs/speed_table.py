@@ -19,6 +19,7 @@ benchmarks/results. The kinds of tables:
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -78,11 +79,11 @@ def workload(record: Record) -> str:
 
 def device(record: Record) -> str:
     hardware = record["hardware"]
-    return hardware.get("gpu") or f"{hardware['cpu']}, {hardware['threads']} cores"
+    return str(hardware.get("gpu") or f"{hardware['cpu']}, {hardware['threads']} cores")
 
 
 def library_name(case: Record) -> str:
-    name = case["name"]
+    name = str(case["name"])
     return f"**wsam {name}**" if case["kind"] == "ours" else LIBRARIES.get(name, name)
 
 
@@ -245,7 +246,7 @@ def generate(words: str) -> str:
     if kind == "summary":
         return summary([read(name) for name in words.split(", ")])
     file, *more = words.split()
-    kinds = {
+    kinds: dict[str, Callable[..., str]] = {
         "details": details,
         "one-pass": one_pass,
         "every-method": every_method,
