@@ -16,6 +16,7 @@ from wsam.sweep.grid import with_seeds
 MODEL = "ResNet18"
 SGD, TWICE, WSAM = "SGD", "SGD, 2x epochs", "WSAM"
 LATE = "WSAM reuse, late decay"
+SHORTER = "WSAM reuse 2, 0.72x epochs"
 COST = "cost"
 TRIAL_EPOCHS = 0.2
 BUDGET = 1.15
@@ -37,6 +38,7 @@ _SETTINGS: Mapping[str, dict[str, Any]] = {
     "SAM": {"method": "sam"},
     WSAM: _WSAM,
     "WSAM reuse 2": _reuse(2),
+    SHORTER: {**_reuse(2), "epochs": round(0.72 * EPOCHS)},
     "WSAM reuse 5": _reuse(5),
     "WSAM reuse 5, averaged": _reuse(5, reuse_average=0.5),
     "WSAM reuse 10, norm-scaled": _reuse(10, reuse_scaled=True),
@@ -93,6 +95,7 @@ def _choices(data: str) -> Mapping[str, Choices]:
     beta, share = BETA_GAMMA[MODEL, data]
     return {
         "WSAM reuse 2": paper,
+        SHORTER: paper,
         "WSAM reuse 5": paper,
         "WSAM reuse 5, averaged": paper,
         "WSAM reuse 10, norm-scaled": paper,
