@@ -21,7 +21,7 @@ from typing import Any, cast
 
 from wsam.lab import records
 from wsam.lab.callbacks import Callback, LogLines, Metrics
-from wsam.lab.datasets import DataSource
+from wsam.lab.data.datasets import DataSource
 from wsam.lab.distributed import init_distributed
 from wsam.lab.execution import ExecutionConfig
 from wsam.lab.rng import rng_states

@@ -29,7 +29,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from wsam.curvature import hessian, top_eigenvalues
-from wsam.lab import datasets, environment, models
+from wsam.lab import environment, models
+from wsam.lab.data import datasets
 
 Batches = list[tuple[Tensor, Tensor]]
 TARGETS = (1e-2, 1e-3, 1e-4)

@@ -227,24 +227,24 @@ FAULTS = [
     ),
     Fault(
         "validation samples stay among the training samples",
-        "lab/data_feed.py",
+        "lab/data/feed.py",
         "return order[chosen:].sort()",
         "return order.sort()",
         "tests/lab/test_lab_validation.py",
     ),
     Fault(
         "a table's columns are standardized with test rows",
-        "lab/table_feed.py",
+        "lab/data/table_feed.py",
         "float(column[train].mean()), float(column[train].std(correction=0))",
         "float(column.mean()), float(column.std(correction=0))",
-        "tests/lab/test_lab_tables.py",
+        "tests/lab/data/test_lab_tables.py",
     ),
     Fault(
         "the target of a text is its input",
-        "lab/text.py",
+        "lab/data/text.py",
         "for at in (0, 1))",
         "for at in (0, 0))",
-        "tests/lab/test_lab_text.py",
+        "tests/lab/data/test_lab_text.py",
     ),
 ]
 

@@ -10,8 +10,9 @@ from command import COMMANDS, error_of, wsam_command
 from torch.nn import functional as F
 
 from wsam.curvature import hessian, top_eigenvalues
-from wsam.lab import datasets, models, records
-from wsam.lab.data_feed import add_label_noise
+from wsam.lab import models, records
+from wsam.lab.data import datasets
+from wsam.lab.data.feed import add_label_noise
 from wsam.lab.execution import ExecutionConfig
 from wsam.lab.loaded_model import FixedBatches, load_model, load_weights, read_checkpoint
 from wsam.lab.run import Run
@@ -199,7 +200,7 @@ def test_image_folders_are_read_in_a_fixed_order(tmp_path):
                 Image.new("RGB", (40, 30), (40 * index, 90 * number, 0)).save(
                     folder / f"{index}.png"
                 )
-    from wsam.lab.image_folder import FolderFeed
+    from wsam.lab.data.image_folder import FolderFeed
 
     run = Run(data=f"folder:{tmp_path / 'pets'}", image_size=8, batch_size=2, augment=False)
     feed = FolderFeed(tmp_path / "pets", run, torch.device("cpu"), workers=0)

@@ -19,10 +19,10 @@ from training import CPU, Stop, StopAfter, curve
 
 from wsam.lab import Data, Metric, fit, records, user_code
 from wsam.lab.callbacks import Callback
+from wsam.lab.data.loader_feed import LoaderFeed
 from wsam.lab.errors import RunError, UserCodeError
 from wsam.lab.execution import ExecutionConfig
 from wsam.lab.loaded_model import FixedBatches, LoadedModel, load_model
-from wsam.lab.loader_feed import LoaderFeed
 from wsam.lab.metrics import METRICS, cross_entropy, is_used, loss_sum
 from wsam.lab.problem import Objects, make_data_feed, make_model
 from wsam.lab.run import Run

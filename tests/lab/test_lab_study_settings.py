@@ -9,7 +9,7 @@ import torch
 
 from wsam.geometry import Only
 from wsam.lab.callbacks import LogLines
-from wsam.lab.datasets import DataSource
+from wsam.lab.data.datasets import DataSource
 from wsam.lab.execution import ExecutionConfig
 from wsam.lab.models import TOKENS, Task, build_model, load_all_but_head, parameter_count
 from wsam.lab.optimizers import can_capture, learning_rate, make_optimizer

@@ -11,9 +11,10 @@ from torch.nn.functional import cross_entropy
 from training import CPU, SHORT, Stop, StopAfter, curve
 
 from wsam import METHODS
-from wsam.lab import datasets, optimizers, records, step
+from wsam.lab import optimizers, records, step
 from wsam.lab.checkpoint import save_state
-from wsam.lab.data_feed import derive_seed
+from wsam.lab.data import datasets
+from wsam.lab.data.feed import derive_seed
 from wsam.lab.distributed import DistributedContext
 from wsam.lab.evaluation import evaluate
 from wsam.lab.execution import ExecutionConfig

@@ -8,7 +8,7 @@ from command import error_of, wsam_command
 from training import CPU, SHORT, Stop, StopAfter, curve
 
 from wsam.lab import records
-from wsam.lab.data_feed import split_validation
+from wsam.lab.data.feed import split_validation
 from wsam.lab.problem import make_data_feed
 from wsam.lab.train import train
 
@@ -48,7 +48,7 @@ def test_held_out_images_are_not_trained_on_and_have_clean_labels():
 
 
 def test_the_test_set_is_read_once_at_the_end(tmp_path, monkeypatch):
-    from wsam.lab.image_feed import MemoryFeed
+    from wsam.lab.data.image_feed import MemoryFeed
 
     reads, evaluation = [], MemoryFeed.evaluation
     monkeypatch.setattr(

@@ -11,7 +11,8 @@ from recorded import as_recorded, recorded
 from torch import nn
 from training import CPU
 
-from wsam.lab import datasets, records
+from wsam.lab import records
+from wsam.lab.data import datasets
 from wsam.lab.optimizers import make_optimizer
 from wsam.lab.passes import passes_per_step
 from wsam.lab.problem import make_data_feed

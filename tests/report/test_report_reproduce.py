@@ -16,7 +16,7 @@ import pytest
 from command import wsam_command
 from PIL import Image
 
-from wsam.lab import datasets
+from wsam.lab.data import datasets
 from wsam.lab.files import file_sha256
 from wsam.sweep import InProcess
 

@@ -14,7 +14,7 @@ from wsam.cli._files import check_results_folder
 
 if TYPE_CHECKING:
     from wsam.lab.callbacks import Callback
-    from wsam.lab.download import Progress
+    from wsam.lab.data.download import Progress
     from wsam.lab.execution import ExecutionConfig
 
 PAIR = "NAME=VALUE"
@@ -109,7 +109,7 @@ def parse_seeds(text: str | None) -> tuple[int, ...] | None:
 
 def make_config(data_dir: Path | None, download: bool, **settings: Any) -> ExecutionConfig:
     """Return the execution settings of a run, given a verb's options."""
-    from wsam.lab.datasets import DataSource, default_folder
+    from wsam.lab.data.datasets import DataSource, default_folder
     from wsam.lab.execution import ExecutionConfig
 
     source = DataSource(data_dir or default_folder(), download, download_progress)

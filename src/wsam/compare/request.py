@@ -10,8 +10,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from wsam._core import validation
 from wsam.compare.contenders import BASE, CHEAP, EVERY, Contender, contender
+from wsam.lab.data.loader_feed import Data, as_data
 from wsam.lab.errors import UserCodeError, explain
-from wsam.lab.loader_feed import Data, as_data
 from wsam.lab.run import Run
 from wsam.lab.settings import CLASS, VANILLA, method_defaults
 from wsam.lab.user_code import is_code, load, source_file

@@ -8,11 +8,11 @@ the results.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from wsam.lab.data.loader_feed import Data
     from wsam.lab.fitting import fit
-    from wsam.lab.loader_feed import Data
     from wsam.lab.metrics import Metric
 
-_EXPORTS = {"Data": "loader_feed", "Metric": "metrics", "fit": "fitting"}
+_EXPORTS = {"Data": "data.loader_feed", "Metric": "metrics", "fit": "fitting"}
 __all__ = ["Data", "Metric", "fit"]
 
 

@@ -11,7 +11,8 @@ from torch.func import functional_call
 from wsam._core.pytree import tensors_of
 from wsam._utils.batches import count_samples
 from wsam.lab import metrics
-from wsam.lab.data_feed import Batch, DataFeed
+from wsam.lab.data.feed import Batch, DataFeed
+from wsam.lab.data.image_feed import ImageFeed
 from wsam.lab.errors import (
     USER_EXCEPTIONS,
     RunError,
@@ -20,7 +21,6 @@ from wsam.lab.errors import (
     is_from_user_code,
     is_out_of_memory,
 )
-from wsam.lab.image_feed import ImageFeed
 from wsam.lab.metrics import cross_entropy, format_shape
 from wsam.lab.problem import Problem
 from wsam.lab.records import NOT_FINITE

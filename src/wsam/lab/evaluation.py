@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_map
 
 from wsam._utils.batches import count_samples, move_batch
 from wsam.lab import metrics
-from wsam.lab.data_feed import Batch
+from wsam.lab.data.feed import Batch
 from wsam.lab.errors import explain
 from wsam.lab.metrics import Metric, count_correct, loss_sum
 from wsam.lab.problem import Problem

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from wsam._core import validation
-from wsam.lab import datasets
+from wsam.lab.data import datasets
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from typing import Any
 from torch import nn
 
 from wsam.lab.callbacks import Callback
+from wsam.lab.data.loader_feed import Data
 from wsam.lab.execution import ExecutionConfig
-from wsam.lab.loader_feed import Data
 from wsam.lab.metrics import Metric
 from wsam.lab.problem import Objects
 from wsam.lab.records import Record

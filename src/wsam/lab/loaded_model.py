@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from wsam.lab import records
 from wsam.lab.checkpoint import Checkpoints, has_manifest, load_state
-from wsam.lab.data_feed import Batch, DataFeed
+from wsam.lab.data.feed import Batch, DataFeed
+from wsam.lab.data.image_feed import MemoryFeed
 from wsam.lab.execution import ExecutionConfig
-from wsam.lab.image_feed import MemoryFeed
 from wsam.lab.metrics import Loss, count_correct, cross_entropy, mean_loss
 from wsam.lab.problem import make_problem
 from wsam.lab.run import Run

@@ -15,16 +15,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wsam.lab import datasets, user_code
+from wsam.lab import user_code
 from wsam.lab.checkpoint import load_state
-from wsam.lab.data_feed import DataFeed
+from wsam.lab.data import datasets
+from wsam.lab.data.feed import DataFeed
+from wsam.lab.data.hf_folder import load_hf
+from wsam.lab.data.image_feed import ImageFeed, MemoryFeed
+from wsam.lab.data.image_folder import FolderFeed, find_root
+from wsam.lab.data.image_memory import load_folder
+from wsam.lab.data.loader_feed import Data, LoaderFeed, as_data
+from wsam.lab.data.table_feed import table_feed
+from wsam.lab.data.tables import read_table
+from wsam.lab.data.text import text_feed
 from wsam.lab.errors import UserCodeError
 from wsam.lab.execution import ExecutionConfig
-from wsam.lab.hf_folder import load_hf
-from wsam.lab.image_feed import ImageFeed, MemoryFeed
-from wsam.lab.image_folder import FolderFeed, find_root
-from wsam.lab.image_memory import load_folder
-from wsam.lab.loader_feed import Data, LoaderFeed, as_data
 from wsam.lab.metrics import ACCURACY, ERROR, METRICS, Loss, Metric, cross_entropy, resolve_metric
 from wsam.lab.models import TOKENS, Task, build_model, load_all_but_head
 from wsam.lab.named_files import digest, text_file
@@ -32,9 +36,6 @@ from wsam.lab.records import WEIGHTS, work_root
 from wsam.lab.rng import seeded
 from wsam.lab.run import Run
 from wsam.lab.settings import AUTO
-from wsam.lab.table_feed import table_feed
-from wsam.lab.tables import read_table
-from wsam.lab.text import text_feed
 
 RUN_PREFIX = "run:"
 """Prefix of a `Run.pretrained` that names another run by its key."""

@@ -18,7 +18,9 @@ from wsam.lab import environment, models, records
 from wsam.lab.callbacks import Callback, Metrics
 from wsam.lab.checkpoint import Checkpoints, save_state
 from wsam.lab.checks import check_problem, describe_nonfinite
-from wsam.lab.datasets import default_folder
+from wsam.lab.data.datasets import default_folder
+from wsam.lab.data.image_folder import find_root
+from wsam.lab.data.loader_feed import LoaderFeed
 from wsam.lab.distributed import DistributedContext
 from wsam.lab.errors import (
     USER_EXCEPTIONS,
@@ -30,8 +32,6 @@ from wsam.lab.errors import (
 from wsam.lab.evaluation import evaluate
 from wsam.lab.execution import ExecutionConfig
 from wsam.lab.files import no_op
-from wsam.lab.image_folder import find_root
-from wsam.lab.loader_feed import LoaderFeed
 from wsam.lab.metrics import cross_entropy, format_shape
 from wsam.lab.optimizers import can_capture, learning_rate, make_optimizer, set_learning_rate
 from wsam.lab.problem import NO_OBJECTS, Objects, make_problem, uses_own_code

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from wsam.lab import environment
-from wsam.lab.data_feed import Batch, DataFeed
+from wsam.lab.data.feed import Batch, DataFeed
 from wsam.lab.execution import ExecutionConfig
 from wsam.lab.loaded_model import restore
 from wsam.lab.metrics import mean_loss

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from wsam.lab.data_feed import TensorFeed, split_rows
+from wsam.lab.data.feed import TensorFeed, split_rows
 from wsam.lab.metrics import LOSS, cross_entropy
 from wsam.lab.models import TOKENS, Task
 from wsam.lab.run import Run

@@ -8,10 +8,10 @@ from command import wsam_command
 from recorded import recorded
 from training import curve
 
-from wsam.lab.datasets import DataSource
+from wsam.lab.data.datasets import DataSource
+from wsam.lab.data.image_feed import MemoryFeed
+from wsam.lab.data.image_folder import FolderFeed, center_crop, find_root, random_crop
 from wsam.lab.execution import ExecutionConfig
-from wsam.lab.image_feed import MemoryFeed
-from wsam.lab.image_folder import FolderFeed, center_crop, find_root, random_crop
 from wsam.lab.loaded_model import FixedBatches
 from wsam.lab.problem import make_data_feed
 from wsam.lab.run import Run
@@ -77,7 +77,7 @@ def test_batches_do_not_depend_on_the_number_of_workers(root):
 def test_fixed_batches_use_pinned_memory_on_cuda(root, monkeypatch):
     calls = []
     monkeypatch.setattr(
-        "wsam.lab.data_feed.DataLoader", lambda *_, **kwargs: calls.append(kwargs) or []
+        "wsam.lab.data.feed.DataLoader", lambda *_, **kwargs: calls.append(kwargs) or []
     )
     images = feed(root)
     batches = FixedBatches(images, "test", samples=5, batch_size=2)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from wsam.lab.data_feed import add_label_noise
+from wsam.lab.data.feed import add_label_noise
 
 
 @pytest.mark.parametrize("fraction", [0.2, 0.4, 0.8])

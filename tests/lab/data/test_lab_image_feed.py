@@ -4,9 +4,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wsam.lab.data_feed import derive_seed
-from wsam.lab.datasets import DatasetInfo, Images, ImageSet
-from wsam.lab.image_feed import MemoryFeed, Normalizer, crop_and_flip
+from wsam.lab.data.datasets import DatasetInfo, Images, ImageSet
+from wsam.lab.data.feed import derive_seed
+from wsam.lab.data.image_feed import MemoryFeed, Normalizer, crop_and_flip
 from wsam.lab.run import Run
 
 CPU = torch.device("cpu")

@@ -5,7 +5,7 @@ import sys
 import pytest
 from training import CPU
 
-from wsam.lab.image_feed import MemoryFeed
+from wsam.lab.data.image_feed import MemoryFeed
 from wsam.lab.problem import make_data_feed
 from wsam.lab.run import Run
 from wsam.lab.train import train

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wsam.lab.data_feed import TensorFeed, add_label_noise, split_rows
+from wsam.lab.data.feed import TensorFeed, add_label_noise, split_rows
+from wsam.lab.data.tables import Table
 from wsam.lab.metrics import ERROR, MSE, cross_entropy, squared_error
 from wsam.lab.models import Task
 from wsam.lab.run import Run
 from wsam.lab.settings import TRAIN
-from wsam.lab.tables import Table
 from wsam.lab.values import join_names
 
 _MAX_CLASSES = 20

@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from wsam.lab.data_feed import fixed_order
-from wsam.lab.datasets import UNVERIFIED, DatasetInfo, Images, ImageSet
-from wsam.lab.image_folder import (
+from wsam.lab.data.datasets import UNVERIFIED, DatasetInfo, Images, ImageSet
+from wsam.lab.data.feed import fixed_order
+from wsam.lab.data.image_folder import (
     MEAN,
     STD,
     class_names,

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from wsam.lab.data_feed import Batch, DataFeed, add_label_noise, hold_out
-from wsam.lab.datasets import DatasetInfo, Images, ImageSet
+from wsam.lab.data.datasets import DatasetInfo, Images, ImageSet
+from wsam.lab.data.feed import Batch, DataFeed, add_label_noise, hold_out
 from wsam.lab.metrics import ERROR, cross_entropy
 from wsam.lab.models import Task
 from wsam.lab.run import Run

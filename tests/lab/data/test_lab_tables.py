@@ -10,9 +10,9 @@ from command import error_of, wsam_command
 from recorded import recorded
 from training import CPU, curve
 
+from wsam.lab.data.tables import make_table, read_columns, read_table
 from wsam.lab.problem import make_data_feed
 from wsam.lab.run import Run
-from wsam.lab.tables import make_table, read_columns, read_table
 from wsam.lab.train import train
 from wsam.report.commands import command
 

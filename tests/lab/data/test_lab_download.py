@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from wsam.lab.download import RemoteFile, download, extract_archive
+from wsam.lab.data.download import RemoteFile, download, extract_archive
 
 DATA = bytes(range(256)) * 5000
 

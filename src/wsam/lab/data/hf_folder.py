@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wsam.lab.data_feed import TensorFeed, split_rows
-from wsam.lab.datasets import UNVERIFIED, DatasetInfo, Images, ImageSet
-from wsam.lab.image_folder import MEAN, STD, center_crop, image_pixels
+from wsam.lab.data.datasets import UNVERIFIED, DatasetInfo, Images, ImageSet
+from wsam.lab.data.feed import TensorFeed, split_rows
+from wsam.lab.data.image_folder import MEAN, STD, center_crop, image_pixels
+from wsam.lab.data.table_feed import are_classes, table_feed
+from wsam.lab.data.tables import make_table
 from wsam.lab.metrics import ERROR, MSE, cross_entropy, squared_error
 from wsam.lab.models import TOKENS, VALUES, Task
 from wsam.lab.run import Run
-from wsam.lab.table_feed import are_classes, table_feed
-from wsam.lab.tables import make_table
 from wsam.lab.values import join_names
 
 _TARGET = "label"

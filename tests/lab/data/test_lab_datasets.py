@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from wsam.lab import datasets
-from wsam.lab.datasets import Cifar, DataSource
-from wsam.lab.download import RemoteFile
+from wsam.lab.data import datasets
+from wsam.lab.data.datasets import Cifar, DataSource
+from wsam.lab.data.download import RemoteFile
 
 RNG = np.random.default_rng(0)
 TRAIN, TEST = ("data_batch_1.bin", "data_batch_2.bin"), "test_batch.bin"

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from wsam.lab.data_feed import (
+from wsam.lab.data.datasets import UNVERIFIED, DatasetInfo
+from wsam.lab.data.feed import (
     Batch,
     add_label_noise,
     batch_loader,
@@ -25,9 +26,8 @@ from wsam.lab.data_feed import (
     fixed_order,
     hold_out,
 )
-from wsam.lab.datasets import UNVERIFIED, DatasetInfo
+from wsam.lab.data.image_feed import ImageFeed
 from wsam.lab.environment import available_cores
-from wsam.lab.image_feed import ImageFeed
 from wsam.lab.run import Run
 from wsam.lab.settings import TEST, TRAIN
 

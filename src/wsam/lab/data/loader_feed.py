@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Subset, default_collate
 
 from wsam._utils.batches import count_samples, move_batch
-from wsam.lab.data_feed import Batch, DataFeed, batch_loader, hold_out
+from wsam.lab.data.feed import Batch, DataFeed, batch_loader, hold_out
 from wsam.lab.errors import USER_EXCEPTIONS, UserCodeError, describe_error, explain
 from wsam.lab.metrics import (
     ERROR,

@@ -19,8 +19,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from wsam.lab.data_feed import fixed_order
-from wsam.lab.download import Progress, RemoteFile, download, extract_archive
+from wsam.lab.data.download import Progress, RemoteFile, download, extract_archive
+from wsam.lab.data.feed import fixed_order
 from wsam.lab.files import file_sha256
 
 # Values of `Images.verified`, which are part of the record format.

@@ -1,0 +1,1 @@
+"""Data sets, and the data of a run as batches on the training device."""
