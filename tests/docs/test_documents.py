@@ -263,7 +263,7 @@ def test_p_values_equal_the_records(page: str) -> None:
     for name in ("cifar", "cheap", "adam", "adam-small", "cheap-small"):
         only = "ResNet18/*/CIFAR-10" if name == "cifar" else "*"
         table = load(name, Profile(only=only), ROOT / "results")
-        tests = welch_tests(gather(table, ROOT / "results"), table.baselines)
+        tests = welch_tests(table, gather(table, ROOT / "results"))
         known |= {f"{test.p_last:.2g}" for test in tests}
     demo = json.loads((ROOT / "results" / "demo" / "compare.json").read_text())["methods"]
     known |= {f"{demo[name]['improvement']['p_holm']:.2g}" for name in ("sam", "wsam")}
@@ -277,7 +277,7 @@ def test_p_values_equal_the_records(page: str) -> None:
 @pytest.mark.parametrize("page", ["README.md", "docs/when.md"])
 def test_corrected_p_value_of_the_gpt(page: str) -> None:
     table = load("adam", Profile(only="GPT, dropout *"), ROOT / "results")
-    tests = welch_tests(gather(table, ROOT / "results"), table.baselines)
+    tests = welch_tests(table, gather(table, ROOT / "results"))
     p_values = {f"{test.setting}: {' and '.join(test.methods)}": test.p_last for test in tests}
     key = "GPT, dropout 0.2, Shakespeare, loss: AdamW, twice the epochs and SAM"
     corrected = f"p = {p_values[key]:.2g}; {holm(p_values)[key]:.2g} with Holm's correction"
@@ -356,7 +356,7 @@ def test_results_of_adapters() -> None:
     for name in (sam, wsam):
         assert trials[name] == sorted(trials[name]), "worse with every larger radius"
     table = load("adam", Profile(only="ViT, adapters/*/CIFAR-10*"), results)
-    tests = welch_tests(gather(table, results), table.baselines)
+    tests = welch_tests(table, gather(table, results))
     p = {test.methods: f"{test.p_last:.2g}" for test in tests}
     assert f"apart from AdamW (p = {p[plain, sam]} and {p[plain, wsam]})" in text
     assert f"lower error than both (p = {p[twice, sam]} and {p[twice, wsam]}, not" in text

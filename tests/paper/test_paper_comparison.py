@@ -6,6 +6,7 @@ import json
 import re
 import statistics
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,8 @@ from wsam._utils.significance import welch_interval, welch_p
 from wsam.lab import records
 from wsam.paper import Cell, Measure, Quoted, Table, find, gather, minima, render, significance
 from wsam.paper.comparison import Entry, Ours
+from wsam.paper.grids import grid_table
+from wsam.sweep.grid import make_grid
 
 RESNET = ("ResNet18", "WSAM")
 DOCUMENT = Path(__file__).parents[2] / "docs" / "paper.md"
@@ -273,7 +276,7 @@ def test_welch_tests_each_pair_of_methods(tmp_path):
         for run, errors in zip(runs, curves, strict=False):
             write_curve(tmp_path, run, errors)
     entries = gather(table, tmp_path)
-    tests = {test.methods: test for test in significance.welch_tests(entries)}
+    tests = {test.methods: test for test in significance.welch_tests(table, entries)}
     assert set(tests) == {("SGDM", "SAM"), ("SGDM", "WSAM"), ("SAM", "WSAM")}
     test = tests["SAM", "WSAM"]
     # t = 2.229 with 2.19 degrees of freedom, computed by hand.
@@ -286,10 +289,25 @@ def test_welch_tests_each_pair_of_methods(tmp_path):
     assert test.interval == pytest.approx((-0.3546, 0.1013), abs=1e-3)
     row = "| ResNet18, CIFAR-10 | SAM and WSAM | 3 | -0.13 (-0.35 to +0.10) | 0.15 | "
     assert row in text.replace("\u00a0", " ")
-    only_sgd = significance.welch_tests(entries, ["SGDM"])
+    only_sgd = significance.welch_tests(replace(table, baselines=("SGDM",)), entries)
     assert {one.methods for one in only_sgd} == {("SGDM", "SAM"), ("SGDM", "WSAM")}
     assert "No test, because n = 1: ResNet18/GSAM/CIFAR-10." in text
     assert significance.as_dicts(table, entries)[0]["methods"] == ("SGDM", "SAM")
+
+
+def test_welch_tests_rows_of_a_grid_that_differ_in_one_setting():
+    """A method without the other setting is compared at each of its values."""
+    grid = make_grid("mine", {"method": ["vanilla", "sam", "gsam"], "rho": [0.05, 0.2]})
+    table = grid_table(grid)
+    entries = [Entry(cell, Ours((1.0, 2.0 + n))) for n, cell in enumerate(table.cells)]
+    tests = significance.welch_tests(table, entries)
+    found = {(test.setting.removesuffix(", digits cnn"), *test.methods) for test in tests}
+    small = [("rho 0.05", *pair) for pair in combinations(("vanilla", "sam", "gsam"), 2)]
+    large = [("rho 0.2", *pair) for pair in combinations(("vanilla", "sam", "gsam"), 2)]
+    radii = [(method, "rho 0.05", "rho 0.2") for method in ("sam", "gsam")]
+    assert found == {*small, *large, *radii}
+    assert len(tests) == len(found)
+    assert "| rho 0.2, digits cnn | vanilla and sam | 2 |" in significance.markdown(table, entries)
 
 
 @pytest.mark.parametrize("samples", [([1.0], [2.0, 3.0]), ([1.0, 1.0], [2.0, 2.0])])

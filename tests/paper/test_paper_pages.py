@@ -105,7 +105,7 @@ def test_documentation_states_the_test_of_wsam_and_sam(page):
     """In words, with the p-value of the records; and that the best epochs agree with the paper."""
     table = find("cifar").select("ResNet18/*/CIFAR-10")
     entries = gather(table, ROOT / "results")
-    (test,) = [t for t in welch_tests(entries) if t.methods == ("SAM", "WSAM")]
+    (test,) = [t for t in welch_tests(table, entries) if t.methods == ("SAM", "WSAM")]
     assert test.n == (3, 3)
     text = " ".join((ROOT / page).read_text(encoding="utf-8").split())
     assert re.search(r"WSAM and SAM do not differ significantly|cannot be told apart", text)

@@ -136,7 +136,12 @@ Plot = Annotated[
     Path | None, typer.Option(dir_okay=False, help="Also plot it to a .png, .svg or .pdf file.")
 ]
 Welch = Annotated[
-    bool, typer.Option("--welch", help="Show Welch's t-test for each pair of methods instead.")
+    bool,
+    typer.Option(
+        "--welch",
+        help="Show Welch's t-test for each pair of methods instead; of a grid, for each two rows that "
+        "differ in one setting.",
+    ),
 ]
 
 

@@ -22,7 +22,7 @@ from wsam.paper.cifar import (
 )
 from wsam.paper.imagenet import deit_run
 from wsam.paper.noise import HYPER, LEVELS, noise_run
-from wsam.paper.table import PAPER_SEEDS, Cell, Kind, Measure, Quoted, Table
+from wsam.paper.table import ABSENT, PAPER_SEEDS, Cell, Kind, Measure, Quoted, Table
 from wsam.sweep.grid import Grid, with_seeds
 
 LEARNING_RATES = (0.05, 0.1)
@@ -180,7 +180,7 @@ def grid_table(grid: Grid, seeds: Sequence[int] = (0,)) -> Table:
     has_error = all(map(_has_error, grid.bases.values()))
     measure = Measure.TEST_ERROR if has_error else Measure.TEST_METRIC
     for point in grid.points():
-        row = tuple(_text(point[axis]) if axis in point else "–" for axis in grid.axes)
+        row = tuple(_text(point[axis]) if axis in point else ABSENT for axis in grid.axes)
         for column in grid.bases:
             run = grid.run(column, point)
             runs = with_seeds(run, seeds)

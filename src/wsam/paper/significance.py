@@ -1,4 +1,4 @@
-"""Welch's t-test between the methods of a table."""
+"""Welch's t-test between the methods of a table, or the points of a search."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from wsam._utils.significance import welch_interval, welch_p
 from wsam.paper.comparison import Entry
 from wsam.paper.render import markdown_table, no_break
-from wsam.paper.table import Table
+from wsam.paper.table import ABSENT, Kind, Table
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class WelchTest:
 
     Attributes:
         setting: What both have in common, such as ``ResNet18, CIFAR-10``.
-        methods: Labels of both methods.
+        methods: Labels of both methods, or in a search those of the setting that differs.
         n: Number of runs of each.
         p_last: p-value at the last epoch.
         p_best: p-value at the best epoch; None if the table does not show it.
@@ -38,28 +38,34 @@ class WelchTest:
     decimals: int = 2
 
 
-def welch_tests(entries: Sequence[Entry], baselines: Sequence[str] = ()) -> list[WelchTest]:
+def welch_tests(table: Table, entries: Sequence[Entry]) -> list[WelchTest]:
     """Test every pair of methods in the same setting; n = 1 has no test.
 
+    In a search every pair of rows is tested that differ in one setting. A setting that a method does
+    not have makes no difference.
+
     Args:
+        table: The table. If it has baselines, only pairs with one of them are tested.
         entries: Our results.
-        baselines: Test only pairs with one of these methods; empty: all.
     """
     tests = []
     for first, second in combinations(entries, 2):
-        if _setting(first) != _setting(second) or min(first.ours.n, second.ours.n) < 2:
+        place = _place_of_difference(table, first, second)
+        if place is None or min(first.ours.n, second.ours.n) < 2:
             continue
-        if baselines and not {first.cell.row[-1], second.cell.row[-1]} & {*baselines}:
+        pair = first.cell.row[place], second.cell.row[place]
+        if table.baselines and not {*pair} & {*table.baselines}:
             continue
         if first.cell.measure.is_cost:
             continue
         p_best = None
         if first.best and second.best:
             p_best = welch_p(first.best.ours.values, second.best.ours.values)
+        head = table.heads[place]
         tests.append(
             WelchTest(
-                _setting(first),
-                (first.cell.row[-1], second.cell.row[-1]),
+                _setting(table, first, second, place),
+                (_named(head, pair[0]), _named(head, pair[1])),
                 (first.ours.n, second.ours.n),
                 welch_p(first.ours.values, second.ours.values),
                 p_best,
@@ -71,19 +77,46 @@ def welch_tests(entries: Sequence[Entry], baselines: Sequence[str] = ()) -> list
     return tests
 
 
-def _setting(entry: Entry) -> str:
-    return ", ".join((*entry.cell.row[:-1], entry.cell.column))
+def _place_of_difference(table: Table, first: Entry, second: Entry) -> int | None:
+    """Return the position of the only label in which two rows differ; None if they are not compared."""
+    if first.cell.column != second.cell.column:
+        return None
+    pairs = enumerate(zip(first.cell.row, second.cell.row, strict=True))
+    places = [place for place, (a, b) in pairs if a != b and ABSENT not in (a, b)]
+    last = len(table.heads) - 1
+    if len(places) != 1 or (table.kind is not Kind.SEARCH and places != [last]):
+        return None
+    return places[0]
+
+
+def _setting(table: Table, first: Entry, second: Entry, place: int) -> str:
+    """Return what two rows that differ at a place have in common."""
+    rows = zip(first.cell.row, second.cell.row, strict=True)
+    common = [b if a == ABSENT else a for a, b in rows]
+    named = [_named(head, label) for head, label in zip(table.heads, common, strict=True)]
+    texts = [text for n, text in enumerate(named) if n != place and common[n] != ABSENT]
+    return ", ".join((*texts, first.cell.column))
+
+
+def _named(head: str, label: str) -> str:
+    """Return a label, preceded by its header if it is a number."""
+    try:
+        float(label)
+    except ValueError:
+        return label
+    return f"{head} {label}"
 
 
 def as_dicts(table: Table, entries: Sequence[Entry]) -> list[dict[str, Any]]:
     """Return one dictionary per test, for JSON."""
-    return [asdict(test) for test in welch_tests(entries, table.baselines)]
+    return [asdict(test) for test in welch_tests(table, entries)]
 
 
 def markdown(table: Table, entries: Sequence[Entry]) -> str:
     """Return the p-values of all pairs as a Markdown table."""
-    tests = welch_tests(entries, table.baselines)
-    lines = [f"Welch's t-test between methods. {table.title}:", ""]
+    tests = welch_tests(table, entries)
+    compared = "rows that differ in one setting" if table.kind is Kind.SEARCH else "methods"
+    lines = [f"Welch's t-test between {compared}. {table.title}:", ""]
     if tests:
         with_best = any(test.p_best is not None for test in tests)
         heads = ["setting", "methods", "n", "difference, 95% interval", "p"]

@@ -14,6 +14,8 @@ from wsam.sweep.grid import with_seeds
 
 PAPER_SEEDS = (0, 1, 2, 3, 4)
 """The paper repeats its experiments five times."""
+ABSENT = "–"
+"""Label of a setting that the method of a row does not have."""
 
 
 class Kind(StrEnum):
