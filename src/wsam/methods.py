@@ -310,8 +310,6 @@ class GSAM(SharpnessAware):
 
 def _radius_following_lr(base: Any, rho: Any, rho_min: float, lr_min: float) -> Schedule:
     """Return a radius that decreases with the learning rate from rho to rho_min."""
-    if isinstance(rho, Schedule):
-        raise TypeError("pass rho as a schedule, or rho_min, not both")
     number("rho_min", rho_min, 0, number("rho", rho), high_open=False)
     schedule = FollowLR(high=rho, low=rho_min, lr_low=number("lr_min", lr_min))
     groups = base.param_groups if isinstance(base, Optimizer) else []

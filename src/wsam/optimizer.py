@@ -904,7 +904,6 @@ class SharpnessAware(CheckedArguments, Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group. It may set its own rho and gamma."""
         self._step_state.require_weights("add a parameter group")
-        self._values.sync()
         self.base.add_param_group(param_group)
         try:
             check_group(self.param_groups[-1], self.base, self.rule)

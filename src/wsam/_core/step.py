@@ -320,8 +320,6 @@ def _decoupled_terms(
 
 def _mix_into_g0(mix: Mix, g0: list[Tensor], difference: list[Tensor]) -> None:
     """Turn g0 into the base's gradient, in place. A zero coefficient is a branch: 0 * inf is NaN."""
-    if not g0:
-        return
     of_g0, of_difference = (on_device(value, g0[0].device) for value in mix.base_grad)
     if not is_number(of_g0, 1.0):
         torch._foreach_mul_(g0, of_g0)

@@ -85,8 +85,6 @@ def no_overlap(addresses: Sequence[int], sizes: Sequence[int]) -> bool:
 
 def add_scaled(into: list[Tensor], tensors: list[Tensor], scale: Scalar) -> None:
     """Compute `into += scale * tensors`."""
-    if not into:
-        return
     if not isinstance(scale, Tensor):
         torch._foreach_add_(into, tensors, alpha=scale)
     elif into[0].is_cuda and _can_use_fused_sgd(into, tensors):
