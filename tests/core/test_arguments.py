@@ -182,11 +182,13 @@ def test_bad_arguments_state_what_is_allowed(name: str) -> None:
     ("name", "hyper", "message"),
     [
         ("wsam", {"rho": torch.tensor(-1.0)}, "rho must be in"),
+        ("wsam", {"rho": torch.ones(2)}, "rho must be one number, got a tensor of shape (2,)"),
         ("wsam", {"gamma": torch.tensor(1.0)}, "gamma must be in"),
         ("esam", {"gamma": 0.0}, "gamma must be in"),
         ("gsam", {"rho": 0.05, "rho_min": 0.1}, "rho_min must be in"),
         ("gsam", {"rho_min": 0.01, "lr_min": 1.0}, "lr_min must be in"),
         ("gsam", {"rho_min": "x"}, "rho_min must be a number"),
+        ("gsam", {"rho_min": 0.01, "rho": wsam.schedule.Constant(0.1)}, "rho must be a number"),
         ("gsam", {"lr_min": 0.01}, "pass rho_min"),
         ("asam", {"geometry": wsam.Fisher()}, "unexpected keyword argument 'geometry'"),
         ("sam", {"gamma": 0.9}, "unexpected keyword argument 'gamma'"),
@@ -209,6 +211,10 @@ def test_bad_arguments_base(name: str) -> None:
     for kind in (torch.optim.LBFGS, torch.optim.SparseAdam):
         with pytest.raises((TypeError, ValueError), match=kind.__name__):
             make_method(name, kind(params))
+    base = torch.optim.SGD(params, lr=0.1)
+    del base.param_groups[0]["lr"]
+    with pytest.raises(TypeError, match="SGD has no 'lr'"):
+        make_method(name, base)
 
 
 @full(name=ALL, group=[{"sam_rho": -1.0}, {"sam_rho": "big"}, {"rho": math.nan}])

@@ -162,6 +162,16 @@ def test_statistics_and_generators_advance_once(by_hand: bool) -> None:
         assert all(torch.equal(mask, masks[0]) for mask in masks)
 
 
+def test_masks_of_their_own() -> None:
+    dropout, masks = nn.Dropout(0.5), []
+    model = nn.Sequential(dropout, nn.Linear(5, 2)).double()
+    opt = make("wsam", model, ascent_steps=2, repeat_randomness=False)
+    dropout.register_forward_hook(lambda module, args, out: masks.append(out == 0))
+    opt.step(closure(opt, model))
+    assert len(masks) == 3
+    assert not any(torch.equal(one, other) for one, other in itertools.combinations(masks, 2))
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_resume(name: str) -> None:
     (model, opt), (other, again) = ((m, make(name, m)) for m in (small_model(), small_model()))
@@ -230,6 +240,21 @@ def test_nonfinite_gradient(bad_pass: int, policy: str, bad: float) -> None:
     assert same(list(model.buffers()), statistics)
     opt.step(closure(opt, model, 1))
     assert not same(snapshot(opt), before)
+
+
+def test_nonfinite_gradient_that_the_last_pass_does_not_show() -> None:
+    """At NaN weights this loss has a zero gradient."""
+    w = nn.Parameter(torch.ones(3))
+    opt = wsam.WSAM(torch.optim.SGD([w], lr=0.1), ascent_steps=2, nonfinite="skip")
+
+    def run() -> Tensor:
+        loss = w.relu().sum()
+        loss.backward()
+        return loss
+
+    opt.step(in_pass(2, run, lambda: w.grad.fill_(math.inf)))
+    assert torch.equal(w, torch.ones(3))
+    assert opt.skipped == 1
 
 
 @pytest.mark.parametrize("bad_pass", [1, 2, 3])

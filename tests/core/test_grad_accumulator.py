@@ -172,6 +172,26 @@ def test_micro_perturbation_without_a_second_gradient(name: str) -> None:
         torch.testing.assert_close(result(True), result(False))
 
 
+def test_sharpness_of_micro_batches() -> None:
+    """It is the sum of the micro-batches' loss increases, as the loss is that of their losses."""
+    params = parameters(MLP.weights())
+    opt = wsam.SAM(torch_base("sgd", params), rho=0.5)
+    losses: list[float] = []
+
+    def part(number: int) -> Callable[[], Tensor]:
+        def run() -> Tensor:
+            loss = MLP.losses(params, number).mean()
+            loss.backward()
+            losses.append(loss.item())
+            return loss
+
+        return run
+
+    loss = opt.step([part(0), part(1)])
+    assert loss.item() == pytest.approx(losses[0] + losses[2])
+    assert opt.sharpness.item() == pytest.approx(losses[1] - losses[0] + losses[3] - losses[2])
+
+
 def test_micro_batches_of_a_step_without_perturbation() -> None:
     """Each closure runs once, and the gradients are summed."""
     params, plain = parameters(MLP.weights()), parameters(MLP.weights())

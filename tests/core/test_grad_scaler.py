@@ -77,6 +77,7 @@ def test_nan_grad(name: str, bad_pass: int, bad: float, policy: str) -> None:
     else:
         opt.step(with_overflow(opt, model, bad_pass, bad))
         assert int(opt.skipped) == 1
+        assert all(p.grad is None for p in model.parameters())
     assert same(snapshot(opt)["weights"], before["weights"])
     assert same(snapshot(opt)["state"], before["state"])
     for o, m in zip(opts, models, strict=True):
@@ -422,3 +423,5 @@ def test_a_grad_scaler_in_a_closure_is_rejected(returned: str) -> None:
         opt.step(run)
     assert same(list(model.parameters()), before)
     assert torch.amp.GradScaler.scale is scale
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    wsam.WSAM(sgd(model)).step(run)

@@ -148,9 +148,10 @@ def test_ctrl_c_while_weights_move(
     opt.step(run)
 
 
+@pytest.mark.parametrize("by_hand", [False, True])
 @pytest.mark.parametrize("lean", [False, True])
 def test_out_of_memory_while_weights_are_copied(
-    lean: bool, monkeypatch: pytest.MonkeyPatch
+    lean: bool, by_hand: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, opt, run = two_layers(lean=lean)
     before = [p.detach().clone() for p in model.parameters()]
@@ -162,10 +163,17 @@ def test_out_of_memory_while_weights_are_copied(
             raise RuntimeError("can't allocate memory")
         return original(*args, **kwargs)
 
+    def begin_step() -> None:
+        if by_hand:
+            run()
+            opt.ascend()
+        else:
+            opt.step(run)
+
     with monkeypatch.context() as patched:
         patched.setattr(torch, "empty_like", limited)
         with pytest.raises(RuntimeError, match="allocate memory"):
-            opt.step(run)
+            begin_step()
     assert all(map(torch.equal, before, model.parameters()))
     opt.step(run)
 

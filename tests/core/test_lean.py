@@ -146,6 +146,37 @@ def test_base_that_raises_in_a_lean_step() -> None:
     assert "already stepped" not in "".join(caught.value.__notes__)
 
 
+def test_a_base_that_begins_to_write_gradients() -> None:
+    class Late(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:
+            p = self.param_groups[0]["params"][0]
+            if self.state[p]:
+                p.grad.mul_(0.5)
+            super().step()
+
+    model = small_model()
+    opt = wsam.WSAM(Late(model.parameters(), lr=0.1, momentum=0.9), lean=True)
+    opt.step(closure(opt, model))
+    with pytest.raises(RuntimeError, match=r"writes into p\.grad: use lean=False"):
+        opt.step(closure(opt, model))
+
+
+def test_none_pass2_lean() -> None:
+    model = small_model()
+    opt = wsam.WSAM(sgd(model), lean=True)
+    first, *others = model.parameters()
+
+    def run() -> Tensor:
+        loss: Tensor = sum(
+            p.square().sum() for p in (others if opt.second_pass else [first, *others])
+        )  # type: ignore[assignment]
+        loss.backward()
+        return loss
+
+    with pytest.raises(RuntimeError, match="parameter 0 has a gradient in the first pass and none"):
+        opt.step(run)
+
+
 @pytest.mark.parametrize("stop", [1, 2])
 def test_a_base_that_writes_gradients_resumes(stop: int) -> None:
     """Its first lean step finds that out, and later steps are not lean, also after a resume."""

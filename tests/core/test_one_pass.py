@@ -18,6 +18,7 @@ from helpers import (
     batch,
     closure,
     covering,
+    full,
     gap,
     make_step,
     model_loss,
@@ -317,12 +318,10 @@ def test_resume(name: str, stop: int, base: str) -> None:
 # --- train_step and GradScaler ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("micro_batches", [1, 2])
-@pytest.mark.parametrize("scaled", [False, True])
-@pytest.mark.parametrize("name", ONE_PASS)
-def test_train_step(name: str, scaled: bool, micro_batches: int) -> None:
+@full(name=ONE_PASS, scaled=[False, True], micro_batches=[1, 2], when=[None, Every(2)])
+def test_train_step(name: str, scaled: bool, micro_batches: int, when: Any) -> None:
     models, calls = (small_model(), small_model()), []
-    opts = [make(name, momentum(model)) for model in models]
+    opts = [make(name, momentum(model), when=when) for model in models]
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0) if scaled else None
 
     def loss_fn(x: Tensor) -> tuple[Tensor, Tensor]:

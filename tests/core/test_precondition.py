@@ -560,6 +560,17 @@ def test_registered_base(monkeypatch: pytest.MonkeyPatch) -> None:
         assert all(torch.allclose(p, x, rtol=1e-10) for p, x in zip(params, w, strict=True))
 
 
+def test_registered_base_whose_state_cannot_be_created(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Incomplete(RootPreconditioner):
+        create_state = wsam.Preconditioner.create_state
+
+    monkeypatch.setattr("wsam._core.preconditioners._KNOWN", {RootAdam: Incomplete()})
+    p = nn.Parameter(torch.ones(2))
+    opt = wsam.WSAM(RootAdam([p], 0.01))
+    with pytest.raises(TypeError, match="override create_state"):
+        make_step(opt, lambda: p.square().sum())
+
+
 # Devices --------------------------------------------------------------------------------------------
 
 

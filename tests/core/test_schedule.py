@@ -235,6 +235,8 @@ def test_interval_by_gradient_norm_formula() -> None:
     ):
         assert found == pytest.approx(wanted)
     assert NormAbove().chosen(7, lambda: 1e-9), "the first is chosen, however small"
+    assert when.chosen(8, lambda: math.inf)
+    assert (when.mean, when.variance) == statistics[-1], "a norm that is not finite is ignored"
 
 
 def test_interval_by_gradient_norm_with_a_radius_of_zero_first() -> None:

@@ -83,14 +83,31 @@ def test_perturbed_is_bitwise(name: str) -> None:
     grads = [p.grad.clone() for p in model.parameters()]
     at_w = model(batch(0)).detach()
     with opt.perturbed():
-        at_w_plus_d = model(batch(0)).detach()
-    assert not same(at_w, at_w_plus_d)
+        at_w_plus_d = model(batch(0))
+        at_w_plus_d.sum().backward()
+    assert not same(at_w, at_w_plus_d.detach())
     assert same(bits(model.parameters()), before)
     assert same(grads, [p.grad for p in model.parameters()])
     with pytest.raises(ZeroDivisionError), opt.perturbed():
         raise ZeroDivisionError
     assert same(bits(model.parameters()), before)
     assert same(snapshot(opt), state)
+
+
+def test_perturbed_moves_as_the_next_step() -> None:
+    """By its radius, and only the weights that the geometry selects."""
+    model = small_model()
+    options = {
+        "rho": wsam.schedule.Function(lambda t: 0.1 * (t + 1)),
+        "geometry": wsam.geometry.Only(("0.*t",)),
+    }
+    opt = wsam.SAM(with_momentum(model), model=model, **options)
+    opt.step(closure(opt, model))
+    closure(opt, model)()
+    before = [p.detach().clone() for p in model.parameters()]
+    with opt.perturbed():
+        lengths = [(p - w).norm().item() for p, w in zip(model.parameters(), before, strict=True)]
+    assert lengths == pytest.approx([0.2, 0.0, 0.0, 0.0])
 
 
 def test_perturbed_leaves_no_gradients() -> None:

@@ -332,6 +332,7 @@ def test_state_dict_hooks(method: str) -> None:
     opt.register_state_dict_pre_hook(lambda optimizer: calls.append("saving"))
     opt.register_state_dict_post_hook(after)
     opt.register_load_state_dict_pre_hook(before_load)
+    opt.register_load_state_dict_pre_hook(lambda optimizer, state: None)
     opt.register_load_state_dict_post_hook(lambda optimizer: calls.append("loaded"))
     state = opt.state_dict()
     assert state["ran"] is True
@@ -339,6 +340,13 @@ def test_state_dict_hooks(method: str) -> None:
     assert calls == ["saving", "saved", "loading", "loaded"]
     assert opt.base.param_groups[0]["lr"] == opt.param_groups[0]["lr"] == 0.123
     run(opt, line, 1)
+
+
+@pytest.mark.parametrize("name", ["state", "param_groups", "defaults"])
+def test_assigned_attributes_are_those_of_the_base(name: str) -> None:
+    opt = build("sam", "SGD", {"lr": 0.01})[1]
+    setattr(opt, name, value := copy.copy(getattr(opt, name)))
+    assert getattr(opt.base, name) is value
 
 
 def test_zero_grad_and_repr() -> None:

@@ -103,6 +103,13 @@ def test_gradients_from_before_are_not_mistaken_for_a_call_of_backward() -> None
         wsam.train_step(opt, lambda x: loss(model, x), micro_batches=2)(batch(0))
 
 
+def test_a_loss_function_without_a_signature() -> None:
+    weights = [nn.Parameter(torch.tensor(value)) for value in (1.0, 2.0)]
+    opt = wsam.SAM(torch.optim.SGD(weights, lr=0.1))
+    wsam.train_step(opt, max)(weights)
+    assert weights[1].item() == pytest.approx(1.9)
+
+
 class Wrapper(torch.optim.Optimizer):
     """As that of Accelerate."""
 

@@ -107,6 +107,18 @@ def test_esam_that_selects_twice_is_rejected() -> None:
     wsam.train_step(opt, loss_fn, gather_selected=False)(batch(0))
 
 
+def test_a_loss_function_that_does_not_select_uses_all_samples() -> None:
+    models = small_model(), small_model()
+    plain = wsam.SAM(sgd(models[1]))
+    step = wsam.train_step(
+        wsam.SAM(sgd(models[0]), keep=0.5), lambda x: models[0](x).square().mean()
+    )
+    with pytest.warns(wsam.WsamWarning, match="no per-sample losses, so all are used"):
+        step(batch(0))
+    wsam.train_step(plain, lambda x: models[1](x).square().mean())(batch(0))
+    assert same(list(models[0].parameters()), list(models[1].parameters()))
+
+
 def test_statistics_move_once() -> None:
     """The pass that selects samples must not move them either."""
     model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).double()
@@ -257,3 +269,10 @@ def test_a_radius_of_zero_uses_the_whole_batch(options: dict[str, Any], scaled: 
 def test_ascent_share_needs_a_rule_without_g0(make: Any) -> None:
     with pytest.raises(ValueError, match="ascent_share needs a method"):
         wsam.train_step(make(sgd(small_model())), lambda x: x, ascent_share=0.5)
+
+
+@pytest.mark.parametrize(("keep", "micro_batches"), [(0.5, 1), (1.0, 2)])
+def test_ascent_share_needs_a_batch_that_is_not_divided(keep: float, micro_batches: int) -> None:
+    opt = wsam.SAM(sgd(small_model()), keep=keep)
+    with pytest.raises(ValueError, match="does not support micro_batches or ESAM's selection"):
+        wsam.train_step(opt, lambda x: x, ascent_share=0.5, micro_batches=micro_batches)
