@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from wsam._core.memory import Memory
 from wsam._core.mix import Scalar
-from wsam._core.param_blocks import EPSILON, Block, tensor_norms
+from wsam._core.param_blocks import EPSILON, Block
 from wsam._core.tensor_ops import on_device, widened
 from wsam._core.validation import count, flag, number
 
@@ -44,7 +44,8 @@ class Geometry:
 
         Args:
             block: `block.weights()` are this rank's shards of the parameters, `block.names` their names
-                if known, `block.group` their parameter group.
+                if known, `block.group` their parameter group. `block.norms(tensors)` returns the norms
+                of whole tensors, given their shards.
             g0: the first gradients of these shards.
         """
         return None
@@ -52,11 +53,14 @@ class Geometry:
     def vector(self, block: Block, g0: list[Tensor], memory: Memory) -> list[Tensor]:
         """Return the vector that takes the place of g0 in d.
 
+        It gives d its direction only: the length is that of a ball, with one norm over all tensors.
+
         Args:
             block: as for `sqrt_metric`.
             g0: the first gradients of these shards, which must not be overwritten.
-            memory: what the geometry keeps between steps; what it writes is stored when the step is
-                complete.
+            memory: what the geometry keeps between steps. `memory.read_each(block, name)` returns a
+                tensor for each weight, None where there is none yet. `memory.write(block, name,
+                tensors)` stores new ones when the step is complete. List the names in `memory`.
         """
         return g0
 
@@ -192,7 +196,7 @@ class PerLayer(Geometry):
     def vector(self, block: Block, g0: list[Tensor], memory: Memory) -> list[Tensor]:
         """Return g0_i / norm(g0_i)."""
         wide = widened(g0)
-        scales = (tensor_norms(block, wide) + EPSILON).reciprocal()
+        scales = (block.norms(wide) + EPSILON).reciprocal()
         return list(torch._foreach_mul(wide, list(scales.unbind())))
 
 

@@ -9,6 +9,7 @@ import contextlib
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import is_dataclass
 from operator import attrgetter
 from typing import Any
 
@@ -174,6 +175,10 @@ class SharpnessAware(CheckedArguments, Optimizer):
         if isinstance(base, SharpnessAware):
             name = type(base).__name__
             raise TypeError(f"base is already sharpness-aware ({name}): wrap a plain optimizer")
+        if not (isinstance(rule, Rule) and is_dataclass(type(rule))):
+            raise TypeError(
+                f"rule must be an instance of a dataclass derived from wsam.rule.Rule, got {rule!r}"
+            )
         check_base(base, rule)
         self.base = base
         self.rule = rule

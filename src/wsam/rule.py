@@ -199,8 +199,8 @@ class Weighted(_Gamma):
 class Coupled(_Gamma):
     """Coupled-WSAM: the base receives g0 + k (g1 - g0). gamma = 1/2 is SAM.
 
-    Reference: Yue et al., KDD 2023, Algorithm 4. It equals the gradient-norm penalty of Zhao et al.,
-    ICML 2022, with weight k.
+    Reference: Yue et al., KDD 2023, Algorithm 4. With alpha = k it is the gradient-norm penalty
+    of Zhao et al., ICML 2022: (1 - alpha) g0 + alpha g1.
     """
 
     gamma: float | Schedule = 0.5

@@ -27,6 +27,7 @@ from helpers import (
 from torch import Tensor, nn
 
 import wsam
+from wsam.rule import Perturbed, Rule
 
 BAD_FOR_ALL: list[tuple[str, Any]] = [
     ("rho", -0.1),
@@ -215,6 +216,18 @@ def test_bad_arguments_base(name: str) -> None:
     del base.param_groups[0]["lr"]
     with pytest.raises(TypeError, match="SGD has no 'lr'"):
         make_method(name, base)
+
+
+class WithoutDecorator(Rule):
+    """A rule that is not a dataclass."""
+
+
+@pytest.mark.parametrize("rule", [Perturbed, WithoutDecorator(), None, "sam"])
+def test_bad_arguments_rule(rule: Any) -> None:
+    base, unchanged = base_to_watch()
+    with pytest.raises(TypeError, match=r"rule must be an instance of a dataclass .*Rule"):
+        wsam.SharpnessAware(base, rule=rule)
+    assert unchanged()
 
 
 @full(name=ALL, group=[{"sam_rho": -1.0}, {"sam_rho": "big"}, {"rho": math.nan}])

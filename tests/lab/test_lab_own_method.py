@@ -71,6 +71,35 @@ def test_a_run_equals_the_class_used_by_hand(tmp_path):
     assert all(torch.equal(kept[name], value) for name, value in model.state_dict().items())
 
 
+def test_a_method_selects_samples_of_a_pass(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from wsam import SAM\n"
+        "class LastSAM(SAM):\n"
+        "    def __init__(self, base, *, rho=0.05, model=None):\n"
+        "        super().__init__(base, rho=rho, model=model)\n"
+        "    def select(self, losses):\n"
+        "        return losses.mean() if self.second_pass else losses[-8:].mean()\n"
+    )
+    run = Run(**SMALL, method=f"{file}:LastSAM", hyper={"rho": 0.2}, schedule="constant")
+    train(run, tmp_path, ExecutionConfig(device="cpu", keep_weights=True))
+    problem = make_problem(run, CPU)
+    model, feed = problem.model, problem.feed
+    optimizer = wsam.SAM(torch.optim.SGD(model.parameters(), **run.base_args), rho=0.2, model=model)
+
+    def loss_fn(inputs, targets):
+        used = slice(None) if optimizer.second_pass else slice(-8, None)
+        return cross_entropy(model(inputs), targets, reduction="none")[used].mean()
+
+    model.train()
+    step = wsam.train_step(optimizer, loss_fn)
+    for _ in range(run.epochs):
+        for batch in feed.epoch():
+            step(*batch)
+    kept = load_state(records.weights_path(tmp_path, run))
+    assert all(torch.equal(kept[name], tensor) for name, tensor in model.state_dict().items())
+
+
 def test_the_optimizer_is_that_class():
     model = torch.nn.Linear(3, 1)
     optimizer = make_optimizer(Run(method=NAME, options={"every": 3}), model)

@@ -75,6 +75,15 @@ class Block:
         """Return the local shards of gradients of this block."""
         return local_shards(tensors or []) if self.sharded else tensors or []
 
+    def norms(self, tensors: list[Tensor]) -> Tensor:
+        """Return the norm of each tensor, over all of its shards, in one tensor."""
+        norms = torch.stack(torch._foreach_norm(tensors, 2, dtype=accumulation_dtype(tensors[0])))
+        if self.shard_groups is None:
+            return norms
+        squares = norms.square()
+        _sum_over_shards(squares, self.shard_groups)
+        return squares.sqrt()
+
     def part(self, chosen: Sequence[int]) -> "Block":
         """Return a block of the parameters at these positions of the block, with their g0."""
         if len(chosen) == len(self.params):
@@ -249,13 +258,3 @@ def squared_norm(blocks: Sequence[Block], lists: Sequence[list[Tensor]]) -> Tens
 def squared_norm_of_g0(blocks: Sequence[Block]) -> Tensor:
     """Return norm(g0)^2."""
     return squared_norm(blocks, [block.shards(block.g0) for block in blocks])
-
-
-def tensor_norms(block: Block, tensors: list[Tensor]) -> Tensor:
-    """Return the norm of each tensor of a block, over all of its shards, in one tensor."""
-    norms = torch.stack(torch._foreach_norm(tensors, 2, dtype=accumulation_dtype(tensors[0])))
-    if block.shard_groups is None:
-        return norms
-    squares = norms.square()
-    _sum_over_shards(squares, block.shard_groups)
-    return squares.sqrt()
