@@ -61,6 +61,7 @@ def test_no_recompile(name: str) -> None:
         assert torch.allclose(x, y, rtol=1e-10, atol=1e-12), key
 
 
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="torch cannot compile it")
 def test_no_recompile_of_a_compiled_step() -> None:
     """torch.compile around the whole step gives the same numbers and compiles nothing later."""
     torch._dynamo.reset()
@@ -128,11 +129,10 @@ def test_compiled_code_without_model_argument(kind: str) -> None:
             opt.step(lambda t=t: run(t))
             twin.step(closure(twin, plain, t))
     found = [str(w.message) for w in record if issubclass(w.category, wsam.WsamWarning)]
-    assert equal_buffers(model, plain) or found
-    assert len(found) <= 1
-    if kind == "function":
-        assert len(found) == 1
-        assert "pass model=" in found[0]
+    is_protected = equal_buffers(model, plain)
+    assert is_protected or kind == "function"
+    assert len(found) == int(not is_protected)
+    assert all("pass model=" in message for message in found)
 
 
 def test_compiled_function_with_model_argument() -> None:

@@ -290,9 +290,9 @@ def test_dcp_fresh_optimizer_is_saved(name: str, tmp_path: Path) -> None:
     after = snapshot(opts[0])
     assert same(after["weights"], before["weights"])
     assert same(after["groups"], before["groups"]), "creating the state does not count as a step"
-    dcp.save(saved, checkpoint_id=tmp_path, no_dist=True)
+    dcp.save(saved, checkpoint_id=tmp_path)
     loaded = {"opt": get_optimizer_state_dict(models[1], opts[1])}
-    dcp.load(loaded, checkpoint_id=tmp_path, no_dist=True)
+    dcp.load(loaded, checkpoint_id=tmp_path)
     set_optimizer_state_dict(models[1], opts[1], loaded["opt"])
     for model, opt in zip(models, opts, strict=True):
         opt.step(closure(opt, model))

@@ -123,7 +123,7 @@ def can_swap(block: Block, direction: Sequence[Tensor]) -> bool:
 
 
 _use_count: Any = getattr(torch._C, "_storage_Use_Count", None)
-"""None in the CPU build of torch 2.6, where the weights are copied instead."""
+"""None in the CPU builds of torch 2.6 and 2.7, where the weights are copied instead."""
 
 
 def _use_count_of_a_single_tensor() -> int | None:

@@ -26,8 +26,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an exception means that the device or the host has too little memory."""
     import torch
 
-    # The allocator of the CPU raises a plain RuntimeError.
-    on_host = isinstance(error, RuntimeError) and "not enough memory" in str(error)
+    # The allocator of the CPU raises a plain RuntimeError, whose text depends on the build of torch.
+    on_host = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
     return on_host or isinstance(error, torch.OutOfMemoryError | MemoryError)
 
 
