@@ -128,7 +128,8 @@ _use_count: Any = getattr(torch._C, "_storage_Use_Count", None)
 
 def _use_count_of_a_single_tensor() -> int | None:
     tensor = torch.empty(1)
-    return None if _use_count is None else _use_count(tensor.untyped_storage()._cdata)
+    storage = tensor.untyped_storage()  # the second reference, as in `can_swap`
+    return None if _use_count is None else _use_count(storage._cdata)
 
 
 ALONE = _use_count_of_a_single_tensor()
