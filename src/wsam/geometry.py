@@ -363,8 +363,6 @@ class WithoutAverage(Geometry):
         known = memory.read_each(block, AVERAGE)
         before = _average_or_gradient(known, g0)
         memory.write(block, AVERAGE, list(torch._foreach_lerp(before, g0, 1 - self.decay)))
-        if self.sigma == 0:
-            return g0
         vector = list(torch._foreach_add(g0, before, alpha=-self.sigma))
         return [g if m is None else v for g, m, v in zip(g0, known, vector, strict=True)]
 

@@ -348,15 +348,14 @@ class SharpnessAware(CheckedArguments, Optimizer):
         for closure in closures:
             value, increase = self._run_closure(closure)
             first.append(value)
-            if increase is not None:
-                increases.append(increase)
+            increases.append(increase)
             self._restore()
             self._take_gradient_after_ascend()
             gradients.add(self._step_state, self._all_blocks())
             self._step_state = self._new_step(self._step_state.memory)
         gradients.fill(self._step_state, self._all_blocks())
         self._step_state.enter(Phase.PERTURBED)
-        return losses.total(first), losses.total(increases) if increases else None
+        return losses.total(first), losses.total(increases)
 
     def _unmeasured_sharpness(self) -> Tensor:
         """Return the sharpness of a step without a pass at w + d: 0 if d = 0, otherwise NaN."""
@@ -507,8 +506,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         state.blocks = collect_gradients(self._refresh_blocks())
         if not state.blocks:
             raise RuntimeError("perturbed() needs gradients: call backward() before it")
-        with torch.no_grad():
-            step.own_g0(state.blocks)  # a backward pass must not overwrite them
+        step.own_g0(state.blocks)  # a backward pass must not overwrite them
         gradients = step.gradients_of(state.blocks)
         state.mask = self._mask()
         state.enter(Phase.READ_ONLY)
@@ -595,9 +593,8 @@ class SharpnessAware(CheckedArguments, Optimizer):
                     step.ascend_further(state, blocks)
             step.clear_gradients(self._all_blocks())
             self._discard_copies_of_weights()
-            before = self._rng_before_first_pass
-            if before is not None and state.rng_after_first_pass is not None:
-                self._rng.write(before)
+            if self._rng_before_first_pass is not None:
+                self._rng.write(self._rng_before_first_pass)
             state.passes += 1
             return state.action is Action.SHARPNESS_AWARE
         except BaseException as error:
@@ -715,7 +712,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         if self.local and uses_g0 and state.action is not Action.SKIP:
             state.blocks = local_gradients.average_g0(all_blocks, state.blocks, self.model)
         if state.action is Action.SKIP:
-            self.zero_grad(set_to_none=True)
+            self.zero_grad()
         elif one_pass:
             step.combine_one_pass(state)
         elif state.base_stepped:
@@ -772,7 +769,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
     def _initialize_base(self) -> None:
         """Step the base with zero gradients, as torch.distributed.checkpoint does to create state."""
         if not _is_zero_step(self.param_groups):
-            self._step_state.require_prepared_update()
+            self._step_state.reject_update()
         self.base.step()
         self._reserve_memory(stepped=True)
 

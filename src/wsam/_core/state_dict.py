@@ -48,7 +48,7 @@ def sharpness_entry(opt: "SharpnessAware", state: dict[str, Any]) -> dict[str, A
         entry["base_writes_grads"] = True
     if opt._reserved:
         index = {p: i for i, p in enumerate(p for group in groups for p in group["params"])}
-        entry["reserved"] = sorted([index[p], name] for p, name in opt._reserved if p in index)
+        entry["reserved"] = sorted([index[p], name] for p, name in opt._reserved)
     own = [own_values(group) for group in groups]
     saved = state["param_groups"] if _has_torch_format(state) else []
     complete = len(saved) == len(own) and all(
@@ -193,7 +193,6 @@ def _load_base(state: dict[str, Any], base: Optimizer, torch_format: bool) -> No
     try:
         base.load_state_dict(copy.deepcopy(state))
     except KeyError as error:
-        base.__dict__.clear()
         base.__dict__.update(before)
         raise ValueError(
             f"{type(base).__name__} finds no {error} in the state_dict: it may belong to another "

@@ -13,7 +13,6 @@ method's name. `SharpnessAware` calls these functions in this order; an accelera
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -113,8 +112,7 @@ def perturb(state: StepState) -> None:
 
 def ascend_further(state: StepState, blocks: Sequence[Block]) -> None:
     """Move the weights on from w + d, by the perturbation that `g0` of these blocks gives there."""
-    here = replace(state, blocks=list(blocks), mask=None)
-    for block, direction in zip(blocks, directions(here, blocks), strict=True):
+    for block, direction in zip(blocks, directions(state, blocks), strict=True):
         add_scaled(block.weights(), *direction)
 
 
@@ -255,9 +253,7 @@ def second_gradients(block: Block, keeps_g0: bool) -> list[Tensor]:
         assert block.g0 is not None
         pairs = zip(grads, block.g0, strict=True)
         return [g0.clone() if g is None else g for g, g0 in pairs]
-    found = [i for i, g in enumerate(grads) if g is not None]
-    block.params = [block.params[i] for i in found]
-    block.indices = [block.indices[i] for i in found]
+    block.params = [p for p in block.params if p.grad is not None]
     return present
 
 

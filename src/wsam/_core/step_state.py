@@ -9,7 +9,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -160,31 +160,30 @@ class StepState:
             remedy = "call descend() first, or abandon()" if self.manual else "not inside a closure"
             raise RuntimeError(f"cannot {operation} while the weights are at w + d: {remedy}")
 
-    def require_prepared_update(self) -> None:
-        """Raise if `step()` was called without a closure and without passes by hand."""
-        if self.phase is Phase.IDLE:
-            raise RuntimeError(
-                f"step() was called without a closure{integration_hint() or _INSTEAD_OF_STEP}"
-            )
+    def reject_update(self) -> NoReturn:
+        """Raise because `step()` was called without a closure and without passes by hand."""
+        raise RuntimeError(
+            f"step() was called without a closure{integration_hint() or _INSTEAD_OF_STEP}"
+        )
 
     def require_unscaled(self, closure: Any, grad_scale: Any, found_inf: Any) -> None:
         """Raise unless a GradScaler calls `step` after both passes, with all gradients unscaled."""
-        if closure is not None or (self.phase is Phase.IDLE and grad_scale is not None):
+        if closure is not None or self.phase is Phase.IDLE:
             raise RuntimeError(
                 "under a GradScaler run the two passes by hand: scale both losses, then "
                 "ascend(scaler.get_scale()), scaler.unscale_(optimizer), descend(), "
                 f"scaler.step(optimizer){integration_hint()}"
             )
-        if self.moved or self.phase is Phase.READ_ONLY:
+        if self.moved:
             self.require_weights("step")
         if grad_scale is not None:
             raise RuntimeError("call scaler.unscale_(optimizer) before descend()")
-        if self.phase is not Phase.IDLE and not self.unscaled:
+        if not self.unscaled:
             raise RuntimeError(
                 "ascend() did not get the scale of the first gradients: call "
                 "ascend(scaler.get_scale()), or ascend(1.0) if they were unscaled by hand"
             )
-        if self.phase is not Phase.IDLE and not isinstance(found_inf, Tensor):
+        if not isinstance(found_inf, Tensor):
             raise RuntimeError(
                 "the GradScaler has checked no gradients: run the second pass at every step, also if "
                 "ascend() returned False"
