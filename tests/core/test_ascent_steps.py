@@ -5,6 +5,7 @@ import itertools
 import math
 import pickle
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -162,6 +163,28 @@ def test_statistics_and_generators_advance_once(by_hand: bool) -> None:
         assert all(torch.equal(mask, masks[0]) for mask in masks)
 
 
+def test_autocast_around_a_step() -> None:
+    """Casts of the weights of one pass are not used in the next."""
+    results = []
+    for outside in (True, False):
+        model = small_model(torch.float32)
+        opt = make("wsam", model, rho=2.0)
+        loss, none = model_loss(opt, model, 0), nullcontext()
+        region = torch.autocast("cpu", dtype=torch.bfloat16)
+        outer, inner = (region, none) if outside else (none, region)
+
+        def run(loss: Any = loss, inner: Any = inner) -> Tensor:
+            with inner:
+                value: Tensor = loss()
+            value.backward()
+            return value
+
+        with outer:
+            opt.step(run)
+        results.append([p.detach() for p in model.parameters()])
+    assert same(*results)
+
+
 def test_masks_of_their_own() -> None:
     dropout, masks = nn.Dropout(0.5), []
     model = nn.Sequential(dropout, nn.Linear(5, 2)).double()
@@ -289,7 +312,8 @@ def train_steps(
 @pytest.mark.parametrize("scaled", [False, True])
 def test_train_step(scaled: bool, micro_batches: int) -> None:
     models = small_model(), small_model()
-    opts = [make("wsam", model, ascent_steps=3) for model in models]
+    options = {"ascent_steps": 3, "geometry": wsam.Fisher()}  # for which a scale matters
+    opts = [make("wsam", model, **options) for model in models]
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0) if scaled else None
     wanted = [opts[0].step(closure(opts[0], models[0], t)) for t in range(4)]
     options = {"scaler": scaler, "micro_batches": micro_batches}

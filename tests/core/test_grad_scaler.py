@@ -246,8 +246,10 @@ def test_scaler_with_a_closure_is_rejected(name: str) -> None:
         return value
 
     scaler.scale(loss()).backward()
-    with pytest.raises((RuntimeError, TypeError, ValueError)):
+    with pytest.raises(RuntimeError, match="run the two passes by hand"):
         scaler.step(opt, run)
+    with pytest.raises(RuntimeError, match="run the two passes by hand"):
+        scaler.step(opt)
     assert same(snapshot(opt), before)
     opt.step(closure(opt, model))  # works without the scaler
     assert not same(snapshot(opt), before)
@@ -324,6 +326,21 @@ def test_scaler_without_gradients_to_check_is_rejected(factor: float, reuse: boo
     opt.abandon()
     scaled_step(opt, new_scaler(), loss)
     assert not same(snapshot(opt)["weights"], before["weights"])
+
+
+def test_scaler_without_descend_in_a_step_of_the_base_alone() -> None:
+    models = small_model(), small_model()
+    never = wsam.schedule.Between(0, 0)
+    opts = [wsam.WSAM(sgd(model), when=never) for model in models]
+    scaler, loss = new_scaler(), model_loss(opts[0], models[0])
+    opts[0].begin()
+    scaler.scale(loss()).backward()
+    assert not opts[0].ascend(scaler.get_scale())
+    scaler.scale(loss()).backward()
+    scaler.unscale_(opts[0])
+    scaler.step(opts[0])
+    opts[1].step(closure(opts[1], models[1]))
+    assert same(snapshot(opts[0]), snapshot(opts[1]))
 
 
 def test_scaler_attributes_are_removed_after_an_error() -> None:
@@ -404,6 +421,22 @@ def test_overflow_of_the_first_pass_reaches_the_scaler(name: str, nonfinite: str
     assert not same(snapshot(opt)["weights"], before["weights"])
     assert all(bool(p.isfinite().all()) for p in model.parameters())
     assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
+
+
+def test_overflow_of_the_first_pass_if_the_last_parameter_has_no_second_gradient() -> None:
+    """The report of the overflow is added to the gradient of that parameter."""
+    a, b = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(1))
+    opt, scaler = wsam.SAM(torch.optim.SGD([a, b], lr=0.1)), new_scaler()
+    opt.begin()
+    scaler.scale(a.relu().sum() + b.sum()).backward()
+    a.grad.fill_(math.inf)
+    opt.ascend(scaler.get_scale())
+    scaler.scale(a.relu().sum()).backward()  # zero at NaN weights
+    scaler.unscale_(opt)
+    opt.descend()
+    scaler.step(opt)
+    assert torch.equal(a, torch.ones(2))
+    assert opt.skipped == 1
 
 
 @pytest.mark.parametrize("returned", ["loss", "scaled"])

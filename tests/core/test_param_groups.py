@@ -96,6 +96,14 @@ def test_add_param_group_to_the_base(name: str) -> None:
     assert same(snapshot(opt), snapshot(twin))
 
 
+def test_value_set_after_a_group_was_added_to_the_base() -> None:
+    first, late = (nn.Parameter(torch.ones(2)) for _ in range(2))
+    opt = wsam.SAM(torch.optim.SGD([first], lr=0.1))
+    opt.base.add_param_group({"params": [late]})
+    opt.rho = 0.3
+    assert [group["sam_rho"] for group in opt.param_groups] == [0.3, 0.3]
+
+
 def test_stale_gradients_of_a_group_added_to_the_base() -> None:
     first, late = (nn.Parameter(torch.ones(2)) for _ in range(2))
     opt = wsam.SAM(torch.optim.SGD([first], lr=0.1))

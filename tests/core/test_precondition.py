@@ -24,6 +24,8 @@ from helpers import (
 from torch import Tensor, nn
 
 import wsam
+from wsam._core.param_blocks import build_blocks
+from wsam._core.preconditioners import denominators_before
 from wsam.rule import Reuse
 from wsam.schedule import Every
 
@@ -304,6 +306,17 @@ def test_per_layer_geometry_with_a_zero_gradient() -> None:
         assert not unused.any()
 
 
+def test_preconditioned_geometry_of_a_weight_without_a_gradient_so_far() -> None:
+    """Its denominator is 1, and Adadelta's own is not small."""
+    p = nn.Parameter(torch.ones(2))
+    base = torch.optim.Adadelta([p])
+    p.grad = torch.tensor([3.0, 0.0])
+    base.step()
+    found = denominators_before(base, build_blocks(base.param_groups, {})[0])[0]
+    assert found[0] > 2.0
+    assert found[1] == 1.0
+
+
 def test_preconditioned_geometry_needs_a_denominator() -> None:
     base = torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=0.1)
     with pytest.raises(ValueError, match=r"SGD.*register_preconditioner"):
@@ -503,8 +516,9 @@ def test_bad_arguments() -> None:
     opt = wsam.WSAM(torch.optim.AdamW(params))
     with pytest.raises(ValueError, match="decay of 0"):
         opt.add_param_group({"params": [nn.Parameter(torch.zeros(1))], "betas": (0.9, 0.0)})
-    with pytest.raises(TypeError, match="a class of optimizers"):
-        wsam.register_preconditioner(opt.base, wsam.Preconditioner())  # type: ignore[arg-type]
+    for kind in (opt.base, nn.Linear):
+        with pytest.raises(TypeError, match="a class of optimizers"):
+            wsam.register_preconditioner(kind, wsam.Preconditioner())  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"a wsam\.Preconditioner"):
         wsam.register_preconditioner(torch.optim.SGD, torch.sqrt)  # type: ignore[arg-type]
 

@@ -239,6 +239,14 @@ def test_interval_by_gradient_norm_formula() -> None:
     assert (when.mean, when.variance) == statistics[-1], "a norm that is not finite is ignored"
 
 
+def test_interval_by_gradient_norm_is_not_asked_about_a_skipped_step() -> None:
+    p = nn.Parameter(torch.ones(2))
+    opt = wsam.SAM(torch.optim.SGD([p], lr=0.1), when=NormAbove(), nonfinite="skip")
+    make_step(opt, lambda: p.sum() * math.inf)
+    assert opt.skipped == 1
+    assert not opt.when.begun
+
+
 def test_interval_by_gradient_norm_with_a_radius_of_zero_first() -> None:
     """It is not evaluated while the radius is 0, and then starts as at step 0."""
     rho = Function(lambda t: 0.5 if t >= 2 else 0.0)
@@ -259,6 +267,7 @@ def test_interval_by_gradient_norm_saved_by_an_earlier_version() -> None:
     "make",
     [
         lambda: Warmup(0.9, 0),
+        lambda: NormAbove(math.nan),
         lambda: Warmup(0.9, -3),
         lambda: Warmup(0.9, 2.5),
         lambda: Every(0),

@@ -299,6 +299,14 @@ def test_dcp_fresh_optimizer_is_saved(name: str, tmp_path: Path) -> None:
     assert same(snapshot(opts[0]), snapshot(opts[1]))
 
 
+def test_dcp_fresh_optimizer_with_a_frozen_parameter() -> None:
+    model = small_model()
+    model[0].bias.requires_grad_(False)
+    opt = wsam.SAM(sgd(model))
+    get_optimizer_state_dict(model, opt)
+    assert [*opt.state] == [p for p in model.parameters() if p.requires_grad]
+
+
 @pytest.mark.parametrize("style", STYLES)
 def test_steps_are_counted(style: str) -> None:
     params = parameters(MLP.weights())
@@ -356,7 +364,7 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 def test_load_rejects_what_is_not_a_state() -> None:
     opt = wsam.WSAM(sgd(small_model()))
     good = opt.state_dict()
-    for bad in ({**good, "param_groups": 5}, {}, None):
+    for bad in ({**good, "param_groups": 5}, {**good, "state": 5}, {}, None):
         with pytest.raises((ValueError, TypeError), match="state_dict"):
             opt.load_state_dict(bad)
 
@@ -452,6 +460,7 @@ def test_deepcopy_pickle(name: str, base: str, how: str) -> None:
     model = small_model()
     options = {"gamma": wsam.schedule.Warmup(0.9, 5)} if name.endswith("wsam") else {}
     opt = make_method(name, torch_base(base, model.parameters()), **options)
+    StepLR(opt, 100)  # which replaces opt.step
     for t in range(2):
         opt.step(closure(opt, model, t))
     pair = (model, opt)

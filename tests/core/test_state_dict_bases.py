@@ -264,6 +264,19 @@ def test_state_tensors_of_other_shapes_resume() -> None:
     check_resume(lambda params: RowWise(params, lr=0.01))
 
 
+class Counting(torch.optim.SGD):
+    """A third-party base whose state has a number under a name of torch's counters."""
+
+    def step(self, closure: Any = None) -> None:
+        super().step()
+        for p in self.param_groups[0]["params"]:
+            self.state[p]["mu"] = self.state[p].get("mu", 0.0) + 0.5
+
+
+def test_numbers_in_the_state_resume() -> None:
+    check_resume(lambda params: Counting(params, lr=0.01, momentum=0.9))
+
+
 @pytest.mark.parametrize("base", ["momentum", "adam"])
 def test_shape_mismatch_load_of_a_plain_state(base: str) -> None:
     """It has no shapes of weights; those of torch's momentum are compared."""

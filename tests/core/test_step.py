@@ -110,6 +110,16 @@ def test_perturbed_moves_as_the_next_step() -> None:
     assert lengths == pytest.approx([0.2, 0.0, 0.0, 0.0])
 
 
+def test_perturbed_keeps_gradients_in_storage_that_a_pass_overwrites() -> None:
+    """As DistributedDataParallel's `gradient_as_bucket_view` does."""
+    p, bucket = nn.Parameter(torch.ones(2)), torch.ones(3)
+    opt = wsam.SAM(torch.optim.SGD([p], lr=0.1))
+    p.grad = bucket[:2]
+    with opt.perturbed():
+        bucket.zero_()
+    assert torch.equal(p.grad, torch.ones(2))
+
+
 def test_perturbed_leaves_no_gradients() -> None:
     """A pass inside it gives no gradient to a parameter that had none, not even if `step` is due."""
     model = small_model()

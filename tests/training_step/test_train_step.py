@@ -337,6 +337,17 @@ def test_scaler_equals_the_unscaled_step(
     assert scaler.get_scale() == 4096.0, "it has grown after two and four steps"
 
 
+def test_scaler_with_an_interval_that_reads_the_norm() -> None:
+    models = smooth_network(), smooth_network()
+    for model, scaler in zip(models, (None, new_scaler()), strict=True):
+        when = wsam.schedule.NormAbove(factor=-1.0)
+        opt = wsam.SAM(BASES["sgd"](model.parameters()), when=when)
+        step = wsam.train_step(opt, loss_of(opt, model), scaler=scaler)
+        for x, y in batches():
+            step(x, y)
+    assert gap(list(models[0].parameters()), list(models[1].parameters())) < 1e-6
+
+
 @covering(name=RULES, bad_pass=[1, 2])
 def test_scaler_skips_an_overflow(name: str, bad_pass: int) -> None:
     model, scaler = smooth_network(), new_scaler()

@@ -131,6 +131,8 @@ ARGUMENTS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "no micro-batch": ({"micro_batches": 0}, ValueError, "at least 1, got 0"),
     "half": ({"micro_batches": 0.5}, TypeError, "micro_batches must be a whole number"),
     "flag": ({"perturb_per_micro_batch": 1}, TypeError, "True or False, got 1"),
+    "gather": ({"gather_selected": 1}, TypeError, "gather_selected must be True or False, got 1"),
+    "share": ({"ascent_share": 0.0}, ValueError, r"ascent_share must be in \(0, 1\], got 0"),
     "scaler": (
         {"perturb_per_micro_batch": True, "scaler": torch.amp.GradScaler("cpu")},
         ValueError,

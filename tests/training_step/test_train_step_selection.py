@@ -94,6 +94,15 @@ def test_samples_are_selected_in_the_precision_of_the_passes() -> None:
     assert seen == [(grad, torch.bfloat16) for grad in (True, False, True)]
 
 
+def test_esam_gathers_tensors_of_one_size() -> None:
+    model = small_model()
+    opt = esam(model)
+    step = wsam.train_step(opt, lambda x, c: opt.select((c * model(x) ** 2).sum(1).flatten()))
+    step(batch(0), torch.tensor(2.0))
+    with pytest.raises(ValueError, match=r"gather_selected divides .* found: 1, 10"):
+        step(batch(0), torch.ones(1, 1))
+
+
 def test_esam_that_selects_twice_is_rejected() -> None:
     model = small_model()
     opt = esam(model)
@@ -235,6 +244,20 @@ def test_ascent_share_and_an_interval_of_norms() -> None:
     opt = wsam.SAM(sgd(small_model()), when=wsam.schedule.NormAbove())
     with pytest.raises(ValueError, match="before the first pass"):
         wsam.train_step(opt, lambda x: x, ascent_share=0.5)
+
+
+def test_ascent_share_begins_with_the_radius() -> None:
+    model, sizes = small_model(), []
+
+    def loss_fn(x: Tensor) -> Tensor:
+        sizes.append(len(x))
+        return (model(x) ** 2).mean()
+
+    opt = wsam.SAM(sgd(model), rho=wsam.schedule.Warmup(0.3, steps=10))
+    step = wsam.train_step(opt, loss_fn, ascent_share=0.3)
+    for t in range(2):
+        step(batch(t))
+    assert sizes == [10, 3, 10]
 
 
 @pytest.mark.parametrize("scaled", [False, True])
