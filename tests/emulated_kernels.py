@@ -17,7 +17,15 @@ from torch import Tensor
 
 import wsam
 from wsam import accel
-from wsam.accel.base_optimizers import ADAM, DECAY, DECOUPLED_DECAY, HAS_G0, MOMENTUM, NESTEROV
+from wsam.accel.base_optimizers import (
+    ADAM,
+    DECAY,
+    DECOUPLED_DECAY,
+    HAS_G0,
+    MOMENTUM,
+    NESTEROV,
+    PRECONDITION,
+)
 from wsam.accel.triton_backend import EagerTritonBackend, TritonBackend
 
 CPU = torch.device("cpu")
@@ -156,7 +164,12 @@ def times(weight: Tensor, x: Tensor) -> Tensor:
 
 
 def base_step(
-    w: Tensor, grad: Tensor, state: tuple[Tensor, ...], numbers: Tensor, branches: int
+    w: Tensor,
+    grad: Tensor,
+    decoupled: Tensor,
+    state: tuple[Tensor, ...],
+    numbers: Tensor,
+    branches: int,
 ) -> Tensor:
     """Return the weights after the base's step; for the numbers see `base_optimizers.numbers_of`."""
     lr, decay, a, b, eps = (float(x) for x in numbers[5:10])
@@ -171,10 +184,11 @@ def base_step(
         w = w * (1 - lr * decay)
     mean, square, count = state
     mean.lerp_(grad, 1 - a)
-    square.mul_(b).add_((1 - b) * grad * grad)
+    term = decoupled if branches & PRECONDITION else torch.zeros_like(grad)
+    square.mul_(b).add_((1 - b) * (grad * grad + term * term))
     steps = float(count) + 1
     first, second = (1 - float(torch.exp(steps * numbers[i])) for i in (10, 11))
-    return w - lr / first * mean / (square.sqrt() / second**0.5 + eps)
+    return w - (lr / first * mean + lr * term) / (square.sqrt() / second**0.5 + eps)
 
 
 def finish(
@@ -192,8 +206,9 @@ def finish(
         if constants["BRANCHES"] & HAS_G0:
             grad = times(loss, g0) + times(sharp, g1 - g0)
             decoupled = times(decoupled_loss, g0) + times(decoupled_sharp, g1 - g0)
-        new = base_step(saved, grad, tuple(state), numbers, constants["BRANCHES"])
-        w.copy_(new - float(numbers[5]) * decoupled)
+        branches = constants["BRANCHES"]
+        new = base_step(saved, grad, decoupled, tuple(state), numbers, branches)
+        w.copy_(new if branches & PRECONDITION else new - float(numbers[5]) * decoupled)
 
 
 def begin_lean(
@@ -208,7 +223,8 @@ def begin_lean(
 ) -> None:
     for w, g0, direction, saved, *state in tensors(table, sizes, n):
         grad = times(numbers[1].float(), g0)
-        new = base_step(w, grad, tuple(state), numbers, constants["BRANCHES"])
+        none = torch.zeros_like(grad)
+        new = base_step(w, grad, none, tuple(state), numbers, constants["BRANCHES"])
         weight = (numbers[3] - numbers[4]).float()
         saved.copy_(new - float(numbers[5]) * times(weight, g0))
         w.add_(scale * direction)

@@ -727,7 +727,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
             return False
         if self.local or self.max_norm is not None or self.nonfinite != "propagate":
             return False
-        if self.rule.reuses or self.rule.preconditions:
+        if self.rule.reuses:
             return False
         if step.blocks_without_g0(self._all_blocks(), state.blocks):
             return False

@@ -191,7 +191,8 @@ class TestOnCuda:
                     group["momentum"] = momentum
 
         def make(m):
-            form = {"gamma": 0.6, "precondition": False}  # kernels make no preconditioned step
+            precondition = False if "lean" in options else "auto"
+            form = {"gamma": 0.6, "precondition": precondition}
             return wsam.WSAM(BASES[base](m.parameters()), model=m, **form, **options)
 
         _, step = compare(make, adjust=adjust, fuse=True)

@@ -96,9 +96,7 @@ def finished(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.parametrize(("method", "base"), CASES)
 def test_methods(method: str, base: str, finished: list[str]) -> None:
-    # Kernels make no preconditioned step.
-    options = {"precondition": False} if method == "wsam" else {}
-    loops = [Loop(fused, method, base, **options) for fused in (False, True)]
+    loops = [Loop(fused, method, base) for fused in (False, True)]
     for loop in loops:
         loop.train(range(6))
     assert_same(*loops)

@@ -22,7 +22,9 @@ MIX_COLUMNS = (1, 2, 3, 4)
 """The columns of the four coefficients of a rule."""
 BASE_NUMBERS = ("weight_decay", "momentum", "dampening", "betas", "eps")
 """Numbers of a base that kernels read on the device. OneCycleLR changes momentum and betas."""
-HAS_G0, DECAY, MOMENTUM, NESTEROV, ADAM, DECOUPLED_DECAY = (1 << bit for bit in range(6))
+HAS_G0, DECAY, MOMENTUM, NESTEROV, ADAM, DECOUPLED_DECAY, PRECONDITION = (
+    1 << bit for bit in range(7)
+)
 """Compile-time branches of a kernel."""
 _KIND = attrgetter("dtype", "device")
 

@@ -33,6 +33,7 @@ from wsam.accel.base_optimizers import (
     DECOUPLED_DECAY,
     HAS_G0,
     MIX_COLUMNS,
+    PRECONDITION,
     branches_of,
     has_kernel,
     is_base_only,
@@ -334,7 +335,8 @@ class TritonBackend:
     def _finish_block(self, block: Block, rows: Rows, base_state: Rows) -> None:
         has_g0 = block.g0 is not None
         rows = [*rows[:3], rows[3] if has_g0 else rows[2]]
-        self._step_block("finish", block, [*rows, *base_state], branches=HAS_G0 * has_g0)
+        branches = HAS_G0 * has_g0 | PRECONDITION * self._rule.preconditions
+        self._step_block("finish", block, [*rows, *base_state], branches=branches)
 
     # The lean step ------------------------------------------------------------------------------
 
@@ -488,7 +490,7 @@ def kernels_work_on(device: torch.device) -> bool:
     try:
         for first in range(2):  # compiled, then launched directly
             launch("squares", 1, table, *shape, partial, first, 1, BLOCK=TILE)
-        branches = HAS_G0 | DECAY | ADAM | DECOUPLED_DECAY
+        branches = HAS_G0 | DECAY | ADAM | DECOUPLED_DECAY | PRECONDITION
         launch("finish", 1, table, *shape, numbers, 1, BRANCHES=branches, BLOCK=TILE)
     except Exception as error:  # training continues without kernels
         warn(f"Triton is installed but cannot compile kernels, so steps do not use them: {error}")

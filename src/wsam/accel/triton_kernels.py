@@ -17,6 +17,7 @@ MOMENTUM = tl.constexpr(base_optimizers.MOMENTUM)
 NESTEROV = tl.constexpr(base_optimizers.NESTEROV)
 ADAM = tl.constexpr(base_optimizers.ADAM)
 DECOUPLED_DECAY = tl.constexpr(base_optimizers.DECOUPLED_DECAY)
+PRECONDITION = tl.constexpr(base_optimizers.PRECONDITION)
 
 
 @triton.jit
@@ -178,10 +179,11 @@ def _sgd(table, index, n, at, inside, w, grad, numbers, BRANCHES: tl.constexpr):
 
 
 @triton.jit
-def _adam(table, index, n, at, inside, w, grad, numbers, BRANCHES: tl.constexpr):
+def _adam(table, index, n, at, inside, w, grad, decoupled, numbers, BRANCHES: tl.constexpr):
     """Return the result of Adam(W)'s step; mean, mean square and step count are lists 4, 5 and 6.
 
-    The count is that of the steps before this one. Powers of the betas need double precision.
+    The count is that of the steps before this one. Powers of the betas need double precision. With
+    PRECONDITION, the mean square includes that of the decoupled term, which is divided, too.
     """
     lr = _number(numbers, 5)
     if DECAY & BRANCHES:
@@ -193,20 +195,26 @@ def _adam(table, index, n, at, inside, w, grad, numbers, BRANCHES: tl.constexpr)
     m = _read(table, 4, index, n, at, inside)
     m += take * (grad - m)
     take = (1.0 - tl.load(numbers + 8)).to(tl.float32)
-    v = _number(numbers, 8) * _read(table, 5, index, n, at, inside) + take * grad * grad
+    square = grad * grad
+    if PRECONDITION & BRANCHES:
+        square += decoupled * decoupled
+    v = _number(numbers, 8) * _read(table, 5, index, n, at, inside) + take * square
     _write(table, 4, index, n, at, inside, m)
     _write(table, 5, index, n, at, inside, v)
     count = tl.load(_list(table, 6, index, n)).to(tl.float64) + 1.0
     first = (1.0 - tl.exp(count * tl.load(numbers + 10))).to(tl.float32)
     second = (1.0 - tl.exp(count * tl.load(numbers + 11))).to(tl.float32)
-    return w - lr / first * m / (tl.sqrt(v) / tl.sqrt(second) + _number(numbers, 9))
+    update = lr / first * m
+    if PRECONDITION & BRANCHES:
+        update += lr * decoupled
+    return w - update / (tl.sqrt(v) / tl.sqrt(second) + _number(numbers, 9))
 
 
 @triton.jit
-def _base(table, index, n, at, inside, w, grad, numbers, BRANCHES: tl.constexpr):
-    """Return the result of the base's step."""
+def _base(table, index, n, at, inside, w, grad, decoupled, numbers, BRANCHES: tl.constexpr):
+    """Return the result of the base's step, with the decoupled term if that is preconditioned."""
     if ADAM & BRANCHES:
-        new = _adam(table, index, n, at, inside, w, grad, numbers, BRANCHES)
+        new = _adam(table, index, n, at, inside, w, grad, decoupled, numbers, BRANCHES)
     else:
         new = _sgd(table, index, n, at, inside, w, grad, numbers, BRANCHES)
     return new
@@ -216,8 +224,8 @@ def _base(table, index, n, at, inside, w, grad, numbers, BRANCHES: tl.constexpr)
 def _finish(table, index, n, at, inside, numbers, BRANCHES: tl.constexpr):
     w = _read(table, 0, index, n, at, inside)
     grad, decoupled = _mix(table, index, n, at, inside, numbers, BRANCHES)
-    new = _base(table, index, n, at, inside, w, grad, numbers, BRANCHES)
-    if HAS_G0 & BRANCHES:
+    new = _base(table, index, n, at, inside, w, grad, decoupled, numbers, BRANCHES)
+    if ((HAS_G0 | PRECONDITION) & BRANCHES) == HAS_G0:
         new -= _number(numbers, 5) * decoupled
     _write(table, 1, index, n, at, inside, new)
 
@@ -239,7 +247,7 @@ def _begin_lean(table, index, n, at, inside, numbers, scale, BRANCHES: tl.conste
     g0 = _read(table, 1, index, n, at, inside)
     direction = _read(table, 2, index, n, at, inside)
     grad = _times(_number(numbers, 1), g0)
-    new = _base(table, index, n, at, inside, w, grad, numbers, BRANCHES)
+    new = _base(table, index, n, at, inside, w, grad, 0.0, numbers, BRANCHES)
     weight = _number(numbers, 3) - _number(numbers, 4)
     new -= _number(numbers, 5) * _times(weight, g0)
     _write(table, 3, index, n, at, inside, new)
