@@ -247,6 +247,16 @@ def test_interval_by_gradient_norm_is_not_asked_about_a_skipped_step() -> None:
     assert not opt.when.begun
 
 
+@pytest.mark.parametrize("pair", [NormAbove() & Every(1), Every(1) | NormAbove()])
+def test_pairs_with_an_interval_by_gradient_norm(pair: Any) -> None:
+    assert pair.needs_norm
+    memory = pair.remember()
+    pair.chosen(0, lambda: 2.0)
+    assert pair.remember() != memory
+    pair.recall(memory)
+    assert pair.remember() == memory
+
+
 def test_interval_by_gradient_norm_with_a_radius_of_zero_first() -> None:
     """It is not evaluated while the radius is 0, and then starts as at step 0."""
     rho = Function(lambda t: 0.5 if t >= 2 else 0.0)

@@ -69,6 +69,7 @@ def test_restore_is_bitwise(name: str, dtype: torch.dtype) -> None:
         assert not same(bits(model.parameters()), before)
         loss().backward()
         opt.descend()
+        assert not opt.second_pass
         assert same(bits(model.parameters()), before)
     assert [p.data_ptr() for p in model.parameters()] == addresses
 
