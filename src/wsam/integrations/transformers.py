@@ -126,7 +126,7 @@ class SharpnessAwareMixin(Trainer):  # type: ignore[misc]
         if not hasattr(super(), "_clip_grad_norm") or not hasattr(super(), "_get_grad_norm"):
             raise RuntimeError(
                 "this version of transformers is not supported: Trainer has no _clip_grad_norm to "
-                "override; use a version from 5 on"
+                "override; use version 5.12.1 or newer"
             )
         if self.args.max_grad_norm and optimizer.max_norm is None:
             clip_in_optimizer(optimizer, self.args.max_grad_norm, "max_grad_norm")
