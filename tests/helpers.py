@@ -146,15 +146,20 @@ BASES: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any], str, dict[st
     "adagrad": (torch.optim.Adagrad, {"lr": 0.03}, "adagrad", {}),
     "adadelta": (torch.optim.Adadelta, {"lr": 0.2}, "adadelta", {}),
 }
+# The products of the tests over BASES are large, so these are not among them.
+MORE_BASES = BASES | {
+    "nadam": (torch.optim.NAdam, {"lr": 0.01}, "nadam", {}),
+    "radam": (torch.optim.RAdam, {"lr": 0.01}, "radam", {}),
+}
 
 
 def reference_base(name: str, weight_decay: float = 0.0) -> reference.Base:
-    _, options, twin, hyper = BASES[name]
+    _, options, twin, hyper = MORE_BASES[name]
     return reference.Base(twin, options["lr"], weight_decay, **hyper)
 
 
 def torch_base(name: str, params: Any, weight_decay: float = 0.0) -> torch.optim.Optimizer:
-    kind, options, _, _ = BASES[name]
+    kind, options, _, _ = MORE_BASES[name]
     return kind(params, weight_decay=weight_decay, **options)
 
 

@@ -20,6 +20,7 @@ from wsam.integrations.transformers import SharpnessAwareTrainer
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 EPOCHS, LENGTH, WORDS = 2, 6, 20
+ADAMW: dict[str, Any] = {"optim": "adamw_torch", "optim_args": None, "learning_rate": 0.01}
 
 
 def data(count: int = 16) -> list[dict[str, Tensor]]:

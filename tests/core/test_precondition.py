@@ -416,7 +416,7 @@ def test_bfloat16_follows_float32(base: str) -> None:
 
 
 def test_grad_scaler() -> None:
-    """A scaled loss gives the step of an unscaled one; an overflow changes nothing."""
+    """A scaled loss gives the step of an unscaled one; an overflow in either pass changes nothing."""
     models = small_model(torch.float32), small_model(torch.float32)
     opt, plain = (preconditioned("adamw", m) for m in models)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
@@ -433,16 +433,18 @@ def test_grad_scaler() -> None:
         scaler.update()
     for p, q in zip(models[0].parameters(), models[1].parameters(), strict=True):
         assert torch.allclose(p, q, rtol=1e-5, atol=1e-6)
-    before = snapshot(opt)
-    opt.zero_grad()
-    scaler.scale(loss()).backward()
-    opt.ascend(scaler.get_scale())
-    scaler.scale(loss() * torch.inf).backward()
-    scaler.unscale_(opt)
-    opt.descend()
-    scaler.step(opt)
-    scaler.update()
-    assert same(snapshot(opt), before)
+    for factors in ((1.0, torch.inf), (torch.inf, 1.0)):
+        before, scale = snapshot(opt), scaler.get_scale()
+        opt.zero_grad()
+        scaler.scale(factors[0] * loss()).backward()
+        opt.ascend(scale)
+        scaler.scale(factors[1] * loss()).backward()
+        scaler.unscale_(opt)
+        opt.descend()
+        scaler.step(opt)
+        scaler.update()
+        assert same(snapshot(opt), before), factors
+        assert scaler.get_scale() == scale / 2, factors
 
 
 def test_a_skipped_step_leaves_the_squares() -> None:

@@ -14,11 +14,11 @@ pytestmark = pytest.mark.slow  # the processes take seconds to start
 ROUNDING = 1e-12
 
 
-def assert_close(results: list[Any], expected: Any) -> None:
+def assert_close(results: list[Any], expected: Any, rounding: float = ROUNDING) -> None:
     """All ranks are bitwise equal, and equal to the reference up to rounding."""
     for result in results:
         assert same(result, results[0])
-    assert gap(results[0], expected) < ROUNDING
+    assert gap(results[0], expected) < rounding
 
 
 @covering(name=VARIANTS, style=["closure", "phases"])
@@ -33,10 +33,11 @@ def test_fsdp2_adam_and_clipping(name: str) -> None:
     assert_close(results, expected_weights(name, base="adamw", max_norm=0.5))
 
 
-@pytest.mark.parametrize("base", ["adam", "rmsprop", "adagrad", "adadelta"])
+@pytest.mark.parametrize("base", ["adam", "nadam", "radam", "rmsprop", "adagrad", "adadelta"])
 def test_fsdp2_preconditioned(base: str) -> None:
     results = process_group().run(sharded.train, "wsam", base=base)
-    assert_close(results, expected_weights("wsam", base=base))
+    rounding = 1e-8 if base == "nadam" else ROUNDING  # torch keeps its mu_product in float32
+    assert_close(results, expected_weights("wsam", base=base), rounding)
 
 
 def test_fsdp2_per_layer_geometry() -> None:

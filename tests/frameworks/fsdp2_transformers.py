@@ -8,7 +8,7 @@ import torch
 from accelerate_helpers import shard_on_cpu
 from framework_helpers import reset_accelerate
 from torch import Tensor
-from transformers_helpers import bert, train
+from transformers_helpers import ADAMW, bert, train
 
 from wsam.integrations.transformers import SharpnessAwareTrainer
 
@@ -43,15 +43,14 @@ def weights(trainer: Any) -> dict[str, Tensor]:
     return {key: shard.full_tensor() for key, shard in trainer.model.state_dict().items()}
 
 
-def resumed(folder: Path) -> bool:
-    """Whether a run that is continued from a checkpoint ends with the same weights."""
-    adam = {"optim": "adamw_torch", "optim_args": None, "learning_rate": 0.01}
-    adam |= {"save_strategy": "steps", "save_steps": 5}
+def over_adamw(folder: Path) -> tuple[dict[str, Tensor], bool]:
+    """Return the weights, and whether a run continued from a checkpoint ends with the same ones."""
+    adam = ADAMW | {"save_strategy": "steps", "save_steps": 5}
     whole = weights(fit(folder, **adam))
     (checkpoint,) = folder.glob("checkpoint-5")
     again = fit(folder / "again", resume_from_checkpoint=str(checkpoint), **adam)
     assert again.optimizer.param_groups[0]["sam_step"] == again.state.global_step == 8
-    return all(torch.equal(whole[key], w) for key, w in weights(again).items())
+    return whole, all(torch.equal(whole[key], w) for key, w in weights(again).items())
 
 
 def work(rank: int, folder: str) -> None:
@@ -62,10 +61,12 @@ def work(rank: int, folder: str) -> None:
         logging_strategy="steps",
         logging_steps=1,
     )
+    adamw, resumed = over_adamw(Path(folder) / "adamw")
     found = {
         "sgd": weights(trainer),
         "grad_norms": [row["grad_norm"] for row in trainer.state.log_history if "grad_norm" in row],
-        "resumed": resumed(Path(folder) / "resumed"),
+        "adamw": adamw,
+        "resumed": resumed,
     }
     if rank == 0:
         torch.save(found, f"{folder}/two.pt")

@@ -11,7 +11,7 @@ import transformers
 from accelerate import DistributedType
 from framework_helpers import difference, gap, new_scaler, pretend_ddp, run_script
 from torch import nn
-from transformers_helpers import LENGTH, arguments, bert, data, over, train, train_plain
+from transformers_helpers import ADAMW, LENGTH, arguments, bert, data, over, train, train_plain
 
 import wsam
 from wsam.integrations.transformers import SharpnessAwareMixin, SharpnessAwareTrainer
@@ -281,6 +281,13 @@ def test_works_fsdp2_with_accumulation_and_clipping(sharded: Any, tmp_path: Path
     norms = [row["grad_norm"] for row in trainer.state.log_history if "grad_norm" in row]
     assert sharded["grad_norms"] == pytest.approx(norms)
     assert gap(sharded["sgd"], model) < 1e-6  # the model computes its loss in float32
+
+
+def test_works_fsdp2_over_adamw(sharded: Any, tmp_path: Path) -> None:
+    """WSAM is preconditioned."""
+    model = bert()
+    train(model, tmp_path, **ADAMW)
+    assert gap(sharded["adamw"], model) < 1e-6
 
 
 def test_works_fsdp2_resume(sharded: Any) -> None:
