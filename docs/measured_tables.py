@@ -24,6 +24,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import wsam
@@ -112,7 +113,9 @@ def overview() -> str:
         title, facts = text.splitlines()[0].removeprefix("# "), dict(fact_rows(text))
         use = re.sub(r"\]\((?=\w+\.md)", "](methods/", facts["take it if"])
         link = f"[{title}](methods/{name}.md)"
-        rows.append([link, facts["passes a step"], cost(name, *GPU[:2]), use])
+        over_adam = name == "preconditioned_wsam"
+        shown = format_costs([*epoch_costs(name).values()]) if over_adam else cost(name, *GPU[:2])
+        rows.append([link, facts["passes a step"], shown, use])
     return "\n".join(markdown_table(["method", "passes a step", "cost", "take it if"], rows))
 
 
@@ -136,18 +139,42 @@ def cases(method: str, file: str, form: str) -> list[Record]:
 
 def cost(method: str, file: str, form: str) -> str:
     """Return the time of a step relative to SGD, or that it was not measured."""
-    costs = [case["of_base"]["median"] for case in cases(method, file, form)]
+    return format_costs([case["of_base"]["median"] for case in cases(method, file, form)])
+
+
+def format_costs(costs: Sequence[float]) -> str:
+    """Return the range of relative times."""
     if not costs:
         return NOT_MEASURED
     low, high = f"{min(costs):.2f}x", f"{max(costs):.2f}x"
     return low if low == high else no_break(f"{low} to {high}")
 
 
+def epoch_costs(method: str) -> dict[str, float]:
+    """Return the time of an epoch relative to AdamW in each setting, of runs that had a GPU alone."""
+    return {
+        group.setting: fmean(group.epoch_seconds) / fmean(group.base.epoch_seconds)
+        for group in read_results()
+        if group.name == method and group.run.base == "adamw" and group.base is not None
+        if group.epoch_seconds and group.base.epoch_seconds
+    }
+
+
+def epoch_cost_sentence(method: str) -> str:
+    """Return the time of an epoch over AdamW, next to that of SAM."""
+    ours, sam = epoch_costs(method), epoch_costs("sam")
+    shown = [f"{setting}: {value:.2f} (SAM {sam[setting]:.2f})" for setting, value in ours.items()]
+    return f"- Training time of an epoch relative to the base alone, H200. {'; '.join(shown)}."
+
+
 def results(method: str) -> str:
     """Return the cost of a step, and the test error of each group of runs next to the base's."""
     lines = []
-    for file, form, title in (GPU, CPU):
-        lines.append(f"- Cost of a step, {title}: {cost_sentence(method, file, form)}.")
+    if method == "preconditioned_wsam":
+        lines.append(epoch_cost_sentence(method))
+    else:
+        for file, form, title in (GPU, CPU):
+            lines.append(f"- Cost of a step, {title}: {cost_sentence(method, file, form)}.")
     groups = [g for g in read_results() if g.name == method]
     if not groups:
         return "\n".join([*lines, f"- Test error: {NOT_MEASURED}."])
@@ -201,6 +228,8 @@ class Group:
     run: Run
     errors: tuple[float, ...]
     metric: str
+    epoch_seconds: tuple[float, ...]
+    """Training time of an epoch, of the runs that had a GPU alone."""
 
     @property
     def name(self) -> str:
@@ -274,6 +303,7 @@ def error_text(errors: Sequence[float], decimals: int = 2) -> str:
 def read_results() -> list[Group]:
     """Read the test figures of the finished runs in results/, CIFAR first."""
     groups: dict[tuple[Run, str], list[float]] = {}
+    seconds: dict[tuple[Run, str], list[float]] = {}
     for path in sorted(RESULTS.glob("*.json")):
         if not records.is_named_by_key(path):
             continue
@@ -285,7 +315,13 @@ def read_results() -> list[Group]:
             figure = records.final_figure(record)
             assert figure is not None
             groups.setdefault(key, []).append(figure)
-    found = [Group(run, tuple(errors), metric) for (run, metric), errors in groups.items()]
+            times = seconds.setdefault(key, [])
+            if "gpu" in (record.get("hardware") or {}) and records.has_own_device(record):
+                times.append(records.training_seconds(record) / run.epochs)
+    found = [
+        Group(run, tuple(errors), metric, tuple(seconds[run, metric]))
+        for (run, metric), errors in groups.items()
+    ]
 
     def order(group: Group) -> tuple[bool, str, int, float, int, str]:
         run = group.run
