@@ -195,6 +195,38 @@ def test_results_of_wsam_name_the_measure_and_the_published_form() -> None:
     assert all(("loss" in row) == ("GPT" in row) for row in rows)
 
 
+def test_wsam_over_adamw_next_to_sam() -> None:
+    """README.md, bases.md: never better with three or more seeds. choosing.md: the chosen radii."""
+
+    def key(group: Any) -> tuple[str, bool]:
+        return group.setting, "rho_follows_lr" in group.run.options
+
+    groups = MEASURED["read_results"]()
+    sam = {key(group): group.errors for group in groups if group.name == "sam"}
+    wsam = {key(group): group for group in groups if group.name == "preconditioned_wsam"}
+    several = {where: group.errors for where, group in wsam.items() if len(group.errors) >= 3}
+    assert len(several) == 7
+    for where, errors in several.items():
+        is_lower = statistics.fmean(errors) < statistics.fmean(sam[where])
+        p = welch_p(sam[where], errors)
+        assert p is not None
+        assert not (is_lower and p < 0.05), where
+    assert all(group.run.hyper["gamma"] == 0.5 for group in wsam.values())
+    rho = {where: group.run.hyper["rho"] for where, group in wsam.items()}
+    text = "Shakespeare, AdamW"
+    assert rho == {
+        ("ViT, CIFAR-10, AdamW", False): 0.02,
+        ("ViT, CIFAR-100, AdamW", False): 0.02,
+        ("ViT with adapters, CIFAR-10, AdamW", False): 0.02,
+        (f"GPT, dropout 0.2, layers 6, {text}", False): 0.02,
+        (f"GPT, layers 6, {text}", False): 0.1,
+        (f"GPT, layers 2, {text}", False): 0.1,
+        (f"GPT, layers 2, {text}", True): 0.1,
+        ("perceptron, digits, 40% noisy labels, AdamW", False): 0.1,
+        ("perceptron, digits, 40% noisy labels, AdamW", True): 0.4,
+    }
+
+
 def test_every_method_has_a_page() -> None:
     """With its facts, formula, example, measurement and signature; and a row in the overview."""
     options = {"wsam_reuse", "preconditioned_wsam"}
