@@ -177,8 +177,8 @@ class WSAM(SharpnessAware):
         if weight >= 0.8:
             warn(
                 f"WSAM over {type(self.base).__name__}: k rho = {weight:.3g}, k = gamma/(1 - gamma), "
-                "is usually far too large for a preconditioned term: try about 0.2, such as gamma=0.5 "
-                "with rho=0.2 (docs/choosing.md). To use it nevertheless: "
+                "is usually far too large for a preconditioned term: start at 0.05, as with gamma=0.5 "
+                "and rho=0.05 (docs/choosing.md). To use it nevertheless: "
                 "warnings.filterwarnings('ignore', 'WSAM over')"
             )
 

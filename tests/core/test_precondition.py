@@ -185,7 +185,7 @@ def test_published_form() -> None:
 @pytest.mark.parametrize("base", [torch.optim.AdamW, torch.optim.Adagrad])
 def test_weight_of_sgd_warns(base: type[torch.optim.Optimizer]) -> None:
     """k rho of at least 0.8, in any group, is too large for a preconditioned term."""
-    expected = rf"WSAM over {base.__name__}: k rho = 1\.47.*gamma=0\.5.*0\.2 \(docs/choosing\.md\)"
+    expected = rf"WSAM over {base.__name__}: k rho = 1\.47.*gamma=0\.5.*0\.05 \(docs/choosing\.md\)"
     with pytest.warns(wsam.WsamWarning, match=expected) as record:
         wsam.WSAM(base(small_model().parameters(), lr=0.01), rho=0.2, gamma=0.88)
     assert [warning.filename for warning in record] == [__file__]
