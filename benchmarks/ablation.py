@@ -10,12 +10,13 @@ import argparse
 import json
 import random
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from unittest import mock
 
 import torch
+from torch import nn
 
 from wsam.accel import cpu, triton_backend
 from wsam.bench.cases import method_step
@@ -23,21 +24,46 @@ from wsam.bench.timing import Timer, make_clock, paired_ratios
 from wsam.bench.workload import Workload, default_batch_size, image_workload
 from wsam.lab import environment
 
-Feature = tuple[ModuleType, str]
+
+def never(*_: object) -> bool:
+    """Stands for a decision against a feature."""
+    return False
+
+
+class OverAdamW(Workload):
+    """A workload whose base is AdamW, over which WSAM preconditions its term."""
+
+    def base(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Return AdamW, fused as in captured steps."""
+        return torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A function that decides whether a feature is used, and the steps that are measured."""
+
+    owner: Any
+    function: str
+    form: str = "eager"
+    over_adamw: bool = False
+
+    def disabled(self) -> AbstractContextManager[object]:
+        """Return a context in which the feature is not used."""
+        return mock.patch.object(self.owner, self.function, never)
+
+
 CPU_FEATURES: dict[str, Feature] = {
-    "weight swap on CPU": (cpu, "can_swap"),
-    "fused base step on CPU": (cpu, "can_step_fused"),
+    "weight swap on CPU": Feature(cpu, "can_swap"),
+    "fused base step on CPU": Feature(cpu, "can_step_fused"),
 }
 CUDA_FEATURES: dict[str, Feature] = {
-    "fused CUDA kernels in eager steps": (triton_backend, "may_use_kernels"),
+    "fused CUDA kernels in eager steps": Feature(triton_backend, "may_use_kernels"),
+    "fused preconditioned step, captured": Feature(
+        triton_backend.TritonBackend, "finish", "captured", over_adamw=True
+    ),
 }
 CPU_MODELS, CUDA_MODELS = (("mlp10m", 32), ("resnet18", 8)), (("resnet18", 32),)
 """Names and side lengths of the images."""
-
-
-def disabled(feature: Feature) -> AbstractContextManager[object]:
-    """Return a context in which a feature is not used."""
-    return mock.patch.object(*feature, lambda *_: False)
 
 
 def compare(
@@ -45,10 +71,12 @@ def compare(
 ) -> dict[str, Any]:
     """Return the step time without a feature, relative to the time with it."""
     make = method_step("wsam")
-    with_it = make(workload, "eager")
+    if feature.over_adamw:
+        workload = OverAdamW(**vars(workload))
+    with_it = make(workload, feature.form)
     timer.time(with_it, 3)
-    with disabled(feature):
-        without = make(workload, "eager")
+    with feature.disabled():
+        without = make(workload, feature.form)
         timer.time(without, 3)
     times: dict[bool, list[float]] = {True: [], False: []}
     for _ in range(rounds):
@@ -56,7 +84,7 @@ def compare(
             if used:
                 times[used].append(timer.time(with_it, steps))
             else:
-                with disabled(feature):
+                with feature.disabled():
                     times[used].append(timer.time(without, steps))
     ratio = paired_ratios(times[False], times[True])
     return {
