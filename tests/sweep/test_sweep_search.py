@@ -359,7 +359,7 @@ def test_the_grid_file_in_the_documentation(tmp_path):
     points = [(run.hyper["rho"], run.hyper["gamma"]) for run in grid_runs(grid)]
     assert points == [(rho, gamma) for rho in (0.05, 0.1, 0.2) for gamma in (0.8, 0.88)]
     words = re.findall(r"^\$ (wsam .* digits\.toml .*)$", page, re.MULTILINE)
-    assert [line.split()[1] for line in words] == ["sweep", "paper"]
+    assert [line.split()[1] for line in words] == ["sweep", "paper", "paper"]
     defaults = inspect.signature(train_command).parameters
     for name in ("data", "base", "batch_size", "noise", "schedule", "augment"):
         assert getattr(Run(), name) == defaults[name].default, "defaults as in `wsam train`"
