@@ -246,8 +246,9 @@ class NormAbove(Interval):
 
     def chosen(self, step: int, norm: Callable[[], float]) -> bool:
         """Compare this step's norm with the running statistics, then update them."""
-        square = norm() ** 2
-        if not math.isfinite(square):
+        square = norm()
+        square *= square  # not `**`, which raises OverflowError
+        if not math.isfinite(square * square):
             return True  # the two-pass step handles it
         threshold = self.mean + self.factor_at(step) * math.sqrt(self.variance)
         above = not self.begun or square >= threshold

@@ -114,6 +114,40 @@ def test_generators_follow_the_parameters(monkeypatch: pytest.MonkeyPatch) -> No
     assert used == [[gpu]]
 
 
+class OneGenerator:
+    """Stands for `torch.mps` or `torch.xpu`: a generator, and the arguments it was called with."""
+
+    def __init__(self) -> None:
+        self.generator = torch.Generator()
+        self.devices: list[tuple[torch.device, ...]] = []
+
+    def get_rng_state(self, *device: torch.device) -> Tensor:
+        self.devices.append(device)
+        return self.generator.get_state()
+
+    def set_rng_state(self, state: Tensor, *device: torch.device) -> None:
+        self.devices.append(device)
+        self.generator.set_state(state)
+
+
+@pytest.mark.parametrize(("kind", "arguments"), [("mps", 0), ("xpu", 1)])
+def test_generators_of_other_accelerators(
+    kind: str, arguments: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dropout on these devices draws from their own default generators."""
+    accelerator = OneGenerator()
+    monkeypatch.setattr(torch, kind, accelerator)
+    states = RngState()
+    states.follow([torch.device("cpu"), torch.device(kind, 0), torch.device("meta")])
+    before = states.read()
+    drawn = torch.rand(3, generator=accelerator.generator)
+    assert not states.is_at(before)
+    states.write(before)
+    assert states.is_at(before)
+    assert torch.equal(torch.rand(3, generator=accelerator.generator), drawn)
+    assert set(accelerator.devices) == {(torch.device(kind, 0),) * arguments}
+
+
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_same_mask_after_moving_to_a_gpu() -> None:

@@ -235,8 +235,9 @@ def test_interval_by_gradient_norm_formula() -> None:
     ):
         assert found == pytest.approx(wanted)
     assert NormAbove().chosen(7, lambda: 1e-9), "the first is chosen, however small"
-    assert when.chosen(8, lambda: math.inf)
-    assert (when.mean, when.variance) == statistics[-1], "a norm that is not finite is ignored"
+    for norm in (math.inf, math.nan, 1e100):  # the square of the last has no finite square
+        assert when.chosen(8, lambda norm=norm: norm)
+    assert (when.mean, when.variance) == statistics[-1], "a norm that overflows is ignored"
 
 
 def test_interval_by_gradient_norm_is_not_asked_about_a_skipped_step() -> None:
