@@ -287,7 +287,7 @@ def test_welch_tests_each_pair_of_methods(tmp_path):
     assert test.difference == pytest.approx(-0.1267, abs=1e-4)
     # 0.1267 ± 3.974 (the 97.5% quantile) * 0.05735, computed by hand.
     assert test.interval == pytest.approx((-0.3546, 0.1013), abs=1e-3)
-    row = "| ResNet18, CIFAR-10 | SAM and WSAM | 3 | -0.13 (-0.35 to +0.10) | 0.15 | "
+    row = "| ResNet18, CIFAR-10 | WSAM | SAM | 3 | -0.13 (-0.35 to +0.10) | 0.15 | "
     assert row in text.replace("\u00a0", " ")
     only_sgd = significance.welch_tests(replace(table, baselines=("SGDM",)), entries)
     assert {one.methods for one in only_sgd} == {("SGDM", "SAM"), ("SGDM", "WSAM")}
@@ -307,7 +307,7 @@ def test_welch_tests_rows_of_a_grid_that_differ_in_one_setting():
     radii = [(method, "rho 0.05", "rho 0.2") for method in ("sam", "gsam")]
     assert found == {*small, *large, *radii}
     assert len(tests) == len(found)
-    assert "| rho 0.2, digits cnn | vanilla and sam | 2 |" in significance.markdown(table, entries)
+    assert "| rho 0.2, digits cnn | sam | vanilla | 2 |" in significance.markdown(table, entries)
 
 
 @pytest.mark.parametrize("samples", [([1.0], [2.0, 3.0]), ([1.0, 1.0], [2.0, 2.0])])

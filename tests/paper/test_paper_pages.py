@@ -72,7 +72,7 @@ def test_page_with_welch_tests(tmp_path):
     words = 'cifar --only "ResNet18/*/CIFAR-10" --welch'
     page.write_text(f"<!-- wsam paper table {words} -->\n<!-- end -->\n")
     wsam_command("paper", "page", page, "--results", tmp_path)
-    row = "| SAM and WSAM | 3 | +0.00 (-0.23 to +0.23) | 1 | 1 |"
+    row = "| WSAM | SAM | 3 | +0.00 (-0.23 to +0.23) | 1 | 1 |"
     assert f"| ResNet18, CIFAR-10 {row}" in text_of(page)
     table = ("paper", "table", "cifar", "--results", tmp_path, "--welch")
     assert row in wsam_command(*table).stdout.replace("\u00a0", " ")

@@ -80,9 +80,19 @@ def test_the_best_on_the_validation_split_is_chosen(tmp_path):
     write(tmp_path, chosen.cells[0].runs[0], test_error=2.5)
     text = render.page_markdown(chosen, gather(chosen, tmp_path))
     assert "| SAM | 2.50 (n = 1) |" in text.replace("\u00a0", " ")
-    assert (
-        "- Chosen on a validation split of the training data:\n  - SAM / digits: rho 0.2." in text
-    )
+    summary = "<details><summary>Chosen on a validation split of the training data</summary>"
+    assert f"{summary}\n\n- SAM: rho 0.2\n\n</details>" in text
+    text = render.markdown(chosen, gather(chosen, tmp_path))
+    assert "- Chosen on a validation split of the training data:\n  - SAM: rho 0.2\n" in text
+
+
+def test_notes_about_rows_that_are_not_shown_are_left_out(tmp_path):
+    table = find("adam")
+    for only, trials, adapters in (("ViT/*", True, False), ("ViT, *", True, True)):
+        part = table.select(only)
+        text = render.markdown(part, gather(part, tmp_path))
+        assert ("trials of 30" in text, "LoRA of rank 8" in text) == (trials, adapters), only
+        assert ("ASAM's values" in text, "GPT: " in text) == (not adapters, False), only
 
 
 def test_list_counts_the_runs_of_the_chosen_candidates(tmp_path):

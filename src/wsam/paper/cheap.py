@@ -70,12 +70,14 @@ _SETTINGS: Mapping[str, dict[str, Any]] = {
     "One-pass WSAM": {"method": "one_pass_wsam"},
 }
 """Settings of each row but for its candidates."""
-_ROW_NAMES_NOTE = (
-    "The number after a method is n: every n-th step has two passes. Last eighth, quarter, 3/8 or "
-    "half: SGD before. Norm-scaled, averaged: options of `Reuse`. Selected samples: ESAM's second pass "
-    "runs on them alone. "
+_ROW_NAMES_NOTES = (
+    "The number after a method is n: every n-th step has two passes.",
+    "Last eighth, quarter, 3/8 or half: SGD before.",
+    "Norm-scaled, averaged: options of `Reuse`.",
+    "Selected samples: ESAM's second pass runs on them alone.",
+    "1/4-batch ascent: the perturbation is computed from a quarter of the batch.",
+    "SAM-ON perturbs normalization layers only.",
 )
-_NORM_LAYERS_NOTE = "SAM-ON perturbs normalization layers only."
 Choices = Sequence[dict[str, Any]]
 
 
@@ -167,14 +169,12 @@ def cheap() -> Table:
     ]
     notes = (
         "Cost: the training time, relative to 200 epochs of SGD on the same hardware.",
-        f"{_ROW_NAMES_NOTE}1/4-batch ascent: the perturbation is computed from a quarter of the batch. "
-        f"{_NORM_LAYERS_NOTE}",
-        "All rows but four have hyperparameters that are fixed in advance: the paper's rho and gamma, "
-        "and usual values of the others. In the last eighth, in the last quarter, and for MSAM, three "
-        "candidates are compared, each in one run of 40 epochs on 45,000 of the training images, "
-        "measured on the other 5,000. Late decay: the learning rate is constant before the "
-        "sharpness-aware steps begin, and decays from there; its three candidates, which begin after "
-        "50, 70 or 87% of the steps, are compared in runs of 200 epochs.",
+        *_ROW_NAMES_NOTES,
+        "Hyperparameters are fixed in advance: the paper's rho and gamma, and usual values of the "
+        "others. Rows with a choice compare three candidates, each in one run of 40 epochs on 45,000 "
+        "of the training images, measured on the other 5,000.",
+        "Late decay: the learning rate is constant before the sharpness-aware steps begin, and decays "
+        "from there. The three candidates begin after 50, 70 or 87% of the steps, in runs of 200 epochs.",
         "AE-SAM's threshold reads gradient norms on the host, so its steps are not captured, and its "
         "cost is that of eager steps.",
     )
@@ -242,15 +242,13 @@ def cheap_small() -> Table:
         for cell in _error_and_cost(label, "noisy digits", options, Measure.PASSES, (plain,))
     ]
     notes = (
-        f"A small CNN with BatchNorm on scikit-learn's digits with 40% of the training labels redrawn, "
-        f"{SMALL_EPOCHS} epochs of SGD with momentum 0.9, batches of 64. It compares the methods where "
-        "a network memorizes wrong labels, and says nothing about large models.",
+        f"A CNN with BatchNorm, {SMALL_EPOCHS} epochs, momentum 0.9, batch size 64.",
         "Cost: passes over the training data relative to SGD, counted from the settings. A forward "
         "pass is a third of a pass.",
-        f"{_ROW_NAMES_NOTE}{_NORM_LAYERS_NOTE}",
-        "Each method has three candidates, one run each; the choice is made on 120 images with correct "
-        "labels. SGD's are learning rates (0.005, 0.01, 0.02); the others have 0.05, and so has one "
-        "row of SGD.",
+        *_ROW_NAMES_NOTES,
+        "Three candidates for each method, one run each; the validation split is 120 images with "
+        "correct labels. SGD's are learning rates (0.005, 0.01, 0.02); the others have 0.05, and so "
+        "has one row of SGD.",
     )
     return Table(
         "cheap-small",

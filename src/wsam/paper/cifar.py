@@ -157,10 +157,10 @@ def _table(name: str, title: str, methods: tuple[str, ...], notes: tuple[str, ..
 def cifar() -> Table:
     """Top-1 error of both models on both data sets with all methods (the paper's main table)."""
     notes = (
-        "SGDM trains for twice as many epochs as the others, which compute two gradients a step.",
+        "SGDM trains for twice as many epochs as the others, which make two passes a step.",
         "GSAM's rho is constant: the paper states one value of rho for all methods.",
-        "Best epoch: the lowest test error of each run. It is chosen on the test images, so it is "
-        "optimistic; the paper's authors report it in their example.",
+        "The best epoch is chosen on the test images, so it is optimistic. The authors' example code "
+        "reports it.",
     )
     methods = ("SGDM", "SAM", "ESAM", "GSAM", "WSAM")
     table = _table("cifar", "Top-1 error (%) on CIFAR, trained from scratch", methods, notes)
@@ -200,8 +200,8 @@ def coupled() -> Table:
     notes = (
         "The paper states no gamma for its Coupled-WSAM, whose error is "
         f"{format_mean(quoted.mean, quoted.deviation, 2)}.",
-        f"0.5 is SAM. {equal:g} has the weight of sharpness that WSAM has at 0.88. Warm-up: gamma "
-        "rises linearly from 0 over the first quarter of training.",
+        f"0.5 is SAM. {equal:g} has the weight of sharpness that WSAM has at 0.88.",
+        "Warm-up: gamma rises linearly from 0 over the first quarter of training.",
     )
     title = "Top-1 error (%) of Coupled-WSAM with ResNet18 by gamma"
     return Table("coupled", title, ("gamma",), tuple(cells), Kind.STUDY, notes=notes)

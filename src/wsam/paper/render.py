@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,13 +19,15 @@ if TYPE_CHECKING:
 
 DIFFERS, CANNOT_JUDGE = "†", "‡"
 _MARKS = {
-    DIFFERS: "Ours differs from the paper's by more than every known deviation. "
-    "With few seeds this often happens by chance.",
+    DIFFERS: "Ours differs from the paper's by more than every known deviation, which with few seeds "
+    "is often chance.",
     CANNOT_JUDGE: "n = 1, and the paper prints no deviation: the difference cannot be judged.",
 }
 _NO_BREAK_SPACE = "\u00a0"
-_SUBJECTS = {*METHODS, "GPT", "MLP", "ViT"}
-"""Labels of rows that a note may begin with."""
+_SUBJECTS = {*METHODS, "GPT", "MLP", "ViT", "Adapters", "ASAM", "AE-SAM", "SAM-ON"} | {
+    *("1/4-batch", "Last", "Late", "Norm-scaled", "Selected", "Warm-up")
+}
+"""Words of row labels that a note may begin with: it is shown if there is such a row."""
 
 
 @dataclass(frozen=True)
@@ -53,13 +56,18 @@ def footnotes(table: Table, entries: Sequence[Entry]) -> list[Footnote]:
 
 def _choices(entries: Sequence[Entry]) -> list[Footnote]:
     """List the hyperparameters that were chosen on a validation split, for cells that were run."""
-    chosen: dict[str, list[str]] = {}
+    chosen: dict[str, list[tuple[str, str]]] = {}
     for entry in entries:
         if entry.ours.n and entry.cell.chosen and not entry.cell.measure.is_cost:
-            columns = chosen.setdefault(" / ".join(entry.cell.row), [])
-            columns.append(f"{entry.cell.column}: {entry.cell.chosen}")
-    items = tuple(f"{row} / {'; '.join(columns)}." for row, columns in chosen.items())
-    return [Footnote("Chosen on a validation split of the training data:", items)] if items else []
+            values = chosen.setdefault(", ".join(entry.cell.row), [])
+            values.append((entry.cell.column, entry.cell.chosen))
+    several = len({column for values in chosen.values() for column, _ in values}) > 1
+    items = []
+    for row, values in chosen.items():
+        texts = [f"{column}: {text}" if several else text for column, text in values]
+        items.append(f"{row}: {'; '.join(texts)}")
+    text = "Chosen on a validation split of the training data:"
+    return [Footnote(text, tuple(items))] if items else []
 
 
 def _differences(entries: Sequence[Entry]) -> list[Footnote]:
@@ -78,10 +86,10 @@ def _mark(entry: Entry) -> str:
 
 
 def _applies(note: str, table: Table) -> bool:
-    """Return whether a note concerns this table: one that begins with a row's label needs the row."""
-    subject = note.partition(" ")[0].removesuffix("'s").removesuffix(":")
-    labels = {label for row in table.rows for label in row}
-    return subject not in _SUBJECTS or any(label.split(",")[0] == subject for label in labels)
+    """Return whether a note concerns this table: one about a kind of rows needs such a row."""
+    subject = note.partition(" ")[0].rstrip(":,").removesuffix("'s")
+    words = {w for row in table.rows for label in row for w in re.split(r"[ ,]+", label.lower())}
+    return subject not in _SUBJECTS or subject.lower() in words
 
 
 def _was_run(entry: Entry) -> bool:
@@ -156,7 +164,7 @@ def markdown(table: Table, entries: Sequence[Entry]) -> str:
 
 
 def page_markdown(table: Table, entries: Sequence[Entry]) -> str:
-    """Return a table in Markdown for a page: cells that were not run are folded away.
+    """Return a table in Markdown for a page: cells that were not run, and lists, are folded away.
 
     Rows and columns that we have not run are in a ``<details>`` block with the paper's figures.
     Numbers do not break across lines.
@@ -174,7 +182,7 @@ def page_markdown(table: Table, entries: Sequence[Entry]) -> str:
         labels = len(table.heads)
         texts = [[*row[:labels], *map(no_break, row[labels:])] for row in body(table_run, main)]
         lines += ["", *markdown_table(header(table_run, main), texts)]
-        lines += _markdown_footnotes(table_run, main)
+        lines += _markdown_footnotes(table_run, main, fold_lists=True)
     else:
         lines += _markdown_footnotes(table, entries)
     return "\n".join([*lines, *_folded(table, rest, len(entries) - len(run))]) + "\n"
@@ -209,10 +217,19 @@ def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[
     return [line(heads), line(["---"] * len(heads)), *map(line, rows)]
 
 
-def _markdown_footnotes(table: Table, entries: Sequence[Entry]) -> list[str]:
+def _markdown_footnotes(
+    table: Table, entries: Sequence[Entry], fold_lists: bool = False
+) -> list[str]:
+    notes = footnotes(table, entries)
+    folded = [note for note in notes if note.items and fold_lists]
     lines = []
-    for note in footnotes(table, entries):
-        lines += [f"- {note.text}", *(f"  - {item}" for item in note.items)]
+    for note in notes:
+        if note not in folded:
+            lines += [f"- {note.text}", *(f"  - {item}" for item in note.items)]
+    for note in folded:
+        summary = note.text.removesuffix(":")
+        items = [f"- {item}" for item in note.items]
+        lines += ["", f"<details><summary>{summary}</summary>", "", *items, "", "</details>"]
     return ["", *lines] if lines else []
 
 

@@ -119,18 +119,19 @@ def markdown(table: Table, entries: Sequence[Entry]) -> str:
     lines = [f"Welch's t-test between {compared}. {table.title}:", ""]
     if tests:
         with_best = any(test.p_best is not None for test in tests)
-        heads = ["setting", "methods", "n", "difference, 95% interval", "p"]
+        first = "value" if table.kind is Kind.SEARCH else "method"
+        heads = ["setting", first, "compared with", "n", "difference, 95% interval", "p"]
         heads += ["p, best epoch"] * with_best
         rows = []
         for test in tests:
             p_values = [test.p_last, test.p_best][: 1 + with_best]
             texts = ["" if p is None else f"{p:.2g}" for p in p_values]
-            pair = " and ".join(test.methods)
-            rows.append([test.setting, pair, _sizes(test.n), no_break(_difference(test)), *texts])
+            other, method = test.methods
+            middle = [_sizes(test.n), no_break(_difference(test))]
+            rows.append([test.setting, method, other, *middle, *texts])
         lines += [*markdown_table(heads, rows), ""]
         lines += [
-            "- The second method's mean less the first's, at the last epoch, with two-sided p-values. "
-            "They are not corrected for multiple comparisons."
+            "- Means at the last epoch; p is two-sided and not corrected for multiple comparisons."
         ]
     single = [e for e in entries if e.ours.n == 1 and not e.cell.measure.is_cost]
     if single:
