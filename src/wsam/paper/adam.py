@@ -186,7 +186,7 @@ def adam_small() -> Table:
         "30 epochs. The validation split is 120 images with correct labels.",
         "Four candidates for each method: AdamW's weight decay (0.01, 0.1, 0.3, 1), or rho of the "
         "others (0.02, 0.05, 0.1, 0.2) at weight decay 0.1; 0.05, 0.1, 0.2 or 0.4 at most if rho "
-        "follows the learning rate. gamma is 0.5 for preconditioned WSAM and 0.9 for the published form.",
+        "follows the learning rate. gamma is 0.5 for preconditioned WSAM and 0.9 as published.",
     )
     title = "Sharpness over AdamW: small models"
     return _study("adam-small", title, cells, notes, epochs=30)

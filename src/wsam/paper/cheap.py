@@ -174,7 +174,8 @@ def cheap() -> Table:
         "others. Rows with a choice compare three candidates, each in one run of 40 epochs on 45,000 "
         "of the training images, measured on the other 5,000.",
         "Late decay: the learning rate is constant before the sharpness-aware steps begin, and decays "
-        "from there. The three candidates begin after 50, 70 or 87% of the steps, in runs of 200 epochs.",
+        "from there. Its three candidates begin after 50, 70 or 87% of the steps, in runs of 200 "
+        "epochs.",
         "AE-SAM's threshold reads gradient norms on the host, so its steps are not captured, and its "
         "cost is that of eager steps.",
     )

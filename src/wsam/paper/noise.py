@@ -74,8 +74,6 @@ def noise() -> Table:
 
 def noise_best() -> Table:
     """The same runs at their best epoch; the paper's figures seem to be of this kind."""
-    notes = (
-        "The best epoch is chosen on the test images, so it is optimistic.",
-    )
+    notes = ("The best epoch is chosen on the test images, so it is optimistic.",)
     title = f"{_TITLE}, at each run's best epoch"
     return Table("noise-best", title, ("method",), _cells(Measure.BEST_ACCURACY), notes=notes)
