@@ -59,6 +59,13 @@ def test_requests_survive_json():
     assert Request.from_dict(old).equal == "time"
 
 
+def test_methods_of_ones_own_have_styles_of_their_own():
+    names = ("mine.py:A", "mine.py:B")
+    own = {name: TINY.replace(method=name, digests={"method": "0" * 12}) for name in names}
+    methods = Request(TINY, ("sam", "wsam", "cheap", *names), own=own).contenders.values()
+    assert len({method.style for method in methods}) == 6
+
+
 # Settings ---------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ from wsam.lab.run import Run
 from wsam.paper import Profile, find, minima
 from wsam.report import gather, page
 from wsam.report.experiment import error_map, heat_figures, mean_slice
-from wsam.report.labels import experiments, select_best
+from wsam.report.labels import experiments, method_colors, select_best
 
 
 def put(out, run, error=5.0):
@@ -256,7 +256,7 @@ def test_a_method_of_ones_own(tmp_path):
         "BlendSAM ρ 0.1, share 0.5",
         "BlendSAM ρ 0.1, share 0.7",
     ]
-    assert {item.style.color for item in own} == {"ink"}
+    assert {item.style.color for item in own} == {"friendly_sam"}
     assert base.style.color == "vanilla"
     text = page(folder)
     assert "BlendSAM ρ 0.4, share 0.7" in text
@@ -280,6 +280,26 @@ def test_methods_of_ones_own_are_counted_separately(tmp_path):
     (one,) = experiments(gather(tmp_path).groups)
     assert len(select_best(one.groups, 12)) == 6
     assert len({item.style.dashes for item in one.plotted}) == 6
+    assert len({item.style.color for item in one.plotted}) == 6
+
+
+def test_a_method_of_ones_own_has_one_color_on_a_page(tmp_path):
+    """It is not the color of a method that the page shows, in whichever experiment."""
+    digests = {"method": "0" * 12}
+    put(tmp_path, Run(method="friendly_sam", model="mlp", epochs=1))
+    for model, names in (("mlp", "AB"), ("cnn", "B")):
+        for name in names:
+            put(tmp_path, Run(method=f"mine.py:{name}", model=model, digests=digests, epochs=1))
+    groups = [item for one in experiments(gather(tmp_path).groups) for item in one.groups]
+    colors = {(item.group.run.method, item.style.color) for item in groups}
+    assert len(colors) == len({color for _, color in colors}) == 3
+
+
+def test_more_methods_than_colors():
+    """The last ones get the color of text."""
+    found = method_colors(["sam", *(f"mine.py:{letter}" for letter in "ABCDEFGHIJKL")])
+    assert found["sam"] == "sam"
+    assert list(found.values()).count("ink") == 2
 
 
 # ---- experiments ----

@@ -40,12 +40,14 @@ class Contender:
         title: As displayed.
         run: Its run at the default settings.
         axes: The settings that the search varies.
+        color: The color of its lines: a name in `METHOD_STYLES`, or ``ink``.
     """
 
     name: str
     title: str
     run: Run
     axes: tuple[str, ...]
+    color: str = "ink"
 
     def point(self, trial: int) -> Point:
         """Return the settings of a trial.
@@ -88,10 +90,9 @@ class Contender:
         """Color and dashes of its lines."""
         if self.name == CHEAP:
             return LineStyle("wsam", _CHEAP_DASHES, shade=3)
-        method = self.run.method
-        if method not in METHOD_STYLES:
+        if self.color not in METHOD_STYLES:
             return LineStyle("ink", (1, 2))
-        return LineStyle(method, METHOD_STYLES[method].dashes)
+        return LineStyle(self.color, METHOD_STYLES[self.color].dashes)
 
 
 def contender(name: str, run: Run, every: int, own: Run | None = None) -> Contender:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
@@ -16,6 +16,7 @@ from wsam.lab.run import Run
 from wsam.lab.settings import CLASS, VANILLA, method_defaults
 from wsam.lab.user_code import is_code, load, source_file
 from wsam.lab.values import check_choice
+from wsam.report.labels import method_colors
 
 TRIALS = 8
 EPOCHS = 30
@@ -85,8 +86,12 @@ class Request:
     @property
     def contenders(self) -> dict[str, Contender]:
         """The methods by name, with the settings that the search tries."""
-        return {
+        found = {
             name: contender(name, self.run, self.every, self.own.get(name)) for name in self.methods
+        }
+        colors = method_colors(method.run.method for method in found.values())
+        return {
+            name: replace(method, color=colors[method.run.method]) for name, method in found.items()
         }
 
     @property

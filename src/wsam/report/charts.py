@@ -35,7 +35,7 @@ class LineStyle:
     """Color and dashes of a series.
 
     Args:
-        color: A method, or ``ink``.
+        color: A name in `METHOD_STYLES`, or ``ink``.
         dashes: On and off lengths, empty for a solid line; None if no line is drawn.
         shade: Index of a shade of the color (`plot_style.shades`); None for the color itself.
     """

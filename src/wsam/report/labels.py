@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,11 @@ MAX_LINES = len(_DASHES)
 """More lines are not distinguishable without color."""
 MAX_LINES_PER_METHOD = SHADE_COUNT
 """One shade for each line of a method; the rest is for other methods to compare with."""
+_LENT = (
+    *("friendly_sam", "gsam", "coupled_wsam", "esam", "fisher_sam"),
+    *("looksam", "one_pass_wsam", "vasso", "asam", "msam"),
+)
+"""Methods whose style a method without one gets, on a page that does not show them."""
 _MAX_LISTED = 3
 _SHADES = {2: (1, 3), 3: (1, 2, 3), 4: (0, 1, 2, 3)}
 """Shades by number of lines. The lightest, which differs most from the color, is used last."""
@@ -76,10 +81,11 @@ def experiments(
         title = experiment_title(group.run)
         by_title.setdefault((title, figure_name(group.metric)), []).append(group)
     shown_figures = Counter(title for title, _ in by_title)
+    colors = method_colors(map(_variant, groups))
     return [
         Experiment(
             title if shown_figures[title] == 1 else f"{title}, {figure}",
-            tuple(_labeled(found, names or {})),
+            tuple(_labeled(found, names or {}, colors)),
         )
         for (title, figure), found in by_title.items()
     ]
@@ -112,14 +118,14 @@ def _listed(names: Sequence[str], noun: str) -> str:
     return " and ".join(filter(None, (", ".join(distinct[:-1]), distinct[-1])))
 
 
-def _labeled(groups: Sequence[Group], names: Mapping[str, str]) -> list[LabeledGroup]:
+def _labeled(
+    groups: Sequence[Group], names: Mapping[str, str], colors: Mapping[str, str]
+) -> list[LabeledGroup]:
     found = []
     generated = group_names([group.run for group in groups])
     for group, own in zip(groups, generated, strict=True):
-        method = _variant(group)
         name = names.get(group_key(group.run)) or own
-        style = LineStyle(method if method in METHOD_STYLES else "ink")
-        found.append(LabeledGroup(group, name, style))
+        found.append(LabeledGroup(group, name, LineStyle(colors[_variant(group)])))
     return assign_shades(assign_dashes(found))
 
 
@@ -128,6 +134,21 @@ def _variant(group: Group) -> str:
 
 
 # ---- styles ----
+
+
+def method_colors(methods: Iterable[str]) -> dict[str, str]:
+    """Return the color of each method of a page, as a name in `METHOD_STYLES`.
+
+    A method without a style, such as the user's own class, gets that of a method which the page does
+    not show; ``ink`` if all are used.
+
+    Example:
+        >>> method_colors(["my.py:RandomSAM", "my.py:SmallSAM"])
+        {'my.py:RandomSAM': 'friendly_sam', 'my.py:SmallSAM': 'gsam'}
+    """
+    shown = sorted(set(methods))
+    free = (name for name in _LENT if name not in shown)
+    return {name: name if name in METHOD_STYLES else next(free, "ink") for name in shown}
 
 
 def select_best(groups: Sequence[LabeledGroup], limit: int) -> list[LabeledGroup]:
