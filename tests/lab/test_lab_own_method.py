@@ -1,8 +1,10 @@
 """A method of the user's own: `wsam train --method file.py:Class`."""
 
 import json
+import os
 import re
 import shlex
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -163,14 +165,17 @@ def test_the_example_of_the_page(tmp_path, monkeypatch):
 # Key and settings -------------------------------------------------------------------------------
 
 
-def test_the_key_depends_on_the_file(tmp_path):
+def test_the_key_depends_on_the_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
     file = tmp_path / "mine.py"
     file.write_text(FILE.read_text())
     name = f"{file}:BlendSAM"
     run = Run(method=name)
     assert run == Run(method=name, hyper={"rho": 0.1, "share": 0.5})
     assert run.replace(method="sam").key == Run(method="sam").key
+    written = file.stat()
     file.write_text(FILE.read_text().replace("share=0.5", "share=0.6"))
+    os.utime(file, ns=(written.st_atime_ns, written.st_mtime_ns))  # of the same time and size
     changed = Run(method=name)
     assert changed.hyper["share"] == 0.6
     assert changed.key != run.key

@@ -6,7 +6,6 @@ key of a run contains a digest of the file, not of the files it imports.
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -19,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from wsam.lab.errors import UserCodeError, explain
-from wsam.lab.files import file_sha256
+from wsam.lab.files import sha256
 
 _NOT_CODE = ("folder", "table", "text", "hf", "timm", "object")
 """Prefixes of names that are not code: ``folder:PATH``, ``timm:NAME``."""
@@ -105,18 +104,18 @@ def load(name: str) -> Any:
 def _import_file(path: Path) -> ModuleType:
     """Import a file under a name of its own, once for each version of it."""
     path = path.resolve()
-    digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
-    name = f"{path.stem}_{digest}_{file_sha256(path)[:8]}"
+    code = path.read_bytes()
+    name = f"{path.stem}_{sha256(str(path).encode())[:8]}_{sha256(code)[:8]}"
     if name in sys.modules:
         return sys.modules[name]
     _add_to_path(path.parent)  # as Python does for a script
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        # Not by the loader: its bytecode cache may be that of another version of the same second.
+        exec(compile(code, path, "exec"), module.__dict__)
     except BaseException:
         del sys.modules[name]
         raise
