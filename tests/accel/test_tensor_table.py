@@ -46,15 +46,19 @@ def test_weights_of_a_subclass_are_not_processed() -> None:
     assert plan.gradient_addresses([torch.ones(4)]) is None
     plan = WorkPlan([torch.ones(4)], CPU)
     assert plan.gradient_addresses([torch.ones(4)]) is not None
-    plan.update([torch.ones(4).as_subclass(Subclass)])
+    assert plan.fits([torch.ones(4).as_subclass(Subclass)])
     assert plan.gradient_addresses([torch.ones(4)]) is None
 
 
-def test_another_shape_at_the_same_address_does_not_fit() -> None:
+def test_weights_of_another_layout_are_not_processed() -> None:
     weight = torch.ones(4)
     plan = WorkPlan([weight], CPU)
-    assert plan.update([weight])
-    assert not plan.update([weight.view(2, 2)])
+    assert plan.fits([weight])
+    for other in (torch.ones(2, 2), torch.ones(5), torch.ones(4).double()):
+        for _ in range(2):
+            assert not plan.fits([other])
+    view = weight.view(2, 2)  # at the same address
+    assert not plan.fits([view]) or plan.gradient_addresses([torch.ones_like(view)]) is None
 
 
 def test_a_weight_buffer_has_the_layout_of_the_weights() -> None:

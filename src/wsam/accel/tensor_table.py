@@ -84,8 +84,6 @@ class WorkPlan:
         device: their device.
     """
 
-    weights: list[int]
-    """Addresses of the weights when they were last checked."""
 
     def __init__(self, weights: Sequence[Tensor], device: torch.device) -> None:
         where, offset, self._starts, self._size = [], [], [], 0
@@ -106,19 +104,27 @@ class WorkPlan:
         dense = all(w.dtype == torch.float32 and is_dense(w) for w in weights)
         self._supported = dense and self.programs > 0
         self._checked: list[tuple[list[weakref.ref[Any]], list[int]]] = []
-        self.update(weights)
+        self.weights: list[int] = []
+        """Addresses of the weights when they were last checked."""
+        self.fits(weights)
 
-    def update(self, weights: Sequence[Tensor]) -> bool:
-        """Read the weights' addresses; return False if the plan does not fit these weights."""
-        self.weights = data_ptrs(weights)
+    def fits(self, weights: Sequence[Tensor]) -> bool:
+        """Whether the plan fits these weights.
+
+        At known addresses only another view of the same memory could not. Its gradients have another
+        layout than the plan, too, which `gradient_addresses` finds.
+        """
+        addresses = data_ptrs(weights)
+        if addresses == self.weights:
+            return True
+        if (weights[0].dtype, weights[0].device) != self._kind:
+            return False
+        if not self._has_strides(weights) or not self._has_sizes(weights):
+            return False
         plain = PLAIN_TYPES.issuperset(map(type, weights))
-        self._usable = self._supported and plain and are_aligned(self.weights)
-        same_kind = (weights[0].dtype, weights[0].device) == self._kind
-        return same_kind and self._has_strides(weights) and self._has_sizes(weights)
-
-    def still_fits(self, weights: Sequence[Tensor]) -> bool:
-        """Whether the plan fits the weights, which rarely move within a step."""
-        return data_ptrs(weights) == self.weights or self.update(weights)
+        self._usable = self._supported and plain and are_aligned(addresses)
+        self.weights = addresses
+        return True
 
     def buffer(self) -> WeightBuffer:
         """Return memory for copies of all weights."""

@@ -180,7 +180,7 @@ class TritonBackend:
     def _find_plan(self, block: Block) -> WorkPlan | None:
         key, weights = tuple(block.indices), block.weights()
         plan = self._plans.get(key)
-        if plan is not None and plan.update(weights):
+        if plan is not None and plan.fits(weights):
             return plan
         if self._tables.recording:
             return None
@@ -292,7 +292,7 @@ class TritonBackend:
         known = self._kernel_blocks.get(id(block))
         if known is None or not isinstance(block.saved, WeightBuffer):
             return None
-        if not known.plan.still_fits(block.weights()):
+        if not known.plan.fits(block.weights()):
             return None
         g1 = known.plan.gradient_addresses([p.grad for p in block.params])
         return None if g1 is None else [block.saved.addresses(), known.plan.weights, g1]
