@@ -571,6 +571,18 @@ def test_captured_steps_of_other_libraries_equal_the_record() -> None:
     assert set(record["not_capturable"]) == {"davda54"}
 
 
+def test_ratios_to_two_passes_equal_the_records() -> None:
+    """As docs/speed.md states above its tables."""
+    text = " ".join((DOCS / "speed.md").read_text().split())
+    for file, form, sentence in (
+        ("resnet18-only-wsam-eager-sam-eager", "eager", "passes ({} and {} times their time), but"),
+        ("resnet18", "captured", "takes {} times as long as its two passes, of SAM {}."),
+    ):
+        record = json.loads((BENCHMARKS / f"bench-{file}-cuda.json").read_text())
+        ratios = {c["name"]: c["of_floor"]["median"] for c in record["cases"] if c["form"] == form}
+        assert sentence.format(f"{ratios['WSAM']:.3f}", f"{ratios['SAM']:.3f}") in text
+
+
 def test_every_figure_has_a_message_and_a_caption() -> None:
     """Alternative text is a sentence with the message, and the sentence below repeats it in italics."""
     pictures = {path.name for path in (DOCS / "_static").iterdir() if path.suffix != ".css"}
