@@ -84,7 +84,6 @@ class WorkPlan:
         device: their device.
     """
 
-
     def __init__(self, weights: Sequence[Tensor], device: torch.device) -> None:
         where, offset, self._starts, self._size = [], [], [], 0
         for index, weight in enumerate(weights):
@@ -111,15 +110,15 @@ class WorkPlan:
     def fits(self, weights: Sequence[Tensor]) -> bool:
         """Whether the plan fits these weights.
 
-        At known addresses only another view of the same memory could not. Its gradients have another
-        layout than the plan, too, which `gradient_addresses` finds.
+        At known addresses their strides are not compared: if these have changed, those of the gradients
+        have, too, which `gradient_addresses` finds.
         """
+        if not self._has_sizes(weights):
+            return False
         addresses = data_ptrs(weights)
         if addresses == self.weights:
             return True
-        if (weights[0].dtype, weights[0].device) != self._kind:
-            return False
-        if not self._has_strides(weights) or not self._has_sizes(weights):
+        if (weights[0].dtype, weights[0].device) != self._kind or not self._has_strides(weights):
             return False
         plain = PLAIN_TYPES.issuperset(map(type, weights))
         self._usable = self._supported and plain and are_aligned(addresses)
