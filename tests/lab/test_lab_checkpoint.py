@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wsam.lab import files
+from wsam.lab import checkpoint, files
 from wsam.lab.checkpoint import Checkpoints, DamagedError, load_state, save_state
 
 
@@ -324,7 +324,7 @@ def test_save_removes_temporary_files_of_a_killed_process(checkpoints):
     assert not list(checkpoints.folder.glob("*.tmp"))
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, '{"bytes": "many", "sha256": ""}', "[]"])
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"bytes": "many", "sha256": ""}', "[]", "{}"])
 def test_an_unusable_manifest_is_damage(checkpoints, messages, text):
     checkpoints.save(1, state(1))
     newest(checkpoints).with_suffix(".json").write_text(text)
@@ -332,6 +332,35 @@ def test_an_unusable_manifest_is_damage(checkpoints, messages, text):
     (message,) = messages
     assert "the manifest of" in message
     assert "is missing or damaged; restarting the run" in message
+
+
+def test_checkpoints_of_this_process_are_not_read_again(checkpoints, monkeypatch):
+    for number in (1, 2):
+        checkpoints.save(number, state(number))
+    reads = []
+    monkeypatch.setattr(
+        checkpoint, "load_state", lambda path: reads.append(path) or load_state(path)
+    )
+    again = Checkpoints(checkpoints.folder)
+    again.load()
+    for number in (3, 4):
+        again.save(number, state(number))
+    assert [path.name for path in reads] == ["000002.pt"]
+
+
+def test_a_checkpoint_whose_data_is_missing_is_removed(checkpoints):
+    checkpoints.save(1, state(1))
+    newest(checkpoints).unlink()
+    Checkpoints(checkpoints.folder).save(2, state(2))
+    assert numbers(checkpoints) == [2]
+
+
+def test_other_files_are_not_checkpoints(checkpoints):
+    checkpoints.save(1, state(1))
+    (checkpoints.folder / "config.json").write_text("{}")
+    assert checkpoints.load()["number"] == checkpoints.newest == 1
+    checkpoints.clear()
+    assert [path.name for path in checkpoints.folder.iterdir()] == ["config.json"]
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".json"])

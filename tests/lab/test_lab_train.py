@@ -154,7 +154,10 @@ def test_contents_of_a_record(tmp_path):
         "captured": False,
         "processes": 1,
     }
-    assert record["data"]["train"] == 300
+    assert record["data"] == {
+        **{"train": 300, "test": 100, "steps": 4},
+        "verified": "embedded in scikit-learn",
+    }
     assert {"commit", "finished", "resumed", "failure", "images_per_second"} <= set(record)
     assert not list(tmp_path.glob("work/*/checkpoints"))
 

@@ -58,20 +58,17 @@ def load_state(path: Path) -> State:
     """Load a file written by `save_state` to the CPU, after checking it against its manifest.
 
     Raises:
-        DamagedError: The file is missing, truncated or altered, or does not hold a dictionary of
-            tensors and primitives.
+        DamagedError: The file is missing, truncated or altered, or does not hold tensors and
+            primitives.
     """
     try:
-        state = load_tensors(io.BytesIO(_verified_bytes(path)))
+        return load_tensors(io.BytesIO(_verified_bytes(path)))  # type: ignore[no-any-return]
     except NotTensorsError as error:
         raise DamagedError(
             f"{path} does not contain tensors and primitives only: {error}"
         ) from error
     except OSError as error:
         raise DamagedError(f"{path} cannot be read: {error.strerror}") from error
-    if not isinstance(state, dict):
-        raise DamagedError(f"{path} does not contain a dictionary")
-    return state
 
 
 def has_manifest(path: Path) -> bool:
@@ -87,8 +84,8 @@ def _verified_bytes(path: Path) -> bytes:
     """Return a file's contents after checking them against the manifest.
 
     Raises:
-        DamagedError: The contents do not match, or one of the two files is missing.
-        OSError: A file cannot be read.
+        DamagedError: The contents do not match, or the manifest is missing or damaged.
+        OSError: A file cannot be read, or the data is missing.
     """
     try:
         manifest = read_json(path.with_suffix(".json"))
@@ -97,12 +94,8 @@ def _verified_bytes(path: Path) -> bytes:
         raise DamagedError(f"the manifest of {path} is missing or damaged") from error
     try:
         data = read_regular(path, size)
-    except FileNotFoundError as error:
-        raise DamagedError(f"{path} is missing") from error
     except ValueError as error:
         raise DamagedError(f"{path} is damaged: it {error}") from error
-    if len(data) != size:
-        raise DamagedError(f"{path} is damaged: {len(data)} bytes, expected {size}")
     if sha256(data) != digest:
         raise DamagedError(f"{path} is damaged: its SHA-256 does not match the manifest")
     return data
@@ -129,7 +122,7 @@ class Checkpoints:
     def __init__(self, folder: Path, log: Callable[[str], None] = no_op) -> None:
         self.folder = folder
         self.log = log
-        self._intact: set[int] = set()
+        self._intact: set[int] = set()  # saved or loaded here, so not read again
 
     def save(self, number: int, state: State) -> None:
         """Save a checkpoint; keep it and the newest other intact one, and remove the rest."""
@@ -142,12 +135,12 @@ class Checkpoints:
                 self._remove(other)
 
     def _is_intact(self, number: int) -> bool:
-        if number not in self._intact:
-            try:
-                load_state(self._path(number))
-            except DamagedError:
-                return False
-            self._intact.add(number)
+        if number in self._intact:
+            return True
+        try:
+            load_state(self._path(number))
+        except DamagedError:
+            return False
         return True
 
     @property
@@ -174,11 +167,10 @@ class Checkpoints:
         """Remove all checkpoints and temporary files, and the folder if it is then empty."""
         for number in self._numbers():
             self._remove(number)
-        if self.folder.is_dir():
-            for path in (*self.folder.glob("*.pt"), *self.folder.glob(f"*{TEMPORARY}")):
-                path.unlink(missing_ok=True)
-            with suppress(OSError):
-                self.folder.rmdir()
+        for path in (*self.folder.glob("*.pt"), *self.folder.glob(f"*{TEMPORARY}")):
+            path.unlink()
+        with suppress(OSError):
+            self.folder.rmdir()
 
     def _path(self, number: int) -> Path:
         return self.folder / f"{number:06d}.pt"
@@ -189,6 +181,6 @@ class Checkpoints:
 
     def _remove(self, number: int) -> None:
         # Manifest first: data without a manifest is ignored, a manifest without data is damage.
-        self._path(number).with_suffix(".json").unlink(missing_ok=True)
+        self._path(number).with_suffix(".json").unlink()
         fsync_folder(self.folder)
         self._path(number).unlink(missing_ok=True)

@@ -1,5 +1,8 @@
 """Batches of images: crops, epochs, augmentation, normalization."""
 
+import itertools
+
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -75,17 +78,38 @@ def test_an_epoch_contains_each_image_at_most_once_in_full_batches():
     assert orders[0] != orders[1]
 
 
-def test_without_augmentation():
+@pytest.mark.parametrize(
+    ("padding", "flip", "augment"),
+    [(2, True, True), (2, False, True), (0, True, True), (2, True, False)],
+)
+def test_random_crops_and_flips(padding, flip, augment):
+    """A sample is a window of its own image, padded with black, and all windows occur."""
+    source = images(padding=padding, flip=flip)
+    source.train.labels[:] = torch.arange(50)  # identify the images
+    feed = memory_feed(source, 50, augment=augment)
+    padded = torch.zeros(50, 8 + 2 * padding, 8 + 2 * padding, 3, dtype=torch.uint8)
+    padded[:, padding : padding + 8, padding : padding + 8] = source.train.images
+    offsets = range(2 * padding + 1) if augment else [padding]
+    windows, seen = {}, set()
+    for top, left in itertools.product(offsets, offsets):
+        crops = padded[:, top : top + 8, left : left + 8]
+        for flipped in [False, True] if flip and augment else [False]:
+            for number, crop in enumerate(crops.flip(2) if flipped else crops):
+                windows[number, crop.numpy().tobytes()] = (top, left, flipped)
+    for x, y in itertools.chain.from_iterable(feed.epoch() for _ in range(12)):
+        pixels = (x * 0.2 + 0.4).mul(255).round().to(torch.uint8).permute(0, 2, 3, 1)
+        for number, image in zip(y.tolist(), pixels.contiguous(), strict=True):
+            seen.add(windows[number, image.numpy().tobytes()])
+    assert seen == set(windows.values())
+
+
+def test_fixed_batches_are_the_first_images_without_augmentation():
     source = images()
-    plain = memory_feed(source, 50, augment=False)
-    x, _ = next(plain.epoch())
-    known = {bytes(image.flatten().tolist()) for image in source.train.images}
-    back = (x * 0.2 + 0.4).mul(255).round().to(torch.uint8).permute(0, 2, 3, 1)
-    assert {bytes(image.flatten().tolist()) for image in back} == known
-    changed = memory_feed(source, 50)
-    back = (next(changed.epoch())[0] * 0.2 + 0.4).mul(255).round().to(torch.uint8)
-    back = back.permute(0, 2, 3, 1)
-    assert len({bytes(image.flatten().tolist()) for image in back} - known) > 30
+    feed = memory_feed(source, augment=False)
+    batches = list(feed.fixed("train", 5, 3))
+    assert [len(x) for x, _ in batches] == [3, 2]
+    assert torch.equal(batches[0][0], feed.normalize(source.train.images[:3]))
+    assert batches[1][1].tolist() == source.train.labels[3:5].tolist()
 
 
 def test_the_generator_state_resumes_a_feed():

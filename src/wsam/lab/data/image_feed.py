@@ -136,10 +136,7 @@ class MemoryFeed(ImageFeed):
         for step in range(self.steps):
             part = slice(step * self.batch_size, (step + 1) * self.batch_size)
             index, crop = order[part], (top[part], left[part], flip[part])
-            if self.padding or self.flip:
-                batch = crop_and_flip(images, index, *crop, (rows, columns))
-            else:
-                batch = images[index]
+            batch = crop_and_flip(images, index, *crop, (rows, columns))
             yield self.normalize(batch), labels[index]
 
     def _randint(self, high: int) -> Tensor:
