@@ -481,6 +481,7 @@ def test_gain_at_a_lower_cost_equals_the_records() -> None:
     for text in (readme, index):
         assert f"took {cost}x the time of SGD and kept [two thirds of WSAM's improvement]" in text
     assert f"| {cost}x; kept {share}% of WSAM's gain in [three runs]" in readme
+    assert f"took {cost} times the time of SGD on CIFAR-10 and kept [two thirds of" in cheap
     assert f"keeps {share}% of WSAM's gain at {cost} times SGD's time" in cheap
     when, limits, faq = (
         " ".join((DOCS / name).read_text().split())
