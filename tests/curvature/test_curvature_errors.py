@@ -206,7 +206,7 @@ def test_wrappers_are_removed_in_any_order():
 @pytest.mark.parametrize("measure", [sharpness, average_sharpness])
 def test_invalid_radii(measure):
     for wrong in (0.0, -1.0, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match="must be a positive number"):
+        with pytest.raises(ValueError, match=r"(rho|sigma) must be in \(0, inf\)"):
             measure(model(), F.cross_entropy, DATA, wrong)
     with pytest.raises(ValueError, match="eta must be"):
         measure(model(), F.cross_entropy, DATA, 0.1, eta=-1)
@@ -218,6 +218,12 @@ def test_invalid_radii(measure):
             0.1,
             **{"steps" if measure is sharpness else "samples": 0},
         )
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0, float("inf")])
+def test_invalid_step_sizes(wrong):
+    with pytest.raises(ValueError, match=r"step_size must be in \(0, inf\)"):
+        sharpness(model(), F.cross_entropy, DATA, steps=2, step_size=wrong)
 
 
 @pytest.mark.parametrize("check", [True, False])

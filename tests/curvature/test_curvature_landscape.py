@@ -68,6 +68,20 @@ def test_lines_and_planes_equal_the_losses_of_moved_weights():
     assert len(landscape(model, F.cross_entropy, DATA, a).losses) == 41
 
 
+def test_given_statistics_do_not_change_in_train_mode():
+    """BatchNorm updates its running statistics, also those of `origin`."""
+    model = net()
+    origin = model.state_dict()  # shares memory with the model
+    before = {name: tensor.clone() for name, tensor in origin.items()}
+    line = landscape(
+        model, F.cross_entropy, DATA, random_direction(model), [0.0], origin=origin, mode="train"
+    )
+    assert all(torch.equal(tensor, before[name]) for name, tensor in origin.items())
+    with torch.no_grad():
+        total = sum(len(x) * float(F.cross_entropy(model.train()(x), y)) for x, y in DATA)
+    assert line.losses == pytest.approx([total / 10], rel=1e-5)
+
+
 def test_directions_have_the_norms_of_filters_or_length_one():
     model = net()
     direction = random_direction(model, seed=3)
@@ -211,6 +225,11 @@ def test_invalid_arguments():
         landscape(model, F.cross_entropy, DATA, [a, a, a])
     with pytest.raises(ValueError, match="coordinates"):
         landscape(model, F.cross_entropy, DATA, [a, a], [[0.0, 1.0]])
+    for flat in ([], [0.0, 1.0], torch.zeros(3)):
+        with pytest.raises(ValueError, match=r"2 direction\(s\) need as many non-empty lists"):
+            landscape(model, F.cross_entropy, DATA, [a, a], flat)
+    with pytest.raises(ValueError, match=r"labels must name 1 direction\(s\), got 'line'"):
+        landscape(model, F.cross_entropy, DATA, a, labels="line")
     with pytest.raises(ValueError, match="no parameter or buffer named 'x'"):
         landscape(model, F.cross_entropy, DATA, {"x": torch.ones(1)}, [0.0])
     with pytest.raises(ValueError, match=r"'4\.bias' is of shape"):

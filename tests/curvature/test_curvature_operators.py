@@ -190,9 +190,9 @@ def test_the_row_of_a_padding_index_is_a_constant_in_both_modes(build):
 
 @pytest.mark.parametrize("mode", ["reverse", "forward"])
 def test_train_mode_uses_batch_statistics_and_keeps_the_running_ones(mode):
-    model, (batch, *_) = cnn().double(), batches(4)
+    model, data = cnn().double(), batches(4)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    H = hessian(model, F.cross_entropy, [batch], mode="train", differentiation=mode)
+    H = hessian(model, F.cross_entropy, data, mode="train", differentiation=mode)
     found = H.dense()
     assert H.info.mode == "train"
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -200,10 +200,11 @@ def test_train_mode_uses_batch_statistics_and_keeps_the_running_ones(mode):
     buffers = {name: b.clone() for name, b in model.named_buffers()}
 
     def loss(w):
-        return F.cross_entropy(functional_call(model, {**buffers, **w}, (batch[0],)), batch[1])
+        outputs = [functional_call(model, {**buffers, **w}, (x,)) for x, _ in data]
+        return F.cross_entropy(torch.cat(outputs), torch.cat([y for _, y in data]))
 
     torch.testing.assert_close(found, dense_hessian(model, loss), rtol=0, atol=1e-8)
-    evaluated = hessian(model, F.cross_entropy, [batch]).dense()
+    evaluated = hessian(model, F.cross_entropy, data).dense()
     assert (found - evaluated).abs().max() > 1e-3
 
 

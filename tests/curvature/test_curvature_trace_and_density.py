@@ -86,8 +86,11 @@ def test_unknown_standard_error_is_null_in_json(method):
     "arguments", [{"tol": 0}, {"max_products": 1}, {"columns": 0}, {"sketch": 0}]
 )
 def test_invalid_arguments_of_trace(arguments):
-    with pytest.raises(ValueError, match="must be above 0"):
+    (name,) = arguments
+    with pytest.raises(ValueError, match=f"{name} must be"):
         trace(torch.eye(3), **arguments)
+    with pytest.raises(TypeError, match=f"{name} must be"):
+        trace(torch.eye(3), **{name: "3"})
     with pytest.raises(ValueError, match="method must be"):
         trace(torch.eye(3), method="guess")
 
@@ -194,5 +197,8 @@ def test_density_of_a_network():
     "arguments", [{"steps": 1}, {"max_probes": 0}, {"tol": 0}, {"points": 1}, {"sigma": 0.0}]
 )
 def test_invalid_arguments_of_density(arguments):
-    with pytest.raises(ValueError, match="must be"):
+    (name,) = arguments
+    with pytest.raises(ValueError, match=f"{name} must be"):
         density(torch.eye(3), **arguments)
+    with pytest.raises(TypeError, match=f"{name} must be"):
+        density(torch.eye(3), **{name: "3"})

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from wsam._core.validation import count
+from wsam._core.validation import count, number
 from wsam.curvature.eigensolvers import SolverOptions, Which, lanczos, power_iteration
 from wsam.curvature.operator import Info, SymmetricOperator
 from wsam.curvature.progress import ProgressCallback
@@ -127,7 +127,8 @@ def top_eigenvalues(
         The WSAM paper's table of minima uses power iteration.
     """
     size = operator.shape[0]
-    _check_arguments(operator, which, method, tol)
+    _check_arguments(operator, which, method)
+    number("tol", tol, 0, 1, low_open=True)
     count("k", k, 1)
     count("block", block, 1)
     if max_products is not None:
@@ -161,12 +162,10 @@ def _default_limit(k: int, which: Which, method: str) -> int:
     return per_end * (2 if which == "both" else 1)
 
 
-def _check_arguments(operator: SymmetricOperator, which: str, method: str, tol: float) -> None:
+def _check_arguments(operator: SymmetricOperator, which: str, method: str) -> None:
     if len(operator.shape) != 2 or operator.shape[0] != operator.shape[1]:
         raise ValueError(f"expected a square operator, got shape {tuple(operator.shape)}")
     if which not in ("largest", "smallest", "both"):
         raise ValueError(f"which must be 'largest', 'smallest' or 'both', got {which!r}")
     if method not in ("lanczos", "power"):
         raise ValueError(f"method must be 'lanczos' or 'power', got {method!r}")
-    if not 0 < tol < 1:
-        raise ValueError(f"tol must be between 0 and 1, got {tol}")

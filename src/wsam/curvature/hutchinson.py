@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from wsam._core.validation import count, number
 from wsam.curvature.operator import Info, SymmetricOperator
 from wsam.curvature.progress import Progress, ProgressCallback
 from wsam.curvature.random_vectors import sign_columns
@@ -111,11 +112,10 @@ def trace(
     """
     if method not in ("hutchinson", "hutch++"):
         raise ValueError(f"method must be 'hutchinson' or 'hutch++', got {method!r}")
-    if not tol > 0 or max_products < 2 or columns < 1 or sketch < 1:
-        raise ValueError(
-            "tol must be above 0, max_products at least 2, columns and sketch at least 1, got "
-            f"{tol}, {max_products}, {columns} and {sketch}"
-        )
+    number("tol", tol, low_open=True)
+    count("max_products", max_products, 2)
+    count("sketch", sketch, 1)
+    count("columns", columns, 1)
     size = operator.shape[0]
     generator = torch.Generator().manual_seed(seed)
     basis = torch.zeros(size, 0, device=operator.device, dtype=operator.dtype)

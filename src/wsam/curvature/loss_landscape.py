@@ -115,6 +115,9 @@ def landscape(
     if len(given) not in (1, 2):
         raise ValueError(f"a landscape needs one direction or two, got {len(given)}")
     axes = _coordinate_lists(coordinates, len(given))
+    names = list(labels or [f"direction {i + 1}" for i in range(len(axes))])
+    if len(names) != len(axes):
+        raise ValueError(f"labels must name {len(axes)} direction(s), got {labels!r}")
     options.setdefault("params", lambda _name: True)  # frozen parameters may be moved, too
     objective = Objective(model, loss_fn, batches, **options)
     given = [merge_tied(objective.model, direction) for direction in given]
@@ -128,7 +131,6 @@ def landscape(
     means = _mean_losses(objective, points, start, moves, report)
     columns = len(axes[-1])
     rows = [means[i : i + columns] for i in range(0, len(means), columns)]
-    names = list(labels or [f"direction {i + 1}" for i in range(len(axes))])
     failed = [point for point, mean in zip(points, means, strict=True) if not math.isfinite(mean)]
     # In train mode BatchNorm does not use running variances.
     suspects = failed if objective.mode == "eval" else []
@@ -166,10 +168,9 @@ def _coordinate_lists(
         half = 20 if dimensions == 1 else 10
         return [[step / half for step in range(-half, half + 1)]] * dimensions
     given: list[Any] = list(coordinates)
-    if dimensions == 1 and given and not torch.as_tensor(given[0]).ndim:
-        given = [given]
-    axes = [[float(value) for value in axis] for axis in given]
-    if len(axes) != dimensions or any(not axis for axis in axes):
+    is_flat = all(torch.as_tensor(value).ndim == 0 for value in given)
+    axes = [[float(value) for value in axis] for axis in ([given] if is_flat else given)]
+    if len(axes) != dimensions or not all(axes):
         raise ValueError(f"{dimensions} direction(s) need as many non-empty lists of coordinates")
     return axes
 

@@ -245,8 +245,7 @@ class Objective:
         then: Callable[[Tensor, Any], Any],
     ) -> Any:
         """Return `then(loss, output)`, called while the model has the given weights."""
-        given = {_PREFIX + name: tensor for name, tensor in leaves.items()}
-        tensors = {**self._copied_tensors(given), **given}
+        tensors = self._swapped_tensors(leaves)
         return torch.func.functional_call(self._model_and_loss, tensors, (batch, size, then))
 
     def criterion(self, output: Tensor, batch: Any, size: float) -> Tensor:
@@ -304,16 +303,17 @@ class Objective:
     def _uses_tf32(self) -> bool:
         return self.device.type == "cuda" and self.dtype == torch.float32 and _is_tf32_allowed()
 
-    def _copied_tensors(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the tensors of model and loss that must be copied or cast, except those given."""
-        copies: dict[str, Tensor] = {}
+    def _swapped_tensors(self, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the given tensors, and those of model and loss that must be cast or copied."""
+        tensors = {_PREFIX + name: tensor for name, tensor in leaves.items()}
         if self._cast:
             for name, parameter in self._model_and_loss.named_parameters():
-                if name not in given:
-                    copies[name] = self._to_dtype(parameter.detach())
+                if name not in tensors:
+                    tensors[name] = self._to_dtype(parameter.detach())
         for name, buffer in self._model_and_loss.named_buffers():
-            copies[name] = self._to_dtype(buffer).clone()  # BatchNorm writes into its statistics
-        return copies
+            # BatchNorm writes into its statistics, also into given ones.
+            tensors[name] = self._to_dtype(tensors.get(name, buffer)).clone()
+        return tensors
 
     def _to_dtype(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.dtype) if self._cast and tensor.is_floating_point() else tensor

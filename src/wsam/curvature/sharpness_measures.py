@@ -15,7 +15,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
-from wsam._core.validation import count
+from wsam._core.validation import count, number
 from wsam._utils.batches import split_batch
 from wsam._utils.text import json_safe
 from wsam.curvature.objective import LossFunction, Objective, ObjectiveOptions
@@ -118,16 +118,15 @@ def sharpness(
         Andriushchenko et al., A modern look at the relationship between sharpness and
         generalization, ICML 2023 (several steps, adaptive).
     """
-    _check_radius("rho", rho, eta)
+    number("rho", rho, low_open=True)
+    number("eta", eta)
     count("steps", steps, 1)
+    step = number("step_size", rho if step_size is None else step_size, low_open=True)
     if m is not None:
         count("m", m, 1)
-    if step_size is not None and not step_size > 0:
-        raise ValueError(f"step_size must be a positive number, got {step_size}")
     objective = Objective(model, loss_fn, batches, **options)
     weights = objective.weights()
     scale = _scaling(weights, adaptive, eta)
-    step = rho if step_size is None else step_size
     generator = torch.Generator().manual_seed(seed)
     if m is not None:
         objective.read_again()  # gradients of groups cannot show that the whole data changed
@@ -205,7 +204,8 @@ def average_sharpness(
         Andriushchenko et al., A modern look at the relationship between sharpness and
         generalization, ICML 2023 (this form).
     """
-    _check_radius("sigma", sigma, eta)
+    number("sigma", sigma, low_open=True)
+    number("eta", eta)
     count("samples", samples, 1)
     objective = Objective(model, loss_fn, batches, **options)
     weights = objective.weights()
@@ -312,10 +312,3 @@ def _scaling(weights: Tensor, adaptive: bool, eta: float) -> Tensor:
 
 def _normal(weights: Tensor, generator: torch.Generator) -> Tensor:
     return normal(weights.shape, generator).to(weights)
-
-
-def _check_radius(name: str, radius: float, eta: float) -> None:
-    if not (radius > 0 and math.isfinite(radius)):
-        raise ValueError(f"{name} must be a positive number, got {radius}")
-    if not (eta >= 0 and math.isfinite(eta)):
-        raise ValueError(f"eta must be zero or positive, got {eta}")

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from wsam._core.validation import count, number
 from wsam.curvature.operator import Info, SymmetricOperator
 from wsam.curvature.plot_density import save_density
 from wsam.curvature.progress import Progress, ProgressCallback
@@ -191,13 +192,12 @@ def density(
         Ghorbani, Krishnan and Xiao, An investigation into neural net optimization via Hessian
         eigenvalue density, ICML 2019.
     """
-    if steps < 2 or max_probes < 1 or points < 2 or not tol > 0:
-        raise ValueError(
-            "steps and points must be at least 2, max_probes at least 1 and tol above 0, got "
-            f"{steps}, {points}, {max_probes} and {tol}"
-        )
-    if sigma is not None and not (sigma > 0 and math.isfinite(sigma)):
-        raise ValueError(f"sigma must be a positive number, got {sigma}")
+    count("steps", steps, 2)
+    number("tol", tol, low_open=True)
+    count("max_probes", max_probes, 1)
+    if sigma is not None:
+        number("sigma", sigma, low_open=True)
+    count("points", points, 2)
     generator = torch.Generator().manual_seed(seed)
     steps = min(steps, operator.shape[0])
     probes: list[LanczosQuadrature] = []
