@@ -236,6 +236,7 @@ def test_landscapes(out, record, tmp_path):
         measured(other, "--samples", 40)["info"]["loss"], rel=1e-4
     )
     assert all(Path(file).stat().st_size > 100 for file in path["files"])
+    assert "Dotted: the two checkpoints." in (tmp_path / "landscape.html").read_text()
     small = ("--radius", 0.03, "--points", 31, *common[:2], *common[4:])
     (axis,) = json.loads(wsam_command("landscape", record, *small).stdout)["coordinates"]
     assert (axis[0], axis[15]) == (-0.03, 0.0)

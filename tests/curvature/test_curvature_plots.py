@@ -51,6 +51,19 @@ def test_line_has_style_title_and_legend(tmp_path):
     assert {"no finite loss", "1 point is lost"} <= set(texts)
 
 
+def test_line_between_two_checkpoints_has_both_ends_marked(tmp_path):
+    def marks(figure: Path) -> int:
+        return figure.read_text().count("stroke-dasharray")  # dotted lines and their legend
+
+    origin, ends = LINE.save(tmp_path / "origin.svg"), LINE.save(tmp_path / "ends.svg", ends=True)
+    assert (marks(origin), marks(ends)) == (2, 3)
+    assert svg_texts(ends).count("the two checkpoints") == 1
+    assert "origin" not in svg_texts(ends)
+    page = LINE.save(tmp_path / "ends.html", ends=True).read_text()
+    assert '"marks": [0.0, 1.0]' in page
+    assert "Dotted: the two checkpoints." in page
+
+
 @pytest.mark.parametrize("log", [False, True])
 def test_surface_has_a_legend(log, tmp_path):
     texts = svg_texts(PLANE.save(tmp_path / "plane.svg", log=log))

@@ -107,7 +107,7 @@ def landscape(
     record = {**shared.describe(loaded, seed, start), "axes": axes, **numbers}
     with staged(out) as staging:
         for file in files[:-1]:
-            found.save(staging / file.name, log=log)
+            found.save(staging / file.name, log=log, ends=to is not None)
         (staging / files[-1].name).write_text(json.dumps(record, allow_nan=False))
     if as_json:
         print(json.dumps({**record, "files": [str(f) for f in files]}, allow_nan=False))

@@ -50,17 +50,18 @@ class Landscape:
         found: dict[str, Any] = json_safe(asdict(self))
         return found
 
-    def save(self, path: str | Path, *, log: bool | None = None) -> Path:
+    def save(self, path: str | Path, *, log: bool | None = None, ends: bool = False) -> Path:
         """Write a figure (.png, .svg, .pdf), an interactive page (.html) or the numbers (.json).
 
         Args:
             path: Its suffix selects the format; the folder is created.
             log: Logarithmic loss. Default: if the losses span more than a factor of 30.
+            ends: Mark both ends of a line between two checkpoints, 0 and 1, instead of the origin.
 
         Returns:
             The path.
         """
-        save_landscape(self, path, log)
+        save_landscape(self, path, log, ends)
         return Path(path)
 
 

@@ -75,7 +75,6 @@ def _draw_density(axes: Any, found: Density, marks: Sequence[float]) -> None:
         axes.fill_between(
             found.grid.tolist(), *ends, color=color, alpha=0.2, linewidth=0, label=label
         )
-    for number, mark in enumerate(marks):
-        legend = None if number else _marks_label(marks)  # one legend entry for all
-        axes.axvline(mark, color=plotting.MARK_COLOR, linewidth=1, linestyle=":", label=legend)
+    if marks:
+        plotting.draw_marks(axes, marks, _marks_label(marks))
     axes.set(xlabel="eigenvalue", ylabel="density", ylim=(lowest, None))

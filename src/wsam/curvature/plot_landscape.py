@@ -17,13 +17,16 @@ __all__ = ["save_landscape"]
 _NO_LOSS = "no finite loss"
 
 
-def save_landscape(found: Landscape, path: str | Path, log: bool | None = None) -> None:
+def save_landscape(
+    found: Landscape, path: str | Path, log: bool | None = None, ends: bool = False
+) -> None:
     """Write a landscape as a figure, an interactive page (`.html`) or its numbers (`.json`).
 
     Args:
         found: A line or a surface.
         path: Its suffix selects the format: .png, .svg, .pdf, .html or .json. The folder is created.
         log: Logarithmic loss. Default: if the losses span more than a factor of 30.
+        ends: Mark both ends of a line between two checkpoints, 0 and 1, instead of the origin.
 
     Raises:
         ValueError: If no loss is finite, or `log` is true and a loss is not positive.
@@ -40,6 +43,7 @@ def save_landscape(found: Landscape, path: str | Path, log: bool | None = None) 
         raise ValueError("a logarithmic axis needs losses above zero: pass log=False")
     title = "Loss along " + " and ".join(found.labels)
     note = "\n".join(filter(None, (plotting.data_note(found.info), found.note)))
+    marks, marks_label = ([0.0, 1.0], "the two checkpoints") if ends else ([0.0], "origin")
     if path.suffix.lower() == ".html":
         page = {
             "surface": found.dimensions == 2,
@@ -49,14 +53,15 @@ def save_landscape(found: Landscape, path: str | Path, log: bool | None = None) 
             "labels": found.labels,
             "value": "loss",
             "log": logarithmic,
-            "marks": [0.0] if found.dimensions == 1 else [],
-            "legend": "Dotted: origin." + (f" A cross: {_NO_LOSS}." if _has_gaps(found) else ""),
+            "marks": marks,
+            "legend": f"Dotted: {marks_label}."
+            + (f" A cross: {_NO_LOSS}." if _has_gaps(found) else ""),
         }
         plotting.write_page(path, title, note, page)
         return
     with plotting.saved_figure(path, title, note) as (figure, axes):
         if found.dimensions == 1:
-            _draw_line(axes, found, logarithmic)
+            _draw_line(axes, found, logarithmic, marks, marks_label)
         else:
             _draw_surface(figure, axes, found, values, logarithmic)
 
@@ -70,9 +75,11 @@ def _has_gaps(found: Landscape) -> bool:
     return not all(map(math.isfinite, _flat_losses(found)))
 
 
-def _draw_line(axes: Any, found: Landscape, logarithmic: bool) -> None:
+def _draw_line(
+    axes: Any, found: Landscape, logarithmic: bool, marks: list[float], marks_label: str
+) -> None:
     xs = found.coordinates[0]
-    axes.axvline(0, color=plotting.MARK_COLOR, linewidth=1, linestyle=":", label="origin")
+    plotting.draw_marks(axes, marks, marks_label)
     axes.plot(xs, found.losses, color=plotting.CURVE_COLOR, linewidth=1.8)
     gaps = [x for x, loss in zip(xs, found.losses, strict=True) if not math.isfinite(loss)]
     if gaps:

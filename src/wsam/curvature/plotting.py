@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,8 @@ from wsam._utils.plot_style import FIGURE_WIDTH, MUTED_COLOR, RC_PARAMS, new_fig
 __all__ = [
     "CURVE_COLOR",
     "GAP_COLOR",
-    "MARK_COLOR",
     "data_note",
+    "draw_marks",
     "output_path",
     "saved_figure",
     "write_json",
@@ -84,6 +84,13 @@ def saved_figure(path: Path, title: str, note: str) -> Iterator[tuple[Any, Any]]
         figure.legend(loc="outside lower left")
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=150, metadata=_NO_DATE.get(path.suffix.lower()))
+
+
+def draw_marks(axes: Any, marks: Sequence[float], label: str) -> None:
+    """Draw dotted vertical lines, with one legend entry for all."""
+    for mark in marks:
+        axes.axvline(mark, color=MARK_COLOR, linewidth=1, linestyle=":", label=label)
+        label = "_"  # matplotlib leaves labels with an underscore out of the legend
 
 
 def _write_text(path: Path, text: str) -> None:
