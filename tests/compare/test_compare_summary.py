@@ -61,7 +61,7 @@ def test_the_unit_of_the_figures_does_not_matter(tmp_path, unit):
     small = {"base": [v * unit for v in BASE], "sam": [v * unit for v in BETTER]}
     found = synthetic(tmp_path, small, MSE)
     assert found.differences["sam"].p == pytest.approx(stats.ttest_rel(BASE, BETTER).pvalue)
-    number = "8e-13 ± 2e-13" if unit < 1 else "800000000 ± 248413771"
+    number = "8e-13 ± 2e-13" if unit < 1 else "8e+08 ± 2e+08"
     assert found.sentence.startswith(f"SAM lowers the mse by {number} at equal time")
 
 
@@ -161,6 +161,7 @@ def test_measured_times_are_compared_with_the_planned_ones(tmp_path):
 def test_one_seed_and_failed_runs(tmp_path):
     one = synthetic(tmp_path / "1", {"base": [10.0], "sam": [2.0]})
     assert one.sentence == "One seed cannot separate a difference from noise; use more --seeds."
+    assert "1 method compared with the base." in one.notes
     lost = synthetic(tmp_path / "2", {"base": [None] * 2, "sam": [1.0, 2.0]})
     assert lost.sentence == "The base did not finish, so nothing can be compared with it."
     none = synthetic(tmp_path / "3", {"base": [1.0, 2.0], "sam": [None] * 2})
@@ -215,6 +216,12 @@ def test_page(tmp_path):
     assert text.count('<svg class="chart"') == 6
 
 
+def test_percentages_of_which_higher_is_better_are_drawn_from_100(tmp_path):
+    """As in the report: from 0, the differences between good models would be too small to see."""
+    values = {"base": [98.1, 98.3, 98.2], "sam": [98.5, 98.4, 98.8]}
+    assert ">99.0<" in page(synthetic(tmp_path, values, ACCURACY))
+
+
 @pytest.mark.parametrize(
     "request_",
     [
@@ -251,6 +258,10 @@ def test_command_gives_the_same_request(tmp_path, monkeypatch, request_):
         (0.5, "%", 0.0, "0.5 ± 0.0"),
         (12.345, "%", None, "12.35"),
         (0.0, "", None, "0.000"),
+        (100969.4, "", 22625.0, "100969 ± 22625"),
+        (1681800842.0, "", 9399120198.0, "1.7e+09 ± 9e+09"),
+        (1681800842.0, "", 9399120.0, "1.682e+09 ± 9e+06"),
+        (0.0, "", 9399120198.0, "0 ± 9e+09"),
     ],
 )
 def test_numbers(value, unit, width, text):

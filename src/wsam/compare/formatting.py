@@ -54,22 +54,28 @@ def format_point(point: Mapping[str, float]) -> str:
 def format_number(value: float, unit: str, width: float | None = None) -> str:
     """Return a number, with ``± width`` if it is given, in equal decimals.
 
-    The width has one significant digit; percentages have at least one decimal. Tiny numbers have an
-    exponent.
+    The width has one significant digit after the point; percentages have at least one decimal. Tiny
+    and huge numbers have an exponent.
 
     Example:
         >>> format_number(0.813, "%", 0.21), format_number(0.01234, "", 0.00042)
         ('0.8 ± 0.2', '0.0123 ± 0.0004')
-        >>> format_number(8.13e-10, "", 2.1e-10)
-        '8.1e-10 ± 2e-10'
+        >>> format_number(8.13e-10, "", 2.1e-10), format_number(1.2345e9, "", 2.1e6)
+        ('8.1e-10 ± 2e-10', '1.234e+09 ± 2e+06')
     """
     scale = abs(value) if width is None or width == 0 else width
-    decimals = 1 if scale == 0 or not math.isfinite(scale) else -math.floor(math.log10(scale))
-    if decimals > _MAX_DECIMALS:
-        return f"{value:.2g}" + ("" if width is None else f" ± {width:.1g}")
+    decimals = 1 if scale == 0 or not math.isfinite(scale) else -_exponent(scale)
+    if not -_MAX_DECIMALS < decimals <= _MAX_DECIMALS:
+        digits = max(_exponent(value) + decimals + 1, 2) if value else 2
+        return f"{value:.{digits}g}" + ("" if width is None else f" ± {width:.1g}")
     decimals = max(decimals, 1 if unit == "%" else 0)
     decimals += 2 if width is None and unit != "%" else int(width is None)
     return f"{value:.{decimals}f}" + ("" if width is None else f" ± {width:.{decimals}f}")
+
+
+def _exponent(value: float) -> int:
+    """Return the power of ten of the first digit of a number other than 0."""
+    return math.floor(math.log10(abs(value)))
 
 
 def format_p(p: float | None) -> str:

@@ -18,7 +18,7 @@ from wsam.lab.titles import GREEK, experiment_title, figure_column, format_figur
 from wsam.report import sections
 from wsam.report.charts import DotRow, Point, Series, dot_chart, line_chart
 from wsam.report.elements import Figure, Section, Table
-from wsam.report.experiment import MISSING, mean_curve, mean_point, metric_label
+from wsam.report.experiment import MISSING, mean_curve, mean_point, metric_baseline, metric_label
 from wsam.report.labels import Experiment, LabeledGroup
 from wsam.report.results import Group, Result
 
@@ -123,7 +123,8 @@ def _results_section(summary: Summary) -> Section:
     label = metric_label(summary.metric, "Test")
     single = all(row.interval is None for row in summary.rows.values())
     spread = "One run each." if single else "Mean and 95% confidence interval; small dots: seeds."
-    figures = _dots(summary, label, spread, lambda row: list(row.values.values()))
+    baseline = metric_baseline(summary.metric)
+    figures = _dots(summary, label, spread, lambda row: list(row.values.values()), baseline)
     if summary.compared and not single:
         figures.append(_difference_figure(summary, label.removeprefix("Test ")))
     styles = [row.method.style for row in summary.rows.values()]
@@ -158,7 +159,11 @@ def _difference_figure(summary: Summary, label: str) -> Figure:
 
 
 def _dots(
-    summary: Summary, label: str, caption: str, get: Callable[[Row], list[float]]
+    summary: Summary,
+    label: str,
+    caption: str,
+    get: Callable[[Row], list[float]],
+    baseline: float = 0.0,
 ) -> list[Figure]:
     """Return a chart of some values of each method; nothing if no method has any."""
     rows = []
@@ -168,7 +173,7 @@ def _dots(
         if mean is not None:
             style = row.method.style
             rows.append(DotRow(row.method.title, style, values, mean, interval(values)))
-    return [Figure(dot_chart(label, rows, label), caption)] if rows else []
+    return [Figure(dot_chart(label, rows, label, baseline=baseline), caption)] if rows else []
 
 
 def _curves_section(summary: Summary) -> Section | None:
@@ -177,18 +182,19 @@ def _curves_section(summary: Summary) -> Section | None:
     column = figure_column(summary.metric, split)
     label = metric_label(summary.metric, split.capitalize())
     wanted = (
-        (column, label, f"{label} after each epoch."),
-        ("train_loss", "Training loss", "Mean training loss of each epoch, at the weights w."),
+        (column, label, f"{label} after each epoch.", metric_baseline(summary.metric)),
+        ("train_loss", "Training loss", "Mean training loss of each epoch, at the weights w.", 0.0),
     )
     figures = []
-    for name, title, caption in wanted:
+    for name, title, caption, baseline in wanted:
         series = [
             Series(row.method.style, points)
             for row in summary.rows.values()
             if (points := _curve(row, name))
         ]
         if series:
-            chart = line_chart(f"{title} over training time", series, "seconds", title, log=True)
+            over_time = f"{title} over training time"
+            chart = line_chart(over_time, series, "seconds", title, log=True, baseline=baseline)
             figures.append(Figure(chart, f"{caption} Mean over the seeds; band: one deviation."))
     figures += _slice_figure(summary)
     figures += _dots(

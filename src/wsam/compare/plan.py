@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from wsam._utils.text import pluralize
 from wsam.compare.formatting import format_seconds
 from wsam.compare.timing import Timing
 
@@ -132,8 +133,8 @@ def make_plan(
     needed = math.ceil((budget + missing) / (1 - _RESERVE))
     raise ValueError(
         f"a budget of {format_seconds(budget)} is too small: the shortest comparison here "
-        f"({fewest} trials per method, {least} epochs of the base) takes about "
-        f"{format_seconds(needed)}; use a larger --budget, fewer --methods or --seeds, or "
+        f"({pluralize(fewest, 'trial')} per method, {pluralize(least, 'epoch')} of the base) takes "
+        f"about {format_seconds(needed)}; use a larger --budget, fewer --methods or --seeds, or "
         "--train-limit"
     )
 

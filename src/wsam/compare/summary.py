@@ -192,7 +192,12 @@ class Summary:
         state, plan = self.state, self.state.plan
         assert plan is not None
         equal, effort = state.request.equal, state.request.effort
-        seeds = pluralize(len(state.request.seeds), "seed")
+        compared = f"{pluralize(len(self.compared), 'method')} compared with the base"
+        if len(state.request.seeds) > 1:
+            compared += (
+                f": paired t-test over {len(state.request.seeds)} seeds, p-values corrected by Holm's "
+                f"method; ± is a {LEVEL:.0%} confidence interval"
+            )
         base = self.rows[BASE].method.title
         notes = [
             f"Settings: {pluralize(state.trials, 'trial')} for every method, {base} included, each at "
@@ -200,8 +205,7 @@ class Summary:
             f"validation {self.metric['name']}.",
             f"Equal {equal}: {pluralize(self.rows[BASE].epochs, 'epoch')} of {base}, and for the "
             f"others as many as take the same {effort}, {_MEASURED[equal]}.",
-            f"{pluralize(len(self.compared), 'method')} compared with the base: paired t-test over "
-            f"{seeds}, p-values corrected by Holm's method; ± is a {LEVEL:.0%} confidence interval.",
+            f"{compared}.",
             f"Time: {format_seconds(state.spent)} of {format_seconds(state.request.budget)}.",
             *state.notes,
         ]

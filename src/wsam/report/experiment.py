@@ -102,7 +102,7 @@ def metric_label(metric: Mapping[str, Any], split: str) -> str:
     return f"{split} {metric['name']}{unit}"
 
 
-def _baseline(metric: Mapping[str, Any]) -> float:
+def metric_baseline(metric: Mapping[str, Any]) -> float:
     """Return the value from which a metric is drawn: that of a perfect model, in percent, or zero."""
     return 100.0 if metric["unit"] == "%" and not metric["lower_is_better"] else 0.0
 
@@ -159,7 +159,7 @@ def error_figures(experiment: Experiment, shown: Sequence[LabeledGroup]) -> list
     """Return charts of the final test metric and, if measured, of the top eigenvalue."""
     metric = experiment.metric
     quantities: tuple[tuple[str, float, Callable[[Group], list[float]]], ...] = (
-        (_capital(metric_label(metric, "test")), _baseline(metric), Group.metric_values),
+        (_capital(metric_label(metric, "test")), metric_baseline(metric), Group.metric_values),
         ("Top eigenvalue of the Hessian", 0.0, lambda group: group.eigenvalues),
     )
     figures = []
@@ -197,7 +197,7 @@ def curve_figures(experiment: Experiment) -> list[Figure]:
         series = [one for one in series if any(point.mean is not None for point in one.points)]
         if series:
             title = f"{label} by epoch: {experiment.title}"
-            baseline = _baseline(metric) if name == column else 0.0
+            baseline = metric_baseline(metric) if name == column else 0.0
             chart = line_chart(
                 title, series, "epoch", label, log=True, integer_x=True, baseline=baseline
             )
