@@ -169,6 +169,15 @@ def test_times_of_methods_that_did_not_change_are_kept(tmp_path):
     assert rarer.timing.keys() == {"base", "sam"}
 
 
+def test_a_changed_file_is_another_problem(tmp_path):
+    first, second = (
+        TINY.replace(data="mine.py:data", digests={"data": digit * 12}) for digit in "01"
+    )
+    write_state(tmp_path, State(Request(first, ("sam",)), dict(TIMES), plan=Plan(3, 2)))
+    with pytest.raises(ValueError, match=r"another problem \(it differs in your code\): use"):
+        open_state(tmp_path, Request(second, ("sam",)))
+
+
 def test_state_continues_or_plans_again(tmp_path):
     request = tiny_request("sam", budget=60.0)
     state = State(request, dict(TIMES), plan=Plan(3, 2), trials=3, spent=5.0)
@@ -181,6 +190,7 @@ def test_state_continues_or_plans_again(tmp_path):
     for other, names in (
         (TINY.replace(batch_size=10), "batch_size"),
         (TINY.replace(test_limit=None), "test_limit"),
+        (TINY.replace(base_args={"lr": 0.3}), "the arguments of the base"),
     ):
         with pytest.raises(ValueError, match=rf"another problem \(it differs in {names}\): use"):
             open_state(tmp_path, tiny_request("sam", run=other))

@@ -270,6 +270,8 @@ def test_the_runs_of_a_demonstration_are_found(tmp_path):
     train(small(), tmp_path / "demo" / "runs", ExecutionConfig(device="cpu"))
     own = tmp_path / "demo" / "report.html"
     own.write_text("its own")
+    failed_timing = records.work_folder(tmp_path / "demo", small("sam"))
+    failed_timing.mkdir(parents=True)
     shown = wsam_command("report", tmp_path / "demo").stdout
     assert f"using those in {tmp_path / 'demo' / 'runs'}\n" in shown
     assert f"wrote {tmp_path / 'demo' / 'runs' / 'report.html'}" in shown

@@ -23,7 +23,8 @@ def report(
     folder: Annotated[
         Path,
         typer.Argument(
-            metavar="FOLDER", help="Results of `wsam train`, `paper run`, `sweep` or `demo`."
+            metavar="FOLDER",
+            help="Results of `wsam train`, `compare`, `sweep`, `paper run` or `demo`.",
         ),
     ],
     out: Annotated[

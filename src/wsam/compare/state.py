@@ -27,6 +27,9 @@ FILE_NAME = "plan.json"
 SEARCH_SEED = 1000
 """Seed of all trials. The seeds of the final runs are not used in the search."""
 
+_WORDS = {"base_args": "the arguments of the base", "digests": "your code"}
+"""Settings whose names are not those of options, for messages."""
+
 
 @dataclass(frozen=True)
 class Final:
@@ -170,8 +173,8 @@ def open_state(out: Path, request: Request) -> State:
         if state.plan is None:
             return State(request)
         raise ValueError(
-            f"{out} has a comparison of another problem (it differs in {', '.join(changed)}): use "
-            "another --out"
+            f"{out} has a comparison of another problem (it differs in "
+            f"{', '.join(_WORDS.get(name, name) for name in changed)}): use another --out"
         )
     timed = state.request.contenders
     kept = {

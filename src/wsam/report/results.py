@@ -139,8 +139,8 @@ def gather(folder: Path) -> Folder:
     """Read a results folder. Unreadable records are listed as problems.
 
     Args:
-        folder: The output folder of `wsam train`, `wsam paper run`, `wsam sweep` or `wsam demo`. The
-            records of the latter are in its subfolder ``runs``, which is read instead.
+        folder: The output folder of `wsam train`, `compare`, `sweep`, `paper run` or `demo`. The final
+            runs of a comparison are in its subfolder ``runs``, which is read instead.
 
     Raises:
         FileNotFoundError: The folder does not exist.
@@ -176,15 +176,15 @@ def gather(folder: Path) -> Folder:
 
 
 def records_folder(folder: Path) -> Path:
-    """Return the folder, or its subfolder ``runs`` if only that contains records."""
-    runs = folder / "runs"
-    return runs if not _has_records(folder) and _has_records(runs) else folder
+    """Return the folder, or its subfolder ``runs`` if only that contains records.
 
-
-def _has_records(folder: Path) -> bool:
-    """Return whether a folder contains records or unfinished runs."""
-    paths = (*folder.glob("*.json"), *records.work_root(folder).glob("*"))
-    return any(map(records.is_named_by_key, paths))
+    The folder of a comparison may contain timing runs that failed; its records are in ``runs``.
+    """
+    for pattern in ("*.json", "work/*"):  # records, then unfinished runs
+        for place in (folder, folder / "runs"):
+            if any(map(records.is_named_by_key, place.glob(pattern))):
+                return place
+    return folder
 
 
 def _reason(path: Path, error: Exception) -> str:
