@@ -3,6 +3,7 @@
 import json
 import random
 import shlex
+import sys
 
 import pytest
 import torch
@@ -83,6 +84,9 @@ def test_classes_and_their_override(tmp_path):
     counts = table_run(tmp_path / "few.csv", "y")
     assert make_data_feed(counts, CPU).task.outputs == 3
     assert make_data_feed(counts.replace(task="regression"), CPU).task.outputs == 1
+    numbers = table_run(tmp_path / "few.csv", "x")  # 30 different ones
+    assert make_data_feed(numbers, CPU).metric.name == "mse"
+    assert make_data_feed(numbers.replace(task="classification"), CPU).task.outputs == 30
     held_out = counts.replace(validation=0.25)
     noisy = make_data_feed(held_out.replace(noise=1.0), CPU)
     clean = make_data_feed(held_out, CPU)
@@ -104,6 +108,34 @@ def test_a_folder_with_training_and_test_rows(tmp_path):
     (tmp_path / "test.csv").write_text("price,area\n1.0,50\n")
     with pytest.raises(ValueError, match="different columns: city, kind"):
         make_data_feed(table_run(tmp_path), CPU)
+
+
+def test_a_constant_column_and_few_real_targets(tmp_path):
+    rows = [f"7,{('x', 'y')[n % 2]},{0.5 + n % 3}" for n in range(20)]
+    (tmp_path / "t.csv").write_text("\n".join(["a|b,kind,price", *rows]))
+    feed = make_data_feed(table_run(tmp_path / "t.csv"), CPU)
+    assert feed.metric.name == "mse"
+    inputs, targets = feed.splits["train"]
+    assert inputs[:, 0].tolist() == [0.0] * 16
+    mean, std = feed.units
+    assert {round(v, 3) for v in (targets * std + mean).tolist()} == {0.5, 1.5, 2.5}
+
+
+def test_a_table_of_texts_only(tmp_path):
+    (tmp_path / "t.csv").write_text("a,price\n" + "x,low\ny,high\n" * 5)
+    feed = make_data_feed(table_run(tmp_path / "t.csv"), CPU)
+    assert feed.counts == {"train": 8, "test": 2}
+    inputs, targets = feed.splits["train"]
+    assert (inputs[:, 0] - 1).tolist() == (1 - targets).tolist()  # x is category 1, low is class 1
+
+
+def test_files_that_cannot_be_read(tmp_path, monkeypatch):
+    (tmp_path / "t.csv").write_bytes("a,price\nMünchen,1\n".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"t\.csv is not a CSV file in UTF-8: .* 0xfc"):
+        read_columns(tmp_path / "t.csv")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'wsam\[data\]'"):
+        read_columns(tmp_path / "t.parquet")
 
 
 def test_parquet_equals_csv(tmp_path):
@@ -160,7 +192,7 @@ def test_command_and_its_reproduction(tmp_path, monkeypatch):
         ("a,price\n1,2\n3\n", "line 3 of t.csv has 1 values, expected 2"),
         ("a,b\n1,2\n3,4\n", "no column 'price'; give --target, one of a, b"),
         ("price\n1\n3\n", "no column besides the target 'price'"),
-        ("a,a,price\n1,2,3\n", "two columns 'a'"),
+        ("b,a,a,price\n1,2,3,4\n", "two columns 'a'"),
         ("a,price\n", "at least one row"),
         ("a,price\n1,2\n", "has 1 rows, too few"),
         ("a,price\n" + "1,2\n" * 20 + "12x,3\n", "column 'a' .*the text '12x' in line 22"),

@@ -58,6 +58,8 @@ def test_mistakes(path, tmp_path):
     words = ("train", "--device", "cpu", "--out", tmp_path / "out", "--data")
     assert "reduce --block-size" in error_of(*words, f"text:{path}", "--block-size", 2000)
     assert "there is no file" in error_of(*words, f"text:{tmp_path / 'none.txt'}")
+    with pytest.raises(ValueError, match="--noise needs images"):
+        make_data_feed(text_run(path, noise=0.2), CPU)
     line = error_of(*words, f"text:{path}", "--model", "mlp")
     assert "mlp needs numbers" in line
     assert "gpt needs a text" in error_of(*words, "digits", "--model", "gpt")

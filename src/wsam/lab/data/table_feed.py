@@ -35,7 +35,7 @@ def table_feed(table: Table, run: Run, device: torch.device) -> TensorFeed:
     """
     target = run.target
     names = [*table.numbers, *table.texts]
-    if target is None or target not in names:
+    if target not in names:
         given = "no target column is given" if target is None else f"it has no column {target!r}"
         raise ValueError(f"{table.name}: {given}; give --target, one of {join_names(names)}")
     if len(names) == 1:
