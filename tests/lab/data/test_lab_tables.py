@@ -196,6 +196,7 @@ def test_command_and_its_reproduction(tmp_path, monkeypatch):
         ("a,price\n", "at least one row"),
         ("a,price\n1,2\n", "has 1 rows, too few"),
         ("a,price\n" + "1,2\n" * 20 + "12x,3\n", "column 'a' .*the text '12x' in line 22"),
+        ("a,price\n" + "1,2\n" * 30 + ",2\n12x,3\n", "column 'a' .*the text '12x' in line 33"),
         ('a,price\n"1,2\n', "is not a CSV file"),
         ("a;price\n1;2\n3;4\n", "columns of t.csv are separated by ';': separate them by commas"),
         ("a;price\n1,5;2\n3;4\n", "columns of t.csv are separated by ';'"),
@@ -229,6 +230,8 @@ def test_other_mistakes(tmp_path, monkeypatch):
     line = error_of(*words, "table:t.csv", "--target", "kind", "--task", "regression")
     assert "the target 'kind' of table:t.csv is a text" in line
     assert "target applies to data table:, hf: only" in error_of(*words, "digits", "--target", "y")
+    with pytest.raises(ValueError, match="t is empty"):
+        make_table({"a": []}, "t")
     with pytest.raises(ValueError, match="column 'a' of t has no value in row 2"):
         make_table({"a": [1, None]}, "t")
     with pytest.raises(ValueError, match="column 'when' of t has values of type list"):

@@ -169,7 +169,7 @@ def make_table(columns: Columns, name: str, test_rows: int | None = None) -> Tab
     """
     numbers: dict[str, list[float]] = {}
     texts: dict[str, list[str]] = {}
-    if not columns or not next(iter(columns.values())):
+    if not next(iter(columns.values())):
         raise ValueError(f"{name} is empty")
     for column, values in columns.items():
         places = [f"row {row}" for row in range(1, len(values) + 1)]
