@@ -146,7 +146,7 @@ def adam() -> Table:
         "Adapters: LoRA of rank 8 in the attention, and the head, are trained on a frozen ViT that "
         "AdamW trained on CIFAR-100.",
     )
-    title = "Sharpness over AdamW: transformers"
+    title = "Transformers over AdamW"
     return _study("adam", title, cells, notes, epochs=100)
 
 
@@ -188,7 +188,7 @@ def adam_small() -> Table:
         "others (0.02, 0.05, 0.1, 0.2) at weight decay 0.1; 0.05, 0.1, 0.2 or 0.4 at most if rho "
         "follows the learning rate. gamma is 0.5 for preconditioned WSAM and 0.9 as published.",
     )
-    title = "Sharpness over AdamW: small models"
+    title = "Small models over AdamW"
     return _study("adam-small", title, cells, notes, epochs=30)
 
 
