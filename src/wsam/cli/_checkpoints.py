@@ -27,12 +27,12 @@ Data = Annotated[
 ]
 Model = Annotated[str | None, typer.Option(help="Model of a state dict: resnet18, cnn, ...")]
 Split = Annotated[
-    Literal["train", "test"], typer.Option(help="Images to measure on, without augmentation.")
+    Literal["train", "test"], typer.Option(help="Samples to measure on, without augmentation.")
 ]
-Samples = Annotated[int, typer.Option(min=1, help="Measure on the first N images.")]
+Samples = Annotated[int, typer.Option(min=1, help="Measure on the first N samples.")]
 BatchSize = Annotated[
     int | None,
-    typer.Option(min=1, help="Images per batch. [default: 1000 on CUDA, 250 elsewhere]"),
+    typer.Option(min=1, help="Samples per batch. [default: 1000 on CUDA, 250 elsewhere]"),
 ]
 Mode = Annotated[
     Literal["eval", "train"],

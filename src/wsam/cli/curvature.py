@@ -224,7 +224,7 @@ def _print_table(record: dict[str, Any], files: list[Path]) -> None:
     print(record["title"])
     print(
         f"{TITLES[info['kind']]} of {info['parameters']:,} weights on {info['samples']:,} "
-        f"{record['split']} images, {info['mode']} mode, {info['dtype']}{rounded}, {info['device']}"
+        f"{record['split']} samples, {info['mode']} mode, {info['dtype']}{rounded}, {info['device']}"
     )
     print(f"labels {record['labels']}")
     rows = [("loss", f"{info['loss']:.6g}", "")]

@@ -103,7 +103,7 @@ def landscape(
         )  # fmt: skip
     files = [out / f"landscape.{kind}" for kind in ("png", "html", "json")]
     numbers = found.as_dict()
-    axes = numbers.pop("labels")  # "labels" describes the image labels
+    axes = numbers.pop("labels")  # "labels" describes those of the data
     record = {**shared.describe(loaded, seed, start), "axes": axes, **numbers}
     with staged(out) as staging:
         for file in files[:-1]:
@@ -113,7 +113,7 @@ def landscape(
         print(json.dumps({**record, "files": [str(f) for f in files]}, allow_nan=False))
         return
     print(loaded.title)
-    print(f"loss {found.info['loss']:.6g} on {found.info['samples']:,} {split} images")
+    print(f"loss {found.info['loss']:.6g} on {found.info['samples']:,} {split} samples")
     print(f"labels {loaded.labels}")
     if found.note:
         print(found.note)
