@@ -1,5 +1,6 @@
 """Folders given to a command: unusable ones are reported at once, in one line."""
 
+import errno
 import json
 import os
 import shlex
@@ -7,6 +8,8 @@ from pathlib import Path
 
 import pytest
 from command import COMMANDS, error_of, wsam_command
+
+from wsam.cli._files import staged
 
 FOLDERS = [
     (name, option)
@@ -86,3 +89,17 @@ def test_relative_paths_with_spaces_and_non_ascii_letters(
     words = ("curvature", trained["record"], "--samples", 20, "--device", "cpu", "--out", out)
     wsam_command(*words)
     assert (tmp_path / out / "curvature.json").is_file()
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    """The message names the folder; the file that was there is kept."""
+    (tmp_path / "figures.json").write_text("old")
+
+    def write() -> None:
+        with staged(tmp_path) as staging:
+            (staging / "figures.json").write_text("new")
+            raise OSError(errno.ENOSPC, "No space left on device")  # as of write()
+
+    with pytest.raises(OSError, match=f"cannot write to {tmp_path}: No space left"):
+        write()
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]

@@ -10,6 +10,7 @@ from comparing import ERROR, TINY, synthetic, tiny_request
 from scipy import stats
 
 from wsam._utils.significance import holm, interval, paired_p
+from wsam.cli.compare import report
 from wsam.compare.command import command
 from wsam.compare.formatting import format_number
 from wsam.compare.page import page, table_rows
@@ -177,6 +178,18 @@ def test_pairs_use_the_seeds_that_both_finished(tmp_path):
     assert summary.rows["sam"].failures
 
 
+def test_the_result_is_printed_even_if_it_cannot_be_written(tmp_path, monkeypatch, capsys):
+    summary = synthetic(tmp_path, {"base": BASE, "sam": BETTER})
+
+    def full_disk(folder):
+        raise OSError("no space left")
+
+    monkeypatch.setattr("wsam.cli.compare.staged", full_disk)
+    with pytest.raises(OSError, match="no space left"):
+        report(summary, tmp_path, "page", as_json=False)
+    assert summary.sentence in capsys.readouterr().out
+
+
 # JSON and page ----------------------------------------------------------------------------------
 
 
@@ -231,6 +244,7 @@ def test_percentages_of_which_higher_is_better_are_drawn_from_100(tmp_path):
             "sam", run=TINY.replace(base="adamw", base_args={"lr": 0.01, "betas": (0.8, 0.9)})
         ),
         tiny_request("sam", run=TINY.replace(noise=0.4, augment=False, metric="accuracy")),
+        tiny_request("sam", run=TINY.replace(model_args={"width": 32})),
     ],
 )
 def test_command_gives_the_same_request(tmp_path, monkeypatch, request_):

@@ -242,5 +242,5 @@ def test_commands_contain_the_new_settings():
         options={"every": 2, "reuse": True, "reuse_scaled": True, "start": 0.5},
     )
     text = command(run)
-    assert "--model vit --model-arg layers=2 --method wsam" in text
+    assert "--model vit --model-arg layers=2 --base sgd" in text
     assert "--every 2 --reuse --option reuse_scaled=true --option start=0.5" in text

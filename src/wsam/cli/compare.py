@@ -104,6 +104,7 @@ Out = Annotated[
 def compare(
     data: run_options.Data = "digits",
     model: run_options.Model = None,
+    model_arg: run_options.ModelArg = None,
     base: run_options.Base = "sgd",
     methods: Methods = "base,sam,wsam,cheap",
     budget: Budget = "20m",
@@ -191,6 +192,7 @@ def compare(
         target=target,
         task=task,
         block_size=block_size,
+        model_args=options.parse_pairs(model_arg or ()),
     )
     request = Request(
         with_validation(problem),
@@ -288,7 +290,7 @@ def run(
 def report(
     summary: Summary, out: Path, page: str, as_json: bool, last_line: str | None = None
 ) -> None:
-    """Write figures and page, print the result, and exit with status 1 if a run failed.
+    """Print the result, write figures and page, and exit with status 1 if a run failed.
 
     Args:
         summary: The figures.
@@ -297,6 +299,8 @@ def report(
         as_json: Print JSON.
         last_line: Printed at the end, but not as JSON.
     """
+    if not as_json:
+        _print_summary(summary)
     files = [out / "compare.json", out / "compare.html"]
     with staged(out) as staging:
         numbers = json.dumps(summary.as_dict(), indent=1, allow_nan=False)
@@ -305,7 +309,6 @@ def report(
     if as_json:
         print(json.dumps({**summary.as_dict(), "files": [str(file) for file in files]}))
     else:
-        _print_summary(summary)
         print(f"figures: {files[0]}; open {files[1]}")
         if last_line is not None:
             print(last_line)

@@ -34,18 +34,12 @@ def command(
         data_dir: The value of ``--data-dir``, if any.
 
     Example:
-        >>> command(Run(method="sam", hyper={"rho": 0.2}, epochs=3)).split(" --lr")[0]
-        'wsam train --data digits --model cnn --method sam --rho 0.2 --base sgd'
+        >>> command(Run(method="sam", hyper={"rho": 0.2}, epochs=3)).partition("fp32 ")[2]
+        '--method sam --rho 0.2 --seed 0'
     """
-    words: list[object] = ["--data", run.data, "--model", run.model]
-    for name, value in run.model_args.items():
-        words += ["--model-arg", f"{name}={json.dumps(value)}"]
-    words += ["--method", run.method]
-    words += _hyper(run) + _geometry(run) + _options(run) + base_words(run)
-    words += ["--epochs", run.epochs, "--batch-size", run.batch_size, "--seed", run.seed]
-    if run.noise:
-        words += ["--noise", run.noise, "--noise-seed", run.noise_seed]
-    words += problem_words(run)
+    words = [*problem_words(run), "--method", run.method]
+    words += [*_hyper(run), *_geometry(run), *_options(run), "--seed", run.seed]
+    words += ["--noise-seed", run.noise_seed] if run.noise else []
     words += [] if run.validation_seed is None else ["--validation-seed", run.validation_seed]
     words += [] if device is None else ["--device", device]
     words += [] if data_dir is None else ["--data-dir", data_dir]
@@ -55,8 +49,13 @@ def command(
 
 
 def problem_words(run: Run) -> list[object]:
-    """Return options about schedule, precision and data, of `wsam train` and `wsam compare`."""
-    words: list[object] = ["--schedule", run.schedule, "--precision", run.precision]
+    """Return the options that `wsam train` and `wsam compare` share: all but method and seeds."""
+    words: list[object] = ["--data", run.data, "--model", run.model]
+    for name, value in run.model_args.items():
+        words += ["--model-arg", f"{name}={json.dumps(value)}"]
+    words += [*_base(run), "--epochs", run.epochs, "--batch-size", run.batch_size]
+    words += ["--noise", run.noise] if run.noise else []
+    words += ["--schedule", run.schedule, "--precision", run.precision]
     words += [] if run.augment else ["--no-augment"]
     optional = (
         ("--decay-start", run.decay_start),
@@ -112,8 +111,7 @@ def _options(run: Run) -> list[object]:
     return words
 
 
-def base_words(run: Run) -> list[object]:
-    """Return the options of the base optimizer, of `wsam train` and `wsam compare`."""
+def _base(run: Run) -> list[object]:
     words: list[object] = ["--base", run.base]
     for name, value in run.base_args.items():
         if name in _BASE_OPTIONS:
