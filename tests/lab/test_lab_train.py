@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections import namedtuple
 from dataclasses import replace
 
 import pytest
@@ -235,6 +236,23 @@ def test_weights_of_another_model_are_refused(tmp_path):
 def test_bf16_trains_on_a_cpu(tmp_path):
     record = train(SHORT.replace(model="mlp", precision="bf16", epochs=2), tmp_path, CPU)
     assert record["curve"][1]["train_loss"] < record["curve"][0]["train_loss"]
+
+
+def test_outputs_are_float32_and_keep_their_type():
+    Output = namedtuple("Output", "scores classes")
+    layer = torch.nn.Linear(3, 2)
+    computed = []
+
+    def model(x):
+        computed.append(layer(x))
+        return Output(computed[0], computed[0].argmax(1))
+
+    output = step.forward(model, torch.ones(4, 3), "bf16", torch.device("cpu"))
+    assert computed[0].dtype is torch.bfloat16
+    assert (output.scores.dtype, output.classes.dtype) == (torch.float32, torch.int64)
+    assert torch.equal(output.scores, computed[0].float())
+    exact = step.forward(layer, torch.ones(4, 3), "fp32", torch.device("cpu"))
+    assert torch.equal(exact, layer(torch.ones(4, 3)))
 
 
 def test_label_noise_affects_training_labels_only():

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from wsam._utils.batches import move_batch
+from wsam._core.pytree import map_tensors
 from wsam.lab.metrics import Loss, count_correct, cross_entropy
 from wsam.optimizer import SharpnessAware
 from wsam.training_step import train_step
@@ -39,14 +39,16 @@ def cudnn_settings(device: torch.device) -> Iterator[None]:
 
 
 def forward(model: Callable[[Any], Any], inputs: Any, precision: str, device: torch.device) -> Any:
-    """Return the model's output in float32; the model runs in the given precision."""
+    """Return the model's output in float32; the model runs in the given precision.
+
+    A container keeps its type, such as a named tuple or Hugging Face's ModelOutput.
+    """
     # Each weight is used once per pass, so the autocast cache would not help, and a CUDA graph must
     # not capture its tensors.
     with torch.autocast(
         device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False
     ):
-        output = model(inputs)
-        return output.float() if isinstance(output, Tensor) else move_batch(output, device)
+        return map_tensors(lambda x: x.float() if x.is_floating_point() else x, model(inputs))
 
 
 class Objective:

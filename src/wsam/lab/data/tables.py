@@ -174,7 +174,7 @@ def make_table(columns: Columns, name: str, test_rows: int | None = None) -> Tab
     for column, values in columns.items():
         places = [f"row {row}" for row in range(1, len(values) + 1)]
         check_values(f"column {column!r} of {name}", values, places)
-        kinds = {str if isinstance(value, str) else type(value) for value in values}
+        kinds = {type(value) for value in values}
         if kinds == {str}:
             texts[column] = list(values)
         elif kinds <= {int, float, bool}:
