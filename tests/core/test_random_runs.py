@@ -1,7 +1,7 @@
 """Random runs: neither the style of a step nor what happens between steps changes the result.
 
-Two optimizers have the same random options. One makes steps with a closure. The other makes each step in
-a random style, and between steps it is copied, saved and loaded, passes fail, steps are abandoned.
+Two optimizers have the same random options. One makes steps with a closure. The other makes each step
+in a random style, and between steps it is copied, saved and loaded, passes fail, steps are abandoned.
 """
 
 import copy
@@ -20,7 +20,7 @@ from wsam.rule import Reuse
 from wsam.schedule import Between, Every, FollowLR, InverseSqrt, NormAbove, Warmup
 
 STEPS = 10
-FAST, SLOW = range(15), range(15, 100)
+FAST, SLOW = range(10), range(10, 100)
 RADII = [0.0, 0.05, 0.2, Warmup(0.1, steps=5), FollowLR(0.1, 0.01), InverseSqrt(0.2)]
 INTERVALS = [Every(2), Every(3, 1), Between(2), Every(2) & Between(3), Every(2) | Between(6)]
 STYLES = ["closure", "train_step", "phases", "scaler", "train_step with scaler"]
@@ -72,8 +72,9 @@ class Trainer:
         params: Any = list(self.model.parameters())
         if self.has_groups:
             params = [{"params": params[:2]}, {"params": params[2:], "sam_rho": 0.03}]
-        options = {**copy.deepcopy(self.options), **({"model": self.model} if self.has_model else {})}
-        self.opt = wsam.create(self.name, torch_base(self.base, params), **options)
+        model = self.model if self.has_model else None
+        base, options = torch_base(self.base, params), copy.deepcopy(self.options)
+        self.opt = wsam.create(self.name, base, model=model, **options)
 
     @property
     def is_lean(self) -> bool:
