@@ -260,6 +260,7 @@ def test_a_method_of_ones_own(tmp_path):
     assert base.style.color == "vanilla"
     text = page(folder)
     assert "BlendSAM ρ 0.4, share 0.7" in text
+    assert "Test error (%) of BlendSAM by rho and share" in text
     assert f"--method {file}:BlendSAM --rho 0.4 --hyper share=0.7" in text
 
 

@@ -290,20 +290,21 @@ def _grid_axes(groups: Sequence[Group]) -> tuple[str, str] | None:
 
     They are hyperparameters of the method or arguments of the base optimizer.
     """
-    rest = {g.run.replace(hyper={}, base_args={}, seed=0, noise_seed=0).key for g in groups}
-    if len(groups) < 4 or len(rest) > 1:
+    first = groups[0].run
+    if len(groups) < 4 or any(group.run.hyper.keys() != first.hyper.keys() for group in groups):
         return None
-    names = dict.fromkeys((*groups[0].run.hyper, *groups[0].run.base_args))
+    same = {"hyper": first.hyper, "base_args": first.base_args, "seed": 0, "noise_seed": 0}
+    if len({group.run.replace(**same).key for group in groups}) > 1:
+        return None
+    names = dict.fromkeys((*first.hyper, *first.base_args))
     counts = {name: len({str(_setting(group, name)) for group in groups}) for name in names}
     varied = [name for name in names if counts[name] > 1]
     if len(varied) != 2:
         return None
     if not all(is_number(_setting(group, name)) for group in groups for name in varied):
         return None
-    first, second = sorted(varied, key=lambda name: name != "rho")  # rho is the horizontal axis
-    if counts[first] > max(HEAT_COLUMNS, counts[second]):
-        first, second = second, first
-    return first, second
+    x, y = sorted(varied, key=lambda name: name != "rho")  # rho is the horizontal axis
+    return (y, x) if counts[x] > max(HEAT_COLUMNS, counts[y]) else (x, y)
 
 
 def _setting(group: Group, name: str) -> object:
