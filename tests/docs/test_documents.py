@@ -545,6 +545,10 @@ def test_costs_of_esam_equal_the_record() -> None:
     text = " ".join((DOCS / "cheap.md").read_text().split())
     assert f"(*ESAM gathered*, {ratios[0]:.2f} against {ratios[1]:.2f})" in text
     assert f"makes {gathered['passes']:.3g} passes instead of {plain['passes']:.3g}" in text
+    names = ("MSAM", "WSAM reuse 10", "WSAM reuse 5", "WSAM")
+    msam, tenth, fifth, full = (f"{found[name]['of_base']['median']:.2f}" for name in names)
+    assert f"takes {msam} times as long as that of SGD with MSAM, {tenth} with *reuse 10*" in text
+    assert f"{fifth} with *reuse 5* and {full} with WSAM." in text
 
 
 def test_captured_steps_of_other_libraries_equal_the_record() -> None:
