@@ -49,6 +49,7 @@ def test_ends_of_a_spectrum(name, which, method):
         found.values, expected, rtol=0, atol=(1e-3 if slow else 1e-6) * scale
     )
     assert found.converged.all()
+    assert found.complete
     assert found.method == method
     true_residuals = torch.linalg.vector_norm(
         dense @ found.vectors - found.vectors * found.values, dim=0
@@ -278,17 +279,36 @@ def test_locked_vectors_are_excluded(block):
     assert (locked @ krylov.lift(vectors).T).abs().max() < 1e-12
 
 
+class Noisy:
+    """A matrix whose products have a relative error of 1e-3."""
+
+    def __init__(self, exact: Tensor) -> None:
+        self.exact = exact
+        self.shape, self.dtype, self.device = exact.shape, exact.dtype, exact.device
+
+    def __matmul__(self, v: Tensor) -> Tensor:
+        image = self.exact @ v
+        return image + 1e-3 * torch.randn_like(image) * image.norm() / math.sqrt(len(image))
+
+
+@pytest.mark.parametrize("block", [1, 2])
+def test_restarted_basis_keeps_ritz_pairs_and_their_errors(block):
+    noisy = Noisy(symmetric_matrix([*BULK, 1.0, 4.0]))
+    krylov = KrylovBasis(noisy, 10, block, torch.Generator().manual_seed(0))
+    while not krylov.full:
+        krylov.extend()
+    values, vectors, residuals = krylov.ritz_pairs()
+    krylov.restart(values[-4:], vectors[:, -4:])
+    kept, kept_vectors, kept_residuals = krylov.ritz_pairs()
+    torch.testing.assert_close(kept, values[-4:])
+    assert (kept_residuals >= residuals[-4:] - 1e-12).all()
+    rows = krylov.lift(kept_vectors)
+    torch.testing.assert_close(rows @ rows.T, torch.eye(4).double())
+
+
 def test_residual_includes_the_rounding_of_the_operator():
     exact = symmetric_matrix([*BULK, 1.0, 4.0])
-
-    class Noisy:
-        shape, dtype, device = exact.shape, exact.dtype, exact.device
-
-        def __matmul__(self, v: Tensor) -> Tensor:
-            image = exact @ v
-            return image + 1e-3 * torch.randn_like(image) * image.norm() / math.sqrt(len(image))
-
-    found = top_eigenvalues(Noisy(), 1, tol=1e-6)
+    found = top_eigenvalues(Noisy(exact), 1, tol=1e-6)
     assert not found.converged.any()
     assert abs(found.largest - 4.0) <= found.residuals[0]
 
@@ -320,6 +340,11 @@ def test_few_products_return_fewer_values(k, block, which):
         assert not (short[-1] and found.complete), "values are missing"
     assert short[-1] is False
     assert short[0] is (wanted > 1)
+
+
+def test_one_eigenvalue_needs_no_second_search():
+    found = top_eigenvalues(3 * torch.eye(5), 1)
+    assert (found.products, found.complete) == (1, True)
 
 
 @pytest.mark.parametrize("which", ["largest", "smallest", "both"])

@@ -41,8 +41,10 @@ def test_invalid_models_and_data(build):
         build(F.relu, F.cross_entropy, DATA)
     with pytest.raises(ValueError, match="loss of batch 1 is nan"):
         build(model(), F.cross_entropy, [DATA[0], (X[8:] * torch.nan, Y[8:])])
-    with pytest.raises(ValueError, match="one number for a batch"):
+    with pytest.raises(ValueError, match=r"one number for a batch, it returned \(8,\)"):
         build(model(), lambda out, y: F.cross_entropy(out, y, reduction="none"), DATA)
+    with pytest.raises(ValueError, match="one number for a batch, it returned float"):
+        build(model(), lambda out, y: float(F.cross_entropy(out, y)), DATA)
     with pytest.raises(ValueError, match="mode must be"):
         build(model(), F.cross_entropy, DATA, mode="both")
     with pytest.raises(ValueError, match="reduction must be"):
@@ -169,21 +171,36 @@ def test_gauss_newton_and_fisher_need_one_output_tensor():
     assert (hessian(Dictionary(), loss, DATA) @ v).shape == (15,)
     with pytest.raises(TypeError, match="one tensor, got dict"):
         gauss_newton(Dictionary(), loss, DATA) @ v
+
+    class Mean(nn.Linear):
+        def forward(self, x):
+            return super().forward(x).mean()
+
     pooled = nn.Sequential(nn.Linear(4, 3), nn.Flatten(0))
-    with pytest.raises(ValueError, match="one output per sample"):
-        empirical_fisher(pooled, lambda out, y: out.square().mean(), DATA) @ v
+    for net in (pooled, Mean(4, 3)):
+        with pytest.raises(ValueError, match="one output per sample"):
+            empirical_fisher(net, lambda out, y: out.square().mean(), DATA) @ v
     normal = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
     with pytest.raises(ValueError, match="mixes samples"):
         empirical_fisher(normal, F.cross_entropy, DATA, mode="train")
+    assert empirical_fisher(nn.Linear(4, 3), F.cross_entropy, DATA, mode="train").shape == (15, 15)
     untracked = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, track_running_stats=False))
     with pytest.raises(ValueError, match="without running statistics mixes samples"):
         empirical_fisher(untracked, F.cross_entropy, DATA)
 
 
 def test_loss_independent_of_the_weights():
-    H = hessian(model(), lambda out, y: y.float().mean(), DATA)
-    with pytest.raises(ValueError, match="does not depend on any"):
-        H @ torch.ones(H.shape[0])
+    net = model()
+    net.unused = nn.Parameter(torch.ones(1))
+    for build, loss_fn, options, message in (
+        (hessian, lambda out, y: y.float().mean(), {}, "the loss does not depend on any"),
+        (gauss_newton, lambda out, y: net[0].bias.sum(), {}, "not depend on the model's output"),
+        (hessian, F.cross_entropy, {"params": ["unused"]}, "the loss does not depend on any"),
+        (gauss_newton, F.cross_entropy, {"params": ["unused"]}, "output does not depend on any"),
+    ):
+        A = build(net, loss_fn, DATA, **options)
+        with pytest.raises(ValueError, match=message):
+            A @ torch.ones(A.shape[0])
 
 
 def test_products_that_overflow_raise():
@@ -191,6 +208,7 @@ def test_products_that_overflow_raise():
     H = hessian(net, lambda out, y: (out - out.detach() + 1).pow(2).mean(), [(X[:, :1] * 1e25, Y)])
     with pytest.raises(ValueError, match="not finite at these weights"):
         H @ torch.ones(1)
+    assert (H @ torch.full((1,), torch.nan)).isnan().all(), "the vector, not the curvature"
 
 
 def test_wrappers_are_removed_in_any_order():

@@ -280,7 +280,10 @@ def test_dtype_casts_the_loss_frozen_parameters_and_batches():
 
 def test_info():
     data = batches(4)
-    info = hessian(mlp().double(), F.cross_entropy, data, differentiation="forward").info
+    H = hessian(mlp().double(), F.cross_entropy, data, differentiation="forward")
+    weights = "<hessian of 43 weights, 13 samples in 3 batches, eval mode, float64 on cpu>"
+    assert (repr(H), H.device) == (weights, torch.device("cpu"))
+    info = H.info
     assert (info.kind, info.mode, info.samples, info.batches) == ("hessian", "eval", 13, 3)
     assert (info.parameters, info.dtype, info.device) == (43, "float64", "cpu")
     assert (info.tf32, info.differentiation) == (False, "forward")

@@ -1,6 +1,7 @@
 """Sharpness measures, compared with closed formulas."""
 
 import contextlib
+import copy
 import json
 import math
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from wsam.curvature import (
     top_eigenvalues,
     trace,
 )
+from wsam.curvature.random_vectors import normal
 
 
 class Quadratic(nn.Module):
@@ -203,6 +205,46 @@ def test_activation_checkpointing_uses_the_perturbed_weights():
         for kind in (nn.Sequential, Checkpointed)
     )
     assert checkpointed == pytest.approx(plain, rel=1e-6)
+
+
+class TiedNorm(nn.Module):
+    """BatchNorm between tied weights, and a frozen bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 3)
+        self.last.weight = self.first.weight
+        self.last.bias.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.norm(self.first(x))))
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_batchnorm_tied_and_frozen_weights_and_batches_of_unequal_size(mode):
+    model, sizes = TiedNorm().double(), (7, 2, 4)
+    data = [(torch.randn(n, 3).double(), torch.arange(n) % 3) for n in sizes]
+    model(data[0][0])  # running statistics that are not 0 and 1
+    worst = sharpness(model, F.cross_entropy, data, 0.3, mode=mode)
+    average = average_sharpness(model, F.cross_entropy, data, 0.1, samples=2, mode=mode)
+
+    moved = copy.deepcopy(model).train(mode == "train")
+    trained = [p for p in moved.parameters() if p.requires_grad]
+    start = nn.utils.parameters_to_vector(trained).detach()
+
+    def loss_at(weights: Tensor) -> Tensor:
+        nn.utils.vector_to_parameters(weights, trained)
+        return sum(len(x) * F.cross_entropy(moved(x), y) for x, y in data) / sum(sizes)
+
+    loss = loss_at(start)
+    gradient = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, trained)])
+    highest = loss_at(start + 0.3 * gradient / gradient.norm())
+    assert worst.value == pytest.approx((highest - loss).item(), abs=1e-12)
+    assert worst.loss == pytest.approx(loss.item(), abs=1e-12)
+    generator = torch.Generator().manual_seed(0)
+    noise = [0.1 * normal(start.shape, generator).double() for _ in range(2)]
+    around = [loss_at(start + sign * d) for d in noise for sign in (1, -1)]
+    assert average.value == pytest.approx((sum(around) / 4 - loss).item(), abs=1e-12)
 
 
 @contextlib.contextmanager

@@ -146,6 +146,7 @@ def test_density_of_operators_with_one_eigenvalue():
     ):
         found = density(dense.double(), max_probes=2)
         assert found.mass == pytest.approx(1, abs=1e-6)
+        assert found.sigma == pytest.approx((eigenvalue or 1.0) / 100)
         assert float(found.grid[found.values.argmax()]) == pytest.approx(eigenvalue, abs=0.02)
         assert found.below(eigenvalue + 0.5) == pytest.approx((1, 1, 0))
         assert found.below(eigenvalue - 0.5) == pytest.approx((0, 0, 0), abs=1e-12)

@@ -31,6 +31,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset
 
 import wsam
+from wsam.integrations.metrics import metrics_unchanged
 from wsam.schedule import Every
 
 pytestmark = pytest.mark.slow
@@ -193,6 +194,20 @@ class Rows(DummyLogger):
 
     def log_metrics(self, metrics: dict[str, float], step: int) -> None:
         self.rows.append((step, metrics))
+
+
+def test_metrics_keep_no_attribute_of_the_second_pass() -> None:
+    class Last(torchmetrics.SumMetric):
+        def update(self, value: float) -> None:
+            self.last = value
+            super().update(value)
+
+    metric = Last()
+    with metrics_unchanged([metric]):
+        metric.update(1.0)
+        assert metric.last == metric.compute() == 1.0
+    assert not hasattr(metric, "last")
+    assert metric.sum_value == 0
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])

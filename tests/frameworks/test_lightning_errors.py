@@ -72,6 +72,9 @@ def test_refuses_batch_hook_without_super() -> None:
 def test_refuses_mixin_listed_last() -> None:
     with pytest.raises(TypeError, match="list the mixin first"):
         type("Wrong", (lightning.LightningModule, SharpnessAwareMixin), {})
+    helper = type("Helper", (), {})  # without an optimizer_step, it hides nothing
+    type("Right", (helper, SharpnessAwareMixin, lightning.LightningModule), {})
+    type("OwnStep", (Net,), {"optimizer_step": Net.optimizer_step})  # may call super()
 
 
 def test_refuses_sharding(monkeypatch: pytest.MonkeyPatch) -> None:

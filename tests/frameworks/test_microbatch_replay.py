@@ -128,6 +128,7 @@ def test_unwrap_finds_the_optimizer_inside_wrappers() -> None:
     class Wrapper:
         def __init__(self, optimizer: object) -> None:
             self.optimizer = optimizer
+            self.base = None  # as a wrapper of another library may have
 
     optimizer = wsam_over_sgd(net().parameters())
     assert unwrap(Wrapper(Wrapper(optimizer))) is optimizer

@@ -176,16 +176,16 @@ class KrylovBasis:
             norm = float(torch.linalg.vector_norm(row))
             if norm > tiny:
                 coefficients[len(done), column] = norm
-                row = row / norm
             else:
                 row = normal_rows(self.operator, 1, self.generator)[0]
-                row = self._reorthogonalize(row / torch.linalg.vector_norm(row), done)
+                row = self._reorthogonalize(row, done)
             # Normalizing a small remainder magnifies its overlap with the basis.
             done.append(self._reorthogonalize(row, done))
         found = torch.stack(done) if done else rows[:0]
         return found, coefficients[: len(done)]
 
     def _reorthogonalize(self, row: Tensor, done: list[Tensor]) -> Tensor:
+        """Subtract the part along the locked vectors, the basis and `done`; return a unit vector."""
         for other in (self._locked, self.basis, *(vector[None] for vector in done)):
             row = row - torch.mv(other.T, torch.mv(other, row))
         unit: Tensor = row / torch.linalg.vector_norm(row)

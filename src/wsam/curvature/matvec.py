@@ -180,9 +180,11 @@ def _output_gradient(
 ) -> tuple[Tensor, Tensor]:
     leaf = output.detach().requires_grad_()
     loss = task.objective.criterion(leaf, task.batch, task.size)
-    if not loss.requires_grad:
+    gradient = None
+    if loss.requires_grad:
+        (gradient,) = torch.autograd.grad(loss, leaf, create_graph=create_graph, allow_unused=True)
+    if gradient is None:
         raise ValueError("the loss does not depend on the model's output")
-    (gradient,) = torch.autograd.grad(loss, leaf, create_graph=create_graph)
     return gradient, leaf
 
 
@@ -266,8 +268,6 @@ class MatvecRunner:
             loss = MATVECS[self.kind, mode](trial)
         except RuntimeError:
             # An operation without a forward derivative, or another error, which reverse mode raises.
-            if mode == "reverse":
-                raise
             self.mode = "reverse"
             return MATVECS[self.kind, self.mode](task)
         _synchronize(task.out)

@@ -87,7 +87,6 @@ class _ModelAndLoss(nn.Module):
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             given = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
             raise ValueError(f"loss_fn must return one number for a batch, it returned {given}")
-        loss = loss.reshape(())
         return loss / size if self.reduction == "sum" else loss
 
 
@@ -304,12 +303,11 @@ class Objective:
         return self.device.type == "cuda" and self.dtype == torch.float32 and _is_tf32_allowed()
 
     def _swapped_tensors(self, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the given tensors, and those of model and loss that must be cast or copied."""
+        """Return all tensors of model and loss: those given, and the others as constants."""
         tensors = {_PREFIX + name: tensor for name, tensor in leaves.items()}
-        if self._cast:
-            for name, parameter in self._model_and_loss.named_parameters():
-                if name not in tensors:
-                    tensors[name] = self._to_dtype(parameter.detach())
+        for name, parameter in self._model_and_loss.named_parameters():
+            if name not in tensors:
+                tensors[name] = self._to_dtype(parameter.detach())
         for name, buffer in self._model_and_loss.named_buffers():
             # BatchNorm writes into its statistics, also into given ones.
             tensors[name] = self._to_dtype(tensors.get(name, buffer)).clone()
