@@ -1,6 +1,7 @@
 """Images in folders: listing, crops, reproducible epochs."""
 
 import random
+import shutil
 
 import pytest
 import torch
@@ -10,7 +11,14 @@ from training import curve
 
 from wsam.lab.data.datasets import DataSource
 from wsam.lab.data.image_feed import MemoryFeed
-from wsam.lab.data.image_folder import FolderFeed, center_crop, find_root, random_crop
+from wsam.lab.data.image_folder import (
+    FolderFeed,
+    center_crop,
+    find_root,
+    image_pixels,
+    random_crop,
+)
+from wsam.lab.environment import available_cores
 from wsam.lab.execution import ExecutionConfig
 from wsam.lab.loaded_model import FixedBatches
 from wsam.lab.problem import make_data_feed
@@ -110,6 +118,57 @@ def test_random_crop_accepts_any_shape(size):
     image = Image.new("RGB", size, (9, 9, 9))
     for seed in range(20):
         assert random_crop(image, 16, random.Random(seed)).size == (16, 16)
+
+
+def gradient(width, height):
+    """Return an image whose red rises from left to right, and its green from top to bottom."""
+    red = torch.linspace(0, 255, width).expand(height, -1)
+    green = torch.linspace(0, 255, height).expand(width, -1).T
+    pixels = torch.stack((red, green, torch.zeros(height, width)), 2)
+    return Image.fromarray(pixels.to(torch.uint8).numpy())
+
+
+def test_random_crops_are_windows_or_their_mirror_images():
+    image, areas, flips = gradient(80, 60), [], set()
+    for seed in range(60):
+        pixels = image_pixels(random_crop(image, 16, random.Random(seed))).float() * 16 / 15 / 255
+        across, down = pixels[8, -1, 0] - pixels[8, 0, 0], pixels[-1, 8, 1] - pixels[0, 8, 1]
+        assert down > 0
+        assert 0.7 < (80 * across.abs()) / (60 * down) < 1.4
+        flips.add(bool(across < 0))
+        areas.append(float(across.abs() * down))
+    assert flips == {False, True}
+    assert 0.06 < min(areas) < 0.2
+    assert 0.7 < max(areas) < 1.1
+
+
+def test_crops_are_random_in_each_epoch_and_for_each_image(root):
+    for path in root.rglob("*.png"):
+        gradient(48, 40).save(path)
+    images = feed(root)
+    (center,) = torch.cat([x for x, _ in images.evaluation("test")]).unique(dim=0)
+    start = images.generator.get_state()
+    epochs = [torch.cat([x for x, _ in images.epoch()]) for _ in range(2)]
+    assert len(torch.cat(epochs).unique(dim=0)) == 32
+    torch.manual_seed(1)  # the global generator is not used
+    images.generator.set_state(start)
+    assert torch.equal(torch.cat([x for x, _ in images.epoch()]), epochs[0])
+    plain = torch.cat([x for x, _ in feed(root, augment=False).epoch()])
+    assert torch.equal(plain, center.expand_as(plain))
+
+
+def test_defaults_of_imagenet(root):
+    images = FolderFeed(root, Run(data="imagenet"), CPU)
+    assert images.task.shape == (3, 224, 224)
+    assert images.workers == available_cores()
+
+
+def test_other_files_and_missing_classes(root):
+    (root / "train" / "notes.txt").write_text("not a class")
+    assert feed(root).task.outputs == 3
+    shutil.rmtree(root / "val" / "bee")
+    with pytest.raises(FileNotFoundError, match=r"bee contains no images"):
+        feed(root)
 
 
 def test_a_damaged_image_is_refused(root):
