@@ -194,6 +194,12 @@ def test_base_that_cannot_be_trained_is_an_error(tmp_path):
         tiny_comparison(tmp_path, "sam", run=run).run()
 
 
+def test_base_whose_trials_all_fail_is_an_error_with_the_reason(tmp_path):
+    run = TINY.replace(base_args={"lr": 1e20})
+    with pytest.raises(ValueError, match=r"SGD: no trial finished: the .* became .*; change --lr"):
+        tiny_comparison(tmp_path, "sam", trials=1, run=run).run()
+
+
 def test_small_budget(tmp_path):
     with pytest.raises(ValueError, match=r"a budget of 2s is too small: .*takes about"):
         tiny_comparison(tmp_path, "sam", budget=2.0).run()

@@ -37,7 +37,7 @@ from wsam.compare.state import (
     trial_records,
     write_state,
 )
-from wsam.compare.summary import Summary, summarize
+from wsam.compare.summary import Summary, read_trials, summarize
 from wsam.compare.timing import Timing, measure_time, read_timing, train_quietly
 from wsam.lab import records
 from wsam.lab.execution import ExecutionConfig
@@ -359,15 +359,17 @@ class Comparison:
         for method in self._active:
             found = finished_trials(self.out, self.state, method)
             if not found:
-                self._fail(method.run, f"{method.title}: left out: no trial finished")
+                failures = (trial.failure for trial in read_trials(self.out, self.state, method))
+                reason = f"no trial finished: {next(filter(None, failures), 'none was started')}"
+                if method.name == BASE:
+                    raise ValueError(f"{method.title}: {reason}; change --lr or the data")
+                self._fail(method.run, f"{method.title}: left out: {reason}")
                 continue
             best = min(found, key=lambda trial: (_objective(found[trial]), trial))
             chosen[method.name] = method.point(best)
             epoch = statistics.median(record["epoch_seconds"] for record in found.values())
             times[method.name] = replace(self.state.timing[method.name], epoch=epoch)
             self.progress.message(f"chosen: {method.title}, {format_point(chosen[method.name])}")
-        if BASE not in chosen:
-            raise ValueError("no trial of the base finished: change --lr or the data")
         available = self._available / max(self._phase.slowdown, 1.0)
         estimator = self._estimator(times)
         epochs = fit_epochs(estimator, self._plan.epochs, available)

@@ -340,7 +340,7 @@ def _row(out: Path, state: State, method: Contender) -> Row:
     return Row(
         method,
         final.chosen[name],
-        _trials(out, state, method),
+        read_trials(out, state, method),
         epochs,
         state.timing[name].cost,
         cost,
@@ -357,7 +357,7 @@ def _failure(run: Run, record: Record | None) -> str:
     return f"{run.title}: {reason}"
 
 
-def _trials(out: Path, state: State, method: Contender) -> tuple[Trial, ...]:
+def read_trials(out: Path, state: State, method: Contender) -> tuple[Trial, ...]:
     """Return the trials of a method."""
     found = trial_records(out, state, method)
     trials = []
