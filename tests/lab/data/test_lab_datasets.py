@@ -212,6 +212,28 @@ def test_digits_need_no_download():
     assert abs(everything.std() - digits.info.std[0]) < 1e-3
 
 
+@pytest.mark.parametrize("zipped", [False, True])
+def test_fashion(tmp_path, monkeypatch, zipped):
+    """Images of one pixel, which is their number."""
+    folder, remote = tmp_path / ("" if zipped else "fashion-mnist"), []
+    folder.mkdir(exist_ok=True)
+    for file, count in zip(datasets._FASHION_FILES, (60_000, 60_000, 10_000, 10_000), strict=True):
+        numbers = np.arange(count) % 10
+        images = "images" in file.name
+        head = idx(2051, count, 1, 1)[:16] if images else idx(2049, count)[:8]
+        data = head + (numbers + 20 * images).astype(np.uint8).tobytes()
+        if zipped:
+            data = gzip.compress(data)
+        (folder / file.name.removesuffix("" if zipped else ".gz")).write_bytes(data)
+        remote.append(RemoteFile(file.url, len(data), sha256(data).hexdigest()))
+    monkeypatch.setattr(datasets, "_FASHION_FILES", tuple(remote))
+    found = datasets.load("fashion", DataSource(tmp_path, download=False))
+    assert found.verified == (datasets.PUBLISHED if zipped else datasets.UNVERIFIED)
+    for part, count in ((found.train, 60_000), (found.test, 10_000)):
+        assert torch.equal(part.labels, torch.arange(count) % 10)
+        assert torch.equal(part.images.flatten(), (part.labels + 20).to(torch.uint8))
+
+
 def test_default_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("WSAM_DATA", raising=False)

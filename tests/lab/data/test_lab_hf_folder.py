@@ -6,6 +6,7 @@ import pytest
 from training import CPU
 
 from wsam.lab.data.image_feed import MemoryFeed
+from wsam.lab.models import TOKENS
 from wsam.lab.problem import make_data_feed
 from wsam.lab.run import Run
 from wsam.lab.train import train
@@ -58,6 +59,57 @@ def test_tables_and_lists(datasets, tmp_path):
         make_data_feed(run.replace(noise=0.5), CPU)
     with pytest.raises(ValueError, match="give --target, one of vector, label"):
         make_data_feed(run.replace(target="class"), CPU)
+
+
+def test_lists_of_tokens(datasets, tmp_path):
+    columns = {"ids": [[n % 5, 1] for n in range(40)], "label": [n % 3 for n in range(40)]}
+    run = save(datasets, tmp_path / "tokens", columns)
+    feed = make_data_feed(run, CPU)
+    assert (feed.task.kind, feed.task.shape, feed.task.outputs) == (TOKENS, (2,), 3)
+    inputs, targets = feed.splits["test"]
+    assert inputs.tolist() == columns["ids"][30:]
+    assert targets.tolist() == columns["label"][30:]
+    real = make_data_feed(run.replace(task="regression"), CPU)
+    assert (real.metric.name, real.task.outputs) == ("mse", 1)
+    assert real.splits["train"][1].is_floating_point()
+    uneven = {**columns, "ids": [[1], *columns["ids"][1:]]}
+    with pytest.raises(ValueError, match="differ in length: pad them"):
+        make_data_feed(save(datasets, tmp_path / "uneven", uneven), CPU)
+    texts = {**columns, "label": ["good", "bad"] * 20}
+    with pytest.raises(ValueError, match=r"are texts: .* use class_encode_column of datasets"):
+        make_data_feed(save(datasets, tmp_path / "texts", texts), CPU)
+
+
+def test_classes_of_a_table(datasets, tmp_path):
+    """A ClassLabel is a class, also if there are many; the task overrides it."""
+    columns = {"x": [float(n) for n in range(80)], "label": [n % 40 for n in range(80)]}
+    classes = datasets.ClassLabel(num_classes=40)
+    features = datasets.Features({"x": datasets.Value("float32"), "label": classes})
+    run = save(datasets, tmp_path / "classes", columns, features)
+    assert make_data_feed(run, CPU).task.outputs == 40
+    assert make_data_feed(run.replace(task="regression"), CPU).task.outputs == 1
+    numbers = save(datasets, tmp_path / "numbers", columns)
+    assert make_data_feed(numbers, CPU).task.outputs == 1
+
+
+def test_splits_and_columns(datasets, tmp_path):
+    rows = datasets.Dataset.from_dict({"x": [1.0, 2.0], "label": [0, 1]})
+    parts = datasets.DatasetDict({"train": rows, "validation": rows.select([0])})
+    parts.save_to_disk(str(tmp_path / "parts"))
+    feed = make_data_feed(Run(data=f"hf:{tmp_path / 'parts'}", model="mlp"), CPU)
+    assert feed.counts == {"train": 2, "test": 1}
+    datasets.DatasetDict({"train": rows}).save_to_disk(str(tmp_path / "one"))
+    with pytest.raises(ValueError, match="needs the splits train and test, it has train"):
+        make_data_feed(Run(data=f"hf:{tmp_path / 'one'}"), CPU)
+    image = pytest.importorskip("PIL.Image").new("RGB", (8, 8))
+    columns = {"image": [image] * 4, "note": ["a"] * 4, "label": [0, 1, 0, 1]}
+    kinds = {
+        "image": datasets.Image(),
+        **dict.fromkeys(("note", "label"), datasets.Value("string")),
+    }
+    run = save(datasets, tmp_path / "more", columns, datasets.Features(kinds))
+    with pytest.raises(ValueError, match="image, note, label: an image and a target are needed"):
+        make_data_feed(run, CPU)
 
 
 def test_a_missing_library_and_other_folders(tmp_path, monkeypatch):

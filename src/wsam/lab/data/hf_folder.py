@@ -114,6 +114,11 @@ def _lists(
         raise ValueError(
             f"the lists of {run.data} differ in length: pad them, or use a data function of your own"
         ) from error
+    if isinstance(targets[0], str):
+        raise ValueError(
+            f"the targets of {run.data} are texts: with lists as inputs they must be numbers; use "
+            "class_encode_column of datasets"
+        )
     classify = are_classes(targets) if task is None else task == "classification"
     y = torch.tensor(targets) if classify else torch.tensor(targets, dtype=torch.float32)
     tokens = not x.is_floating_point()
