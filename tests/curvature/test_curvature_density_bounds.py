@@ -125,12 +125,18 @@ def test_semidefinite_operators_have_no_eigenvalues_below_zero(build, dtype):
     assert low > 0.8
 
 
+class Negative(nn.CrossEntropyLoss):
+    def forward(self, output, target):
+        return -super().forward(output, target)
+
+
 def test_which_operators_are_known_to_be_semidefinite():
     net, data = relu_network()
     assert gauss_newton(net, nn.CrossEntropyLoss(), data).semidefinite
     assert not hessian(net, F.cross_entropy, data).semidefinite
     weighted = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 0.5, 1.0]))
     assert not gauss_newton(net, weighted, data).semidefinite
+    assert not gauss_newton(net, Negative(), data).semidefinite
     unknown = gauss_newton(net, lambda z, y: 2 * F.cross_entropy(z, y), data)
     assert not unknown.semidefinite
     low, high, _ = density(unknown).below(0.0)  # zeros are undecided

@@ -185,13 +185,18 @@ def test_power_iteration_is_incomplete_if_a_value_does_not_converge():
     assert not found.converged[1:].any()
 
 
-def test_restarts_with_a_small_basis():
+@pytest.mark.parametrize(
+    ("k", "which", "block", "basis"), [(3, "largest", 1, 12), (1, "both", 1, 6), (3, "both", 2, 12)]
+)
+def test_restarts_with_a_small_basis(k, which, block, basis):
     dense = symmetric_matrix(torch.linspace(-1, 1, 150) ** 3)
     truth = torch.linalg.eigvalsh(dense).flip(0)
-    found = top_eigenvalues(dense, 3, tol=1e-7, basis=12, max_products=2000)
+    options = {"which": which, "block": block, "tol": 1e-7, "max_products": 2000}
+    found = top_eigenvalues(dense, k, basis=basis, **options)
     assert found.converged.all()
-    assert found.products > 12
-    torch.testing.assert_close(found.values, truth[:3], rtol=0, atol=1e-6)
+    assert found.products > top_eigenvalues(dense, k, **options).products, "it restarts"
+    expected = torch.cat([truth[:k], truth[-k:]]) if which == "both" else truth[:k]
+    torch.testing.assert_close(found.values, expected, rtol=0, atol=1e-6)
 
 
 def test_block_finds_copies_of_a_repeated_eigenvalue():
@@ -308,6 +313,9 @@ def test_restarted_basis_keeps_ritz_pairs_and_their_errors(block):
 
 def test_residual_includes_the_rounding_of_the_operator():
     exact = symmetric_matrix([*BULK, 1.0, 4.0])
+    small = top_eigenvalues(Noisy(symmetric_matrix([1.0, 2.0, 3.0])), 1, tol=1e-6)
+    assert small.products == 3, "it stops when the basis is complete"
+    assert not small.converged.any()
     found = top_eigenvalues(Noisy(exact), 1, tol=1e-6)
     assert not found.converged.any()
     assert abs(found.largest - 4.0) <= found.residuals[0]
@@ -361,6 +369,9 @@ def test_progress_reports_and_reproducibility():
     first = top_eigenvalues(dense, 1, seed=3, report=reports.append)
     assert [p.products for p in reports] == list(range(1, first.products + 1))
     assert reports[-1].error <= 1e-3
+    powers = []
+    power = top_eigenvalues(dense, 1, method="power", tol=0.1, report=powers.append)
+    assert [p.products for p in powers] == list(range(1, power.products + 1))
     again = top_eigenvalues(dense, 1, seed=3)
     assert torch.equal(first.values, again.values)
     assert torch.equal(first.vectors, again.vectors)
@@ -382,8 +393,9 @@ def test_progress_reports_and_reproducibility():
 def test_invalid_arguments(arguments, message):
     with pytest.raises(ValueError, match=message):
         top_eigenvalues(torch.eye(3), **arguments)
-    with pytest.raises(ValueError, match="square"):
-        top_eigenvalues(torch.ones(3, 2))
+    for wrong in (torch.ones(3, 2), torch.ones(3)):
+        with pytest.raises(ValueError, match="square"):
+            top_eigenvalues(wrong)
 
 
 def test_rayleigh_ritz_in_chunks(monkeypatch):

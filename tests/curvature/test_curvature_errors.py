@@ -143,6 +143,12 @@ def test_info_has_the_loss_of_the_last_product(check):
         assert H.info.loss == pytest.approx(now, rel=1e-5)
 
 
+@pytest.mark.parametrize("size", [0, -1, float("nan"), float("inf")])
+def test_invalid_sizes_of_batches(size):
+    with pytest.raises(ValueError, match="must count for at least one sample"):
+        hessian(model(), F.cross_entropy, DATA, size=lambda batch: size)
+
+
 def test_invalid_precisions():
     with pytest.raises(ValueError, match="float32 or float64, not bfloat16"):
         hessian(model().bfloat16(), F.cross_entropy, DATA)

@@ -95,6 +95,8 @@ def test_directions_have_the_norms_of_filters_or_length_one():
     assert all(torch.equal(direction[name], again[name]) for name in direction)
     unit = random_direction(model, normalise="unit")
     assert sum(float((d**2).sum()) for d in unit.values()) == pytest.approx(1, rel=1e-5)
+    diverged = {"4.weight": torch.full((3, 8), torch.nan)}
+    assert normalised(model, diverged)["4.weight"].isnan().all(), "no error about tied weights"
     with pytest.raises(ValueError, match="normalise must be"):
         normalised(model, direction, "layer")
     with pytest.raises(ValueError, match="direction of zeros"):
@@ -113,6 +115,16 @@ def test_directions_of_wrapped_models_and_between_checkpoints():
     scaled = normalised(model, direction)
     torch.testing.assert_close(scaled["4.weight"].norm(dim=1), model[4].weight.norm(dim=1))
     assert not scaled["1.running_var"].any()
+
+
+def test_frozen_models_and_progress():
+    model, reports = net(), []
+    a = random_direction(model)
+    expected = landscape(model, F.cross_entropy, DATA, a, [0.0, 1.0])
+    model.requires_grad_(False)
+    found = landscape(model, F.cross_entropy, DATA, a, [0.0, 1.0], report=reports.append)
+    assert found == expected
+    assert [at[:2] for at in reports] == [(n, 4) for n in (1, 2, 3, 4)], "2 points, 2 batches"
 
 
 def test_default_coordinates_are_symmetric_around_zero():

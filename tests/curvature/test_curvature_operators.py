@@ -165,18 +165,30 @@ def test_weight_norm(mode, weight_norm):
     assert_equals_matrix(H, dense_hessian(model, loss))
 
 
+class Words(nn.Module):
+    def __init__(self, padding: int | None = None) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(5, 3, padding_idx=padding)
+        nn.init.normal_(self.rows.weight)
+
+    def forward(self, words: Tensor) -> Tensor:
+        return torch.tanh(self.rows(words).sum(1))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_embeddings(mode):
+    model = Words().double()
+    words, y = torch.randint(0, 5, (12, 4)), torch.randint(0, 3, (12,))
+    H = hessian(model, F.cross_entropy, [(words, y)], differentiation=mode)
+    expected = dense_hessian(
+        model, lambda w: F.cross_entropy(functional_call(model, w, (words,)), y)
+    )
+    assert_equals_matrix(H, expected)
+
+
 @pytest.mark.parametrize("build", [hessian, gauss_newton])
 def test_the_row_of_a_padding_index_is_a_constant_in_both_modes(build):
-    class Words(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.rows = nn.Embedding(5, 3, padding_idx=-1)
-            nn.init.normal_(self.rows.weight)
-
-        def forward(self, words: Tensor) -> Tensor:
-            return torch.tanh(self.rows(words).sum(1))
-
-    model = Words().double()
+    model = Words(padding=-1).double()
     data = [(torch.randint(0, 5, (12, 4)), torch.randint(0, 3, (12,)))]
     reverse, forward = (
         build(model, F.cross_entropy, data, differentiation=mode).dense()
@@ -250,6 +262,8 @@ def test_products_with_vectors_and_matrices():
     assert {n: p.shape for n, p in named.items()} == {
         n: p.shape for n, p in model.named_parameters()
     }
+    with pytest.raises(ValueError, match=r"a vector of 43 numbers, got \(3,\)"):
+        H.split(torch.zeros(3))
     for wrong in (torch.zeros(3), torch.zeros(H.shape[0], 1, 1)):
         with pytest.raises(ValueError, match="multiplies vectors of 43 numbers"):
             H @ wrong

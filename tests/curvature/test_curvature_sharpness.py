@@ -176,7 +176,11 @@ def test_progress_and_json():
     report = lambda at: reports.append((*at[:2], data.passes))  # noqa: E731
     sharpness(Quadratic([1.0, 1.0]), quadratic, data, 0.1, steps=3, report=report)
     assert reports == [(n, 4, 1 + n) for n in (1, 2, 3, 4)], "after every gradient"
-    found = average_sharpness(Quadratic([1.0, 1.0]), quadratic, DATA, 0.1, samples=2)
+    reports.clear()
+    found = average_sharpness(
+        Quadratic([1.0, 1.0]), quadratic, DATA, 0.1, samples=2, report=reports.append
+    )
+    assert [at[:2] for at in reports] == [(1, 2), (2, 2)], "after every pair"
     assert found.as_dict()["info"]["mode"] == "eval"
 
 

@@ -174,6 +174,17 @@ def test_density_stops_at_the_tolerance_and_reports_progress():
     assert one.as_dict()["standard_error"] is None
 
 
+def test_width_of_the_smoothing():
+    dense = torch.diag(torch.tensor([-1.0, 1.0], dtype=torch.float64))
+    found = density(dense, sigma=0.5)
+    assert found.sigma == 0.5
+    gaussians = [torch.distributions.Normal(mean, 0.5) for mean in (-1.0, 1.0)]
+    share = float((found.weights * (found.nodes > 0)).sum() / found.weights.sum())
+    expected = (1 - share) * gaussians[0].log_prob(found.grid).exp()
+    expected += share * gaussians[1].log_prob(found.grid).exp()
+    torch.testing.assert_close(found.values, expected, rtol=0, atol=1e-9)
+
+
 def test_more_steps_lower_the_quadrature_error():
     dense = symmetric_matrix(SPECTRA["two intervals"])
     errors = [density(dense, steps=steps, max_probes=1).quadrature_error for steps in (8, 60)]

@@ -196,6 +196,40 @@ class Rows(DummyLogger):
         self.rows.append((step, metrics))
 
 
+class AnyArguments(Net):
+    def training_step(self, *arguments: Any) -> Tensor:
+        assert len(arguments) == 2
+        return super().training_step(*arguments)
+
+
+class ReplacedStep(Net):
+    """Counts the steps by a replaced `optimizer.step`, as profilers do."""
+
+    steps = 0
+
+    def configure_optimizers(self) -> Any:
+        optimizer = self.make(self.parameters())
+        step = optimizer.step
+
+        def counted(*args: Any) -> Any:
+            self.steps += 1
+            return step(*args)
+
+        optimizer.step = counted
+        return optimizer
+
+
+def test_training_step_with_variable_arguments() -> None:
+    fit(expected := Net())
+    fit(module := AnyArguments())
+    assert difference(module.body, expected.body) == 0
+
+
+def test_replaced_step_stays_in_place() -> None:
+    fit(module := ReplacedStep())
+    assert module.steps == 12
+
+
 def test_metrics_keep_no_attribute_of_the_second_pass() -> None:
     class Last(torchmetrics.SumMetric):
         def update(self, value: float) -> None:

@@ -69,6 +69,52 @@ def test_refuses_batch_hook_without_super() -> None:
     assert difference(module.body, net()) == 0
 
 
+class HalfHook(Net):
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> Any:
+        if batch_idx % 2:
+            return super().on_train_batch_start(batch, batch_idx)
+        return None
+
+
+def test_batch_hook_that_calls_super_at_times_raises() -> None:
+    module = HalfHook()
+    with pytest.raises(RuntimeError, match="the step has 2 batches, but 1 were recorded"):
+        fit(module, accumulate_grad_batches=2)
+    assert difference(module.body, net()) == 0
+
+
+class NoOptimizer(Net):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.body(batch[0]).mean()
+
+    def configure_optimizers(self) -> None:
+        return None
+
+
+def test_module_without_optimizers_runs() -> None:
+    fit(module := NoOptimizer())
+    assert difference(module.body, net()) == 0
+
+
+class FailsOnce(Net):
+    failed = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        if not self.failed:
+            self.failed = True
+            raise KeyError("first run")
+        return super().training_step(batch, batch_idx)
+
+
+def test_run_after_an_error_forgets_the_recorded_batches() -> None:
+    module = FailsOnce()
+    with pytest.raises(KeyError, match="first run"):
+        fit(module, accumulate_grad_batches=2)
+    assert difference(module.body, net()) == 0
+    fit(module, accumulate_grad_batches=2)
+    assert difference(module.body, net()) > 0
+
+
 def test_refuses_mixin_listed_last() -> None:
     with pytest.raises(TypeError, match="list the mixin first"):
         type("Wrong", (lightning.LightningModule, SharpnessAwareMixin), {})

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import wsam
-from wsam.integrations import MicrobatchReplay, unwrap
+from wsam.integrations import MicrobatchReplay, transformers, unwrap
 
 
 def replay_loop(
@@ -133,6 +133,10 @@ def test_unwrap_finds_the_optimizer_inside_wrappers() -> None:
     optimizer = wsam_over_sgd(net().parameters())
     assert unwrap(Wrapper(Wrapper(optimizer))) is optimizer
     assert unwrap(Wrapper(torch.optim.SGD(net().parameters(), lr=0.1))) is None
+
+
+def test_module_of_transformers_has_no_other_attributes() -> None:
+    assert not hasattr(transformers, "nothing")
 
 
 def test_accelerate_equals_the_plain_loop() -> None:

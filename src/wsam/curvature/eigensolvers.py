@@ -172,7 +172,7 @@ def _end_indices(values: Tensor, options: SolverOptions) -> Tensor:
 def _restart_indices(values: Tensor, options: SolverOptions, most: int) -> Tensor:
     """Return the indices kept at a restart: the wanted ends and neighbors that speed it up."""
     extra = options._replace(k=options.k + max(2, (len(values) - options.k) // 4))
-    while len(kept := _end_indices(values, extra)) > most and extra.k > options.k:
+    while len(kept := _end_indices(values, extra)) > most:
         extra = extra._replace(k=extra.k - 1)
     return kept
 

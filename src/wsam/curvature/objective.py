@@ -334,7 +334,6 @@ class Objective:
         versions = self._parameter_versions()
         if versions != self._loss_versions:
             self.loss, self._loss_versions = reading.loss, versions
-            self._confirmed = True
         if self._confirmed:
             return
         self._confirmed = True

@@ -161,9 +161,7 @@ class SharpnessAwareMixin(LightningModule):  # type: ignore[misc]
             )
 
     def _sharpness_aware_optimizer(self) -> SharpnessAware | None:
-        if not self.automatic_optimization or not self.trainer.optimizers:
-            return None
-        return unwrap(self.trainer.optimizers[0])
+        return unwrap(self.trainer.optimizers[0]) if self.automatic_optimization else None
 
     def _takes_batch_idx(self) -> bool:
         """Whether `training_step` has a second argument. Lightning passes the index only then."""
