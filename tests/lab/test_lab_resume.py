@@ -7,14 +7,18 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 from training import CPU, SHORT, Stop, StopAfter, curve
 
-from wsam.lab import models, records
+from wsam.lab import models, records, trainer
+from wsam.lab.callbacks import Callback
 from wsam.lab.checkpoint import Checkpoints, load_state, save_state
+from wsam.lab.errors import RunError
 from wsam.lab.files import BusyError
 from wsam.lab.rng import rank_states, set_rng_states
 from wsam.lab.train import train
@@ -275,3 +279,57 @@ def test_a_finished_run_that_cannot_be_cleaned_up_is_returned(tmp_path, monkeypa
 
     monkeypatch.setattr(type(folder), "unlink", read_only)
     assert train(RUN, tmp_path, CPU)["status"] == "finished"
+
+
+class Clock(Callback):
+    """A step takes one second, ten in the first epoch, and an evaluation five."""
+
+    now = 0.0
+
+    def on_train_start(self, run, steps, done, batch_size):
+        self.epoch = done
+
+    def on_step_end(self, metrics):
+        self.now += 1 if self.epoch else 10
+
+    def on_epoch_end(self, metrics):
+        self.epoch += 1
+        self.now += 5
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(trainer, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    return clock
+
+
+def test_times_of_a_resumed_run(tmp_path, clock):
+    run = RUN.replace(epochs=2)
+    with pytest.raises(Stop):
+        train(run, tmp_path, CPU, [clock, StopAfter(epochs=2)])
+    record = train(run, tmp_path, CPU, [clock])
+    assert [row["seconds"] for row in record["curve"]] == [40, 4]
+    assert record["seconds"] == 45 + 9  # without the epoch that was lost
+    assert record["epoch_seconds"] == 4  # without the first epoch
+    assert record["images_per_second"] == 32
+
+
+def test_time_between_checkpoints(tmp_path, clock, monkeypatch):
+    saved = []
+    monkeypatch.setattr(Checkpoints, "save", lambda _, number, state: saved.append(number))
+    execution = replace(CPU, checkpoint_seconds=12)
+    train(RUN.replace(epochs=6), tmp_path, execution, [clock])  # 45 seconds, then 9 per epoch
+    assert saved == [1, 3, 5]
+
+
+def test_too_little_memory_to_resume_is_no_fault_of_the_checkpoint(tmp_path, monkeypatch):
+    with pytest.raises(Stop):
+        train(RUN, tmp_path, CPU, [StopAfter(epochs=2)])
+
+    def load_state_dict(model, state):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(nn.Module, "load_state_dict", load_state_dict)
+    with pytest.raises(RunError, match="ran out of memory at batch size 32"):
+        train(RUN, tmp_path, CPU)

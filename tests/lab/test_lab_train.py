@@ -179,8 +179,9 @@ def test_a_finished_run_is_skipped(tmp_path):
 
 def test_a_loss_that_is_not_finite_makes_a_failed_record(tmp_path):
     run = SHORT.replace(base_args={"lr": 1e30}, epochs=5, schedule="constant")
-    record = train(run, tmp_path, CPU)
+    record = train(run, tmp_path, replace(CPU, keep_weights=True))
     assert record["status"] == "failed"
+    assert not records.weights_path(tmp_path, run).exists()
     assert "loss became nan in epoch" in record["failure"]
     assert len(record["curve"]) < 5
     assert record["curve"][-1]["train_loss"] is None
