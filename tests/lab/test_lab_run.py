@@ -139,6 +139,8 @@ def test_replacing_the_method_resets_its_arguments():
         ({"base": "lion"}, ["sgd", "adamw"]),
         ({"schedule": "step"}, ["cosine"]),
         ({"precision": "fp16"}, ["fp32", "bf16"]),
+        ({"metric": "f1"}, ["unknown metric 'f1'", "accuracy", "macro-f1", "FILE.py:FUNCTION"]),
+        ({"task": "ranking"}, ["unknown task 'ranking'", "classification, regression"]),
         ({"method": "sam", "hyper": {"gamma": 0.9}}, ["sam does not take 'gamma'", "rho"]),
         ({"method": "vanilla", "hyper": {"rho": 0.9}}, ["vanilla", "takes: none"]),
         ({"base_args": {"betas": [0, 1]}}, ["sgd does not take 'betas'", "momentum"]),
