@@ -56,6 +56,10 @@ gammas = st.floats(0, 0.99)
 
 
 class TestWeights:
+    def test_invalid_weights(self):
+        with pytest.raises(ValueError, match=r"weight must be in \[0, inf\)"):
+            gamma_for_weight(-0.5)
+
     def test_known_values(self):
         assert sharpness_weight(0.0) == 0.0
         assert sharpness_weight(0.5) == 1.0
@@ -223,6 +227,12 @@ class TestGeneralization:
         assert more.gap() <= fewer.gap()
         assert fewer.gap("printed") <= fewer.gap()
 
+    def test_gap_of_the_theorem(self):
+        c1, c2, c3 = Generalization(**GENERAL).constants().values()
+        k = 4  # of gamma 0.8
+        expected = 2 * abs(1 - k) * math.sqrt(c1 / 5000) + k * math.sqrt((c2 + c3) / 4999)
+        assert Generalization(**GENERAL).gap() == pytest.approx(expected, rel=1e-12)
+
     def test_unbounded_as_the_radius_vanishes(self):
         gaps = [Generalization(**{**GENERAL, "rho": 10.0**-p}).gap() for p in (10, 100, 150)]
         assert gaps[2] > gaps[1] + 1 > gaps[0] + 2
@@ -238,11 +248,18 @@ class TestGeneralization:
         (Convex, CONVEX, {"lr": -1.0}, r"lr must be in \(0, inf\)"),
         (Convex, CONVEX, {"distance": -1.0}, r"distance must be in \[0, inf\)"),
         (Convex, CONVEX, {"smoothness": math.inf}, r"smoothness must be in \[0, inf\)"),
+        (Convex, CONVEX, {"gradient": -1.0}, r"gradient must be in \[0, inf\)"),
         (NonConvex, NONCONVEX, {"rho": -0.1}, r"rho must be in \(0, inf\)"),
+        (NonConvex, NONCONVEX, {"start_loss": math.nan}, r"start_loss must be in \(-inf, inf\)"),
+        (NonConvex, NONCONVEX, {"lowest_loss": -math.inf}, r"lowest_loss must be in \(-inf, inf"),
         (NonConvex, NONCONVEX, {"parameters": 0}, "parameters must be at least 1"),
         (NonConvex, NONCONVEX, {"lowest_loss": 3.0}, "start_loss must be at least"),
         (Generalization, GENERAL, {"delta": 0.0}, r"delta must be in \(0, 1\)"),
         (Generalization, GENERAL, {"rho": 0.0}, r"rho must be in \(0, inf\)"),
+        (Generalization, GENERAL, {"gamma": 1.0}, r"gamma must be in \[0, 1\)"),
+        (Generalization, GENERAL, {"norm": -1.0}, r"norm must be in \[0, inf\)"),
+        (Generalization, GENERAL, {"parameters": 0}, "parameters must be at least 1"),
+        (Generalization, GENERAL, {"dimension": 0}, "dimension must be at least 1"),
         (Generalization, GENERAL, {"samples": 20}, "samples must be at least 21"),
         (Generalization, GENERAL, {"samples": 1, "dimension": 1}, "samples must be at least 2"),
     ],

@@ -163,11 +163,16 @@ class TestEndPoints:
             (-8.32e-4, 1e-9, 3, "-0.832"),
             (0.0, 1e-9, 3, "0.00"),
             (math.nan, math.nan, 0, "nan"),
+            (4.9012e-3, math.nan, 0, "5"),  # the shifted run left the domain
         ],
     )
     def test_stable_digits(self, value, spread, digits, text):
         assert stable_digits(value, spread) == digits
         assert thousandths(value, spread) == text
+
+    def test_labels(self):
+        assert Setting(rule="wsam", gamma=0.95).label == "WSAM, γ = 0.95"
+        assert Setting(rule="sam").label == "SAM"
 
     def test_run_that_leaves_the_domain(self):
         at_the_last_step = trace(rule="sgd", lr=5e3, start=(-10.0, 20.0), steps=1)

@@ -19,7 +19,7 @@ def stable_digits(value: float, spread: float) -> int:
     """Return the number of leading digits that a spread does not change, at most 3."""
     if spread == 0 or value == 0:
         return MAX_DIGITS
-    if not (math.isfinite(spread) and math.isfinite(value)):
+    if not math.isfinite(spread):
         return 0
     leading, unit = math.floor(math.log10(abs(value))), math.ceil(math.log10(2 * spread))
     return max(0, min(MAX_DIGITS, leading - unit + 1))

@@ -90,7 +90,6 @@ def _step(gamma: float, point: Vector, rho: float) -> Vector:
     optimizer = WSAM(SGD([w], lr=1.0), rho=rho, gamma=gamma)
 
     def closure() -> Tensor:
-        optimizer.zero_grad()
         value = loss(origin + w)
         value.backward()  # type: ignore[no-untyped-call]
         return value
