@@ -62,7 +62,7 @@ def test_all_measurements_with_plots_and_a_table(record, tmp_path):
     words += ("--density", "--density-probes", 2, "--density-steps", 30)
     measures = ("--sharpness", 0.05, "--steps", 2, "--adaptive", "--average", 0.01)
     output = wsam_command("curvature", record, *words, *measures, "--out", tmp_path / "figures")
-    for word in ("eigenvalue 2", "trace", "below zero", "average sharpness", "60 train images"):
+    for word in ("eigenvalue 2", "trace", "below zero", "average sharpness", "60 train samples"):
         assert word in output.stdout
     saved = json.loads((tmp_path / "figures" / "curvature.json").read_text())
     assert saved["density"]["mass"] == pytest.approx(1, abs=1e-6)
