@@ -280,6 +280,18 @@ def test_smoke_runs_of_studies(tmp_path, monkeypatch, name, only, runs):
     assert {cell["n"] for cell in cells} == {1}
 
 
+@pytest.mark.parametrize(
+    "command", [("paper", "run"), pytest.param(("sweep",), marks=pytest.mark.slow)]
+)
+def test_a_study_that_was_not_searched_warns(tmp_path, command):
+    words = ("--seeds", "0", "--epochs", "1", "--device", "cpu", "--out", tmp_path, "--only")
+    message = "1 of 1 cells were not searched and take their first candidate: run"
+    study = (*command, "adam-small", *words, "MLP/SAM/*")
+    assert f"{message} `wsam paper run adam-small-search` first" in wsam_command(*study).stderr
+    wsam_command("paper", "run", "adam-small-search", *words, "MLP/SAM/*")
+    assert "not searched" not in wsam_command(*study).stderr
+
+
 @pytest.fixture
 def augmented_digits(monkeypatch):
     """Replace the digits by the centers of a few of them, with random crops and flips."""

@@ -101,6 +101,18 @@ def warn_if_missing(folder: Path) -> None:
         print(f"there is no folder {folder} here", file=sys.stderr)
 
 
+def warn_if_not_searched(table: Table) -> None:
+    """Print a warning if hyperparameters of a study have not been chosen yet."""
+    from wsam.paper.study import not_searched
+
+    if cells := not_searched(table):
+        print(
+            f"{cells} of {len(table.cells)} cells were not searched and take their first candidate: "
+            f"run `wsam paper run {table.name}-search` first",
+            file=sys.stderr,
+        )
+
+
 def configure_smoke(smoke: bool, compile: bool | None) -> bool | None:
     """Configure torch for smoke runs, and return whether to compile models.
 

@@ -114,6 +114,8 @@ def run(
     profile = shared.make_profile(smoke, seeds, only, epochs, precision, pretrained)
     results = shared.output_folder(out, smoke)
     table = load(name, profile, results)
+    if not smoke:
+        shared.warn_if_not_searched(table)
     config = options.make_config(
         data_dir,
         download,

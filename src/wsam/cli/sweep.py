@@ -208,6 +208,8 @@ def _run_all(
 
     whole = find(grid_or_name) if isinstance(grid_or_name, str) else grid_table(grid_or_name)
     table = choose(profile.table(whole), out)
+    if not profile.smoke:
+        shared.warn_if_not_searched(table)
     outcomes = sweep_jobs(map(jobs, table.runs), executor)
     with resumable(lambda: shared.has_progress(table.runs, out)):
         done = shared.print_outcomes(outcomes, table.runs)

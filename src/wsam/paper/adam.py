@@ -16,7 +16,8 @@ Choices = Sequence[dict[str, Any]]
 
 ADAMW, TWICE = "AdamW", "AdamW, twice the epochs"
 SAM, ASAM, GSAM = "SAM", "ASAM", "GSAM, rho following lr"
-WSAM, PUBLISHED = "WSAM, preconditioned", "WSAM, as published"
+WSAM, PUBLISHED, COUPLED = "WSAM, preconditioned", "WSAM, as published", "WSAM, coupled"
+LARGER = "SAM, rho 0.37"
 SAM_LR, WSAM_LR = "SAM, rho following lr", "WSAM, preconditioned, rho following lr"
 WEIGHT_DECAYS: Choices = [{"weight_decay": value} for value in (0.01, 0.1, 0.3, 1.0)]
 METHODS: Mapping[str, tuple[dict[str, Any], Choices]] = {
@@ -32,6 +33,11 @@ METHODS: Mapping[str, tuple[dict[str, Any], Choices]] = {
         {"method": "wsam"},
         radii(0.02, 0.05, 0.1, 0.2, gamma=0.9),
     ),
+    COUPLED: (
+        {"method": "coupled_wsam"},
+        radii(0.02, 0.05, 0.1, 0.2, gamma=0.65),
+    ),
+    LARGER: ({"method": "sam"}, radii(0.37)),
     SAM_LR: (
         {"method": "sam", "options": {"rho_follows_lr": True}},
         radii(0.05, 0.1, 0.2, 0.4),
@@ -45,7 +51,7 @@ METHODS: Mapping[str, tuple[dict[str, Any], Choices]] = {
         radii(0.02, 0.05, 0.1, 0.2, alpha=0.1),
     ),
 }
-"""Settings of each method and its candidates: four for each."""
+"""Settings of each method and its candidates: four for each; `LARGER` has the k rho of `COUPLED`."""
 
 
 def _cells(
@@ -174,11 +180,12 @@ def adam_small() -> Table:
         noise=0.4,
         augment=False,
     )
-    methods = (ADAMW, TWICE, SAM, WSAM, PUBLISHED, SAM_LR, WSAM_LR)
+    methods = (ADAMW, TWICE, SAM, WSAM, PUBLISHED, COUPLED, SAM_LR, WSAM_LR)
     seeds = range(8)
     cells = _cells("GPT", "text, loss", gpt, methods, Measure.TEST_LOSS, seeds=seeds)
     cells += _cells(
-        "MLP", "noisy digits, error (%)", digits, methods, Measure.TEST_ERROR, seeds=seeds
+        *("MLP", "noisy digits, error (%)", digits, (*methods, LARGER), Measure.TEST_ERROR),
+        seeds=seeds,
     )
     notes = (
         "GPT: 2 layers of width 64, trained on 60 blocks of 64 characters, 20 epochs.",
@@ -186,7 +193,9 @@ def adam_small() -> Table:
         "30 epochs. The validation split is 120 images with correct labels.",
         "Four candidates for each method: AdamW's weight decay (0.01, 0.1, 0.3, 1), or rho of the "
         "others (0.02, 0.05, 0.1, 0.2) at weight decay 0.1; 0.05, 0.1, 0.2 or 0.4 at most if rho "
-        "follows the learning rate. gamma is 0.5 for preconditioned WSAM and 0.9 as published.",
+        "follows the learning rate. gamma is 0.5 for preconditioned WSAM, 0.9 as published and 0.65 "
+        "coupled.",
+        "SAM, rho 0.37 was added afterwards and not searched: it has the k rho of coupled WSAM.",
     )
     title = "Small models over AdamW"
     return _study("adam-small", title, cells, notes, epochs=30)
