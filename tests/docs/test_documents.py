@@ -286,6 +286,23 @@ def test_when_it_helps_states_n_and_a_test() -> None:
         assert (p != "no test") == is_tested, setting
 
 
+def p_values_of_the_coupled_form() -> list[str]:
+    """Of CoupledWSAM and three rows of SAM over AdamW, as docs/when.md states them."""
+    entries = gather(load("adam-small", Profile(), ROOT / "results"), ROOT / "results")
+    values = {entry.cell.row: entry.ours.values for entry in entries}
+    pairs = (("MLP", "SAM"), ("MLP", "SAM, rho 0.37"), ("GPT", "SAM"))
+    found = [welch_p(values[model, "WSAM, coupled"], values[model, sam]) for model, sam in pairs]
+    return [f"{p:.2g}" for p in found if p is not None]
+
+
+def test_the_coupled_form_over_adamw() -> None:
+    """Its product of k and rho is the radius of the row that was added to SAM's."""
+    text = " ".join((DOCS / "when.md").read_text().split())
+    section = text.partition("**The coupled form over AdamW is SAM with another radius.**")[2]
+    assert re.findall(r"p = (0\.\d+)", section)[:3] == p_values_of_the_coupled_form()
+    assert f"{0.65 / (1 - 0.65) * 0.2:.2f}" == "0.37"
+
+
 @pytest.mark.parametrize(
     "page", ["README.md", "docs/index.md", "docs/when.md", "docs/paper.md", "docs/cheap.md"]
 )
@@ -299,6 +316,7 @@ def test_p_values_equal_the_records(page: str) -> None:
         known |= {f"{test.p_last:.2g}" for test in tests}
     demo = json.loads((ROOT / "results" / "demo" / "compare.json").read_text())["methods"]
     known |= {f"{demo[name]['improvement']['p_holm']:.2g}" for name in ("sam", "wsam")}
+    known |= {*p_values_of_the_coupled_form()}
     text = " ".join((ROOT / page).read_text().split())
     found = re.findall(r"\bp = (0\.\d+)(?: and (0\.\d+))?", text)
     stated = {value for pair in found for value in pair if value}

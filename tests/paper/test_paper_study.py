@@ -228,7 +228,8 @@ def test_every_method_has_the_same_search_effort():
         assert sizes - {0, 1} == {4 if "adam" in name else 3}, name
         for cell in find(name).cells:
             if len(cell.candidates) == 1:
-                assert name == "cheap" or cell.row == ("SGD, lr 0.05",), "settings of the paper"
+                fixed = (("SGD, lr 0.05",), ("MLP", "SAM, rho 0.37"))
+                assert name == "cheap" or cell.row in fixed, "settings that are not chosen"
             for one in cell.candidates:
                 assert one.trial.validation == 0.1
                 assert one.run.validation is None

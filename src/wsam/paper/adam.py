@@ -190,12 +190,12 @@ def adam_small() -> Table:
     notes = (
         "GPT: 2 layers of width 64, trained on 60 blocks of 64 characters, 20 epochs.",
         "MLP: two layers of width 256, scikit-learn's digits with 40% of the training labels redrawn, "
-        "30 epochs. The validation split is 120 images with correct labels.",
+        "30 epochs. The validation split is 120 images with correct labels. SAM with rho 0.37, the k "
+        "rho of coupled WSAM, was added afterwards and not searched.",
         "Four candidates for each method: AdamW's weight decay (0.01, 0.1, 0.3, 1), or rho of the "
         "others (0.02, 0.05, 0.1, 0.2) at weight decay 0.1; 0.05, 0.1, 0.2 or 0.4 at most if rho "
         "follows the learning rate. gamma is 0.5 for preconditioned WSAM, 0.9 as published and 0.65 "
         "coupled.",
-        "SAM, rho 0.37 was added afterwards and not searched: it has the k rho of coupled WSAM.",
     )
     title = "Small models over AdamW"
     return _study("adam-small", title, cells, notes, epochs=30)
