@@ -316,6 +316,7 @@ def test_limits_and_a_validation_split_of_ones_own():
 
 X, Y = own_problem.INPUTS, own_problem.CLASSES
 PAIRS = list(zip(X, Y, strict=True))
+TWO_INPUTS = [((x, x), y) for x, y in PAIRS]
 
 
 def uneven():
@@ -335,6 +336,7 @@ def fails(sample):
     ("model", "data", "message"),
     [
         (lambda: nn.Linear(5, 3), (PAIRS, PAIRS), "does not accept the inputs .*2 x 4 of float32"),
+        (lambda: nn.Bilinear(4, 4, 3), (TWO_INPUTS, TWO_INPUTS), "receives them as one argument"),
         (lambda: nn.Linear(4, 1), (PAIRS, PAIRS), "2 x 1 of float32, does not fit cross_entropy"),
         (lambda: nn.Linear(4, 3), (TensorDataset(X, X[:, 0]),) * 2, "2 x 3.* does not fit squared"),
         (nn.Flatten, (PAIRS, PAIRS), "has no parameters"),

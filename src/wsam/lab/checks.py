@@ -76,9 +76,10 @@ def check_forward(run: Run, model: nn.Module, inputs: Any, device: torch.device)
         shape = " x ".join(map(str, inputs.shape)) if images else format_shape(inputs)
         what = "images" if images else "inputs"
         own = is_code_or_object(run.model) and is_from_user_code(error)
+        unpack = "; forward receives them as one argument" if not isinstance(inputs, Tensor) else ""
         raise UserCodeError(
             f"{run.model} does not accept the {what} of {run.data} ({shape}): "
-            f"{describe_error(error) if own else _reason(error)}"
+            f"{describe_error(error) if own else _reason(error)}{unpack}"
         ) from error
 
 
