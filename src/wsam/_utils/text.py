@@ -46,16 +46,25 @@ def mean_and_std(values: Sequence[float]) -> tuple[float | None, float | None]:
 def format_mean_std(mean: float, std: float | None, number: Callable[[float], str]) -> str:
     """Return ``mean ± std``, or the mean alone if there is no deviation.
 
+    The deviation has the decimals of the mean, or two digits if these do not show it.
+
     Args:
         mean: The mean.
         std: The standard deviation, or None.
-        number: Formats one number.
+        number: Formats the mean.
 
     Example:
         >>> format_mean_std(4.31, 0.2, "{:.1f}".format), format_mean_std(4.31, None, "{:.1f}".format)
         ('4.3 ± 0.2', '4.3')
+        >>> format_mean_std(0.85591, 0.004866, "{:.4g}".format)
+        '0.8559 ± 0.0049'
     """
-    return number(mean) if std is None else f"{number(mean)} ± {number(std)}"
+    text = number(mean)
+    if std is None:
+        return text
+    rounded = f"{std:.{len(text.partition('.')[2])}f}"
+    shown = "e" not in text and (std == 0 or float(rounded) != 0)
+    return f"{text} ± {rounded if shown else f'{std:.2g}'}"
 
 
 def pluralize(count: int, noun: str) -> str:
