@@ -38,7 +38,7 @@ def _read(device: torch.device) -> Any:
         # Seed and offset: torch.cuda.get_rng_state would build a tensor of them.
         generator = _cuda_generator(device)
         return generator.initial_seed(), generator.get_offset()
-    return getattr(torch, device.type).get_rng_state(*_index(device))
+    return getattr(torch, device.type).get_rng_state(*_device_argument(device))
 
 
 def _write(device: torch.device, state: Any) -> None:
@@ -48,7 +48,7 @@ def _write(device: torch.device, state: Any) -> None:
             generator.manual_seed(seed)
         generator.set_offset(offset)
     else:
-        getattr(torch, device.type).set_rng_state(state, *_index(device))
+        getattr(torch, device.type).set_rng_state(state, *_device_argument(device))
 
 
 def _cuda_generator(device: torch.device) -> torch.Generator:
@@ -56,8 +56,8 @@ def _cuda_generator(device: torch.device) -> torch.Generator:
     return torch.cuda.default_generators[index]
 
 
-def _index(device: torch.device) -> tuple[torch.device, ...]:
-    """Return the argument that selects a device; torch.mps has one device and need not take it."""
+def _device_argument(device: torch.device) -> tuple[torch.device, ...]:
+    """Return the argument that selects a device. torch.mps has one device, and torch 2.6 takes none."""
     return () if device.type == "mps" else (device,)
 
 
