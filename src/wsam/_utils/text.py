@@ -46,7 +46,7 @@ def mean_and_std(values: Sequence[float]) -> tuple[float | None, float | None]:
 def format_mean_std(mean: float, std: float | None, number: Callable[[float], str]) -> str:
     """Return ``mean ± std``, or the mean alone if there is no deviation.
 
-    The deviation has the decimals of the mean, or two digits if these do not show it.
+    The deviation has the decimals of the mean, or one digit if it is smaller than the last of them.
 
     Args:
         mean: The mean.
@@ -58,13 +58,16 @@ def format_mean_std(mean: float, std: float | None, number: Callable[[float], st
         ('4.3 ± 0.2', '4.3')
         >>> format_mean_std(0.85591, 0.004866, "{:.4g}".format)
         '0.8559 ± 0.0049'
+        >>> format_mean_std(18.17, 0.005, "{:.2f}".format)
+        '18.17 ± 0.005'
     """
     text = number(mean)
     if std is None:
         return text
-    rounded = f"{std:.{len(text.partition('.')[2])}f}"
-    shown = "e" not in text and (std == 0 or float(rounded) != 0)
-    return f"{text} ± {rounded if shown else f'{std:.2g}'}"
+    decimals = len(text.partition(".")[2])
+    if "e" in text or 0 < std < 10**-decimals:
+        return f"{text} ± {std:.1g}"
+    return f"{text} ± {std:.{decimals}f}"
 
 
 def pluralize(count: int, noun: str) -> str:

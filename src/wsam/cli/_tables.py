@@ -103,9 +103,8 @@ def warn_if_missing(folder: Path) -> None:
 
 def warn_if_not_searched(table: Table) -> None:
     """Print a warning if hyperparameters of a study have not been chosen yet."""
-    from wsam.paper.study import not_searched
-
-    if cells := not_searched(table):
+    cells = sum(not cell.is_searched for cell in table.cells)
+    if cells:
         print(
             f"{cells} of {len(table.cells)} cells were not searched and take their first candidate: "
             f"run `wsam paper run {table.name}-search` first",

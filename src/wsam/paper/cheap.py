@@ -75,7 +75,6 @@ _ROW_NAMES_NOTES = (
     "Last eighth, quarter, 3/8 or half: SGD before.",
     "Norm-scaled, averaged: options of `Reuse`.",
     "Selected samples: ESAM's second pass runs on them alone.",
-    "1/4-batch ascent: the perturbation is computed from a quarter of the batch.",
     "SAM-ON perturbs normalization layers only.",
 )
 Choices = Sequence[dict[str, Any]]
@@ -170,6 +169,7 @@ def cheap() -> Table:
     notes = (
         "Cost: the training time, relative to 200 epochs of SGD on the same hardware.",
         *_ROW_NAMES_NOTES,
+        "1/4-batch ascent: the perturbation is computed from a quarter of the batch.",
         "Hyperparameters are fixed in advance: the paper's rho and gamma, and usual values of the "
         "others. Rows with a choice compare three candidates, each in one run of 40 epochs on 45,000 "
         "of the training images, measured on the other 5,000.",

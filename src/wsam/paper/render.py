@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
-import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from wsam.paper.cifar import METHODS
 from wsam.paper.comparison import Entry
 from wsam.paper.table import Table
 
@@ -24,10 +22,6 @@ _MARKS = {
     CANNOT_JUDGE: "n = 1, and the paper prints no deviation: the difference cannot be judged.",
 }
 _NO_BREAK_SPACE = "\u00a0"
-_SUBJECTS = {*METHODS, "GPT", "MLP", "ViT", "Adapters", "ASAM", "AE-SAM", "SAM-ON"} | {
-    *("1/4-batch", "Last", "Late", "Norm-scaled", "Selected", "Warm-up")
-}
-"""Words of row labels that a note may begin with: it is shown if there is such a row."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +35,7 @@ class Footnote:
 def footnotes(table: Table, entries: Sequence[Entry]) -> list[Footnote]:
     """Return the lines below a table: differences from the paper, then the table's notes."""
     lines = _differences(entries) if table.comparable else []
-    lines += [Footnote(note) for note in table.notes if _applies(note, table)]
+    lines += map(Footnote, table.notes)
     lines += _choices(entries)
     if table.conclude is not None:
         lines += [Footnote(sentence) for sentence in table.conclude(entries)]
@@ -58,9 +52,10 @@ def _choices(entries: Sequence[Entry]) -> list[Footnote]:
     """List the hyperparameters that were chosen on a validation split, for cells that were run."""
     chosen: dict[str, list[tuple[str, str]]] = {}
     for entry in entries:
-        if entry.ours.n and entry.cell.chosen and not entry.cell.measure.is_cost:
-            values = chosen.setdefault(", ".join(entry.cell.row), [])
-            values.append((entry.cell.column, entry.cell.chosen))
+        cell = entry.cell
+        if entry.ours.n and len(cell.candidates) > 1 and not cell.measure.is_cost:
+            text = cell.chosen or f"{cell.candidates[0].text} (not searched)"
+            chosen.setdefault(", ".join(cell.row), []).append((cell.column, text))
     several = len({column for values in chosen.values() for column, _ in values}) > 1
     items = []
     for row, values in chosen.items():
@@ -83,13 +78,6 @@ def _mark(entry: Entry) -> str:
         return f" {DIFFERS}"
     has_both = entry.cell.paper is not None and entry.ours.mean is not None
     return f" {CANNOT_JUDGE}" if has_both and entry.differs is None else ""
-
-
-def _applies(note: str, table: Table) -> bool:
-    """Return whether a note concerns this table: one about a kind of rows needs such a row."""
-    subject = note.partition(" ")[0].rstrip(":,").removesuffix("'s")
-    words = {w for row in table.rows for label in row for w in re.split(r"[ ,]+", label.lower())}
-    return subject not in _SUBJECTS or subject.lower() in words
 
 
 def _was_run(entry: Entry) -> bool:
@@ -178,7 +166,7 @@ def page_markdown(table: Table, entries: Sequence[Entry]) -> str:
         (main if shown else rest).append(entry)
     lines = [f"{table.title}{':' if run else '. Not run.'}"]
     if run:
-        table_run = replace(table, cells=tuple(entry.cell for entry in main))
+        table_run = table.with_cells([entry.cell for entry in main])
         labels = len(table.heads)
         texts = [[*row[:labels], *map(no_break, row[labels:])] for row in body(table_run, main)]
         lines += ["", *markdown_table(header(table_run, main), texts)]

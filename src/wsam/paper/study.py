@@ -21,7 +21,6 @@ from wsam.sweep.settings import in_order, with_value
 
 SEEDS = (0, 1, 2)
 VALIDATION = 0.1
-_NOT_SEARCHED = " (not searched)"
 _ON_VALIDATION = {
     Measure.TEST_ERROR: Measure.VALIDATION_ERROR,
     Measure.TEST_LOSS: Measure.VALIDATION_LOSS,
@@ -102,11 +101,8 @@ def _chosen(cell: Cell, source: RecordSource) -> Cell:
         record = source.record(one.trial)
         if record is not None and (figure := records.objective(record)) is not None:
             figures[one] = figure
-    best = min(figures, key=lambda one: figures[one]) if figures else cell.candidates[0]
-    text = f"{best.text}{'' if figures else _NOT_SEARCHED}"
-    return replace(cell, runs=with_seeds(best.run, [run.seed for run in cell.runs]), chosen=text)
-
-
-def not_searched(table: Table) -> int:
-    """Return how many cells of a table that `choose` returned have no finished trial."""
-    return sum(cell.chosen.endswith(_NOT_SEARCHED) for cell in table.cells)
+    if not figures:
+        return cell
+    best = min(figures, key=lambda one: figures[one])
+    seeds = [run.seed for run in cell.runs]
+    return replace(cell, runs=with_seeds(best.run, seeds), chosen=best.text)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import Any
 
+from wsam._utils.text import format_mean_std
 from wsam.lab.run import Run
 from wsam.sweep.grid import with_seeds
 
@@ -102,7 +104,7 @@ class Cell:
         measure: The quantity reported for the runs.
         candidates: Of which the runs take the one that is best on the validation split; see `choose`.
             Before any trial has finished, they take the first.
-        chosen: The candidate that the runs take, for a note.
+        chosen: The candidate that was chosen, for a note; empty before any trial has finished.
         reference: Runs of the base optimizer, relative to which a cost is measured.
     """
 
@@ -114,6 +116,11 @@ class Cell:
     candidates: tuple[Candidate, ...] = ()
     chosen: str = ""
     reference: tuple[Run, ...] = ()
+
+    @property
+    def is_searched(self) -> bool:
+        """Whether its candidates, if it has several, were compared."""
+        return len(self.candidates) < 2 or bool(self.chosen)
 
     @property
     def name(self) -> str:
@@ -200,7 +207,22 @@ class Table:
             raise ValueError(
                 f"no cell of {self.name} is named by {pattern!r}; its first is {self.cells[0].name}"
             )
-        return replace(self, cells=selected)
+        return self.with_cells(selected)
+
+    def with_cells(self, cells: Sequence[Cell]) -> Table:
+        """Return the table with some of its cells only, and without notes about rows that are left out.
+
+        A note is about rows if it begins with a word of their labels.
+        """
+        chosen = replace(self, cells=tuple(cells))
+        left_out = self._label_words - chosen._label_words
+        notes = (n for n in self.notes if _first_word(n) not in left_out)
+        return replace(chosen, notes=tuple(notes))
+
+    @property
+    def _label_words(self) -> set[str]:
+        labels = " ".join(label for row in self.rows for label in row)
+        return {*re.split(r"[ ,]+", labels.lower())}
 
     def map(self, change: Callable[[Run], Run]) -> Table:
         """Return the table with `change` applied to every run."""
@@ -229,6 +251,10 @@ class Table:
         return replace(self, cells=tuple(map(changed, self.cells)))
 
 
+def _first_word(note: str) -> str:
+    return note.lower().partition(" ")[0].rstrip(":,").removesuffix("'s")
+
+
 def format_number(value: float, decimals: int) -> str:
     """Format a number; one that would round to zero keeps one significant digit.
 
@@ -243,9 +269,4 @@ def format_number(value: float, decimals: int) -> str:
 
 def format_mean(mean: float, deviation: float | None, decimals: int) -> str:
     """Format ``3.62 ± 0.10``, or the mean alone if there is no deviation."""
-    if deviation is None:
-        return format_number(mean, decimals)
-    digits = decimals
-    if 0 < deviation < 10**-decimals:
-        digits = math.ceil(-math.log10(deviation))
-    return f"{format_number(mean, decimals)} ± {deviation:.{digits}f}"
+    return format_mean_std(mean, deviation, lambda value: format_number(value, decimals))

@@ -81,7 +81,7 @@ def _with_results(whole: PaperTable, folder: Folder) -> tuple[PaperTable, list[E
     entries = gather(whole, _FolderResults(folder))
     rows = {entry.cell.row for entry in entries if entry.ours.n or entry.ours.failed}
     kept = [entry for entry in entries if entry.cell.row in rows]
-    return (replace(whole, cells=tuple(entry.cell for entry in kept)), kept) if rows else None
+    return (whole.with_cells([entry.cell for entry in kept]), kept) if rows else None
 
 
 def _paper_table(table: PaperTable, entries: list[Entry]) -> dict[str, Any]:
