@@ -257,7 +257,7 @@ class Group:
 
     @property
     def hyper(self) -> str:
-        named = {**self.run.hyper, **self.run.options}
+        named = {**self.run.hyper, **self.run.options, "decay_start": self.run.decay_start}
         if self.run.method == "wsam" and self.run.base != "sgd":
             named.setdefault("precondition", False)  # the default of runs, not that of `WSAM`
         return ", ".join(

@@ -30,6 +30,7 @@ from wsam._utils.significance import holm, welch_p
 from wsam.lab import markdown_tables
 from wsam.lab.records import record_path
 from wsam.paper import Profile, find, gather
+from wsam.paper.cheap import LATE, LATE_SGD, SHORTER
 from wsam.paper.registry import load
 from wsam.paper.significance import welch_tests
 
@@ -491,19 +492,29 @@ def test_gain_at_a_lower_cost_equals_the_records() -> None:
     """README, the landing page and docs/cheap.md state the share of WSAM's gain and its cost."""
     table = load("cheap", Profile(only="*/CIFAR-10*"), ROOT / "results")
     assert table.conclude is not None
-    line, *_ = table.conclude(gather(table, ROOT / "results"))
+    entries = gather(table, ROOT / "results")
+    lowest, shares = table.conclude(entries)
     best = "WSAM reuse 4, last half, paper's gamma"
-    found = re.search(rf"{best} has .*\(n = (\d), cost ([\d.]+)\), (\d+)% of WSAM's gain", line)
+    found = re.search(rf"{best} (\d+)% \(([\d.]+)\)", shares)
     assert found
-    runs, cost, share = found.groups()
-    assert runs == "3", "'three runs' in these texts"
+    share, cost = found.groups()
     assert 63 <= int(share) <= 70, "two thirds"
+    numbers = {e.cell.row[0]: e.ours.n for e in entries if e.cell.column == "CIFAR-10"}
+    assert (numbers[best], numbers[SHORTER]) == (3, 1), "'three runs' and 'its only run'"
+    found = re.search(rf"{SHORTER} has .*cost ([\d.]+)\), (\d+)% of WSAM's gain", lowest)
+    assert found
+    shorter, whole = found.groups()
+    assert int(whole) == 100, "'all of it'"
     readme, index, cheap = (
         " ".join(page.read_text().split())
         for page in (ROOT / "README.md", DOCS / "index.md", DOCS / "cheap.md")
     )
     for text in (readme, index):
         assert f"took {cost}x the time of SGD and kept [two thirds of WSAM's improvement]" in text
+        assert f"another took {shorter}x and kept all of it in its only run" in text
+    assert f"0.72 times the epochs: {shorter}x, all of the gain in one run" in readme
+    assert f"took {shorter} times the time and kept all of it in its only run" in cheap
+    assert f"had {whole}% of the gain at {shorter} times the time, in one run" in cheap
     assert f"| {cost}x; kept {share}% of WSAM's gain in [three runs]" in readme
     assert f"took {cost} times the time of SGD on CIFAR-10 and kept [two thirds of" in cheap
     assert f"keeps {share}% of WSAM's gain at {cost} times SGD's time" in cheap
@@ -514,7 +525,10 @@ def test_gain_at_a_lower_cost_equals_the_records() -> None:
     assert f"two thirds of the gain at {cost} times the time of SGD" in when
     assert "which keeps two thirds of WSAM's gain" in limits
     assert f"[{cost}x](cheap.md), which kept two thirds of the gain in three runs" in faq
+    assert f"0.72 times the epochs: {shorter}x, with all of the gain in its only run" in faq
     hyper = table.cell((best,), "CIFAR-10").runs[0].hyper
+    assert table.cell((SHORTER,), "CIFAR-10").runs[0].hyper == hyper
+    assert table.cell((SHORTER,), "CIFAR-10").runs[0].epochs == round(0.72 * 200)
     assert f"It has rho {hyper['rho']:g} and gamma {hyper['gamma']:g}" in cheap
     assert f"`WSAM(base, rho={hyper['rho']:g}, gamma={hyper['gamma']:g}, when=Every(4)" in readme
     assert ("this setting does not reach it" in cheap) == (int(share) < 90 or float(cost) > 1.15)
@@ -558,6 +572,14 @@ def test_cheap_methods_in_words_equal_the_records() -> None:
     share = (statistics.fmean(errors["SGD"]) - statistics.fmean(errors["MSAM"])) / gain
     assert f"keeps {share:.0%} of the gain at {costs['MSAM']:.2f} times the time" in text
     assert f"takes {costs['SAM, 1/4-batch ascent, last 3/8']:.2f} times the time of SGD" in text
+    deviation = statistics.stdev(errors[best])
+    assert f"three of the setting above have a standard deviation of {deviation:.2f}" in text
+    (late,), (control,) = errors[LATE], errors[LATE_SGD]
+    share = (statistics.fmean(errors["SGD"]) - late) / gain
+    assert f"every second step: {share:.0%} of the gain at {costs[LATE]:.2f} times the time" in text
+    assert f"SGD alone with a decay after 87% has an error of {control:.2f}%, in one run" in text
+    run = table.cell((LATE,), "CIFAR-10").runs[0]
+    assert (run.decay_start, run.options["every"]) == (0.7, 2), "the validation split chose 70%"
 
 
 def test_costs_of_esam_equal_the_record() -> None:

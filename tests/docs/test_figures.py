@@ -71,7 +71,7 @@ def test_points_have_a_legend_and_a_front(tmp_path):
     for number, cell in enumerate(cells):
         write(tmp_path, cell.runs[0], 4.0 - 0.01 * number, 1.0 + 0.02 * (number % 5))
     results = read_times(tmp_path)
-    assert len(results) == len(cells) > 20
+    assert len(results) == len(cells) - 1 > 20, "all but the control, SGD with a late decay"
     best = front(results)
     assert best[0].minutes == min(one.minutes for one in results)
     assert best[-1].mean_error == min(one.mean_error for one in results)
