@@ -263,8 +263,12 @@ def default_float64() -> Iterator[None]:
 
 @pytest.mark.parametrize(
     "context",
-    [torch.no_grad, torch.inference_mode, lambda: torch.device("meta"), default_float64],
-    ids=["no_grad", "inference_mode", "default_device", "default_dtype"],
+    [
+        pytest.param(torch.no_grad, marks=pytest.mark.slow, id="no_grad"),
+        pytest.param(torch.inference_mode, id="inference_mode"),
+        pytest.param(lambda: torch.device("meta"), marks=pytest.mark.slow, id="default_device"),
+        pytest.param(default_float64, marks=pytest.mark.slow, id="default_dtype"),
+    ],
 )
 def test_measurements_do_not_depend_on_global_settings(context):
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))

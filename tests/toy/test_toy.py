@@ -232,6 +232,7 @@ class TestFigure:
 
 
 class TestCommand:
+    @pytest.mark.slow
     def test_json_and_files(self, tmp_path):
         record = json.loads(wsam_command("toy", "--json", "--out", tmp_path / "new" / "toy").stdout)
         ends = [(run["rule"], run["gamma"], run["minimum"]) for run in record["runs"]]
@@ -257,6 +258,7 @@ class TestCommand:
         assert " 0.28 " in row
         assert "shown to the digits that do not change" in text
 
+    @pytest.mark.slow
     def test_run_that_leaves_the_domain_is_valid_json(self):
         record = json.loads(wsam_command("toy", "--json", "--gamma", "0.9999").stdout)
         coupled = record["runs"][-1]
