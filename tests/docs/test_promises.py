@@ -40,7 +40,7 @@ PROMISES = {
     "BatchNorm moves once a step": ["bn_one_update"],
     "the same dropout mask in both passes": ["same_mask"],
     "the loss at w and the sharpness are returned": ["step_returns_loss", "sharpness_readout"],
-    "outputs come from the first pass": ["outputs_of_first_pass"],
+    "outputs come from the first pass": ["outputs_of_first_pass", "every_kind_of_return"],
     "step hooks run once": ["hook_count"],
     "no global state is left behind": ["nothing_left_behind"],
     "DistributedDataParallel": ["ddp_parity", "ddp_local", "join_uneven"],
