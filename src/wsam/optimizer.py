@@ -336,41 +336,43 @@ class SharpnessAware(CheckedArguments, Optimizer):
     def _run_passes(self, closures: Sequence[Closure]) -> tuple[Any, Tensor]:
         """Run both passes of each closure and combine; return L(w) and the sharpness."""
         if len(closures) == 1:
-            first, increase = self._run_closure(closures[0])
+            result = self._run_closure(closures[0])
         else:
-            first, increase = self._run_micro_batches(closures)
+            result = self._run_micro_batches(closures)
         self._combine()
-        return first, self._unmeasured_sharpness() if increase is None else increase
+        return result
 
-    def _run_micro_batches(self, closures: Sequence[Closure]) -> tuple[Any, Tensor | None]:
-        """Run all passes of each closure; sum their gradients, losses and loss increases."""
-        gradients, first, increases = GradAccumulator(), [], []
+    def _run_micro_batches(self, closures: Sequence[Closure]) -> tuple[Any, Tensor]:
+        """Run all passes of each closure; sum their gradients, losses and sharpness."""
+        gradients, first, sharpness = GradAccumulator(), [], []
         for closure in closures:
             value, increase = self._run_closure(closure)
             first.append(value)
-            increases.append(increase)
+            sharpness.append(increase)
             self._restore()
             self._take_gradient_after_ascend()
             gradients.add(self._step_state, self._all_blocks())
             self._step_state = self._new_step(self._step_state.memory)
         gradients.fill(self._step_state, self._all_blocks())
         self._step_state.enter(Phase.PERTURBED)
-        return losses.total(first), losses.total(increases)
+        return losses.total(first), sum(sharpness[1:], sharpness[0])
 
     def _unmeasured_sharpness(self) -> Tensor:
         """Return the sharpness of a step without a pass at w + d: 0 if d = 0, otherwise NaN."""
         value = 0.0 if self._radius_is_zero() else torch.nan
         return torch.full((), value, device=self._all_blocks()[0].device)
 
-    def _run_closure(self, closure: Closure, scaler: Any = None) -> tuple[Any, Tensor | None]:
-        """Run all passes of a closure; return its first result, and the loss increase if it moved."""
+    def _run_closure(self, closure: Closure, scaler: Any = None) -> tuple[Any, Tensor]:
+        """Run all passes of a closure; return its first result and the sharpness."""
         self.begin()
         if not self.geometry.needs_g0:
-            return self._run_next_passes(lambda: self._run(closure), scaler)[1], None
+            _, only = self._run_next_passes(lambda: self._run(closure), scaler)
+            return only, self._unmeasured_sharpness()
         first = self._run(closure)
         moved, last = self._run_next_passes(lambda: self._run(closure), scaler)
-        increase = losses.loss_increase(last, first) if moved else None
-        return first, None if increase is None else self._selection.corrected(increase)
+        if not moved:
+            return first, self._unmeasured_sharpness()
+        return first, self._selection.corrected(losses.loss_increase(last, first))
 
     def _run_next_passes(self, run: Closure, scaler: Any = None) -> tuple[bool, Any]:
         """Ascend and run the passes after the first.
@@ -437,10 +439,8 @@ class SharpnessAware(CheckedArguments, Optimizer):
         self._drop_unfinished()
         if not self._in_closure:
             self._save_statistics()
-        blocks = self._refresh_blocks()
-        step.clear_gradients(blocks)
+        step.clear_gradients(self._refresh_blocks())
         self._selection.reset()
-        self._rng.follow(block.device for block in blocks)
         self._rng_before_first_pass = self._rng.read() if self.repeat_randomness else None
 
     @torch.no_grad()
@@ -504,8 +504,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         self._values.refresh()
         state = self._new_step()
         state.blocks = collect_gradients(self._refresh_blocks())
-        if not state.blocks:
-            raise RuntimeError("perturbed() needs gradients: call backward() before it")
+        state.require_g0("call backward() before perturbed()")
         step.own_g0(state.blocks)  # a backward pass must not overwrite them
         gradients = step.gradients_of(state.blocks)
         state.mask = self._mask()
@@ -553,8 +552,8 @@ class SharpnessAware(CheckedArguments, Optimizer):
         state = self._new_step(self._step_state.memory)
         state.manual, state.ascent_steps = not self._in_closure, self.ascent_steps
         state.blocks = collect_gradients(self._refresh_blocks())
-        if not state.blocks and self.geometry.needs_g0:
-            raise RuntimeError("no parameter has a gradient: call backward() in the first pass")
+        if self.geometry.needs_g0:
+            state.require_g0("call backward() in the first pass")
         state.passes = 1 if state.blocks else 0
         if grad_scale is not None:
             state.unscaled = True
@@ -826,6 +825,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
             self._known_blocks = (key, blocks)
             self._selected = self._find_selected(blocks)
             self._sharded_modules = find_sharded_modules(self.model)
+            self._rng = RngState(block.device for block in blocks)
             for statistics in (self._norm_stats, self._norm_stats_before):
                 statistics.find_layers()
             self._backend = select_backend(blocks)

@@ -308,8 +308,6 @@ class TrainStep:
         try:
             with torch.no_grad():
                 loss, sharpness = optimizer._run_closure(run_all, scaler)
-            if sharpness is None:
-                sharpness = optimizer._unmeasured_sharpness()
             optimizer.descend()
             scaler.step(optimizer)
         except BaseException:

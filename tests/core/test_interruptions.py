@@ -271,6 +271,7 @@ UPDATE = (
     "update",
     "finish",
     "apply",
+    "factor",
     "device",
     "sign",
     "sign_of",

@@ -106,7 +106,8 @@ def test_generators_follow_the_parameters(monkeypatch: pytest.MonkeyPatch) -> No
     """The model moves to a GPU after the optimizer was made, as `accelerator.prepare` does it."""
     model = nn.Linear(2, 1)
     opt = wsam.SAM(torch.optim.SGD(model.parameters(), lr=0.1))
-    gpu = torch.device("cuda", 0)
+    gpu = torch.device("xpu", 0)
+    monkeypatch.setattr("wsam.optimizer._KIND", lambda p: (p.dtype, gpu))
     monkeypatch.setattr(Block, "device", gpu)
     used = []
     monkeypatch.setattr(RngState, "read", lambda self: used.append(self._devices) or ())
@@ -137,8 +138,7 @@ def test_generators_of_other_accelerators(
     """Dropout on these devices draws from their own default generators."""
     accelerator = OneGenerator()
     monkeypatch.setattr(torch, kind, accelerator)
-    states = RngState()
-    states.follow([torch.device("cpu"), torch.device(kind, 0), torch.device("meta")])
+    states = RngState([torch.device("cpu"), torch.device(kind, 0), torch.device("meta")])
     before = states.read()
     drawn = torch.rand(3, generator=accelerator.generator)
     assert not states.is_at(before)

@@ -33,10 +33,8 @@ LEGAL = {
     (Phase.IDLE, Phase.PERTURBED),
     (Phase.IDLE, Phase.READ_ONLY),
     (Phase.PERTURBED, Phase.READY),
-    (Phase.PERTURBED, Phase.IDLE),
-    (Phase.READY, Phase.IDLE),
-    (Phase.READ_ONLY, Phase.IDLE),
 }
+"""Transitions of one state; a new state, which is idle, replaces one that has ended."""
 
 
 class Loop:
@@ -314,7 +312,9 @@ def test_first_pass_without_gradients(name: str) -> None:
     with pytest.raises(RuntimeError, match=re.escape(message)):
         loop.opt.step(lambda: torch.zeros(()))
     assert_rejected(loop, "ascend", message)
-    assert_rejected(loop, "perturbed", "perturbed() needs gradients: call backward() before it")
+    assert_rejected(
+        loop, "perturbed", "no parameter has a gradient: call backward() before perturbed()"
+    )
     loop.opt.step(closure(loop.opt, loop.model))
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from wsam._core.mix import Scalar
-from wsam._core.tensor_ops import accumulation_dtype
+from wsam._core.tensor_ops import accumulation_dtype, on_device
 
 EPSILON = 1e-12
 """Keeps d finite where g0 vanishes."""
@@ -96,7 +96,7 @@ class Block:
             self,
             params=pick(self.params),
             indices=pick(self.indices),
-            names=pick(self.names or None),
+            names=pick(self.names),
             g0=pick(self.g0),
             saved=None,
         )
@@ -109,6 +109,11 @@ class DecoupledTerm:
     block: Block
     tensors: list[Tensor]
     scale: Scalar
+
+    def factor(self) -> Scalar:
+        """Return the factor of `tensors` in the update: -lr * scale, +lr * scale to maximize."""
+        signed_lr = -self.block.sign * on_device(self.block.group["lr"], self.block.device)
+        return signed_lr * on_device(self.scale, self.block.device)
 
 
 def subsets(blocks: Sequence[Block], selected: Callable[[Tensor, int], bool]) -> list[Block]:

@@ -282,10 +282,9 @@ def apply_preconditioned(base: Optimizer, decoupled: Sequence[DecoupledTerm]) ->
     preconditioner = require_preconditioner(base)
     for term in decoupled:
         block, states = term.block, states_of(base, term.block)
-        weights, device = block.weights(), block.device
-        scale = -block.sign * on_device(block.group["lr"], device) * on_device(term.scale, device)
+        weights, factor = block.weights(), term.factor()
         for part in chunks(weights, CHUNK_BYTES):
             divided = preconditioner.denominators(block.group, states[part])
             torch._foreach_reciprocal_(divided)
             torch._foreach_mul_(divided, widened(term.tensors[part]))
-            add_scaled(weights[part], divided, scale)
+            add_scaled(weights[part], divided, factor)

@@ -10,11 +10,7 @@ from torch import Tensor
 class RngState:
     """Reads and sets the default generators of the CPU and of the parameters' devices."""
 
-    def __init__(self) -> None:
-        self._devices: list[torch.device] = []
-
-    def follow(self, devices: Iterable[torch.device]) -> None:
-        """Use the generators of these devices. Parameters may have moved since the last step."""
+    def __init__(self, devices: Iterable[torch.device] = ()) -> None:
         accelerators = {d for d in devices if d.type != "cpu" and hasattr(torch, d.type)}
         self._devices = sorted(accelerators, key=str)
 

@@ -429,7 +429,4 @@ def update(state: StepState) -> None:
 def apply(decoupled: Sequence[DecoupledTerm]) -> None:
     """Compute `w -= lr * scale * tensors`, with the learning rate of each block's group."""
     for term in decoupled:
-        device = term.block.device
-        signed_lr = -term.block.sign * on_device(term.block.group["lr"], device)
-        scale = signed_lr * on_device(term.scale, device)
-        add_scaled(term.block.weights(), term.tensors, scale)
+        add_scaled(term.block.weights(), term.tensors, term.factor())

@@ -3,7 +3,8 @@
     IDLE --ascend--> PERTURBED --descend--> READY --step--> IDLE
     IDLE or READY --perturbed()--> READ_ONLY --> back
 
-`abandon` and every error return to IDLE. All errors of the kind "not now" are raised here.
+`abandon` and every error return to IDLE. A step that ends is replaced by a new state, and `perturbed()`
+uses a state of its own. All errors about a call in the wrong phase are raised here.
 """
 
 from collections.abc import Sequence
@@ -46,10 +47,11 @@ class Phase(Enum):
 
 _TRANSITIONS = {
     Phase.IDLE: {Phase.PERTURBED, Phase.READ_ONLY},
-    Phase.PERTURBED: {Phase.READY, Phase.IDLE},
-    Phase.READY: {Phase.IDLE},
-    Phase.READ_ONLY: {Phase.IDLE},
+    Phase.PERTURBED: {Phase.READY},
+    Phase.READY: set(),
+    Phase.READ_ONLY: set(),
 }
+"""Phases that may follow in the same state. A new state is IDLE."""
 
 
 class Action(Enum):
@@ -215,6 +217,11 @@ class StepState:
                 "descend() has prepared a step: finish it with step() without a closure, or drop it "
                 "with abandon(). A framework that calls step for you may have passed a closure"
             )
+
+    def require_g0(self, remedy: str) -> None:
+        """Raise if no parameter has a first gradient."""
+        if not self.blocks:
+            raise RuntimeError(f"no parameter has a gradient: {remedy}")
 
     def require_gradients(self, all_blocks: Sequence[Block]) -> None:
         """Raise if the last pass left no gradient at all."""

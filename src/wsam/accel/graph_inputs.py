@@ -180,9 +180,6 @@ class GraphRng:
         self._second.manual_seed(self._first.initial_seed())
         self._second.set_offset(self._first.get_offset())
 
-    def follow(self, devices: Any) -> None:
-        """Do nothing: a recorded step has one device."""
-
     def read(self) -> str:
         """Return a placeholder for the current state."""
         return "first"
