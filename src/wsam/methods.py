@@ -1,4 +1,4 @@
-"""The named methods of the family: each a geometry, a rule, defaults and a docstring.
+"""The named methods: each a geometry, a rule, defaults and a docstring.
 
 A new method is a class with its rule or geometry, here or in its own file, and a line in `METHODS`.
 """

@@ -23,7 +23,7 @@ from wsam._core.framework_checks import check_closure
 from wsam._core.grad_accumulator import GradAccumulator
 from wsam._core.grad_scaler import OverflowReport, reject_grad_scaler
 from wsam._core.memory import Memory
-from wsam._core.mix import Scalar, is_number
+from wsam._core.mix import Scalar, is_exactly
 from wsam._core.norm_stats import NormStats
 from wsam._core.option_checks import (
     check_base,
@@ -123,7 +123,8 @@ class SharpnessAware(CheckedArguments, Optimizer):
         max_norm: clip by the norm of base_grad + decoupled; scales both alike.
         nonfinite: what to do about NaN or inf in a gradient: "propagate" as torch does, "skip" the step
             and count it in `skipped`, or "raise". "skip" and "raise" synchronize with the device at
-            every step, and restore the running statistics from before the step (by hand, from `begin`).
+            every step, and restore the running statistics from before the step, which a loop by hand
+            saves by calling `begin`.
         repeat_randomness: draw the same dropout masks in both passes. This rewinds torch's default
             generators, so other threads that draw from them meanwhile need generators of their own.
         keep: the share of samples that `select` uses in the second pass.
@@ -210,15 +211,16 @@ class SharpnessAware(CheckedArguments, Optimizer):
         """Create the attributes that are not copied or pickled."""
         saved = {*self.__dict__}
         self._known_blocks: tuple[Any, list[Block]] | None = None
-        self._selected: list[bool] | None = None
+        self._fixed_mask: list[bool] | None = None
         self._sharded_modules: list[Any] = []
         self._norm_stats = NormStats(self.model)
-        self._norm_stats_before = NormStats(self.model, same_function=False)  # of a skipped step
+        # From before the first pass, for steps that are skipped.
+        self._norm_stats_before = NormStats(self.model, pause_spectral_norms=False)
         self._rng = RngState()
         self._rng_before_first_pass: tuple[Any, ...] | None = None
         self._backend: Any = None
         self._sharpness: Tensor | None = None
-        self._scale_is_checked = False  # once, in the first pass of all
+        self._scale_is_checked = False  # whether the first closure was found to scale no loss
         self._in_closure = False
         self._step_state = self._new_step()
         self._scratch = {*self.__dict__, "_scratch"} - saved
@@ -417,7 +419,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         report = self._step_state.overflow_report
         try:
             self._step_state.require_unscaled(closure, grad_scale, found_inf)
-            if bool(found_inf if report is None else report.joined(found_inf)):
+            if bool(found_inf if report is None else report.found_overflow(found_inf)):
                 self._norm_stats_before.release()  # the batch may have made them NaN
                 self._drop_unfinished()
             else:
@@ -823,7 +825,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
             blocks = build_blocks(groups, {p: name for name, p in named})
             self.geometry.check_names(blocks)
             self._known_blocks = (key, blocks)
-            self._selected = self._find_selected(blocks)
+            self._fixed_mask = self._find_fixed_mask(blocks)
             self._sharded_modules = find_sharded_modules(self.model)
             self._rng = RngState(block.device for block in blocks)
             for statistics in (self._norm_stats, self._norm_stats_before):
@@ -835,10 +837,10 @@ class SharpnessAware(CheckedArguments, Optimizer):
         """Return which of all parameters this step perturbs; None for all."""
         tensors = sum(len(group["params"]) for group in self.param_groups)
         mask = self.geometry.mask(self.param_groups[0][STEP], tensors)
-        return self._selected if mask is None else mask
+        return self._fixed_mask if mask is None else mask
 
-    def _find_selected(self, blocks: Sequence[Block]) -> list[bool] | None:
-        """Return which of all parameters the geometry perturbs at any step; None for all."""
+    def _find_fixed_mask(self, blocks: Sequence[Block]) -> list[bool] | None:
+        """Return which of all parameters the geometry perturbs at all steps; None for all."""
         found: dict[int, bool] = {}
         for block in blocks:
             chosen = self.geometry.selected(block)
@@ -848,7 +850,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         return [found[i] for i in range(len(found))]
 
     def _radius_is_zero(self) -> bool:
-        return all(is_number(group[RHO], 0.0) for group in self.param_groups)
+        return all(is_exactly(group[RHO], 0.0) for group in self.param_groups)
 
     @property
     def _memory_names(self) -> tuple[str, ...]:

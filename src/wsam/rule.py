@@ -16,7 +16,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from wsam._core.mix import G0, G1, NOTHING, Mix, Part, Products, Scalar, is_number
+from wsam._core.mix import G0, G1, NOTHING, Mix, Part, Products, Scalar, is_exactly
 from wsam._core.schedule_base import Schedule
 from wsam._core.validation import flag, number
 
@@ -224,12 +224,12 @@ class SurrogateGap(Rule):
 
     def needs_products(self, hyper: dict[str, Scalar]) -> bool:
         """Whether alpha is not zero."""
-        return not is_number(hyper["alpha"], 0.0)
+        return not is_exactly(hyper["alpha"], 0.0)
 
     def mix(self, hyper: dict[str, Scalar], products: Products | None) -> Mix:
         """Return base_grad = g1 - alpha * (part of g0 orthogonal to g1)."""
         alpha = hyper["alpha"]
-        if is_number(alpha, 0.0):
+        if is_exactly(alpha, 0.0):
             return Mix(G1, NOTHING)
         assert products is not None
         # Where g1 vanishes, all of g0 is orthogonal to it: r = 0 instead of 0/0.

@@ -101,7 +101,7 @@ def test_number_of_buffers(name: str, tensors: int, monkeypatch: pytest.MonkeyPa
     averages, kept = len(opt.geometry.memory), int(opt.rule.keeps_vector)
     peak = 2 * averages + 2 * kept + (not opt.geometry.follows_g0)
     assert found["second pass"] == (wanted + 2 * averages) * tensors
-    swapped = int(not lean and cpu.ALONE is not None)
+    swapped = int(not lean and cpu.UNSHARED is not None)
     assert found["between steps"] == (swapped + averages + kept) * tensors
     # A metric other than 1 is a temporary of full size while d is computed.
     metric = type(opt.geometry).sqrt_metric is not Geometry.sqrt_metric

@@ -33,7 +33,11 @@ these frameworks call each other."""
 
 
 def check_closure(closure: Any) -> None:
-    """Raise if a Lightning Trainer clips or accumulates gradients in this closure, or there is none."""
+    """Raise for closures of Lightning that are empty, or whose gradients its Trainer changes.
+
+    They are empty in manual optimization, if `step` is called without one. The Trainer clips gradients,
+    and accumulates them over batches.
+    """
     if not isinstance(closure, functools.partial) or not closure.args:
         return
     if str(getattr(closure.func, "__module__", "")).partition(".")[0] not in _LIGHTNING:

@@ -40,7 +40,7 @@ class OverflowReport:
         """Remove the hook."""
         self._handle.remove()
 
-    def joined(self, found_inf: Tensor) -> Tensor:
+    def found_overflow(self, found_inf: Tensor) -> Tensor:
         """Return whether the scaler or the first pass has found an overflow, as a tensor."""
         return found_inf + self._zero_or_nan.isnan().to(found_inf.device)
 

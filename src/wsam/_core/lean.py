@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from wsam._core.mix import Mix, is_number
+from wsam._core.mix import Mix, is_exactly
 from wsam._core.param_blocks import (
     Block,
     CopiedWeights,
@@ -63,7 +63,7 @@ def begin(state: StepState, *, guard_g0: bool) -> bool:
     for block, g0, tensors in zip(blocks, guards if written else g0s, perturbed, strict=True):
         weights, part = block.weights(), _mix(state, block).decoupled
         lr = on_device(block.group["lr"], block.device)
-        if not is_number(weight := part.g0 - part.difference, 0.0):
+        if not is_exactly(weight := part.g0 - part.difference, 0.0):
             add_scaled(weights, g0, -block.sign * lr * on_device(weight, block.device))
         _exchange(block, tensors)
         block.g0 = None
@@ -80,7 +80,7 @@ def finish(state: StepState, all_blocks: Sequence[Block]) -> None:
         )
     for block in collect_gradients(all_blocks):
         weight = _mix(state, block).decoupled.difference
-        if not is_number(weight, 0.0):
+        if not is_exactly(weight, 0.0):
             tensors = block.shards(block.g0)
             state.decoupled.append(DecoupledTerm(block, tensors, weight))
 

@@ -10,7 +10,7 @@ from wsam._core.pytree import map_tensors
 
 def detach(value: Any) -> Any:
     """Return a closure's result without its autograd graph."""
-    if isinstance(value, Tensor):  # the usual case, where a tree costs more than the loss
+    if isinstance(value, Tensor):  # the usual case, which needs no search in containers
         return value.detach()
     return map_tensors(Tensor.detach, value)
 

@@ -1,8 +1,8 @@
 """Linear combinations of the two gradients of a step.
 
-`wsam.rule` describes their use. In the basis of g0 and g1 - g0 the paper's objective, loss plus k times
-sharpness, can be read off, and the family's identities hold bit for bit: where g1 = g0, the difference
-is exactly zero.
+`wsam.rule` describes their use. In the basis of g0 and g1 - g0 the coefficients are those of the
+paper's objective, loss plus k times sharpness. Identities between methods hold bit for bit, such as
+WSAM with gamma = 0 and its base: where g1 = g0, the difference is exactly zero.
 """
 
 from typing import NamedTuple
@@ -13,8 +13,8 @@ Scalar = float | Tensor
 """A number, or a 0-d tensor whose value must not be read on the host."""
 
 
-def is_number(value: Scalar, wanted: float) -> bool:
-    """Whether `value` is a Python number equal to `wanted`. False for every tensor."""
+def is_exactly(value: Scalar, wanted: float) -> bool:
+    """Whether `value` is a Python number equal to `wanted`. False for tensors, which are not read."""
     return not isinstance(value, Tensor) and value == wanted
 
 
@@ -27,17 +27,17 @@ class Part(NamedTuple):
     @property
     def is_zero(self) -> bool:
         """Whether both coefficients are the number 0."""
-        return is_number(self.g0, 0.0) and is_number(self.difference, 0.0)
+        return is_exactly(self.g0, 0.0) and is_exactly(self.difference, 0.0)
 
     @property
     def is_g0(self) -> bool:
         """Whether this is g0 itself."""
-        return is_number(self.g0, 1.0) and is_number(self.difference, 0.0)
+        return is_exactly(self.g0, 1.0) and is_exactly(self.difference, 0.0)
 
     @property
     def is_g1(self) -> bool:
         """Whether this is g1 itself."""
-        return is_number(self.g0, 1.0) and is_number(self.difference, 1.0)
+        return is_exactly(self.g0, 1.0) and is_exactly(self.difference, 1.0)
 
 
 NOTHING = Part(g0=0.0, difference=0.0)

@@ -33,15 +33,16 @@ class NormStats:
 
     Args:
         model: contains every module that runs in training mode; None to find modules by a hook.
-        same_function: also pause power iterations, so that the pass computes what the one before did.
+        pause_spectral_norms: also pause their power iteration, so that the pass computes the same
+            function as the one before.
     """
 
-    def __init__(self, model: nn.Module | None, *, same_function: bool = True) -> None:
+    def __init__(self, model: nn.Module | None, *, pause_spectral_norms: bool = True) -> None:
         self._model = model
         self._modules: list[nn.Module] = []
         self._spectral_norms: list[Any] = []
         self._model_is_checked = False
-        self._same_function = same_function
+        self._pauses_spectral_norms = pause_spectral_norms
         self.copies = StatCopies([])
         """Those of the model's layers, whose memory a CUDA graph continues to use."""
         self._saved: list[StatCopies] = []  # `copies`, then those of modules that the hook found
@@ -115,7 +116,7 @@ class NormStats:
         )
 
     def _pause_power_iteration(self, norms: list[Any]) -> None:
-        for norm in norms if self._same_function else ():
+        for norm in norms if self._pauses_spectral_norms else ():
             if norm.n_power_iterations:
                 self._paused.append((norm, norm.n_power_iterations))
                 norm.n_power_iterations = 0

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 PREFIX = "sam_"
 STEP = PREFIX + "step"
 RHO = PREFIX + "rho"
-FAMILY = ("rho", "gamma", "alpha", "beta", "eta")
+HYPERPARAMETERS = ("rho", "gamma", "alpha", "beta", "eta")
 """Hyperparameters of any method. A group that sets one is either honored or rejected."""
 
 Value = float | Schedule
@@ -127,7 +127,7 @@ class GroupValues:
         return self._unprefixed(group) if self._base_is_of_torch else []
 
     def _unprefixed(self, group: dict[str, Any]) -> list[str]:
-        names = dict.fromkeys((*FAMILY, *self.defaults))
+        names = dict.fromkeys((*HYPERPARAMETERS, *self.defaults))
         return [name for name in names if name in group and name not in self._base.defaults]
 
     def _adopt(self, group: dict[str, Any], settings: dict[str, Value]) -> None:

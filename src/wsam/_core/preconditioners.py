@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from wsam._core.memory import State, states_of
-from wsam._core.mix import Scalar, is_number
+from wsam._core.mix import Scalar, is_exactly
 from wsam._core.param_blocks import Block, DecoupledTerm
 from wsam._core.tensor_ops import CHUNK_BYTES, add_scaled, chunks, on_device, widened
 
@@ -77,7 +77,7 @@ class Preconditioner:
 
     def check(self, group: dict[str, Any]) -> None:
         """Raise if the group has a value with which v cannot be extended."""
-        if is_number(self.decay(group), 0.0):
+        if is_exactly(self.decay(group), 0.0):
             raise ValueError(
                 "the base's average of squared gradients has a decay of 0, so it keeps nothing of the "
                 "sharpness term: use a decay between 0 and 1, or precondition=False"
@@ -149,7 +149,7 @@ class AdagradPreconditioner(Preconditioner):
         """Return the denominators."""
         v = list(torch._foreach_sqrt(tensors(states, self.square)))
         torch._foreach_add_(v, group["eps"])
-        if not is_number(group["lr_decay"], 0.0):
+        if not is_exactly(group["lr_decay"], 0.0):
             torch._foreach_mul_(v, per_tensor(1 + (counts(states) - 1) * group["lr_decay"]))
         return v
 

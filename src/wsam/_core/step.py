@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from wsam._core.mix import NOTHING, Mix, Part, Products, Scalar, is_number
+from wsam._core.mix import NOTHING, Mix, Part, Products, Scalar, is_exactly
 from wsam._core.param_blocks import (
     EPSILON,
     Block,
@@ -307,7 +307,7 @@ def _decoupled_terms(
     part = mix.decoupled
     if part.is_zero:
         return []
-    if is_number(part.g0, 0.0):
+    if is_exactly(part.g0, 0.0):
         return [DecoupledTerm(block, difference, part.difference)]
     tensors = list(torch._foreach_mul(g0, on_device(part.g0, block.device)))
     add_scaled(tensors, difference, on_device(part.difference, block.device))
@@ -317,9 +317,9 @@ def _decoupled_terms(
 def _mix_into_g0(mix: Mix, g0: list[Tensor], difference: list[Tensor]) -> None:
     """Turn g0 into the base's gradient, in place. A zero coefficient is a branch: 0 * inf is NaN."""
     of_g0, of_difference = (on_device(value, g0[0].device) for value in mix.base_grad)
-    if not is_number(of_g0, 1.0):
+    if not is_exactly(of_g0, 1.0):
         torch._foreach_mul_(g0, of_g0)
-    if not is_number(of_difference, 0.0):
+    if not is_exactly(of_difference, 0.0):
         add_scaled(g0, difference, of_difference)
 
 
@@ -331,13 +331,13 @@ def _keep(
 ) -> list[Tensor]:
     """Keep and return the vector that a rule uses later, averaged with the one before."""
     of_g0, of_difference = (on_device(value, block.device) for value in part)
-    if is_number(of_difference, 0.0):
+    if is_exactly(of_difference, 0.0):
         vector = list(torch._foreach_mul(g0, of_g0))
-    elif is_number(of_difference, 1.0) and is_number(of_g0, 0.0):
+    elif is_exactly(of_difference, 1.0) and is_exactly(of_g0, 0.0):
         vector = difference  # which nothing overwrites before the memory has copied it
     else:
         vector = list(torch._foreach_mul(difference, of_difference))
-        if not is_number(of_g0, 0.0):
+        if not is_exactly(of_g0, 0.0):
             add_scaled(vector, g0, of_g0)
     if state.rule.average:
         # The first vector is the first average; in steps with one pass averages begin at 0.

@@ -118,8 +118,7 @@ def can_swap(block: Block, direction: Sequence[Tensor]) -> bool:
         return False
     storages = [w.untyped_storage() for w in weights]
     owned = {s.resizable() and not s.is_shared() for s in storages}
-    # Two references: the parameter and the handle created above.
-    return owned == {True} and {_use_count(s._cdata) for s in storages} == {ALONE}
+    return owned == {True} and {_use_count(s._cdata) for s in storages} == {UNSHARED}
 
 
 _use_count: Any = getattr(torch._C, "_storage_Use_Count", None)
@@ -132,7 +131,8 @@ def _use_count_of_a_single_tensor() -> int | None:
     return None if _use_count is None else _use_count(storage._cdata)
 
 
-ALONE = _use_count_of_a_single_tensor()
+UNSHARED = _use_count_of_a_single_tensor()
+"""The use count of a storage that only one tensor references; None if torch does not count."""
 
 
 @contextlib.contextmanager

@@ -215,7 +215,8 @@ class TritonBackend:
             blocks: all blocks of the step.
             plans: for each block its plan and the addresses of g0.
             lists: what is squared.
-            final: whether `lists` are g0 and the directions: the table then has the copy of w.
+            final: whether `lists` are g0 and also the directions, because S = 1. Their tables then
+                include the copy of w, and `_save_and_add` uses them again.
         """
         rows = []
         for (plan, g0), z in zip(plans, lists, strict=True):
@@ -247,7 +248,11 @@ class TritonBackend:
         return [result[SCALE_STRIDE * self._row(block)] for block in blocks]
 
     def _save_and_add(self, block: Block, direction: list[Tensor], scale: Tensor) -> bool:
-        """Compute `saved = w; w += scale * direction` in one pass; False if `_scales` was not."""
+        """Compute `saved = w; w += scale * direction` in one pass.
+
+        Returns:
+            False, with nothing changed, if `_scales` has returned None.
+        """
         known = self._kernel_blocks.get(id(block))
         if known is None:
             return False
@@ -367,7 +372,7 @@ class TritonBackend:
         block.saved, known.buffer = buffer, None
 
     def _end_lean(self, state: StepState) -> bool:
-        """Compute `w = saved - lr * sharp * g1`."""
+        """Compute `w = saved - lr * e * g1`, with e as in `wsam._core.lean`."""
         found = [self._rows_after_passes(block) for block in state.blocks]
         if None in found:
             return False

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from wsam._core.mix import G0, G1, NOTHING, Mix, Part, Products, Scalar, is_number
+from wsam._core.mix import G0, G1, NOTHING, Mix, Part, Products, Scalar, is_exactly
 from wsam._core.schedule_base import Interval, Schedule
 from wsam._core.validation import count, flag
 from wsam.geometry import Geometry
@@ -50,7 +50,7 @@ class OrthogonalReuse(Rule):
 
     def mix_kept(self, hyper: dict[str, Scalar], g0_norm: Norm, kept_norm: Norm) -> Mix:
         """Return base_grad = g0 + alpha norm(g0)/norm(g_v) g_v."""
-        if is_number(hyper["alpha"], 0.0):
+        if is_exactly(hyper["alpha"], 0.0):
             return Mix(G0, NOTHING)
         norm = kept_norm()
         ratio = torch.where(norm > 0, g0_norm() / norm, 0.0)
