@@ -131,29 +131,14 @@ def readable_attributes(kind):
     weights = torch.nn.Parameter(torch.zeros(2))
     own = {"rule": wsam.rule.Perturbed()} if kind is wsam.SharpnessAware else {}
     optimizer = kind(torch.optim.SGD([weights], lr=0.1), **own)
-    names = {*OPTIMIZER_ATTRIBUTES, *parameters(kind)}
+    names = {*OPTIMIZER_ATTRIBUTES, *inspect.signature(kind).parameters}
     return ", ".join(sorted(name for name in names if hasattr(optimizer, name)))
-
-
-def parameters(function):
-    """Return the parameters by name; `**options` of a method stand for SharpnessAware's own."""
-    found = dict(inspect.signature(function).parameters)
-    if (
-        inspect.isclass(function)
-        and issubclass(function, wsam.SharpnessAware)
-        and "options" in found
-    ):
-        del found["options"]
-        fixed = {"rule", *function.fixes}
-        common = inspect.signature(wsam.SharpnessAware).parameters
-        found = {**{n: p for n, p in common.items() if n not in fixed}, **found}
-    return found
 
 
 def signature(function):
     found = [
         p.replace(annotation=p.empty, default=plain_default(p.default))
-        for p in parameters(function).values()
+        for p in inspect.signature(function).parameters.values()
     ]
     found.sort(key=lambda p: (p.kind, p.name if p.kind is p.KEYWORD_ONLY else ""))
     return str(inspect.Signature(found))
