@@ -45,7 +45,8 @@ _EQUAL = 1.1
 _SIGNIFICANT = 0.05
 _TITLE = 60
 """Most characters of a line in the title."""
-MARKERS = "osD^vP*X"
+MARKERS = "osD^vp><"
+"""Shapes whose inside is visible, so that a single run looks open."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,8 @@ class TimedResult:
 
     @property
     def label(self) -> str:
-        """Name, error and number of runs: ``WSAM 3.63 ± 0.02 (n = 3)``."""
-        return f"{self.title} {self.error} (n = {len(self.errors)})"
+        """Name, error and number of runs: ``WSAM: 3.63 ± 0.02 (n = 3)``."""
+        return f"{self.title}: {self.error} (n = {len(self.errors)})"
 
 
 def _known(values: Sequence[float]) -> tuple[float, float | None]:
@@ -179,7 +180,8 @@ def draw_times(results: Sequence[TimedResult]) -> Figure:
         face = color if len(one.errors) > 1 else "white"
         shape = MARKERS[number % len(MARKERS)]
         style: Any = {"fmt": shape, "ms": 8, "mew": 1.8, "mfc": face, "color": color}
-        bars = axes.errorbar(minutes, error, std, time_std, capsize=3, zorder=3, **style)
+        order = 3 if len(one.errors) == 1 else 4  # a single run does not cover a mean
+        bars = axes.errorbar(minutes, error, std, time_std, capsize=3, zorder=order, **style)
         markers.append(bars[0])
     bases = sorted(_point(one) for one in results if one.method == "vanilla")
     if bases:

@@ -55,7 +55,7 @@ def test_error_over_time_reads_the_rows_of_the_study(tmp_path):
     assert list(found) == ["vanilla", "sam", "wsam_reuse"]
     assert found["vanilla"].minutes == found["sam"].minutes[:1] == pytest.approx((6.0,))
     assert found["wsam_reuse"].minutes == pytest.approx((100 * (0.9 + 1.2) / 60,)), "two phases"
-    assert found["sam"].label == "SAM 3.70 ± 0.14 (n = 2)"
+    assert found["sam"].label == "SAM: 3.70 ± 0.14 (n = 2)"
     assert found["wsam_reuse"].keys == (late.key,)
     assert found["sam"].cost == pytest.approx(2.0)
     assert found["wsam_reuse"].cost == pytest.approx((0.9 + 1.2) / 1.8)
