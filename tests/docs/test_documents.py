@@ -28,7 +28,7 @@ import wsam
 from wsam import methods
 from wsam._utils.significance import holm, welch_p
 from wsam.lab import markdown_tables
-from wsam.lab.records import record_path
+from wsam.lab.records import read, record_path
 from wsam.paper import Profile, find, gather
 from wsam.paper.cheap import LATE, LATE_SGD, SHORTER
 from wsam.paper.registry import load
@@ -526,6 +526,11 @@ def test_gain_at_a_lower_cost_equals_the_records() -> None:
     assert "which keeps two thirds of WSAM's gain" in limits
     assert f"[{cost}x](cheap.md), which kept two thirds of the gain in three runs" in faq
     assert f"0.72 times the epochs: {shorter}x, with all of the gain in its only run" in faq
+    assert f"all of it at {shorter} times in another setting (n = 1)" in when
+    assert "for 0.72 times the epochs, which kept all of it, has one." in limits
+    assert (
+        f"`start` at half of the steps: [{cost}x](cheap.md)" in (DOCS / "choosing.md").read_text()
+    )
     hyper = table.cell((best,), "CIFAR-10").runs[0].hyper
     assert table.cell((SHORTER,), "CIFAR-10").runs[0].hyper == hyper
     assert table.cell((SHORTER,), "CIFAR-10").runs[0].epochs == round(0.72 * 200)
@@ -578,8 +583,17 @@ def test_cheap_methods_in_words_equal_the_records() -> None:
     share = (statistics.fmean(errors["SGD"]) - late) / gain
     assert f"every second step: {share:.0%} of the gain at {costs[LATE]:.2f} times the time" in text
     assert f"SGD alone with a decay after 87% has an error of {control:.2f}%, in one run" in text
+    assert "with the same seed and the usual decay has the same" in text
+    assert f"{errors['SGD'][0]:.2f}" == f"{control:.2f}"
     run = table.cell((LATE,), "CIFAR-10").runs[0]
     assert (run.decay_start, run.options["every"]) == (0.7, 2), "the validation split chose 70%"
+    starts = [cell for cell in table.cells if cell.runs and "start" in cell.runs[0].options]
+    found = [
+        (c.row[0], read(ROOT / "results", c.runs[0])) for c in starts if c.column == "CIFAR-10"
+    ]
+    whole = {row for row, record in found if record and not record["resumed"]}
+    assert "gamma 0.7 and with a late decay were trained from the start" in text
+    assert whole == {"WSAM reuse 2, last quarter", LATE}
 
 
 def test_costs_of_esam_equal_the_record() -> None:
