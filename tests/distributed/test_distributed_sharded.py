@@ -9,6 +9,7 @@ from workers.problem import expected_weights
 from workers.process_group import process_group
 
 import wsam
+from wsam.rule import Reuse
 
 pytestmark = pytest.mark.slow  # the processes take seconds to start
 ROUNDING = 1e-12
@@ -69,6 +70,21 @@ def test_fsdp2_evaluation_at_both_points(name: str) -> None:
 @covering(name=[*RULES, *ONE_PASS], reason=["after an evaluation", "after backward"])
 def test_fsdp2_gathered_weights(name: str, reason: str) -> None:
     for found, single in process_group().run(sharded.gathered, name, reason):
+        assert gap(found, single) < ROUNDING
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        (REUSED, {}),
+        (REUSED, {"reuse": Reuse(scale_by_norm=True, average=0.5)}),
+        ("looksam", {"n": 2}),
+        ("looksam", {"n": 2, "per_tensor": True}),
+    ],
+)
+def test_fsdp2_kept_vectors(name: str, options: dict[str, Any]) -> None:
+    """Norms of the kept vector, of all tensors or of each, are over all shards."""
+    for found, single in process_group().run(sharded.gathered, name, "", **options):
         assert gap(found, single) < ROUNDING
 
 

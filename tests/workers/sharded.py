@@ -130,12 +130,12 @@ def evaluated(name: str) -> tuple[list[float], list[float]]:
     return losses(opt, model, local_batch(0, dist.get_rank())), losses(single, alone, batch(0))
 
 
-def gathered(name: str, reason: str) -> tuple[list[Tensor], list[Tensor]]:
+def gathered(name: str, reason: str, **options: Any) -> tuple[list[Tensor], list[Tensor]]:
     """Train where FSDP2 keeps gathered weights; return the weights, and those of one process."""
     model, alone = fully_shard(net()), net()
     model.set_reshard_after_backward(reason != "after backward")
-    opt = make_method(name, base_of(model, "momentum"), model=model)
-    single = make_method(name, base_of(alone, "momentum"))
+    opt = make_method(name, base_of(model, "momentum"), model=model, **options)
+    single = make_method(name, base_of(alone, "momentum"), **options)
     for t in range(STEPS):
         x = local_batch(t, dist.get_rank())
         if reason == "after an evaluation":
