@@ -333,8 +333,9 @@ class ESAM(SharpnessAware):
 
         loss = opt.select(F.cross_entropy(model(x), y, reduction="none"))
 
-    `wsam.train_step` computes gradients of the selected samples alone, which saves time. A closure
-    computes all losses again and selects among them.
+    `wsam.train_step` computes gradients of the selected samples alone, after a forward pass that
+    selects them; that saves time where the batch keeps the device busy. A closure computes all losses
+    again and selects among them.
 
     Args:
         base: an instance of a torch optimizer, such as `torch.optim.SGD(model.parameters(), lr=0.1)`.
