@@ -180,8 +180,8 @@ def draw_times(results: Sequence[TimedResult]) -> Figure:
         face = color if len(one.errors) > 1 else "white"
         shape = MARKERS[number % len(MARKERS)]
         style: Any = {"fmt": shape, "ms": 8, "mew": 1.8, "mfc": face, "color": color}
-        order = 3 if len(one.errors) == 1 else 4  # a single run does not cover a mean
-        bars = axes.errorbar(minutes, error, std, time_std, capsize=3, zorder=order, **style)
+        depth = 3 if len(one.errors) == 1 else 4  # a single run does not cover a mean
+        bars = axes.errorbar(minutes, error, std, time_std, capsize=3, zorder=depth, **style)
         markers.append(bars[0])
     bases = sorted(_point(one) for one in results if one.method == "vanilla")
     if bases:
