@@ -180,7 +180,7 @@ def test_missing_peer_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "note: pytorch_optimizer" in report.table(found)
 
 
-@pytest.mark.parametrize("axis", ["tensors", "weights"])
+@pytest.mark.parametrize("axis", ["tensors", pytest.param("weights", marks=pytest.mark.slow)])
 def test_scaling(axis: str, tmp_path: Path) -> None:
     words = ("bench", "--smoke", "--scaling", axis, "--device", "cpu", "--rounds", 1)
     output = wsam_command(*words, "--only", "wsam", "--out", tmp_path)
@@ -272,7 +272,14 @@ def test_cpu_clock_needs_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
         measure(smoke(clock="cpu"))
 
 
-@pytest.mark.parametrize("words", [(), ("--scaling", "tensors"), ("--model", "vgg")])
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        pytest.param(("--scaling", "tensors"), marks=pytest.mark.slow),
+        pytest.param(("--model", "vgg"), marks=pytest.mark.slow),
+    ],
+)
 def test_smoke_uses_one_thread_and_restores_their_number(words: tuple[str, ...]) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(3)

@@ -14,6 +14,7 @@ from wsam.__main__ import main
 WSAM = [sys.executable, "-m", "wsam"]
 
 
+@pytest.mark.slow
 def test_characters_that_the_encoding_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are printed as a question mark."""
     stdout = io.TextIOWrapper(io.BytesIO(), encoding="cp1252")

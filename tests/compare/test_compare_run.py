@@ -129,7 +129,9 @@ def test_second_call_trains_nothing(tmp_path):
     assert record_times(tmp_path) == times
 
 
-@pytest.mark.parametrize("outcomes", [1, 4, 8])
+@pytest.mark.parametrize(
+    "outcomes", [4, *(pytest.param(count, marks=pytest.mark.slow) for count in (1, 8))]
+)
 def test_interrupted_comparison_continues(tmp_path, outcomes):
     """During the timing, the search and the final runs; nothing is trained twice."""
     with pytest.raises(Stop):

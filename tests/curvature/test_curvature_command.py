@@ -96,6 +96,7 @@ def test_unconverged_values_name_the_options_to_raise(record):
         assert found.default == float(default)
 
 
+@pytest.mark.slow
 def test_fractions_below_zero_are_shown_with_their_bounds(record):
     common = (record, "--samples", 60, "--top", 0, "--density", "--density-probes", 3)
     common += ("--device", "cpu")
@@ -212,6 +213,7 @@ def test_image_folders_are_read_in_a_fixed_order(tmp_path):
         assert torch.cat([labels for _, labels in first]).unique().tolist() == [0, 1]
 
 
+@pytest.mark.slow
 def test_landscapes(out, record, tmp_path):
     common = ("--samples", 40, "--points", 5, "--device", "cpu", "--json", "--out", tmp_path)
     line = json.loads(wsam_command("landscape", record, *common).stdout)

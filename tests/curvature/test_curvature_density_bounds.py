@@ -88,7 +88,7 @@ def test_standard_error_is_the_spread_between_runs(probes, runs):
     ("dtype", "steps", "dead_units"),
     [
         (torch.float32, 30, 0),
-        (torch.float64, 60, 8),
+        pytest.param(torch.float64, 60, 8, marks=pytest.mark.slow),
         pytest.param(torch.float32, 120, 8, marks=pytest.mark.slow),
         pytest.param(torch.float64, 120, 0, marks=pytest.mark.slow),
     ],
@@ -108,7 +108,11 @@ def test_hessian_with_many_zero_eigenvalues(dtype, steps, dead_units):
 
 
 @pytest.mark.parametrize(
-    ("build", "dtype"), [(empirical_fisher, torch.float32), (gauss_newton, torch.float64)]
+    ("build", "dtype"),
+    [
+        (empirical_fisher, torch.float32),
+        pytest.param(gauss_newton, torch.float64, marks=pytest.mark.slow),
+    ],
 )
 def test_semidefinite_operators_have_no_eigenvalues_below_zero(build, dtype):
     net, data = relu_network()

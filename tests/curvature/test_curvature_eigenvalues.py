@@ -225,8 +225,8 @@ def test_second_search_finds_copies_of_a_repeated_eigenvalue(seed):
     ("build", "dtype", "k"),
     [
         (gauss_newton, torch.float64, 3),
-        (empirical_fisher, torch.float32, 3),
-        (gauss_newton, torch.float32, 10),
+        pytest.param(empirical_fisher, torch.float32, 3, marks=pytest.mark.slow),
+        pytest.param(gauss_newton, torch.float32, 10, marks=pytest.mark.slow),
     ],
 )
 def test_repeated_zero_eigenvalue(build, dtype, k):
@@ -246,7 +246,10 @@ def test_repeated_zero_eigenvalue(build, dtype, k):
     torch.testing.assert_close(many.values, truth.flip(0)[:30], rtol=0, atol=1e-3 * scale)
 
 
-@pytest.mark.parametrize("which", ["largest", "smallest", "both"])
+@pytest.mark.parametrize(
+    "which",
+    ["both", *(pytest.param(end, marks=pytest.mark.slow) for end in ("largest", "smallest"))],
+)
 def test_incomplete_search_does_not_count_as_converged(which):
     dense = symmetric_matrix([-3.0, -3.0, -3.0, *BULK, 3.0, 3.0, 3.0])
     enough = top_eigenvalues(dense, 3, which=which, tol=1e-4)

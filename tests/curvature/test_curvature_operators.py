@@ -326,6 +326,7 @@ def test_sum_reduction_weight_decay_and_batches_as_mappings():
     assert_equals_matrix(hessian(NamedInputs(model), loss, mappings), expected)
 
 
+@pytest.mark.slow
 def test_weighted_samples_in_shuffled_batches():
     model, weights = mlp(), torch.rand(13)  # their sum depends on the order, by rounding
     ((x, y),) = batches(4, (13,))

@@ -95,7 +95,10 @@ def test_long_titles_are_wrapped(tmp_path):
     assert len(title) < 80
 
 
-@pytest.mark.parametrize("suffix", ["PNG", "svg", "pdf", "html", "json"])
+@pytest.mark.parametrize(
+    "suffix",
+    ["svg", "json", *(pytest.param(one, marks=pytest.mark.slow) for one in ("PNG", "pdf", "html"))],
+)
 def test_every_suffix_and_new_folders(spectrum, tmp_path, suffix):
     as_text, as_path = f"{tmp_path}/new/deep/x.{suffix}", tmp_path / f"other/x.{suffix}"
     assert LINE.save(as_text) == Path(as_text)

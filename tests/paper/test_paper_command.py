@@ -230,7 +230,9 @@ def test_a_missing_results_folder(tmp_path, monkeypatch):
         assert (second.stderr, second.stdout) == ("", first.stdout)
 
 
-@pytest.mark.parametrize("how", ["rich", "csv", "json"])
+@pytest.mark.parametrize(
+    "how", ["json", *(pytest.param(form, marks=pytest.mark.slow) for form in ("rich", "csv"))]
+)
 def test_the_path_of_a_plot_is_printed_to_stderr_unless_the_format_is_rich(tmp_path, how):
     plot = tmp_path / "cifar.png"
     form = ("--json",) if how == "json" else ("--format", how)

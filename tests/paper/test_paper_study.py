@@ -188,7 +188,13 @@ def rows_of(name):
     return {cell.row[0]: cell.runs[0] for cell in find(name).cells if not cell.measure.is_cost}
 
 
-@pytest.mark.parametrize(("label", "run"), [*(rows_of("cheap") | rows_of("cheap-small")).items()])
+@pytest.mark.parametrize(
+    ("label", "run"),
+    [
+        *rows_of("cheap").items(),
+        *(pytest.param(*row, marks=pytest.mark.slow) for row in rows_of("cheap-small").items()),
+    ],
+)
 def test_passes_are_those_of_the_steps(label, run):
     if label == "SAM, AE-SAM threshold":
         assert passes_per_step(run) is None

@@ -109,7 +109,10 @@ def test_an_epoch_without_a_test_is_accepted(tmp_path):
     assert "best epoch" in page(found)
 
 
-@pytest.mark.parametrize("figure", ["9" * 400, "NaN", "[" * 100_000])
+@pytest.mark.parametrize(
+    "figure",
+    ["NaN", *(pytest.param(text, marks=pytest.mark.slow) for text in ("9" * 400, "[" * 100_000))],
+)
 def test_an_invalid_number_is_listed_as_damage(results, figure):
     path = results / "baa03fb27915.json"
     record = json.loads(path.read_text())
@@ -454,8 +457,8 @@ def test_lines_are_limited_to_distinguishable_ones(folder):
 @pytest.mark.parametrize(
     "methods",
     [
-        ["vanilla", "sam", "wsam"],
-        ALL_METHODS,
+        pytest.param(["vanilla", "sam", "wsam"], marks=pytest.mark.slow),
+        pytest.param(ALL_METHODS, marks=pytest.mark.slow),
         ["sam", "sam", "vanilla", "wsam", "wsam"],
     ],
 )

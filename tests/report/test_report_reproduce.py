@@ -97,6 +97,7 @@ def test_a_data_set_in_a_data_folder(monkeypatch):
     assert "--data-dir 'my data'" in line
 
 
+@pytest.mark.slow
 def test_measurements_in_a_data_folder(monkeypatch):
     """The measurement needs the data folder too."""
     from wsam.lab.execution import ExecutionConfig

@@ -144,6 +144,7 @@ class FailingExecutor:
             yield Outcome(job, (Status.LOST, Status.ERROR)[len(self.runs) % 2])
 
 
+@pytest.mark.slow
 def test_a_search_whose_runs_keep_failing_ends(tmp_path):
     search, failing = make(tmp_path), FailingExecutor()
     other = make(tmp_path)  # concurrent
@@ -233,6 +234,7 @@ MIXED = {
 }
 
 
+@pytest.mark.slow
 def test_a_search_over_methods_and_bases(tmp_path):
     """Settings that a method or base does not have are not asked for."""
     grid = Grid("mixed", "", {"digits": TINY}, MIXED)

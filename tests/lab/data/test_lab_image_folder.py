@@ -199,6 +199,7 @@ def test_missing_folders(root, tmp_path):
         find_root(tmp_path / "data", "nosuch")
 
 
+@pytest.mark.slow
 def test_a_run_on_an_image_folder(root, tmp_path):
     run = Run(data="folder:pets", image_size=32, model="mlp", method="sam", epochs=1, batch_size=6)
     execution = ExecutionConfig(device="cpu", source=DataSource(root.parent), workers=0)
