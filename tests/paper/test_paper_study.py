@@ -86,6 +86,12 @@ def test_the_best_on_the_validation_split_is_chosen(tmp_path):
     assert "- Chosen on a validation split of the training data:\n  - SAM: rho 0.2\n" in text
 
 
+def test_a_row_that_was_not_searched_says_so(tmp_path):
+    study = choose(small_study(), tmp_path)
+    write(tmp_path, study.cells[0].runs[0], test_error=2.5)
+    assert "SAM: rho 0.1 (not searched)" in render.markdown(study, gather(study, tmp_path))
+
+
 def test_notes_about_rows_that_are_not_shown_are_left_out(tmp_path):
     table = find("adam")
     for only, trials, adapters in (("ViT/*", True, False), ("ViT, *", True, True)):

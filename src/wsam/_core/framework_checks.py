@@ -33,10 +33,10 @@ these frameworks call each other."""
 
 
 def check_closure(closure: Any) -> None:
-    """Raise for closures of Lightning that are empty, or whose gradients its Trainer changes.
+    """Raise if a closure of Lightning is empty, or its Trainer would change the gradients.
 
-    They are empty in manual optimization, if `step` is called without one. The Trainer clips gradients,
-    and accumulates them over batches.
+    It is empty if `step` was called without a closure in manual optimization. The Trainer may clip
+    gradients, or accumulate them over batches.
     """
     if not isinstance(closure, functools.partial) or not closure.args:
         return
