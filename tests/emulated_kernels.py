@@ -22,9 +22,11 @@ from wsam.accel.base_optimizers import (
     DECAY,
     DECOUPLED_DECAY,
     HAS_G0,
+    KEEP,
     MOMENTUM,
     NESTEROV,
     PRECONDITION,
+    REUSE,
 )
 from wsam.accel.triton_backend import EagerTritonBackend, TritonBackend
 
@@ -201,12 +203,15 @@ def finish(
     **constants: Any,
 ) -> None:
     loss, sharp, decoupled_loss, decoupled_sharp = numbers[1:5].float()
+    branches = constants["BRANCHES"]
     for saved, w, g1, g0, *state in tensors(table, sizes, n):
         grad, decoupled = g1, torch.zeros_like(g1)
-        if constants["BRANCHES"] & HAS_G0:
-            grad = times(loss, g0) + times(sharp, g1 - g0)
-            decoupled = times(decoupled_loss, g0) + times(decoupled_sharp, g1 - g0)
-        branches = constants["BRANCHES"]
+        if branches & HAS_G0:
+            first, change = (g1, g0) if branches & REUSE else (g0, g1 - g0)
+            grad = times(loss, first) + times(sharp, change)
+            decoupled = times(decoupled_loss, first) + times(decoupled_sharp, change)
+            if branches & KEEP:
+                state.pop().copy_(change)
         new = base_step(saved, grad, decoupled, tuple(state), numbers, branches)
         w.copy_(new if branches & PRECONDITION else new - float(numbers[5]) * decoupled)
 

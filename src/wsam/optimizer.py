@@ -724,11 +724,9 @@ class SharpnessAware(CheckedArguments, Optimizer):
 
     def _finish_with_backend(self, state: StepState) -> bool:
         """Let the backend restore, combine and update in one go, where nothing else is needed."""
-        if self._backend is None or state.manual or state.action is not Action.SHARPNESS_AWARE:
+        if self._backend is None or state.manual or state.action in (Action.BASE_ONLY, Action.SKIP):
             return False
         if self.local or self.max_norm is not None or self.nonfinite != "propagate":
-            return False
-        if self.rule.reuses:
             return False
         if step.blocks_without_g0(self._all_blocks(), state.blocks):
             return False

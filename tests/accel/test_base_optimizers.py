@@ -8,7 +8,13 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import wsam
-from wsam.accel.base_optimizers import branches_of, has_kernel, may_use_kernels, numbers_of
+from wsam.accel.base_optimizers import (
+    branches_of,
+    has_kernel,
+    may_use_kernels,
+    mix_on_host,
+    numbers_of,
+)
 
 
 def weights() -> list[nn.Parameter]:
@@ -42,10 +48,13 @@ def test_scheduled_values_are_no_compile_time_constants() -> None:
     base = torch.optim.SGD(weights(), lr=0.1, momentum=0.9, weight_decay=0.1)
     opt = wsam.WSAM(base)
     group = base.param_groups[0]
-    branches, numbers = branches_of(base, group), numbers_of(group, opt.rule, 1.0)
+    branches, numbers = (
+        branches_of(base, group),
+        numbers_of(group, mix_on_host(group, opt.rule, reuses=False), 1.0),
+    )
     group.update(momentum=0.8, weight_decay=0.2, lr=0.3, sam_rho=0.4, sam_gamma=0.5)
     assert branches_of(base, group) == branches
-    changed = numbers_of(group, opt.rule, 1.0)
+    changed = numbers_of(group, mix_on_host(group, opt.rule, reuses=False), 1.0)
     assert [changed[i] != numbers[i] for i in (0, 4, 5, 6, 7)] == [True] * 5
 
 

@@ -127,20 +127,24 @@ class TestOnCuda:
         compare(lambda m: wsam.WSAM(BASES["sgd"](m.parameters()), geometry=geometry, model=m))
 
     @pytest.mark.parametrize("fuse", [False, True])
+    @pytest.mark.parametrize("base", ["sgd", "adamw"])
     @pytest.mark.parametrize("when", [Every(3), Every(2) & Between(6)])
     @pytest.mark.parametrize("reuse", [Reuse(), Reuse(scale_by_norm=True, average=0.5)])
-    def test_reused_sharpness(self, reuse, when, fuse):
+    def test_reused_sharpness(self, reuse, when, base, fuse):
         """Both kinds of step are recorded once, and replayed in turn."""
         _, step = compare(
             lambda m: wsam.WSAM(
-                BASES["sgd"](m.parameters()), gamma=0.5, when=when, reuse=reuse, model=m
+                BASES[base](m.parameters()), gamma=0.5, when=when, reuse=reuse, model=m
             ),
             data=batches(18),
             fuse=fuse,
         )
+        recordings = step._graph._recordings.values()
         kinds = 2 if when == Every(3) else 3  # and steps of the base before the first two-pass step
-        assert len(step._graph._recordings) == kinds
-        assert all(r.graph is not None for r in step._graph._recordings.values())
+        assert len(recordings) == kinds
+        assert all(r.graph is not None for r in recordings)
+        by_kernel = [r.backend.stepped_base for r in recordings if r.backend is not None]
+        assert sum(by_kernel) == (2 if fuse and reuse == Reuse() else 0)
 
     @pytest.mark.parametrize("fuse", [False, True])
     @pytest.mark.parametrize(

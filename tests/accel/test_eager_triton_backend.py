@@ -121,6 +121,15 @@ def test_lean(finished: list[str]) -> None:
     assert finished == ["lean"] * 5  # the first step creates the momentum
 
 
+def test_reused_sharpness(finished: list[str]) -> None:
+    options = {"when": wsam.schedule.Every(2), "reuse": True}
+    loops = [Loop(fused, **options) for fused in (False, True)]
+    for loop in loops:
+        loop.train(range(6))
+    assert_same(*loops)
+    assert finished == ["default"] * 5  # the first step creates the momentum and the kept vector
+
+
 @pytest.mark.parametrize(
     "options", [{"max_norm": 0.5}, {"nonfinite": "skip"}, {"geometry": wsam.Adaptive()}]
 )

@@ -16,6 +16,7 @@ import wsam
 from wsam._core.step_state import StepState
 from wsam.accel import triton_backend
 from wsam.accel.backend import Backend
+from wsam.rule import Reuse
 from wsam.schedule import Scalar
 
 STEPS = 4
@@ -40,6 +41,17 @@ BRANCHES: list[Case] = [
     ("gsam", "momentum", {}),
     ("wsam", "adam", {}),  # preconditioned
     ("wsam", "adamw", {}),
+]
+EVERY_2: dict[str, Any] = {"when": wsam.schedule.Every(2)}
+# The steps that kernels finish, of four with a kept vector: the first creates the vector without them.
+KEPT: list[tuple[str, str, dict[str, Any], int]] = [
+    *(("wsam", base, {**EVERY_2, "precondition": False, "reuse": True}, 3) for base in BASES),
+    ("wsam", "adamw", {**EVERY_2, "reuse": True}, 3),  # preconditioned
+    ("wsam", "momentum", {**EVERY_2, "reuse": Reuse(weight=0.5)}, 3),
+    ("wsam", "momentum", {**EVERY_2, "reuse": Reuse(average=0.5)}, 2),  # those with one pass
+    ("wsam", "momentum", {**EVERY_2, "reuse": Reuse(weight=0.0)}, 1),  # that with two passes
+    ("wsam", "momentum", {**EVERY_2, "reuse": Reuse(scale_by_norm=True)}, 0),
+    ("looksam", "momentum", EVERY_2, 0),
 ]
 # These differ on the host only.
 CASES: list[Case] = [
@@ -100,7 +112,7 @@ def train(model: nn.Module, opt: wsam.SharpnessAware) -> list[Tensor]:
     return list(model.state_dict().values())
 
 
-def check(method: str, base: str, options: dict[str, Any]) -> None:
+def check(method: str, base: str, options: dict[str, Any], finished: int | None = None) -> None:
     """Train with and without kernels, compare, and check which calls kernels have handled."""
     slow, fast = network(), network()
     opt = wsam.create(method, BASES[base](slow.parameters(), foreach=False), model=slow, **options)
@@ -112,6 +124,8 @@ def check(method: str, base: str, options: dict[str, Any]) -> None:
     with_state = STEPS if base == "sgd" else STEPS - 1  # the base creates its state by itself
     if method == "esam":  # masked
         wanted = (0, 0)
+    elif finished is not None:
+        wanted = (STEPS // 2, finished)
     elif "max_norm" in options:
         wanted = (STEPS, 0)
     else:
@@ -127,10 +141,22 @@ def test_emulated_kernels_agree_with_the_core(
     check(method, base, options)
 
 
+@pytest.mark.parametrize(("method", "base", "options", "finished"), KEPT)
+def test_emulated_kernels_with_a_kept_vector(
+    method: str,
+    base: str,
+    options: dict[str, Any],
+    finished: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    emulated_kernels.install(monkeypatch)
+    check(method, base, options, finished)
+
+
 def check_branches() -> None:
     with pytest.MonkeyPatch.context() as patched:
         emulated_kernels.allow_cpu(patched)
-        for case in BRANCHES:
+        for case in (*BRANCHES, *KEPT):
             check(*case)
 
 

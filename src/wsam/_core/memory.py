@@ -62,11 +62,12 @@ class Memory:
         zero is the first value.
         """
         written, reserved = self._written.get(name, {}), () if begins_at_zero else self._reserved
-        pairs = zip(block.params, self._read_stored(block, name), strict=True)
+        pairs = zip(block.params, self.stored(block, name), strict=True)
         stored = [(p, None if (p, name) in reserved else tensor) for p, tensor in pairs]
         return [written.get(p, tensor) for p, tensor in stored]
 
-    def _read_stored(self, block: Block, name: str) -> list[Tensor | None]:
+    def stored(self, block: Block, name: str) -> list[Tensor | None]:
+        """Return the local shard in the state of each parameter, reserved or not."""
         return [state.get(PREFIX + name) for state in states_of(self._base, block)]
 
     def momentum(self, block: Block) -> list[Tensor | None]:
@@ -93,8 +94,12 @@ class Memory:
             if params:
                 stored = local_shards([state[p][PREFIX + name] for p in params])
                 torch._foreach_copy_(stored, [tensors[p] for p in params])
-            self._reserved.difference_update((p, name) for p in params)
+            self.mark_written(params, name)
         self._written = {}
+
+    def mark_written(self, params: Sequence[Tensor], name: str) -> None:
+        """Count the stored tensors of these parameters as values, no longer as reserved."""
+        self._reserved.difference_update((p, name) for p in params)
 
     def reserve(self, params: Sequence[Tensor], names: Sequence[str]) -> None:
         """Reserve the tensors that these parameters do not have yet."""
@@ -106,7 +111,7 @@ class Memory:
     def find_reserved(self, blocks: Sequence[Block], names: Sequence[str]) -> None:
         """Find the tensors that are reserved in a loaded state: all of one name are zero."""
         for name in names:
-            stored = [[t for t in self._read_stored(b, name) if t is not None] for b in blocks]
+            stored = [[t for t in self.stored(b, name) if t is not None] for b in blocks]
             if float(squared_norm(blocks, stored)) == 0.0:
                 self._reserved.update((p, name) for block in blocks for p in block.params)
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from wsam._core.mix import Mix, is_exactly
 from wsam._core.param_blocks import sign_of
 from wsam._core.param_groups import PREFIX, RHO, rule_values
 from wsam._core.tensor_ops import PLAIN_TYPES, are_dense
@@ -22,8 +23,8 @@ MIX_COLUMNS = (1, 2, 3, 4)
 """The columns of the four coefficients of a rule."""
 BASE_NUMBERS = ("weight_decay", "momentum", "dampening", "betas", "eps")
 """Numbers of a base that kernels read on the device. OneCycleLR changes momentum and betas."""
-HAS_G0, DECAY, MOMENTUM, NESTEROV, ADAM, DECOUPLED_DECAY, PRECONDITION = (
-    1 << bit for bit in range(7)
+HAS_G0, DECAY, MOMENTUM, NESTEROV, ADAM, DECOUPLED_DECAY, PRECONDITION, KEEP, REUSE = (
+    1 << bit for bit in range(9)
 )
 """Compile-time branches of a kernel."""
 _KIND = attrgetter("dtype", "device")
@@ -76,27 +77,54 @@ def _may_be_fused(group: dict[str, Any]) -> bool:
     return not chosen and bool("betas" not in group or group.get("capturable"))
 
 
-def is_base_only(group: dict[str, Any], rule: Rule) -> bool:
-    """Whether a group's step is the base's own, which must then hold bit for bit."""
+def mix_on_host(group: dict[str, Any], rule: Rule, reuses: bool) -> Mix | None:
+    """Return what a step makes of its vectors; None if that depends on inner products or norms.
+
+    Args:
+        group: a parameter group.
+        rule: the optimizer's rule.
+        reuses: whether the step has one pass and a kept vector.
+    """
     values = rule_values(group, rule)
-    if any(isinstance(value, Tensor) for value in values.values()) or rule.needs_products(values):
+    if not reuses:
+        return None if rule.needs_products(values) else rule.mix(values, None)
+    asked: list[bool] = []
+
+    def norm() -> Tensor:
+        asked.append(True)
+        return torch.ones(())
+
+    mix = rule.mix_kept(values, norm, norm)
+    return None if asked else mix
+
+
+def is_base_only(group: dict[str, Any], rule: Rule, reuses: bool) -> bool:
+    """Whether a group's step is the base's own, which must then hold bit for bit."""
+    if any(isinstance(value, Tensor) for value in rule_values(group, rule).values()):
         return False  # the coefficients are on the device
-    return rule.mix(values, None).is_base_only
+    mix = mix_on_host(group, rule, reuses)
+    return mix is not None and mix.is_base_only
 
 
-def numbers_of(group: dict[str, Any], rule: Rule, boost: float) -> list[float]:
+def keeps_difference(group: dict[str, Any], rule: Rule) -> bool:
+    """Whether two-pass steps keep g1 - g0 as it is."""
+    if rule.average or rule.kept_needs_products:
+        return False
+    part = rule.kept(rule_values(group, rule), None)
+    return is_exactly(part.g0, 0.0) and is_exactly(part.difference, 1.0)
+
+
+def numbers_of(group: dict[str, Any], mix: Mix | None, boost: float) -> list[float]:
     """Return a group's row of numbers, in the order in which kernels read them.
 
     0: radius; 1, 2: coefficients (g0, difference) of base_grad; 3, 4: of decoupled; 5: learning rate;
     6: weight decay; 7, 8: momentum and dampening of SGD, betas of Adam; 9: Adam's epsilon; 10, 11: the
     logarithms of the betas.
     """
-    values = rule_values(group, rule)
     row = [sign_of(group) * group[RHO] * boost]
-    if rule.needs_products(values):  # the coefficients are computed on the device
+    if mix is None:  # the coefficients are computed on the device
         row += [0.0] * 4
     else:
-        mix = rule.mix(values, None)
         row += [float(value) for value in (*mix.base_grad, *mix.decoupled)]
     row += [float(group["lr"]), group.get("weight_decay", 0.0)]
     if "betas" in group:

@@ -16,7 +16,7 @@ from torch.autograd.graph import increment_version
 
 from wsam._core import lean, step
 from wsam._core.param_blocks import Block
-from wsam._core.step_state import Phase, StepState
+from wsam._core.step_state import Action, Phase, StepState
 from wsam._core.tensor_ops import PLAIN_TYPES, are_dense
 from wsam.accel.base_optimizers import can_step_fused, is_base_only
 
@@ -144,10 +144,11 @@ def fused_base(state: StepState) -> Iterator[list[dict[str, Any]]]:
     Yields:
         The groups that step by fused code.
     """
+    reuses = state.action is Action.REUSE
     groups = [
         group
         for group in state.base.param_groups
-        if not is_base_only(group, state.rule) and can_step_fused(state.base, group)
+        if not is_base_only(group, state.rule, reuses) and can_step_fused(state.base, group)
     ]
     try:
         for group in groups:

@@ -234,12 +234,14 @@ class GraphedStep:
         kind = (chosen, not chosen and self._has_kept_vector())
         key = (shapes, form, kind, modes, trained, self._scalars.constants())
         numbers = self._scalars.base_numbers()
-        known = self._find(key, leaves, structure)
+        known = self._find(key, leaves, structure, reuses=kind[1])
         if known.base_numbers not in (None, numbers):
-            known = self._find((*key, numbers), leaves, structure)
+            known = self._find((*key, numbers), leaves, structure, reuses=kind[1])
         return known
 
-    def _find(self, key: tuple[Any, ...], leaves: Sequence[Any], structure: Any) -> Recording:
+    def _find(
+        self, key: tuple[Any, ...], leaves: Sequence[Any], structure: Any, reuses: bool
+    ) -> Recording:
         state = self.opt.state
         known = self._recordings.pop(key, None)
         if known is None or known.state is not state:  # loading a state replaces its tensors
@@ -252,7 +254,7 @@ class GraphedStep:
             if self._fuse and self.sharp is not None and self._scalars.are_numbers():
                 sharp = self.sharp
                 boost = sharp.geometry.boost
-                known.backend = TritonBackend(self._device, sharp.base, sharp.rule, boost)
+                known.backend = TritonBackend(self._device, sharp.base, sharp.rule, boost, reuses)
         self._recordings[key] = known  # most recently used last
         return known
 

@@ -17,8 +17,8 @@ TILE = 2048
 """Elements that one program of a kernel processes."""
 ALIGNMENT = 64
 """In a `WeightBuffer`, each copy starts at a multiple of this many elements."""
-STATE_LISTS = 2
-"""The largest number of state lists of a base (Adam's)."""
+STATE_LISTS = 3
+"""The largest number of state lists: two of Adam, and the kept vector."""
 PATTERNS = 8
 """How many tables are kept for each position in a step."""
 Rows = list[list[int]]
@@ -141,7 +141,7 @@ class WorkPlan:
         return found if are_aligned(found) else None
 
     def state_addresses(self, tensors: Sequence[Any]) -> list[int] | None:
-        """Return the addresses of the base's state; None if kernels cannot process it.
+        """Return the addresses of state tensors; None if kernels cannot process them.
 
         State tensors are the same at each step, so a result is reused while they do not move.
         """

@@ -19,11 +19,11 @@ from torch.autograd.graph import increment_version
 from torch.optim import Optimizer
 
 from wsam._core import step
-from wsam._core.mix import Products
+from wsam._core.mix import Mix, Products
 from wsam._core.param_blocks import EPSILON, Block
 from wsam._core.param_groups import rule_values
-from wsam._core.step import Direction
-from wsam._core.step_state import Phase, StepState
+from wsam._core.step import KEPT, Direction
+from wsam._core.step_state import Action, Phase, StepState
 from wsam._core.tensor_ops import no_overlap
 from wsam._core.validation import warn
 from wsam.accel.base_optimizers import (
@@ -32,12 +32,16 @@ from wsam.accel.base_optimizers import (
     DECAY,
     DECOUPLED_DECAY,
     HAS_G0,
+    KEEP,
     MIX_COLUMNS,
     PRECONDITION,
+    REUSE,
     branches_of,
     has_kernel,
     is_base_only,
+    keeps_difference,
     may_use_kernels,
+    mix_on_host,
     numbers_of,
     state_lists,
 )
@@ -58,6 +62,10 @@ SCALE_STRIDE = 4
 """Distance between the scales of two groups, which keeps each aligned to 16 bytes."""
 PLANS = 8
 """Plans kept for each group: one for each set of parameters that have gradients together."""
+
+
+BlockLists = tuple[Block, WorkPlan, Rows]
+"""A block, its plan, and the addresses of its tensors."""
 
 
 @dataclass
@@ -83,11 +91,20 @@ class TritonBackend:
         base: the base optimizer.
         rule: the optimizer's rule.
         boost: the geometry's factor of the radius.
+        reuses: whether the steps have one pass and a kept vector.
     """
 
-    def __init__(self, device: torch.device, base: Optimizer, rule: Rule, boost: float) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        base: Optimizer,
+        rule: Rule,
+        boost: float,
+        reuses: bool = False,
+    ) -> None:
         self._device = device
-        self._base, self._rule, self._boost = base, rule, boost
+        self._base, self._rule, self._boost, self._reuses = base, rule, boost, reuses
+        self._mixes: list[Mix | None] = []
         self.has_base_kernel = has_kernel(base)
         self.stepped_base = False
         """Whether a kernel made the base's step."""
@@ -110,7 +127,10 @@ class TritonBackend:
 
     def write_numbers(self) -> None:
         """Upload the groups' current numbers, if they have changed."""
-        rows = [numbers_of(group, self._rule, self._boost) for group in self._base.param_groups]
+        groups = self._base.param_groups
+        self._mixes = [mix_on_host(group, self._rule, self._reuses) for group in groups]
+        pairs = zip(groups, self._mixes, strict=True)
+        rows = [numbers_of(group, mix, self._boost) for group, mix in pairs]
         if rows != self._written:
             self._written = []  # so that an interrupted upload is repeated
             upload(self._numbers, array("d", chain.from_iterable(rows)))
@@ -162,7 +182,8 @@ class TritonBackend:
         return True
 
     def _is_base_only_somewhere(self) -> bool:
-        return any(is_base_only(group, self._rule) for group in self._base.param_groups)
+        groups = self._base.param_groups
+        return any(is_base_only(group, self._rule, self._reuses) for group in groups)
 
     def _find_plans(self, blocks: Sequence[Block]) -> list[tuple[WorkPlan, list[int]]] | None:
         """Return for each block a plan and the addresses of g0; None if kernels cannot be used."""
@@ -274,23 +295,60 @@ class TritonBackend:
             return False
         if state.base_stepped:
             return self._end_lean(state)
+        found = self._lists_of_one_pass(state) if self._reuses else self._lists_of_two_passes(state)
+        if found is None:
+            return False
+        keeps = self._rule.reuses and not self._reuses
         work = []
-        for block in state.blocks:
-            rows = self._rows_after_passes(block)
-            if rows is None:
+        for block, plan, lists in found:
+            base_state = self._state_rows(block, plan)
+            kept = self._kept_addresses(state, block, plan) if keeps else []
+            if base_state is None or kept is None:
                 return False
-            known = self._kernel_blocks[id(block)]
-            base_state = self._state_rows(block, known.plan)
-            if base_state is None:
-                return False
-            g0 = [] if block.g0 is None else [known.g0_at]
-            work.append((block, [*rows, *g0], base_state))
-        self._mix_from_products(state.blocks, [rows for _, rows, _ in work])
-        for block, rows, base_state in work:
-            self._finish_block(block, rows, base_state)
+            work.append((block, plan, lists, base_state, kept))
+        if not self._reuses:
+            self._mix_from_products(found)
+        for block, plan, lists, base_state, kept in work:
+            self._finish_block(block, plan, lists, base_state, kept)
             block.saved = None  # the block is now complete, its state included
+            if keeps:
+                state.memory.mark_written(block.params, KEPT)
+        if self._reuses:
+            for p, g in step.gradients_of(state.blocks):
+                p.grad = g
         self.stepped_base = True
         return True
+
+    def _lists_of_two_passes(self, state: StepState) -> list[BlockLists] | None:
+        """Return the addresses of saved w, w, g1 and, where the rule keeps it, g0."""
+        reuses = self._rule.reuses
+        if reuses and not all(keeps_difference(b.group, self._rule) for b in state.blocks):
+            return None
+        found = []
+        for block in state.blocks:
+            lists = self._rows_after_passes(block)
+            if lists is None:
+                return None
+            known = self._kernel_blocks[id(block)]
+            found.append((block, known.plan, [*lists, *([known.g0_at] if block.g0 else [])]))
+        return found
+
+    def _lists_of_one_pass(self, state: StepState) -> list[BlockLists] | None:
+        """Return the addresses of w, of w again, g0 and the kept vector."""
+        sharded = any(block.sharded for block in state.blocks)
+        plans = None if sharded or None in self._mixes else self._find_plans(state.blocks)
+        if plans is None:
+            return None
+        found = []
+        for block, (plan, g0) in zip(state.blocks, plans, strict=True):
+            kept = self._kept_addresses(state, block, plan)
+            if kept is None:
+                return None
+            found.append((block, plan, [plan.weights, plan.weights, g0, kept]))
+        return found
+
+    def _kept_addresses(self, state: StepState, block: Block, plan: WorkPlan) -> list[int] | None:
+        return plan.state_addresses(state.memory.stored(block, KEPT))
 
     def _rows_after_passes(self, block: Block) -> Rows | None:
         """Return the addresses of the saved weights, the weights and g1; None if they do not fit."""
@@ -312,14 +370,14 @@ class TritonBackend:
         rows = [plan.state_addresses(tensors) for tensors in lists]
         return None if None in rows else [row for row in rows if row is not None]
 
-    def _mix_from_products(self, blocks: Sequence[Block], rows: Sequence[Rows]) -> None:
+    def _mix_from_products(self, found: Sequence[BlockLists]) -> None:
         """Compute coefficients that depend on inner products, on the device."""
-        values = [rule_values(block.group, self._rule) for block in blocks]
+        values = [rule_values(block.group, self._rule) for block, _, _ in found]
         projected = [self._rule.needs_products(value) for value in values]
         if not any(projected):
             return
-        products = self._products(blocks, [row[2:] for row in rows])
-        for block, value, needed in zip(blocks, values, projected, strict=True):
+        products = self._products(found)
+        for (block, _, _), value, needed in zip(found, values, projected, strict=True):
             if needed:
                 mix = self._rule.mix(value, products)
                 numbers = self._rows[self._row(block)]
@@ -327,21 +385,23 @@ class TritonBackend:
                 for column, coefficient in zip(MIX_COLUMNS, parts, strict=True):
                     numbers[column].fill_(coefficient)
 
-    def _products(self, blocks: Sequence[Block], gradients: Sequence[Rows]) -> Products:
-        plans = [self._kernel_blocks[id(block)].plan for block in blocks]
-        programs = sum(plan.programs for plan in plans)
+    def _products(self, found: Sequence[BlockLists]) -> Products:
+        programs = sum(plan.programs for _, plan, _ in found)
         partial, first = torch.empty(3, programs, dtype=torch.float64, device=self._device), 0
-        for plan, both in zip(plans, gradients, strict=True):
-            shape = (plan.where, plan.offset, plan.sizes, partial, first, programs, len(both[0]))
-            self._launch("products", plan.programs, self._tables.table(both), *shape, BLOCK=TILE)
+        for block, plan, (_, _, *gradients) in found:
+            table, n = self._tables.table(gradients), len(block.params)
+            shape = (plan.where, plan.offset, plan.sizes, partial, first, programs, n)
+            self._launch("products", plan.programs, table, *shape, BLOCK=TILE)
             first += plan.programs
         return Products.of_squares(*partial.sum(1))
 
-    def _finish_block(self, block: Block, rows: Rows, base_state: Rows) -> None:
-        has_g0 = block.g0 is not None
-        rows = [*rows[:3], rows[3] if has_g0 else rows[2]]
-        branches = HAS_G0 * has_g0 | PRECONDITION * self._rule.preconditions
-        self._step_block("finish", block, [*rows, *base_state], branches=branches)
+    def _finish_block(
+        self, block: Block, plan: WorkPlan, lists: Rows, base_state: Rows, kept: list[int]
+    ) -> None:
+        has_g0, more = len(lists) > 3, PRECONDITION * self._rule.preconditions
+        rows = [*lists, *([] if has_g0 else [lists[2]]), *base_state]
+        branches = HAS_G0 * has_g0 | more | KEEP * bool(kept) | REUSE * self._reuses
+        self._step_block("finish", block, plan, rows, branches=branches, kept=kept)
 
     # The lean step ------------------------------------------------------------------------------
 
@@ -368,7 +428,7 @@ class TritonBackend:
         known = self._kernel_blocks[id(block)]
         buffer = known.buffer or known.plan.buffer()
         rows = [*rows, buffer.addresses(), *base_state]
-        self._step_block("begin_lean", block, rows, scale)
+        self._step_block("begin_lean", block, known.plan, rows, scale)
         block.saved, known.buffer = buffer, None
 
     def _end_lean(self, state: StepState) -> bool:
@@ -381,10 +441,17 @@ class TritonBackend:
         return True
 
     def _end_lean_block(self, block: Block, rows: Rows) -> None:
-        self._step_block("end_lean", block, rows)
+        self._step_block("end_lean", block, self._kernel_blocks[id(block)].plan, rows)
 
     def _step_block(
-        self, kernel: str, block: Block, rows: Rows, *more: Tensor, branches: int = 0
+        self,
+        kernel: str,
+        block: Block,
+        plan: WorkPlan,
+        rows: Rows,
+        *more: Tensor,
+        branches: int = 0,
+        kept: list[int] | None = None,
     ) -> None:
         """Launch a kernel that steps a block."""
         counts, constants = [], {}
@@ -394,10 +461,9 @@ class TritonBackend:
             if branches & ADAM:
                 counts = [self._base.state[p]["step"] for p in block.params]
                 rows = [*rows, data_ptrs(counts)]
-        plan = self._kernel_blocks[id(block)].plan
         numbers = self._rows[self._row(block)]
         shape = (plan.where, plan.offset, plan.sizes, numbers, *more, len(block.params))
-        table = self._tables.table(rows)
+        table = self._tables.table([*rows, kept or []])
         self._launch(kernel, plan.programs, table, *shape, **constants, BLOCK=TILE)
         if counts:  # last, so that a kernel that fails to compile changes nothing
             torch._foreach_add_(counts, 1)
@@ -413,29 +479,40 @@ class EagerTritonBackend:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._kernels: TritonBackend | None = None
-        self._active = False
+        self._kernels: dict[bool, TritonBackend] = {}
+        self._active: TritonBackend | None = None
 
     def perturb(self, state: StepState) -> bool:
         """Move the weights to w + d, if nothing prevents kernels in this step."""
-        self._active = False
-        if state.manual or torch.compiler.is_compiling():
-            return False
-        base, rule, boost = state.base, state.rule, state.boost
-        if not may_use_kernels(base, rule) or self._device.index != torch.cuda.current_device():
-            return False
-        if torch.cuda.is_current_stream_capturing():
-            return False
-        if self._kernels is None or not self._kernels.fits(base, rule, boost):
-            self._kernels = TritonBackend(self._device, base, rule, boost)
-        self._kernels.begin(recording=False)
-        self._kernels.write_numbers()
-        self._active = self._kernels.perturb(state)
-        return self._active
+        kernels = self._prepare(state)
+        done = kernels is not None and kernels.perturb(state)
+        self._active = kernels if done else None
+        return done
 
     def finish(self, state: StepState) -> bool:
-        """Finish a step that kernels have begun."""
-        return self._active and self._kernels is not None and self._kernels.finish(state)
+        """Finish a step that kernels have begun, or one with a single pass and a kept vector."""
+        kernels = self._active
+        if state.action is Action.REUSE:
+            kernels = self._prepare(state) if state.phase is Phase.PERTURBED else None
+        return kernels is not None and kernels.finish(state)
+
+    def _prepare(self, state: StepState) -> TritonBackend | None:
+        """Return the kernels, with the numbers of this step; None if it cannot use any."""
+        if state.manual or torch.compiler.is_compiling():
+            return None
+        base, rule, boost = state.base, state.rule, state.boost
+        if not may_use_kernels(base, rule) or self._device.index != torch.cuda.current_device():
+            return None
+        if torch.cuda.is_current_stream_capturing():
+            return None
+        reuses = state.action is Action.REUSE
+        kernels = self._kernels.get(reuses)
+        if kernels is None or not kernels.fits(base, rule, boost):
+            kernels = TritonBackend(self._device, base, rule, boost, reuses)
+            self._kernels[reuses] = kernels
+        kernels.begin(recording=False)
+        kernels.write_numbers()
+        return kernels
 
 
 class Launcher:

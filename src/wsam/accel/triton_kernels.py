@@ -18,6 +18,8 @@ NESTEROV = tl.constexpr(base_optimizers.NESTEROV)
 ADAM = tl.constexpr(base_optimizers.ADAM)
 DECOUPLED_DECAY = tl.constexpr(base_optimizers.DECOUPLED_DECAY)
 PRECONDITION = tl.constexpr(base_optimizers.PRECONDITION)
+KEEP = tl.constexpr(base_optimizers.KEEP)
+REUSE = tl.constexpr(base_optimizers.REUSE)
 
 
 @triton.jit
@@ -151,11 +153,21 @@ def save_and_add(table, where, offset, sizes, scale, n, BLOCK: tl.constexpr):
 
 @triton.jit
 def _mix(table, index, n, at, inside, numbers, BRANCHES: tl.constexpr):
-    """Return base_grad and decoupled, from g1 (list 2) and, where the rule keeps it, g0 (list 3)."""
+    """Return base_grad and decoupled, from g1 (list 2) and, where the rule keeps it, g0 (list 3).
+
+    With REUSE these are g0 and the kept vector. With KEEP, g1 - g0 goes into the last list.
+    """
     g1 = _read(table, 2, index, n, at, inside)
     if HAS_G0 & BRANCHES:
-        g0 = _read(table, 3, index, n, at, inside)
-        change = g1 - g0
+        if REUSE & BRANCHES:
+            g0 = g1
+            change = _read(table, 3, index, n, at, inside)
+        else:
+            g0 = _read(table, 3, index, n, at, inside)
+            change = g1 - g0
+        if KEEP & BRANCHES:
+            last = 7 if ADAM & BRANCHES else (5 if MOMENTUM & BRANCHES else 4)
+            _write(table, last, index, n, at, inside, change)
         grad = _times(_number(numbers, 1), g0) + _times(_number(numbers, 2), change)
         decoupled = _times(_number(numbers, 3), g0) + _times(_number(numbers, 4), change)
     else:
@@ -232,7 +244,7 @@ def _finish(table, index, n, at, inside, numbers, BRANCHES: tl.constexpr):
 
 @triton.jit(do_not_specialize=["n"])
 def finish(table, where, offset, sizes, numbers, n, BRANCHES: tl.constexpr, BLOCK: tl.constexpr):
-    """The end of a step; lists: saved w, w, g1, g0, and the base's."""
+    """The end of a step; lists: saved w, w, g1, g0, the base's, and the kept vector with KEEP."""
     index, start, size = _tile(where, offset, sizes, BLOCK)
     at = start + tl.arange(0, BLOCK)
     if start + BLOCK <= size:

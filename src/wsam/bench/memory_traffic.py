@@ -135,17 +135,17 @@ def count_fused_kernels(counter: TrafficCounter) -> Iterator[None]:
             counter.writes += 2 * len(block.params)
         return done
 
-    def products(self: TritonBackend, blocks: Any, gradients: Any) -> Any:
-        counter.reads += 2 * sum(len(block.params) for block in blocks)
-        return inner(self, blocks, gradients)
+    def products(self: TritonBackend, found: Any) -> Any:
+        counter.reads += 2 * sum(len(block.params) for block, _, _ in found)
+        return inner(self, found)
 
     def finish_block(
-        self: TritonBackend, block: Block, lists: Any, history: Any, *rest: Any
+        self: TritonBackend, block: Block, plan: Any, lists: Any, history: Any, kept: Any
     ) -> None:
         count = len(block.params)  # lists: the copy of w, w, g1 and, where it was kept, g0
         counter.reads += count * (len(lists) - 1 + len(history))
-        counter.writes += count * (1 + len(history))
-        finish(self, block, lists, history, *rest)
+        counter.writes += count * (1 + len(history) + bool(kept))
+        finish(self, block, plan, lists, history, kept)
 
     def begin(self: TritonBackend, block: Block, lists: Any, scale: Any, history: Any) -> None:
         count = len(block.params)  # lists: w, g0 and the direction, which may be g0 itself
