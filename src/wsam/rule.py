@@ -186,7 +186,7 @@ class Weighted(_Gamma):
         """Return base_grad = g0, decoupled = k h."""
         assert self.reuse is not None
         k = self.reuse.weight * sharpness_weight(hyper["gamma"])
-        if self.reuse.scale_by_norm:
+        if self.reuse.scale_by_norm and not is_exactly(k, 0.0):
             k = k * g0_norm()
         return Mix(G0, Part(g0=0.0, difference=k))
 

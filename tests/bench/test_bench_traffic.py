@@ -78,10 +78,11 @@ def test_traffic_of_fused_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (counter.reads, counter.writes) == (2, 0)
         assert backend._save_and_add(block, [A, B], torch.ones(()))
         assert (counter.reads, counter.writes) == (6, 4)
-        saved, weights, g1, g0, momentum = ([0, 0] for _ in range(5))
-        backend._finish_block(block, [saved, weights, g1, g0], [momentum])
-    # Reads w, g1, g0 and the momentum of each parameter; writes w and the momentum.
-    assert (counter.reads, counter.writes) == (6 + 2 * 4, 4 + 2 * 2)
+        saved, weights, g1, g0, momentum, kept = ([0, 0] for _ in range(6))
+        plan = WorkPlan(block.params, CPU)
+        backend._finish_block(block, plan, [saved, weights, g1, g0], [momentum], kept)
+    # Reads w, g1, g0 and the momentum of each parameter; writes w, the momentum and the kept vector.
+    assert (counter.reads, counter.writes) == (6 + 2 * 4, 4 + 2 * 3)
     assert backend._save_and_add(block, [A, B], torch.ones(()))
     assert counter.reads == 14, "the methods are restored"
 
