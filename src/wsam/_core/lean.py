@@ -36,7 +36,7 @@ from wsam._core.tensor_ops import (
 )
 
 EXCHANGE_BYTES = 1 << 22
-"""Size of the temporary copy in which weights are exchanged: the lean step exists to save memory."""
+"""Size of the chunks that exist twice for a moment: the lean step exists to save memory."""
 
 
 def begin(state: StepState, *, guard_g0: bool) -> bool:
@@ -104,23 +104,14 @@ def _perturbed_copies(state: StepState) -> list[list[Tensor]]:
 
 
 def _exchange(block: Block, perturbed: list[Tensor]) -> None:
-    """Swap the values of the weights and of `perturbed`, in chunks that need little extra memory.
-
-    An interrupted exchange is undone.
-    """
-    weights, done, current = block.weights(), slice(0), None
-    try:
-        for part in chunks(weights, EXCHANGE_BYTES):
-            current = (part, copies(weights[part]))
-            torch._foreach_copy_(weights[part], perturbed[part])
-            torch._foreach_copy_(perturbed[part], current[1])
-            done = slice(part.stop)
-        block.saved = CopiedWeights(perturbed)
-    except BaseException:
-        for part, values in [(done, perturbed[done]), *([current] if current else [])]:
-            if values:
-                torch._foreach_copy_(weights[part], values)
-        raise
+    """Save A in `block.saved` and move the weights to `perturbed`, which is freed chunk by chunk."""
+    weights = block.weights()
+    saved = list(weights)  # if this is interrupted, weights that have not moved restore themselves
+    block.saved = CopiedWeights(saved)
+    for part in chunks(weights, EXCHANGE_BYTES):
+        saved[part] = copies(weights[part])
+        torch._foreach_copy_(weights[part], perturbed[part])
+        perturbed[part] = saved[part]
 
 
 def _versions(lists: Sequence[list[Tensor]]) -> list[int]:
