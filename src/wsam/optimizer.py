@@ -42,6 +42,7 @@ from wsam._core.param_blocks import (
 )
 from wsam._core.param_groups import PREFIX, RHO, STEP, GroupValues
 from wsam._core.preconditioners import find_preconditioner
+from wsam._core.pytree import map_tensors
 from wsam._core.rng import RngState
 from wsam._core.sample_selection import SampleSelection
 from wsam._core.schedule_base import Interval, Schedule
@@ -408,10 +409,10 @@ class SharpnessAware(CheckedArguments, Optimizer):
         context = self.model.no_sync() if is_local else contextlib.nullcontext()  # type: ignore[union-attr, operator]
         with torch.enable_grad(), context:
             if self._scale_is_checked or torch.compiler.is_compiling():
-                return losses.detach(closure())
+                return map_tensors(Tensor.detach, closure())
             self._scale_is_checked = True
             with reject_grad_scaler():
-                return losses.detach(closure())
+                return map_tensors(Tensor.detach, closure())
 
     def _step_for_grad_scaler(self, closure: Any) -> None:
         """Handle a call by `GradScaler.step`, which has set `grad_scale` and `found_inf`."""

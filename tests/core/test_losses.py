@@ -11,7 +11,7 @@ from helpers import VARIANTS, batch, closure, make_method, same, small_model
 from torch import Tensor
 
 import wsam
-from wsam._core import losses
+from wsam._core import losses, pytree
 
 
 def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
@@ -223,8 +223,8 @@ def test_backward_of_a_sum_whose_mean_is_returned() -> None:
 
 def test_a_plain_loss_is_not_traversed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Traversing a container costs several percent of the host's work of a small step."""
-    monkeypatch.setattr(losses, "map_tensors", None)
-    value = losses.detach(torch.ones(2, requires_grad=True).sum())
+    monkeypatch.setattr(pytree, "tree_map", None)
+    value = pytree.map_tensors(Tensor.detach, torch.ones(2, requires_grad=True).sum())
     assert value == 2
     assert not value.requires_grad
 
@@ -234,8 +234,7 @@ def test_tensors_in_a_dataclass_are_detached() -> None:
     class Output:
         logits: torch.Tensor
 
-    loss, output = losses.detach(
-        (torch.ones((), requires_grad=True), Output(torch.ones(2).requires_grad_()))
-    )
+    result = (torch.ones((), requires_grad=True), Output(torch.ones(2).requires_grad_()))
+    loss, output = pytree.map_tensors(Tensor.detach, result)
     assert not loss.requires_grad
     assert not output.logits.requires_grad

@@ -5,15 +5,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wsam._core.pytree import map_tensors
-
-
-def detach(value: Any) -> Any:
-    """Return a closure's result without its autograd graph."""
-    if isinstance(value, Tensor):  # the usual case, which needs no search in containers
-        return value.detach()
-    return map_tensors(Tensor.detach, value)
-
 
 def loss_of(value: Any) -> Any:
     """Return the loss in a closure's result, as a number or tensor; None if there is none.

@@ -17,6 +17,8 @@ def map_tensors(
     Besides the containers of `torch.utils._pytree`, other mappings (Hugging Face's ModelOutput and
     BatchEncoding) and dataclasses are traversed. Containers keep their types.
     """
+    if isinstance(tree, kinds):  # the usual loss: the search in containers would take longer
+        return function(tree)
 
     def convert(leaf: Any) -> Any:
         if isinstance(leaf, kinds):
