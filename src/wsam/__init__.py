@@ -57,14 +57,9 @@ _EXPORTS = {
     "accel.cuda_graph": ("CapturedStep", "capture"),
     "methods": (
         *("ASAM", "CoupledWSAM", "ESAM", "FisherSAM", "GSAM", "METHODS", "SAM", "WSAM"),
-        "create",
+        *("FriendlySAM", "LookSAM", "MSAM", "OnePassWSAM", "VaSSO", "create"),
     ),
     "optimizer": ("SharpnessAware",),
-    "peers.friendly_sam": ("FriendlySAM",),
-    "peers.looksam": ("LookSAM",),
-    "peers.msam": ("MSAM",),
-    "peers.one_pass_wsam": ("OnePassWSAM",),
-    "peers.vasso": ("VaSSO",),
     "training_step": ("train_step",),
 }
 _SUBMODULES = ("curvature", "geometry", "integrations", "rule", "schedule", "theory", "toy")

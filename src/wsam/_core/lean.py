@@ -10,6 +10,7 @@ but the step cannot be undone once the base has stepped.
 """
 
 from collections.abc import Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -92,11 +93,8 @@ def _mix(state: StepState, block: Block) -> Mix:
 def _perturbed_copies(state: StepState) -> list[list[Tensor]]:
     """Return w + d of all blocks in new tensors."""
     perturbed = [copies(block.weights()) for block in state.blocks]
-    by_index = {
-        index: tensor
-        for block, tensors in zip(state.blocks, perturbed, strict=True)
-        for index, tensor in zip(block.indices, tensors, strict=True)
-    }
+    indices = (index for block in state.blocks for index in block.indices)
+    by_index = dict(zip(indices, chain.from_iterable(perturbed), strict=True))
     parts = masked(state)
     for part, direction in zip(parts, directions(state, parts), strict=True):
         add_scaled([by_index[index] for index in part.indices], *direction)
