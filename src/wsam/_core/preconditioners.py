@@ -108,14 +108,13 @@ def per_tensor(values: Tensor) -> Any:
     return list(values.unbind())
 
 
-class RAdamPreconditioner(Preconditioner):
+class _RAdam(Preconditioner):
     """RAdam divides by (sqrt(v) + eps) / (sqrt(1 - beta2^t) r_t).
 
     In its first steps, where it does not divide its average of gradients, the term is not divided.
     """
 
     def denominators(self, group: dict[str, Any], states: Sequence[State]) -> list[Tensor]:
-        """Return the denominators, 1 in the first steps."""
         decay, steps = self.decay(group), counts(states)
         correction = bias_corrections(decay, steps)
         longest = 2 / (1 - decay) - 1
@@ -123,30 +122,26 @@ class RAdamPreconditioner(Preconditioner):
         divides = length > 5
         safe = length.clamp(min=5)
         rectified = (safe - 4) * (safe - 2) * longest / ((longest - 4) * (longest - 2) * safe)
-        factor = torch.where(divides, (correction * rectified).sqrt(), torch.ones_like(length))
+        factor = torch.where(divides, (correction * rectified).rsqrt(), 0.0)
         v = list(torch._foreach_sqrt(tensors(states, self.square)))
         torch._foreach_add_(v, group["eps"])
-        torch._foreach_div_(v, per_tensor(factor))
-        torch._foreach_mul_(v, per_tensor(divides.to(factor.dtype)))
+        torch._foreach_mul_(v, per_tensor(factor))
         torch._foreach_add_(v, per_tensor((~divides).to(factor.dtype)))
         return v
 
 
-class AdagradPreconditioner(Preconditioner):
+class _Adagrad(Preconditioner):
     """Adagrad sums squares, and divides by (sqrt(v) + eps)(1 + (t - 1) lr_decay)."""
 
     square = "sum"
 
     def decay(self, group: dict[str, Any]) -> Scalar:
-        """Return 1: a sum forgets nothing."""
-        return 1.0
+        return 1.0  # a sum forgets nothing
 
     def square_weight(self, group: dict[str, Any]) -> Scalar:
-        """Return 1."""
         return 1.0
 
     def denominators(self, group: dict[str, Any], states: Sequence[State]) -> list[Tensor]:
-        """Return the denominators."""
         v = list(torch._foreach_sqrt(tensors(states, self.square)))
         torch._foreach_add_(v, group["eps"])
         if not is_exactly(group["lr_decay"], 0.0):
@@ -154,18 +149,16 @@ class AdagradPreconditioner(Preconditioner):
         return v
 
 
-class RMSpropPreconditioner(Preconditioner):
+class _RMSprop(Preconditioner):
     """RMSprop divides by sqrt(v) + eps; if centered, by sqrt(v - m^2) + eps with its average m."""
 
     square = "square_avg"
 
     def decay(self, group: dict[str, Any]) -> Scalar:
-        """Return alpha."""
         alpha: Scalar = group["alpha"]
         return alpha
 
     def denominators(self, group: dict[str, Any], states: Sequence[State]) -> list[Tensor]:
-        """Return the denominators."""
         v = tensors(states, self.square)
         if group["centered"]:
             mean = tensors(states, "grad_avg")
@@ -175,7 +168,7 @@ class RMSpropPreconditioner(Preconditioner):
         return denominators
 
 
-class AdadeltaPreconditioner(Preconditioner):
+class _Adadelta(Preconditioner):
     """Adadelta divides by sqrt(v + eps) / sqrt(u + eps), with its average u of squared updates.
 
     u is taken after the base's step.
@@ -184,12 +177,10 @@ class AdadeltaPreconditioner(Preconditioner):
     square = "square_avg"
 
     def decay(self, group: dict[str, Any]) -> Scalar:
-        """Return Adadelta's rho."""
         rho: Scalar = group["rho"]
         return rho
 
     def denominators(self, group: dict[str, Any], states: Sequence[State]) -> list[Tensor]:
-        """Return the denominators."""
         names = (self.square, "acc_delta")
         v, u = (torch._foreach_add(tensors(states, name), group["eps"]) for name in names)
         torch._foreach_div_(v, u)
@@ -201,10 +192,10 @@ _KNOWN: dict[type[Optimizer], Preconditioner] = {
     torch.optim.Adam: Preconditioner(),
     torch.optim.AdamW: Preconditioner(),
     torch.optim.NAdam: Preconditioner(),
-    torch.optim.RAdam: RAdamPreconditioner(),
-    torch.optim.Adagrad: AdagradPreconditioner(),
-    torch.optim.RMSprop: RMSpropPreconditioner(),
-    torch.optim.Adadelta: AdadeltaPreconditioner(),
+    torch.optim.RAdam: _RAdam(),
+    torch.optim.Adagrad: _Adagrad(),
+    torch.optim.RMSprop: _RMSprop(),
+    torch.optim.Adadelta: _Adadelta(),
 }
 
 
