@@ -66,9 +66,13 @@ class GroupValues:
 
     def __init__(self, base: Optimizer, rule: "Rule", defaults: dict[str, Value]) -> None:
         self._base, self._rule = base, rule
-        kinds = [kind for kind in type(base).__mro__ if kind is not Optimizer]
-        self._base_is_of_torch = any(kind.__module__.startswith("torch.optim.") for kind in kinds)
         self.defaults = {name: check_value(name, v, rule) for name, v in defaults.items()}
+        known = dict.fromkeys((*HYPERPARAMETERS, *defaults))
+        names = [name for name in known if name not in base.defaults]
+        # A base of another library may store its own values under these names: they are left to it.
+        kinds = [kind for kind in type(base).__mro__ if kind is not Optimizer]
+        is_of_torch = any(kind.__module__.startswith("torch.optim.") for kind in kinds)
+        self._plain_names, self._left_to_base = (names, []) if is_of_torch else ([], names)
         self.schedules: list[dict[str, Schedule]] = []
         """For each group the schedules by name."""
         self._groups: list[dict[str, Any]] = []
@@ -103,13 +107,13 @@ class GroupValues:
         A group may set "sam_rho", or plain "rho" where the base has no such key itself.
         """
         given = {key.removeprefix(PREFIX): v for key, v in own_values(group).items() if key != STEP}
-        for name in self._plain_names(group):
-            given[name] = group[name]
-        for name in {*self._unprefixed(group)} - {*given}:
-            warn(
-                f"a group's {name!r} is left to the base, {type(self._base).__name__}; to set it for "
-                f"this method, write {PREFIX + name!r}"
-            )
+        given.update({name: group[name] for name in self._plain_names if name in group})
+        for name in self._left_to_base:
+            if name in group and name not in given:
+                warn(
+                    f"a group's {name!r} is left to the base, {type(self._base).__name__}; to set it "
+                    f"for this method, write {PREFIX + name!r}"
+                )
         for name in given:
             if name not in self.defaults:
                 raise ValueError(
@@ -119,21 +123,10 @@ class GroupValues:
         merged = {**self.defaults, **given}
         return {name: check_value(name, value, self._rule) for name, value in merged.items()}
 
-    def _plain_names(self, group: dict[str, Any]) -> list[str]:
-        """Return hyperparameters that a group sets without the prefix.
-
-        A base of another library may store its own values under these names, so there they are left.
-        """
-        return self._unprefixed(group) if self._base_is_of_torch else []
-
-    def _unprefixed(self, group: dict[str, Any]) -> list[str]:
-        names = dict.fromkeys((*HYPERPARAMETERS, *self.defaults))
-        return [name for name in names if name in group and name not in self._base.defaults]
-
     def _adopt(self, group: dict[str, Any], settings: dict[str, Value]) -> None:
         """Write the hyperparameters into a new group."""
-        for name in self._plain_names(group):
-            del group[name]
+        for name in self._plain_names:
+            group.pop(name, None)
         group.setdefault(STEP, 0)
         self._groups.append(group)
         self.schedules.append({})
@@ -163,8 +156,8 @@ class GroupValues:
                 if self._valid.get((i, name)) is not value:
                     value = check_value(name, value, self._rule)
                 self._valid[i, name] = group[PREFIX + name] = value
-            for name in self._plain_names(group):
-                if name in self.defaults:
+            for name in self._plain_names:
+                if name in group and name in self.defaults:
                     raise ValueError(
                         f"a parameter group was given {name!r} after construction, where it has no "
                         f"effect: set group[{PREFIX + name!r}] and remove {name!r}"
