@@ -106,8 +106,8 @@ FAULTS = [
     Fault(
         "ESAM keeps one sample fewer",
         "_core/sample_selection.py",
-        "return max(1, math.floor(self.keep * samples + 1e-9))",
-        "return max(1, math.floor(self.keep * samples + 1e-9) - 1)",
+        "max(1, math.floor(self.keep * len(losses) + 1e-9))",
+        "max(1, math.floor(self.keep * len(losses) + 1e-9) - 1)",
         "tests/core/test_sample_selection.py",
     ),
     Fault(

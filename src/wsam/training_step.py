@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
@@ -346,13 +347,9 @@ class TrainStep:
         if self.micro_batches == 1:
             return [whole]
         size = _batch_size(whole, f"micro_batches={self.micro_batches}")
-        parts, start = [], 0
         pieces = min(self.micro_batches, size)
-        for index in range(pieces):
-            stop = size * (index + 1) // pieces
-            parts.append(whole.map(_slicer(start, stop))._replace(weight=(stop - start) / size))
-            start = stop
-        return parts
+        bounds = pairwise(size * index // pieces for index in range(pieces + 1))
+        return [whole.map(_slicer(a, b))._replace(weight=(b - a) / size) for a, b in bounds]
 
     # Captured -----------------------------------------------------------------------------------
 

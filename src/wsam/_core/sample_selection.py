@@ -48,7 +48,9 @@ class SampleSelection:
         increase = losses.detach() - self._first[self._calls]
         self._calls += 1
         # Stable: where nothing was perturbed all increases are zero, and the choice is still defined.
-        order = torch.argsort(increase, descending=True, stable=True)[: self.size(len(losses))]
+        order = torch.argsort(increase, descending=True, stable=True)
+        # The slack keeps 0.29 * 100 from becoming 28.
+        order = order[: max(1, math.floor(self.keep * len(losses) + 1e-9))]
         if self._collected is not None:
             self._collected.append(order)
         mean = losses[order].mean()
@@ -68,11 +70,6 @@ class SampleSelection:
             return self._collected
         finally:
             self._collected = None
-
-    def size(self, samples: int) -> int:
-        """Return how many of `samples` are used."""
-        # The slack keeps 0.29 * 100 from becoming 28.
-        return max(1, math.floor(self.keep * samples + 1e-9))
 
     def corrected(self, loss_increase: Tensor) -> Tensor:
         """Return the loss increase over all samples, given that of the selected ones."""
