@@ -219,7 +219,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         # From before the first pass, for steps that are skipped.
         self._norm_stats_before = NormStats(self.model, pause_spectral_norms=False)
         for statistics in (self._norm_stats, self._norm_stats_before):
-            weakref.finalize(self, statistics.discard)  # removes its global hook
+            weakref.finalize(self, statistics.hook.remove)
         self._rng = RngState()
         self._rng_before_first_pass: tuple[Any, ...] | None = None
         self._backend: Any = None

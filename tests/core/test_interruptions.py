@@ -2,6 +2,7 @@
 
 import gc
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -432,3 +433,14 @@ def test_nothing_left_behind_by_a_deleted_optimizer() -> None:
         del opt
         gc.collect()
         assert global_hooks() == hooks
+
+
+def test_optimizer_that_its_model_references_is_freed() -> None:
+    """As that of a LightningModule, whose trainer has the optimizers."""
+    model: Any = nn.Linear(4, 1)
+    model.optimizer = wsam.WSAM(torch.optim.SGD(model.parameters(), lr=0.1), model=model)
+    model.optimizer.step(closure_of(model))
+    optimizer = weakref.ref(model.optimizer)
+    del model
+    gc.collect()
+    assert optimizer() is None

@@ -47,7 +47,8 @@ class NormStats:
         self._saved: list[StatCopies] = []  # `copies`, then those of modules that the hook found
         self._paused: list[tuple[Any, int]] = []
         self._seen: set[int] = set()
-        self._hook = RemovableHandle(_global_forward_pre_hooks)
+        self.hook = RemovableHandle(_global_forward_pre_hooks)
+        """The place of the global hook; the owner removes it when it is deleted."""
         self._thread = 0
         self._warned = False
         self._compiled_before = _compiled_graphs()
@@ -61,7 +62,7 @@ class NormStats:
 
     def hold(self) -> None:
         """Copy the statistics. Call before the pass."""
-        self._hook.remove()
+        self.hook.remove()
         if not self.copies.match(self._modules):
             self.copies = StatCopies(self._modules)
         self.copies.save()
@@ -80,18 +81,18 @@ class NormStats:
             hook = torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
         # `register_module_forward_pre_hook` returns its handle after it has added the hook; a Ctrl-C
         # in between would leave the hook for good.
-        _global_forward_pre_hooks[self._hook.id] = hook
+        _global_forward_pre_hooks[self.hook.id] = hook
 
     def discard(self) -> None:
         """End without restoring anything."""
-        self._hook.remove()
+        self.hook.remove()
         self._saved = []
 
     def release(self) -> None:
         """Restore the statistics. May be called twice."""
         if self._saved and self._model is None:
             self._warn_if_compiled()
-        self._hook.remove()
+        self.hook.remove()
         for norm, iterations in self._paused:
             norm.n_power_iterations = iterations
         self._paused = []
