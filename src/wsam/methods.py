@@ -143,7 +143,7 @@ class WSAM(SharpnessAware):
         if reuse and when is None:
             raise ValueError("reuse needs an interval of two-pass steps, such as when=Every(5)")
         if precondition == "auto":
-            precondition = isinstance(base, Optimizer) and find_preconditioner(base) is not None
+            precondition = find_preconditioner(base) is not None
         elif not isinstance(precondition, bool):
             raise ValueError(f'precondition must be True, False or "auto", got {precondition!r}')
         if gamma is None:

@@ -46,12 +46,11 @@ class Phase(Enum):
 
 
 _TRANSITIONS = {
-    Phase.IDLE: {Phase.PERTURBED, Phase.READ_ONLY},
-    Phase.PERTURBED: {Phase.READY},
-    Phase.READY: set(),
-    Phase.READ_ONLY: set(),
+    (Phase.IDLE, Phase.PERTURBED),
+    (Phase.IDLE, Phase.READ_ONLY),
+    (Phase.PERTURBED, Phase.READY),
 }
-"""Phases that may follow in the same state. A new state is IDLE."""
+"""Phases of one state and those that may follow. A new state is IDLE."""
 
 
 class Action(Enum):
@@ -137,7 +136,7 @@ class StepState:
 
     def enter(self, phase: Phase) -> None:
         """Go to another phase."""
-        assert phase in _TRANSITIONS[self.phase], f"no transition {self.phase} -> {phase}"
+        assert (self.phase, phase) in _TRANSITIONS, f"no transition {self.phase} -> {phase}"
         self.phase = phase
 
     def step_base(self) -> None:
