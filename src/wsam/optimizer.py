@@ -8,7 +8,6 @@ arithmetic is in `wsam._core.step`.
 import contextlib
 import inspect
 import sys
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import is_dataclass
 from operator import attrgetter
@@ -218,8 +217,6 @@ class SharpnessAware(CheckedArguments, Optimizer):
         self._norm_stats = NormStats(self.model)
         # From before the first pass, for steps that are skipped.
         self._norm_stats_before = NormStats(self.model, pause_spectral_norms=False)
-        for statistics in (self._norm_stats, self._norm_stats_before):
-            weakref.finalize(self, statistics.hook.remove)
         self._rng = RngState()
         self._rng_before_first_pass: tuple[Any, ...] | None = None
         self._backend: Any = None

@@ -329,6 +329,13 @@ def test_weights_only_needs_names(name: str) -> None:
     assert same(*seen)
 
 
+def test_decoupled_term_over_a_differentiable_base_is_rejected() -> None:
+    base = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1, differentiable=True)
+    with pytest.raises(ValueError, match="use CoupledWSAM"):
+        wsam.WSAM(base)
+    wsam.SAM(base)
+
+
 # --- text ------------------------------------------------------------------------------------------
 
 

@@ -560,7 +560,7 @@ def test_spectral_norms_of_two_modules(kind: str) -> None:
 @with_and_without_model
 @SPECTRAL
 def test_number_of_power_iterations_may_be_set(kind: str, pass_model: bool) -> None:
-    """Between steps."""
+    """Between steps and inside the second pass."""
     layer = square_layer(kind)
     opt = sam(layer.parameters(), layer if pass_model else None)
     closure, norm = chain(layer), norm_of(layer)
@@ -568,6 +568,13 @@ def test_number_of_power_iterations_may_be_set(kind: str, pass_model: bool) -> N
         norm.n_power_iterations = iterations
         opt.step(closure)
         assert norm.n_power_iterations == iterations
+    closure()
+    opt.ascend()
+    closure()
+    norm.n_power_iterations = 7
+    opt.descend()
+    opt.step()
+    assert norm.n_power_iterations == 7
 
 
 # --- a batch that is skipped -----------------------------------------------------------------------

@@ -8,6 +8,7 @@ skipped restores the statistics from before its first pass in the same way.
 
 import sys
 import threading
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
@@ -47,8 +48,8 @@ class NormStats:
         self._saved: list[StatCopies] = []  # `copies`, then those of modules that the hook found
         self._paused: list[tuple[Any, int]] = []
         self._seen: set[int] = set()
-        self.hook = RemovableHandle(_global_forward_pre_hooks)
-        """The place of the global hook; the owner removes it when it is deleted."""
+        self._hooks: list[RemovableHandle] = []
+        weakref.finalize(self, _remove_hooks, self._hooks)
         self._thread = 0
         self._warned = False
         self._compiled_before = _compiled_graphs()
@@ -62,7 +63,7 @@ class NormStats:
 
     def hold(self) -> None:
         """Copy the statistics. Call before the pass."""
-        self.hook.remove()
+        _remove_hooks(self._hooks)
         if not self.copies.match(self._modules):
             self.copies = StatCopies(self._modules)
         self.copies.save()
@@ -75,26 +76,27 @@ class NormStats:
             self._add_hook(self._reject_unknown_layer)
         self._model_is_checked = True
 
-    def _add_hook(self, hook: Any) -> None:
+    def _add_hook(self, method: Any) -> None:
         self._thread = threading.get_ident()
-        if "torch._dynamo" in sys.modules:  # otherwise nothing is compiled, and the import is slow
-            hook = torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
-        # `register_module_forward_pre_hook` returns its handle after it has added the hook; a Ctrl-C
+        # `register_module_forward_pre_hook` returns the handle after it has added the hook; a Ctrl-C
         # in between would leave the hook for good.
-        _global_forward_pre_hooks[self.hook.id] = hook
+        handle = RemovableHandle(_global_forward_pre_hooks)
+        self._hooks.append(handle)
+        _global_forward_pre_hooks[handle.id] = _weak_hook(method)
 
     def discard(self) -> None:
         """End without restoring anything."""
-        self.hook.remove()
+        _remove_hooks(self._hooks)
         self._saved = []
 
     def release(self) -> None:
         """Restore the statistics. May be called twice."""
-        if self._saved and self._model is None:
+        if self._hooks and self._model is None:
             self._warn_if_compiled()
-        self.hook.remove()
+        _remove_hooks(self._hooks)
         for norm, iterations in self._paused:
-            norm.n_power_iterations = iterations
+            if norm.n_power_iterations == 0:  # otherwise the closure has set another number
+                norm.n_power_iterations = iterations
         self._paused = []
         with torch.no_grad():
             for saved in reversed(self._saved):
@@ -219,3 +221,23 @@ def _spectral_norms(modules: Iterable[nn.Module]) -> list[Any]:
 def _compiled_graphs() -> int:
     compiler = sys.modules.get("torch._dynamo.utils")
     return int(compiler.counters["stats"]["unique_graphs"]) if compiler is not None else 0
+
+
+def _remove_hooks(hooks: list[RemovableHandle]) -> None:
+    for handle in hooks:
+        handle.remove()
+    hooks.clear()
+
+
+def _weak_hook(method: Any) -> Any:
+    """Return a hook that does not keep the optimizer alive."""
+    reference = weakref.WeakMethod(method)
+
+    def hook(*arguments: Any) -> None:
+        found = reference()
+        if found is not None:
+            found(*arguments)
+
+    if "torch._dynamo" in sys.modules:  # otherwise nothing is compiled, and the import is slow
+        return torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
+    return hook

@@ -49,6 +49,11 @@ def check_group(group: dict[str, Any], base: Optimizer, rule: "Rule") -> None:
         raise TypeError(f"{FSDP1}: torch.distributed.fsdp.fully_shard")
     if rule.preconditions:
         require_preconditioner(base).check(group)
+    if group.get("differentiable") and not rule.base_uses_g1:
+        raise ValueError(
+            f"the base is differentiable, but the decoupled term of {type(rule).__name__} is not part "
+            "of its graph: use CoupledWSAM"
+        )
 
 
 def check_options(opt: "SharpnessAware") -> None:
