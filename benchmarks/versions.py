@@ -26,7 +26,7 @@ from torch.nn.functional import cross_entropy
 
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
-ROUNDS, STEPS = (15, 40) if CUDA else (9, 4)
+ROUNDS, STEPS = (7, 8) if CUDA else (9, 4)
 METHODS = ("SAM", "WSAM")
 Step = Callable[[], object]
 

@@ -24,7 +24,17 @@ from wsam._utils.text import format_mean_std, mean_and_std
 from wsam.lab import records
 from wsam.lab.records import Record
 from wsam.lab.run import Run
-from wsam.paper.cheap import COST, LATE, LATE_SGD, MODEL, SHORTER, TWICE, cheap
+from wsam.paper.cheap import (
+    COST,
+    LATE,
+    LATE_SGD,
+    MODEL,
+    SHORTER,
+    SHORTER_SAM,
+    SHORTER_WSAM,
+    TWICE,
+    cheap,
+)
 from wsam.paper.comparison import gather
 from wsam.paper.study import choose
 from wsam.paper.table import PAPER_SEEDS
@@ -37,6 +47,8 @@ NAMES = {
     "WSAM reuse 4, last half, paper's gamma": "WSAM in the last half, every fourth step",
     LATE: "WSAM in the last 30%, every second step, late decay",
     SHORTER: "WSAM on every second step, 0.72 times the epochs",
+    SHORTER_SAM: "SAM, 0.58 times the epochs",
+    SHORTER_WSAM: "WSAM, 0.58 times the epochs",
     "SAM, 1/4-batch ascent, last 3/8": "SAM in the last 3/8, ascent on a quarter of the batch",
 }
 """Rows of the study whose names need its notes, in words."""
