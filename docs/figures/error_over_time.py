@@ -189,7 +189,7 @@ def draw_times(results: Sequence[TimedResult]) -> Figure:
     for number, one in enumerate(results):
         (minutes, time_std), (error, std) = _known(one.minutes), _known(one.errors)
         color = method_color(one.method)
-        face = color if len(one.errors) > 1 else "white"
+        face = color if len(one.errors) > 1 else "none"  # which shows markers behind it
         shape = MARKERS[number % len(MARKERS)]
         style: Any = {"fmt": shape, "ms": 8, "mew": 1.8, "mfc": face, "color": color}
         depth = 3 if len(one.errors) == 1 else 4  # a single run does not cover a mean

@@ -644,6 +644,17 @@ def test_ratios_to_two_passes_equal_the_records() -> None:
         assert sentence.format(f"{ratios['WSAM']:.3f}", f"{ratios['SAM']:.3f}") in text
 
 
+def test_ratios_before_and_after_the_restructuring_equal_the_record() -> None:
+    """As docs/speed.md states them."""
+    text = " ".join((DOCS / "speed.md").read_text().split())
+    ratios = json.loads((BENCHMARKS / "versions-cuda.json").read_text())["ratios"]
+    (_, before, _), (low, after, high) = ratios["WSAM, eager"].values()
+    eager = f"{after:.2f} times as long as its two passes (quartiles {low:.2f} to {high:.2f})"
+    assert f"an eager step of WSAM took {eager}, and {before:.2f} before" in text
+    (_, before, _), (_, after, _) = ratios["WSAM, captured"].values()
+    assert f"a captured one {after:.3f}, and {before:.3f} before" in text
+
+
 def test_savings_of_acceleration_equal_the_records() -> None:
     """As docs/speed.md states them."""
     text, extra = " ".join((DOCS / "speed.md").read_text().split()), {}
