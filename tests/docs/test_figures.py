@@ -94,7 +94,7 @@ def test_a_single_run_is_open(tmp_path):
     figure = draw_times(read_times(tmp_path))
     (axes,) = figure.axes
     points = [line for line in axes.lines if line.get_marker() in MARKERS]
-    assert [line.get_markerfacecolor() == "white" for line in points].count(True) == 3
+    assert [line.get_markerfacecolor() == "none" for line in points].count(True) == 3
     assert len(points) == 4
 
 
