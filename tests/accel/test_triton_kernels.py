@@ -17,7 +17,7 @@ from wsam._core.step_state import StepState
 from wsam.accel import triton_backend
 from wsam.accel.backend import Backend
 from wsam.rule import Reuse
-from wsam.schedule import Scalar
+from wsam.schedule import Between, Every, Scalar
 
 STEPS = 4
 ADAM = {"lr": 0.01, "eps": 1e-4}  # with torch's epsilon, rounding of small gradients would show
@@ -42,16 +42,17 @@ BRANCHES: list[Case] = [
     ("wsam", "adam", {}),  # preconditioned
     ("wsam", "adamw", {}),
 ]
-EVERY_2: dict[str, Any] = {"when": wsam.schedule.Every(2)}
-# The steps that kernels finish, of four with a kept vector: the first creates the vector without them.
-KEPT: list[tuple[str, str, dict[str, Any], int]] = [
-    *(("wsam", base, {**EVERY_2, "precondition": False, "reuse": True}, 3) for base in BASES),
-    ("wsam", "adamw", {**EVERY_2, "reuse": True}, 3),  # preconditioned
-    ("wsam", "momentum", {**EVERY_2, "reuse": Reuse(weight=0.5)}, 3),
-    ("wsam", "momentum", {**EVERY_2, "reuse": Reuse(average=0.5)}, 2),  # those with one pass
-    ("wsam", "momentum", {**EVERY_2, "reuse": Reuse(weight=0.0)}, 1),  # that with two passes
-    ("wsam", "momentum", {**EVERY_2, "reuse": Reuse(scale_by_norm=True)}, 0),
-    ("looksam", "momentum", EVERY_2, 0),
+EVERY_2: dict[str, Any] = {"when": Every(2)}
+# How many steps kernels perturb and finish, of four with a kept vector; the first creates that vector.
+KEPT: list[tuple[str, str, dict[str, Any], tuple[int, int]]] = [
+    *(("wsam", base, {**EVERY_2, "precondition": False, "reuse": True}, (2, 3)) for base in BASES),
+    ("wsam", "adamw", {**EVERY_2, "reuse": True}, (2, 3)),  # preconditioned
+    ("wsam", "momentum", {**EVERY_2, "reuse": Reuse(weight=0.5)}, (2, 3)),
+    ("wsam", "momentum", {**EVERY_2, "reuse": Reuse(average=0.5)}, (2, 2)),  # those with one pass
+    ("wsam", "momentum", {**EVERY_2, "reuse": Reuse(weight=0.0)}, (2, 1)),  # that with two passes
+    ("wsam", "momentum", {**EVERY_2, "reuse": Reuse(scale_by_norm=True)}, (2, 0)),
+    ("wsam", "momentum", {"when": Every(2) & Between(2), "reuse": True}, (1, 2)),
+    ("looksam", "momentum", EVERY_2, (2, 0)),
 ]
 # These differ on the host only.
 CASES: list[Case] = [
@@ -112,7 +113,12 @@ def train(model: nn.Module, opt: wsam.SharpnessAware) -> list[Tensor]:
     return list(model.state_dict().values())
 
 
-def check(method: str, base: str, options: dict[str, Any], finished: int | None = None) -> None:
+def check(
+    method: str,
+    base: str,
+    options: dict[str, Any],
+    by_kernels: tuple[int, int] | None = None,
+) -> None:
     """Train with and without kernels, compare, and check which calls kernels have handled."""
     slow, fast = network(), network()
     opt = wsam.create(method, BASES[base](slow.parameters(), foreach=False), model=slow, **options)
@@ -122,10 +128,10 @@ def check(method: str, base: str, options: dict[str, Any], finished: int | None 
     counted = opt._backend = Counted(emulated_kernels.attach(opt))
     torch.testing.assert_close(train(fast, opt), expected, rtol=1e-5, atol=1e-6)
     with_state = STEPS if base == "sgd" else STEPS - 1  # the base creates its state by itself
-    if method == "esam":  # masked
+    if by_kernels is not None:
+        wanted = by_kernels
+    elif method == "esam":  # masked
         wanted = (0, 0)
-    elif finished is not None:
-        wanted = (STEPS // 2, finished)
     elif "max_norm" in options:
         wanted = (STEPS, 0)
     else:
@@ -141,16 +147,16 @@ def test_emulated_kernels_agree_with_the_core(
     check(method, base, options)
 
 
-@pytest.mark.parametrize(("method", "base", "options", "finished"), KEPT)
+@pytest.mark.parametrize(("method", "base", "options", "by_kernels"), KEPT)
 def test_emulated_kernels_with_a_kept_vector(
     method: str,
     base: str,
     options: dict[str, Any],
-    finished: int,
+    by_kernels: tuple[int, int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     emulated_kernels.install(monkeypatch)
-    check(method, base, options, finished)
+    check(method, base, options, by_kernels)
 
 
 def check_branches() -> None:
