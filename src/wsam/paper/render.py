@@ -53,7 +53,7 @@ def _choices(entries: Sequence[Entry]) -> list[Footnote]:
     chosen: dict[str, list[tuple[str, str]]] = {}
     for entry in entries:
         cell = entry.cell
-        if entry.ours.n and len(cell.candidates) > 1 and not cell.measure.is_cost:
+        if entry.ours.n and cell.has_choice and not cell.measure.is_cost:
             text = cell.chosen or f"{cell.candidates[0].text} (not searched)"
             chosen.setdefault(", ".join(cell.row), []).append((cell.column, text))
     several = len({column for values in chosen.values() for column, _ in values}) > 1

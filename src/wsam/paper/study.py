@@ -71,7 +71,7 @@ def search_table(study: Table) -> Table:
     cells = [
         Cell((*cell.row, one.text), cell.column, (one.trial,), measure=_ON_VALIDATION[cell.measure])
         for cell in study.cells
-        if len(cell.candidates) > 1 and cell.measure in _ON_VALIDATION
+        if cell.has_choice and cell.measure in _ON_VALIDATION
         for one in cell.candidates
     ]
     return Table(
@@ -94,7 +94,7 @@ def choose(table: Table, results: Path | RecordSource) -> Table:
 
 
 def _chosen(cell: Cell, source: RecordSource) -> Cell:
-    if len(cell.candidates) < 2:
+    if not cell.has_choice:
         return cell
     figures = {}
     for one in cell.candidates:

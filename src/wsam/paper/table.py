@@ -118,9 +118,14 @@ class Cell:
     reference: tuple[Run, ...] = ()
 
     @property
+    def has_choice(self) -> bool:
+        """Whether it has several candidates."""
+        return len(self.candidates) > 1
+
+    @property
     def is_searched(self) -> bool:
         """Whether its candidates, if it has several, were compared."""
-        return len(self.candidates) < 2 or bool(self.chosen)
+        return not self.has_choice or bool(self.chosen)
 
     @property
     def name(self) -> str:
