@@ -276,8 +276,8 @@ class Group:
     def base(self) -> "Group | None":
         """The base alone in the same setting.
 
-        Where its own arguments were searched, the base with those, for as many epochs. Else for twice
-        as many epochs, or for as many.
+        Where its own arguments were searched, the base with those, for as many epochs. Else for at
+        least twice as many epochs, or for as many.
         """
         wanted = self.run.replace(method="vanilla", hyper={}, options={}, geometry=None)
         for other in read_results():
@@ -285,11 +285,10 @@ class Group:
                 continue
             if other.run.replace(base_args=wanted.base_args) == wanted:
                 return other
-        for epochs in (2 * self.run.epochs, self.run.epochs):
-            for other in read_results():
-                if other.run == wanted.replace(epochs=epochs):
-                    return other
-        return None
+        found = [g for g in read_results() if g.run.replace(epochs=wanted.epochs) == wanted]
+        longer = [g for g in found if g.run.epochs >= 2 * wanted.epochs]
+        same = [g for g in found if g.run.epochs == wanted.epochs]
+        return min(longer or same, key=lambda g: g.run.epochs, default=None)
 
 
 def error_text(errors: Sequence[float], decimals: int = 2) -> str:

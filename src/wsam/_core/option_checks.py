@@ -86,7 +86,7 @@ def _check_combination(opt: "SharpnessAware") -> None:
                     opt.nonfinite != "propagate"
                 ),
                 "local=True averages the first gradient after the second pass": opt.local,
-                "reuse needs both gradients": rule.reuses,
+                "reuse needs both gradients first: leave out one of the two": rule.reuses,
                 "a preconditioned step needs both gradients: pass precondition=False": (
                     rule.preconditions
                 ),
