@@ -132,22 +132,18 @@ def ratios(times: dict[str, list[float]]) -> dict[str, list[float]]:
 def main() -> None:
     """Measure both versions in turn and write a record."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("versions", nargs="*", help="Source folders: before and after.")
+    parser.add_argument("before", type=Path, help="Source folder of the older version.")
+    parser.add_argument("after", type=Path, help="Source folder of the newer version.")
     parser.add_argument("--processes", type=int, default=4, help="For each version.")
     parser.add_argument("--out", type=Path, help="Folder for the record.")
     given = parser.parse_args()
-    if not given.versions:  # a process started below
-        print(json.dumps(measure()))
-        return
-    results: dict[str, dict[str, list[float]]] = {name: {} for name in ("before", "after")}
+    results: dict[str, dict[str, list[float]]] = {"before": {}, "after": {}}
     for _ in range(given.processes):
-        for name, source in zip(results, given.versions, strict=True):
-            environment = {**os.environ, "PYTHONPATH": source}
-            command = [sys.executable, __file__]
-            made = subprocess.run(
-                command, env=environment, check=True, capture_output=True, text=True
-            )
-            for case, values in ratios(json.loads(made.stdout)).items():
+        for name, source in (("before", given.before), ("after", given.after)):
+            environment = {**os.environ, "PYTHONPATH": str(source.resolve())}
+            command = [sys.executable, __file__, "--measure"]
+            result = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE)
+            for case, values in ratios(json.loads(result.stdout)).items():
                 results[name].setdefault(case, []).extend(values)
     device = torch.cuda.get_device_name() if CUDA else platform.machine()
     record: dict[str, Any] = {"device": device, "torch": torch.__version__, "ratios": {}}
@@ -164,4 +160,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:] == ["--measure"]:  # a process that `main` has started
+        print(json.dumps(measure()))
+    else:
+        main()

@@ -8,6 +8,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import wsam
+from wsam._core.param_groups import rule_values
 from wsam.accel.base_optimizers import (
     branches_of,
     has_kernel,
@@ -50,11 +51,13 @@ def test_scheduled_values_are_no_compile_time_constants() -> None:
     group = base.param_groups[0]
     branches, numbers = (
         branches_of(base, group),
-        numbers_of(group, mix_on_host(group, opt.rule, reuses=False), 1.0),
+        numbers_of(group, mix_on_host(rule_values(group, opt.rule), opt.rule, reuses=False), 1.0),
     )
     group.update(momentum=0.8, weight_decay=0.2, lr=0.3, sam_rho=0.4, sam_gamma=0.5)
     assert branches_of(base, group) == branches
-    changed = numbers_of(group, mix_on_host(group, opt.rule, reuses=False), 1.0)
+    changed = numbers_of(
+        group, mix_on_host(rule_values(group, opt.rule), opt.rule, reuses=False), 1.0
+    )
     assert [changed[i] != numbers[i] for i in (0, 4, 5, 6, 7)] == [True] * 5
 
 

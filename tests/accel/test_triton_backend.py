@@ -14,11 +14,13 @@ from torch import Tensor, nn
 
 import wsam
 from wsam._core.param_blocks import Block
-from wsam._core.step_state import Phase, StepState
+from wsam._core.step_state import Action, Phase, StepState
 from wsam.accel import cuda_graph, tensor_table, triton_backend
 from wsam.accel.base_optimizers import may_use_kernels
 from wsam.accel.tensor_table import WeightBuffer, WorkPlan
 from wsam.accel.triton_backend import PLANS, WARPS, Launcher, TritonBackend
+from wsam.rule import Reuse
+from wsam.schedule import Every
 
 CPU = torch.device("cpu")
 
@@ -77,6 +79,24 @@ def perturb(backend: TritonBackend, opt: wsam.SharpnessAware, recording: bool = 
         if block.saved is not None:
             block.saved.restore(block.params)
     return done
+
+
+@pytest.mark.parametrize(("reuse", "fused"), [(Reuse(), True), (Reuse(scale_by_norm=True), False)])
+def test_a_recorded_step_does_not_depend_on_a_weight_of_zero(
+    reuse: Reuse, fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A weight of 0 needs no norm. A later one may, and is an input of the same recording."""
+    loop = Loop(monkeypatch, when=Every(2), reuse=reuse, gamma=0.0)
+    loop.train(2)
+    opt = loop.opt
+    backend = TritonBackend(CPU, opt.base, opt.rule, 1.0, reuses=True)
+    backend.begin(recording=False)
+    backend.write_numbers()
+    opt.param_groups[0]["sam_gamma"] = torch.zeros(())  # as while a step is recorded
+    state = state_of(opt)
+    state.action = Action.REUSE
+    with torch.no_grad():
+        assert backend.finish(state) == fused
 
 
 # Memory ---------------------------------------------------------------------------------------------

@@ -48,8 +48,18 @@ KEPT: list[tuple[str, str, dict[str, Any], tuple[int, int]]] = [
     *(("wsam", base, {**EVERY_2, "precondition": False, "reuse": True}, (2, 3)) for base in BASES),
     ("wsam", "adamw", {**EVERY_2, "reuse": True}, (2, 3)),  # preconditioned
     ("wsam", "momentum", {**EVERY_2, "reuse": Reuse(weight=0.5)}, (2, 3)),
-    ("wsam", "momentum", {**EVERY_2, "reuse": Reuse(average=0.5)}, (2, 2)),  # those with one pass
-    ("wsam", "momentum", {**EVERY_2, "reuse": Reuse(weight=0.0)}, (2, 1)),  # that with two passes
+    (
+        "wsam",
+        "momentum",
+        {**EVERY_2, "reuse": Reuse(average=0.5)},
+        (2, 2),
+    ),  # the steps with one pass only
+    (
+        "wsam",
+        "momentum",
+        {**EVERY_2, "reuse": Reuse(weight=0.0)},
+        (2, 1),
+    ),  # the second two-pass step only
     ("wsam", "momentum", {**EVERY_2, "reuse": Reuse(scale_by_norm=True)}, (2, 0)),
     ("wsam", "momentum", {"when": Every(2) & Between(2), "reuse": True}, (1, 2)),
     ("looksam", "momentum", EVERY_2, (2, 0)),

@@ -91,7 +91,7 @@ def test_number_of_buffers(name: str, tensors: int, monkeypatch: pytest.MonkeyPa
     Between steps none, but on a CPU the buffers of the copy of w, which lean steps do not have.
     """
     monkeypatch.setattr(tensor_ops, "CHUNK_BYTES", 1)
-    monkeypatch.setattr(lean_step, "EXCHANGE_BYTES", 1)
+    monkeypatch.setattr(lean_step, "CHUNK_BYTES", 1)
     lean = name == LEAN
     found = buffers_of(name, tensors)
     wanted = 1 if lean or reference.METHODS[name].rule == "sam" else 2

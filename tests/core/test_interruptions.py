@@ -349,7 +349,7 @@ def test_ctrl_c_at_every_instruction_leaves_no_hook() -> None:
 @EVERY_LINE
 def test_ctrl_c_at_every_line_of_a_lean_step(stride: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once the base has stepped the weights keep its result, and a note of the error states that."""
-    monkeypatch.setattr(lean_step, "EXCHANGE_BYTES", 1)
+    monkeypatch.setattr(lean_step, "CHUNK_BYTES", 1)
     whole, lines = after_a_step("wsam", lean=True), lines_of_a_step("wsam", lean=True)
     model, opt, _ = normalized("wsam", lean=True)
     passes = []
@@ -378,8 +378,8 @@ def test_ctrl_c_at_every_line_of_a_lean_step(stride: int, monkeypatch: pytest.Mo
             functions.add(tracer.function)
         elif not all(map(torch.equal, whole, now)):
             without_note += not noted and tracer.function not in (*UPDATE, "add_scaled")
-            assert tracer.function != "_exchange", line
-    assert "_exchange" in functions
+            assert tracer.function != "_save_and_move", line
+    assert "_save_and_move" in functions
     if stride == 1:
         assert {"_protect_model", "_restore"} <= functions
         assert without_note == 1, "between the base's step and `base_stepped = True`"

@@ -44,7 +44,11 @@ MISTAKES: dict[str, tuple[Callable[[nn.Module, Tensor], Any], type[Exception], s
     "nothing": (lambda m, x: None, TypeError, "must return the loss.*returned NoneType"),
     "a number": (lambda m, x: loss(m, x).item(), TypeError, "as a tensor.*returned float"),
     "no gradient": (lambda m, x: loss(m, x).detach(), RuntimeError, "has no gradient.*detach"),
-    "another model": (lambda m, x: loss(small_model(), x), RuntimeError, "must call the model whose"),
+    "another model": (
+        lambda m, x: loss(small_model(), x),
+        RuntimeError,
+        "must call the model whose",
+    ),
     "several elements": (lambda m, x: m(x).sum(1), ValueError, r"shape \(10,\).*mean\(\)"),
     "no elements": (lambda m, x: m(x)[:0].sum(1), ValueError, r"shape \(0,\)"),
     "no loss": (lambda m, x: {"logits": m(x)}, TypeError, r'a dict without "loss".*\[.logits.\]'),

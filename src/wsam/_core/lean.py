@@ -36,8 +36,8 @@ from wsam._core.tensor_ops import (
     on_device,
 )
 
-EXCHANGE_BYTES = 1 << 22
-"""Size of the chunks that exist twice for a moment: the lean step exists to save memory."""
+CHUNK_BYTES = 1 << 22
+"""Weights are saved and moved in chunks of this size, so that only one chunk is stored twice."""
 
 
 def begin(state: StepState, *, guard_g0: bool) -> bool:
@@ -66,7 +66,7 @@ def begin(state: StepState, *, guard_g0: bool) -> bool:
         lr = on_device(block.group["lr"], block.device)
         if not is_exactly(weight := part.g0 - part.difference, 0.0):
             add_scaled(weights, g0, -block.sign * lr * on_device(weight, block.device))
-        _exchange(block, tensors)
+        _save_and_move(block, tensors)
         block.g0 = None
     return written
 
@@ -101,12 +101,14 @@ def _perturbed_copies(state: StepState) -> list[list[Tensor]]:
     return perturbed
 
 
-def _exchange(block: Block, perturbed: list[Tensor]) -> None:
+def _save_and_move(block: Block, perturbed: list[Tensor]) -> None:
     """Save A in `block.saved` and move the weights to `perturbed`, which is freed chunk by chunk."""
     weights = block.weights()
-    saved = list(weights)  # if this is interrupted, weights that have not moved restore themselves
+    saved = list(
+        weights
+    )  # until it is copied, a weight stands for itself: restoring changes nothing
     block.saved = CopiedWeights(saved)
-    for part in chunks(weights, EXCHANGE_BYTES):
+    for part in chunks(weights, CHUNK_BYTES):
         saved[part] = copies(weights[part])
         torch._foreach_copy_(weights[part], perturbed[part])
         perturbed[part] = saved[part]

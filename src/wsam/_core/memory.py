@@ -98,7 +98,7 @@ class Memory:
         self._written = {}
 
     def mark_written(self, params: Sequence[Tensor], name: str) -> None:
-        """Count the stored tensors of these parameters as values, no longer as reserved."""
+        """Mark the stored tensors of these parameters as values: they are no longer only reserved."""
         self._reserved.difference_update((p, name) for p in params)
 
     def reserve(self, params: Sequence[Tensor], names: Sequence[str]) -> None:

@@ -17,7 +17,7 @@ def map_tensors(
     Besides the containers of `torch.utils._pytree`, other mappings (Hugging Face's ModelOutput and
     BatchEncoding) and dataclasses are traversed. Containers keep their types.
     """
-    if isinstance(tree, kinds):  # the usual loss: the search in containers would take longer
+    if isinstance(tree, kinds):  # a plain tensor, as the usual loss, needs no traversal
         return function(tree)
 
     def convert(leaf: Any) -> Any:

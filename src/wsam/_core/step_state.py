@@ -50,7 +50,7 @@ _TRANSITIONS = {
     (Phase.IDLE, Phase.READ_ONLY),
     (Phase.PERTURBED, Phase.READY),
 }
-"""Phases of one state and those that may follow. A new state is IDLE."""
+"""Allowed transitions, as (from, to). A new state is IDLE."""
 
 
 class Action(Enum):

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from wsam._core.mix import Mix, is_exactly
+from wsam._core.mix import Mix, Scalar, is_exactly
 from wsam._core.param_blocks import sign_of
 from wsam._core.param_groups import PREFIX, RHO, rule_values
 from wsam._core.tensor_ops import PLAIN_TYPES, are_dense
@@ -77,32 +77,42 @@ def _may_be_fused(group: dict[str, Any]) -> bool:
     return not chosen and bool("betas" not in group or group.get("capturable"))
 
 
-def mix_on_host(group: dict[str, Any], rule: Rule, reuses: bool) -> Mix | None:
-    """Return what a step makes of its vectors; None if that depends on inner products or norms.
+class _NormNeededError(Exception):
+    """A rule has requested a norm."""
+
+
+def _no_norm() -> Tensor:
+    raise _NormNeededError
+
+
+def mix_on_host(values: dict[str, Scalar], rule: Rule, reuses: bool) -> Mix | None:
+    """Return the rule's coefficients; None if they depend on inner products or norms.
 
     Args:
-        group: a parameter group.
+        values: of the rule's hyperparameters.
         rule: the optimizer's rule.
         reuses: whether the step has one pass and a kept vector.
     """
-    values = rule_values(group, rule)
     if not reuses:
         return None if rule.needs_products(values) else rule.mix(values, None)
-    asked: list[bool] = []
+    try:
+        return rule.mix_kept(values, _no_norm, _no_norm)
+    except _NormNeededError:
+        return None
 
-    def norm() -> Tensor:
-        asked.append(True)
-        return torch.ones(())
 
-    mix = rule.mix_kept(values, norm, norm)
-    return None if asked else mix
+def reuse_needs_norms(rule: Rule) -> bool:
+    """Whether steps that reuse a kept vector need norms, whatever the hyperparameters are."""
+    unknown: dict[str, Scalar] = dict.fromkeys(rule.hyper(), torch.tensor(0.5))
+    return mix_on_host(unknown, rule, reuses=True) is None
 
 
 def is_base_only(group: dict[str, Any], rule: Rule, reuses: bool) -> bool:
     """Whether a group's step is the base's own, which must then hold bit for bit."""
-    if any(isinstance(value, Tensor) for value in rule_values(group, rule).values()):
+    values = rule_values(group, rule)
+    if any(isinstance(value, Tensor) for value in values.values()):
         return False  # the coefficients are on the device
-    mix = mix_on_host(group, rule, reuses)
+    mix = mix_on_host(values, rule, reuses)
     return mix is not None and mix.is_base_only
 
 

@@ -43,6 +43,7 @@ from wsam.accel.base_optimizers import (
     may_use_kernels,
     mix_on_host,
     numbers_of,
+    reuse_needs_norms,
     state_lists,
 )
 from wsam.accel.tensor_table import (
@@ -104,7 +105,7 @@ class TritonBackend:
     ) -> None:
         self._device = device
         self._base, self._rule, self._boost, self._reuses = base, rule, boost, reuses
-        self._mixes: list[Mix | None] = []
+        self._needs_norms = reuses and reuse_needs_norms(rule)
         self.has_base_kernel = has_kernel(base)
         self.stepped_base = False
         """Whether a kernel made the base's step."""
@@ -127,14 +128,16 @@ class TritonBackend:
 
     def write_numbers(self) -> None:
         """Upload the groups' current numbers, if they have changed."""
-        groups = self._base.param_groups
-        self._mixes = [mix_on_host(group, self._rule, self._reuses) for group in groups]
-        pairs = zip(groups, self._mixes, strict=True)
-        rows = [numbers_of(group, mix, self._boost) for group, mix in pairs]
+        rows = [
+            numbers_of(group, self._mix(group), self._boost) for group in self._base.param_groups
+        ]
         if rows != self._written:
             self._written = []  # so that an interrupted upload is repeated
             upload(self._numbers, array("d", chain.from_iterable(rows)))
             self._written = rows
+
+    def _mix(self, group: dict[str, Any]) -> Mix | None:
+        return mix_on_host(rule_values(group, self._rule), self._rule, self._reuses)
 
     def begin(self, recording: bool) -> None:
         """Begin a step."""
@@ -320,7 +323,10 @@ class TritonBackend:
         return True
 
     def _lists_of_two_passes(self, state: StepState) -> list[BlockLists] | None:
-        """Return the addresses of saved w, w, g1 and, where the rule keeps it, g0."""
+        """Return the addresses of saved w, w, g1 and, where the rule keeps it, g0.
+
+        None if kernels cannot be used, as from the next method.
+        """
         reuses = self._rule.reuses
         if reuses and not all(keeps_difference(b.group, self._rule) for b in state.blocks):
             return None
@@ -334,9 +340,12 @@ class TritonBackend:
         return found
 
     def _lists_of_one_pass(self, state: StepState) -> list[BlockLists] | None:
-        """Return the addresses of w, of w again, g0 and the kept vector."""
+        """Return the addresses of w, w, g0 and the kept vector.
+
+        The kernel reads saved weights from the first list, and a step with one pass saves none.
+        """
         sharded = any(block.sharded for block in state.blocks)
-        plans = None if sharded or None in self._mixes else self._find_plans(state.blocks)
+        plans = None if sharded or self._needs_norms else self._find_plans(state.blocks)
         if plans is None:
             return None
         found = []
@@ -479,7 +488,7 @@ class EagerTritonBackend:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._kernels: dict[bool, TritonBackend] = {}
+        self._kernels: dict[bool, TritonBackend] = {}  # True: for steps that reuse a kept vector
         self._active: TritonBackend | None = None
 
     def perturb(self, state: StepState) -> bool:
@@ -497,7 +506,7 @@ class EagerTritonBackend:
         return kernels is not None and kernels.finish(state)
 
     def _prepare(self, state: StepState) -> TritonBackend | None:
-        """Return the kernels, with the numbers of this step; None if it cannot use any."""
+        """Return the backend for this step, with its numbers uploaded; None if there is none."""
         if state.manual or torch.compiler.is_compiling():
             return None
         base, rule, boost = state.base, state.rule, state.boost

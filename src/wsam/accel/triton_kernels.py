@@ -155,7 +155,7 @@ def save_and_add(table, where, offset, sizes, scale, n, BLOCK: tl.constexpr):
 def _mix(table, index, n, at, inside, numbers, BRANCHES: tl.constexpr):
     """Return base_grad and decoupled, from g1 (list 2) and, where the rule keeps it, g0 (list 3).
 
-    With REUSE these are g0 and the kept vector. With KEEP, g1 - g0 goes into the last list.
+    With REUSE, list 2 is g0 and list 3 the kept vector. With KEEP, g1 - g0 is written to the last list.
     """
     g1 = _read(table, 2, index, n, at, inside)
     if HAS_G0 & BRANCHES:
@@ -244,7 +244,10 @@ def _finish(table, index, n, at, inside, numbers, BRANCHES: tl.constexpr):
 
 @triton.jit(do_not_specialize=["n"])
 def finish(table, where, offset, sizes, numbers, n, BRANCHES: tl.constexpr, BLOCK: tl.constexpr):
-    """The end of a step; lists: saved w, w, g1, g0, the base's, and the kept vector with KEEP."""
+    """The end of a step; lists: saved w, w, g1, g0, the base's, and with KEEP the kept vector.
+
+    With REUSE the first four are w, w, g0 and the kept vector.
+    """
     index, start, size = _tile(where, offset, sizes, BLOCK)
     at = start + tl.arange(0, BLOCK)
     if start + BLOCK <= size:

@@ -142,7 +142,7 @@ def count_fused_kernels(counter: TrafficCounter) -> Iterator[None]:
     def finish_block(
         self: TritonBackend, block: Block, plan: Any, lists: Any, history: Any, kept: Any
     ) -> None:
-        count = len(block.params)  # lists: the copy of w, w, g1 and, where it was kept, g0
+        count = len(block.params)  # lists: see TritonBackend._lists_of_two_passes
         counter.reads += count * (len(lists) - 1 + len(history))
         counter.writes += count * (1 + len(history) + bool(kept))
         finish(self, block, plan, lists, history, kept)
