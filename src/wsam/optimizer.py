@@ -556,7 +556,9 @@ class SharpnessAware(CheckedArguments, Optimizer):
         state.manual, state.ascent_steps = not self._in_closure, self.ascent_steps
         state.blocks = collect_gradients(self._refresh_blocks())
         if self.geometry.needs_g0:
-            state.require_g0("call backward() in the first pass")
+            state.require_g0(
+                "call backward() in the first pass, on a loss that depends on the base's parameters"
+            )
         state.passes = 1 if state.blocks else 0
         if grad_scale is not None:
             state.unscaled = True

@@ -295,11 +295,6 @@ class TrainStep:
             loss = loss if part.weight == 1.0 else loss * part.weight
             scaled = loss if self._scaler is None else self._scaler.scale(loss)
             scaled.backward()  # type: ignore[no-untyped-call]
-        if is_clear and not self._has_gradients():
-            raise RuntimeError(
-                "no parameter of the optimizer has a gradient: loss_fn must call the model whose "
-                "parameters the base optimizer was given"
-            )
         return loss.detach(), outputs
 
     def _scaled_step(self, run_all: Callable[[], Tensor], scaler: torch.amp.GradScaler) -> Tensor:
