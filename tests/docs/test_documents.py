@@ -48,6 +48,11 @@ MEASURED = runpy.run_path(str(DOCS / "measured_tables.py"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
+def read_page(path: str) -> str:
+    """Return the text of a page with single spaces, so that line breaks do not matter."""
+    return " ".join((ROOT / path).read_text().split())
+
+
 def _slow_except(fast: tuple[str, ...]) -> list[Any]:
     quick = {page for page in PAGES if page.name in fast or page in METHOD_PAGES}
     return [
@@ -300,7 +305,7 @@ def p_values_of_the_coupled_form() -> list[str]:
 
 def test_the_coupled_form_over_adamw() -> None:
     """Its product of k and rho is the radius of the row that was added to SAM's."""
-    text = " ".join((DOCS / "when.md").read_text().split())
+    text = read_page("docs/when.md")
     section = text.partition("**The coupled form over AdamW is SAM with another radius.**")[2]
     assert re.findall(r"p = (0\.\d+)", section)[:3] == p_values_of_the_coupled_form()
     assert f"{0.65 / (1 - 0.65) * 0.2:.2f}" == "0.37"
@@ -325,7 +330,7 @@ def known_p_values() -> set[str]:
 )
 def test_p_values_equal_the_records(page: str) -> None:
     """Every p-value in a sentence is that of a test."""
-    text = " ".join((ROOT / page).read_text().split())
+    text = read_page(page)
     found = re.findall(r"\bp = (0\.\d+)(?: and (0\.\d+))?", text)
     stated = {value for pair in found for value in pair if value}
     assert stated
@@ -339,7 +344,7 @@ def test_corrected_p_value_of_the_gpt(page: str) -> None:
     p_values = {f"{test.setting}: {' and '.join(test.methods)}": test.p_last for test in tests}
     key = "GPT, dropout 0.2, Shakespeare, loss: AdamW, twice the epochs and SAM"
     corrected = f"p = {p_values[key]:.2g}; {holm(p_values)[key]:.2g} with Holm's correction"
-    assert corrected in " ".join((ROOT / page).read_text().split())
+    assert corrected in read_page(page)
 
 
 def test_best_epochs_of_the_gpts() -> None:
@@ -357,7 +362,7 @@ def test_best_epochs_of_the_gpts() -> None:
         "AdamW, twice the epochs",
         {m: loss for (g, m), loss in best.items() if g == "GPT"},
     )
-    text = " ".join((DOCS / "when.md").read_text().split())
+    text = read_page("docs/when.md")
     large = {dropout: f"GPT, dropout {dropout}" for dropout in ("0.2", "0")}
     assert (
         f"AdamW with twice the epochs has a loss of {best[large['0.2'], twice]} and SAM "
@@ -372,7 +377,7 @@ def test_best_epochs_of_the_gpts() -> None:
 
 def test_results_of_the_vit() -> None:
     """As docs/when.md states: the runs, and training errors of AdamW."""
-    text, results = " ".join((DOCS / "when.md").read_text().split()), ROOT / "results"
+    text, results = read_page("docs/when.md"), ROOT / "results"
     errors: dict[str, dict[str, float]] = {}
     train_errors = []
     for entry in gather(load("adam", Profile(only="ViT/*"), results), results):
@@ -415,7 +420,7 @@ def test_smallest_radius_was_the_best_in_the_trials() -> None:
 
 def test_results_of_adapters() -> None:
     """As docs/when.md states: Welch's tests, and the errors of AdamW."""
-    text, results = " ".join((DOCS / "when.md").read_text().split()), ROOT / "results"
+    text, results = read_page("docs/when.md"), ROOT / "results"
     table = load("adam", Profile(only="ViT, adapters/*/CIFAR-10, *"), results)
     plain, twice, sam, wsam = (cell.row[1] for cell in table.cells)
     tests = welch_tests(table, gather(table, results))
@@ -500,12 +505,9 @@ def test_gain_at_a_lower_cost_equals_the_records() -> None:
     cost, share = found.groups()
     numbers = {e.cell.row[0]: e.ours.n for e in entries if e.cell.column == "CIFAR-10"}
     assert numbers[SHORTER] == numbers[LAST_HALF] == 3, "'three runs'"
-    readme, index, cheap, when, faq, choosing = (
-        " ".join(page.read_text().split())
-        for page in (
-            ROOT / "README.md",
-            *(DOCS / f"{name}.md" for name in ("index", "cheap", "when", "faq", "choosing")),
-        )
+    readme = read_page("README.md")
+    index, cheap, when, faq, choosing = (
+        read_page(f"docs/{name}.md") for name in ("index", "cheap", "when", "faq", "choosing")
     )
     for text in (readme, index):
         assert f"took {cost}x the time of SGD and kept [{share}% of WSAM's improvement]" in text
@@ -539,10 +541,8 @@ def test_cheap_methods_in_words_equal_the_records() -> None:
     costs = {
         row: ours.mean for (row, column), ours in entries.items() if column == "CIFAR-10, cost"
     }
-    text, index, when, readme = (
-        " ".join(page.read_text().split())
-        for page in (DOCS / "cheap.md", DOCS / "index.md", DOCS / "when.md", ROOT / "README.md")
-    )
+    readme = read_page("README.md")
+    text, index, when = (read_page(f"docs/{name}.md") for name in ("cheap", "index", "when"))
 
     def p(row: str, other: str) -> str:
         found = welch_p(errors[row], errors[other])
@@ -605,7 +605,7 @@ def test_costs_of_esam_equal_the_record() -> None:
     found = {case["name"]: case for case in record["cases"] if case["form"] == "captured"}
     gathered, plain = found["ESAM gathered"], found["ESAM"]
     ratios = [case["of_base"]["median"] for case in (gathered, plain)]
-    text = " ".join((DOCS / "cheap.md").read_text().split())
+    text = read_page("docs/cheap.md")
     assert f"(*ESAM gathered*, {ratios[0]:.2f} against {ratios[1]:.2f})" in text
     assert f"makes {gathered['passes']:.3g} passes instead of {plain['passes']:.3g}" in text
     names = ("MSAM", "WSAM reuse 10", "WSAM reuse 5", "WSAM")
@@ -625,7 +625,7 @@ def test_captured_steps_of_other_libraries_equal_the_record() -> None:
     sam, theirs, looksam = (f"pytorch_optimizer {name}" for name in ("SAM", "WSAM", "LookSAM"))
     foreach = f"{theirs} foreach"
     own = [f"{cases[name, 'captured']['own_ms']['median']:.3f}" for name in ("WSAM", foreach)]
-    text = " ".join((DOCS / "speed.md").read_text().split())
+    text = read_page("docs/speed.md")
     for sentence in (
         f"**SAM**: {ratio('SAM')} times a step of SGD; pytorch_optimizer {ratio(sam)}.",
         f"**WSAM**: {ratio('WSAM')}; pytorch_optimizer {ratio(foreach)} with foreach and "
@@ -641,7 +641,7 @@ def test_captured_steps_of_other_libraries_equal_the_record() -> None:
 
 def test_ratios_to_two_passes_equal_the_records() -> None:
     """As docs/speed.md states above its tables."""
-    text = " ".join((DOCS / "speed.md").read_text().split())
+    text = read_page("docs/speed.md")
     for file, form, sentence in (
         ("resnet18-only-wsam-eager-sam-eager", "eager", "passes ({} and {} times their time), but"),
         ("resnet18", "captured", "takes {} times as long as its two passes, of SAM {}."),
@@ -653,7 +653,7 @@ def test_ratios_to_two_passes_equal_the_records() -> None:
 
 def test_ratios_before_and_after_the_restructuring_equal_the_record() -> None:
     """As docs/speed.md states them."""
-    text = " ".join((DOCS / "speed.md").read_text().split())
+    text = read_page("docs/speed.md")
     ratios = json.loads((BENCHMARKS / "versions-cuda.json").read_text())["ratios"]
     (_, before, _), (low, after, high) = ratios["WSAM, eager"].values()
     eager = f"{after:.2f} times as long as its two passes (quartiles {low:.2f} to {high:.2f})"
@@ -664,7 +664,7 @@ def test_ratios_before_and_after_the_restructuring_equal_the_record() -> None:
 
 def test_savings_of_acceleration_equal_the_records() -> None:
     """As docs/speed.md states them."""
-    text, extra = " ".join((DOCS / "speed.md").read_text().split()), {}
+    text, extra = read_page("docs/speed.md"), {}
     for device in ("cpu", "cuda"):
         record = json.loads((BENCHMARKS / f"ablation-{device}.json").read_text())
         extra |= {row["feature"]: f"{row['time_without'] - 1:.0%}" for row in record["rows"]}

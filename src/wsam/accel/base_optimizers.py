@@ -102,7 +102,10 @@ def mix_on_host(values: dict[str, Scalar], rule: Rule, reuses: bool) -> Mix | No
 
 
 def reuse_needs_norms(rule: Rule) -> bool:
-    """Whether steps that reuse a kept vector need norms, whatever the hyperparameters are."""
+    """Whether steps that reuse a kept vector need norms, for some values of the hyperparameters.
+
+    A recorded step is replayed with other values, so their current ones must not decide.
+    """
     unknown: dict[str, Scalar] = dict.fromkeys(rule.hyper(), torch.tensor(0.5))
     return mix_on_host(unknown, rule, reuses=True) is None
 

@@ -325,7 +325,8 @@ class TritonBackend:
     def _lists_of_two_passes(self, state: StepState) -> list[BlockLists] | None:
         """Return the addresses of saved w, w, g1 and, where the rule keeps it, g0.
 
-        None if kernels cannot be used, as from the next method.
+        Returns:
+            The addresses for each block, or None if kernels cannot be used.
         """
         reuses = self._rule.reuses
         if reuses and not all(keeps_difference(b.group, self._rule) for b in state.blocks):
@@ -343,6 +344,9 @@ class TritonBackend:
         """Return the addresses of w, w, g0 and the kept vector.
 
         The kernel reads saved weights from the first list, and a step with one pass saves none.
+
+        Returns:
+            The addresses for each block, or None if kernels cannot be used.
         """
         sharded = any(block.sharded for block in state.blocks)
         plans = None if sharded or self._needs_norms else self._find_plans(state.blocks)
