@@ -104,9 +104,7 @@ def _perturbed_copies(state: StepState) -> list[list[Tensor]]:
 def _save_and_move(block: Block, perturbed: list[Tensor]) -> None:
     """Save A in `block.saved` and move the weights to `perturbed`, which is freed chunk by chunk."""
     weights = block.weights()
-    saved = list(
-        weights
-    )  # until it is copied, a weight stands for itself: restoring changes nothing
+    saved = list(weights)  # restoring a weight that is not copied yet copies it onto itself
     block.saved = CopiedWeights(saved)
     for part in chunks(weights, CHUNK_BYTES):
         saved[part] = copies(weights[part])

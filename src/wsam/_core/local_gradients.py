@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from wsam._core.param_blocks import Block, sum_over_ranks, trained_blocks
 
@@ -62,8 +61,9 @@ def average_g0(all_blocks: Sequence[Block], blocks: Sequence[Block], model: Any)
         for g in block.g0:
             lists.setdefault((g.dtype, g.device), []).append(g)
     for tensors in lists.values():
-        flat = _flatten_dense_tensors(tensors)  # type: ignore[no-untyped-call]
+        flat = torch.cat([t.reshape(-1) for t in tensors])
         average(flat, model)
-        averaged = _unflatten_dense_tensors(flat, tensors)  # type: ignore[no-untyped-call]
-        torch._foreach_copy_(tensors, averaged)
+        pieces = torch.split(flat, [t.numel() for t in tensors])
+        shaped = [piece.view_as(t) for piece, t in zip(pieces, tensors, strict=True)]
+        torch._foreach_copy_(tensors, shaped)
     return trained
