@@ -118,7 +118,7 @@ def _choices(data: str) -> Mapping[str, Choices]:
         "WSAM reuse 4, last half, paper's gamma": paper,
         LATE: [_late(*one, gamma=GAMMA[MODEL, data]) for one in ((4, 0.5), (2, 0.7), (1, 0.87))],
         "SAM 5": radii(RHO),
-        "LookSAM 5": _vary("alpha", 0.7),
+        "LookSAM 5": _vary("alpha", 0.7, 0.4, 0.2),
         "ESAM, selected samples": [{"beta": beta, "gamma": share}],
         "SAM, AE-SAM threshold": radii(RHO),
         "SAM, 1/4-batch ascent": radii(RHO),
@@ -127,7 +127,7 @@ def _choices(data: str) -> Mapping[str, Choices]:
         "VaSSO": _vary("theta", 0.4),
         "FriendlySAM": radii(RHO),
         "MSAM": radii(1.0, 0.3, 3.0),
-        "One-pass WSAM": radii(1.0, gamma=0.88),
+        "One-pass WSAM": [*radii(1.0, 0.3, gamma=0.88), *radii(0.3, gamma=0.5)],
     }
 
 
