@@ -49,6 +49,7 @@ NAMES = {
     SHORTER: "WSAM on every second step, 0.72 times the epochs",
     SHORTER_SAM: "SAM, 0.58 times the epochs",
     SHORTER_WSAM: "WSAM, 0.58 times the epochs",
+    "LookSAM 5": "LookSAM, two passes on every fifth step",
     "SAM, 1/4-batch ascent, last 3/8": "SAM in the last 3/8, ascent on a quarter of the batch",
 }
 """Rows of the study whose names need its notes, in words."""

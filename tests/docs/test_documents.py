@@ -28,7 +28,8 @@ import wsam
 from wsam import methods
 from wsam._utils.significance import holm, welch_p
 from wsam.lab import markdown_tables
-from wsam.lab.records import read, record_path
+from wsam.lab.records import objective, read, record_path
+from wsam.lab.run import Run
 from wsam.paper import Profile, find, gather
 from wsam.paper.cheap import LATE, LATE_SGD, SHORTER, SHORTER_SAM, SHORTER_WSAM, TWICE
 from wsam.paper.registry import load
@@ -499,7 +500,7 @@ def test_gain_at_a_lower_cost_equals_the_records() -> None:
     table = load("cheap", Profile(only="*/CIFAR-10*"), ROOT / "results")
     assert table.conclude is not None
     entries = gather(table, ROOT / "results")
-    lowest, shares = table.conclude(entries)
+    lowest, shares, *_ = table.conclude(entries)
     found = re.search(rf"{SHORTER} has .*cost ([\d.]+)\), (\d+)% of WSAM's gain", lowest)
     assert found
     cost, share = found.groups()
@@ -568,14 +569,13 @@ def test_cheap_methods_in_words_equal_the_records() -> None:
     assert f"seed 0 had {first} of the gain" in text
     assert f"which have {second[:-1]} and {third}" in text
     assert f"two later seeds have a mean error of {later[LAST_HALF]:.2f}%." in text
-    (sam,) = errors[SHORTER_SAM]
-    assert (
-        f"it takes {costs[SHORTER_SAM]:.2f} times the time and has an error of {sam:.2f}%" in text
-    )
+    (sam,), (full,) = errors[SHORTER_SAM], errors[SHORTER_WSAM]
+    assert f"{costs[SHORTER_SAM]:.2f}" == f"{costs[SHORTER_WSAM]:.2f}"
+    assert f"SAM and WSAM take {costs[SHORTER_SAM]:.2f} times the time" in text
+    assert f"have errors of {sam:.2f}% and {full:.2f}%, in one run each" in text
     mean = statistics.fmean(errors[SHORTER])
     both = f"{errors[SHORTER][0]:.2f}% with the same seed, and {mean:.2f}% in three"
     assert f"for 0.72 times the epochs has {both}" in text
-    assert not errors[SHORTER_WSAM], "'was not measured'"
     late = "WSAM reuse 2, last quarter"
     (papers,), (chosen,) = errors[f"{late}, paper's gamma"], errors[late]
     assert f"{papers:.2f}% instead of {chosen:.2f}%, one run each" in text
@@ -597,6 +597,51 @@ def test_cheap_methods_in_words_equal_the_records() -> None:
     whole = {row for row, record in found if record and not record["resumed"]}
     assert "gamma 0.7 and with a late decay were trained from the start" in text
     assert whole == {"WSAM reuse 2, last quarter", LATE}
+
+
+def test_looksam_in_words_equals_the_records() -> None:
+    """As docs/cheap.md states its errors, those of other alphas, and the errors on CIFAR-100."""
+    results, text = ROOT / "results", read_page("docs/cheap.md")
+    cell = load("cheap", Profile(only="LookSAM 5/*"), results).cell(("LookSAM 5",), "CIFAR-10")
+    cost = {
+        e.cell.row[0]: e.ours.mean
+        for e in gather(load("cheap", Profile(only="*/CIFAR-10, cost"), results), results)
+    }
+    assert cell.runs[0].hyper["alpha"] == 0.2
+
+    def error(run: Run) -> float:
+        record = read(results, run)
+        assert record is not None
+        found = objective(record)
+        assert found is not None
+        return found
+
+    published, middle, chosen = cell.candidates
+    at_cost = f"{error(chosen.run):.2f}% at {cost['LookSAM 5']:.2f} times the time, in one run"
+    assert f"every fifth step has an error of {at_cost}" in text
+    assert f"did not train at all ({error(published.run):.2f}%)" in text
+    trials = (
+        f"0.2 had an error of {error(chosen.trial):.2f}% on the validation split and 0.4 one of"
+    )
+    assert f"{trials} {error(middle.trial):.2f}%" in text
+
+
+def test_cifar100_in_words_equals_the_records() -> None:
+    """As docs/cheap.md states the errors of the recommended setting and its baselines."""
+    table = load("cheap", Profile(only="*/CIFAR-100*"), ROOT / "results")
+    found = {
+        (entry.cell.row[0], entry.cell.column): entry.ours
+        for entry in gather(table, ROOT / "results")
+    }
+    text = read_page("docs/cheap.md")
+    own, cost = found[SHORTER, "CIFAR-100"], found[SHORTER, "CIFAR-100, cost"]
+    assert f"0.82, has an error of {own.mean:.2f}% at {cost.mean:.2f} times the time" in text
+    assert table.cell((SHORTER,), "CIFAR-100").runs[0].hyper["gamma"] == 0.82
+    twice, sam, full = (found[row, "CIFAR-100"] for row in (TWICE, "SAM", "WSAM"))
+    others = f"has {twice.mean:.2f}%, SAM {sam.mean:.2f}% and WSAM {full.mean:.2f}%"
+    assert f"{others}, each in one run" in text
+    assert {one.n for one in (own, twice, sam, full)} == {1}
+    assert found["SGD", "CIFAR-100"].n == 0, "'was not measured there'"
 
 
 def test_costs_of_esam_equal_the_record() -> None:

@@ -69,7 +69,8 @@ class LookSAM(SharpnessAware):
     Args:
         base: an instance of a torch optimizer, such as `torch.optim.SGD(model.parameters(), lr=0.1)`.
         rho: the radius, as for SAM.
-        alpha: the weight of the reused part.
+        alpha: the weight of the reused part. The default is the published value. ResNet18 over SGD
+            did not train with it on CIFAR-10; with 0.2 it did.
         n: the steps from one two-pass step to the next.
         per_tensor: project, and compare norms, for each tensor separately, as some libraries do. By
             default both are global, as in the paper.
