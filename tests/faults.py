@@ -205,13 +205,6 @@ FAULTS = [
         "tests/core/test_one_pass.py",
     ),
     Fault(
-        "one-pass WSAM: the average ignores the side of the gradient",
-        "peers/one_pass_wsam.py",
-        "return Part(g0=hyper[SIGN], difference=0.0)",
-        "return Part(g0=1.0, difference=0.0)",
-        "tests/core/test_one_pass.py",
-    ),
-    Fault(
         "compare: seeds are not paired",
         "compare/differences.py",
         "            if seed in base\n",

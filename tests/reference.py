@@ -55,7 +55,6 @@ METHODS = {
     "vasso": Method("sam", "averaged"),
     "friendly_sam": Method("sam", "without_average"),
     "msam": Method("sam", "along_momentum", rho=3.0),
-    "one_pass_wsam": Method("one_pass", "both_sides", rho=1.0),
 }
 
 Memory = dict[str, Any]
@@ -122,7 +121,7 @@ def coefficients(m: Method, g0: Weights, g1: Weights, i: int) -> tuple[float, fl
     """Return a, b, c, e: the base receives a g0 + b g1, then w -= lr (c g0 + e g1)."""
     k = at(m.gamma, i) / (1 - at(m.gamma, i))
     alpha = at(m.alpha, i)
-    if m.rule in ("sam", "looksam", "one_pass"):
+    if m.rule in ("sam", "looksam"):
         return 0.0, 1.0, 0.0, 0.0
     if m.rule == "wsam":
         return 1.0, 0.0, -k, k
@@ -148,7 +147,7 @@ def two_gradients(
 ) -> tuple[Weights, Weights]:
     """Return g0 and g1; in steps with one pass twice the same, or what LookSAM's base receives."""
     memory = {} if memory is None else memory
-    if m.geometry in ("along_momentum", "both_sides"):
+    if m.geometry == "along_momentum":
         d = momentum_step(m, memory) if "momentum" in memory else [torch.zeros_like(p) for p in w]
         only = gradient(losses, [p + x for p, x in zip(w, d, strict=True)], None)[1]
         return only, only
@@ -168,21 +167,10 @@ def two_gradients(
 
 
 def momentum_step(m: Method, memory: Memory) -> Weights:
-    """Return d of MSAM and one-pass WSAM from the base's momentum b."""
-    b, s = memory["momentum"], -1.0
-    if m.geometry == "both_sides":
-        s = 1.0 if memory["step"] % 2 == 1 else -1.0
+    """Return d of MSAM from the base's momentum b."""
+    b = memory["momentum"]
     norm = math.sqrt(dot(b, b))
-    return [s * at(m.rho, i) * x / (norm + EPS) for i, x in enumerate(b)]
-
-
-def signed_average(m: Method, g: Weights, memory: Memory) -> Weights:
-    """Return k H with H <- decay H + (1 - decay) s g."""
-    s = 1.0 if memory["step"] % 2 == 1 else -1.0
-    before = memory.get("signed", [torch.zeros_like(x) for x in g])
-    memory["signed"] = average(before, [s * x for x in g], 1 - m.decay)
-    weights = [at(m.gamma, i) / (1 - at(m.gamma, i)) for i in range(len(g))]
-    return [k * x for k, x in zip(weights, memory["signed"], strict=True)]
+    return [-at(m.rho, i) * x / (norm + EPS) for i, x in enumerate(b)]
 
 
 def pieces(m: Method, tensors: Weights) -> list[Weights]:
@@ -221,14 +209,11 @@ def update(
     memory = {} if memory is None else memory
     if m.rule == "looksam" and memory.get("step", 0) % m.n == 0:
         memory["orthogonal"] = orthogonal(m, g0, g1)
-    added = None
-    if m.rule == "one_pass" and "momentum" in memory:
-        added = signed_average(m, g1, memory)
     memory["step"] = memory.get("step", 0) + 1
     rows = [coefficients(m, g0, g1, i) for i in range(len(w))]
     pairs = list(zip(rows, g0, g1, strict=True))
     base_grad = [a * x + b * y for (a, b, _, _), x, y in pairs]
-    decoupled = added or [c * x + e * y for (_, _, c, e), x, y in pairs]
+    decoupled = [c * x + e * y for (_, _, c, e), x, y in pairs]
     if m.max_norm is not None:
         total = [x + y for x, y in zip(base_grad, decoupled, strict=True)]
         factor = min(1.0, m.max_norm / (math.sqrt(dot(total, total)) + 1e-6))

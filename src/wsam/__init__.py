@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from wsam.peers.friendly_sam import FriendlySAM
     from wsam.peers.looksam import LookSAM
     from wsam.peers.msam import MSAM
-    from wsam.peers.one_pass_wsam import OnePassWSAM
     from wsam.peers.vasso import VaSSO
     from wsam.training_step import train_step
 
@@ -57,7 +56,7 @@ _EXPORTS = {
     "accel.cuda_graph": ("CapturedStep", "capture"),
     "methods": (
         *("ASAM", "CoupledWSAM", "ESAM", "FisherSAM", "GSAM", "METHODS", "SAM", "WSAM"),
-        *("FriendlySAM", "LookSAM", "MSAM", "OnePassWSAM", "VaSSO", "create"),
+        *("FriendlySAM", "LookSAM", "MSAM", "VaSSO", "create"),
     ),
     "optimizer": ("SharpnessAware",),
     "training_step": ("train_step",),
@@ -84,7 +83,6 @@ __all__ = [
     "Geometry",
     "LookSAM",
     "Masked",
-    "OnePassWSAM",
     "PerLayer",
     "Preconditioned",
     "Preconditioner",

@@ -17,7 +17,6 @@ from wsam.optimizer import SharpnessAware, geometry_value, group_value
 from wsam.peers.friendly_sam import FriendlySAM
 from wsam.peers.looksam import LookSAM
 from wsam.peers.msam import MSAM
-from wsam.peers.one_pass_wsam import OnePassWSAM
 from wsam.peers.vasso import VaSSO
 from wsam.rule import Coupled, Perturbed, Reuse, SurrogateGap, Weighted, sharpness_weight
 from wsam.schedule import FollowLR
@@ -493,7 +492,6 @@ METHODS: dict[str, type[SharpnessAware]] = {
     "vasso": VaSSO,
     "friendly_sam": FriendlySAM,
     "msam": MSAM,
-    "one_pass_wsam": OnePassWSAM,
 }
 """Every method by name: what the command line offers and the tests iterate over."""
 

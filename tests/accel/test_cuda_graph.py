@@ -155,7 +155,6 @@ class TestOnCuda:
             ("vasso", {}, 1),
             ("friendly_sam", {}, 1),
             ("msam", {"rho": 0.05}, 1),
-            ("one_pass_wsam", {"rho": 0.05, "gamma": 0.5}, 1),
         ],
     )
     def test_methods_with_a_memory(self, method, options, kinds, fuse):

@@ -66,7 +66,6 @@ BAD: dict[str, list[tuple[str, Any]]] = {
     "esam": [*[(key, value) for key in ("beta", "gamma") for value in (0.0, 1.5)], ("seed", 0.5)],
     "asam": [("weights_only", True)],
     "looksam": [("alpha", math.inf), ("n", 0), ("n", 2.5), ("per_tensor", 1)],
-    "one_pass_wsam": [("gamma", 1.0), ("decay", 1.0)],
     "vasso": [("theta", 0.0), ("theta", 1.5)],
     "friendly_sam": [("decay", 1.0)],
 }
@@ -368,8 +367,6 @@ def test_repr_shows_options_that_differ_from_the_default() -> None:
         assert shown.endswith("Reuse(") or f"gamma=0.5{shown}, base=" in repr(opt)
     looksam = wsam.LookSAM(sgd(nn.Linear(3, 1)), per_tensor=True)
     assert "per_tensor=True" in repr(looksam)
-    one_pass = wsam.OnePassWSAM(torch.optim.SGD([nn.Parameter(torch.ones(1))], 0.1, 0.9), decay=0.5)
-    assert ", decay=0.5, base=" in repr(one_pass)
 
 
 def test_warnings_point_to_the_callers_line() -> None:

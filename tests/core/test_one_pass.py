@@ -1,4 +1,4 @@
-"""Methods with one gradient a step, at w + d along the base's momentum: MSAM and one-pass WSAM."""
+"""MSAM: one gradient a step, at w + d along the base's momentum."""
 
 import copy
 import pickle
@@ -12,7 +12,6 @@ import reference
 import torch
 from helpers import (
     BASES,
-    ONE_PASS,
     PROBLEMS,
     STYLES,
     batch,
@@ -39,7 +38,6 @@ from wsam.schedule import Every, NormAbove
 
 STEPS = 15
 MLP = PROBLEMS["mlp"]
-OPTIONS: dict[str, dict[str, Any]] = {"msam": {}, "one_pass_wsam": {"gamma": 0.7, "decay": 0.8}}
 ONLY = "one pass by hand"
 MOMENTUM_BASES = [name for name in BASES if name in ("momentum", "nesterov", "adam", "adamw")]
 
@@ -50,16 +48,8 @@ def momentum(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
 
 
-def make(name: str, base: torch.optim.Optimizer, **options: Any) -> wsam.SharpnessAware:
-    return wsam.create(name, base, **{"rho": 0.1, **OPTIONS[name], **options})
-
-
-def kept(opt: wsam.SharpnessAware) -> dict[str, Any]:
-    """Return weights and state, without the sign, which the next step sets in any case."""
-    found = snapshot(opt)
-    for group in found["groups"]:
-        group.pop("sam_sign", None)
-    return found
+def make(base: torch.optim.Optimizer, **options: Any) -> wsam.MSAM:
+    return wsam.MSAM(base, **{"rho": 0.1, **options})
 
 
 def step_by(opt: wsam.SharpnessAware, loss: Callable[[], Tensor], style: str) -> None:
@@ -76,16 +66,12 @@ def step_by(opt: wsam.SharpnessAware, loss: Callable[[], Tensor], style: str) ->
 # --- agreement ----------------------------------------------------------------------------------
 
 
-@covering(
-    2, name=ONE_PASS, base=list(BASES), style=[*STYLES, ONLY], clip=[None, 0.3], decay=[0.0, 0.01]
-)
-def test_reference_agreement(
-    name: str, base: str, style: str, clip: float | None, decay: float
-) -> None:
+@covering(2, base=list(BASES), style=[*STYLES, ONLY], clip=[None, 0.3], decay=[0.0, 0.01])
+def test_reference_agreement(base: str, style: str, clip: float | None, decay: float) -> None:
     """A loop by hand with two passes agrees, too: the first gradient has no effect."""
-    method = replace(reference.METHODS[name], rho=0.1, max_norm=clip, **OPTIONS[name])
+    method = replace(reference.METHODS["msam"], rho=0.1, max_norm=clip)
     params, w, memory = parameters(MLP.weights()), MLP.weights(), {}
-    opt = make(name, torch_base(base, params, decay), max_norm=clip)
+    opt = make(torch_base(base, params, decay), max_norm=clip)
     other = reference_base(base, decay)
     for t in range(STEPS):
         step_by(opt, lambda t=t: opt.select(MLP.losses(params, t)), style)
@@ -95,17 +81,12 @@ def test_reference_agreement(
     assert ("momentum" in memory) == (base in MOMENTUM_BASES)
 
 
-@pytest.mark.parametrize("name", ONE_PASS)
-def test_groups(name: str) -> None:
-    """Each group has its own radius and weight; the norm is over all of them."""
-    hyper = {"rho": [0.2, 0.2, 0.1, 0.1]}
-    groups = [{"params": None, "sam_rho": 0.2}, {"params": None}]
-    if name == "one_pass_wsam":
-        hyper["gamma"], groups[0]["sam_gamma"] = [0.4, 0.4, 0.7, 0.7], 0.4
-    method = replace(reference.METHODS[name], **{**OPTIONS[name], **hyper})
+def test_groups() -> None:
+    """Each group has its own radius; the norm is over all of them."""
+    method = replace(reference.METHODS["msam"], rho=[0.2, 0.2, 0.1, 0.1])
     params, w, memory = parameters(MLP.weights()), MLP.weights(), {}
-    groups[0]["params"], groups[1]["params"] = params[:2], params[2:]
-    opt = make(name, torch.optim.SGD(groups, lr=0.02, momentum=0.9))
+    groups = [{"params": params[:2], "sam_rho": 0.2}, {"params": params[2:]}]
+    opt = make(torch.optim.SGD(groups, lr=0.02, momentum=0.9))
     other = reference_base("momentum")
     for t in range(8):
         make_step(opt, lambda t=t: MLP.losses(params, t).mean())
@@ -114,11 +95,10 @@ def test_groups(name: str) -> None:
         assert gap(params, w) < 1e-10
 
 
-@pytest.mark.parametrize("name", ONE_PASS)
-def test_micro_batches(name: str) -> None:
+def test_micro_batches() -> None:
     """A list of closures equals one large batch: d does not depend on the batch."""
     models = small_model(), small_model()
-    one, two = (make(name, momentum(model)) for model in models)
+    one, two = (make(momentum(model)) for model in models)
     for t in range(4):
         one.step(closure(one, models[0], t))
 
@@ -141,12 +121,11 @@ def test_micro_batches(name: str) -> None:
 
 @pytest.mark.parametrize("style", [*STYLES, ONLY])
 @pytest.mark.parametrize("base", BASES)
-@pytest.mark.parametrize("name", ONE_PASS)
-def test_base_steps(name: str, base: str, style: str) -> None:
+def test_base_steps(base: str, style: str) -> None:
     """Bitwise the base: the first step, without a buffer, and all steps with a radius of 0."""
     for steps, options in ((1, {}), (3, {"rho": 0.0}), (3, {"when": Every(10**6, 10**6)})):
         ours, plain = small_model(torch.float32), small_model(torch.float32)
-        opt = make(name, torch_base(base, list(ours.parameters())), **options)
+        opt = make(torch_base(base, list(ours.parameters())), **options)
         twin = torch_base(base, list(plain.parameters()))
         for t in range(steps):
             step_by(opt, model_loss(opt, ours, t), style)
@@ -156,24 +135,12 @@ def test_base_steps(name: str, base: str, style: str) -> None:
         assert same(list(ours.parameters()), list(plain.parameters()))
 
 
-def test_weight_zero_leaves_the_alternating_gradient() -> None:
-    """gamma = 0: H is not applied, and its value has no effect."""
-    models = small_model(), small_model()
-    decays = zip(models, (0.1, 0.9), strict=True)
-    opts = [make("one_pass_wsam", momentum(model), gamma=0.0, decay=d) for model, d in decays]
-    for t in range(5):
-        for opt, model in zip(opts, models, strict=True):
-            opt.step(closure(opt, model, t))
-    assert same(list(models[0].parameters()), list(models[1].parameters()))
-
-
-@pytest.mark.parametrize("name", ONE_PASS)
 @pytest.mark.parametrize("base", ["momentum", "adam"])
-def test_maximize_is_minimizing_the_negative(name: str, base: str) -> None:
+def test_maximize_is_minimizing_the_negative(base: str) -> None:
     up, down = small_model(), small_model()
     kind, options, _, _ = BASES[base]
-    climbing = make(name, kind(up.parameters(), maximize=True, **options))
-    falling = make(name, kind(down.parameters(), **options))
+    climbing = make(kind(up.parameters(), maximize=True, **options))
+    falling = make(kind(down.parameters(), **options))
     for t in range(4):
         make_step(climbing, lambda t=t: -model_loss(climbing, up, t)())
         make_step(falling, model_loss(falling, down, t))
@@ -183,10 +150,9 @@ def test_maximize_is_minimizing_the_negative(name: str, base: str) -> None:
 # --- one pass -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ONE_PASS)
-def test_the_closure_runs_once_at_w_plus_d(name: str) -> None:
+def test_the_closure_runs_once_at_w_plus_d() -> None:
     model, seen = small_model(), []
-    opt = make(name, momentum(model))
+    opt = make(momentum(model))
     inner, weight = closure(opt, model), model[0].weight
 
     def run() -> Tensor:
@@ -197,8 +163,7 @@ def test_the_closure_runs_once_at_w_plus_d(name: str) -> None:
         w = [p.detach().clone() for p in model.parameters()]
         buffers = [opt.state[p]["momentum_buffer"] for p in model.parameters() if number]
         norm = torch.sqrt(sum((b**2).sum() for b in buffers)) if number else 1.0
-        sign = -1.0 if name == "msam" or number % 2 == 0 else 1.0
-        d = sign * 0.1 * buffers[0] / norm if number else torch.zeros_like(weight)
+        d = -0.1 * buffers[0] / norm if number else torch.zeros_like(weight)
         wanted = w[0] + d
         opt.step(run)
         assert len(seen) == number + 1
@@ -207,13 +172,12 @@ def test_the_closure_runs_once_at_w_plus_d(name: str) -> None:
         assert bool(opt.sharpness.isnan())
 
 
-@pytest.mark.parametrize("name", ONE_PASS)
-def test_statistics_and_generators_advance_once(name: str) -> None:
+def test_statistics_and_generators_advance_once() -> None:
     """As in a step of the base: the only pass counts."""
     torch.manual_seed(0)
     layers = nn.Linear(5, 4), nn.BatchNorm1d(4, momentum=None), nn.Dropout(0.5), nn.Linear(4, 2)
     model = nn.Sequential(*layers).double()
-    opt = make(name, momentum(model), model=model)
+    opt = make(momentum(model), model=model)
     for t in range(3):
         plain = copy.deepcopy(model)
         torch.manual_seed(t)
@@ -226,13 +190,12 @@ def test_statistics_and_generators_advance_once(name: str) -> None:
 
 
 @pytest.mark.parametrize("style", ["closure", ONLY])
-@pytest.mark.parametrize("name", ONE_PASS)
-def test_frozen_and_unused_parameters(name: str, style: str) -> None:
+def test_frozen_and_unused_parameters(style: str) -> None:
     model = small_model()
     model[0].requires_grad_(False)
     unused = nn.Parameter(torch.ones(3))
     params = [*model.parameters(), unused]
-    opt = make(name, torch.optim.AdamW(params, lr=0.1, weight_decay=0.1))
+    opt = make(torch.optim.AdamW(params, lr=0.1, weight_decay=0.1))
     before = [p.detach().clone() for p in (*model[0].parameters(), unused)]
     for t in range(3):
         step_by(opt, model_loss(opt, model, t), style)
@@ -244,14 +207,13 @@ def test_frozen_and_unused_parameters(name: str, style: str) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
-@pytest.mark.parametrize("name", ONE_PASS)
-def test_a_step_that_is_not_made_changes_nothing(name: str, number: int) -> None:
+def test_a_step_that_is_not_made_changes_nothing(number: int) -> None:
     """A gradient that is not finite, and an error in the pass."""
     model = small_model()
-    opt = make(name, momentum(model), nonfinite="skip")
+    opt = make(momentum(model), nonfinite="skip")
     for t in range(number):
         opt.step(closure(opt, model, t))
-    before = kept(opt)
+    before = snapshot(opt)
 
     def broken(fault: Callable[[], None]) -> Callable[[], Tensor]:
         inner = closure(opt, model, number)
@@ -271,22 +233,21 @@ def test_a_step_that_is_not_made_changes_nothing(name: str, number: int) -> None
 
     opt.step(broken(spoil))
     assert opt.skipped == 1
-    assert same(kept(opt), before)
+    assert same(snapshot(opt), before)
     with pytest.raises(KeyboardInterrupt):
         opt.step(broken(fail))
-    assert same(kept(opt), before)
+    assert same(snapshot(opt), before)
     opt.begin()
     opt.ascend()
     opt.abandon()
-    assert same(kept(opt), before)
+    assert same(snapshot(opt), before)
     opt.step(closure(opt, model, number))
-    assert not same(kept(opt), before)
+    assert not same(snapshot(opt), before)
 
 
-@pytest.mark.parametrize("name", ONE_PASS)
-def test_missing_backward(name: str) -> None:
+def test_missing_backward() -> None:
     model = small_model()
-    opt = make(name, momentum(model))
+    opt = make(momentum(model))
     for _ in range(2):
         with pytest.raises(RuntimeError, match=r"call backward\(\)"):
             opt.step(model_loss(opt, model))
@@ -295,11 +256,10 @@ def test_missing_backward(name: str) -> None:
 
 @pytest.mark.parametrize("base", ["momentum", "adamw"])
 @pytest.mark.parametrize("stop", [1, 2, 3])
-@pytest.mark.parametrize("name", ONE_PASS)
-def test_resume(name: str, stop: int, base: str) -> None:
+def test_resume(stop: int, base: str) -> None:
     def new() -> tuple[nn.Module, wsam.SharpnessAware]:
         model = small_model()
-        return model, make(name, torch_base(base, list(model.parameters())))
+        return model, make(torch_base(base, list(model.parameters())))
 
     (model, opt), (other, again) = new(), new()
     for t in range(stop):
@@ -311,17 +271,17 @@ def test_resume(name: str, stop: int, base: str) -> None:
     for t in range(stop, stop + 3):
         for o, m in ((opt, model), (again, other), (copied, third)):
             o.step(closure(o, m, t))
-    assert same(kept(opt), kept(again))
-    assert same(kept(opt), kept(copied))
+    assert same(snapshot(opt), snapshot(again))
+    assert same(snapshot(opt), snapshot(copied))
 
 
 # --- train_step and GradScaler ------------------------------------------------------------------
 
 
-@full(name=ONE_PASS, scaled=[False, True], micro_batches=[1, 2], when=[None, Every(2)])
-def test_train_step(name: str, scaled: bool, micro_batches: int, when: Any) -> None:
+@full(scaled=[False, True], micro_batches=[1, 2], when=[None, Every(2)])
+def test_train_step(scaled: bool, micro_batches: int, when: Any) -> None:
     models, calls = (small_model(), small_model()), []
-    opts = [make(name, momentum(model), when=when) for model in models]
+    opts = [make(momentum(model), when=when) for model in models]
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0) if scaled else None
 
     def loss_fn(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -341,19 +301,18 @@ def test_train_step(name: str, scaled: bool, micro_batches: int, when: Any) -> N
 
 
 @pytest.mark.parametrize("number", [0, 1])
-@pytest.mark.parametrize("name", ONE_PASS)
-def test_overflow_under_a_grad_scaler(name: str, number: int) -> None:
+def test_overflow_under_a_grad_scaler(number: int) -> None:
     model = small_model()
-    opt = make(name, momentum(model))
+    opt = make(momentum(model))
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
     factor = [1.0]
     step = wsam.train_step(opt, lambda x: factor[0] * (model(x) ** 2).sum(1).mean(), scaler=scaler)
     for t in range(number):
         step(batch(t))
-    before = kept(opt)
+    before = snapshot(opt)
     factor[0] = torch.inf
     step(batch(number))
-    assert same(kept(opt), before)
+    assert same(snapshot(opt), before)
     assert scaler.get_scale() == 128.0
 
 
@@ -374,11 +333,10 @@ def test_rejected_options(options: dict[str, Any], message: str) -> None:
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.1])
-@pytest.mark.parametrize("name", ONE_PASS)
-def test_sharpness_is_on_the_device_of_the_parameters(name: str, rho: float) -> None:
+def test_sharpness_is_on_the_device_of_the_parameters(rho: float) -> None:
     """A captured step stacks it with the loss."""
     model = nn.Linear(3, 1, device="meta")
-    opt = make(name, momentum(model), rho=rho)
+    opt = make(momentum(model), rho=rho)
 
     def run() -> Tensor:
         loss = model(torch.ones(2, 3, device="meta")).sum()
@@ -390,15 +348,14 @@ def test_sharpness_is_on_the_device_of_the_parameters(name: str, rho: float) -> 
     assert opt.sharpness.device.type == "meta"
 
 
-@pytest.mark.parametrize("name", ONE_PASS)
-def test_base_without_momentum(name: str) -> None:
+def test_base_without_momentum() -> None:
     model = small_model()
     with pytest.warns(wsam.WsamWarning, match="over SGD without momentum"):
-        make(name, torch.optim.SGD(model.parameters(), lr=0.1))
+        make(torch.optim.SGD(model.parameters(), lr=0.1))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for base in (momentum(model), torch.optim.AdamW(model.parameters())):
-            make(name, base)
+            make(base)
 
 
 def test_sub_batch_ascent_needs_two_passes() -> None:

@@ -313,7 +313,6 @@ PROPERTIES: list[tuple[type[wsam.SharpnessAware], str]] = [
     (wsam.CoupledWSAM, "gamma"),
     (wsam.GSAM, "alpha"),
     (wsam.LookSAM, "alpha"),
-    (wsam.OnePassWSAM, "gamma"),
 ]
 
 

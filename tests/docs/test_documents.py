@@ -626,6 +626,33 @@ def test_looksam_in_words_equals_the_records() -> None:
     assert f"{trials} {error(middle.trial):.2f}%" in text
 
 
+def test_removed_method_in_words_equals_its_records() -> None:
+    """As docs/cheap.md states the errors of one-pass WSAM, and those of SGD and MSAM next to it."""
+
+    def values(data: str, study: str, column: str) -> tuple[list[Any], list[float], dict[str, Any]]:
+        paths = (BENCHMARKS / "one_pass_wsam").glob("*.json")
+        found = [json.loads(path.read_text()) for path in paths]
+        own = [r for r in found if r["settings"]["data"] == data]
+        tested = [r["final"]["test_error"] for r in own if not r["settings"].get("validation")]
+        table = load(study, Profile(only=f"*/{column}"), ROOT / "results")
+        others = {e.cell.row[0]: e.ours for e in gather(table, ROOT / "results")}
+        return [r["settings"]["hyper"] for r in own], tested, others
+
+    (hyper,), (error,), others = values("cifar10", "cheap", "CIFAR-10")
+    sgd, msam, text = others["SGD"], others["MSAM"], read_page("docs/cheap.md")
+    assert hyper == {"rho": 1.0, "gamma": 0.88, "decay": 0.9}, "no smaller radius"
+    assert (
+        f"With rho 1 and gamma 0.88 it has an error of {error:.2f}% on CIFAR-10, in one run; with as "
+        f"many passes SGD has {sgd.mean:.2f}% (n = {sgd.n}) and MSAM {msam.mean:.2f}% (n = {msam.n})."
+    ) in text
+    _, errors, others = values("digits", "cheap-small", "noisy digits")
+    means = [statistics.fmean(found) for found in (errors, others["MSAM"].values)]
+    stds = [statistics.stdev(found) for found in (errors, others["MSAM"].values)]
+    assert len(errors) == others["MSAM"].n == 3
+    both = f"{means[0]:.2f} ± {stds[0]:.2f}% and MSAM {means[1]:.2f} ± {stds[1]:.2f}% (n = 3 each)"
+    assert f"On the noisy digits below it has {both}" in text
+
+
 def test_cifar100_in_words_equals_the_records() -> None:
     """As docs/cheap.md states the errors of the recommended setting and its baselines."""
     table = load("cheap", Profile(only="*/CIFAR-100*"), ROOT / "results")

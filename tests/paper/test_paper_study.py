@@ -273,7 +273,7 @@ def test_studies_compare_what_they_state():
     ("name", "only", "runs"),
     [
         ("adam-small-search", "*/AdamW/weight decay 0.01/*", 2),
-        ("cheap-small", "One-pass*", 1),
+        ("cheap-small", "MSAM*", 1),
         pytest.param("cheap-small-search", "*/rho 0.4/*", 5, marks=pytest.mark.slow),
         pytest.param("adam-search", "*/WSAM*/gamma 0.5, rho 0.1/*", 6, marks=pytest.mark.slow),
         pytest.param("adam", "*/GSAM*/*", 2, marks=pytest.mark.slow),

@@ -298,7 +298,7 @@ def test_a_method_of_ones_own_has_one_color_on_a_page(tmp_path):
 
 def test_more_methods_than_colors():
     """The last ones get the color of text."""
-    found = method_colors(["sam", *(f"mine.py:{letter}" for letter in "ABCDEFGHIJKL")])
+    found = method_colors(["sam", *(f"mine.py:{letter}" for letter in "ABCDEFGHIJK")])
     assert found["sam"] == "sam"
     assert list(found.values()).count("ink") == 2
 

@@ -80,7 +80,6 @@ METHOD_STYLES = {
     "friendly_sam": MethodStyle("FriendlySAM", "#753dfc", "#9785fc", (6, 2, 1, 2)),
     "msam": MethodStyle("MSAM", "#6409b0", "#9337f5", (4, 6)),
     "coupled_wsam": MethodStyle("Coupled-WSAM", "#dc1fbf", "#e329c5", (16, 4)),
-    "one_pass_wsam": MethodStyle("One-pass WSAM", "#890c48", "#cf2f80", (18, 3, 2, 3)),
     "wsam_reuse": MethodStyle("WSAM reuse", "#903d3b", "#d25c59", (22, 3)),
     "wsam": MethodStyle("WSAM", "#c94f00", "#ff914d", ()),
 }

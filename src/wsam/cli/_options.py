@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 PAIR = "NAME=VALUE"
 METHODS = (
     *("sam", "wsam", "coupled_wsam", "gsam", "esam", "asam", "fisher_sam"),
-    *("looksam", "vasso", "friendly_sam", "msam", "one_pass_wsam"),
+    *("looksam", "vasso", "friendly_sam", "msam"),
 )
 """The names of `wsam.METHODS`; importing them would load torch for every `--help`."""
 

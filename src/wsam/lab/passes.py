@@ -10,7 +10,7 @@ from wsam.lab.user_code import is_code
 
 FORWARD = 1 / 3
 """Share of a pass that the forward pass takes: the backward pass computes about twice as much."""
-ONE_PASS = (VANILLA, "msam", "one_pass_wsam")
+ONE_PASS = (VANILLA, "msam")
 
 
 def passes_per_step(run: Run) -> float | None:

@@ -72,7 +72,6 @@ _SETTINGS: Mapping[str, dict[str, Any]] = {
     "VaSSO": {"method": "vasso", "hyper": {"rho": RHO}},
     "FriendlySAM": {"method": "friendly_sam"},
     "MSAM": {"method": "msam"},
-    "One-pass WSAM": {"method": "one_pass_wsam"},
 }
 """Settings of each row but for its candidates."""
 _ROW_NAMES_NOTES = (
@@ -127,7 +126,6 @@ def _choices(data: str) -> Mapping[str, Choices]:
         "VaSSO": _vary("theta", 0.4),
         "FriendlySAM": radii(RHO),
         "MSAM": radii(1.0, 0.3, 3.0),
-        "One-pass WSAM": [*radii(1.0, 0.3, gamma=0.88), *radii(0.3, gamma=0.5)],
     }
 
 
@@ -227,11 +225,6 @@ _SMALL_CHOICES: Mapping[str, Choices] = {
     "VaSSO": radii(0.2, 0.4, 0.8, theta=0.4),
     "FriendlySAM": radii(0.2, 0.4, 0.8),
     "MSAM": radii(1.0, 2.0, 3.0),
-    "One-pass WSAM": [
-        {"gamma": 0.889, "rho": 1.0},
-        {"gamma": 0.75, "rho": 1.0},
-        {"gamma": 0.941, "rho": 0.5},
-    ],
 }
 
 

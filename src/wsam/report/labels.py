@@ -22,7 +22,7 @@ MAX_LINES_PER_METHOD = SHADE_COUNT
 """One shade for each line of a method; the rest is for other methods to compare with."""
 _LENT = (
     *("friendly_sam", "gsam", "coupled_wsam", "esam", "fisher_sam"),
-    *("looksam", "one_pass_wsam", "vasso", "asam", "msam"),
+    *("looksam", "vasso", "asam", "msam"),
 )
 """Methods whose style a method without one gets, on a page that does not show them."""
 _MAX_LISTED = 3
