@@ -200,8 +200,8 @@ FAULTS = [
     Fault(
         "MSAM: sign of the perturbation",
         "geometry.py",
-        "        return -1.0\n",
-        "        return 1.0\n",
+        "torch._foreach_mul(momentum, -block.sign)",
+        "torch._foreach_mul(momentum, block.sign)",
         "tests/core/test_one_pass.py",
     ),
     Fault(

@@ -17,9 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from wsam._core.memory import Memory
-from wsam._core.mix import Scalar
 from wsam._core.param_blocks import EPSILON, Block
-from wsam._core.tensor_ops import on_device, widened
+from wsam._core.tensor_ops import widened
 from wsam._core.validation import count, flag, number
 
 
@@ -387,17 +386,12 @@ class AlongMomentum(Geometry):
         """Whether the base has any momentum."""
         return any(b is not None for block in blocks for b in memory.momentum(block))
 
-    def factor(self, block: Block) -> Scalar:
-        """Return the factor of b / norm(b) in the perturbation of a block, without the radius."""
-        return -1.0
-
     def vector(self, block: Block, g0: list[Tensor], memory: Memory) -> list[Tensor]:
         """Return -b; zeros for parameters without momentum."""
         pairs = zip(memory.momentum(block), block.weights(), strict=True)
         momentum = [torch.zeros_like(w) if b is None else b for b, w in pairs]
         # The base's momentum points against the objective already: undo the sign of the radius.
-        factor = on_device(block.sign * self.factor(block), block.device)
-        return list(torch._foreach_mul(momentum, factor))
+        return list(torch._foreach_mul(momentum, -block.sign))
 
 
 def _average_or_gradient(known: list[Tensor | None], g0: list[Tensor]) -> list[Tensor]:

@@ -856,7 +856,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
     @property
     def _memory_names(self) -> tuple[str, ...]:
         """Names of the tensors that the method keeps between steps."""
-        return (*self.geometry.memory, *([step.KEPT] if self.rule.keeps_vector else []))
+        return (*self.geometry.memory, *([step.KEPT] if self.rule.reuses else []))
 
     def _reserve_memory(self, stepped: bool = False) -> None:
         """Reserve what the method keeps between steps, for the parameters that the base has updated.

@@ -45,11 +45,6 @@ class Rule:
     average: float = 0.0
     """The share of the vector kept before in a newly kept one."""
 
-    @property
-    def keeps_vector(self) -> bool:
-        """Whether the method keeps a vector between steps; True if it `reuses` one."""
-        return self.reuses
-
     def needs_products(self, hyper: dict[str, Scalar]) -> bool:
         """Whether `mix` needs the inner products of the gradients."""
         return False
@@ -65,14 +60,11 @@ class Rule:
         raise NotImplementedError
 
     def kept(self, hyper: dict[str, Scalar], products: Products | None) -> Part:
-        """Return the vector that a step keeps, if the rule `keeps_vector`.
-
-        In a step with one pass, g0 is its only gradient.
-        """
+        """Return the vector that a two-pass step keeps, if the rule `reuses` one."""
         return Part(g0=0.0, difference=1.0)
 
     def mix_kept(self, hyper: dict[str, Scalar], g0_norm: Norm, kept_norm: Norm) -> Mix:
-        """Return what a step with one pass makes of its gradient, here g0, and the kept vector.
+        """Return what a one-pass step makes of g0 and the kept vector.
 
         Args:
             hyper: as for `mix`.

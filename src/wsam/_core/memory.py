@@ -53,17 +53,14 @@ class Memory:
             for p, state in self._base.state.items()
         )
 
-    def read_each(
-        self, block: Block, name: str, begins_at_zero: bool = False
-    ) -> list[Tensor | None]:
+    def read_each(self, block: Block, name: str) -> list[Tensor | None]:
         """Return the local shard of a tensor for each parameter, None where there is none.
 
-        An earlier micro-batch of the same step may have written it already. Reserved tensors count if
-        zero is the first value.
+        An earlier micro-batch of the same step may have written it already.
         """
-        written, reserved = self._written.get(name, {}), () if begins_at_zero else self._reserved
+        written = self._written.get(name, {})
         pairs = zip(block.params, self.stored(block, name), strict=True)
-        stored = [(p, None if (p, name) in reserved else tensor) for p, tensor in pairs]
+        stored = [(p, None if (p, name) in self._reserved else tensor) for p, tensor in pairs]
         return [written.get(p, tensor) for p, tensor in stored]
 
     def stored(self, block: Block, name: str) -> list[Tensor | None]:

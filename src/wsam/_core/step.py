@@ -328,48 +328,39 @@ def _mix_into_g0(mix: Mix, g0: list[Tensor], difference: list[Tensor]) -> None:
 
 def _keep(
     state: StepState, block: Block, part: Part, g0: list[Tensor], difference: list[Tensor]
-) -> list[Tensor]:
-    """Keep and return the vector that a rule uses later, averaged with the one before."""
+) -> None:
+    """Keep the vector that a rule reuses, averaged with the one before."""
     of_g0, of_difference = (on_device(value, block.device) for value in part)
-    if is_exactly(of_difference, 0.0):
-        vector = list(torch._foreach_mul(g0, of_g0))
-    elif is_exactly(of_difference, 1.0) and is_exactly(of_g0, 0.0):
+    if is_exactly(of_difference, 1.0) and is_exactly(of_g0, 0.0):
         vector = difference  # which nothing overwrites before the memory has copied it
     else:
         vector = list(torch._foreach_mul(difference, of_difference))
         if not is_exactly(of_g0, 0.0):
             add_scaled(vector, g0, of_g0)
     if state.rule.average:
-        # The first vector is the first average; in steps with one pass averages begin at 0.
-        first = Tensor.detach if state.rule.reuses else torch.zeros_like
-        known = state.memory.read_each(block, KEPT, begins_at_zero=not state.rule.reuses)
-        before = [first(v) if h is None else h for v, h in zip(vector, known, strict=True)]
+        pairs = zip(vector, state.memory.read_each(block, KEPT), strict=True)
+        before = [v if h is None else h for v, h in pairs]  # the first vector is the first average
         vector = list(torch._foreach_lerp(vector, before, state.rule.average))
     state.memory.write(block, KEPT, vector)
-    return vector
 
 
 def combine_one_pass(state: StepState) -> None:
-    """Give the base the step's only gradient, g0; combine it with a kept vector if there is one."""
-    rule, blocks = state.rule, units(state.rule, state.blocks)
-    g0s = [block.shards(block.g0) for block in blocks]
-    if rule.keeps_vector and state.action is not Action.BASE_ONLY:
-        _add_kept(state, blocks, g0s)
+    """Give the base the step's only gradient, g0; in a step that reuses, add the kept vector."""
+    blocks = units(state.rule, state.blocks)
+    if state.action is Action.REUSE:
+        _add_kept(state, blocks)
     for p, g in gradients_of(blocks):
         p.grad = g
     if state.max_norm is not None:
         clip(blocks, state.decoupled, state.max_norm)
 
 
-def _add_kept(state: StepState, blocks: Sequence[Block], g0s: Sequence[list[Tensor]]) -> None:
-    """Combine g0 with the kept vector; a perturbed step with one pass renews that first."""
+def _add_kept(state: StepState, blocks: Sequence[Block]) -> None:
+    """Combine g0 with the kept vector."""
     rule = state.rule
     values = [rule_values(block.group, rule) for block in blocks]
-    if state.action is Action.REUSE:
-        kept = [_kept_or_zeros(state, block) for block in blocks]
-    else:
-        rows = zip(blocks, values, g0s, strict=True)
-        kept = [_keep(state, block, rule.kept(value, None), g0, []) for block, value, g0 in rows]
+    g0s = [block.shards(block.g0) for block in blocks]
+    kept = [_kept_or_zeros(state, block) for block in blocks]
     g0_norms, kept_norms = (_per_unit(rule, _norm, blocks, vectors) for vectors in (g0s, kept))
     mixes = [rule.mix_kept(*row) for row in zip(values, g0_norms, kept_norms, strict=True)]
     for block, g0, vector, mix in zip(blocks, g0s, kept, mixes, strict=True):

@@ -54,13 +54,8 @@ class MSAM(SharpnessAware):
             repeat_randomness=repeat_randomness,
             when=when,
         )
-        warn_without_momentum("MSAM", base)
-
-
-def warn_without_momentum(method: str, base: Optimizer) -> None:
-    """Warn if the base has no momentum to follow."""
-    if not any(group.get("momentum") or "betas" in group for group in base.param_groups):
-        warn(
-            f"{method} over {type(base).__name__} without momentum: there is nothing to follow, so "
-            "each step is the base's own. Set momentum, or use SAM"
-        )
+        if not any(group.get("momentum") or "betas" in group for group in base.param_groups):
+            warn(
+                f"MSAM over {type(base).__name__} without momentum: there is nothing to follow, so "
+                "each step is the base's own. Set momentum, or use SAM"
+            )
