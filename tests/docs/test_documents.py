@@ -531,6 +531,37 @@ def test_gain_at_a_lower_cost_equals_the_records() -> None:
     assert f"`WSAM(base, rho={rho:g}, gamma={gamma:g}, when=Every(2), reuse=True)`" in readme
 
 
+def test_advice_by_budget_equals_the_records() -> None:
+    """The first table of docs/cheap.md: time and share of WSAM's gain of each form."""
+    table = load("cheap", Profile(only="*/CIFAR-10*"), ROOT / "results")
+    found = {(e.cell.row[0], e.cell.column): e.ours for e in gather(table, ROOT / "results")}
+    first = (DOCS / "cheap.md").read_text().partition("```python")[0]
+    rows = [line.strip("| ").split(" | ") for line in first.splitlines() if "x |" in line]
+    stated = {take: (time, share) for time, _, take, share in rows}
+    sgd, full = (found[row, "CIFAR-10"].mean for row in ("SGD", "WSAM"))
+    for take, row in {
+        "`WSAM(base, rho=0.2, gamma=0.88, when=Every(2), reuse=True)`": SHORTER,
+        "`MSAM(base, rho=0.3)`": "MSAM",
+        "`WSAM(base, when=Every(10), reuse=Reuse(scale_by_norm=True))`": "WSAM reuse 10, norm-scaled",
+        "`WSAM(base, when=Every(4) & Between(total_steps // 2), reuse=True)`": LAST_HALF,
+        "`WSAM(base, when=Every(5), reuse=True)`": "WSAM reuse 5",
+        "`LookSAM(base, rho=0.2, alpha=0.2)`": "LookSAM 5",
+        "`WSAM(base, when=Every(2), reuse=True)`": "WSAM reuse 2",
+        "`WSAM(base)`; `SAM(base)`": "WSAM",
+        "the base optimizer": TWICE,
+    }.items():
+        time, share = stated.pop(take)
+        error, cost = found[row, "CIFAR-10"], found[row, "CIFAR-10, cost"]
+        if error.mean is None:
+            assert share == "not measured", row
+            continue
+        assert abs(float(time[:-1]) - cost.mean) < 0.05, row
+        assert share.startswith(f"{(sgd - error.mean) / (sgd - full):.0%} (n = {error.n})"), row
+    assert not stated
+    sam = found["SAM", "CIFAR-10"]
+    assert f"100% (n = 3); {(sgd - sam.mean) / (sgd - full):.0%} (n = {sam.n}) |" in first
+
+
 def test_cheap_methods_in_words_equal_the_records() -> None:
     """As docs/cheap.md, docs/index.md and docs/when.md state errors, costs and p-values."""
     table = load("cheap", Profile(only="*/CIFAR-10*"), ROOT / "results")
