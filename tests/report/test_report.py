@@ -211,6 +211,19 @@ def test_commands_reproduce_the_run(run, monkeypatch):
     assert execution.keep_weights
 
 
+def test_commands_leave_out_hyperparameters_without_a_value(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from wsam import SAM\n"
+        "class Mine(SAM):\n"
+        "    def __init__(self, base, *, rho=0.1, beta=None, model=None):\n"
+        "        super().__init__(base, rho=rho, model=model)\n"
+    )
+    run = Run(method=f"{file}:Mine")
+    assert run.hyper == {"beta": None, "rho": 0.1}
+    assert "--beta" not in command(run), "None is not a number"
+
+
 def test_commands_include_measurements(folder):
     by_key = {result.run.key: result for result in gather(folder).results}
     trained, measured = commands(by_key[small("wsam").key])

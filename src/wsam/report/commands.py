@@ -77,10 +77,9 @@ def problem_words(run: Run) -> list[object]:
 def _hyper(run: Run) -> list[object]:
     words: list[object] = []
     for name, value in run.hyper.items():
-        if name in _HYPER_OPTIONS:
-            words += [f"--{name}", value]
-        elif value is not None:
-            words += ["--hyper", f"{name}={json.dumps(value)}"]
+        if value is not None:
+            named = name in _HYPER_OPTIONS
+            words += [f"--{name}", value] if named else ["--hyper", f"{name}={json.dumps(value)}"]
     return words
 
 
