@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Mapping, Sequence
 
 from wsam.lab.run import Run
 from wsam.lab.settings import BASES, has_preconditioner
@@ -38,26 +39,32 @@ def command(
         '--method sam --rho 0.2 --seed 0'
     """
     words = [*problem_words(run), "--method", run.method]
-    words += [*_hyper(run), *_geometry(run), *_options(run), "--seed", run.seed]
-    words += ["--noise-seed", run.noise_seed] if run.noise else []
-    words += [] if run.validation_seed is None else ["--validation-seed", run.validation_seed]
-    words += [] if device is None else ["--device", device]
-    words += [] if data_dir is None else ["--data-dir", data_dir]
+    hyper = {name: value for name, value in run.hyper.items() if value is not None}
+    words += _arguments("--hyper", hyper, _HYPER_OPTIONS)
+    geometry = dict(run.geometry or {})
+    words += _given(("--geometry", geometry.pop("name", None)))
+    words += [*_arguments("--geometry-arg", geometry), *_options(run)]
+    words += _given(
+        ("--seed", run.seed),
+        ("--noise-seed", run.noise_seed if run.noise else None),
+        ("--validation-seed", run.validation_seed),
+        ("--device", device),
+        ("--data-dir", data_dir),
+    )
     words += ["--keep-checkpoint"] if keep else []
-    words += [] if out is None else ["--out", out]
+    words += _given(("--out", out))
     return shlex.join(["wsam", "train", *map(str, words)])
 
 
 def problem_words(run: Run) -> list[object]:
     """Return the options that `wsam train` and `wsam compare` share: all but method and seeds."""
     words: list[object] = ["--data", run.data, "--model", run.model]
-    for name, value in run.model_args.items():
-        words += ["--model-arg", f"{name}={json.dumps(value)}"]
+    words += _arguments("--model-arg", run.model_args)
     words += [*_base(run), "--epochs", run.epochs, "--batch-size", run.batch_size]
     words += ["--noise", run.noise] if run.noise else []
     words += ["--schedule", run.schedule, "--precision", run.precision]
     words += [] if run.augment else ["--no-augment"]
-    optional = (
+    return words + _given(
         ("--decay-start", run.decay_start),
         ("--pretrained", run.pretrained),
         ("--train-limit", run.train_limit),
@@ -69,56 +76,46 @@ def problem_words(run: Run) -> list[object]:
         ("--block-size", run.block_size),
         ("--validation", run.validation),
     )
-    for option, given in optional:
-        words += [] if given is None else [option, given]
-    return words
 
 
-def _hyper(run: Run) -> list[object]:
+def _given(*options: tuple[str, object]) -> list[object]:
+    """Return options with their values; None is not given."""
+    return [word for option, value in options if value is not None for word in (option, value)]
+
+
+def _arguments(
+    option: str, values: Mapping[str, object], named: Sequence[str] = ()
+) -> list[object]:
+    """Return each value by the option of its name, or as ``NAME=VALUE`` of a general option."""
     words: list[object] = []
-    for name, value in run.hyper.items():
-        if value is not None:
-            named = name in _HYPER_OPTIONS
-            words += [f"--{name}", value] if named else ["--hyper", f"{name}={json.dumps(value)}"]
-    return words
-
-
-def _geometry(run: Run) -> list[object]:
-    if run.geometry is None:
-        return []
-    words: list[object] = ["--geometry", run.geometry["name"]]
-    for name, value in run.geometry.items():
-        if name != "name":
-            words += ["--geometry-arg", f"{name}={json.dumps(value)}"]
+    for name, value in values.items():
+        if name in named:
+            words += [f"--{name.replace('_', '-')}", value]
+        else:
+            words += [option, f"{name}={json.dumps(value)}"]
     return words
 
 
 def _options(run: Run) -> list[object]:
-    words: list[object] = ["--lean"] if run.options.get("lean") else []
-    if run.options.get("precondition"):
+    options = dict(run.options)
+    words: list[object] = ["--lean"] if options.pop("lean", False) else []
+    if options.pop("precondition", False):
         words.append("--precondition")
     elif run.method == "wsam" and has_preconditioner(run.base):  # the default of the command
         words.append("--no-precondition")
-    if run.options.get("max_norm") is not None:
-        words += ["--max-norm", run.options["max_norm"]]
-    if "every" in run.options:
-        words += ["--every", run.options["every"]]
-    words += ["--reuse"] if run.options.get("reuse") else []
-    named = ("lean", "precondition", "max_norm", "every", "reuse")
-    for name in (name for name in run.options if name not in named):
-        words += ["--option", f"{name}={json.dumps(run.options[name])}"]
-    return words
+    words += _given(("--max-norm", options.pop("max_norm", None)))
+    words += _given(("--every", options.pop("every", None)))
+    words += ["--reuse"] if options.pop("reuse", False) else []
+    return words + _arguments("--option", options)
 
 
 def _base(run: Run) -> list[object]:
-    words: list[object] = ["--base", run.base]
-    for name, value in run.base_args.items():
-        if name in _BASE_OPTIONS:
-            words += [f"--{name.replace('_', '-')}", value]
-        elif value != BASES[run.base][name]:
-            items = list(value) if isinstance(value, tuple) else value
-            words += ["--base-arg", f"{name}={json.dumps(items)}"]
-    return words
+    given = {
+        name: value
+        for name, value in run.base_args.items()
+        if name in _BASE_OPTIONS or value != BASES[run.base][name]
+    }
+    return ["--base", run.base, *_arguments("--base-arg", given, _BASE_OPTIONS)]
 
 
 def commands(result: Result) -> list[str]:
