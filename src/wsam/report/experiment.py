@@ -88,7 +88,7 @@ def summary_table(experiment: Experiment) -> Table:
         "top eigenvalue": [format_values(g.eigenvalues, ".1f") for g in groups],
         "epochs": [str(g.run.epochs) for g in groups],
         "runs": [", ".join(filter(None, (str(len(g.finished)), g.failures))) for g in groups],
-        "seconds per run": [format_values(_mean_only(g.seconds), ".1f") for g in groups],
+        "seconds per run": [MISSING if g.seconds is None else f"{g.seconds:.1f}" for g in groups],
     }
     kept = {head: texts for head, texts in columns.items() if set(texts) != {MISSING}}
     names = [item.name for item in experiment.groups]
@@ -120,11 +120,6 @@ def format_values(values: Sequence[float], spec: str) -> str:
     """
     mean, std = mean_and_std(values)
     return MISSING if mean is None else format_mean_std(mean, std, f"{{:{spec}}}".format)
-
-
-def _mean_only(values: Sequence[float]) -> list[float]:
-    mean, _ = mean_and_std(values)
-    return [] if mean is None else [mean]
 
 
 # ---- captions ----

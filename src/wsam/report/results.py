@@ -33,11 +33,6 @@ class Result:
         """Whether training completed."""
         return records.is_finished(self.record)
 
-    def final(self, name: str) -> float | None:
-        """Return a figure of the last epoch."""
-        value = self.record["curve"][-1].get(name)
-        return None if value is None else float(value)
-
 
 @dataclass(frozen=True)
 class Group:
@@ -69,8 +64,8 @@ class Group:
 
     def values(self, name: str) -> list[float]:
         """Return a figure of the last epoch for all finished runs that have it."""
-        found = (result.final(name) for result in self.finished)
-        return [value for value in found if value is not None]
+        found = (result.record["curve"][-1].get(name) for result in self.finished)
+        return [float(value) for value in found if value is not None]
 
     @property
     def eigenvalues(self) -> list[float]:
@@ -92,9 +87,10 @@ class Group:
         return f"failed {failed}/{len(self.results)}" if failed else ""
 
     @property
-    def seconds(self) -> list[float]:
-        """The training time of each finished run."""
-        return [float(r.record["seconds"]) for r in self.finished if r.record.get("seconds")]
+    def seconds(self) -> float | None:
+        """The mean training time of the finished runs; None if there is none."""
+        found = [float(r.record["seconds"]) for r in self.finished if r.record.get("seconds")]
+        return mean_and_std(found)[0]
 
 
 @dataclass(frozen=True)
