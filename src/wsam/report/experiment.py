@@ -107,10 +107,6 @@ def metric_baseline(metric: Mapping[str, Any]) -> float:
     return 100.0 if metric["unit"] == "%" and not metric["lower_is_better"] else 0.0
 
 
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
 def format_values(values: Sequence[float], spec: str) -> str:
     """Return ``4.3 ± 0.2``, the mean alone, or a dash.
 
@@ -154,7 +150,7 @@ def error_figures(experiment: Experiment, shown: Sequence[LabeledGroup]) -> list
     """Return charts of the final test metric and, if measured, of the top eigenvalue."""
     metric = experiment.metric
     quantities: tuple[tuple[str, float, Callable[[Group], list[float]]], ...] = (
-        (_capital(metric_label(metric, "test")), metric_baseline(metric), Group.metric_values),
+        (metric_label(metric, "Test"), metric_baseline(metric), Group.metric_values),
         ("Top eigenvalue of the Hessian", 0.0, lambda group: group.eigenvalues),
     )
     figures = []
@@ -181,9 +177,10 @@ def curve_figures(experiment: Experiment) -> list[Figure]:
     """Return charts of error, loss and sharpness over the epochs."""
     shown, figures, metric = experiment.plotted, [], experiment.metric
     split = metric["split"]
-    label = _capital(metric_label(metric, split))
+    label = metric_label(metric, split.capitalize())
     column = figure_column(metric, split)
-    curves = {column: (label, f"{_capital(split)} {metric['name']} after each epoch.")} | _CURVES
+    caption = f"{split.capitalize()} {metric['name']} after each epoch."
+    curves = {column: (label, caption)} | _CURVES
     for name, (label, caption) in curves.items():
         series = [
             Series(item.style, mean_curve([r.record for r in item.group.finished], name))
@@ -255,7 +252,7 @@ def heat_figures(experiment: Experiment) -> list[Figure]:
         axes = _grid_axes(groups)
         if axes is not None:
             heat_map = error_map(groups, *axes)
-            label = _capital(metric_label(experiment.metric, experiment.metric["split"]))
+            label = metric_label(experiment.metric, experiment.metric["split"].capitalize())
             name = BASE_CLASSES[base] if method == VANILLA else method_title(method)
             if len(bases) > 1 and method != VANILLA:
                 name = f"{name} ({BASE_CLASSES[base]})"
