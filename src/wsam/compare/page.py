@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 
-from wsam._utils.html import render, to_unicode
+from wsam._utils.html import render
 from wsam._utils.significance import interval
-from wsam._utils.text import mean_and_std
+from wsam._utils.text import mean_and_std, pluralize
 from wsam.compare.command import command
 from wsam.compare.contenders import BASE
 from wsam.compare.formatting import format_number, format_p, format_point, format_seconds
@@ -17,7 +16,7 @@ from wsam.lab.run import Run
 from wsam.lab.titles import GREEK, experiment_title, figure_column, format_figure
 from wsam.report import sections
 from wsam.report.charts import DotRow, Point, Series, dot_chart, line_chart
-from wsam.report.elements import Figure, Section, Table
+from wsam.report.elements import Figure, Section, Table, render_page
 from wsam.report.experiment import MISSING, mean_curve, mean_point, metric_baseline, metric_label
 from wsam.report.labels import Experiment, LabeledGroup
 from wsam.report.results import Group, Result
@@ -34,6 +33,8 @@ def page(
         lead: Text after the sentence that answers the question.
         last: Sections at the end.
     """
+    from markupsafe import Markup
+
     run = summary.state.request.run
     experiment = _experiment(summary)
     results = [result for item in experiment.groups for result in item.group.results]
@@ -47,19 +48,9 @@ def page(
         *last,
     ]
     names = ", ".join(row.method.title for row in summary.rows.values())
-    text = render(
-        "report/templates/page.html",
-        title=title or f"{names} on {experiment_title(run)}",
-        lead=render(
-            "compare/templates/lead.html",
-            sentence=summary.sentence,
-            count=len(summary.compared),
-            lead=lead,
-        ),
-        sections=[part for part in parts if part is not None],
-        created=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-    )
-    return to_unicode(text)
+    rest = lead or f"{pluralize(len(summary.compared), 'method')} compared with the base."
+    answer = Markup("<strong>{}</strong> {}").format(summary.sentence, rest)
+    return render_page(title or f"{names} on {experiment_title(run)}", answer, parts)
 
 
 def _experiment(summary: Summary) -> Experiment:

@@ -1,10 +1,13 @@
-"""Elements of a page: sections, tables and figures. Templates turn them into HTML."""
+"""A page and its elements: sections, tables and figures. Templates turn them into HTML."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
+
+from wsam._utils.html import render, to_unicode
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -49,6 +52,18 @@ class Figure:
     svg: Markup
     caption: str
     table: Table | None = None
+
+
+def render_page(title: str, lead: str, sections: Iterable[Section | None]) -> str:
+    """Return a page as HTML. Plain text is escaped; a section that is None is left out."""
+    text = render(
+        "report/templates/page.html",
+        title=title,
+        lead=lead,
+        sections=[section for section in sections if section is not None],
+        created=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+    )
+    return to_unicode(text)
 
 
 def heat_table(heat_map: HeatMap) -> Table:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
-from wsam._utils.html import render, to_unicode
 from wsam.lab.files import write_atomic
 from wsam.report import sections
-from wsam.report.elements import Section
+from wsam.report.elements import Section, render_page
 from wsam.report.experiment import experiment_section
 from wsam.report.labels import experiments, folder_title
 from wsam.report.paper_tables import paper_section
@@ -49,14 +47,8 @@ def page(
         sections.environment_section(folder.results),
         sections.reproduce_section(found) if found else None,
     ]
-    text = render(
-        "report/templates/page.html",
-        title=title or folder_title(folder.groups),
-        lead=sections.overview(folder) if lead is None else Markup(lead),
-        sections=[part for part in parts if part is not None],
-        created=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-    )
-    return to_unicode(text)
+    introduction = sections.overview(folder) if lead is None else Markup(lead)
+    return render_page(title or folder_title(folder.groups), introduction, parts)
 
 
 def write(folder: Path, out: Path | None = None) -> tuple[Path, Folder]:
