@@ -90,15 +90,10 @@ class Estimator:
         return wall_time(self.trials(epochs) * trials, self.parallel) + self.startup
 
     def final(self, epochs: int) -> float:
-        """Return the duration of the final runs.
-
-        The sharpness of the result is measured with about the time of an epoch and another setup.
-        """
-        jobs = [
-            self.times[name].seconds(count + 1) + self.times[name].setup
-            for name, count in equal_epochs(epochs, self.costs).items()
-        ] * self.seeds
-        return wall_time(jobs, self.parallel) + self.startup
+        """Return the duration of the final runs."""
+        counts = equal_epochs(epochs, self.costs)
+        jobs = [self.times[name].final_seconds(count) for name, count in counts.items()]
+        return wall_time(jobs * self.seeds, self.parallel) + self.startup
 
     def total(self, plan: Plan) -> float:
         """Return the duration of search and final runs."""

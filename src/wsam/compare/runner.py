@@ -396,7 +396,7 @@ class Comparison:
                 measured = sharpness_path(folder, run).exists()
                 if record is None or (records.is_finished(record) and not measured):
                     timing = replace(self.state.timing[name], epoch=final.epoch_seconds[name])
-                    seconds = timing.seconds(run.epochs + 1) + timing.setup
+                    seconds = timing.final_seconds(run.epochs)
                     job = Job(run, folder, execution, measure_sharpness, train_quietly)
                     entry = Entry(f"{method.title}, seed {seed}", name, seconds)
                     jobs.append(self._phase.start(job, entry))

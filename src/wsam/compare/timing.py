@@ -55,6 +55,10 @@ class Timing:
         """Return the expected duration of a run."""
         return self.setup + epochs * (self.epoch + self.evaluation)
 
+    def final_seconds(self, epochs: int) -> float:
+        """Return that of a final run, whose sharpness takes about another setup and epoch."""
+        return self.seconds(epochs + 1) + self.setup
+
 
 class _Stop(BaseException):
     """Ends a timing run."""
