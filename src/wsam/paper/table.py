@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from itertools import zip_longest
 from typing import Any
 
 from wsam._utils.text import format_mean_std
@@ -183,14 +184,9 @@ class Table:
     @property
     def runs(self) -> tuple[Run, ...]:
         """Every run once: all cells for the first seed, then for the second, and so on."""
-        most = max((len(cell.runs) for cell in self.cells), default=0)
-        by_seed = (
-            cell.runs[number]
-            for number in range(most)
-            for cell in self.cells
-            if number < len(cell.runs)
-        )
-        return tuple({run.key: run for run in by_seed}.values())
+        by_seed = zip_longest(*(cell.runs for cell in self.cells))
+        runs = (run for of_seed in by_seed for run in of_seed if run is not None)
+        return tuple({run.key: run for run in runs}.values())
 
     def cell(self, row: Sequence[str], column: str) -> Cell | None:
         """Return a cell, or None if the table has no such cell."""
