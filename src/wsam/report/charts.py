@@ -343,12 +343,10 @@ def _extent(row: DotRow, log: bool) -> list[float]:
 def _mark_row(axes: Axes, at: int, row: DotRow) -> None:
     """Draw an arrow with the mean of a row beyond the axes, or with its extreme value."""
     low, high = axes.get_xlim()
-    for edge, marker, extreme in (
-        (1.0, ">", max([*row.values, row.mean])),
-        (0.0, "<", min([*row.values, row.mean])),
+    for edge, marker, outside in (
+        (1.0, ">", [v for v in (row.mean, max(row.values, default=row.mean)) if v > high]),
+        (0.0, "<", [v for v in (row.mean, min(row.values, default=row.mean)) if v < low]),
     ):
-        beyond = [value for value in (row.mean, extreme) if value > high or value < low]
-        outside = [value for value in beyond if (value > high) == bool(edge)]
         if not outside:
             continue
         whole = outside[0] == row.mean
