@@ -88,14 +88,12 @@ def parse_value(text: str) -> Any:
         return {"True": True, "False": False}.get(word, word)
 
 
-def parse_seeds(text: str | None) -> tuple[int, ...] | None:
+def parse_seeds(text: str) -> tuple[int, ...]:
     """Parse a list of seeds such as ``0,1,2``.
 
     Raises:
         ValueError: The text is not a list of distinct non-negative integers.
     """
-    if text is None:
-        return None
     try:
         seeds = tuple(int(word) for word in text.split(","))
     except ValueError:

@@ -80,7 +80,8 @@ def make_profile(
     """Return a profile, given a verb's options."""
     from wsam.paper import Profile
 
-    return Profile(smoke, parse_seeds(seeds), only, epochs, precision, pretrained)
+    given = None if seeds is None else parse_seeds(seeds)
+    return Profile(smoke, given, only, epochs, precision, pretrained)
 
 
 def default_folder(folder: Path | None, smoke: bool) -> Path:

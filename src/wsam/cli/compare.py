@@ -237,7 +237,7 @@ def _method_name(text: str) -> str:
 def parse_seeds(text: str) -> tuple[int, ...]:
     """Return the seeds: ``3`` is 0, 1, 2, and ``4,5`` are themselves."""
     if "," in text:
-        return options.parse_seeds(text) or ()
+        return options.parse_seeds(text)
     if not text.strip().isdigit() or int(text) < 1:
         raise ValueError(f"--seeds must be a number of seeds or a list such as 0,1,2; got {text!r}")
     return tuple(range(int(text)))
