@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,41 +81,35 @@ def draw_lines(panel: Axes, slices: Sequence[RunSlices]) -> None:
     panel.legend()
 
 
-def first_planes(slices: Sequence[RunSlices]) -> list[RunSlices]:
-    """Return for each row the first run that has a plane."""
-    by_label: dict[str, RunSlices] = {}
+def first_planes(slices: Sequence[RunSlices]) -> dict[str, Landscape]:
+    """Return for the label of each row the plane of the first run that has one."""
+    planes: dict[str, Landscape] = {}
     for one in slices:
         if one.plane is not None:
-            by_label.setdefault(one.label, one)
-    return list(by_label.values())
+            planes.setdefault(one.label, one.plane)
+    return planes
 
 
-def draw_planes(panels: Sequence[Any], slices: Sequence[RunSlices]) -> None:
+def draw_planes(panels: Sequence[Any], planes: Mapping[str, Landscape]) -> None:
     """Draw one panel per plane, all with the same contour levels."""
     from matplotlib.colors import LogNorm
 
-    values = [
-        loss
-        for one in slices
-        for row in (one.plane.losses if one.plane else ())
-        for loss in row
-        if math.isfinite(loss) and loss > 0
-    ]
+    losses = [loss for plane in planes.values() for row in plane.losses for loss in row]
+    values = [loss for loss in losses if math.isfinite(loss) and loss > 0]
     if not values:
         return
     low, high = min(values), max(values)
     high = high if high > low else low * 1.001
     levels = [low * (high / low) ** (number / _LEVELS) for number in range(_LEVELS + 1)]
-    for panel, one in zip(panels, slices, strict=True):
-        assert one.plane is not None
+    for panel, (label, plane) in zip(panels, planes.items(), strict=True):
         # Rows hold the first coordinate, which is on the x axis: contourf wants them as columns.
         transposed = [
             [loss if math.isfinite(loss) else math.nan for loss in column]
-            for column in zip(*one.plane.losses, strict=True)
+            for column in zip(*plane.losses, strict=True)
         ]
-        axes = one.plane.coordinates
+        axes = plane.coordinates
         contours = panel.contourf(*axes, transposed, levels=levels, norm=LogNorm(low, high))
         panel.plot(0, 0, marker="+", color="white")
-        panel.set_title(f"{one.label}: loss in a plane", loc="left", fontsize=10)
+        panel.set_title(f"{label}: loss in a plane", loc="left", fontsize=10)
         panel.set_aspect("equal")
     panels[-1].figure.colorbar(contours, ax=list(panels), label="loss", format="%.3g")
