@@ -19,7 +19,6 @@ from wsam.lab.values import check_choice
 from wsam.report.labels import method_colors
 
 TRIALS = 8
-EPOCHS = 30
 VALIDATION = 0.2
 EQUAL = {"time": "training time", "passes": "number of passes"}
 """What may be equal in all runs of a comparison, in words."""

@@ -296,7 +296,7 @@ class Comparison:
         phase = self._phase
         if phase.name == "search":
             plan, estimator = self._plan, self._estimator()
-            rounds = (phase.total - phase.done) / max(len(self._active), 1)
+            rounds = (phase.total - phase.done) / len(self._active)
             search = rounds * sum(estimator.trials(plan.epochs)) / self.parallel
             seconds = search + estimator.final(plan.epochs)
         else:

@@ -75,9 +75,7 @@ class Group:
     @property
     def slices(self) -> list[tuple[list[float], list[float]]]:
         """Distances and losses of every measured slice through a minimum."""
-        measured = (
-            minima.read_slice(dict(result.minimum or {}), minima.SLICE) for result in self.finished
-        )
+        measured = (minima.read_slice(r.minimum or {}, minima.SLICE) for r in self.finished)
         return [(line.coordinates[0], list(line.losses)) for line in measured if line is not None]
 
     @property
