@@ -173,14 +173,14 @@ def measure(run: Run, out: Path, execution: ExecutionConfig, plane: bool = False
     if measurement is None:
         batches = FixedBatches(feed, "train", _IMAGES, BATCH_SIZE)
         header = {"format": FORMAT, "key": run.key, "title": run.title}
-        measurement = {**header, **_top_eigenvalue(model, batches, device)}
+        measurement = {**header, **_measure_eigenvalue(model, batches, device)}
     for part in (part for part in wanted if part not in measurement):
         if part == TRAIN_MODE:
             batches = FixedBatches(feed, "train", _IMAGES, run.batch_size)
-            measurement[part] = _top_eigenvalue(model, batches, device, mode="train")
+            measurement[part] = _measure_eigenvalue(model, batches, device, mode="train")
         elif part == TEST_IMAGES:
             batches = FixedBatches(feed, "test", _IMAGES, BATCH_SIZE)
-            measurement[part] = _top_eigenvalue(model, batches, device)
+            measurement[part] = _measure_eigenvalue(model, batches, device)
         else:
             count = _PLANE_IMAGES if part == PLANE else _IMAGES
             batches = FixedBatches(feed, "train", count, BATCH_SIZE)
@@ -189,7 +189,7 @@ def measure(run: Run, out: Path, execution: ExecutionConfig, plane: bool = False
     return measurement
 
 
-def _top_eigenvalue(
+def _measure_eigenvalue(
     model: nn.Module,
     batches: FixedBatches,
     device: torch.device,
