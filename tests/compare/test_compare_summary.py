@@ -227,6 +227,9 @@ def test_page(tmp_path):
     assert "<script" not in text
     assert "http" not in text.replace("http-equiv", "").replace("http://www.w3.org", "")
     assert text.count('<svg class="chart"') == 6
+    assert "tried at 2 settings, its defaults first" in text
+    summary.state.trials = 1
+    assert "tried at 1 setting, its defaults first" in page(summary)
 
 
 def test_percentages_of_which_higher_is_better_are_drawn_from_100(tmp_path):

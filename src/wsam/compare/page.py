@@ -238,6 +238,8 @@ def _curve(row: Row, name: str) -> list[Point]:
 
 def _search_section(summary: Summary) -> Section:
     """Return the chosen settings and all trials."""
+    plan = summary.state.plan
+    assert plan is not None
     unit, name = summary.metric["unit"], summary.metric["name"]
     head = f"{summary.metric['split']} {name}"
     chosen = [
@@ -258,8 +260,8 @@ def _search_section(summary: Summary) -> Section:
         "compare/templates/search.html",
         chosen=Table(["method", "chosen settings", head], chosen, 2, styles),
         tables=tables,
-        trials=summary.state.trials,
-        epochs=summary.state.plan.epochs if summary.state.plan else 0,
+        settings=pluralize(summary.state.trials, "setting"),
+        epochs=pluralize(plan.epochs, "epoch"),
         effort=summary.state.request.effort,
     )
     return Section("Search", body)
