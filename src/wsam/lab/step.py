@@ -52,11 +52,9 @@ def forward(model: Callable[[Any], Any], inputs: Any, precision: str, device: to
 
 
 class Objective:
-    """The loss of a batch; counts predictions at w without a device synchronization.
+    """The loss of a batch, and how many of its predictions are correct.
 
-    A step may compute the loss twice; only the first call after `begin` is at w and counted. A
-    captured step calls this during capture only, and replays the writes to `counts`, so that tensor
-    is never replaced.
+    `wsam.train_step` calls it in both passes and returns the counts of the first.
 
     Args:
         model: The model, compiled or not.
@@ -79,26 +77,13 @@ class Objective:
         self.model, self.select = model, select
         self.precision, self.device = precision, device
         self.loss, self.classifies = loss, classifies
-        self.counts = torch.zeros(2, device=device)
-        """Correct predictions, and all of them."""
-        self._first_pass = True
 
-    def begin(self) -> None:
-        """Begin a step: the next call counts predictions."""
-        self._first_pass = True
-
-    def __call__(self, inputs: Any, targets: Any) -> Tensor:
-        """Return the loss."""
+    def __call__(self, inputs: Any, targets: Any) -> tuple[Tensor, Tensor | None]:
+        """Return the loss, and the numbers of correct and of all predictions."""
         output = forward(self.model, inputs, self.precision, self.device)
-        if self._first_pass:
-            self._first_pass = False
-            if self.classifies:
-                with torch.no_grad():
-                    correct, predictions = count_correct(output, targets)
-                    self.counts[0].copy_(correct)
-                    self.counts[1].copy_(predictions)
+        counts = torch.stack(count_correct(output, targets)) if self.classifies else None
         loss = self.loss(output, targets)
-        return self.select(loss) if loss.dim() else loss
+        return self.select(loss) if loss.dim() else loss, counts
 
 
 @dataclass
@@ -145,46 +130,33 @@ class Stepper:
         optimizer: torch.optim.Optimizer,
         objective: Objective,
         capture: bool,
-        options: Mapping[str, Any] | None = None,
+        options: Mapping[str, Any],
     ) -> None:
-        self.optimizer, self.objective = optimizer, objective
-        options = options or {}
+        self.optimizer, self.device = optimizer, objective.device
         ascent_share = options.get("ascent_share", 1.0)
-        on_parts = bool(options.get("gather")) or ascent_share < 1.0
-        self._captures = capture and not on_parts
-        self._captured_step: Callable[..., Tensor] | None = None
         self._train_step = train_step(
             optimizer,
             objective,
-            gather_selected=on_parts,
+            gather_selected=bool(options.get("gather")) or ascent_share < 1.0,
             ascent_share=ascent_share,
-            capture=capture and on_parts,
+            capture=capture,
         )
-        self.totals = EpochTotals.zeros(objective.device)
+        self.reset_totals()
 
     def reset_totals(self) -> None:
         """Begin the sums of a new epoch."""
-        self.totals = EpochTotals.zeros(self.objective.device)
+        self.totals = EpochTotals.zeros(self.device)
 
     def __call__(self, inputs: Any, targets: Any) -> None:
         """Make one step."""
-        self.objective.begin()
-        loss = self._step(inputs, targets)
+        loss, counts = self._train_step(inputs, targets)
         totals = self.totals
-        totals.loss += loss.detach()
-        totals.counts += self.objective.counts
+        totals.loss += loss
+        if counts is not None:
+            totals.counts += counts
         if isinstance(self.optimizer, SharpnessAware):
             sharpness = cast(Tensor, self.optimizer.sharpness)  # None before the first step
             one_pass = sharpness.isnan()
             totals.sharpness += sharpness.masked_fill(one_pass, 0.0)
             totals.measured += ~one_pass
         totals.steps += 1
-
-    def _step(self, inputs: Any, targets: Any) -> Tensor:
-        if not self._captures:
-            return self._train_step(inputs, targets)[0]
-        if self._captured_step is None:
-            from wsam.accel.cuda_graph import capture
-
-            self._captured_step = capture(self.optimizer, self.objective, inputs, targets)
-        return self._captured_step(inputs, targets)
