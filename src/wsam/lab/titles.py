@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from wsam._utils.plot_style import method_title, variant_name
@@ -45,7 +46,7 @@ def group_names(runs: Sequence[Run]) -> list[str]:
         ['SAM (SGD) ρ 0.2, lr 0.05', 'SAM (AdamW) ρ 0.2, lr 0.001']
     """
     varying = _varying_settings(runs)
-    show_base = _differ(runs, lambda run: run.base)
+    show_base = _differ(runs, attrgetter("base"))
     short = [_group_name(run, varying, show_base, "{:.4g}".format) for run in runs]
     exact = [_group_name(run, varying, show_base, repr) for run in runs]
     return short if len(set(short)) == len(set(exact)) else exact
@@ -61,7 +62,7 @@ def run_titles(runs: Iterable[Run]) -> dict[str, str]:
     """
     distinct = list({run.key: run for run in runs}.values())
     settings = (*_PROBLEM, "noise", "seed")
-    varying = [name for name in settings if _differ(distinct, _field(name))]
+    varying = [name for name in settings if _differ(distinct, attrgetter(name))]
     titles = {}
     for run, name in zip(distinct, group_names(distinct), strict=True):
         words = [*(_problem_word(run, word) for word in _PROBLEM if word in varying), name]
@@ -119,26 +120,28 @@ def _varying_settings(runs: Sequence[Run]) -> dict[str, Setting]:
     """
     found: dict[str, Setting] = {}
     for name in (f.name for f in dataclasses.fields(Run)):
-        if name not in _SPECIAL and _differ(runs, _field(name)):
-            found[_FIELD_NAMES.get(name, name.replace("_", " "))] = _field(name)
+        if name not in _SPECIAL and _differ(runs, attrgetter(name)):
+            found[_FIELD_NAMES.get(name, name.replace("_", " "))] = attrgetter(name)
     lengths = Counter(method for method, _ in {(run.method, run.epochs) for run in runs})
     uneven = {method for method, different in lengths.items() if different > 1}
     if uneven:
         found["epochs"] = lambda run: run.epochs if run.method in uneven else None
     for name in sorted({name for run in runs for name in run.base_args}):
-        same = None if name == "lr" else _field("base")
-        if _differ(runs, _base_argument(name), same):
-            found[name.replace("_", " ")] = _base_argument(name)
+        same = None if name == "lr" else attrgetter("base")
+        if _differ(runs, _entry("base_args", name), same):
+            found[name.replace("_", " ")] = _entry("base_args", name)
     for name in sorted({name for run in runs for name in run.model_args}):
         if _differ(runs, _model_argument(name)):
             found[name.replace("_", " ")] = _model_argument(name)
     for name in sorted({name for run in runs for name in run.geometry or {}} - {"name"}):
-        if _differ(runs, _geometry_argument(name), _geometry_argument("name")):
-            found[f"geometry {GREEK.get(name, name.replace('_', ' '))}"] = _geometry_argument(name)
-    if _differ(runs, _field("method"), lambda run: method_title(run.method)):  # classes of one name
+        if _differ(runs, _entry("geometry", name), _entry("geometry", "name")):
+            words = GREEK.get(name, name.replace("_", " "))
+            found[f"geometry {words}"] = _entry("geometry", name)
+    # Classes of the same name in different files:
+    if _differ(runs, attrgetter("method"), lambda run: method_title(run.method)):
         found["file"] = lambda run: split_name(run.method)[0] if is_code(run.method) else None
     for what in sorted({what for run in runs for what in run.digests}):
-        if _differ(runs, _digest(what), _field(what)):
+        if _differ(runs, _entry("digests", what), attrgetter(what)):
             found[f"version of {what}"] = _version(runs, what)
     return found
 
@@ -151,24 +154,13 @@ def _differ(runs: Iterable[Run], get: Setting, key: Setting | None = None) -> bo
     return any(len(found) > 1 for found in values.values())
 
 
-def _field(name: str) -> Setting:
-    return lambda run: getattr(run, name)
-
-
-def _base_argument(name: str) -> Setting:
-    return lambda run: run.base_args.get(name)
+def _entry(mapping: str, name: str) -> Setting:
+    """Return a function for an entry of a run's mapping; it returns None if there is none."""
+    return lambda run: (getattr(run, mapping) or {}).get(name)
 
 
 def _model_argument(name: str) -> Setting:
     return lambda run: run.model_args.get(name, MODEL_ARGS.get(run.model, {}).get(name))
-
-
-def _geometry_argument(name: str) -> Setting:
-    return lambda run: (run.geometry or {}).get(name)
-
-
-def _digest(what: str) -> Setting:
-    return lambda run: run.digests.get(what)
 
 
 def _version(runs: Sequence[Run], what: str) -> Setting:
