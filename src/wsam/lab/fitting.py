@@ -71,11 +71,14 @@ def fit(
         ('finished', 'error')
     """
     names: dict[str, Any] = {}
+    objects: dict[str, Any] = {}
     digests: dict[str, str] = {}
     for what, given in (("model", model), ("data", data), ("metric", metric)):
         if given is None or isinstance(given, str):
             names[what] = given
-        elif callable(given) and not isinstance(given, nn.Module) and (spec := spec_of(given)):
+            continue
+        objects[what] = given
+        if callable(given) and not isinstance(given, nn.Module) and (spec := spec_of(given)):
             names[what] = spec
         else:
             names[what] = OBJECT + str(getattr(given, "__name__", type(given).__name__))
@@ -85,15 +88,10 @@ def fit(
     grouped = _group_settings(method, base, settings)
     run = Run(**names, method=method, base=base, digests=digests, **grouped)
     run = with_wsam_defaults(run, {*grouped.get("hyper", ()), *grouped.get("options", ())})
-    objects = Objects(
-        None if isinstance(model, str) else model,
-        None if isinstance(data, str) else data,
-        None if isinstance(metric, str) else metric,
-    )
     if out is not None:
-        return train(run, Path(out), execution, callbacks, objects)
+        return train(run, Path(out), execution, callbacks, Objects(**objects))
     with tempfile.TemporaryDirectory() as folder:
-        return train(run, Path(folder), execution, callbacks, objects)
+        return train(run, Path(folder), execution, callbacks, Objects(**objects))
 
 
 def _group_settings(method: str, base: str, settings: dict[str, Any]) -> dict[str, Any]:
