@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
-from wsam.lab.files import file_sha256
+from wsam.lab.files import file_sha256, sha256
 from wsam.lab.user_code import is_code, source_file
 
 _DIGITS = 12
@@ -87,4 +86,4 @@ def digest(name: str, folder: Path | None = None) -> str | None:
     digests = [file_sha256(path) for path in named_files(name, folder)]
     if len(digests) < 2:
         return digests[0][:_DIGITS] if digests else None
-    return hashlib.sha256("".join(digests).encode()).hexdigest()[:_DIGITS]
+    return sha256("".join(digests).encode())[:_DIGITS]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from wsam._core import validation
+from wsam.lab.files import sha256
 from wsam.lab.named_files import digest
 from wsam.lab.options import checked_options, require_argument
 from wsam.lab.settings import (
@@ -325,7 +325,7 @@ class Run:
     @property
     def key(self) -> str:
         """Twelve hexadecimal digits of the SHA-256 of `canonical`: the name of the record."""
-        return hashlib.sha256(self.canonical.encode()).hexdigest()[:12]
+        return sha256(self.canonical.encode())[:12]
 
     @property
     def title(self) -> str:
