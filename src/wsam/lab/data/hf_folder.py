@@ -11,7 +11,7 @@ from torch import Tensor
 from wsam.lab.data.datasets import UNVERIFIED, DatasetInfo, Images, ImageSet
 from wsam.lab.data.feed import TensorFeed, split_rows
 from wsam.lab.data.image_folder import MEAN, STD, center_crop, image_pixels
-from wsam.lab.data.table_feed import are_classes, table_feed
+from wsam.lab.data.table_feed import is_classification, table_feed
 from wsam.lab.data.tables import make_table
 from wsam.lab.metrics import ERROR, MSE, cross_entropy, squared_error
 from wsam.lab.models import TOKENS, VALUES, Task
@@ -119,7 +119,7 @@ def _lists(
             f"the targets of {run.data} are texts: with lists as inputs they must be numbers; use "
             "class_encode_column of datasets"
         )
-    classify = are_classes(targets) if task is None else task == "classification"
+    classify = is_classification(task, targets)
     y = torch.tensor(targets) if classify else torch.tensor(targets, dtype=torch.float32)
     tokens = not x.is_floating_point()
     return TensorFeed(

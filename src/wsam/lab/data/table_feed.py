@@ -41,9 +41,10 @@ def table_feed(table: Table, run: Run, device: torch.device) -> TensorFeed:
     if len(names) == 1:
         raise ValueError(f"{table.name} has no column besides the target {target!r}")
     parts = split_rows(run, table.rows, table.test_rows)
-    inputs, categories = _encode(table, target, parts[TRAIN])
+    train = parts[TRAIN]
+    inputs, categories = _encode(table, target, train)
     values: Sequence[Any] = table.numbers.get(target, table.texts.get(target, ()))
-    classify = run.task == "classification" or (run.task is None and are_classes(values))
+    classify = is_classification(run.task, values)
     if classify:
         classes = sorted(set(values))
         if target in table.texts:
@@ -51,19 +52,16 @@ def table_feed(table: Table, run: Run, device: torch.device) -> TensorFeed:
         index = {value: number for number, value in enumerate(classes)}
         targets = torch.tensor([index[value] for value in values])
         outputs, units = len(classes), None
+        targets[train] = add_label_noise(targets[train], outputs, run.noise, run.noise_seed)
     else:
         if target in table.texts:
             raise ValueError(f"the target {target!r} of {table.name} is a text: use classification")
-        targets, mean, std = _standardize(values, parts[TRAIN])
+        if run.noise:
+            raise ValueError(f"--noise needs classes, the target {target!r} is a number")
+        targets, mean, std = _standardize(values, train)
         outputs, units = 1, (mean, std)
-    splits = {split: (inputs[rows], targets[rows]) for split, rows in parts.items()}
-    if run.noise and not classify:
-        raise ValueError(f"--noise needs classes, the target {target!r} is a number")
-    rows, labels = splits[TRAIN]
-    if classify:
-        splits[TRAIN] = (rows, add_label_noise(labels, outputs, run.noise, run.noise_seed))
     return TensorFeed(
-        splits,
+        {split: (inputs[rows], targets[rows]) for split, rows in parts.items()},
         Task((inputs.shape[1],), outputs, table.name, categories=categories),
         cross_entropy if classify else squared_error,
         ERROR if classify else MSE,
@@ -73,8 +71,10 @@ def table_feed(table: Table, run: Run, device: torch.device) -> TensorFeed:
     )
 
 
-def are_classes(values: Sequence[Any]) -> bool:
-    """Return whether target values are classes: texts, booleans, or few whole numbers."""
+def is_classification(task: str | None, values: Sequence[Any]) -> bool:
+    """Return whether targets are classes: by the task, else texts, booleans or few whole numbers."""
+    if task is not None:
+        return task == "classification"
     if isinstance(values[0], str | bool):
         return True
     return len(set(values)) <= _MAX_CLASSES and all(value == int(value) for value in values)
