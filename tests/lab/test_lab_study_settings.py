@@ -7,6 +7,7 @@ import warnings
 import pytest
 import torch
 
+from wsam.accel.cuda_graph import prepare_base
 from wsam.geometry import Only
 from wsam.lab.callbacks import LogLines
 from wsam.lab.data.datasets import DataSource
@@ -15,7 +16,7 @@ from wsam.lab.models import TOKENS, Task, build_model, load_all_but_head, parame
 from wsam.lab.optimizers import can_capture, learning_rate, make_optimizer
 from wsam.lab.passes import passes_per_step
 from wsam.lab.run import Run
-from wsam.lab.settings import MODEL_ARGS
+from wsam.lab.settings import BASES, MODEL_ARGS
 from wsam.lab.train import train
 from wsam.report.commands import command
 from wsam.rule import Reuse
@@ -94,6 +95,17 @@ def optimizer_of(method="wsam", steps=100, model=None, **settings):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return make_optimizer(run, model or torch.nn.Linear(2, 2), steps)
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_steps_are_captured_by_default_over_bases_that_can_be(base):
+    optimizer = make_optimizer(Run(method="vanilla", base=base), torch.nn.Linear(2, 2))
+    try:
+        prepare_base(optimizer)
+    except ValueError:
+        assert not can_capture(Run(base=base))
+    else:
+        assert can_capture(Run(base=base))
 
 
 def test_options_choose_steps_and_schedules():

@@ -105,10 +105,11 @@ def _reuse(options: dict[str, Any]) -> Reuse:
 def can_capture(run: Run) -> bool:
     """Return whether the steps of a run can be captured.
 
-    They cannot if gradient norms choose the steps with two passes. A method of the user's own may do
-    work on the host, which a captured step does not repeat.
+    They cannot if gradient norms choose the steps with two passes, or over torch's Adagrad. A method
+    of the user's own may do work on the host, which a captured step does not repeat.
     """
-    return run.options.get("threshold") is None and not is_code(run.method)
+    by_norm = run.options.get("threshold") is not None
+    return not (by_norm or run.base == "adagrad" or is_code(run.method))
 
 
 def _make_geometry(run: Run, model: nn.Module) -> Geometry:
