@@ -92,6 +92,17 @@ def test_classes_of_a_table(datasets, tmp_path):
     assert make_data_feed(numbers, CPU).task.outputs == 1
 
 
+@pytest.mark.parametrize("missing", [-1, None])
+def test_a_split_without_labels_is_refused(datasets, tmp_path, missing):
+    """Test sets of competitions have none; as a class of its own, -1 would never be predicted."""
+    columns = {"x": [float(n) for n in range(8)], "label": [0, 1, 0, 1, 0, 1, missing, missing]}
+    classes = datasets.ClassLabel(num_classes=2)
+    features = datasets.Features({"x": datasets.Value("float32"), "label": classes})
+    run = save(datasets, tmp_path / "data", columns, features)
+    with pytest.raises(ValueError, match=r"the test split of hf:.* has samples without a label"):
+        make_data_feed(run, CPU)
+
+
 def test_splits_and_columns(datasets, tmp_path):
     rows = datasets.Dataset.from_dict({"x": [1.0, 2.0], "label": [0, 1]})
     parts = datasets.DatasetDict({"train": rows, "validation": rows.select([0])})

@@ -28,7 +28,7 @@ def load_hf(path: Path, run: Run, device: torch.device) -> Images | TensorFeed:
 
     Raises:
         ModuleNotFoundError: datasets is not installed.
-        ValueError: A split or the target is missing, or the columns cannot be used.
+        ValueError: A split, the target or a label is missing, or the columns cannot be used.
     """
     train, test = _load_splits(path)
     target = run.target or _TARGET
@@ -40,13 +40,19 @@ def load_hf(path: Path, run: Run, device: torch.device) -> Images | TensorFeed:
     inputs = [name for name in names if name != target]
     kinds = {name: type(train.features[name]).__name__ for name in inputs}
     classes = getattr(train.features[target], "names", None)  # of a ClassLabel
+    for split, rows in (("train", train), ("test", test)):
+        if classes and any(label is None or label < 0 for label in rows[target]):
+            raise ValueError(
+                f"the {split} split of {run.data} has samples without a label: remove them, or the "
+                "split, if the folder has another one"
+            )
     task = run.task or ("classification" if classes else None)
     if [*kinds.values()] == ["Image"]:
         return _images(run, (train, test), inputs[0], target)
     columns = {name: [*train[name], *test[name]] for name in names}
     if len(inputs) == 1 and isinstance(columns[inputs[0]][0], list):
-        rows = split_rows(run, len(columns[target]), len(test))
-        return _lists(run, columns[inputs[0]], columns[target], rows, task, device)
+        parts = split_rows(run, len(columns[target]), len(test))
+        return _lists(run, columns[inputs[0]], columns[target], parts, task, device)
     if "Image" in kinds.values():
         raise ValueError(
             f"{run.data} has the columns {join_names(names)}: an image and a target are needed; "
