@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import Any, TypeVar, cast
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from wsam._core.pytree import map_tensors
@@ -57,8 +58,6 @@ class DistributedContext:
         """Return the means of values over all processes."""
         if self.world_size == 1:
             return values
-        import torch.distributed as dist
-
         sums = torch.tensor(values, dtype=torch.float64, device=device)
         dist.all_reduce(sums)
         return tuple((sums / self.world_size).tolist())
@@ -67,8 +66,6 @@ class DistributedContext:
         """Return the values of all processes, ordered by rank."""
         if self.world_size == 1:
             return [value]
-        import torch.distributed as dist
-
         found: list[T | None] = [None] * self.world_size
         dist.all_gather_object(found, value)
         return cast(list[T], found)
@@ -77,8 +74,6 @@ class DistributedContext:
         """Call a function on rank 0; all ranks return its value or raise its exception."""
         if self.world_size == 1:
             return function()
-        import torch.distributed as dist
-
         result: list[Any] = [None, None]  # value, exception
         if self.is_main:
             try:
@@ -108,8 +103,6 @@ def init_distributed(device: str) -> Iterator[tuple[DistributedContext, str]]:
     if world_size == 1:
         yield DistributedContext(), device
         return
-    import torch.distributed as dist
-
     # Gloo's worker threads release tensors a little after a collective has returned. One that does
     # so while the interpreter exits aborts the process, so the threads must have ended before: the
     # group must have no reference left. The functions of this module keep one in their default
