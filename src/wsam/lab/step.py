@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -86,28 +85,20 @@ class Objective:
         return self.select(loss) if loss.dim() else loss, counts
 
 
-@dataclass
 class EpochTotals:
     """Sums over the steps of an epoch, on the device."""
 
-    loss: Tensor
-    sharpness: Tensor
-    measured: Tensor
-    """Steps with two passes, which measure the sharpness."""
-    counts: Tensor
-    """Correct predictions, and all of them."""
-    steps: int = 0
-
-    @classmethod
-    def zeros(cls, device: torch.device) -> EpochTotals:
-        """Return sums over no steps."""
-        sums = torch.zeros(5, dtype=torch.float64, device=device)
-        return cls(sums[0], sums[1], sums[2], sums[3:])
+    def __init__(self, device: torch.device) -> None:
+        self.steps = 0
+        self.sums = torch.zeros(5, dtype=torch.float64, device=device)
+        # Views. `measured` counts the steps with two passes, which measure the sharpness; `counts` are
+        # the correct predictions, and all of them.
+        self.loss, self.sharpness, self.measured = self.sums[0], self.sums[1], self.sums[2]
+        self.counts = self.sums[3:]
 
     def means(self) -> tuple[float, float, float]:
         """Return mean loss, error in percent and mean sharpness; synchronizes with the device."""
-        sums = torch.stack((self.loss, self.sharpness, self.measured, *self.counts)).tolist()
-        loss, sharpness, measured, correct, predictions = sums
+        loss, sharpness, measured, correct, predictions = self.sums.tolist()
         return (
             loss / max(self.steps, 1),
             100 * (1 - correct / max(predictions, 1)),
@@ -145,7 +136,7 @@ class Stepper:
 
     def reset_totals(self) -> None:
         """Begin the sums of a new epoch."""
-        self.totals = EpochTotals.zeros(self.device)
+        self.totals = EpochTotals(self.device)
 
     def __call__(self, inputs: Any, targets: Any) -> None:
         """Make one step."""
