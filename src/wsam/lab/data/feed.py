@@ -22,7 +22,6 @@ from wsam.lab.settings import TEST, TRAIN, VALIDATION
 
 Batch = tuple[Any, Any]
 """What the model is called with, and the targets."""
-_TEST_BATCH = 500
 _TEST_SHARE = 5  # one row of five
 
 
@@ -45,6 +44,8 @@ class DataFeed(ABC):
     """How the files were compared with published ones."""
     units: tuple[float, float] | None = None
     """Mean and deviation that real targets were standardized by; metrics are in the original unit."""
+    evaluation_batch = 500
+    """Samples per batch of `evaluation`."""
     has_loader = False
     """Whether training batches come from the user's own loader, which has a batch size of its own."""
 
@@ -73,9 +74,9 @@ class DataFeed(ABC):
     def fixed(self, split: str, count: int, size: int) -> Iterator[Batch]:
         """Yield the first `count` samples of a split without augmentation, in batches of `size`."""
 
-    @abstractmethod
     def evaluation(self, split: str) -> Iterator[Batch]:
         """Yield a whole split without augmentation, in large batches."""
+        return self.fixed(split, self.counts[split], self.evaluation_batch)
 
 
 class TensorFeed(DataFeed):
@@ -121,10 +122,6 @@ class TensorFeed(DataFeed):
         """Yield the first `count` samples of a split, in batches of `size`."""
         inputs, targets = (torch.split(part[:count], size) for part in self.splits[split])
         yield from zip(inputs, targets, strict=True)
-
-    def evaluation(self, split: str) -> Iterator[Batch]:
-        """Yield a whole split, in large batches."""
-        return self.fixed(split, self.counts[split], _TEST_BATCH)
 
 
 def batch_loader(

@@ -15,8 +15,6 @@ from wsam.lab.models import Task
 from wsam.lab.run import Run
 from wsam.lab.settings import TEST, TRAIN
 
-_TEST_BATCH_CUDA, _TEST_BATCH_CPU = 2000, 500
-
 
 def crop_and_flip(
     padded: Tensor,
@@ -117,6 +115,7 @@ class MemoryFeed(ImageFeed):
         shape = (channels, rows, columns)
         super().__init__(run, device, counts, torch.Generator(device), info, shape)
         self.verified = images.verified
+        self.evaluation_batch = 2000 if device.type == "cuda" else 500
         self.padding = info.padding if run.augment else 0
         self.flip = info.flip and run.augment
         self.splits = {
@@ -147,11 +146,6 @@ class MemoryFeed(ImageFeed):
         """Yield the first `count` images of a split without augmentation, in batches of `size`."""
         images, labels = (torch.split(part[:count], size) for part in self.splits[split])
         yield from zip(map(self.normalize, images), labels, strict=True)
-
-    def evaluation(self, split: str) -> Iterator[Batch]:
-        """Yield a whole split without augmentation, in large batches."""
-        size = _TEST_BATCH_CUDA if self.device.type == "cuda" else _TEST_BATCH_CPU
-        return self.fixed(split, self.counts[split], size)
 
 
 def _split_images(images: Images, run: Run) -> dict[str, ImageSet]:

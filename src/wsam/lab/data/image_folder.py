@@ -34,7 +34,6 @@ from wsam.lab.settings import TEST, TRAIN
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 IMAGENET_SIZE = 224
-_TEST_BATCH = 256
 Sample = tuple[int, int | None]
 """The index of an image and the seed of its augmentation; None for the center crop."""
 
@@ -194,6 +193,7 @@ class FolderFeed(ImageFeed):
     """
 
     verified = UNVERIFIED
+    evaluation_batch = 256
 
     def __init__(
         self, root: Path, run: Run, device: torch.device, workers: int | None = None
@@ -229,7 +229,7 @@ class FolderFeed(ImageFeed):
     def evaluation(self, split: str) -> Iterator[Batch]:
         """Yield the center crops of a whole split, in large batches."""
         samples: list[Sample] = [(index, None) for index in range(self.counts[split])]
-        return self._batches(split, samples, _TEST_BATCH)
+        return self._batches(split, samples, self.evaluation_batch)
 
     def _batches(self, split: str, samples: list[Sample], size: int) -> Iterator[Batch]:
         """Yield batches of the given samples, in their order, on the device."""

@@ -113,7 +113,7 @@ class LoaderFeed(DataFeed):
         if not isinstance(generator, torch.Generator):
             generator = torch.Generator()
         super().__init__(run, device, counts, generator)
-        self.requested_batch_size = run.batch_size
+        self.evaluation_batch = run.batch_size
         self.has_loader = not self.is_dataset(TRAIN)
         if self.has_loader:
             self.batch_size = count_samples(first)
@@ -234,8 +234,8 @@ class LoaderFeed(DataFeed):
             count -= count_samples(batch)
 
     def evaluation(self, split: str) -> Iterator[Batch]:
-        """Yield a whole split."""
-        return self.fixed(split, 1 << 62, self.requested_batch_size)
+        """Yield a whole split; of some loaders only the number of batches is known."""
+        return self.fixed(split, 1 << 62, self.evaluation_batch)
 
     def _loader(
         self, split: str, indices: list[int], size: int, generator: torch.Generator | None = None
