@@ -49,19 +49,14 @@ _CURVES = {
 }
 
 
-def experiment_section(experiment: Experiment, with_table: bool = True) -> Section:
-    """Return the section of an experiment.
-
-    Args:
-        experiment: The experiment.
-        with_table: Whether it starts with the table of its groups.
-    """
+def experiment_section(experiment: Experiment) -> Section:
+    """Return the section of an experiment."""
     compared = select_best(experiment.groups, _MAX_ROWS)
     dots = error_figures(experiment, compared)
     curves = curve_figures(experiment)
     body = render(
         "report/templates/experiment.html",
-        summary=summary_table(experiment) if with_table else None,
+        summary=summary_table(experiment),
         dots=[*dots, *heat_figures(experiment)] if dots else [],
         dots_note=selection_note(experiment, compared),
         curves=[*curves, *slice_figures(experiment)] if curves else [],

@@ -13,7 +13,7 @@ from wsam._utils.text import pluralize
 from wsam.lab.settings import VANILLA
 from wsam.lab.titles import experiment_title, figure_name, group_names
 from wsam.report.charts import LineStyle
-from wsam.report.results import Group, group_key
+from wsam.report.results import Group
 
 _DASHES = tuple(dict.fromkeys(style.dashes for style in METHOD_STYLES.values()))
 MAX_LINES = len(_DASHES)
@@ -67,15 +67,8 @@ class Experiment:
         return [item for item in self.groups if item.style.dashes is not None]
 
 
-def experiments(
-    groups: Sequence[Group], names: Mapping[str, str] | None = None
-) -> list[Experiment]:
-    """Return groups by data, model, noise, metric and split, each with a name and a line style.
-
-    Args:
-        groups: The groups of `gather`.
-        names: Names that replace the generated ones, by `results.group_key`.
-    """
+def experiments(groups: Sequence[Group]) -> list[Experiment]:
+    """Return groups by data, model, noise, metric and split, each with a name and a line style."""
     by_title: dict[tuple[str, str], list[Group]] = {}
     for group in groups:
         title = experiment_title(group.run)
@@ -85,7 +78,7 @@ def experiments(
     return [
         Experiment(
             title if shown_figures[title] == 1 else f"{title}, {figure}",
-            tuple(_labeled(found, names or {}, colors)),
+            tuple(_labeled(found, colors)),
         )
         for (title, figure), found in by_title.items()
     ]
@@ -118,14 +111,12 @@ def _listed(names: Sequence[str], noun: str) -> str:
     return " and ".join(filter(None, (", ".join(distinct[:-1]), distinct[-1])))
 
 
-def _labeled(
-    groups: Sequence[Group], names: Mapping[str, str], colors: Mapping[str, str]
-) -> list[LabeledGroup]:
-    found = []
-    generated = group_names([group.run for group in groups])
-    for group, own in zip(groups, generated, strict=True):
-        name = names.get(group_key(group.run)) or own
-        found.append(LabeledGroup(group, name, LineStyle(colors[_variant(group)])))
+def _labeled(groups: Sequence[Group], colors: Mapping[str, str]) -> list[LabeledGroup]:
+    names = group_names([group.run for group in groups])
+    found = [
+        LabeledGroup(group, name, LineStyle(colors[_variant(group)]))
+        for group, name in zip(groups, names, strict=True)
+    ]
     return assign_shades(assign_dashes(found))
 
 
