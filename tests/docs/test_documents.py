@@ -32,8 +32,10 @@ from wsam.lab.records import objective, read, record_path
 from wsam.lab.run import Run
 from wsam.paper import Profile, find, gather
 from wsam.paper.cheap import LATE, LATE_SGD, SHORTER, SHORTER_SAM, SHORTER_WSAM, TWICE
+from wsam.paper.comparison import Ours
 from wsam.paper.registry import load
 from wsam.paper.significance import welch_tests
+from wsam.paper.table import Table
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -495,6 +497,13 @@ def test_noise_figure_equals_the_records() -> None:
     assert "(half the time)" in figure
 
 
+def read_cheap(only: str) -> tuple[Table, dict[tuple[str, str], Ours]]:
+    """Read cells of the study ``cheap``: the table, and the results by row and column."""
+    table = load("cheap", Profile(only=only), ROOT / "results")
+    entries = gather(table, ROOT / "results")
+    return table, {(entry.cell.row[0], entry.cell.column): entry.ours for entry in entries}
+
+
 def test_gain_at_a_lower_cost_equals_the_records() -> None:
     """The pages state the share of WSAM's gain that the best cheap setting keeps, and its cost."""
     table = load("cheap", Profile(only="*/CIFAR-10*"), ROOT / "results")
@@ -533,8 +542,7 @@ def test_gain_at_a_lower_cost_equals_the_records() -> None:
 
 def test_advice_by_budget_equals_the_records() -> None:
     """The first table of docs/cheap.md: time and share of WSAM's gain of each form."""
-    table = load("cheap", Profile(only="*/CIFAR-10*"), ROOT / "results")
-    found = {(e.cell.row[0], e.cell.column): e.ours for e in gather(table, ROOT / "results")}
+    _, found = read_cheap("*/CIFAR-10*")
     first = (DOCS / "cheap.md").read_text().partition("```python")[0]
     rows = [line.strip("| ").split(" | ") for line in first.splitlines() if "x |" in line]
     stated = {take: (time, share) for time, _, take, share in rows}
@@ -564,11 +572,7 @@ def test_advice_by_budget_equals_the_records() -> None:
 
 def test_cheap_methods_in_words_equal_the_records() -> None:
     """As docs/cheap.md, docs/index.md and docs/when.md state errors, costs and p-values."""
-    table = load("cheap", Profile(only="*/CIFAR-10*"), ROOT / "results")
-    entries = {
-        (entry.cell.row[0], entry.cell.column): entry.ours
-        for entry in gather(table, ROOT / "results")
-    }
+    table, entries = read_cheap("*/CIFAR-10*")
     errors = {row: ours.values for (row, column), ours in entries.items() if column == "CIFAR-10"}
     costs = {
         row: ours.mean for (row, column), ours in entries.items() if column == "CIFAR-10, cost"
@@ -631,24 +635,21 @@ def test_cheap_methods_in_words_equal_the_records() -> None:
 
 
 def test_looksam_in_words_equals_the_records() -> None:
-    """As docs/cheap.md states its errors, those of other alphas, and the errors on CIFAR-100."""
-    results, text = ROOT / "results", read_page("docs/cheap.md")
-    cell = load("cheap", Profile(only="LookSAM 5/*"), results).cell(("LookSAM 5",), "CIFAR-10")
-    cost = {
-        e.cell.row[0]: e.ours.mean
-        for e in gather(load("cheap", Profile(only="*/CIFAR-10, cost"), results), results)
-    }
+    """As docs/cheap.md states its error, and those of other alphas."""
+    text = read_page("docs/cheap.md")
+    table, results = read_cheap("LookSAM 5/CIFAR-10*")
+    cell, cost = table.cell(("LookSAM 5",), "CIFAR-10"), results["LookSAM 5", "CIFAR-10, cost"]
     assert cell.runs[0].hyper["alpha"] == 0.2
 
     def error(run: Run) -> float:
-        record = read(results, run)
+        record = read(ROOT / "results", run)
         assert record is not None
         found = objective(record)
         assert found is not None
         return found
 
     published, middle, chosen = cell.candidates
-    at_cost = f"{error(chosen.run):.2f}% at {cost['LookSAM 5']:.2f} times the time, in one run"
+    at_cost = f"{error(chosen.run):.2f}% at {cost.mean:.2f} times the time, in one run"
     assert f"every fifth step has an error of {at_cost}" in text
     assert f"did not train at all ({error(published.run):.2f}%)" in text
     trials = (
@@ -686,11 +687,7 @@ def test_removed_method_in_words_equals_its_records() -> None:
 
 def test_cifar100_in_words_equals_the_records() -> None:
     """As docs/cheap.md states the errors of the recommended setting and its baselines."""
-    table = load("cheap", Profile(only="*/CIFAR-100*"), ROOT / "results")
-    found = {
-        (entry.cell.row[0], entry.cell.column): entry.ours
-        for entry in gather(table, ROOT / "results")
-    }
+    table, found = read_cheap("*/CIFAR-100*")
     text = read_page("docs/cheap.md")
     own, cost = found[SHORTER, "CIFAR-100"], found[SHORTER, "CIFAR-100, cost"]
     assert f"0.82, has an error of {own.mean:.2f}% at {cost.mean:.2f} times the time" in text
