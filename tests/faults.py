@@ -202,7 +202,7 @@ FAULTS = [
         "geometry.py",
         "torch._foreach_mul(momentum, -block.sign)",
         "torch._foreach_mul(momentum, block.sign)",
-        "tests/core/test_one_pass.py",
+        "tests/core/test_msam.py",
     ),
     Fault(
         "compare: seeds are not paired",

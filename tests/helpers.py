@@ -23,7 +23,7 @@ def default_geometry(name: str) -> wsam.Geometry:
 
 
 ONE_PASS = [name for name in wsam.METHODS if not default_geometry(name).needs_g0]
-"""Methods with one gradient a step; tests/core/test_one_pass.py has most of their tests."""
+"""Methods with one gradient a step; tests/core/test_msam.py has most of their tests."""
 METHODS = [name for name in sorted(wsam.METHODS) if name not in ONE_PASS]
 """Methods with two gradients a step."""
 ALL = [*METHODS, *ONE_PASS]

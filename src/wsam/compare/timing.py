@@ -56,7 +56,10 @@ class Timing:
         return self.setup + epochs * (self.epoch + self.evaluation)
 
     def final_seconds(self, epochs: int) -> float:
-        """Return that of a final run, whose sharpness takes about another setup and epoch."""
+        """Return the expected duration of a final run.
+
+        Measuring its sharpness takes about as long as a setup and an epoch.
+        """
         return self.seconds(epochs + 1) + self.setup
 
 

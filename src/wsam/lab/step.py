@@ -91,8 +91,8 @@ class EpochTotals:
     def __init__(self, device: torch.device) -> None:
         self.steps = 0
         self.sums = torch.zeros(5, dtype=torch.float64, device=device)
-        # Views. `measured` counts the steps with two passes, which measure the sharpness; `counts` are
-        # the correct predictions, and all of them.
+        # Views of `sums`. `measured` is the number of steps with two passes, which measure the
+        # sharpness; `counts` are the numbers of correct predictions and of all predictions.
         self.loss, self.sharpness, self.measured = self.sums[0], self.sums[1], self.sums[2]
         self.counts = self.sums[3:]
 

@@ -79,7 +79,7 @@ def problem_words(run: Run) -> list[object]:
 
 
 def _given(*options: tuple[str, object]) -> list[object]:
-    """Return options with their values; None is not given."""
+    """Return options with their values, without those whose value is None."""
     return [word for option, value in options if value is not None for word in (option, value)]
 
 

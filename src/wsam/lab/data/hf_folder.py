@@ -43,8 +43,8 @@ def load_hf(path: Path, run: Run, device: torch.device) -> Images | TensorFeed:
     for split, rows in (("train", train), ("test", test)):
         if classes and any(label is None or label < 0 for label in rows[target]):
             raise ValueError(
-                f"the {split} split of {run.data} has samples without a label: remove them, or the "
-                "split, if the folder has another one"
+                f"the {split} split of {run.data} has samples without a label: remove them. Without a "
+                "test split, the validation split is used instead"
             )
     task = run.task or ("classification" if classes else None)
     if [*kinds.values()] == ["Image"]:
