@@ -26,6 +26,7 @@ from wsam.lab.records import Record
 from wsam.lab.run import Run
 from wsam.paper.cheap import (
     COST,
+    IN_BUDGET,
     LATE,
     LATE_SGD,
     MODEL,
@@ -47,6 +48,8 @@ NAMES = {
     "WSAM reuse 4, last half, paper's gamma": "WSAM in the last half, every fourth step",
     LATE: "WSAM in the last 30%, every second step, late decay",
     SHORTER: "WSAM on every second step, 0.72 times the epochs",
+    IN_BUDGET: "WSAM on every second step, 0.76 times the epochs",
+    "SGD, 1.15x epochs": "SGD, 1.15 times the epochs",
     SHORTER_SAM: "SAM, 0.58 times the epochs",
     SHORTER_WSAM: "WSAM, 0.58 times the epochs",
     "LookSAM 5": "LookSAM, two passes on every fifth step",
@@ -164,7 +167,7 @@ def message(results: Sequence[TimedResult]) -> str:
     longest = max(bases, key=lambda one: one.mean_minutes, default=None)
     better = [] if longest is None else [one for one in results if _beats(one, longest)]
     if better:
-        *first, last = (one.title.partition(",")[0] for one in better)
+        *first, last = dict.fromkeys(one.title.partition(",")[0] for one in better)
         names = f"{', '.join(first)} and {last}" if first else last
         verb = "have lower errors" if first else "has a lower error"
         return f"{names} {verb} than SGD at equal time"
