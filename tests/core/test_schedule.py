@@ -2,6 +2,7 @@
 
 import copy
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -212,6 +213,13 @@ def test_intervals(style: str) -> None:
     assert passes_of(Between(0, 0), 3, style) == [no, no, no]
     assert passes_of(Every(2) & Between(2), 5, style) == [no, no, yes, no, yes]
     assert passes_of(Every(4) | Between(2, 3), 5, style) == [yes, no, yes, no, yes]
+
+
+@pytest.mark.parametrize("combine", [operator.and_, operator.or_])
+@pytest.mark.parametrize("other", [3, Every])
+def test_only_intervals_combine(combine: Callable[[Any, Any], Any], other: Any) -> None:
+    with pytest.raises(TypeError, match="unsupported operand"):
+        combine(Every(2), other)
 
 
 def test_interval_by_gradient_norm() -> None:

@@ -48,10 +48,10 @@ class Interval:
         """Restore the state saved by `remember`."""
 
     def __and__(self, other: "Interval") -> "Interval":
-        return Both(self, other)
+        return Both(self, other) if isinstance(other, Interval) else NotImplemented
 
     def __or__(self, other: "Interval") -> "Interval":
-        return Either(self, other)
+        return Either(self, other) if isinstance(other, Interval) else NotImplemented
 
 
 Kind = TypeVar("Kind", bound=type)
