@@ -122,7 +122,7 @@ def test_costs_are_measured_or_counted():
     request = tiny_request("cheap")
     assert State(request, times).costs == {"base": 1.0, "cheap": 1.7}
     counted = State(replace(request, equal="passes"), times)
-    assert counted.costs == {"base": 1.0, "cheap": 1.2}, "two passes on every fifth step"
+    assert counted.costs == {"base": 1.0, "cheap": 1.5}, "two passes on every second step"
 
 
 def test_wall_time_is_an_upper_bound():

@@ -208,7 +208,7 @@ def test_json(tmp_path):
         *("training_seconds", "values", "mean", "interval", "improvement", "sharpness", "keys"),
         *("trials", "failures", "slices"),
     }
-    assert row["options"] == {"every": 5, "reuse": True}
+    assert row["options"] == {"every": 2, "reuse": True}
     assert row["values"] == {"0": 9.2, "1": 9.7, "2": 9.1}
     assert set(row["improvement"]) == {"mean", "interval", "p", "p_holm"}
     assert found["methods"]["base"]["improvement"] is None

@@ -578,19 +578,13 @@ def test_advice_by_budget_equals_the_records() -> None:
     assert stated.pop(next(iter(stated))) == ("1.1x", own)
     for take, row in {
         "`MSAM(base, rho=0.3)`": "MSAM",
-        "`WSAM(base, when=Every(10), reuse=Reuse(scale_by_norm=True))`": "WSAM reuse 10, norm-scaled",
         "`WSAM(base, when=Every(4) & Between(total_steps // 2), reuse=True)`": LAST_HALF,
-        "`WSAM(base, when=Every(5), reuse=True)`": "WSAM reuse 5",
         "`LookSAM(base, rho=0.2, alpha=0.2)`": "LookSAM 5",
-        "`WSAM(base, when=Every(2), reuse=True)`": "WSAM reuse 2",
         "`WSAM(base)`; `SAM(base)`": "WSAM",
         "the base optimizer": TWICE,
     }.items():
         time, share = stated.pop(take)
         error, cost = found[row, "CIFAR-10"], found[row, "CIFAR-10, cost"]
-        if error.mean is None:
-            assert share == "not measured", row
-            continue
         assert abs(float(time[:-1]) - cost.mean) < 0.05, row
         assert share.startswith(f"{(sgd - error.mean) / (sgd - full):.0%} (n = {error.n})"), row
     assert not stated

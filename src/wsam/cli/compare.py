@@ -111,7 +111,7 @@ def compare(
     seeds: Seeds = "3",
     trials: Trials = 8,
     epochs: Epochs = 30,
-    every: Every = 5,
+    every: Every = 2,
     equal: Equal = "time",
     lr: LearningRate = None,
     momentum: run_options.Momentum = None,

@@ -17,7 +17,7 @@ from wsam.sweep.settings import with_value
 BASE = "base"
 CHEAP = "cheap"
 """WSAM with two passes on every n-th step; the steps between reuse its sharpness gradient."""
-EVERY = 5
+EVERY = 2
 _FACTORS = {"lr": (0.1, 10.0), "rho": (0.4, 10.0), "gamma": (0.2, 4.0), "alpha": (0.2, 4.0)}
 """Range of each setting as factors of its default; for gamma as factors of gamma / (1 - gamma)."""
 _MSAM_RADII = (0.1, 10.0)
