@@ -140,7 +140,7 @@ class WSAM(SharpnessAware):
         if not isinstance(reuse, bool | Reuse):
             raise TypeError(f"reuse must be True, False or a wsam.rule.Reuse, got {reuse!r}")
         if reuse and when is None:
-            raise ValueError("reuse needs an interval of two-pass steps, such as when=Every(5)")
+            raise ValueError("reuse needs an interval of two-pass steps, such as when=Every(2)")
         if precondition == "auto":
             precondition = find_preconditioner(base) is not None
         elif not isinstance(precondition, bool):

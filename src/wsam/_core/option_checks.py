@@ -66,7 +66,7 @@ def check_options(opt: "SharpnessAware") -> None:
         raise ValueError(f"nonfinite must be one of {NONFINITE}, got {opt.nonfinite!r}")
     if opt.when is not None and not isinstance(opt.when, Interval):
         raise TypeError(
-            f"when must be an interval such as wsam.schedule.Every(5), got {opt.when!r}"
+            f"when must be an interval such as wsam.schedule.Every(2), got {opt.when!r}"
         )
     if opt.local:
         check_model(opt.model)
