@@ -149,7 +149,7 @@ class WSAM(SharpnessAware):
             gamma = 0.5 if precondition else Weighted.gamma
         super().__init__(
             base,
-            rule=Weighted(gamma, Reuse() if reuse is True else reuse or None, precondition),
+            rule=Weighted(gamma, Reuse() if reuse is True else reuse, precondition),
             rho=rho,
             geometry=geometry,
             model=model,

@@ -11,7 +11,7 @@ Each vector is a `Part`, `part.g0 * g0 + part.difference * (g1 - g0)`.
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -142,7 +142,7 @@ class Weighted(_Gamma):
     """
 
     gamma: float | Schedule = 0.9
-    reuse: Reuse | None = None
+    reuse: "Reuse | Literal[False]" = False
     precondition: bool = False
     base_uses_g1 = False
     options = ("reuse", "precondition")
@@ -155,17 +155,17 @@ class Weighted(_Gamma):
     @property
     def reuses(self) -> bool:  # type: ignore[override]
         """Whether `reuse` is given."""
-        return self.reuse is not None
+        return bool(self.reuse)
 
     @property
     def average(self) -> float:  # type: ignore[override]
         """The share of the earlier h in the kept one."""
-        return self.reuse.average if self.reuse is not None else 0.0
+        return self.reuse.average if self.reuse else 0.0
 
     @property
     def kept_needs_products(self) -> bool:  # type: ignore[override]
         """Whether h is divided by the norm of g0."""
-        return self.reuse is not None and self.reuse.scale_by_norm
+        return bool(self.reuse and self.reuse.scale_by_norm)
 
     def kept(self, hyper: dict[str, Scalar], products: Products | None) -> Part:
         """Return h, or h / norm(g0)."""
@@ -176,7 +176,7 @@ class Weighted(_Gamma):
 
     def mix_kept(self, hyper: dict[str, Scalar], g0_norm: Norm, kept_norm: Norm) -> Mix:
         """Return base_grad = g0, decoupled = k h."""
-        assert self.reuse is not None
+        assert self.reuse
         k = self.reuse.weight * sharpness_weight(hyper["gamma"])
         if self.reuse.scale_by_norm and not is_exactly(k, 0.0):
             k = k * g0_norm()

@@ -410,7 +410,8 @@ REUSING = {"reuse": True, "when": wsam.schedule.Every(2)}
 @pytest.mark.parametrize(
     ("name", "saved", "given", "message"),
     [
-        ("wsam", REUSING, {}, r"with reuse=Reuse\(.*\), the optimizer has reuse=None,"),
+        ("wsam", REUSING, {}, r"with reuse=Reuse\(.*\), the optimizer has reuse=False,"),
+        ("wsam", {}, REUSING, r"with reuse=False, the optimizer has reuse=Reuse\("),
         (
             "wsam",
             REUSING,
