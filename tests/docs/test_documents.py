@@ -612,7 +612,7 @@ def test_cheap_methods_in_words_equal_the_records() -> None:
     assert f"SGD with twice the epochs ({p(OWN, TWICE)}), which takes" in text
     assert f"which takes {costs[TWICE]:.2f} times the time" in text
     assert f"and higher than that of full WSAM ({p(OWN, 'WSAM')})" in text
-    assert f"than 0.76 is no significant difference ({p(SHORTER, IN_BUDGET)})" in text
+    assert f"0.72 and 0.76 times the epochs is not significant ({p(SHORTER, IN_BUDGET)})" in text
     assert f"too (six runs, {p(OWN, TWICE)}), at 1.1 times" in index
     assert f"for 0.72 or 0.76 times the epochs (six runs, {p(OWN, TWICE)})" in readme
     found = f"[n = 6](cheap.md#what-is-known-about-the-result), {p(OWN, 'SGD')} against SGD)"
