@@ -3,6 +3,8 @@
 import errno
 import multiprocessing
 import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -214,6 +216,27 @@ def test_an_interrupted_sweep_ends_its_workers(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         list(Processes(["cpu", "cpu"]).run(interrupted()))
     assert not workers()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="sends a POSIX signal")
+def test_a_worker_that_starts_ignores_ctrl_c():
+    """A terminal sends it to all processes, also while they import torch; the sweep ends them."""
+    before = signal.getsignal(signal.SIGINT)
+    worker = Processes(["cpu"])._start("cpu")
+    assert signal.getsignal(signal.SIGINT) is before
+    os.kill(worker.process.pid, signal.SIGINT)
+    worker.pipe.close()
+    worker.process.join()
+    assert worker.process.exitcode == 0
+
+
+def test_workers_start_in_another_thread():
+    """Python handles signals in the main thread only."""
+    executor = Processes(["cpu"])
+    with ThreadPoolExecutor(1) as pool:
+        worker = pool.submit(executor._start, "cpu").result()
+    executor._stop([worker], [])
+    assert worker.process.exitcode == 0
 
 
 @pytest.mark.slow

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -216,7 +217,8 @@ class Processes:
         ours, theirs = context.Pipe()
         threads = max(1, available_cores() // len(self.devices))
         process = context.Process(target=_serve, args=(theirs, device, threads))
-        process.start()
+        with _ignored_ctrl_c():
+            process.start()
         theirs.close()  # so that the pipe ends when the worker dies
         return _Worker(device, process, ours)
 
@@ -230,6 +232,19 @@ class Processes:
         for worker in (*idle, *busy):
             worker.process.join()
             worker.pipe.close()
+
+
+@contextmanager
+def _ignored_ctrl_c() -> Iterator[None]:
+    """Ignore Ctrl-C; a process that is started meanwhile inherits that, and its imports are silent."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python sets signal handlers in the main thread only
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _describe_death(worker: _Worker) -> str:
