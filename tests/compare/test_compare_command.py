@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from command import error_of, wsam_command
@@ -125,6 +126,28 @@ def test_killed_comparison_continues(tmp_path):
     found = json.loads(wsam_command("compare", *words, "--json").stdout)
     assert [len(row["values"]) for row in found["methods"].values()] == [2, 2]
     assert all(path.stat().st_mtime_ns == time for path, time in before.items())
+
+
+@pytest.mark.parametrize(
+    ("words", "parallel"), [("--gpus 1", 3), ("", 40), ("--workers 2", 2), ("--workers 99", 40)]
+)
+def test_a_comparison_on_ray_plans_with_the_cluster(tmp_path, monkeypatch, words, parallel):
+    """It runs as many jobs at a time as the cluster does, whatever this machine has."""
+    ray = SimpleNamespace(
+        is_initialized=lambda: False,
+        init=lambda **_: None,
+        shutdown=lambda: None,
+        cluster_resources=lambda: {"CPU": 40.0, "GPU": 3.0},
+    )
+
+    def stop(request, out, executor, config, parallel, *_):
+        raise ValueError(f"{parallel} jobs at a time")
+
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setattr("wsam.compare.Comparison", stop)
+    words = f"--executor ray --address auto --device cpu {words}".split()
+    line = error_of("compare", *words, "--out", tmp_path)
+    assert line == f"wsam: {parallel} jobs at a time\n"
 
 
 @pytest.mark.slow

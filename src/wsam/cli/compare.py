@@ -160,6 +160,7 @@ def compare(
     from wsam.lab.run import Run
     from wsam.lab.settings import VANILLA
     from wsam.sweep import local_devices
+    from wsam.sweep.ray_cluster import RayCluster
 
     config = options.make_config(
         data_dir,
@@ -221,7 +222,10 @@ def compare(
         submitit="slurm" if executor == "slurm" else None,
         submitit_args=submitit_arg or [],
     )
-    parallel = getattr(jobs, "workers", None) or len(local_devices(device, workers))
+    if isinstance(jobs, RayCluster):
+        parallel = jobs.max_tasks()
+    else:
+        parallel = getattr(jobs, "workers", None) or len(local_devices(device, workers))
     summary = run(request, out, jobs, config, parallel, start, as_json)
     report(summary, out, page(summary), as_json)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,13 +37,24 @@ class RayCluster:
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
         """Yield the outcome of each job, in the order in which they end."""
+        with self._connected() as ray:
+            yield from self._run_tasks(ray, iter(jobs))
+
+    def max_tasks(self) -> int:
+        """Connect to the cluster and return how many tasks it runs concurrently."""
+        with self._connected() as ray:
+            return self._max_tasks(ray.cluster_resources())
+
+    @contextmanager
+    def _connected(self) -> Iterator[Any]:
+        """Return Ray, connected to the cluster until the end of the block."""
         import ray
 
         connects = not ray.is_initialized()
         if connects:
             self._connect(ray)
         try:
-            yield from self._run_tasks(ray, iter(jobs))
+            yield ray
         finally:
             if connects:
                 ray.shutdown()
