@@ -13,11 +13,11 @@ from wsam.compare.formatting import format_number, format_p, format_point, forma
 from wsam.compare.sharpness import DISTANCES, RADIUS
 from wsam.compare.summary import Row, Summary
 from wsam.lab.run import Run
-from wsam.lab.titles import GREEK, experiment_title, figure_column, format_figure
+from wsam.lab.titles import GREEK, experiment_title, figure_column, format_figure, metric_label
 from wsam.report import sections
 from wsam.report.charts import DotRow, Point, Series, dot_chart, line_chart
 from wsam.report.elements import Figure, Section, Table, render_page
-from wsam.report.experiment import MISSING, mean_curve, mean_point, metric_baseline, metric_label
+from wsam.report.experiment import MISSING, mean_curve, mean_point, metric_baseline
 from wsam.report.labels import Experiment, LabeledGroup
 from wsam.report.results import Group, Result
 

@@ -91,6 +91,12 @@ def figure_name(metric: Mapping[str, Any]) -> str:
     return f"{metric['split']} {metric['name']}"
 
 
+def metric_label(metric: Mapping[str, Any], split: str) -> str:
+    """Return the name of a metric on a split, with its unit: ``test error (%)``."""
+    unit = f" ({metric['unit']})" if metric["unit"] else ""
+    return f"{split} {metric['name']}{unit}"
+
+
 def figure_column(metric: Mapping[str, Any], split: str) -> str:
     """Return the name of a metric on a split in the rows of a curve: ``validation_macro_f1``."""
     return f"{split}_{metric['name']}".replace("-", "_")

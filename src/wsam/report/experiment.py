@@ -10,7 +10,7 @@ from wsam._utils.plot_style import method_title, variant_name
 from wsam._utils.text import format_mean_std, mean_and_std
 from wsam.lab.records import Record
 from wsam.lab.settings import BASE_CLASSES, VANILLA
-from wsam.lab.titles import GREEK, figure_column
+from wsam.lab.titles import GREEK, figure_column, metric_label
 from wsam.lab.values import is_number
 from wsam.report.charts import (
     HEAT_COLUMNS,
@@ -89,12 +89,6 @@ def summary_table(experiment: Experiment) -> Table:
     names = [item.name for item in experiment.groups]
     rows = list(zip(names, *kept.values(), strict=True))
     return Table(["method", *kept], rows, styles=[item.style for item in experiment.groups])
-
-
-def metric_label(metric: Mapping[str, Any], split: str) -> str:
-    """Return the name of a metric on a split: ``test error (%)``."""
-    unit = f" ({metric['unit']})" if metric["unit"] else ""
-    return f"{split} {metric['name']}{unit}"
 
 
 def metric_baseline(metric: Mapping[str, Any]) -> float:

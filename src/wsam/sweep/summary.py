@@ -11,7 +11,7 @@ from wsam._utils.text import format_mean_std, mean_and_std
 from wsam.lab import records
 from wsam.lab.records import Record
 from wsam.lab.run import Run
-from wsam.lab.titles import figure_name, run_titles
+from wsam.lab.titles import figure_name, metric_label, run_titles
 
 TEST = "test"
 
@@ -77,12 +77,8 @@ class Summary:
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Return the heads and rows of a table."""
         splits = _splits(self.metric)
-        unit = f" ({self.metric['unit']})" if self.metric["unit"] else ""
-        heads = [
-            "run",
-            *(f"{split} {self.metric['name']}{unit}" for split in splits),
-            *("runs", "seconds"),
-        ]
+        labels = (metric_label(self.metric, split) for split in splits)
+        heads = ["run", *labels, "runs", "seconds"]
         rows = []
         for row in self.rows:
             runs = str(row.finished) + (f", {row.failed} failed" if row.failed else "")
