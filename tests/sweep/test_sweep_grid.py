@@ -8,9 +8,10 @@ from recorded import recorded
 
 from wsam.cli.sweep import parse_axes
 from wsam.lab.run import Run
+from wsam.lab.settings import OPTIONS, method_defaults
 from wsam.sweep import Grid, InProcess
 from wsam.sweep.grid import make_grid, read_grid
-from wsam.sweep.settings import with_value
+from wsam.sweep.settings import has_setting, with_value
 
 
 def runs_of(grid):
@@ -39,6 +40,38 @@ def test_options_that_a_method_does_not_have_are_ignored():
     bases = {"base": ["sgd", "adamw"], "precondition": [True]}
     options = {run.base: dict(run.options) for run in runs_of(make_grid("mine", bases))}
     assert options == {"sgd": {}, "adamw": {"precondition": True}}
+
+
+ON = {
+    **{"lean": True, "max_norm": 1.0, "every": 2, "reuse": True, "precondition": True},
+    **{"start": 0.5, "threshold": 1.0, "gather": True, "ascent_share": 0.5},
+    **{"reuse_scaled": True, "reuse_average": 0.5, "reuse_weight": 0.5},
+    **{"gamma_warmup": 0.1, "rho_warmup": 0.1, "rho_follows_lr": True},
+}
+"""Every option with a value that is not off."""
+
+
+def accepted(run, **options):
+    """Return whether a run with these options can be made."""
+    try:
+        run.replace(options={**run.options, **options})
+    except ValueError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("base", ["sgd", "adamw"])
+@pytest.mark.parametrize("before", [{}, {"every": 2}, {"every": 2, "reuse": True}])
+def test_a_grid_varies_the_options_that_a_run_accepts(base, before):
+    """One that excludes another, as threshold does every, is refused rather than ignored."""
+    assert ON.keys() == OPTIONS.keys()
+    runs = [Run(method=method, base=base) for method in method_defaults()]
+    runs = [run.replace(options=before) for run in runs if accepted(run, **before)]
+    assert runs
+    for run in runs:
+        varied = {name for name in ON if has_setting(run, f"options.{name}")}
+        excluded = {"threshold"} if before else set()
+        assert varied - excluded == {name for name in ON if accepted(run, **{name: ON[name]})}
 
 
 def forms(runs):
