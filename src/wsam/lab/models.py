@@ -216,7 +216,7 @@ def small_cnn(task: Task) -> nn.Module:
 
 
 def mlp(task: Task, width: int = 64) -> nn.Module:
-    """A perceptron with two hidden layers of 64 units; categories of a table are embedded."""
+    """A perceptron with two hidden layers; categories of a table are embedded."""
     inputs = math.prod(task.shape)
     first: nn.Module = nn.Flatten()
     if task.categories:

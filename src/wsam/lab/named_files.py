@@ -10,7 +10,7 @@ from wsam.lab.user_code import is_code, source_file
 _DIGITS = 12
 
 
-def named_files(name: str, folder: Path | None = None) -> list[Path]:
+def named_files(name: str, folder: Path | None) -> list[Path]:
     """Return the files whose contents identify data, a model, a metric or a method.
 
     These are the file of a function, a table or a text, and of a Hugging Face folder the small files
@@ -34,7 +34,7 @@ def named_files(name: str, folder: Path | None = None) -> list[Path]:
     return _fingerprint_files(path) if kind == "hf" else []
 
 
-def text_file(path: Path, folder: Path | None = None) -> Path:
+def text_file(path: Path, folder: Path | None) -> Path:
     """Return the path of a text, which may be relative to the data folder.
 
     Raises:

@@ -90,7 +90,7 @@ def _interval(run: Run, steps: int) -> Interval | None:
     if (factor := options.get("threshold")) is not None:
         return NormAbove(factor, final=-factor, steps=steps)
     start = round(options.get("start", 0.0) * steps)
-    every = run.hyper["n"] if "n" in run.hyper else options.get("every", 1)  # LookSAM has n
+    every = run.hyper.get("n", options.get("every", 1))  # LookSAM has n
     return Every(cast(int, every), start) if start or "every" in options else None
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from wsam._utils.text import json_safe, printable
 from wsam.lab import files
 from wsam.lab.run import Run
-from wsam.lab.titles import figure_column
+from wsam.lab.titles import figure_column, figure_name
 from wsam.lab.values import check_mapping, is_number
 
 Record = dict[str, Any]
@@ -334,7 +334,7 @@ def objective(record: Record) -> float | None:
 def objective_name(record: Record) -> str:
     """Return the name of `objective`, such as ``validation error`` or ``negative test accuracy``."""
     found = metric(record)
-    name = f"{found['split']} {found['name']}"
+    name = figure_name(found)
     return name if found["lower_is_better"] else f"negative {name}"
 
 

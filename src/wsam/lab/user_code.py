@@ -64,7 +64,7 @@ def source_file(name: str) -> Path:
         if not path.is_file():
             raise FileNotFoundError(f"{name}: there is no file {path.absolute()}")
         return path
-    search_path: list[str] | None = [str(Path.cwd()), *sys.path]
+    search_path = [str(Path.cwd()), *sys.path]
     found = None
     for number, part in enumerate(parts := source.split(".")):
         # Unlike importlib.util.find_spec, this does not import the parent packages.
