@@ -70,7 +70,7 @@ def format_number(value: float, unit: str, width: float | None = None) -> str:
         return f"{value:.{digits}g}" + ("" if width is None else f" ± {width:.1g}")
     decimals = max(decimals, 1 if unit == "%" else 0)
     decimals += 2 if width is None and unit != "%" else int(width is None)
-    return f"{value:.{decimals}f}" + ("" if width is None else f" ± {width:.{decimals}f}")
+    return f"{value:z.{decimals}f}" + ("" if width is None else f" ± {width:.{decimals}f}")
 
 
 def _exponent(value: float) -> int:
