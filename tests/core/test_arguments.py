@@ -125,6 +125,7 @@ def test_bad_arguments_unknown(name: str) -> None:
     [
         (lambda p: wsam.WSAM(p, lr=0.1), "write WSAM(torch.optim.SGD(model.parameters(), lr=0.1)"),
         (lambda p: wsam.SAM(p, torch.optim.SGD, rho=0.1), "write SAM(torch.optim.SGD("),
+        (lambda p: wsam.SAM(sgd(nn.Linear(2, 1)), 0.1), "lr=0.1), rho=0.05)"),
         (lambda p: wsam.SAM(rho=0.1), "lambda base: SAM(base, ...)"),
         (lambda p: wsam.SAM(sgd(nn.Linear(2, 1)), max_grad_norm=1.0), "did you mean 'max_norm'?"),
         (lambda p: wsam.SAM(sgd(nn.Linear(2, 1)), adaptive=True), "geometry=wsam.Adaptive()"),

@@ -38,7 +38,7 @@ class CheckedArguments:
 
 
 def _example(method: str) -> str:
-    return f"write {method}(torch.optim.SGD(model.parameters(), lr=0.1), ...)"
+    return f"write {method}(torch.optim.SGD(model.parameters(), lr=0.1), rho=0.05)"
 
 
 def _hint(method: str, name: str, known: list[str]) -> str:
