@@ -19,6 +19,7 @@ from wsam.lab.run import Run
 from wsam.lab.trainer import run_checkpoints
 from wsam.report import gather
 from wsam.sweep import InProcess, Job, Outcome, Processes, Status, local_devices, run_job, sweep
+from wsam.sweep.executors import _serve
 
 
 def workers():
@@ -284,3 +285,16 @@ def test_workers_share_the_available_cores(monkeypatch):
     monkeypatch.delattr(os, "sched_getaffinity")
     Processes(["cpu", "cpu"])._start("cpu").pipe.close()
     assert started == [4, 32]
+
+
+def test_a_worker_ends_quietly_after_its_parent_was_killed():
+    """With an outcome that the parent had not read, the pipe is reset instead of ended."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    theirs.send("unread")
+    worker = context.Process(target=_serve, args=(theirs, "cpu", 1))
+    worker.start()
+    theirs.close()
+    ours.close()
+    worker.join()
+    assert worker.exitcode == 0

@@ -289,7 +289,7 @@ def _serve(pipe: Connection, device: str, threads: int) -> None:
     while True:
         try:
             job: Job = pipe.recv()
-        except EOFError:
+        except (EOFError, OSError):
             return
         on_device = replace(job, execution=replace(job.execution, device=device))
         outcome = run_job(on_device, [callback])
