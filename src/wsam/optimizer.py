@@ -557,7 +557,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         state.blocks = collect_gradients(self._refresh_blocks())
         if self.geometry.needs_g0:
             state.require_g0(
-                "call backward() in the first pass, on a loss that depends on the base's parameters"
+                "the loss must depend on the base's parameters, and the first pass must call backward()"
             )
         state.passes = 1 if state.blocks else 0
         if grad_scale is not None:

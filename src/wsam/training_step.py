@@ -469,8 +469,8 @@ def _loss_and_outputs(result: Any) -> tuple[Tensor, Any]:
         )
     if not loss.requires_grad:
         raise RuntimeError(
-            "the loss has no gradient: compute it in loss_fn from the trained parameters, without "
-            "detach(), item() or no_grad()"
+            "the loss has no gradient: compute it in loss_fn from parameters with requires_grad=True, "
+            "without detach(), item() or no_grad()"
         )
     return loss.reshape(()), outputs
 

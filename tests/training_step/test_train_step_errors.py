@@ -74,7 +74,7 @@ def test_mistakes_in_the_loss_function(mistake: str, kind: str) -> None:
 
 def test_a_loss_of_another_model() -> None:
     step = wsam.train_step(optimizer("wsam", small_model()), lambda x: loss(small_model(), x))
-    with pytest.raises(RuntimeError, match="a loss that depends on the base's parameters"):
+    with pytest.raises(RuntimeError, match="the loss must depend on the base's parameters"):
         step(batch(0))
 
 
