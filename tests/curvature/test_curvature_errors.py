@@ -88,6 +88,18 @@ def test_measures_of_changing_data_raise(measure):
     measure(net, F.cross_entropy, loader)
 
 
+def test_the_error_about_changing_data_names_shuffled_loaders():
+    net = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
+    torch.manual_seed(0)
+    data = TensorDataset(torch.randn(12, 4), Y)
+    message = r"shuffled, with drop_last or mode='train'\? Pass list\(loader\)"
+    for drop_last, mode in ((True, "eval"), (False, "train")):
+        loader = DataLoader(data, batch_size=5, shuffle=True, drop_last=drop_last)
+        with pytest.raises(ValueError, match=message):
+            hessian(net, F.cross_entropy, loader, mode=mode) @ torch.ones(53)
+        hessian(net, F.cross_entropy, list(loader), mode=mode) @ torch.ones(53)
+
+
 def test_products_with_changing_data_raise_and_shuffled_data_works():
     for build in (hessian, gauss_newton):
         with pytest.raises(ValueError, match="augmented at random"):
