@@ -327,8 +327,9 @@ def _radius_following_lr(base: Any, rho: Any, rho_min: float, lr_min: float) -> 
 class ESAM(SharpnessAware):
     """Efficient SAM: perturb some tensors, and use some samples in the second pass.
 
-    Each tensor is perturbed with probability beta, with the radius divided by beta. The second pass
-    uses the share gamma of samples whose loss increased most. The closure provides per-sample losses:
+    Each tensor is perturbed with probability beta. The norm is over the perturbed tensors alone, and
+    the radius is divided by beta. The second pass uses the share gamma of samples whose loss increased
+    most. The closure provides per-sample losses:
 
         loss = opt.select(F.cross_entropy(model(x), y, reduction="none"))
 
