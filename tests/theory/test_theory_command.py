@@ -68,6 +68,15 @@ def test_the_floor_of_a_constant_radius(verb, what):
     assert f"a constant radius leaves a floor of 0.45 for the {what}, for any T" in text
 
 
+@pytest.mark.parametrize("verb", ["convex", "nonconvex"])
+def test_the_note_on_the_tight_form_names_the_constant_that_differs(verb):
+    record = bounds(verb)
+    tight, corrected = (record["constants"][form] for form in ("tight", "corrected"))
+    assert tight != corrected
+    for name, value in tight.items():
+        assert (f"{name} has (k + |1-k|)^2" in record["tight"]) == (value != corrected[name])
+
+
 def test_generalization():
     record = bounds("generalization", "-m", 10**9, "-n", 10, "--dimension", 11)
     assert record["bound"]["corrected"] == Generalization(**record["setting"]).gap()

@@ -107,7 +107,8 @@ class Convex(_Assumptions):
     )
     sharper: ClassVar[str] = (
         "sum 1/sqrt(t) is at most 2 sqrt(T) - 1, so half of C1's second term, (k + |1-k|)^2 n G^2 lr/2,"
-        " is subtracted from C1 sqrt(T); for decreasing rho_t, rho C2 is subtracted, too."
+        " is subtracted from C1 sqrt(T); for decreasing rho_t, rho C2 is subtracted, too. "
+        "C1 has (k + |1-k|)^2 in place of 2 (k^2 + (1-k)^2)."
     )
 
     def __post_init__(self) -> None:
@@ -217,7 +218,7 @@ class NonConvex(_Assumptions):
     )
     sharper: ClassVar[str] = (
         "sum 1/sqrt(t) is at least 2 sqrt(T+1) - 2, so the divisor is sqrt(T+1) - 1 in place of "
-        "sqrt(T) - 1."
+        "sqrt(T) - 1. C5 has (k + |1-k|)^2 in place of 2 (k^2 + (1-k)^2)."
     )
 
     def __post_init__(self) -> None:
