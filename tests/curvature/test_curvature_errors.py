@@ -92,7 +92,7 @@ def test_the_error_about_changing_data_names_shuffled_loaders():
     net = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
     torch.manual_seed(0)
     data = TensorDataset(torch.randn(12, 4), Y)
-    message = r"shuffled, with drop_last or mode='train'\? Pass list\(loader\)"
+    message = r"shuffled and used with drop_last or mode='train', pass list\(loader\)"
     for drop_last, mode in ((True, "eval"), (False, "train")):
         loader = DataLoader(data, batch_size=5, shuffle=True, drop_last=drop_last)
         with pytest.raises(ValueError, match=message):

@@ -347,8 +347,8 @@ class Objective:
         # Shuffling changes the order of summation and, in train mode, the batch statistics.
         rtol = 1e-3 if self._uses_tf32() or self.mode == "train" else 1e-4
         hint = (
-            "over all batches: is the data augmented at random, or shuffled, with drop_last or "
-            "mode='train'? Pass list(loader)"
+            "over all batches: if the data is augmented at random, or shuffled and used with drop_last "
+            "or mode='train', pass list(loader)"
         )
         self._check_equal(self.loss, reading.loss, rtol, hint)
 

@@ -236,7 +236,7 @@ class Processes:
 
 @contextmanager
 def _ignored_ctrl_c() -> Iterator[None]:
-    """Ignore Ctrl-C; a process that is started meanwhile inherits that, and its imports are silent."""
+    """Ignore Ctrl-C here, and in processes that are started meanwhile, from their first import on."""
     if threading.current_thread() is not threading.main_thread():
         yield  # Python sets signal handlers in the main thread only
         return
