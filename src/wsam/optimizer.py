@@ -9,7 +9,6 @@ import contextlib
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import is_dataclass
 from operator import attrgetter
 from typing import Any
 
@@ -48,7 +47,7 @@ from wsam._core.sample_selection import SampleSelection
 from wsam._core.schedule_base import Interval, Schedule
 from wsam._core.state_dict import ENTRY, load, sharpness_entry
 from wsam._core.step_state import Action, Phase, StepState
-from wsam._core.validation import count, flag, number, warn
+from wsam._core.validation import count, number, warn
 from wsam.geometry import Euclidean, Geometry
 from wsam.rule import Rule
 
@@ -177,23 +176,17 @@ class SharpnessAware(CheckedArguments, Optimizer):
         if isinstance(base, SharpnessAware):
             name = type(base).__name__
             raise TypeError(f"base is already sharpness-aware ({name}): wrap a plain optimizer")
-        if not (isinstance(rule, Rule) and is_dataclass(type(rule))):
-            raise TypeError(
-                f"rule must be an instance of a dataclass derived from wsam.rule.Rule, got {rule!r}"
-            )
         check_base(base, rule)
         self.base = base
         self.rule = rule
         self.geometry = geometry if geometry is not None else Euclidean()
-        if not isinstance(self.geometry, Geometry):
-            raise TypeError(f"geometry must be a wsam.Geometry, got {geometry!r}")
         self.model = model
-        self.lean = flag("lean", lean)
+        self.lean = lean
         self.max_norm = None if max_norm is None else number("max_norm", max_norm, low_open=True)
         self.nonfinite = nonfinite
-        self.repeat_randomness = flag("repeat_randomness", repeat_randomness)
+        self.repeat_randomness = repeat_randomness
         self.when = when
-        self.local = flag("local", local)
+        self.local = local
         self.ascent_steps = count("ascent_steps", ascent_steps, 1)
         self.skipped = 0
         self._base_writes_grads: bool | None = None  # unknown before the first lean step
@@ -310,13 +303,13 @@ class SharpnessAware(CheckedArguments, Optimizer):
             self._update()
             return None
         closures: Any = closure if isinstance(closure, list | tuple) else [closure]
-        self._check_closures(closures)
         self._step_state.require_no_pending_update()
         self._step_state.require_weights("begin a step")
         try:
             self._save_statistics()
             self._in_closure = True
             loss, self._sharpness = self._run_passes(closures)
+            self._combine()
         except BaseException as error:
             self._cancel(error)
             raise
@@ -325,28 +318,19 @@ class SharpnessAware(CheckedArguments, Optimizer):
         self._update()
         return loss
 
-    def _check_closures(self, closures: Sequence[Closure]) -> None:
-        """Raise for what is not a closure, or one of several where the step needs a single one."""
-        if not closures or not all(callable(c) for c in closures):
-            raise TypeError("step takes a function that computes the loss, or a list of them")
-        if len(closures) > 1 and self.lean:
-            raise ValueError("lean=True steps after the first pass: pass one closure")
-        if len(closures) > 1 and self.when is not None and self.when.needs_norm:
-            raise ValueError("an interval that reads the gradient norm needs a single closure")
+    def _run_passes(self, closures: Sequence[Closure]) -> tuple[Any, Tensor]:
+        """Run all passes of each closure; return L(w) and the sharpness.
+
+        Gradients, losses and sharpness of several closures are summed.
+        """
         for closure in closures:
             check_closure(closure)
-
-    def _run_passes(self, closures: Sequence[Closure]) -> tuple[Any, Tensor]:
-        """Run both passes of each closure and combine; return L(w) and the sharpness."""
         if len(closures) == 1:
-            result = self._run_closure(closures[0])
-        else:
-            result = self._run_micro_batches(closures)
-        self._combine()
-        return result
-
-    def _run_micro_batches(self, closures: Sequence[Closure]) -> tuple[Any, Tensor]:
-        """Run all passes of each closure; sum their gradients, losses and sharpness."""
+            return self._run_closure(closures[0])
+        if self.lean or (self.when is not None and self.when.needs_norm):
+            raise ValueError(
+                "lean=True, or an interval that reads the gradient norm, needs a single closure"
+            )
         gradients, first, sharpness = GradAccumulator(), [], []
         for closure in closures:
             value, increase = self._run_closure(closure)

@@ -444,8 +444,8 @@ def test_wrong_number_of_ascent_steps_by_hand() -> None:
         ({"ascent_steps": 0}, "at least 1"),
         ({"ascent_steps": 1.5}, "whole number"),
         ({"keep": 0.5}, "does not support keep"),
-        ({"geometry": Averaged()}, "Averaged averages one gradient a step.*several ascent steps"),
-        ({"geometry": wsam.geometry.AlongMomentum()}, "has one pass.*several ascent steps"),
+        ({"geometry": Averaged()}, "Averaged averages one gradient a step.*ascent_steps > 1"),
+        ({"geometry": wsam.geometry.AlongMomentum()}, "has one pass.*ascent_steps"),
     ],
 )
 def test_rejected_options(options: dict[str, Any], message: str) -> None:
@@ -455,7 +455,7 @@ def test_rejected_options(options: dict[str, Any], message: str) -> None:
 
 
 def test_rejected_with_lean_and_capture() -> None:
-    with pytest.raises(ValueError, match="ascent_steps=2 does not support lean"):
+    with pytest.raises(ValueError, match=r"lean=True.*without.*ascent_steps"):
         make("wsam", small_model(), lean=True)
     with pytest.raises(ValueError, match="ascent_steps > 1 cannot be captured"):
         wsam.train_step(make("wsam", small_model()), lambda x: x, capture=True)

@@ -36,7 +36,7 @@ def test_lean_needs_a_base_that_receives_g0(name: str) -> None:
 
 
 def test_lean_needs_a_rule_whose_base_receives_g0() -> None:
-    with pytest.raises(ValueError, match=r"lean.*second"):
+    with pytest.raises(ValueError, match=r"lean.*only WSAM"):
         wsam.SharpnessAware(sgd(small_model()), rule=wsam.rule.Perturbed(), lean=True)
 
 
