@@ -341,7 +341,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
             gradients.add(self._step_state, self._all_blocks())
             self._step_state = self._new_step(self._step_state.memory)
         gradients.fill(self._step_state, self._all_blocks())
-        self._step_state.enter(Phase.PERTURBED)
+        self._step_state.phase = Phase.PERTURBED
         return losses.total(first), sum(sharpness[1:], sharpness[0])
 
     def _unmeasured_sharpness(self) -> Tensor:
@@ -495,7 +495,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         step.own_g0(state.blocks)  # a backward pass must not overwrite them
         gradients = step.gradients_of(state.blocks)
         state.mask = self._mask()
-        state.enter(Phase.READ_ONLY)
+        state.phase = Phase.READ_ONLY
         self._step_state = state
         try:
             with torch.no_grad():
@@ -548,7 +548,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
             state.unscaled = True
             step.unscale(state.blocks, grad_scale)
         state.action = self._choose_action(state)
-        state.enter(Phase.PERTURBED)
+        state.phase = Phase.PERTURBED
         self._step_state = state
         try:
             if state.unscaled and state.action is Action.SHARPNESS_AWARE:
@@ -707,7 +707,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
             lean.finish(state, all_blocks)
         else:
             step.combine(state, all_blocks)
-        state.enter(Phase.READY)
+        state.phase = Phase.READY
 
     def _finish_with_backend(self, state: StepState) -> bool:
         """Let the backend restore, combine and update in one go, where nothing else is needed."""
@@ -720,7 +720,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         if not self._backend.finish(state):
             return False
         state.moved, state.base_stepped = [], True
-        state.enter(Phase.READY)
+        state.phase = Phase.READY
         self._restore()
         return True
 

@@ -45,14 +45,6 @@ class Phase(Enum):
     """Inside `perturbed()`: the weights are at w + d and must not be updated."""
 
 
-_TRANSITIONS = {
-    (Phase.IDLE, Phase.PERTURBED),
-    (Phase.IDLE, Phase.READ_ONLY),
-    (Phase.PERTURBED, Phase.READY),
-}
-"""Allowed transitions, as (from, to). A new state is IDLE."""
-
-
 class Action(Enum):
     """What a step does."""
 
@@ -134,11 +126,6 @@ class StepState:
         kept = self.rule.keeps_g0 or self.lean or self.phase is Phase.READ_ONLY
         return self.geometry.follows_g0 and not kept
 
-    def enter(self, phase: Phase) -> None:
-        """Go to another phase."""
-        assert (self.phase, phase) in _TRANSITIONS, f"no transition {self.phase} -> {phase}"
-        self.phase = phase
-
     def step_base(self) -> None:
         """Step the base optimizer."""
         try:
@@ -152,13 +139,10 @@ class StepState:
 
     def require_weights(self, operation: str) -> None:
         """Raise unless the weights are at w, as `operation` needs them."""
+        remedy = "call descend() first, or abandon()" if self.manual else "not inside a closure"
         if self.phase is Phase.READ_ONLY:
-            raise RuntimeError(
-                f"cannot {operation} inside perturbed(), where the weights are at w + d: leave the "
-                "`with` block first"
-            )
-        if self.phase is Phase.PERTURBED:
-            remedy = "call descend() first, or abandon()" if self.manual else "not inside a closure"
+            remedy = "not inside perturbed()"
+        if self.phase in (Phase.PERTURBED, Phase.READ_ONLY):
             raise RuntimeError(f"cannot {operation} while the weights are at w + d: {remedy}")
 
     def reject_update(self) -> NoReturn:
@@ -168,34 +152,24 @@ class StepState:
         )
 
     def require_unscaled(self, closure: Any, grad_scale: Any, found_inf: Any) -> None:
-        """Raise unless a GradScaler calls `step` after both passes, with all gradients unscaled."""
-        if closure is not None or self.phase is Phase.IDLE:
+        """Raise unless a GradScaler calls `step` after both passes, with all gradients unscaled.
+
+        `ascend` unscales those of the first pass, the scaler those of the second: `found_inf` is a
+        tensor if it has found any.
+        """
+        is_unscaled = self.unscaled and grad_scale is None and isinstance(found_inf, Tensor)
+        if closure is not None or not is_unscaled:
             raise RuntimeError(
-                "under a GradScaler run the two passes by hand: scale both losses, then "
-                "ascend(scaler.get_scale()), scaler.unscale_(optimizer), descend(), "
-                f"scaler.step(optimizer){integration_hint()}"
-            )
-        if self.moved:
-            self.require_weights("step")
-        if grad_scale is not None:
-            raise RuntimeError("call scaler.unscale_(optimizer) before descend()")
-        if not self.unscaled:
-            raise RuntimeError(
-                "ascend() did not get the scale of the first gradients: call "
-                "ascend(scaler.get_scale()), or ascend(1.0) if they were unscaled by hand"
-            )
-        if not isinstance(found_inf, Tensor):
-            raise RuntimeError(
-                "the GradScaler has checked no gradients: run the second pass at every step, also if "
-                "ascend() returned False"
+                "under a GradScaler run two passes at every step by hand: scale the loss and call "
+                "ascend(scaler.get_scale()); scale the second loss, also if ascend() returned False; "
+                "then scaler.unscale_(optimizer), descend() and scaler.step(optimizer)"
+                + integration_hint()
             )
 
     def require_descend(self) -> None:
         """Raise unless `descend` may be called now."""
-        if self.phase is Phase.READ_ONLY:
-            self.require_weights("descend")
         if self.phase is not Phase.PERTURBED:
-            raise RuntimeError("descend() without ascend(): the weights are not at w + d")
+            raise RuntimeError("descend() without ascend()")
         if self.action is Action.SHARPNESS_AWARE and self.is_ascending:
             raise RuntimeError(
                 f"ascent_steps={self.ascent_steps}, but ascend() was called {self.passes} times: run "
@@ -204,17 +178,15 @@ class StepState:
 
     def require_abandonable(self, in_closure: bool) -> None:
         """Raise if `abandon` is called inside `perturbed()` or a closure."""
-        if self.phase is Phase.READ_ONLY:
-            self.require_weights("abandon a step")
-        if in_closure:
-            raise RuntimeError("abandon() inside a closure: raise an exception instead")
+        if in_closure or self.phase is Phase.READ_ONLY:
+            raise RuntimeError("abandon() inside a closure or perturbed(): raise an error instead")
 
     def require_no_pending_update(self) -> None:
         """Raise if `descend` has prepared an update that `step()` must finish."""
         if self.phase is Phase.READY and self.manual:
             raise RuntimeError(
-                "descend() has prepared a step: finish it with step() without a closure, or drop it "
-                "with abandon(). A framework that calls step for you may have passed a closure"
+                "descend() has prepared a step: finish it with step() without a closure (a framework "
+                "may have passed one), or drop it with abandon()"
             )
 
     def require_g0(self, remedy: str) -> None:
