@@ -919,7 +919,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state of this optimizer or of a plain base. Rejected before anything changes."""
         self._step_state.require_weights("load a state")
-        state_dict = dict(state_dict) if isinstance(state_dict, dict) else state_dict
+        state_dict = dict(state_dict)
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = hook(self, state_dict) or state_dict
         self._values.sync()

@@ -174,7 +174,6 @@ def test_bad_arguments_state_what_is_allowed(name: str) -> None:
     ("name", "hyper", "message"),
     [
         ("wsam", {"rho": torch.tensor(-1.0)}, "rho must be in"),
-        ("wsam", {"rho": torch.ones(2)}, "rho must be one number, got a tensor of shape (2,)"),
         ("wsam", {"gamma": torch.tensor(1.0)}, "gamma must be in"),
         ("esam", {"gamma": 0.0}, "gamma must be in"),
         ("gsam", {"rho": 0.05, "rho_min": 0.1}, "rho_min must be in"),
@@ -184,8 +183,6 @@ def test_bad_arguments_state_what_is_allowed(name: str) -> None:
         ("gsam", {"lr_min": 0.01}, "pass rho_min"),
         ("asam", {"geometry": wsam.Fisher()}, "unexpected keyword argument 'geometry'"),
         ("sam", {"gamma": 0.9}, "unexpected keyword argument 'gamma'"),
-        ("wsam", {"rho": lambda step: 0.1}, "wsam.schedule.Function"),
-        ("wsam", {"gamma": lambda step: 0.1}, "wsam.schedule.Function"),
     ],
 )
 def test_bad_arguments_messages(name: str, hyper: dict[str, object], message: str) -> None:

@@ -389,13 +389,6 @@ def test_rewrapped_base_equals_a_fresh_one() -> None:
     assert same(snapshot(opts[0]), snapshot(opts[1]))
 
 
-def test_old_optimizer_of_a_rewrapped_base_is_rejected() -> None:
-    base = sgd({})
-    old, _ = wsam.WSAM(base), wsam.SAM(base)
-    with pytest.raises(RuntimeError, match="wrapped again"):
-        step_on(old)
-
-
 # --- a radius that follows the learning rate -------------------------------------------------------
 
 

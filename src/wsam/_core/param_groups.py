@@ -41,24 +41,11 @@ def check_value(name: str, value: Any, rule: "Rule") -> Any:
         for extreme in value.extremes():
             check_value(name, extreme, rule)
         return value
-    if callable(value):
-        raise TypeError(
-            f"{name} must be a number or a schedule, got a function: write wsam.schedule.Function(f)"
-        )
     if isinstance(value, Tensor):
-        if value.numel() != 1:
-            shape = tuple(value.shape)
-            raise ValueError(f"{name} must be one number, got a tensor of shape {shape}")
         if value.device.type == "cpu":  # reading any other tensor would synchronize
             check_value(name, value.item(), rule)
         return value if value.dim() == 0 else value.reshape(())
     return number(name, value) if name == "rho" else rule.check(name, value)
-
-
-def _without_leftovers(group: dict[str, Any]) -> dict[str, Any]:
-    """Return a group without the values of an earlier wrapper of the same base."""
-    left = own_values(group) if STEP in group else {}
-    return {key: value for key, value in group.items() if key not in left}
 
 
 class GroupValues:
@@ -77,10 +64,8 @@ class GroupValues:
         """For each group the schedules by name."""
         self._groups: list[dict[str, Any]] = []
         self._valid: dict[tuple[int, str], Any] = {}
-        settings = [self._settings(_without_leftovers(group)) for group in base.param_groups]
+        settings = [self._settings(group) for group in base.param_groups]
         for group, setting in zip(base.param_groups, settings, strict=True):
-            for key in {*group} - {*_without_leftovers(group)}:
-                del group[key]
             self._adopt(group, setting)
 
     def sync(self) -> None:
@@ -104,9 +89,11 @@ class GroupValues:
     def _settings(self, group: dict[str, Any]) -> dict[str, Value]:
         """Return the validated hyperparameters of a new group.
 
-        A group may set "sam_rho", or plain "rho" where the base has no such key itself.
+        A group may set "sam_rho", or plain "rho" where the base has no such key itself. Values of an
+        earlier wrapper of the same base do not count.
         """
-        given = {key.removeprefix(PREFIX): v for key, v in own_values(group).items() if key != STEP}
+        own = {} if STEP in group else own_values(group)
+        given = {key.removeprefix(PREFIX): value for key, value in own.items()}
         given.update({name: group[name] for name in self._plain_names if name in group})
         for name in self._left_to_base:
             if name in group and name not in given:
@@ -125,9 +112,9 @@ class GroupValues:
 
     def _adopt(self, group: dict[str, Any], settings: dict[str, Value]) -> None:
         """Write the hyperparameters into a new group."""
-        for name in self._plain_names:
-            group.pop(name, None)
-        group.setdefault(STEP, 0)
+        for key in (*own_values(group), *self._plain_names):
+            group.pop(key, None)
+        group[STEP] = 0
         self._groups.append(group)
         self.schedules.append({})
         for name, value in settings.items():
@@ -148,8 +135,6 @@ class GroupValues:
         self.sync()
         for i, (group, schedules) in enumerate(zip(self._groups, self.schedules, strict=True)):
             for name in self.defaults:
-                if PREFIX + name not in group:
-                    raise RuntimeError("the base was wrapped again: use its new optimizer")
                 value = group[PREFIX + name]
                 if name in schedules:
                     value = schedules[name].value(group[STEP], group["lr"])
@@ -158,10 +143,7 @@ class GroupValues:
                 self._valid[i, name] = group[PREFIX + name] = value
             for name in self._plain_names:
                 if name in group and name in self.defaults:
-                    raise ValueError(
-                        f"a parameter group was given {name!r} after construction, where it has no "
-                        f"effect: set group[{PREFIX + name!r}] and remove {name!r}"
-                    )
+                    raise ValueError(f"set group[{PREFIX + name!r}] instead of group[{name!r}]")
 
     def set(self, name: str, value: Value) -> None:
         """Set a hyperparameter in all groups."""

@@ -57,19 +57,14 @@ def sharpness_entry(opt: "SharpnessAware", state: dict[str, Any]) -> dict[str, A
     return entry if complete else {**entry, "values": own}
 
 
-def load(opt: "SharpnessAware", state: Any) -> None:
+def load(opt: "SharpnessAware", state: dict[str, Any]) -> None:
     """Load what `state_dict` returned, or the state of a plain base.
 
     Raises:
-        ValueError: if the state has other groups or shapes, or is no state of an optimizer.
+        ValueError: if the state has other groups or shapes.
     """
     base, values, interval = opt.base, opt._values, opt.when
-    torch_format = isinstance(state, dict) and _has_torch_format(state)
-    if not torch_format and type(base).state_dict is Optimizer.state_dict:
-        raise ValueError(
-            "not an optimizer's state_dict: it needs 'state', a dict, and 'param_groups', a list of "
-            "dicts with 'params'"
-        )
+    torch_format = _has_torch_format(state)
     entry = state.get(ENTRY) or {}
     _check_fits(state, base, entry, torch_format)
     saved_groups = entry.get("values") or (state if torch_format else base.__dict__)["param_groups"]
@@ -102,19 +97,16 @@ def _options(opt: "SharpnessAware") -> dict[str, str]:
 
 
 def _warn_about_differences(opt: "SharpnessAware", entry: dict[str, Any]) -> None:
-    """Warn if the state is of another method, or of the same with other options."""
-    rule, own = type(opt.rule).__name__, _options(opt)
-    if entry.get("rule", rule) != rule:
-        method = entry.get("method", f"a method with the rule {entry['rule']}")
-        warn(
-            f"the state is of {method}, the optimizer is {type(opt).__name__}: hyperparameters may "
-            "have another meaning"
-        )
-        return
-    saved = {k: v for k, v in entry.get("options", own).items() if own.get(k) != v}
-    if saved:
-        before = ", ".join(f"{name}={value}" for name, value in saved.items())
-        now = ", ".join(f"{name}={own.get(name)}" for name in saved)
+    """Warn if the state is of another method, or of the same with other options.
+
+    States of version 0.1 have no options, and some no rule.
+    """
+    own = {"rule": type(opt.rule).__name__, **_options(opt)}
+    saved = {"rule": entry.get("rule", own["rule"]), **entry.get("options", {})}
+    different = {name: value for name, value in saved.items() if own.get(name) != value}
+    if different:
+        before = ", ".join(f"{name}={value}" for name, value in different.items())
+        now = ", ".join(f"{name}={own.get(name)}" for name in different)
         warn(
             f"the state was saved with {before}, the optimizer has {now}, which a load does not "
             "change: to continue the same run, pass the saved values to the constructor"
@@ -192,12 +184,9 @@ def _load_base(state: dict[str, Any], base: Optimizer, torch_format: bool) -> No
     before = dict(base.__dict__)
     try:
         base.load_state_dict(copy.deepcopy(state))
-    except KeyError as error:
+    except Exception:
         base.__dict__.update(before)
-        raise ValueError(
-            f"{type(base).__name__} finds no {error} in the state_dict: it may belong to another "
-            "optimizer"
-        ) from error
+        raise
     if torch_format:
         for _, saved, p in _saved_tensors(state, base):
             for name in _COUNTERS.intersection(saved, base.state.get(p) or ()):
