@@ -136,12 +136,6 @@ class NormStats:
         """Copy the statistics of a module, and of all its parts, when it first runs."""
         if id(module) in self._seen or threading.get_ident() != self._thread:
             return
-        if "_orig_mod" in module._modules and not self._warned:
-            self._warned = True
-            warn(
-                "a compiled model runs under a sharpness-aware optimizer without model=: pass model= "
-                "to protect its running statistics without hooks"
-            )
         parts = [part for part in module.modules() if id(part) not in self._seen]
         self._seen.update(map(id, parts))
         found = StatCopies([part for part in parts if _has_statistics(part)])
