@@ -1,7 +1,6 @@
 """`train_step`: one call for a whole training step, the same on every device."""
 
 import contextlib
-import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -14,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from wsam._core.pytree import map_tensors, tensors_of
-from wsam._core.validation import count, flag, number
+from wsam._core.validation import count, number
 from wsam.optimizer import SharpnessAware
 
 if TYPE_CHECKING:
@@ -130,66 +129,37 @@ class TrainStep:
     def __post_init__(self) -> None:
         self._sharp = self.optimizer if isinstance(self.optimizer, SharpnessAware) else None
         self._scaler = self.scaler if self.scaler is not None and self.scaler.is_enabled() else None
-        self._check_arguments()
+        if isinstance(getattr(self.optimizer, "optimizer", None), SharpnessAware):
+            name = type(self.optimizer).__name__
+            raise TypeError(f"{name} is a framework's wrapper: use wsam.integrations")
         self._gathers = self.gather_selected and self._sharp is not None and self._sharp.keep < 1.0
-        self._check_ascent_share()
+        self._check_options()
         model = self._sharp.model if self._sharp is not None else None
         modules = model.modules() if model is not None else ()
         self._synchronized: list[Any] = [m for m in modules if _reduces(m)]
-        self._is_first_step = True  # which checks the batch and loss_fn
         self._host_work: list[str] = []
         self._graph: GraphedStep | None = None
         if self.capture is True:
             self._graph = self._make_graph()
 
-    def _check_arguments(self) -> None:
+    def _check_options(self) -> None:
         count("micro_batches", self.micro_batches, 1)
-        flag("perturb_per_micro_batch", self.perturb_per_micro_batch)
-        flag("gather_selected", self.gather_selected)
         number("ascent_share", self.ascent_share, 0, 1, low_open=True, high_open=False)
-        if not isinstance(self.optimizer, Optimizer):
-            raise TypeError(
-                f"optimizer must be a torch.optim.Optimizer, got {type(self.optimizer).__name__}"
-            )
-        if self._sharp is not None:
-            self._sharp._reject_framework_wrapper()
-        if isinstance(getattr(self.optimizer, "optimizer", None), SharpnessAware):
-            raise TypeError(
-                f"{type(self.optimizer).__name__} is a framework's wrapper: use wsam.integrations, or "
-                "pass its .optimizer"
-            )
-        if not callable(self.loss_fn):
-            raise TypeError(
-                "loss_fn must be a function of the batch that returns the loss, got "
-                f"{type(self.loss_fn).__name__}"
-            )
-        if self.autocast is not None and not isinstance(self.autocast, torch.dtype):
-            raise TypeError(
-                f"autocast must be a dtype such as torch.bfloat16, or None, got {self.autocast!r}"
-            )
-        if not isinstance(self.capture, bool) and self.capture != "auto":
-            raise ValueError(f"capture must be 'auto', True or False, got {self.capture!r}")
         if self.perturb_per_micro_batch and self._scaler is not None:
-            raise ValueError(
-                "perturb_per_micro_batch=True does not support a GradScaler: use "
-                "autocast=torch.bfloat16 without one"
-            )
-
-    def _check_ascent_share(self) -> None:
-        sharp = self._sharp
+            raise ValueError("perturb_per_micro_batch does not support a GradScaler: use bfloat16")
         if self.ascent_share == 1.0:
             return
+        sharp = self._sharp
         if sharp is None or sharp.rule.keeps_g0 or not sharp.geometry.needs_g0:
             raise ValueError(
-                "ascent_share needs a method whose base receives the second gradient alone, such as SAM"
+                "ascent_share needs a method whose base receives g1 alone, such as SAM"
             )
-        if sharp.when is not None and sharp.when.needs_norm:
+        reads_norm = sharp.when is not None and sharp.when.needs_norm
+        if reads_norm or self.micro_batches > 1 or self._gathers:
             raise ValueError(
-                "ascent_share does not support an interval that reads the gradient norm: it must be "
-                "known before the first pass whether a step is perturbed"
+                "ascent_share does not support micro_batches, ESAM's selection, or an interval that "
+                "reads the gradient norm"
             )
-        if self.micro_batches > 1 or self._gathers:
-            raise ValueError("ascent_share does not support micro_batches or ESAM's selection")
 
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
         """Make one step; return the loss at w and the outputs of the first pass, detached."""
@@ -213,8 +183,6 @@ class TrainStep:
 
     def _make_step(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
         """Make an eager step, which a CUDA graph may be recording."""
-        if self._is_first_step:
-            self._check_batch(*args, **kwargs)
         parts = self._split(args, kwargs)
         outputs: dict[int, Any] = {}
 
@@ -239,25 +207,9 @@ class TrainStep:
             loss = self._sharp.step(closures)
         else:
             loss = self.optimizer.step(run_all)  # type: ignore[arg-type, assignment]
-        self._is_first_step = False
         if len(parts) == 1:
             return loss.detach(), outputs[0]
         return loss.detach(), _combine([outputs[i] for i in range(len(parts))], parts)
-
-    def _check_batch(self, *args: Any, **kwargs: Any) -> None:
-        """Raise if the batch was passed as one argument, but loss_fn takes its elements."""
-        if len(args) != 1 or not isinstance(args[0], list | tuple | Mapping):
-            return
-        try:
-            inspect.signature(self.loss_fn).bind(*args, **kwargs)
-        except ValueError:  # a compiled function may have no signature
-            return
-        except TypeError as error:
-            stars = "**" if isinstance(args[0], Mapping) else "*"
-            kind = type(args[0]).__name__
-            raise TypeError(
-                f"loss_fn does not take the batch as one {kind} ({error}): write step({stars}batch)"
-            ) from None
 
     def _samples_of_pass(self, part: MicroBatch) -> MicroBatch:
         """Return the samples that this pass uses."""
@@ -275,22 +227,16 @@ class TrainStep:
             return part
         if len(found) > 1:
             raise ValueError(
-                f"loss_fn calls optimizer.select {len(found)} times: gather_selected=True needs one "
-                "call, with a loss for each sample of the batch; pass gather_selected=False"
+                "loss_fn calls optimizer.select repeatedly: pass gather_selected=False"
             )
         _batch_size(part, "gather_selected")
         return part.map(lambda x: x[found[0]] if x.dim() else x)
 
     def _run(self, part: MicroBatch) -> tuple[Tensor, Any]:
         """Run a micro-batch forward and backward; return its share of the loss, and the outputs."""
-        is_clear = self._is_first_step and not self._has_gradients()
         with torch.enable_grad():
             with self._autocast_context(), self._host_work_context():
                 result = self.loss_fn(*part.args, **part.kwargs)
-            if is_clear and self._has_gradients():
-                raise RuntimeError(
-                    "loss_fn called backward(), which train_step does itself: return the loss instead"
-                )
             loss, outputs = _loss_and_outputs(result)
             loss = loss if part.weight == 1.0 else loss * part.weight
             scaled = loss if self._scaler is None else self._scaler.scale(loss)
@@ -319,10 +265,6 @@ class TrainStep:
         scaler.update()
         optimizer._sharpness = sharpness
         return loss
-
-    def _has_gradients(self) -> bool:
-        groups = self.optimizer.param_groups
-        return any(p.grad is not None for group in groups for p in group["params"])
 
     def _autocast_context(self) -> AbstractContextManager[Any]:
         if self.autocast is None:
@@ -366,10 +308,7 @@ class TrainStep:
         from wsam.accel.cuda_graph import GraphedStep
 
         if self._scaler is not None:
-            raise ValueError(
-                "a GradScaler reads its scale on the host, which a captured step cannot: use "
-                "autocast=torch.bfloat16 without one"
-            )
+            raise ValueError("a GradScaler reads its scale on the host: use bfloat16 without one")
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             raise ValueError("torch.distributed is initialized: collectives cannot be captured")
         return GraphedStep(self.optimizer, self._make_step)
@@ -383,10 +322,7 @@ class TrainStep:
         if not all(x.is_cuda and not x.requires_grad for x in tensors):
             self._do_not_capture("a tensor of the batch is on the CPU, or requires a gradient")
         elif unknown:
-            self._do_not_capture(
-                f"the batch contains a {type(unknown[0]).__name__}: pass tensors, numbers and strings, "
-                "in lists, tuples and dicts"
-            )
+            self._do_not_capture(f"the batch contains a {type(unknown[0]).__name__}")
         elif self._graph is None and (self._sharp is None or self._sharp.model is None):
             self._do_not_capture(
                 "the model is unknown, so that train() and eval() would not be noticed: pass model= to "
@@ -425,10 +361,9 @@ def _batch_size(part: MicroBatch, option: str) -> int:
     """Return the size of the first dimension of all tensors of a batch."""
     sizes = {len(tensor) for tensor in tensors_of((part.args, part.kwargs)) if tensor.dim()}
     if len(sizes) != 1 or 0 in sizes:
-        found = ", ".join(map(str, sorted(sizes))) or "none"
         raise ValueError(
             f"{option} divides each tensor of the batch along its first dimension, which must have "
-            f"the same size, at least 1, in all of them; found: {found}"
+            f"the same size, at least 1, in all of them; found: {sorted(sizes)}"
         )
     (size,) = sizes
     return size
@@ -442,35 +377,14 @@ def _loss_and_outputs(result: Any) -> tuple[Tensor, Any]:
     """Return the loss, a scalar, and the outputs of what a loss function returned."""
     loss, outputs = result, None
     if isinstance(result, tuple):
-        if len(result) != 2:
-            raise TypeError(
-                f"loss_fn returned a tuple of {len(result)}: return the loss, or (loss, outputs)"
-            )
         loss, outputs = result
-        if isinstance(outputs, Tensor) and outputs.dim() == 0 and getattr(loss, "ndim", 0) > 0:
-            raise TypeError("loss_fn returned (outputs, loss): return (loss, outputs)")
-    elif isinstance(result, Mapping):
-        if result.get("loss") is None:
-            raise TypeError(
-                f'loss_fn returned a {type(result).__name__} without "loss", with the keys '
-                f"{[*result]}: add it (a model of Hugging Face needs labels)"
-            )
-        loss, outputs = result["loss"], result
-    if not isinstance(loss, Tensor):
+    elif isinstance(result, Mapping):  # a model of Hugging Face returns no loss without labels
+        loss, outputs = result.get("loss"), result
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        found = f"of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise TypeError(
-            "loss_fn must return the loss as a tensor, or (loss, outputs), or a dict with the key "
-            f'"loss"; it returned {"a loss of type " if loss is not result else ""}'
-            f"{type(loss).__name__}"
-        )
-    if loss.numel() != 1:
-        raise ValueError(
-            f"loss_fn returned a loss of shape {tuple(loss.shape)}: reduce it to one number, for "
-            "example by mean()"
-        )
-    if not loss.requires_grad:
-        raise RuntimeError(
-            "the loss has no gradient: compute it in loss_fn from parameters with requires_grad=True, "
-            "without detach(), item() or no_grad()"
+            "loss_fn must return the loss, a tensor of one element, or (loss, outputs), or a dict with "
+            f'the key "loss"; its loss is {found}'
         )
     return loss.reshape(()), outputs
 

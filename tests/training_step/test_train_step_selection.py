@@ -99,7 +99,7 @@ def test_esam_gathers_tensors_of_one_size() -> None:
     opt = esam(model)
     step = wsam.train_step(opt, lambda x, c: opt.select((c * model(x) ** 2).sum(1).flatten()))
     step(batch(0), torch.tensor(2.0))
-    with pytest.raises(ValueError, match=r"gather_selected divides .* found: 1, 10"):
+    with pytest.raises(ValueError, match=r"gather_selected divides .* found: \[1, 10\]"):
         step(batch(0), torch.ones(1, 1))
 
 
@@ -111,7 +111,7 @@ def test_esam_that_selects_twice_is_rejected() -> None:
         losses = (model(x) ** 2).sum(1)
         return opt.select(losses) + opt.select(losses**2)
 
-    with pytest.raises(ValueError, match=r"select 2 times.*gather_selected=False"):
+    with pytest.raises(ValueError, match=r"select repeatedly.*gather_selected=False"):
         wsam.train_step(opt, loss_fn)(batch(0))
     wsam.train_step(opt, loss_fn, gather_selected=False)(batch(0))
 
@@ -242,7 +242,7 @@ def test_ascent_share_does_not_count_for_an_interval() -> None:
 
 def test_ascent_share_and_an_interval_of_norms() -> None:
     opt = wsam.SAM(sgd(small_model()), when=wsam.schedule.NormAbove())
-    with pytest.raises(ValueError, match="before the first pass"):
+    with pytest.raises(ValueError, match="reads the gradient norm"):
         wsam.train_step(opt, lambda x: x, ascent_share=0.5)
 
 
@@ -297,5 +297,5 @@ def test_ascent_share_needs_a_rule_without_g0(make: Any) -> None:
 @pytest.mark.parametrize(("keep", "micro_batches"), [(0.5, 1), (1.0, 2)])
 def test_ascent_share_needs_a_batch_that_is_not_divided(keep: float, micro_batches: int) -> None:
     opt = wsam.SAM(sgd(small_model()), keep=keep)
-    with pytest.raises(ValueError, match="does not support micro_batches or ESAM's selection"):
+    with pytest.raises(ValueError, match="does not support micro_batches, ESAM's selection"):
         wsam.train_step(opt, lambda x: x, ascent_share=0.5, micro_batches=micro_batches)
