@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from wsam._core.memory import Memory
 from wsam._core.param_blocks import EPSILON, Block
 from wsam._core.tensor_ops import widened
-from wsam._core.validation import count, flag, number
+from wsam._core.validation import count, number
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,6 @@ class Adaptive(Geometry):
 
     def __post_init__(self) -> None:
         number("eta", self.eta)
-        flag("weights_only", self.weights_only)
 
     def check_names(self, blocks: Sequence[Block]) -> None:
         """Require names if `weights_only`."""
@@ -265,8 +264,8 @@ class Only(Geometry):
     names: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        if isinstance(self.names, str) or not all(isinstance(name, str) for name in self.names):
-            raise TypeError(f'names must be a tuple of strings, as ("*.bias",), got {self.names!r}')
+        if isinstance(self.names, str):
+            raise TypeError(f'names must be a tuple, as ("*.bias",), got {self.names!r}')
         object.__setattr__(self, "names", tuple(self.names))
 
     @classmethod

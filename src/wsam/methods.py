@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from wsam._core.param_groups import RHO, rule_values
+from wsam._core.param_groups import PREFIX, RHO
 from wsam._core.preconditioners import find_preconditioner
 from wsam._core.schedule_base import Interval, Schedule
 from wsam._core.validation import number, warn
@@ -137,19 +137,15 @@ class WSAM(SharpnessAware):
         ascent_steps: int = 1,
         precondition: bool | str = "auto",
     ) -> None:
-        if not isinstance(reuse, bool | Reuse):
-            raise TypeError(f"reuse must be True, False or a wsam.rule.Reuse, got {reuse!r}")
         if reuse and when is None:
             raise ValueError("reuse needs an interval of two-pass steps, such as when=Every(2)")
         if precondition == "auto":
             precondition = find_preconditioner(base) is not None
-        elif not isinstance(precondition, bool):
-            raise ValueError(f'precondition must be True, False or "auto", got {precondition!r}')
         if gamma is None:
             gamma = 0.5 if precondition else Weighted.gamma
         super().__init__(
             base,
-            rule=Weighted(gamma, Reuse() if reuse is True else reuse, precondition),
+            rule=Weighted(gamma, Reuse() if reuse is True else reuse, bool(precondition)),
             rho=rho,
             geometry=geometry,
             model=model,
@@ -162,38 +158,31 @@ class WSAM(SharpnessAware):
             local=local,
             ascent_steps=ascent_steps,
         )
-        if precondition and isinstance(self.geometry, Euclidean):
-            self._warn_about_large_weight()
         if not precondition:
-            _warn_about_adaptive_base(base)
+            self._warn_about_adaptive_base()
+        elif isinstance(self.geometry, Euclidean):
+            self._warn_about_large_weight()
 
     def _warn_about_large_weight(self) -> None:
         """Warn if k rho is in the range of SGD, which is too large for a preconditioned term."""
-        weights = [
-            float(sharpness_weight(rule_values(group, self.rule)["gamma"]) * group[RHO])
-            for group, schedules in zip(self.param_groups, self._values.schedules, strict=True)
-            if not schedules
-        ]
-        weight = max(weights, default=0.0)
+        values = [(group[RHO], group[PREFIX + "gamma"]) for group in self.param_groups]
+        weight = max(float(rho * sharpness_weight(gamma)) for rho, gamma in values)
         if weight >= 0.8:
             warn(
                 f"WSAM over {type(self.base).__name__}: k rho = {weight:.3g}, k = gamma/(1 - gamma), "
                 "is usually far too large for a preconditioned term: start at 0.05, as with gamma=0.5 "
-                "and rho=0.05 (docs/choosing.md). To use it nevertheless: "
-                "warnings.filterwarnings('ignore', 'WSAM over')"
+                "and rho=0.05 (docs/choosing.md)"
             )
 
-
-def _warn_about_adaptive_base(base: Optimizer) -> None:
-    """Warn if the base normalizes its step, as Adam, Adagrad, RMSprop and Lion do."""
-    if any("eps" in group or "betas" in group for group in base.param_groups):
-        known = find_preconditioner(base) is not None
-        other = "precondition=True with gamma=0.5" if known else "CoupledWSAM or SAM"
-        warn(
-            f"WSAM over {type(base).__name__}: the decoupled term lr k (g1 - g0) has almost no effect, "
-            "because it shrinks with the gradient and the base's step does not: use "
-            f"{other}. To use WSAM nevertheless: warnings.filterwarnings('ignore', 'WSAM over')"
-        )
+    def _warn_about_adaptive_base(self) -> None:
+        """Warn if the base normalizes its step, as Adam, Adagrad, RMSprop and Lion do."""
+        if any("eps" in group or "betas" in group for group in self.param_groups):
+            known = find_preconditioner(self.base) is not None
+            warn(
+                f"WSAM over {type(self.base).__name__}: the decoupled term has almost no effect, "
+                "because it shrinks with the gradient and the base's step does not: use "
+                + ("precondition=True with gamma=0.5" if known else "CoupledWSAM or SAM")
+            )
 
 
 class CoupledWSAM(SharpnessAware):
@@ -290,7 +279,7 @@ class GSAM(SharpnessAware):
         ascent_steps: int = 1,
     ) -> None:
         if rho_min is not None:
-            rho = _radius_following_lr(base, rho, rho_min, lr_min)
+            rho = FollowLR(rho, rho_min, lr_low=lr_min)  # type: ignore[arg-type]
         elif lr_min != 0.0:
             raise ValueError("lr_min is where the radius reaches rho_min: pass rho_min, too")
         super().__init__(
@@ -307,21 +296,6 @@ class GSAM(SharpnessAware):
             local=local,
             ascent_steps=ascent_steps,
         )
-
-
-def _radius_following_lr(base: Any, rho: Any, rho_min: float, lr_min: float) -> Schedule:
-    """Return a radius that decreases with the learning rate from rho to rho_min."""
-    number("rho_min", rho_min, 0, number("rho", rho), high_open=False)
-    schedule = FollowLR(high=rho, low=rho_min, lr_low=number("lr_min", lr_min))
-    groups = base.param_groups if isinstance(base, Optimizer) else []
-    largest = max((schedule.bind(group).found or 0.0 for group in groups), default=1.0)
-    if largest == 0.0:
-        raise ValueError(
-            "rho_min makes the radius follow the learning rate, but that is 0 in all groups and no "
-            "scheduler has set its maximum: set it, or pass rho=FollowLR(high, low, lr_high)"
-        )
-    number("lr_min", lr_min, 0, largest)
-    return schedule
 
 
 class ESAM(SharpnessAware):
@@ -510,6 +484,4 @@ def create(name: str, base: Optimizer, **hyper: Any) -> SharpnessAware:
         >>> weights = torch.nn.Parameter(torch.zeros(2))
         >>> opt = create("wsam", torch.optim.SGD([weights], lr=0.1), gamma=0.8)
     """
-    if name not in METHODS:
-        raise ValueError(f"unknown method {name!r}; known: {', '.join(METHODS)}")
     return METHODS[name](base, **hyper)

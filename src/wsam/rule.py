@@ -18,7 +18,7 @@ from torch import Tensor
 
 from wsam._core.mix import G0, G1, NOTHING, Mix, Part, Products, Scalar, is_exactly
 from wsam._core.schedule_base import Schedule
-from wsam._core.validation import flag, number
+from wsam._core.validation import number
 
 Norm = Callable[[], Tensor]
 
@@ -126,7 +126,6 @@ class Reuse:
     weight: float = 1.0
 
     def __post_init__(self) -> None:
-        flag("scale_by_norm", self.scale_by_norm)
         number("average", self.average, 0, 1)
         number("weight", self.weight)
 

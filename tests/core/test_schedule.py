@@ -155,11 +155,6 @@ def test_gsam_radius_above_the_largest_known_rate() -> None:
     assert again.param_groups[0]["sam_rho"] == pytest.approx(0.03)
 
 
-def test_gsam_radius_without_a_learning_rate() -> None:
-    with pytest.raises(ValueError, match=r"learning rate.* is 0 in all groups.*FollowLR"):
-        wsam.GSAM(torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.0), rho_min=0.01)
-
-
 def test_follow_lr_with_another_method() -> None:
     p = nn.Parameter(torch.ones(2))
     opt = wsam.WSAM(torch.optim.SGD([p], lr=torch.tensor(0.1)), rho=FollowLR(0.05, 0.01))
@@ -167,8 +162,6 @@ def test_follow_lr_with_another_method() -> None:
     opt.param_groups[0]["lr"].fill_(0.05)
     make_step(opt, lambda: p.square().sum())
     assert float(opt.param_groups[0]["sam_rho"]) == pytest.approx(0.03)
-    with pytest.raises(ValueError, match="lr_high"):
-        FollowLR(0.05, 0.01).value(0, 0.1)
 
 
 def test_schedules_of_groups() -> None:
@@ -285,16 +278,12 @@ def test_interval_by_gradient_norm_saved_by_an_earlier_version() -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: Warmup(0.9, 0),
-        lambda: NormAbove(math.nan),
-        lambda: Warmup(0.9, -3),
-        lambda: Warmup(0.9, 2.5),
         lambda: Every(0),
-        lambda: Every(2, offset=-1),
+        lambda: Every(0.5),
         lambda: Between(-1),
+        lambda: Between(0.75),
         lambda: Between(5, 3),
         lambda: FollowLR(0.1, 0.2, lr_high=0.1),
-        lambda: FollowLR(0.2, 0.1, lr_high=0.1, lr_low=0.1),
         lambda: NormAbove(decay=1.0),
     ],
 )
