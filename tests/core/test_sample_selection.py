@@ -85,7 +85,7 @@ def test_select_rejects_a_batch_of_another_size() -> None:
         loss.backward()
         return loss
 
-    with pytest.raises(RuntimeError, match="batch"):
+    with pytest.raises(RuntimeError, match="size of tensor"):
         opt.step(closure)
     assert torch.equal(w, torch.ones(3))
 

@@ -122,7 +122,7 @@ def test_a_loss_function_that_does_not_select_uses_all_samples() -> None:
     step = wsam.train_step(
         wsam.SAM(sgd(models[0]), keep=0.5), lambda x: models[0](x).square().mean()
     )
-    with pytest.warns(wsam.WsamWarning, match="no per-sample losses, so all are used"):
+    with pytest.warns(wsam.WsamWarning, match="no per-sample losses, so all samples are used"):
         step(batch(0))
     wsam.train_step(plain, lambda x: models[1](x).square().mean())(batch(0))
     assert same(list(models[0].parameters()), list(models[1].parameters()))

@@ -20,24 +20,17 @@ def check_model(model: Any) -> None:
     # Under no_sync, torch still tracks used parameters for a reduction that does not happen.
     for option in ("find_unused_parameters", "static_graph"):
         if getattr(model, option):
-            raise ValueError(
-                f"local=True omits the first reduction, which DistributedDataParallel with "
-                f"{option}=True does not allow: set {option}=False, or local=False"
-            )
+            raise ValueError(f"local=True needs a first pass without reduction: set {option}=False")
 
 
 def check_pass(model: Any) -> None:
     """Raise if the last pass averaged its gradients, or a rank may run out of batches."""
     if getattr(getattr(model, "_join_config", None), "enable", False):
-        raise RuntimeError(
-            "local=True inside join(): a rank without batches would miss the average of g0; use "
-            "local=False, or give every rank as many batches"
-        )
+        raise RuntimeError("local=True inside join(): give every rank as many batches")
     if model.require_forward_param_sync:  # set by a forward pass whose gradients will be reduced
         raise RuntimeError(
-            "local=True perturbs by each rank's own gradient, but the gradients of this pass were "
-            "averaged over ranks: run its forward and backward pass under `with model.no_sync():`, "
-            "and do not set require_backward_grad_sync"
+            "local=True perturbs by each rank's own gradient, but those of this pass were averaged: "
+            "run its forward and backward pass under `with model.no_sync():`"
         )
 
 

@@ -40,11 +40,6 @@ class SampleSelection:
         if not second_pass:
             self._first.append(losses.detach())
             return losses.mean()
-        if self._calls >= len(self._first) or len(self._first[self._calls]) != len(losses):
-            raise RuntimeError(
-                "select got other samples in the second pass than in the first: both passes must use "
-                "the same batch; in a loop by hand call begin() before the first pass"
-            )
         increase = losses.detach() - self._first[self._calls]
         self._calls += 1
         # Stable: where nothing was perturbed all increases are zero, and the choice is still defined.
@@ -76,8 +71,7 @@ class SampleSelection:
         if self.keep < 1.0 and not self._first and not self._warned:
             self._warned = True
             warn(
-                f"the second pass should use a share of {self.keep:g} of the samples, but the closure "
-                "provides no per-sample losses, so all are used: compute "
+                "the closure provides no per-sample losses, so all samples are used: compute "
                 "loss = optimizer.select(losses) with reduction='none'"
             )
         if not self._corrections:
