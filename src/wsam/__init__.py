@@ -28,17 +28,7 @@ if TYPE_CHECKING:
         PerLayer,
         Preconditioned,
     )
-    from wsam.methods import (
-        ASAM,
-        ESAM,
-        GSAM,
-        METHODS,
-        SAM,
-        WSAM,
-        CoupledWSAM,
-        FisherSAM,
-        create,
-    )
+    from wsam.methods import ASAM, ESAM, GSAM, METHODS, SAM, WSAM, CoupledWSAM, FisherSAM, create
     from wsam.optimizer import SharpnessAware
     from wsam.peers.friendly_sam import FriendlySAM
     from wsam.peers.looksam import LookSAM
@@ -47,23 +37,19 @@ if TYPE_CHECKING:
     from wsam.training_step import train_step
 
 _EXPORTS = {
-    "_core.preconditioners": ("Preconditioner", "register_preconditioner"),
-    "_core.validation": ("WsamWarning",),
-    "geometry": (
-        *("Adaptive", "Euclidean", "Fisher", "Geometry", "Masked"),
-        *("PerLayer", "Preconditioned"),
-    ),
-    "accel.cuda_graph": ("CapturedStep", "capture"),
+    "_core.preconditioners": "Preconditioner register_preconditioner",
+    "_core.validation": "WsamWarning",
+    "accel.cuda_graph": "CapturedStep capture",
+    "geometry": "Adaptive Euclidean Fisher Geometry Masked PerLayer Preconditioned",
     "methods": (
-        *("ASAM", "CoupledWSAM", "ESAM", "FisherSAM", "GSAM", "METHODS", "SAM", "WSAM"),
-        *("FriendlySAM", "LookSAM", "MSAM", "VaSSO", "create"),
+        "ASAM CoupledWSAM ESAM FisherSAM FriendlySAM GSAM LookSAM METHODS MSAM SAM VaSSO WSAM create"
     ),
-    "optimizer": ("SharpnessAware",),
-    "training_step": ("train_step",),
+    "optimizer": "SharpnessAware",
+    "training_step": "train_step",
 }
 _SUBMODULES = ("curvature", "geometry", "integrations", "rule", "schedule", "theory", "toy")
 """Modules that are available as `wsam.schedule.Warmup` without another import."""
-_MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in names}
+_MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in names.split()}
 
 __all__ = [
     "ASAM",

@@ -49,18 +49,14 @@ def test_missing_typer() -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="uses a POSIX shell")
-@pytest.mark.parametrize(
-    ("redirect", "status"), [("--help >&-", 0), ("--nope 2>&-", 2), ("--help | head -1", 0)]
-)
-def test_closed_streams(redirect: str, status: int) -> None:
-    script = f'"$0" -m wsam {redirect}'
+def test_closed_pipe() -> None:
+    script = '"$0" -m wsam --help | head -1'
     done = subprocess.run(
         ["sh", "-c", script, sys.executable], capture_output=True, text=True, check=False
     )
-    assert done.returncode == status
-    assert "Traceback" not in done.stderr
-    assert done.stderr == "" or status
-    assert len(done.stdout.splitlines()) <= 1, "stderr is not redirected to stdout"
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert len(done.stdout.splitlines()) <= 1
 
 
 @pytest.mark.slow
