@@ -135,7 +135,7 @@ class TrainStep:
         self._gathers = self.gather_selected and self._sharp is not None and self._sharp.keep < 1.0
         self._check_options()
         model = self._sharp.model if self._sharp is not None else None
-        modules = model.modules() if model is not None else ()
+        modules = model.modules() if model is not None and self.micro_batches > 1 else ()
         self._synchronized: list[Any] = [m for m in modules if _reduces(m)]
         self._host_work: list[str] = []
         self._graph: GraphedStep | None = None
@@ -151,9 +151,7 @@ class TrainStep:
             return
         sharp = self._sharp
         if sharp is None or sharp.rule.keeps_g0 or not sharp.geometry.needs_g0:
-            raise ValueError(
-                "ascent_share needs a method whose base receives g1 alone, such as SAM"
-            )
+            raise ValueError("ascent_share needs a method whose base receives g1 alone, as SAM")
         reads_norm = sharp.when is not None and sharp.when.needs_norm
         if reads_norm or self.micro_batches > 1 or self._gathers:
             raise ValueError(
@@ -226,9 +224,7 @@ class TrainStep:
         if not found:  # loss_fn does not select
             return part
         if len(found) > 1:
-            raise ValueError(
-                "loss_fn calls optimizer.select repeatedly: pass gather_selected=False"
-            )
+            raise ValueError("loss_fn calls select more than once: pass gather_selected=False")
         _batch_size(part, "gather_selected")
         return part.map(lambda x: x[found[0]] if x.dim() else x)
 
@@ -276,7 +272,7 @@ class TrainStep:
     def _without_reduction(self) -> Iterator[None]:
         """Let backward passes accumulate gradients without reducing them over processes."""
         with contextlib.ExitStack() as contexts:
-            for module in self._synchronized if self.micro_batches > 1 else ():
+            for module in self._synchronized:
                 if hasattr(module, "no_sync"):
                     contexts.enter_context(module.no_sync())
                 else:
@@ -317,12 +313,11 @@ class TrainStep:
         """Make a recorder if there is none, unless something prevents the step from being captured."""
         from wsam.accel.cuda_graph import CONSTANTS
 
-        tensors = [x for x in leaves if isinstance(x, Tensor)]
-        unknown = [x for x in leaves if not isinstance(x, (Tensor, *CONSTANTS))]
-        if not all(x.is_cuda and not x.requires_grad for x in tensors):
-            self._do_not_capture("a tensor of the batch is on the CPU, or requires a gradient")
-        elif unknown:
-            self._do_not_capture(f"the batch contains a {type(unknown[0]).__name__}")
+        others = [x for x in leaves if not isinstance(x, CONSTANTS)]
+        if not all(isinstance(x, Tensor) and x.is_cuda and not x.requires_grad for x in others):
+            self._do_not_capture(
+                "a batch may contain numbers, strings and CUDA tensors without grad"
+            )
         elif self._graph is None and (self._sharp is None or self._sharp.model is None):
             self._do_not_capture(
                 "the model is unknown, so that train() and eval() would not be noticed: pass model= to "
@@ -365,8 +360,7 @@ def _batch_size(part: MicroBatch, option: str) -> int:
             f"{option} divides each tensor of the batch along its first dimension, which must have "
             f"the same size, at least 1, in all of them; found: {sorted(sizes)}"
         )
-    (size,) = sizes
-    return size
+    return sizes.pop()
 
 
 def _slicer(start: int, stop: int) -> Callable[[Tensor], Tensor]:

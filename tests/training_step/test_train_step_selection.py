@@ -111,7 +111,7 @@ def test_esam_that_selects_twice_is_rejected() -> None:
         losses = (model(x) ** 2).sum(1)
         return opt.select(losses) + opt.select(losses**2)
 
-    with pytest.raises(ValueError, match=r"select repeatedly.*gather_selected=False"):
+    with pytest.raises(ValueError, match=r"select more than once.*gather_selected=False"):
         wsam.train_step(opt, loss_fn)(batch(0))
     wsam.train_step(opt, loss_fn, gather_selected=False)(batch(0))
 
