@@ -40,7 +40,6 @@ from wsam._core.param_blocks import (
     trained_blocks,
 )
 from wsam._core.param_groups import PREFIX, RHO, STEP, GroupValues
-from wsam._core.preconditioners import find_preconditioner
 from wsam._core.pytree import map_tensors
 from wsam._core.rng import RngState
 from wsam._core.sample_selection import SampleSelection
@@ -276,10 +275,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
             if name not in ("base", "rule", "rho", "model") and getattr(self, name) != default:
                 shown[name] = repr(getattr(self, name))
         for name in self.rule.options:
-            default = getattr(type(self.rule), name, None)
-            if name == "precondition":  # "auto"
-                default = find_preconditioner(self.base) is not None
-            if getattr(self.rule, name) != default:
+            if getattr(self.rule, name) != getattr(type(self.rule), name, None):
                 shown[name] = repr(getattr(self.rule, name))
         arguments = ", ".join(f"{name}={value}" for name, value in shown.items())
         return f"{type(self).__name__}({arguments}, base={self.base!r})"
@@ -442,13 +438,18 @@ class SharpnessAware(CheckedArguments, Optimizer):
             a GradScaler must check its gradients.
         """
         self._reject_framework_wrapper()
+        if not self._step_state.is_ascending:
+            self._step_state.require_weights("ascend")
         self._sharpness = None
-        return self._ascend(grad_scale)
+        try:
+            return self._ascend(grad_scale)
+        except BaseException as error:
+            self._cancel(error)
+            raise
 
     @torch.no_grad()
     def descend(self) -> None:
         """Take `p.grad` as g1, restore w, and set `p.grad` to the gradient that the base receives."""
-        self._reject_framework_wrapper()
         self._step_state.require_descend()
         try:
             self._restore()
@@ -467,7 +468,6 @@ class SharpnessAware(CheckedArguments, Optimizer):
         which cannot be undone: a warning is issued. After `scaler.unscale_` also call
         `scaler.update()`.
         """
-        self._reject_framework_wrapper()
         self._step_state.require_abandonable(self._in_closure)
         self._cancel(sys.exc_info()[1])
 
@@ -527,11 +527,10 @@ class SharpnessAware(CheckedArguments, Optimizer):
 
     def _ascend(self, grad_scale: Scalar | None = None) -> bool:
         """Take g0 and move to w + d; return whether the weights have moved."""
-        if self._step_state.is_ascending:
-            return self._ascend_further(grad_scale)
-        self._step_state.require_weights("ascend")
         if self.local:
             local_gradients.check_pass(self.model)
+        if self._step_state.is_ascending:
+            return self._ascend_further(grad_scale)
         self._drop_unfinished()
         if grad_scale is not None and self.lean:
             raise ValueError("lean=True cannot undo a step that a GradScaler skips")
@@ -550,44 +549,34 @@ class SharpnessAware(CheckedArguments, Optimizer):
         state.action = self._choose_action(state)
         state.phase = Phase.PERTURBED
         self._step_state = state
-        try:
-            if state.unscaled and state.action is Action.SHARPNESS_AWARE:
-                state.overflow_report = OverflowReport(state.blocks)
-            moved = self._perturb(state)
-            # A loop by hand may run its second pass although nothing moved.
-            if (moved or state.manual) and state.passes:
-                self._protect_model(state)
-            return moved
-        except BaseException as error:
-            self._cancel(error)
-            raise
+        if state.unscaled and state.action is Action.SHARPNESS_AWARE:
+            state.overflow_report = OverflowReport(state.blocks)
+        moved = self._perturb(state)
+        # A loop by hand may run its second pass although nothing moved.
+        if (moved or state.manual) and state.passes:
+            self._protect_model(state)
+        return moved
 
     def _ascend_further(self, grad_scale: Scalar | None) -> bool:
         """Make the next of several ascent steps; return whether the weights have moved."""
         state = self._step_state
-        try:
-            state.require_gradients(self._all_blocks())
-            if self.local:
-                local_gradients.check_pass(self.model)
-            if state.action is Action.SHARPNESS_AWARE:
-                blocks = collect_gradients(state.moved)
-                if grad_scale is not None:
-                    step.unscale(blocks, grad_scale)
-                if state.overflow_report is not None:
-                    state.overflow_report.include(blocks)
-                if self._has_overflow(blocks, state.unscaled):
-                    state.action = Action.SKIP
-                else:
-                    step.ascend_further(state, blocks)
-            step.clear_gradients(self._all_blocks())
-            self._discard_copies_of_weights()
-            if self._rng_before_first_pass is not None:
-                self._rng.write(self._rng_before_first_pass)
-            state.passes += 1
-            return state.action is Action.SHARPNESS_AWARE
-        except BaseException as error:
-            self._cancel(error)
-            raise
+        state.require_gradients(self._all_blocks())
+        if state.action is Action.SHARPNESS_AWARE:
+            blocks = collect_gradients(state.moved)
+            if grad_scale is not None:
+                step.unscale(blocks, grad_scale)
+            if state.overflow_report is not None:
+                state.overflow_report.include(blocks)
+            if self._has_overflow(blocks, state.unscaled):
+                state.action = Action.SKIP
+            else:
+                step.ascend_further(state, blocks)
+        step.clear_gradients(self._all_blocks())
+        self._discard_copies_of_weights()
+        if self._rng_before_first_pass is not None:
+            self._rng.write(self._rng_before_first_pass)
+        state.passes += 1
+        return state.action is Action.SHARPNESS_AWARE
 
     def _choose_action(self, state: StepState) -> Action:
         """Return what the step does, given its first gradient, the radii and the interval."""

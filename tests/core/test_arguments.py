@@ -311,8 +311,8 @@ def test_repr_shows_options_that_differ_from_the_default() -> None:
     cases: list[tuple[Any, dict[str, Any], str]] = [
         (torch.optim.SGD, {}, ""),
         (torch.optim.SGD, {"precondition": False}, ""),
-        (torch.optim.AdamW, {"precondition": True}, ""),
-        (torch.optim.AdamW, {"precondition": False}, ", precondition=False"),
+        (torch.optim.AdamW, {}, ", precondition=True"),
+        (torch.optim.AdamW, {"precondition": False}, ""),
         (torch.optim.SGD, {"lean": True}, ", lean=True"),
         (torch.optim.SGD, {"max_norm": 2.0, "when": every}, f", max_norm=2.0, when={every!r}"),
         (torch.optim.SGD, {"when": every, "reuse": True}, f", when={every!r}, reuse=Reuse("),

@@ -7,7 +7,6 @@ import functools
 import sys
 from typing import Any
 
-_MIXIN = "let the module derive from wsam.integrations.lightning.SharpnessAwareMixin"
 _LIGHTNING = ("lightning", "pytorch_lightning")
 DEEPSPEED = (
     "DeepSpeed is not supported: its engine calls the optimizer itself, on flat partitions of the "
@@ -51,16 +50,12 @@ def check_closure(closure: Any) -> None:
     trainer = getattr(module, "trainer", None)
     if trainer is None or not module.automatic_optimization:
         return
-    if trainer.accumulate_grad_batches > 1:
-        raise RuntimeError(
-            "accumulate_grad_batches > 1: Lightning's closure runs the last batch only, so the "
-            f"gradients of the others would be lost; {_MIXIN}"
-        )
     hook = type(module).configure_gradient_clipping
-    if trainer.gradient_clip_val or hook.__module__.partition(".")[0] not in _LIGHTNING:
+    clips = trainer.gradient_clip_val or hook.__module__.partition(".")[0] not in _LIGHTNING
+    if clips or trainer.accumulate_grad_batches > 1:
         raise RuntimeError(
-            "Lightning would clip in both passes, which distorts the difference of the gradients: "
-            f"pass max_norm= to the optimizer, or {_MIXIN}"
+            "Lightning's closure would clip in each pass, and run the last of several accumulated "
+            "batches only: let the module derive from wsam.integrations.lightning.SharpnessAwareMixin"
         )
 
 

@@ -16,23 +16,11 @@ import torch
 from torch import Tensor
 
 from wsam._core.mix import Mix, is_exactly
-from wsam._core.param_blocks import (
-    Block,
-    CopiedWeights,
-    DecoupledTerm,
-    collect_gradients,
-    subsets,
-)
+from wsam._core.param_blocks import Block, CopiedWeights, DecoupledTerm, collect_gradients, subsets
 from wsam._core.param_groups import rule_values
 from wsam._core.step import directions, masked
 from wsam._core.step_state import StepState
-from wsam._core.tensor_ops import (
-    PLAIN_TYPES,
-    add_scaled,
-    chunks,
-    copies,
-    on_device,
-)
+from wsam._core.tensor_ops import PLAIN_TYPES, add_scaled, chunks, copies, on_device
 
 CHUNK_BYTES = 1 << 22
 """Weights are saved and moved in chunks of this size, so that only one chunk is stored twice."""

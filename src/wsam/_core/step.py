@@ -31,19 +31,9 @@ from wsam._core.param_blocks import (
     subsets,
 )
 from wsam._core.param_groups import RHO, rule_values
-from wsam._core.preconditioners import (
-    add_squares,
-    apply_preconditioned,
-    denominators_before,
-)
+from wsam._core.preconditioners import add_squares, apply_preconditioned, denominators_before
 from wsam._core.step_state import Action, StepState
-from wsam._core.tensor_ops import (
-    accumulation_dtype,
-    add_scaled,
-    copies,
-    on_device,
-    widened,
-)
+from wsam._core.tensor_ops import accumulation_dtype, add_scaled, copies, on_device, widened
 
 if TYPE_CHECKING:
     from wsam.rule import Rule
