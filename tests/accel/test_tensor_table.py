@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from wsam.accel import tensor_table
-from wsam.accel.tensor_table import PATTERNS, AddressTables, WorkPlan
+from wsam.accel.tensor_table import PATTERNS, AddressTables, WorkPlan, no_overlap
 
 CPU = torch.device("cpu")
 
@@ -22,6 +22,12 @@ class Subclass(Tensor):
 
 def fits(planned: Tensor, other: Tensor) -> bool:
     return WorkPlan([planned], planned.device).state_addresses([other]) == [other.data_ptr()]
+
+
+def test_no_overlap() -> None:
+    assert no_overlap([100, 0, 50], [8, 50, 50])
+    assert not no_overlap([0, 0], [4, 4])
+    assert not no_overlap([0, 8, 90], [100, 0, 8]), "an empty range is between the two"
 
 
 def test_tensors_must_have_the_layout_of_the_weights() -> None:

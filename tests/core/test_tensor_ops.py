@@ -1,10 +1,10 @@
-"""Operations on lists of tensors: exact copies, memory layout and overlap."""
+"""Operations on lists of tensors: exact copies and memory layout."""
 
 import pytest
 import torch
 
 from wsam._core import tensor_ops
-from wsam._core.tensor_ops import copies, is_dense, no_overlap
+from wsam._core.tensor_ops import copies, is_dense
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
@@ -46,12 +46,6 @@ def test_is_dense() -> None:
     assert is_dense(torch.zeros(2, 3).t())
     assert is_dense(torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last))
     assert not is_dense(torch.zeros(4, 6)[:, :3])
-
-
-def test_no_overlap() -> None:
-    assert no_overlap([100, 0, 50], [8, 50, 50])
-    assert not no_overlap([0, 0], [4, 4])
-    assert not no_overlap([0, 8, 90], [100, 0, 8]), "an empty range is between the two"
 
 
 def test_lists_that_the_fused_sgd_kernel_can_add() -> None:

@@ -73,16 +73,6 @@ def are_dense(tensors: Sequence[Tensor]) -> bool:
     return all(map(Tensor.is_contiguous, tensors)) or all(map(is_dense, tensors))
 
 
-def no_overlap(addresses: Sequence[int], sizes: Sequence[int]) -> bool:
-    """Whether no two memory ranges, given by address and size in bytes, overlap."""
-    end = 0
-    for start, size in sorted(zip(addresses, sizes, strict=True)):
-        if size and start < end:
-            return False
-        end = max(end, start + size)
-    return True
-
-
 def add_scaled(into: list[Tensor], tensors: list[Tensor], scale: Scalar) -> None:
     """Compute `into += scale * tensors`."""
     if not isinstance(scale, Tensor):

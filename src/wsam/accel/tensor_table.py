@@ -37,6 +37,16 @@ def are_aligned(addresses: Sequence[int]) -> bool:
     return functools.reduce(operator.or_, addresses, 0) % 16 == 0
 
 
+def no_overlap(addresses: Sequence[int], sizes: Sequence[int]) -> bool:
+    """Whether no two memory ranges, given by address and size in bytes, overlap."""
+    end = 0
+    for start, size in sorted(zip(addresses, sizes, strict=True)):
+        if size and start < end:
+            return False
+        end = max(end, start + size)
+    return True
+
+
 class WeightBuffer:
     """Copies of many float32 weights in one allocation, which saves host time.
 

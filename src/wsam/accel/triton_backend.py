@@ -24,7 +24,6 @@ from wsam._core.param_blocks import EPSILON, Block
 from wsam._core.param_groups import rule_values
 from wsam._core.step import KEPT, Direction
 from wsam._core.step_state import Action, Phase, StepState
-from wsam._core.tensor_ops import no_overlap
 from wsam._core.validation import warn
 from wsam.accel.base_optimizers import (
     ADAM,
@@ -53,6 +52,7 @@ from wsam.accel.tensor_table import (
     WeightBuffer,
     WorkPlan,
     data_ptrs,
+    no_overlap,
     upload,
 )
 from wsam.rule import Rule
