@@ -72,14 +72,7 @@ _FORWARD_OUTSIDE = (
 
 def _shared_with_base(name: str) -> Any:
     """Return a property that reads and sets an attribute of the base optimizer."""
-
-    def get(self: "SharpnessAware") -> Any:
-        return getattr(self.base, name)
-
-    def put(self: "SharpnessAware", value: Any) -> None:
-        setattr(self.base, name, value)
-
-    return property(get, put)
+    return property(attrgetter(f"base.{name}"), lambda self, value: setattr(self.base, name, value))
 
 
 def group_value(name: str) -> Any:
@@ -340,22 +333,20 @@ class SharpnessAware(CheckedArguments, Optimizer):
         self._step_state.phase = Phase.PERTURBED
         return losses.total(first), sum(sharpness[1:], sharpness[0])
 
-    def _unmeasured_sharpness(self) -> Tensor:
-        """Return the sharpness of a step without a pass at w + d: 0 if d = 0, otherwise NaN."""
-        value = 0.0 if self._radius_is_zero() else torch.nan
-        return torch.full((), value, device=self._all_blocks()[0].device)
-
     def _run_closure(self, closure: Closure, scaler: Any = None) -> tuple[Any, Tensor]:
-        """Run all passes of a closure; return its first result and the sharpness."""
+        """Run all passes of a closure; return its first result and the sharpness.
+
+        Without passes at both w and w + d, the sharpness is 0 if d = 0, otherwise NaN.
+        """
         self.begin()
-        if not self.geometry.needs_g0:
-            _, only = self._run_next_passes(lambda: self._run(closure), scaler)
-            return only, self._unmeasured_sharpness()
-        first = self._run(closure)
+        needs_g0 = self.geometry.needs_g0
+        first = self._run(closure) if needs_g0 else None
         moved, last = self._run_next_passes(lambda: self._run(closure), scaler)
-        if not moved:
-            return first, self._unmeasured_sharpness()
-        return first, self._selection.corrected(losses.loss_increase(last, first))
+        if needs_g0 and moved:
+            return first, self._selection.corrected(losses.loss_increase(last, first))
+        value = 0.0 if self._radius_is_zero() else torch.nan
+        sharpness = torch.full((), value, device=self._all_blocks()[0].device)
+        return first if needs_g0 else last, sharpness
 
     def _run_next_passes(self, run: Closure, scaler: Any = None) -> tuple[bool, Any]:
         """Ascend and run the passes after the first.
@@ -934,7 +925,6 @@ class SharpnessAware(CheckedArguments, Optimizer):
 
 def _is_zero_step(groups: list[dict[str, Any]]) -> bool:
     """Whether all learning rates and gradients are zero."""
-    if any(float(group.get("lr", 1.0)) != 0.0 for group in groups):
-        return False
     grads = [p.grad for group in groups for p in group["params"] if p.grad is not None]
-    return not any(bool(torch.count_nonzero(g)) for g in grads)
+    is_zero = all(float(group["lr"]) == 0.0 for group in groups)
+    return is_zero and not any(bool(torch.count_nonzero(g)) for g in grads)

@@ -115,27 +115,21 @@ def _warn_about_differences(opt: "SharpnessAware", entry: dict[str, Any]) -> Non
 
 def _has_torch_format(state: dict[str, Any]) -> bool:
     """Whether the state has the form that `torch.optim.Optimizer.state_dict` returns."""
-    groups = state.get("param_groups")
-    if not isinstance(groups, list) or not isinstance(state.get("state"), dict):
-        return False
-    return all(isinstance(group, dict) and "params" in group for group in groups)
+    return isinstance(state.get("param_groups"), list) and isinstance(state.get("state"), dict)
 
 
 def _check_fits(
     state: dict[str, Any], base: Optimizer, entry: dict[str, Any], torch_format: bool
 ) -> None:
     """Raise if the state has other groups, or tensors of other shapes."""
-    present = [len(group["params"]) for group in base.param_groups]
-    found = [[len(shapes) for shapes in entry["shapes"]]] if entry else []
-    if torch_format:
-        found.append([len(group["params"]) for group in state["param_groups"]])
-    for saved in found:
+    if entry:
+        present = [len(group["params"]) for group in base.param_groups]
+        saved = [len(shapes) for shapes in entry["shapes"]]
         if saved != present:
             raise ValueError(
                 f"the parameter groups of the state have {saved} parameters, those of the optimizer "
                 f"{present}"
             )
-    if entry:
         params = [p for group in base.param_groups for p in group["params"]]
         shapes = [shape for group in entry["shapes"] for shape in group]
         for i, (shape, p) in enumerate(zip(shapes, params, strict=True)):
@@ -158,8 +152,8 @@ def _saved_tensors(
     state: dict[str, Any], base: Optimizer
 ) -> Iterator[tuple[Any, dict[str, Any], Tensor]]:
     """Yield the key of each parameter in the state, what the state holds for it, and the parameter."""
-    for saved, group in zip(state["param_groups"], base.param_groups, strict=True):
-        for key, p in zip(saved["params"], group["params"], strict=True):
+    for saved, group in zip(state["param_groups"], base.param_groups, strict=False):
+        for key, p in zip(saved["params"], group["params"], strict=False):  # torch compares numbers
             yield key, state["state"].get(key) or {}, p
 
 

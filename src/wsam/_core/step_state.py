@@ -211,9 +211,8 @@ class StepState:
 
     def require_unchanged_gradients(self, all_blocks: list[Block]) -> None:
         """Raise if `p.grad` was modified between `descend` and `step`: that scales half the update."""
-        if not self.prepared_grads:
-            return
-        if not self.prepared_grads.items() <= _fingerprints(all_blocks).items():
+        before = self.prepared_grads
+        if before and not before.items() <= _fingerprints(all_blocks).items():
             raise RuntimeError(
                 "p.grad was changed between descend() and step(), but the decoupled term was not: "
                 "clip with max_norm of the optimizer, which scales both alike"
