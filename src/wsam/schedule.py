@@ -101,6 +101,8 @@ class FollowLR(Schedule):
     found: float | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
+        if self.lr_high is not None and not self.lr_high > self.lr_low:
+            raise ValueError(f"lr_high must exceed lr_low, got {self.lr_high} and {self.lr_low}")
         if not self.high >= self.low:
             raise ValueError(f"high must be at least low, got {self.high} and {self.low}")
 

@@ -284,6 +284,7 @@ def test_interval_by_gradient_norm_saved_by_an_earlier_version() -> None:
         lambda: Between(0.75),
         lambda: Between(5, 3),
         lambda: FollowLR(0.1, 0.2, lr_high=0.1),
+        lambda: FollowLR(0.2, 0.1, lr_high=0.1, lr_low=0.1),
         lambda: NormAbove(decay=1.0),
     ],
 )
