@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from wsam._core import lean, local_gradients, losses, step
+from wsam._core import lean, local_gradients, losses, option_checks, step
 from wsam._core.arguments import CheckedArguments
 from wsam._core.framework_checks import check_closure
 from wsam._core.grad_accumulator import GradAccumulator
@@ -24,12 +24,6 @@ from wsam._core.grad_scaler import OverflowReport, reject_grad_scaler
 from wsam._core.memory import Memory
 from wsam._core.mix import Scalar, is_exactly
 from wsam._core.norm_stats import NormStats
-from wsam._core.option_checks import (
-    check_base,
-    check_group,
-    check_options,
-    warn_about_low_precision,
-)
 from wsam._core.param_blocks import (
     Block,
     align_gradients,
@@ -168,7 +162,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         if isinstance(base, SharpnessAware):
             name = type(base).__name__
             raise TypeError(f"base is already sharpness-aware ({name}): wrap a plain optimizer")
-        check_base(base, rule)
+        option_checks.check_base(base, rule)
         self.base = base
         self.rule = rule
         self.geometry = geometry if geometry is not None else Euclidean()
@@ -184,14 +178,14 @@ class SharpnessAware(CheckedArguments, Optimizer):
         self._base_writes_grads: bool | None = None  # unknown before the first lean step
         self._reserved: set[tuple[Tensor, str]] = set()
         self._selection = SampleSelection(keep)
-        check_options(self)
+        option_checks.check_options(self)
         super().__setstate__({})  # torch's constructor would give us groups and state of our own
         self._reset_scratch()
         self._refresh_blocks()  # checks names
         defaults = {"rho": rho, **{name: getattr(rule, name) for name in rule.hyper()}}
         self._values = GroupValues(base, rule, defaults)
         self._reserve_memory()
-        warn_about_low_precision(self.param_groups)
+        option_checks.warn_about_low_precision(self.param_groups)
 
     def _reset_scratch(self) -> None:
         """Create the attributes that are not copied or pickled."""
@@ -734,7 +728,10 @@ class SharpnessAware(CheckedArguments, Optimizer):
 
     def _initialize_base(self) -> None:
         """Step the base with zero gradients, as torch.distributed.checkpoint does to create state."""
-        if not _is_zero_step(self.param_groups):
+        groups = self.param_groups
+        grads = [p.grad for group in groups for p in group["params"] if p.grad is not None]
+        rates_are_zero = all(float(group["lr"]) == 0.0 for group in groups)
+        if not rates_are_zero or any(bool(torch.count_nonzero(g)) for g in grads):
             self._step_state.reject_update()
         self.base.step()
         self._reserve_memory(stepped=True)
@@ -875,7 +872,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         self._step_state.require_weights("add a parameter group")
         self.base.add_param_group(param_group)
         try:
-            check_group(self.param_groups[-1], self.base, self.rule)
+            option_checks.check_group(self.param_groups[-1], self.base, self.rule)
             self._values.sync()
             self._refresh_blocks()
         except Exception:
@@ -892,8 +889,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         state = dict(self.base.state_dict())
         entry = sharpness_entry(self, state)
         for hook in self._optimizer_state_dict_post_hooks.values():
-            changed = hook(self, state)
-            state = state if changed is None else changed
+            state = hook(self, state) or state
         return {**state, ENTRY: entry}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -921,10 +917,3 @@ class SharpnessAware(CheckedArguments, Optimizer):
         self.__dict__.update(state)
         super().__setstate__({})
         self._reset_scratch()
-
-
-def _is_zero_step(groups: list[dict[str, Any]]) -> bool:
-    """Whether all learning rates and gradients are zero."""
-    grads = [p.grad for group in groups for p in group["params"] if p.grad is not None]
-    is_zero = all(float(group["lr"]) == 0.0 for group in groups)
-    return is_zero and not any(bool(torch.count_nonzero(g)) for g in grads)

@@ -92,14 +92,8 @@ class Block:
         def pick(items: list[Any] | None) -> Any:
             return None if items is None else [items[i] for i in chosen]
 
-        return replace(
-            self,
-            params=pick(self.params),
-            indices=pick(self.indices),
-            names=pick(self.names),
-            g0=pick(self.g0),
-            saved=None,
-        )
+        lists = {name: pick(getattr(self, name)) for name in ("params", "indices", "names", "g0")}
+        return replace(self, **lists, saved=None)
 
 
 @dataclass
