@@ -155,7 +155,7 @@ class StepState:
         """Raise unless a GradScaler calls `step` after both passes, with all gradients unscaled.
 
         `ascend` unscales those of the first pass, the scaler those of the second: `found_inf` is a
-        tensor if it has found any.
+        tensor if there were any.
         """
         is_unscaled = self.unscaled and grad_scale is None and isinstance(found_inf, Tensor)
         if closure is not None or not is_unscaled:
@@ -225,6 +225,6 @@ def _fingerprints(blocks: list[Block]) -> dict[Tensor, tuple[int, float]]:
     In-place foreach operations, such as those of clipping, leave the counters of DTensors unchanged.
     """
     grads = [p.grad for block in blocks for p in block.params if p.grad is not None]
-    shards = [local_shards([g])[0] if is_sharded(g) else None for g in grads]
-    norms = [0.0 if shard is None else float(shard.norm().nan_to_num(-1.0)) for shard in shards]
-    return {g: (g._version, norm) for g, norm in zip(grads, norms, strict=True)}
+    shards = {g: local_shards([g])[0] for g in grads if is_sharded(g)}
+    norms = {g: float(shard.norm().nan_to_num(-1.0)) for g, shard in shards.items()}
+    return {g: (g._version, norms.get(g, 0.0)) for g in grads}
