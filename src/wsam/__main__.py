@@ -17,6 +17,8 @@ def main() -> None:
         if error.name not in {"typer", "rich"}:
             raise
         sys.exit(f"wsam: the command line needs {error.name}: pip install 'wsam[lab,plots]'")
+    except KeyboardInterrupt:  # during imports; later, `run` handles it
+        sys.exit(130)
 
 
 if __name__ == "__main__":

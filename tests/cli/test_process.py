@@ -48,6 +48,16 @@ def test_missing_typer() -> None:
     assert done.stderr == message
 
 
+def test_ctrl_c_during_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted:
+        def __getattr__(self, name: str) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "wsam.cli", Interrupted())  # type: ignore[arg-type]
+    with pytest.raises(SystemExit, match="130"):
+        main()
+
+
 @pytest.mark.skipif(os.name == "nt", reason="uses a POSIX shell")
 def test_closed_pipe() -> None:
     script = '"$0" -m wsam --help | head -1'
