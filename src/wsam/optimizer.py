@@ -324,7 +324,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
             gradients.add(self._step_state, self._all_blocks())
             self._step_state = self._new_step(self._step_state.memory)
         gradients.fill(self._step_state, self._all_blocks())
-        self._step_state.phase = Phase.PERTURBED
+        self._step_state.enter(Phase.PERTURBED)
         return losses.total(first), sum(sharpness[1:], sharpness[0])
 
     def _run_closure(self, closure: Closure, scaler: Any = None) -> tuple[Any, Tensor]:
@@ -480,7 +480,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         step.own_g0(state.blocks)  # a backward pass must not overwrite them
         gradients = step.gradients_of(state.blocks)
         state.mask = self._mask()
-        state.phase = Phase.READ_ONLY
+        state.enter(Phase.READ_ONLY)
         self._step_state = state
         try:
             with torch.no_grad():
@@ -532,7 +532,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
             state.unscaled = True
             step.unscale(state.blocks, grad_scale)
         state.action = self._choose_action(state)
-        state.phase = Phase.PERTURBED
+        state.enter(Phase.PERTURBED)
         self._step_state = state
         if state.unscaled and state.action is Action.SHARPNESS_AWARE:
             state.overflow_report = OverflowReport(state.blocks)
@@ -681,7 +681,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
             lean.finish(state, all_blocks)
         else:
             step.combine(state, all_blocks)
-        state.phase = Phase.READY
+        state.enter(Phase.READY)
 
     def _finish_with_backend(self, state: StepState) -> bool:
         """Let the backend restore, combine and update in one go, where nothing else is needed."""
@@ -694,7 +694,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         if not self._backend.finish(state):
             return False
         state.moved, state.base_stepped = [], True
-        state.phase = Phase.READY
+        state.enter(Phase.READY)
         self._restore()
         return True
 

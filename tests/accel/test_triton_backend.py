@@ -65,7 +65,7 @@ def state_of(opt: wsam.SharpnessAware, gradients: list[list[Tensor]] | None = No
     state.blocks = [block.part(range(len(block.params))) for block in opt._all_blocks()]
     for i, block in enumerate(state.blocks):
         block.g0 = gradients[i] if gradients else [torch.ones_like(p) for p in block.params]
-    state.phase = Phase.PERTURBED
+    state.enter(Phase.PERTURBED)
     return state
 
 

@@ -15,6 +15,7 @@ from helpers import (
     batch,
     closure,
     covering,
+    full,
     make_method,
     model_loss,
     same,
@@ -28,6 +29,12 @@ import wsam
 from wsam._core.step_state import Phase
 
 RECIPES = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text()
+LEGAL = {
+    (Phase.IDLE, Phase.PERTURBED),
+    (Phase.IDLE, Phase.READ_ONLY),
+    (Phase.PERTURBED, Phase.READY),
+}
+"""Transitions of one state; a new state, which is idle, replaces one that has ended."""
 
 
 class Loop:
@@ -63,6 +70,20 @@ class Loop:
 
 
 # --- transitions -----------------------------------------------------------------------------------
+
+
+@full(before=list(Phase), after=list(Phase))
+def test_transitions(before: Phase, after: Phase) -> None:
+    loop = Loop()
+    state = loop.opt._new_step()
+    state.phase = before
+    if (before, after) in LEGAL:
+        state.enter(after)
+        assert state.phase is after
+    else:
+        with pytest.raises(AssertionError, match="no transition"):
+            state.enter(after)
+        assert state.phase is before
 
 
 @pytest.mark.parametrize("name", RULES)

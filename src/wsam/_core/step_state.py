@@ -45,6 +45,14 @@ class Phase(Enum):
     """Inside `perturbed()`: the weights are at w + d and must not be updated."""
 
 
+_TRANSITIONS = {
+    (Phase.IDLE, Phase.PERTURBED),
+    (Phase.IDLE, Phase.READ_ONLY),
+    (Phase.PERTURBED, Phase.READY),
+}
+"""Allowed transitions, as (from, to). A new state is IDLE."""
+
+
 class Action(Enum):
     """What a step does."""
 
@@ -125,6 +133,11 @@ class StepState:
         """Whether the perturbation may overwrite g0."""
         kept = self.rule.keeps_g0 or self.lean or self.phase is Phase.READ_ONLY
         return self.geometry.follows_g0 and not kept
+
+    def enter(self, phase: Phase) -> None:
+        """Go to another phase."""
+        assert (self.phase, phase) in _TRANSITIONS, f"no transition {self.phase} -> {phase}"
+        self.phase = phase
 
     def step_base(self) -> None:
         """Step the base optimizer."""
