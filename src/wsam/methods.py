@@ -484,4 +484,6 @@ def create(name: str, base: Optimizer, **hyper: Any) -> SharpnessAware:
         >>> weights = torch.nn.Parameter(torch.zeros(2))
         >>> opt = create("wsam", torch.optim.SGD([weights], lr=0.1), gamma=0.8)
     """
+    if name not in METHODS:
+        raise ValueError(f"unknown method {name!r}; known: {', '.join(METHODS)}")
     return METHODS[name](base, **hyper)

@@ -58,9 +58,14 @@ _BASE_STEPPED = (
     "lean=True: the base had already stepped, so the step could not be undone; the weights are at "
     "w + u + lr k g0, where u is the base's update"
 )
+_ERRORS_OF_A_USED_GRAPH = (
+    "backward through the graph a second time",
+    "modified by an inplace operation",
+)
 _FORWARD_OUTSIDE = (
-    "the closure runs twice, at w and at w + d, so it must contain the forward pass: move the call of "
-    "the model and the computation of the loss into it, before backward()"
+    "a closure runs twice, at w and at w + d, so it must contain the forward pass: move the call of "
+    "the model and the computation of the loss into it, before backward(). With wsam.train_step, "
+    "loss_fn must not call backward()"
 )
 
 
@@ -375,9 +380,10 @@ class SharpnessAware(CheckedArguments, Optimizer):
         with torch.enable_grad(), context:
             if self._scale_is_checked or torch.compiler.is_compiling():
                 return map_tensors(Tensor.detach, closure())
-            self._scale_is_checked = True
             with reject_grad_scaler():
-                return map_tensors(Tensor.detach, closure())
+                result = map_tensors(Tensor.detach, closure())
+            self._scale_is_checked = True
+            return result
 
     def _step_for_grad_scaler(self, closure: Any) -> None:
         """Handle a call by `GradScaler.step`, which has set `grad_scale` and `found_inf`."""
@@ -757,8 +763,8 @@ class SharpnessAware(CheckedArguments, Optimizer):
     def _cancel(self, error: BaseException | None = None) -> None:
         """Undo what a step has done to weights, statistics and generators."""
         state = self._step_state
-        if error is not None and "backward through the graph a second time" in str(error):
-            error.add_note(_FORWARD_OUTSIDE)
+        if any(text in str(error) for text in _ERRORS_OF_A_USED_GRAPH):
+            error.add_note(_FORWARD_OUTSIDE)  # type: ignore[union-attr]
         if state.phase is not Phase.IDLE:
             with torch.no_grad():
                 self._restore()

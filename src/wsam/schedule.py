@@ -52,7 +52,9 @@ class Warmup(Schedule):
 
     def value(self, step: int, lr: Scalar) -> Scalar:
         """Return the interpolated value."""
-        return self.start + (self.level - self.start) * min(1.0, step / self.steps)
+        if step >= self.steps:
+            return self.level
+        return self.start + (self.level - self.start) * (step / self.steps)
 
     def extremes(self) -> tuple[float, ...]:
         """Return both ends."""

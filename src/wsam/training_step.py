@@ -223,10 +223,13 @@ class TrainStep:
             found = sharp._selection.choose(lambda: self.loss_fn(*part.args, **part.kwargs))
         if not found:  # loss_fn does not select
             return part
-        if len(found) > 1:
-            raise ValueError("loss_fn calls select more than once: pass gather_selected=False")
-        _batch_size(part, "gather_selected")
-        return part.map(lambda x: x[found[0]] if x.dim() else x)
+        selected, losses = found[0]
+        if len(found) > 1 or losses != _batch_size(part, "gather_selected"):
+            raise ValueError(
+                "loss_fn does not call select once, with a loss for each sample of the batch: pass "
+                "gather_selected=False"
+            )
+        return part.map(lambda x: x[selected] if x.dim() else x)
 
     def _run(self, part: MicroBatch) -> tuple[Tensor, Any]:
         """Run a micro-batch forward and backward; return its share of the loss, and the outputs."""
@@ -370,7 +373,7 @@ def _slicer(start: int, stop: int) -> Callable[[Tensor], Tensor]:
 def _loss_and_outputs(result: Any) -> tuple[Tensor, Any]:
     """Return the loss, a scalar, and the outputs of what a loss function returned."""
     loss, outputs = result, None
-    if isinstance(result, tuple):
+    if isinstance(result, tuple) and len(result) == 2:
         loss, outputs = result
     elif isinstance(result, Mapping):  # a model of Hugging Face returns no loss without labels
         loss, outputs = result.get("loss"), result

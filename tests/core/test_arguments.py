@@ -43,6 +43,7 @@ BAD_FOR_ALL: list[tuple[str, Any]] = [
     ("nonfinite", "ignore"),
     ("nonfinite", None),
     ("local", True),
+    ("when", 2),
 ]
 BAD_NUMBERS = (-0.1, math.nan, "0.1", None)
 """Wrong values of every number that a method has beyond those of `SharpnessAware`."""
@@ -174,6 +175,8 @@ def test_bad_arguments_state_what_is_allowed(name: str) -> None:
         ("gsam", {"lr_min": 0.01}, "pass rho_min"),
         ("asam", {"geometry": wsam.Fisher()}, "unexpected keyword argument 'geometry'"),
         ("sam", {"gamma": 0.9}, "unexpected keyword argument 'gamma'"),
+        ("sam", {"when": 2}, "when must be an interval, as wsam.schedule.Every(2), got 2"),
+        ("smA", {}, "unknown method 'smA'; known: sam, wsam, "),
     ],
 )
 def test_bad_arguments_messages(name: str, hyper: dict[str, object], message: str) -> None:

@@ -466,9 +466,10 @@ def test_a_grad_scaler_in_a_closure_is_rejected(returned: str) -> None:
         scaled.backward()
         return {"loss": loss, "scaled": scaled}[returned]
 
-    with pytest.raises(RuntimeError, match=r"train_step\(optimizer, loss_fn, scaler=scaler\)"):
-        opt.step(run)
-    assert same(list(model.parameters()), before)
+    for _ in range(2):  # also when it is tried again
+        with pytest.raises(RuntimeError, match=r"train_step\(optimizer, loss_fn, scaler=scaler\)"):
+            opt.step(run)
+        assert same(list(model.parameters()), before)
     assert torch.amp.GradScaler.scale is scale
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     wsam.WSAM(sgd(model)).step(run)

@@ -104,6 +104,14 @@ def test_forward_pass_outside_the_closure(backward_before: bool) -> None:
     assert same(snapshot(opt)["weights"], before)
 
 
+def test_forward_pass_outside_the_closure_with_a_retained_graph() -> None:
+    model, opt, _ = two_layers()
+    loss = model(X).square().mean()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation") as caught:
+        opt.step(lambda: loss.backward(retain_graph=True) or loss)
+    assert ["move the call of the model" in note for note in caught.value.__notes__] == [True]
+
+
 @covering(name=METHODS, after_backward=[False, True])
 def test_ctrl_c_pass2(name: str, after_backward: bool) -> None:
     check_failure(name, 2, KeyboardInterrupt(), after_backward)

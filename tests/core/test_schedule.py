@@ -49,6 +49,7 @@ FORMULAS: dict[str, tuple[Schedule, Callable[[int], float]]] = {
     "constant": (Constant(0.3), lambda t: 0.3),
     "warmup": (Warmup(0.6, 4), lambda t: 0.6 * min(1.0, t / 4)),
     "warmup_from": (Warmup(0.6, 4, start=0.2), lambda t: 0.2 + 0.4 * min(1.0, t / 4)),
+    "no_warmup": (Warmup(0.6, 0), lambda t: 0.6),
     "inverse_sqrt": (InverseSqrt(0.5), lambda t: 0.5 / math.sqrt(t + 1)),
     "function": (Function(lambda t: 0.1 + 0.05 * t), lambda t: 0.1 + 0.05 * t),
     "follow_lr": (FollowLR(0.4, 0.1, lr_high=0.02, lr_low=0.0), lambda t: 0.4),

@@ -103,15 +103,18 @@ def test_esam_gathers_tensors_of_one_size() -> None:
         step(batch(0), torch.ones(1, 1))
 
 
-def test_esam_that_selects_twice_is_rejected() -> None:
+@pytest.mark.parametrize("kind", ["twice", "pairs of samples", "parts of samples"])
+def test_esam_that_does_not_select_samples_is_rejected(kind: str) -> None:
     model = small_model()
     opt = esam(model)
 
     def loss_fn(x: Tensor) -> Tensor:
-        losses = (model(x) ** 2).sum(1)
-        return opt.select(losses) + opt.select(losses**2)
+        squares = model(x) ** 2
+        if kind == "twice":
+            return opt.select(squares.sum(1)) + opt.select(squares[:, 0])
+        return opt.select(squares.view(5, -1).sum(1) if kind == "pairs of samples" else squares)
 
-    with pytest.raises(ValueError, match=r"select more than once.*gather_selected=False"):
+    with pytest.raises(ValueError, match=r"does not call select once.*gather_selected=False"):
         wsam.train_step(opt, loss_fn)(batch(0))
     wsam.train_step(opt, loss_fn, gather_selected=False)(batch(0))
 

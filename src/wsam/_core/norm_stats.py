@@ -126,6 +126,7 @@ class NormStats:
         if threading.get_ident() != self._thread or not module.training:
             return
         if not self.copies.contain(_statistics(module).values()):
+            self._model_is_checked = False
             raise RuntimeError(
                 f"the closure runs a {type(module).__name__} in training mode that is not part of "
                 "model=, so its running statistics would move twice a step: pass a module that "

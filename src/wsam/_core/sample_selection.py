@@ -19,7 +19,7 @@ class SampleSelection:
     def __init__(self, keep: float) -> None:
         self.keep = number("keep", keep, 0, 1, low_open=True, high_open=False)
         self._warned = False
-        self._collected: list[Tensor] | None = None  # indices, while `choose` runs
+        self._collected: list[tuple[Tensor, int]] | None = None  # while `choose` runs
         self.reset()
 
     def reset(self) -> None:
@@ -47,15 +47,18 @@ class SampleSelection:
         # The slack keeps 0.29 * 100 from becoming 28.
         order = order[: max(1, math.floor(self.keep * len(losses) + 1e-9))]
         if self._collected is not None:
-            self._collected.append(order)
+            self._collected.append((order, len(losses)))
         mean = losses[order].mean()
         self._corrections.append(losses.detach().mean() - mean.detach())
         return mean
 
-    def choose(self, forward: Callable[[], object]) -> list[Tensor]:
-        """Run a forward pass at w + d without gradients; return the indices of each selection.
+    def choose(self, forward: Callable[[], object]) -> list[tuple[Tensor, int]]:
+        """Run a forward pass at w + d without gradients.
 
         The next pass must run on the selected samples. It uses all of them.
+
+        Returns:
+            For each call of `mean` the indices of the selected losses, and the number of all.
         """
         self._collected, self._batch_is_selected = [], False
         try:

@@ -173,9 +173,10 @@ class StepState:
         is_unscaled = self.unscaled and grad_scale is None and isinstance(found_inf, Tensor)
         if closure is not None or not is_unscaled:
             raise RuntimeError(
-                "under a GradScaler run two passes at every step by hand: scale the loss and call "
-                "ascend(scaler.get_scale()); scale the second loss, also if ascend() returned False; "
-                "then scaler.unscale_(optimizer), descend() and scaler.step(optimizer)"
+                "with a GradScaler use wsam.train_step(optimizer, loss_fn, scaler=scaler). Or run two "
+                "passes at every step by hand: scale the loss and call ascend(scaler.get_scale()); "
+                "scale the second loss, also if ascend() returned False; then "
+                "scaler.unscale_(optimizer), descend() and scaler.step(optimizer)"
                 + integration_hint()
             )
 
