@@ -52,7 +52,6 @@ class NormStats:
         weakref.finalize(self, _remove_hooks, self._hooks)
         self._thread = 0
         self._warned = False
-        self._compiled_before = _compiled_graphs()
         self.find_layers()
 
     def find_layers(self) -> None:
@@ -107,7 +106,7 @@ class NormStats:
 
     def _warn_if_compiled(self) -> None:
         """Warn once if compiled code may have run modules without calling the hook."""
-        if self._seen or self._warned or _compiled_graphs() == self._compiled_before:
+        if self._seen or self._warned or not _compiled_graphs():
             return
         self._warned = True
         warn(
