@@ -37,14 +37,8 @@ def test_invalid_models_and_data(build):
     for batch in ((X, Y), [X, Y]):
         with pytest.raises(TypeError, match=r"list of \(input, target\) pairs: \[\(x, y\)\]"):
             build(model(), F.cross_entropy, batch)
-    with pytest.raises(TypeError, match=r"must be a torch\.nn\.Module, got function"):
-        build(F.relu, F.cross_entropy, DATA)
     with pytest.raises(ValueError, match="loss of batch 1 is nan"):
         build(model(), F.cross_entropy, [DATA[0], (X[8:] * torch.nan, Y[8:])])
-    with pytest.raises(ValueError, match=r"one number for a batch, it returned \(8,\)"):
-        build(model(), lambda out, y: F.cross_entropy(out, y, reduction="none"), DATA)
-    with pytest.raises(ValueError, match="one number for a batch, it returned float"):
-        build(model(), lambda out, y: float(F.cross_entropy(out, y)), DATA)
     with pytest.raises(ValueError, match="mode must be"):
         build(model(), F.cross_entropy, DATA, mode="both")
     with pytest.raises(ValueError, match="reduction must be"):
@@ -155,23 +149,19 @@ def test_info_has_the_loss_of_the_last_product(check):
         assert H.info.loss == pytest.approx(now, rel=1e-5)
 
 
-@pytest.mark.parametrize("size", [0, -1, float("nan"), float("inf")])
-def test_invalid_sizes_of_batches(size):
-    with pytest.raises(ValueError, match="must count for at least one sample"):
-        hessian(model(), F.cross_entropy, DATA, size=lambda batch: size)
-
-
 def test_invalid_precisions():
-    with pytest.raises(ValueError, match="float32 or float64, not bfloat16"):
+    with pytest.raises(
+        ValueError, match=r"float32 or float64; the parameters are \{torch.bfloat16\}"
+    ):
         hessian(model().bfloat16(), F.cross_entropy, DATA)
     low = model().bfloat16()
     assert hessian(low, F.cross_entropy, DATA, dtype=torch.float32).dtype == torch.float32
     mixed = model()
     mixed[0].double()
-    with pytest.raises(ValueError, match="several dtypes"):
+    with pytest.raises(ValueError, match="choose one with the argument dtype"):
         hessian(mixed, F.cross_entropy, DATA)
     for dtype in (None, torch.float32):  # a cast would drop the imaginary parts
-        with pytest.raises(ValueError, match="complex ones: select the real ones"):
+        with pytest.raises(ValueError, match="select real parameters with the argument params"):
             hessian(nn.Linear(4, 3, dtype=torch.complex64), F.cross_entropy, DATA, dtype=dtype)
 
 
@@ -187,7 +177,7 @@ def test_gauss_newton_and_fisher_need_one_output_tensor():
     loss = lambda out, y: F.cross_entropy(out["logits"], y)  # noqa: E731
     v = torch.ones(15)
     assert (hessian(Dictionary(), loss, DATA) @ v).shape == (15,)
-    with pytest.raises(TypeError, match="one tensor, got dict"):
+    with pytest.raises(TypeError, match="must be Tensor, not dict"):
         gauss_newton(Dictionary(), loss, DATA) @ v
 
     class Mean(nn.Linear):
@@ -203,22 +193,20 @@ def test_gauss_newton_and_fisher_need_one_output_tensor():
         empirical_fisher(normal, F.cross_entropy, DATA, mode="train")
     assert empirical_fisher(nn.Linear(4, 3), F.cross_entropy, DATA, mode="train").shape == (15, 15)
     untracked = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, track_running_stats=False))
-    with pytest.raises(ValueError, match="without running statistics mixes samples"):
+    with pytest.raises(ValueError, match="mixes samples"):
         empirical_fisher(untracked, F.cross_entropy, DATA)
 
 
 def test_loss_independent_of_the_weights():
     net = model()
     net.unused = nn.Parameter(torch.ones(1))
-    for build, loss_fn, options, message in (
-        (hessian, lambda out, y: y.float().mean(), {}, "the loss does not depend on any"),
-        (gauss_newton, lambda out, y: net[0].bias.sum(), {}, "not depend on the model's output"),
-        (hessian, F.cross_entropy, {"params": ["unused"]}, "the loss does not depend on any"),
-        (gauss_newton, F.cross_entropy, {"params": ["unused"]}, "output does not depend on any"),
+    for loss_fn, options in (
+        (lambda out, y: y.float().mean(), {}),
+        (F.cross_entropy, {"params": ["unused"]}),
     ):
-        A = build(net, loss_fn, DATA, **options)
-        with pytest.raises(ValueError, match=message):
-            A @ torch.ones(A.shape[0])
+        H = hessian(net, loss_fn, DATA, **options)
+        with pytest.raises(ValueError, match="the loss does not depend on any"):
+            H @ torch.ones(H.shape[0])
 
 
 def test_products_that_overflow_raise():

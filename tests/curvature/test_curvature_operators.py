@@ -13,7 +13,6 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from wsam.curvature import Operator, empirical_fisher, gauss_newton, hessian
-from wsam.curvature.matvec import MatvecRunner
 
 MODES = ("reverse", "forward", "auto")
 
@@ -262,11 +261,6 @@ def test_products_with_vectors_and_matrices():
     assert {n: p.shape for n, p in named.items()} == {
         n: p.shape for n, p in model.named_parameters()
     }
-    with pytest.raises(ValueError, match=r"a vector of 43 numbers, got \(3,\)"):
-        H.split(torch.zeros(3))
-    for wrong in (torch.zeros(3), torch.zeros(H.shape[0], 1, 1)):
-        with pytest.raises(ValueError, match="multiplies vectors of 43 numbers"):
-            H @ wrong
 
 
 def test_float64_of_a_float32_model():
@@ -437,8 +431,6 @@ def test_auto_selects_the_faster_mode(monkeypatch):
     H = hessian(mlp().double(), F.cross_entropy, [batches(4)[0]] * 4)
     H @ torch.ones(43)
     assert H.info.differentiation == "reverse"
-    with pytest.raises(ValueError, match="differentiation must be"):
-        MatvecRunner("hessian", "sideways")
 
 
 class GeneratedBatches:

@@ -82,14 +82,12 @@ def normalised(
         The scaled direction. Tied parameters appear once, under their first name.
 
     Raises:
-        ValueError: If `normalise` is invalid, the direction is zero, or tied parameters differ.
+        ValueError: If `normalise` is invalid, or tied parameters differ.
     """
     model = unwrap_model(model)
     direction = merge_tied(model, direction)
     if normalise == "unit":
         length = math.sqrt(sum(float((d.double() ** 2).sum()) for d in direction.values()))
-        if length == 0:
-            raise ValueError("a direction of zeros cannot be scaled to length one")
         return {name: d / length for name, d in direction.items()}
     if normalise != "filter":
         raise ValueError(f"normalise must be 'filter' or 'unit', got {normalise!r}")
@@ -124,15 +122,12 @@ def between(
         >>> torch.allclose(origin["weight"] + direction["weight"], b.weight)
         True
     """
-    if first.keys() != second.keys():
-        odd = sorted(first.keys() ^ second.keys())[0]
-        raise ValueError(f"the two checkpoints are of different models: only one has {odd!r}")
-    for name, tensor in first.items():
-        if tensor.shape != second[name].shape:
-            raise ValueError(
-                f"the two checkpoints are of different models: {name!r} is "
-                f"{tuple(tensor.shape)} in one and {tuple(second[name].shape)} in the other"
-            )
+    ours, theirs = ({(name, tuple(t.shape)) for name, t in one.items()} for one in (first, second))
+    for name, shape in sorted(ours ^ theirs):
+        raise ValueError(
+            "the two checkpoints are of different models: only one has a tensor "
+            f"{name!r} of shape {shape}"
+        )
     moving = [name for name, tensor in first.items() if tensor.is_floating_point()]
     origin = {name: first[name].detach() for name in moving}
     return origin, {name: second[name].detach().to(origin[name]) - origin[name] for name in moving}

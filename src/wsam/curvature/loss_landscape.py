@@ -55,7 +55,7 @@ class Landscape:
 
         Args:
             path: Its suffix selects the format; the folder is created.
-            log: Logarithmic loss. Default: if the losses span more than a factor of 30.
+            log: Logarithmic loss, if all are positive. Default: if they span more than a factor of 30.
             ends: Mark both ends of a line between two checkpoints, 0 and 1, instead of the origin.
 
         Returns:
@@ -101,8 +101,8 @@ def landscape(
         The losses with their coordinates.
 
     Raises:
-        ValueError: If there are no or more than two directions, coordinates do not match them, or a
-            tensor has an unknown name or another shape than the model's.
+        KeyError: If a tensor has an unknown name.
+        ValueError: If a tensor has another shape than the model's.
 
     Example:
         >>> model = nn.Linear(1, 1, bias=False).double()
@@ -113,12 +113,8 @@ def landscape(
         [1.0, 0.0, 4.0]
     """
     given = [directions] if isinstance(directions, Mapping) else list(directions)
-    if len(given) not in (1, 2):
-        raise ValueError(f"a landscape needs one direction or two, got {len(given)}")
     axes = _coordinate_lists(coordinates, len(given))
     names = list(labels or [f"direction {i + 1}" for i in range(len(axes))])
-    if len(names) != len(axes):
-        raise ValueError(f"labels must name {len(axes)} direction(s), got {labels!r}")
     options.setdefault("params", lambda _name: True)  # frozen parameters may be moved, too
     objective = Objective(model, loss_fn, batches, **options)
     given = [merge_tied(objective.model, direction) for direction in given]
@@ -170,10 +166,7 @@ def _coordinate_lists(
         return [[step / half for step in range(-half, half + 1)]] * dimensions
     given: list[Any] = list(coordinates)
     is_flat = all(torch.as_tensor(value).ndim == 0 for value in given)
-    axes = [[float(value) for value in axis] for axis in ([given] if is_flat else given)]
-    if len(axes) != dimensions or not all(axes):
-        raise ValueError(f"{dimensions} direction(s) need as many non-empty lists of coordinates")
-    return axes
+    return [[float(value) for value in axis] for axis in ([given] if is_flat else given)]
 
 
 def _start_tensors(
@@ -184,15 +177,11 @@ def _start_tensors(
     names = dict.fromkeys([*origin, *(name for d in directions for name in d)])
     start = {}
     for name in names:
-        if name not in own:
-            raise ValueError(f"the model has no parameter or buffer named {name!r}")
-        tensor = origin.get(name, own[name]).detach()
-        given = [tensor, *(d[name] for d in directions if name in d)]
-        for shape in (tuple(t.shape) for t in given):
-            if shape != tuple(own[name].shape):
-                raise ValueError(
-                    f"the model's {name!r} is of shape {tuple(own[name].shape)}, got {shape}"
-                )
+        tensor, expected = origin.get(name, own[name]).detach(), tuple(own[name].shape)
+        for given in (tensor, *(d[name] for d in directions if name in d)):
+            if given.shape != expected:
+                shape = tuple(given.shape)
+                raise ValueError(f"the model's {name!r} is of shape {expected}, got {shape}")
         dtype = objective.dtype if tensor.is_floating_point() else tensor.dtype
         start[name] = tensor.to(own[name].device, dtype)
     return start

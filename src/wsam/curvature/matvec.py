@@ -87,7 +87,7 @@ def _hessian_forward(task: BatchMatvec) -> Tensor:
                 task.objective.differentiable(loss), list(duals.values()), materialize_grads=True
             )
             task.add(row, [_tangent(gradient) for gradient in gradients])
-            value = _primal(loss).detach()
+            value: Tensor = forward_ad.unpack_dual(loss).primal.detach()  # type: ignore[no-untyped-call]
     return value
 
 
@@ -105,7 +105,6 @@ def _through_output(mode: DiffMode, output_product: OutputProduct, task: BatchMa
     """
     leaves = task.objective.leaves()
     loss, output = task.objective.evaluate(leaves, task.batch, task.size)
-    _check_output(output)
     jvp = _jvp_forward(task) if mode == "forward" else _jvp_reverse(task, leaves, output)
     for row in range(len(task.vectors)):
         cotangent = output_product(task, output, jvp(row))
@@ -180,22 +179,8 @@ def _output_gradient(
 ) -> tuple[Tensor, Tensor]:
     leaf = output.detach().requires_grad_()
     loss = task.objective.criterion(leaf, task.batch, task.size)
-    gradient = None
-    if loss.requires_grad:
-        (gradient,) = torch.autograd.grad(loss, leaf, create_graph=create_graph, allow_unused=True)
-    if gradient is None:
-        raise ValueError("the loss does not depend on the model's output")
+    (gradient,) = torch.autograd.grad(loss, leaf, create_graph=create_graph)
     return gradient, leaf
-
-
-def _check_output(output: Any) -> None:
-    if not isinstance(output, Tensor):
-        raise TypeError(
-            "Gauss-Newton and Fisher need a model whose output is one tensor, got "
-            f"{type(output).__name__}: wrap the model so that it returns the tensor alone"
-        )
-    if not output.requires_grad:
-        raise ValueError("the model's output does not depend on any of the chosen parameters")
 
 
 # Dual numbers -----------------------------------------------------------------------------------
@@ -212,11 +197,6 @@ def _dual_leaves(task: BatchMatvec, row: int) -> dict[str, Tensor]:
 def _tangent(dual: Tensor) -> Tensor:
     tangent: Tensor | None = forward_ad.unpack_dual(dual).tangent  # type: ignore[no-untyped-call]
     return torch.zeros_like(dual) if tangent is None else tangent
-
-
-def _primal(dual: Tensor) -> Tensor:
-    primal: Tensor = forward_ad.unpack_dual(dual).primal  # type: ignore[no-untyped-call]
-    return primal
 
 
 # Choice of the mode -----------------------------------------------------------------------------
@@ -242,10 +222,6 @@ class MatvecRunner:
     """
 
     def __init__(self, kind: Kind, differentiation: Differentiation) -> None:
-        if differentiation not in ("auto", "reverse", "forward"):
-            raise ValueError(
-                f"differentiation must be 'auto', 'reverse' or 'forward', got {differentiation!r}"
-            )
         self.kind = kind
         self.mode: DiffMode | None = None if differentiation == "auto" else differentiation
         self._seconds: list[float] = []

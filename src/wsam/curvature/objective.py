@@ -84,9 +84,6 @@ class _ModelAndLoss(nn.Module):
                     "batches must be a list of (input, target) pairs: [(x, y)]. It contains a "
                     f"{type(batch).__name__}, for which loss_fn(model(batch)) raised: {error}"
                 ) from error
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            given = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
-            raise ValueError(f"loss_fn must return one number for a batch, it returned {given}")
         return loss / size if self.reduction == "sum" else loss
 
 
@@ -115,7 +112,7 @@ class Objective:
         check: Evaluate one batch twice, and compare a second pass over the data with the first.
 
     Raises:
-        TypeError: If `model` is not a module or `batches` can be read only once.
+        TypeError: If `batches` can be read only once.
         ValueError: If an argument is invalid, there are no batches or no parameters, the loss is
             not finite, or (with `check`) two evaluations differ.
     """
@@ -169,8 +166,6 @@ class Objective:
 
     def split(self, flat: Tensor) -> dict[str, Tensor]:
         """Return views of a flat vector, named and shaped like the parameters."""
-        if flat.shape != (self.numel,):
-            raise ValueError(f"expected a vector of {self.numel} numbers, got {tuple(flat.shape)}")
         pieces = torch.split(flat, [p.numel() for p in self.parameters.values()])
         return {
             name: piece.view(p.shape)
@@ -214,11 +209,8 @@ class Objective:
         dtype = self.dtype if self._cast else None
         empty = True
         for batch in self.batches if batches is None else batches:
-            size = float(self.size_of(batch))
-            if not size > 0 or math.isinf(size):
-                raise ValueError(f"a batch must count for at least one sample, got {size}")
             empty = False
-            yield move_batch(batch, self.device, dtype), size
+            yield move_batch(batch, self.device, dtype), float(self.size_of(batch))
         if empty:
             raise ValueError(
                 "batches must contain at least one batch in every pass: the data is empty, or can be "

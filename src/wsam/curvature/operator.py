@@ -151,11 +151,6 @@ class Operator:
     def __matmul__(self, vectors: Tensor) -> Tensor:
         """Multiply a flat vector, or every column of a matrix."""
         given = torch.as_tensor(vectors, device=self.device)
-        if given.ndim not in (1, 2) or given.shape[0] != self.objective.numel:
-            raise ValueError(
-                f"this operator multiplies vectors of {self.objective.numel} numbers, or matrices "
-                f"of such columns, got a tensor of shape {tuple(given.shape)}"
-            )
         losses, count = [], 0.0
         with self.objective.ready(), ExactDerivatives():
             # A clone is a normal tensor even if the vectors were computed in inference mode.
@@ -320,14 +315,10 @@ def empirical_fisher(
     """
     objective = Objective(model, loss_fn, batches, **options)
     norms = [m for m in objective.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    if norms and objective.mode == "train":
+    if any(objective.mode == "train" or norm.running_mean is None for norm in norms):
         raise ValueError(
-            "BatchNorm in training mode mixes samples: pass mode='eval' for the empirical Fisher"
-        )
-    if any(norm.running_mean is None for norm in norms):
-        raise ValueError(
-            "BatchNorm without running statistics mixes samples: the empirical Fisher needs "
-            "track_running_stats=True"
+            "BatchNorm with the statistics of a batch mixes samples: the empirical Fisher needs "
+            "mode='eval' and track_running_stats=True"
         )
     return Operator(objective, "empirical_fisher", differentiation)
 

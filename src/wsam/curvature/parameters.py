@@ -14,8 +14,6 @@ ParameterFilter = Callable[[str], bool] | Iterable[str]
 
 def unwrap_model(model: nn.Module) -> nn.Module:
     """Remove wrappers of torch.compile and data parallelism, which have no second derivatives."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     while isinstance(inner := _wrapped_module(model), nn.Module):
         model = inner  # wrappers may be nested in any order
     return model
@@ -48,20 +46,11 @@ def select_parameters(model: nn.Module, params: ParameterFilter | None) -> dict[
 def select_dtype(parameters: Mapping[str, Tensor], dtype: torch.dtype | None) -> torch.dtype:
     """Return the precision to compute in: `dtype`, or that of all parameters."""
     given = {p.dtype for p in parameters.values()}
-    if any(d.is_complex for d in given):
+    computed = {dtype or one for one in given}
+    is_complex = any(one.is_complex for one in given)
+    if is_complex or len(computed) > 1 or not computed <= {torch.float32, torch.float64}:
         raise ValueError(
-            "curvature is that of real weights, but the model has complex ones: select the real ones "
-            "with the argument params"
+            f"curvature is computed in float32 or float64; the parameters are {given}: choose one "
+            "with the argument dtype, and select real parameters with the argument params"
         )
-    if dtype is None and len(given) > 1:
-        names = ", ".join(sorted(str(d).removeprefix("torch.") for d in given))
-        raise ValueError(
-            f"the parameters have several dtypes ({names}): choose one with the argument dtype"
-        )
-    selected = dtype or given.pop()
-    if selected not in (torch.float32, torch.float64):
-        name = str(selected).removeprefix("torch.")
-        raise ValueError(
-            f"curvature is computed in float32 or float64, not {name}: pass dtype=torch.float32"
-        )
-    return selected
+    return computed.pop()

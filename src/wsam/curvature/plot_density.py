@@ -23,7 +23,7 @@ def save_density(found: Density, path: str | Path, marks: Sequence[float] | None
         path: Its suffix selects the format: .png, .svg, .pdf, .html or .json. The folder is created.
         marks: Eigenvalues to mark in a figure or on a page.
     """
-    path = plotting.output_path(path)
+    path = Path(path)
     info = found.info.as_dict() if found.info else {}
     if path.suffix.lower() == ".json":
         plotting.write_json(path, {"info": info, **found.as_dict()})

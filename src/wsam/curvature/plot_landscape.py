@@ -25,22 +25,21 @@ def save_landscape(
     Args:
         found: A line or a surface.
         path: Its suffix selects the format: .png, .svg, .pdf, .html or .json. The folder is created.
-        log: Logarithmic loss. Default: if the losses span more than a factor of 30.
+        log: Logarithmic loss, if all are positive. Default: if they span more than a factor of 30.
         ends: Mark both ends of a line between two checkpoints, 0 and 1, instead of the origin.
 
     Raises:
-        ValueError: If no loss is finite, or `log` is true and a loss is not positive.
+        ValueError: If no loss is finite.
     """
-    path = plotting.output_path(path)
+    path = Path(path)
     if path.suffix.lower() == ".json":
         plotting.write_json(path, found.as_dict())
         return
     values = [value for value in _flat_losses(found) if math.isfinite(value)]
     if not values:
         raise ValueError("no loss of this landscape is finite: nothing can be drawn")
-    logarithmic = min(values) > 0 and max(values) > 30 * min(values) if log is None else log
-    if logarithmic and min(values) <= 0:
-        raise ValueError("a logarithmic axis needs losses above zero: pass log=False")
+    log = max(values) > 30 * min(values) if log is None else log
+    logarithmic = log and min(values) > 0
     title = "Loss along " + " and ".join(found.labels)
     note = "\n".join(filter(None, (plotting.data_note(found.info), found.note)))
     marks, marks_label = ([0.0, 1.0], "the two checkpoints") if ends else ([0.0], "origin")

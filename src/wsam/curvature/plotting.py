@@ -17,25 +17,15 @@ __all__ = [
     "GAP_COLOR",
     "data_note",
     "draw_marks",
-    "output_path",
     "saved_figure",
     "write_json",
     "write_page",
 ]
 
-SUFFIXES = (".png", ".svg", ".pdf", ".html", ".json")
 CURVE_COLOR, MARK_COLOR, GAP_COLOR = "#2a6fb0", "#c0392b", "#d5dae1"  # as on the page, light mode
 _LONGEST_LABEL = 50
 """Number of characters of an axis label that fit below the axes."""
 _NO_DATE: dict[str, Any] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
-
-
-def output_path(path: str | Path) -> Path:
-    """Return the path; raise if its suffix is not one of `SUFFIXES`."""
-    path = Path(path)
-    if path.suffix.lower() not in SUFFIXES:
-        raise ValueError(f"cannot write {path.name!r}: the name must end in {', '.join(SUFFIXES)}")
-    return path
 
 
 def data_note(info: dict[str, Any]) -> str:

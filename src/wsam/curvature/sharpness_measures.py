@@ -6,6 +6,7 @@ All measures use the same neighborhood. A perturbation is `d = T u` with scaling
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -132,10 +133,19 @@ def sharpness(
         objective.read_again()  # gradients of groups cannot show that the whole data changed
     increase, loss, total = 0.0, 0.0, 0.0
     groups = 1 if m is None else math.ceil(objective.samples / m)
-    counter = _GradientCounter(groups * (steps + 1), report)
+    gradients = itertools.count(1)
+
+    def evaluate(group: Iterable[Any] | None, at: Tensor) -> tuple[float, Tensor]:
+        summary, gradient = objective.gradient(at, group)
+        if report is not None:  # groups of unequal size may need more gradients than planned
+            done = next(gradients)
+            report(Progress(done, max(groups * (steps + 1), done), math.nan))
+        objective.confirm(summary)  # compares the first gradient only: all batches, at w
+        return summary.loss, gradient
+
     for group, size in _groups(objective, m):
-        evaluate = partial(_loss_and_gradient, objective, counter, group)
-        start, highest = _ascend(evaluate, weights, scale, rho, steps, step, generator)
+        ascent = partial(evaluate, group)
+        start, highest = _ascend(ascent, weights, scale, rho, steps, step, generator)
         increase += size * (highest - start)
         loss, total = loss + size * start, total + size
     words = ["worst", *(["adaptive"] if adaptive else []), *([f"m={m}"] if m else [])]
@@ -229,31 +239,6 @@ def average_sharpness(
         standard_error=float(values.std()) / math.sqrt(samples) if samples > 1 else None,
         info=objective.describe(),
     )
-
-
-class _GradientCounter:
-    """Number of gradients computed, reported to a callback."""
-
-    def __init__(self, limit: int, report: ProgressCallback | None) -> None:
-        self.done = 0
-        self.limit = limit
-        self.report = report
-
-    def add(self) -> None:
-        """Count a gradient. Groups of unequal size may need more than `limit`."""
-        self.done += 1
-        if self.report is not None:
-            self.report(Progress(self.done, max(self.limit, self.done), math.nan))
-
-
-def _loss_and_gradient(
-    objective: Objective, counter: _GradientCounter, group: Iterable[Any] | None, weights: Tensor
-) -> tuple[float, Tensor]:
-    """Return loss and gradient of a group of samples, or of all samples if it is None."""
-    summary, gradient = objective.gradient(weights, group)
-    counter.add()
-    objective.confirm(summary)  # compares the first gradient only: all batches, at w
-    return summary.loss, gradient
 
 
 def _ascend(
