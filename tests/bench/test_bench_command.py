@@ -239,15 +239,14 @@ def test_file_names_tell_partial_measurements(record: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--model", "vgg"], "--model must be one of resnet18"),
-        (["--batch-size", 1], "--batch-size must be at least 2"),
-        (["--batch-size", 0], "--batch-size must be at least 2"),
-        (["--rounds", 0], "--rounds must be at least 1"),
+        (["--model", "vgg"], "invalid value for '--model': 'vgg' is not one of 'resnet18'"),
+        (["--batch-size", 1], "invalid value for '--batch-size'"),
+        (["--rounds", 0], "invalid value for '--rounds'"),
         (["--clock", "sun"], "invalid value for '--clock': 'sun' is not one of 'wall', 'cpu'"),
         (["--scaling", "time"], "invalid value for '--scaling': 'time' is not one of 'tensors'"),
         (["--only", "adam"], "--only adam fits no case"),
         (["--peer", "sam.py"], "--peer takes NAME=PATH"),
-        (["--peer", "x=nowhere.py"], "no such file: nowhere.py"),
+        (["--peer", "x=nowhere.py"], "nowhere.py:WeightedSAM: there is no file"),
         (["--device", "moon"], "device 'moon' cannot be used"),
     ],
 )
@@ -381,8 +380,6 @@ def test_small_images_keep_the_number_of_weights() -> None:
     large, small = (image_workload("resnet18", 2, CPU, pixels) for pixels in (None, 8))
     assert large.describe() == {**small.describe(), "pixels": 32}
     assert small.batch[0].shape == (2, 3, 8, 8)
-    with pytest.raises(ValueError, match="--pixels must be at least 8"):
-        image_workload("resnet18", 2, CPU, 4)
     record = {"kind": "step", "hardware": {"cpu": "x"}, "problem": small.describe()}
     assert report.record_name(record) == "bench-resnet18-8px-batch2-cpu"
 

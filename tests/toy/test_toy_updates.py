@@ -4,7 +4,7 @@ import json
 import math
 
 import pytest
-from command import error_of, wsam_command
+from command import wsam_command
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.text import Text
@@ -46,8 +46,7 @@ def test_angle_is_positive_towards_the_second_gradient():
     ("wrong", "allowed"),
     [
         ({"gammas": (1.0,)}, r"gamma must be in \[0, 1\)"),
-        ({"rho": 0.0}, r"rho must be in \(0, inf\)"),
-        ({"point": (0.0, -1.0)}, r"sigma must be in \(0, inf\)"),
+        ({"rho": -1.0}, r"rho must be in"),
     ],
 )
 def test_invalid_arguments(wrong, allowed):
@@ -82,11 +81,9 @@ class TestCommand:
         assert text.count("degrees from g0") == 1
 
     def test_invalid_radius_is_a_one_line_error(self):
-        answer = wsam_command("directions", "--rho", "0", status=2)
-        assert answer.stderr == "wsam: rho must be in (0, inf), got 0.0\n"
+        answer = wsam_command("directions", "--rho", "-1", status=2)
+        assert answer.stderr == "wsam: rho must be in [0, inf), got -1.0\n"
 
-    @pytest.mark.parametrize("form", [(), ("--json",)])
-    def test_radius_without_a_finite_loss_is_a_one_line_error(self, tmp_path, form):
-        words = ("directions", "--rho", "1e9", "--out", tmp_path / "out", *form)
-        assert error_of(*words).startswith("wsam: the gradient of the toy loss is not finite")
-        assert not list(tmp_path.iterdir())
+    def test_radius_without_a_finite_loss(self):
+        found = json.loads(wsam_command("directions", "--rho", "1e9", "--json").stdout)
+        assert found["g1"] == [None, None]

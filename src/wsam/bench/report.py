@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from wsam._utils.text import align_columns
 from wsam.bench.workload import PIXELS, SMOKE_BATCH, default_batch_size
 from wsam.lab.files import write_atomic
 
@@ -46,7 +47,7 @@ def step_table(record: Row) -> str:
         cells += [f"{row['of_floor']['median']:.3f}", quartile_range(row["of_floor"], ".3f")]
         cells += [f"{row['best_of_floor']:.3f}", f"{row['of_base']['median']:.3f}"]
         rows.append(cells + ([f"{row['of_best_floor']['median']:.3f}"] if several_forms else []))
-    lines += [*align(rows), "", *memory_lines(record), "", *traffic_lines(record)]
+    lines += [*align_columns(rows), "", *memory_lines(record), "", *traffic_lines(record)]
     reasons = record.get("not_capturable", {})  # old records lack the key
     lines += [f"not capturable: {name}: {reason}" for name, reason in reasons.items()]
     return "\n".join([*lines, *(f"note: {note}" for note in record["notes"])])
@@ -74,7 +75,7 @@ def memory_lines(record: Row) -> list[str]:
         copies = row.get("copies_beyond_base")
         text = "" if copies is None else f"{copies:.2f}"
         rows.append([row["name"], row["form"], f"{row['peak_bytes'] / 1e6:.1f}", text])
-    return [*align(rows), f"({record['memory_is']})"]
+    return [*align_columns(rows), f"({record['memory_is']})"]
 
 
 def traffic_lines(record: Row) -> list[str]:
@@ -87,7 +88,10 @@ def traffic_lines(record: Row) -> list[str]:
             cells += [f"{row['reads']:g}", f"{row['writes']:g}"]
             rows.append([*cells, "too short" if share is None else f"{100 * share:.0f}%"])
     speed = record["copy_bandwidth"] / 1e9
-    return [*align(rows), f"(tensors as large as all weights; a copy moves {speed:.1f} GB/s)"]
+    return [
+        *align_columns(rows),
+        f"(tensors as large as all weights; a copy moves {speed:.1f} GB/s)",
+    ]
 
 
 def scaling_table(record: Row) -> str:
@@ -102,7 +106,7 @@ def scaling_table(record: Row) -> str:
             cells.append(optimizer_time(found[label]["own_us"], ".4g") if label in found else "-")
         rows.append(cells)
     lines = ["Time of the optimizer alone, microseconds per step", heading(record), ""]
-    lines += align([list(column) for column in zip(*rows, strict=True)])
+    lines += align_columns([list(column) for column in zip(*rows, strict=True)])
     return "\n".join([*lines, *(f"note: {note}" for note in record["notes"])])
 
 
@@ -119,16 +123,6 @@ def optimizer_time(quartiles: Row, spec: str) -> str:
 def quartile_range(quartiles: Row, spec: str) -> str:
     """Format the lower and upper quartile."""
     return f"{quartiles['low']:{spec}} to {quartiles['high']:{spec}}"
-
-
-def align(rows: list[list[str]]) -> list[str]:
-    """Return rows as lines with aligned columns: the first to the left, the others to the right."""
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    lines = []
-    for first, *rest in rows:
-        cells = [f"{cell:>{width}}" for cell, width in zip(rest, widths[1:], strict=True)]
-        lines.append("  ".join([f"{first:<{widths[0]}}", *cells]).rstrip())
-    return lines
 
 
 def record_name(record: Row) -> str:

@@ -46,7 +46,7 @@ class Settings:
 
     Args:
         device: The device.
-        model: One of `workload.MODELS`; by default ResNet18 on CUDA and a perceptron elsewhere.
+        model: See `image_workload`; by default ResNet18 on CUDA and a perceptron elsewhere.
         batch: Images per step.
         pixels: Side length of an image; 32 by default.
         peers: Files with optimizers of other libraries, each ``NAME=PATH``.
@@ -80,8 +80,6 @@ class Settings:
 
     def timing_plan(self) -> TimingPlan:
         """Return how often and how long each case is timed."""
-        if self.rounds is not None and self.rounds < 1:
-            raise ValueError(f"--rounds must be at least 1, not {self.rounds}")
         if self.smoke:
             return TimingPlan(self.rounds or 2, 0.0, warmup=3 if self.device.type == "cuda" else 1)
         if self.device.type == "cuda" and self.all_methods:

@@ -29,7 +29,9 @@ from wsam.bench.cases import (
     warm_up,
 )
 from wsam.bench.workload import BASE_ARGS, GAMMA, RHO, Workload
+from wsam.lab.errors import UserCodeError
 from wsam.lab.files import file_sha256
+from wsam.lab.user_code import load
 
 _BatchNorm = nn.modules.batchnorm._BatchNorm
 
@@ -234,33 +236,21 @@ def parse_peer(text: str) -> tuple[str, Path]:
 
 def file_digests(peers: Iterable[str]) -> dict[str, str]:
     """Return the first 12 digits of each file's SHA-256, to identify its version."""
-    files = map(parse_peer, peers)
-    return {name: file_sha256(path)[:12] for name, path in files if path.is_file()}
+    return {name: file_sha256(path)[:12] for name, path in map(parse_peer, peers)}
 
 
-def load_class(path: Path) -> type:
+def load_class(path: Path) -> Any:
     """Execute a file and return its class `WeightedSAM` or `SAM`.
 
     Raises:
-        ValueError: The file cannot be imported, or has no such class.
+        UserCodeError: The file cannot be imported, or has no such class.
         FileNotFoundError: No such file.
     """
-    if not path.is_file():
-        raise FileNotFoundError(f"no such file: {path}")
-    spec = importlib.util.spec_from_file_location(f"wsam_peer_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise ValueError(f"{path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
     with atorch_stub():
         try:
-            spec.loader.exec_module(module)
-        except (ImportError, SyntaxError) as error:
-            raise ValueError(f"{path} does not import: {error}") from error
-    for name in ("WeightedSAM", "SAM"):
-        found = getattr(module, name, None)
-        if isinstance(found, type):
-            return found
-    raise ValueError(f"{path} has no class SAM or WeightedSAM")
+            return load(f"{path}:WeightedSAM")
+        except UserCodeError:
+            return load(f"{path}:SAM")
 
 
 @contextmanager

@@ -22,18 +22,20 @@ _EXAMPLE = (
 )
 
 Model = Annotated[
-    str | None,
-    typer.Option(
-        help="resnet18, wrn-28-10, mlp10m or cnn. [default: resnet18 on CUDA, mlp10m elsewhere]"
-    ),
+    Literal["resnet18", "wrn-28-10", "mlp10m", "cnn"] | None,
+    typer.Option(help="Model to train. [default: resnet18 on CUDA, mlp10m elsewhere]"),
 ]
 BatchSize = Annotated[
     int | None,
-    typer.Option(help="Images per step. [default: 128 on CUDA, 256 for wrn-28-10; 32 elsewhere]"),
+    typer.Option(
+        min=2, help="Images per step. [default: 128 on CUDA, 256 for wrn-28-10; 32 elsewhere]"
+    ),
 ]
 Pixels = Annotated[
     int | None,
-    typer.Option(help="Image size; small images make the optimizer's share larger. [default: 32]"),
+    typer.Option(
+        min=8, help="Image size; small images make the optimizer's share larger. [default: 32]"
+    ),
 ]
 Peer = Annotated[
     list[str] | None,
@@ -61,7 +63,8 @@ Scaling = Annotated[
     typer.Option(help="Time the optimizer alone over the number of tensors or weights."),
 ]
 Rounds = Annotated[
-    int | None, typer.Option(help="Measurements of each case. [default: 15 on CUDA, 11 elsewhere]")
+    int | None,
+    typer.Option(min=1, help="Measurements of each case. [default: 15 on CUDA, 11 elsewhere]"),
 ]
 ClockName = Annotated[
     Literal["wall", "cpu"],

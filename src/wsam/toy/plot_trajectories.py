@@ -46,14 +46,9 @@ def plot_trajectories(runs: Sequence[Trajectory]) -> Figure:
 
     Args:
         runs: Results of `wsam.toy.trace`, at least one.
-
-    Raises:
-        ValueError: `runs` is empty.
     """
     from matplotlib import rc_context
 
-    if not runs:
-        raise ValueError("runs is empty: pass at least one result of wsam.toy.trace")
     weighted = {run.setting.gamma for run in runs if run.setting.rule in RULES_WITH_GAMMA}
     gammas: list[float | None] = [*sorted(weighted)] or [None]
     with rc_context(RC_PARAMS):

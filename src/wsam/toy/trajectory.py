@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch.optim import SGD, Optimizer
 
-from wsam._core.validation import count, number
 from wsam._utils.plot_style import METHOD_STYLES
 from wsam.geometry import Adaptive, Euclidean, Fisher, Geometry
-from wsam.methods import GSAM, SAM, WSAM, CoupledWSAM
+from wsam.methods import create
 from wsam.toy.landscape import FLAT, SHARP, eigenvalues, loss, minimum_near
 from wsam.toy.stable_digits import stable_decimals, thousandths
 
@@ -43,9 +42,6 @@ class Setting:
         geometry: One of `GEOMETRIES`.
         steps: Number of steps, at least 1.
         start: Start point (mu, sigma), sigma positive.
-
-    Raises:
-        ValueError: If an argument is out of range.
     """
 
     rule: str = "wsam"
@@ -58,26 +54,6 @@ class Setting:
     steps: int = 150
     start: tuple[float, float] = (-6.0, 10.0)
 
-    def __post_init__(self) -> None:
-        """Check the arguments."""
-        if self.rule not in RULES:
-            raise ValueError(f"rule must be one of {', '.join(RULES)}, got {self.rule!r}")
-        if self.geometry not in GEOMETRIES:
-            names = ", ".join(GEOMETRIES)
-            raise ValueError(f"geometry must be one of {names}, got {self.geometry!r}")
-        number("gamma", self.gamma, 0, 1)
-        number("rho", self.rho, low_open=True)
-        number("lr", self.lr, low_open=True)
-        number("momentum", self.momentum, 0, 1)
-        number("alpha", self.alpha)
-        count("steps", self.steps, 1)
-        if len(self.start) != 2:
-            raise ValueError(f"start must be two numbers, mu and sigma, got {self.start!r}")
-        mu = number("start mu", self.start[0], -math.inf, low_open=True)
-        sigma = number("start sigma", self.start[1], low_open=True)
-        # A tuple of floats, whatever sequence was given: equal settings compare equal.
-        object.__setattr__(self, "start", (mu, sigma))
-
     @property
     def label(self) -> str:
         """Title of the rule, with gamma if the rule has one."""
@@ -87,18 +63,12 @@ class Setting:
     def optimizer(self, w: torch.Tensor) -> Optimizer:
         """Return the optimizer of this setting for the weights `w`."""
         base = SGD([w], lr=self.lr, momentum=self.momentum)
-        neighborhood: dict[str, Any] = {"rho": self.rho, "geometry": GEOMETRIES[self.geometry]()}
-        match self.rule:
-            case "sgd":
-                return base
-            case "sam":
-                return SAM(base, **neighborhood)
-            case "gsam":
-                return GSAM(base, alpha=self.alpha, **neighborhood)
-            case "wsam":
-                return WSAM(base, gamma=self.gamma, **neighborhood)
-            case _:
-                return CoupledWSAM(base, gamma=self.gamma, **neighborhood)
+        if self.rule == "sgd":
+            return base
+        weights = {"gsam": {"alpha": self.alpha}}
+        weights |= {rule: {"gamma": self.gamma} for rule in RULES_WITH_GAMMA}
+        own = weights.get(self.rule, {})
+        return create(self.rule, base, rho=self.rho, geometry=GEOMETRIES[self.geometry](), **own)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.optim import SGD
 
-from wsam._core.validation import number
 from wsam.methods import WSAM
 from wsam.toy.landscape import loss
 
@@ -66,20 +65,15 @@ def updates(
     Returns:
         Both gradients and the update for each gamma.
 
-    Raises:
-        ValueError: If an argument is out of range.
-
     Example:
         >>> found = updates((0.0, 0.5))
         >>> found.by_gamma[0.0] == found.first
         True
     """
-    number("rho", rho, low_open=True)
-    number("sigma", point[1], low_open=True)
     first = gradient(point)
     length = math.hypot(*first) + 1e-12
     ahead = (point[0] + rho * first[0] / length, point[1] + rho * first[1] / length)
-    steps = {number("gamma", gamma, 0, 1): _step(gamma, point, rho) for gamma in gammas}
+    steps = {gamma: _step(gamma, point, rho) for gamma in gammas}
     return Updates(point, rho, first, gradient(ahead), steps)
 
 
