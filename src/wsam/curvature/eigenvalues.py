@@ -135,7 +135,8 @@ def top_eigenvalues(
     if max_products is not None:
         count("max_products", max_products, 1)
     k = min(k, size)
-    limit = _default_limit(k, which, method) if max_products is None else max_products
+    per_end = 1000 if method == "power" else 50 * min(k, 2) + 30 * k
+    limit = max_products or per_end * (2 if which == "both" else 1)
     options = SolverOptions(k, which, tol, limit, block, basis, seed, report)
     found = {"lanczos": lanczos, "power": power_iteration}[method](operator, options)
     order = torch.argsort(found.values, descending=True)
@@ -156,8 +157,3 @@ def top_eigenvalues(
         method=method,
         info=getattr(operator, "info", None),
     )
-
-
-def _default_limit(k: int, which: Which, method: str) -> int:
-    per_end = 1000 if method == "power" else 50 * min(k, 2) + 30 * k
-    return per_end * (2 if which == "both" else 1)

@@ -120,7 +120,8 @@ def trace(
     exact, products = 0.0, 0
     if method == "hutch++":
         width = min(size, sketch, max(1, (max_products - 2) // 2))
-        basis, exact = _sketch(operator, width, generator)
+        basis = torch.linalg.qr(operator @ sign_columns(operator, width, generator)).Q
+        exact = float(torch.sum(basis.double() * (operator @ basis).double()))
         products = 2 * width
     samples: list[float] = []
     converged = basis.shape[1] == size  # the first term is then the trace
@@ -142,14 +143,6 @@ def trace(
         method=method,
         info=getattr(operator, "info", None),
     )
-
-
-def _sketch(
-    operator: SymmetricOperator, width: int, generator: torch.Generator
-) -> tuple[Tensor, float]:
-    """Return an orthonormal basis Q of the range of A S, and `tr(Q' A Q)`."""
-    basis = torch.linalg.qr(operator @ sign_columns(operator, width, generator)).Q
-    return basis, float(torch.sum(basis.double() * (operator @ basis).double()))
 
 
 def _quadratic_forms(

@@ -226,11 +226,6 @@ class MatvecRunner:
         self.mode: DiffMode | None = None if differentiation == "auto" else differentiation
         self._seconds: list[float] = []
 
-    @property
-    def name(self) -> str:
-        """The mode in use, or "auto" while both are timed."""
-        return self.mode or "auto"
-
     def run(self, task: BatchMatvec) -> Tensor:
         """Add the products of one batch to `task.out` and return the batch's mean loss."""
         if self.mode is not None:

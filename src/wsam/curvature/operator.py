@@ -133,7 +133,7 @@ class Operator:
         """Data, mode and precision of the operator."""
         return Info(
             kind=self._runner.kind,
-            differentiation=self._runner.name,
+            differentiation=self._runner.mode or "auto",
             **self.objective.describe(),
         )
 

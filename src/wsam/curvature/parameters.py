@@ -14,16 +14,12 @@ ParameterFilter = Callable[[str], bool] | Iterable[str]
 
 def unwrap_model(model: nn.Module) -> nn.Module:
     """Remove wrappers of torch.compile and data parallelism, which have no second derivatives."""
-    while isinstance(inner := _wrapped_module(model), nn.Module):
-        model = inner  # wrappers may be nested in any order
-    return model
-
-
-def _wrapped_module(model: nn.Module) -> object:
-    """Return the module inside a wrapper, or None."""
-    if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
-        return model.module
-    return getattr(model, "_orig_mod", None)
+    parallel = (nn.parallel.DistributedDataParallel, nn.DataParallel)
+    while True:  # wrappers may be nested in any order
+        inner = getattr(model, "module" if isinstance(model, parallel) else "_orig_mod", None)
+        if inner is None:
+            return model
+        model = inner
 
 
 def select_parameters(model: nn.Module, params: ParameterFilter | None) -> dict[str, nn.Parameter]:
