@@ -142,4 +142,4 @@ def test_landscape_reports_its_labels(record, tmp_path):
 
 def test_along_and_to_are_exclusive(record, tmp_path):
     options = ("--to", record, "--along", "random", "--out", tmp_path / "out", *SMALL)
-    assert error_of("landscape", record, *options).startswith("wsam: --along has no effect with")
+    assert error_of("landscape", record, *options).startswith("wsam: --to measures the line")

@@ -45,12 +45,6 @@ Precision = Annotated[
 Seed = Annotated[int, typer.Option(help="Seed of the random vectors.")]
 
 
-def is_given(context: typer.Context, name: str) -> bool:
-    """Return whether an option was given on the command line."""
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
-
-
 def describe(loaded: LoadedModel, seed: int, start: float) -> dict[str, Any]:
     """Return the first entries of a measurement's JSON: model, data, time and environment."""
     from wsam.lab import environment

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -24,16 +23,17 @@ _EXAMPLE = "Example: wsam landscape runs/KEY.json --dimensions 2 --radius 1 --ou
 
 @app.command(epilog=_EXAMPLE)
 def landscape(
-    context: typer.Context,
     checkpoint: shared.Checkpoint,
     to: Annotated[
         Path | None,
         typer.Option(help="Another checkpoint; measures the line from the first to it."),
     ] = None,
     along: Annotated[
-        Literal["random", "eigen"],
-        typer.Option(help="Filter-normalized random directions, or top eigenvectors."),
-    ] = "random",
+        Literal["random", "eigen"] | None,
+        typer.Option(
+            help="Filter-normalized random directions, or top eigenvectors. [default: random]"
+        ),
+    ] = None,
     dimensions: Annotated[
         int, typer.Option(min=1, max=2, help="1 for a line, 2 for a surface.")
     ] = 1,
@@ -77,12 +77,10 @@ def landscape(
     from wsam import curvature as measure
     from wsam.lab.loaded_model import load_model
 
-    if not (0 < radius < math.inf or (radius == 0 and to is not None)):
-        raise ValueError(f"--radius must be positive and finite, got {radius}")
-    if to is not None and dimensions != 1:
-        raise ValueError("--to measures a line between two checkpoints: use --dimensions 1")
-    if to is not None and shared.is_given(context, "along"):
-        raise ValueError("--along has no effect with --to: remove one of them")
+    if to is not None and (along is not None or dimensions != 1):
+        raise ValueError(
+            "--to measures the line between two checkpoints: remove --along, --dimensions"
+        )
     settings = shared.loss_options(mode, precision)
     config = options.make_config(data_dir, download, device=device)
     start = time.monotonic()
@@ -123,7 +121,7 @@ def landscape(
 def _directions(
     loaded: LoadedModel,
     ends: tuple[Path, Path | None],
-    along: str,
+    along: str | None,
     dimensions: int,
     seed: int,
     settings: Any,
@@ -138,7 +136,7 @@ def _directions(
         second, run = read_checkpoint(to)
         origin, line = measure.between(loaded.model.state_dict(), second)
         return [line], [_line_label((first, to), (read_checkpoint(first)[1], run))], origin
-    if along == "random":
+    if along != "eigen":
         lines = [measure.random_direction(loaded.model, seed=seed + i) for i in range(dimensions)]
         return lines, [f"filter-normalized direction {i + 1}" for i in range(dimensions)], None
     H = measure.hessian(loaded.model, loaded.batches.loss, loaded.batches, **settings)
