@@ -71,7 +71,7 @@ def test_failures_have_their_own_exit_status(tmp_path, in_process, monkeypatch):
         ("--seeds 0", "--seeds must be a number of seeds or a list"),
         ("--seeds 1,1", "seeds must be distinct"),
         ("--data missing.py:data", "there is no file"),
-        ("--executor slurm --gpus 1", "--gpus needs --executor ray"),
+        ("--executor slurm --gpus 1", "--gpus needs Ray"),
         ("--base adam --momentum 0.9", "adam does not take 'momentum'"),
         ("--validation 2.5", "validation must be a fraction"),
     ],

@@ -196,7 +196,7 @@ def test_a_failed_run_without_a_reason(tmp_path):
         ("--base sgd --base-arg betas=1", ["sgd does not take 'betas'"]),
         ("--hyper rho", ["expected name=value, got 'rho'"]),
         ("--geometry-arg eta=1", ["--geometry-arg needs --geometry"]),
-        ("--base adamw --lean", ["WSAM over adamw is preconditioned", "add --no-precondition"]),
+        ("--base adamw --lean", ["only WSAM with precondition=False supports it"]),
         ("--rho -1", ["rho", "-1"]),
         ("--rho nan", ["rho of wsam must be a finite number, got nan"]),
         ("--data cifar10 --no-download --data-dir /nonexistent", ["cifar-10-binary.tar.gz is not"]),
@@ -204,7 +204,6 @@ def test_a_failed_run_without_a_reason(tmp_path):
         ("--lr 0.1 --base-arg lr=0.2", ["lr is given twice, by --lr and by --base-arg"]),
         ("--weight-decay 0 --base-arg weight_decay=1", ["by --weight-decay and by --base-arg"]),
         ("--hyper rho=1 --hyper rho=2", ["'rho' is given twice, the second time by 'rho=2'"]),
-        ("--geometry adaptive --geometry-arg name=fisher", ["given by --geometry"]),
         ("--checkpoint-seconds -1", ["checkpoint_seconds must be in [0, inf], got -1"]),
         ("--checkpoint-seconds nan", ["checkpoint_seconds must be in [0, inf], got nan"]),
         (f"--seed {2**63}", [f"seed must be less than 2**63, got {2**63}"]),
@@ -239,7 +238,7 @@ def test_pairs_are_json_or_strings():
 
 def test_messages_cannot_control_the_terminal(tmp_path):
     line = error_of("report", tmp_path / "\x1b[2Jmissing")
-    assert line.endswith(r"\x1b[2Jmissing" + "\n")
+    assert r"\x1b[2Jmissing" in line
     assert "\x1b" not in line
 
 

@@ -113,4 +113,4 @@ def test_command(tmp_path):
     (path,) = tmp_path.glob("*.json")
     settings = records.read_file(path)["settings"]
     assert (settings["validation"], settings["validation_seed"]) == (0.25, 3)
-    assert "got 'half'" in error_of(*words, "--validation", "half")
+    assert "invalid value for '--validation'" in error_of(*words, "--validation", "half")

@@ -156,15 +156,11 @@ def test_an_unreachable_ray_address(tmp_path):
 
 def test_an_invalid_ray_address(tmp_path):
     words = ("sweep", "cifar", "--smoke", "--ray", "foo", "--device", "cpu", "--out", tmp_path)
-    line = error_of(*words)
-    assert line.startswith("wsam: 'foo' is not the address of a Ray cluster (")
-    assert line.endswith("): use local, auto, HOST:PORT or ray://HOST:PORT\n")
+    assert error_of(*words).startswith("wsam: no Ray cluster at 'foo': ")
 
 
 def test_invalid_submitit_settings(tmp_path):
     jobs = sweeping.make_jobs(tmp_path)
-    with pytest.raises(ValueError, match="unknown cluster 'pbs'; known: slurm, local"):
-        next(Submitit(tmp_path, "pbs").run(jobs))
     with pytest.raises(ValueError, match=r"submitit: .*nope"):
         next(Submitit(tmp_path, "local", parameters={"nope": 1}).run(jobs))
 

@@ -203,7 +203,7 @@ def test_values_of_the_option():
         (("--grid", "gama=1"), "a wsam run has no setting 'gama'; it has: gamma"),
         (("--grid", "method=sam,swam"), "unknown method 'swam'"),
         (("--grid", "epochs=x"), "epochs must be a whole number"),
-        (("--grid", "seed=1,2"), "seed cannot be varied: use --seeds"),
+        (("--grid", "seed=1,2"), "a grid cannot set seed: use --seeds"),
         (("--grid", "digests=a"), "has no setting 'digests'"),
         (("cifar", "--grid", "lr=1"), "cifar is not a grid"),
         (("rho", "--grid", "lr=1"), "rho has several columns"),

@@ -41,6 +41,10 @@ def make_executor(
     """Return the executor of a verb, given its options: Ray, submitit or processes."""
     from wsam.sweep import Processes, local_devices
 
+    if gpus and ray is None:
+        raise ValueError("--gpus needs Ray; with submitit, use --submitit-arg gpus_per_node=1")
+    if submitit_args and submitit is None:
+        raise ValueError("--submitit-arg needs submitit")
     if ray is not None:
         from wsam.sweep.ray_cluster import RayCluster
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -147,7 +147,7 @@ Pretrained = Annotated[
 TrainLimit = Annotated[int | None, typer.Option(help="Train on this many samples only.")]
 TestLimit = Annotated[int | None, typer.Option(help="Test on this many samples only.")]
 Validation = Annotated[
-    str | None,
+    float | None,
     typer.Option(
         metavar="SIZE",
         help="Hold out a part of the training data: a fraction or a number of samples. "
@@ -180,30 +180,32 @@ MetricName = Annotated[
 ]
 ValidationSeed = Annotated[int | None, typer.Option(help="Seed of the validation split.")]
 
+_PROBLEM = (
+    *("data", "base", "epochs", "batch_size", "noise", "schedule", "decay_start", "augment"),
+    *("pretrained", "train_limit", "test_limit", "metric", "image_size", "target", "task"),
+    "block_size",
+)
+"""Options that are settings of `wsam.lab.run.Run` as they are given."""
 
-def parse_validation(text: str | None) -> float | int | None:
-    """Parse the size of a validation split: a whole number of samples or a fraction.
 
-    Raises:
-        ValueError: Not a number.
+def problem(given: Mapping[str, Any], config: ExecutionConfig) -> dict[str, Any]:
+    """Return the settings of a run for which `wsam train` and `wsam compare` have the same options.
 
-    Example:
-        >>> parse_validation("0.1"), parse_validation("500")
-        (0.1, 500)
+    Args:
+        given: The values of all options, by name.
+        config: The execution settings. The default precision depends on the device.
     """
-    if text is None:
-        return None
-    try:
-        return int(text) if text.strip().lstrip("+-").isdigit() else float(text)
-    except ValueError as error:
-        raise ValueError(
-            f"--validation must be a fraction or a number of samples, got {text!r}"
-        ) from error
-
-
-def default_precision(config: ExecutionConfig) -> str:
-    """Return the precision of a run on the chosen device."""
-    return "bf16" if config.resolve_device().type == "cuda" else "fp32"
+    named = {name: given.get(name) for name in ("lr", "momentum", "weight_decay", "nesterov")}
+    size = given["validation"]
+    on_cuda = config.resolve_device().type == "cuda"
+    return {
+        **{name: given[name] for name in _PROBLEM},
+        "model": given["model"] or "",
+        "model_args": options.parse_pairs(given["model_arg"] or ()),
+        "base_args": merge_pairs(named, "--base-arg", given["base_arg"] or ()),
+        "precision": given["precision"] or ("bf16" if on_cuda else "fp32"),
+        "validation": int(size) if size is not None and size.is_integer() else size,
+    }
 
 
 def merge_pairs(named: dict[str, Any], option: str, items: Iterable[str]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """`wsam bounds`: the paper's bounds, as printed and as corrected."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Annotated, Any, Literal
 
 import typer
@@ -46,15 +46,7 @@ def convex(
     """Bound the regret on convex losses."""
     from wsam.theory import Convex
 
-    bound = Convex(
-        gamma=gamma,
-        lr=lr,
-        rho=rho,
-        smoothness=smoothness,
-        parameters=parameters,
-        gradient=gradient,
-        distance=distance,
-    )
+    bound = _make(Convex, locals())
     _show(_convergence(bound, steps, radius, "regret over T steps", "mean regret"), as_json)
 
 
@@ -81,16 +73,7 @@ def nonconvex(
     """
     from wsam.theory import NonConvex
 
-    bound = NonConvex(
-        gamma=gamma,
-        lr=lr,
-        rho=rho,
-        smoothness=smoothness,
-        parameters=parameters,
-        gradient=gradient,
-        start_loss=start_loss,
-        lowest_loss=lowest_loss,
-    )
+    bound = _make(NonConvex, locals())
     _show(
         _convergence(bound, steps, radius, "smallest E|grad L|^2 over T steps", "E|grad L|^2"),
         as_json,
@@ -117,15 +100,7 @@ def generalization(
     """
     from wsam.theory import Generalization
 
-    bound = Generalization(
-        gamma=gamma,
-        rho=rho,
-        samples=samples,
-        parameters=parameters,
-        dimension=dimension,
-        delta=delta,
-        norm=norm,
-    )
+    bound = _make(Generalization, locals())
     _show(
         {
             **_head(bound, "excess of the true error over L_WSAM"),
@@ -135,6 +110,11 @@ def generalization(
         },
         as_json,
     )
+
+
+def _make(kind: Any, options: dict[str, Any]) -> Any:
+    """Return a bound, given options that are named like its fields."""
+    return kind(**{field.name: options[field.name] for field in fields(kind)})
 
 
 def _head(bound: Any, what: str) -> dict[str, Any]:

@@ -63,7 +63,7 @@ Noise = Annotated[
     ),
 ]
 Validation = Annotated[
-    str | None,
+    float | None,
     typer.Option(
         metavar="SIZE",
         help="Part of the training data by which settings are chosen: a fraction or a number of "
@@ -152,7 +152,7 @@ def compare(
     Searches settings for every method with the same effort, trains several seeds, and answers
     whether a method beats the base beyond noise. Interrupted, the same command continues.
     """
-    start = time.monotonic()
+    given, start = locals(), time.monotonic()
     check_libraries()
     from wsam.compare import Request, parse_budget
     from wsam.compare.page import page
@@ -170,31 +170,7 @@ def compare(
         capture=capture,
         checkpoint_seconds=checkpoint_seconds,
     )
-    named = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
-    problem = Run(
-        data=data,
-        model=model or "",
-        method=VANILLA,
-        base=base,
-        base_args=run_options.merge_pairs(named, "--base-arg", base_arg or ()),
-        epochs=epochs,
-        batch_size=batch_size,
-        noise=noise,
-        schedule=schedule,
-        decay_start=decay_start,
-        precision=precision or run_options.default_precision(config),
-        augment=augment,
-        pretrained=pretrained,
-        train_limit=train_limit,
-        test_limit=test_limit,
-        validation=run_options.parse_validation(validation),
-        metric=metric,
-        image_size=image_size,
-        target=target,
-        task=task,
-        block_size=block_size,
-        model_args=options.parse_pairs(model_arg or ()),
-    )
+    problem = Run(**run_options.problem(given, config), method=VANILLA)
     request = Request(
         with_validation(problem),
         tuple(map(_method_name, methods.split(","))),
@@ -204,14 +180,8 @@ def compare(
         every,
         equal,
     )
-    if gpus and executor != "ray":
-        raise ValueError(
-            "--gpus needs --executor ray; with slurm, use --submitit-arg gpus_per_node=1"
-        )
     if address is not None and executor != "ray":
         raise ValueError("--address needs --executor ray")
-    if submitit_arg and executor != "slurm":
-        raise ValueError("--submitit-arg needs --executor slurm")
     jobs = executors.make_executor(
         out,
         device,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -37,7 +37,7 @@ Axes = Annotated[
 Ray = Annotated[str | None, typer.Option(help="Address of a Ray cluster, or 'local' to start one.")]
 Gpus = Annotated[float, typer.Option(min=0, help="With --ray: GPUs per run; may be a fraction.")]
 Submitit = Annotated[
-    str | None, typer.Option(help="Submit each run as a job with submitit: slurm or local.")
+    Literal["slurm", "local"] | None, typer.Option(help="Submit each run as a job with submitit.")
 ]
 SubmititArg = Annotated[
     list[str] | None,
@@ -104,10 +104,6 @@ def sweep(
 
     if ray is not None and submitit is not None:
         raise ValueError("give --ray or --submitit, not both")
-    if submitit_arg and submitit is None:
-        raise ValueError("--submitit-arg needs --submitit")
-    if gpus and ray is None:
-        raise ValueError("--gpus needs --ray; with submitit, use --submitit-arg gpus_per_node=1")
     if (trials or storage) and not optuna:
         raise ValueError("--trials and --storage need --optuna")
     grid_or_name = _grid_or_name(name, parse_axes(axes or []))

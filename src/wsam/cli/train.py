@@ -97,6 +97,7 @@ def train(
 
     A finished run is skipped; an interrupted one is resumed.
     """
+    given = locals()
     from wsam.lab.run import Run, with_wsam_defaults
 
     config = options.make_config(
@@ -110,9 +111,6 @@ def train(
         retry=retry,
     )
     named = {"rho": rho, "gamma": gamma, "alpha": alpha, "beta": beta, "eta": eta}
-    base_named = {
-        "lr": lr, "momentum": momentum, "weight_decay": weight_decay, "nesterov": nesterov,
-    }  # fmt: skip
     hypers = run_options.merge_pairs(named, "--hyper", hyper or ())
     switches = {
         "lean": lean or None,
@@ -123,54 +121,26 @@ def train(
     }
     chosen = run_options.merge_pairs(switches, "--option", option or ())
     run = Run(
-        data=data,
-        model=model or "",
+        **run_options.problem(given, config),
         method=method,
         hyper=hypers,
         geometry=_geometry(geometry, geometry_arg or []),
-        base=base,
-        base_args=run_options.merge_pairs(base_named, "--base-arg", base_arg or ()),
         options=chosen,
-        epochs=epochs,
-        batch_size=batch_size,
         seed=seed,
-        noise=noise,
         noise_seed=noise_seed,
-        schedule=schedule,
-        decay_start=decay_start,
-        precision=precision or run_options.default_precision(config),
-        augment=augment,
-        pretrained=pretrained,
-        train_limit=train_limit,
-        test_limit=test_limit,
-        validation=run_options.parse_validation(validation),
         validation_seed=validation_seed,
-        metric=metric,
-        image_size=image_size,
-        target=target,
-        task=task,
-        block_size=block_size,
-        model_args=options.parse_pairs(model_arg or ()),
     )
     run = with_wsam_defaults(run, {*hypers, *chosen})
-    if run.options.get("lean") and run.options.get("precondition"):
-        raise ValueError(
-            f"--lean lets the base step between the passes, but WSAM over {base} is preconditioned, "
-            "which needs both gradients: add --no-precondition"
-        )
     _train(run, out, config, tensorboard, as_json)
 
 
 def _geometry(name: str | None, arguments: list[str]) -> dict[str, Any] | None:
     """Return the geometry as in `Run`; None for the ball."""
-    if name is None:
-        if arguments:
-            raise ValueError("--geometry-arg needs --geometry")
-        return None
-    pairs = options.parse_pairs(arguments)
-    if "name" in pairs:
-        raise ValueError("the name of the geometry is given by --geometry, not by --geometry-arg")
-    return {"name": name, **pairs}
+    if name is not None:
+        return {"name": name, **options.parse_pairs(arguments)}
+    if arguments:
+        raise ValueError("--geometry-arg needs --geometry")
+    return None
 
 
 def _train(

@@ -106,8 +106,6 @@ def local_devices(device: str = "auto", workers: int | None = None) -> list[str]
         >>> local_devices("cuda:0,cuda:1", workers=3)
         ['cuda:0', 'cuda:1', 'cuda:0']
     """
-    if workers is not None and workers < 1:
-        raise ValueError(f"workers must be at least 1, got {workers}")
     devices = [name.strip() for name in device.split(",")]
     if devices in (["auto"], ["cuda"]):
         import torch

@@ -139,15 +139,12 @@ def read_grid(path: Path) -> Grid:
     unknown = sorted(set(content) - {"title", "run", "grid"})
     if unknown:
         raise ValueError(f"{path}: unknown entry {unknown[0]!r}; known: title, run, grid")
-    run, axes = _table(content, "run", path), _table(content, "grid", path)
-    for name in SEEDS:
-        if name in run:  # `with_seeds` sets both
-            raise ValueError(f"{path}: run.{name} cannot be set in a grid: use --seeds")
+    run, axes = (content.get(name, {}) for name in ("run", "grid"))
+    if not (isinstance(run, dict) and isinstance(axes, dict)):
+        raise ValueError(f"{path}: run and grid must be tables, [run] and [grid]")
     for name, values in axes.items():
         if not isinstance(values, list) or not values:
             raise ValueError(f"{path}: grid.{name} must be a list of values, got {values!r}")
-    if not axes:
-        raise ValueError(f"{path}: the table [grid] has no setting to vary")
     try:
         return make_grid(path.stem, axes, run, str(content.get("title", path.stem)))
     except (TypeError, ValueError) as error:
@@ -179,6 +176,9 @@ def make_grid(
         ['digits cnn sam rho=0.05 seed=0', 'digits cnn wsam gamma=0.8 rho=0.05 seed=0']
     """
     settings, found = dict(run or {}), freeze_axes(axes)
+    for seed in SEEDS:  # `with_seeds` sets both
+        if seed in settings or seed in found:
+            raise ValueError(f"a grid cannot set {seed}: use --seeds")
     for field, place in (("method", "hyper"), ("method", "options"), ("base", "base_args")):
         if field in found:  # a new method or base would drop its arguments
             for key, value in settings.pop(place, {}).items():
@@ -201,24 +201,13 @@ def freeze_axes(axes: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Value, ...
     """Return axes as tuples; a list among the values becomes a tuple too.
 
     Raises:
-        ValueError: A seed, or a value that is given twice.
+        ValueError: A value is given twice.
     """
     found: dict[str, tuple[Value, ...]] = {
         name: tuple(tuple(value) if isinstance(value, list) else value for value in values)
         for name, values in axes.items()
     }
-    for axis in SEEDS:
-        if axis in found:
-            raise ValueError(f"{axis} cannot be varied: use --seeds")
     for axis, values in found.items():
         if len(set(map(repr, values))) < len(values):
             raise ValueError(f"{axis} has a value twice: {', '.join(map(str, values))}")
     return found
-
-
-def _table(content: dict[str, Any], name: str, path: Path) -> dict[str, Any]:
-    """Return a table of a TOML file; empty if it is missing."""
-    value = content.get(name, {})
-    if not isinstance(value, dict):
-        raise ValueError(f"{path}: {name} must be a table, [{name}]")
-    return value

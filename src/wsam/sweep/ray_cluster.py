@@ -67,14 +67,9 @@ class RayCluster:
         _check_reachable(self.address)
         try:
             ray.init(address=self.address, log_to_driver=False)
-        except ConnectionError as error:
+        except (ConnectionError, ValueError) as error:  # Ray's message may not name the address
             reason = str(error).partition("\n")[0]
             raise ValueError(f"no Ray cluster at {self.address!r}: {reason}") from error
-        except ValueError as error:  # Ray's message does not mention the address
-            raise ValueError(
-                f"{self.address!r} is not the address of a Ray cluster ({error}): use local, auto, "
-                "HOST:PORT or ray://HOST:PORT"
-            ) from error
 
     def _run_tasks(self, ray: Any, jobs: Iterator[Job]) -> Iterator[Outcome]:
         """Yield the outcome of each job, with as many concurrent tasks as the cluster allows."""

@@ -11,7 +11,6 @@ from typing import Any
 from wsam.sweep.executors import RETRIES, JobQueue
 from wsam.sweep.jobs import Job, Outcome, Status, run_job
 
-CLUSTERS = ("slurm", "local")
 _POLL_SECONDS = {"slurm": 15.0, "local": 0.2}
 
 
@@ -77,12 +76,10 @@ class Submitit:
         """Return submitit's executor.
 
         Raises:
-            ValueError: An unknown cluster or parameter, or SLURM is missing.
+            ValueError: An unknown parameter, or SLURM is missing.
         """
         import submitit
 
-        if self.cluster not in CLUSTERS:
-            raise ValueError(f"unknown cluster {self.cluster!r}; known: {', '.join(CLUSTERS)}")
         try:
             executor = submitit.AutoExecutor(folder=str(self.folder), cluster=self.cluster)
             executor.update_parameters(name="wsam", **self.parameters)
