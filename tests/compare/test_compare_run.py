@@ -328,7 +328,7 @@ def test_requests_that_a_method_of_ones_own_refuses(tmp_path):
         tiny_request(name, equal="passes")
     (tmp_path / "other").mkdir()
     _, other = own_method(tmp_path / "other")
-    with pytest.raises(ValueError, match="have the same title, BlendSAM: rename your class"):
+    with pytest.raises(ValueError, match="two methods have the title BlendSAM: rename your class"):
         tiny_request(name, other)
     with pytest.raises(ValueError, match=r"must be a subclass of wsam\.SharpnessAware"):
         tiny_request(name.replace("BlendSAM", "function"))

@@ -61,17 +61,12 @@ class Contender:
         defaults = {name: self._default(name) for name in self.axes}
         if trial == 0:
             return defaults
+        factors = _FACTORS | ({"rho": _MSAM_RADII} if self.name == "msam" else {})
         # Number 1 of the sequence is the middle of the learning rates: the default again.
         return {
-            name: _scaled(
-                name, default, van_der_corput(trial + 1, _PRIMES[name]), self._range(name)
-            )
+            name: _scaled(name, default, van_der_corput(trial + 1, _PRIMES[name]), factors[name])
             for name, default in defaults.items()
         }
-
-    def _range(self, name: str) -> tuple[float, float]:
-        """Return the range of a setting as factors of its default."""
-        return _MSAM_RADII if (self.name, name) == ("msam", "rho") else _FACTORS[name]
 
     def _default(self, name: str) -> float:
         """Return the default of a searched setting."""

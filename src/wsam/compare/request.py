@@ -8,7 +8,6 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from wsam._core import validation
 from wsam.compare.contenders import BASE, CHEAP, EVERY, Contender, contender
 from wsam.lab.data.loader_feed import Data, as_data
 from wsam.lab.errors import UserCodeError, explain
@@ -57,16 +56,8 @@ class Request:
     own: Mapping[str, Run] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check the methods and numbers."""
+        """Check the methods."""
         object.__setattr__(self, "methods", _checked_methods(self.methods))
-        if self.run.method != VANILLA:
-            raise ValueError(f"the run of a comparison must be vanilla, got {self.run.method}")
-        if not self.seeds:
-            raise ValueError("a comparison needs at least one seed")
-        validation.number("budget", self.budget, 0)
-        validation.count("trials", self.trials, 1)
-        validation.count("every", self.every, 2)
-        check_choice("equal", self.equal, list(EQUAL))
         names = filter(is_code, self.methods)
         own = {name: self.own.get(name) or self.run.replace(method=name) for name in names}
         object.__setattr__(self, "own", own)
@@ -74,13 +65,9 @@ class Request:
             raise ValueError(
                 f"the number of passes of {next(iter(own))} is not known: use --equal time"
             )
-        titles: dict[str, str] = {}
-        for name, method in self.contenders.items():
-            first = titles.setdefault(method.title, name)
-            if first != name:
-                raise ValueError(
-                    f"{first} and {name} have the same title, {method.title}: rename your class"
-                )
+        titles = [method.title for method in self.contenders.values()]
+        if twice := [title for title in titles if titles.count(title) > 1]:
+            raise ValueError(f"two methods have the title {twice[0]}: rename your class")
 
     @property
     def contenders(self) -> dict[str, Contender]:
