@@ -168,20 +168,16 @@ def test_a_damaged_record_of_a_run_or_table(tmp_path):
             assert line.endswith("; remove it to run again")
 
 
-def test_a_damaged_record_is_listed_as_not_finished(tmp_path):
-    whole, *damaged = find("cifar").cell(("ResNet18", "WSAM"), "CIFAR-10").runs[:4]
+def test_list_counts_finished_runs_and_names_a_damaged_record(tmp_path):
+    whole, damaged = find("cifar").cell(("ResNet18", "WSAM"), "CIFAR-10").runs[:2]
     row = {"epoch": 200, "train_loss": 0.5, "test_error": 4.0}
     records.write(tmp_path, whole, as_recorded(whole, row))
-    syntax, nan, folder = (records.record_path(tmp_path, run) for run in damaged)
-    syntax.write_text("{")
-    nan.write_text('{"format": NaN}')
-    folder.mkdir()
-    output = wsam_command("paper", "list", "--results", tmp_path, "--json")
-    cifar = next(entry for entry in json.loads(output.stdout) if entry["name"] == "cifar")
-    assert cifar["finished"] == 1
-    lines = output.stderr.splitlines()
-    assert {line.split()[1] for line in lines} == {str(syntax), str(nan), str(folder)}
-    assert all(line.startswith("damaged: ") for line in lines)
+    words = ("paper", "list", "--results", tmp_path, "--json")
+    listed = json.loads(wsam_command(*words).stdout)
+    assert next(entry for entry in listed if entry["name"] == "cifar")["finished"] == 1
+    path = records.record_path(tmp_path, damaged)
+    path.write_text("{")
+    assert error_of(*words).startswith(f"wsam: {path}")
 
 
 def test_formats(tmp_path):

@@ -5,20 +5,19 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from wsam._utils.text import align_columns, printable
+from wsam._utils.text import align_columns
 from wsam.cli import _options as options
 from wsam.cli import _tables as shared
 from wsam.cli._app import app, resumable
 from wsam.cli._files import staged
 
 if TYPE_CHECKING:
-    from wsam.lab.run import Run
+    pass
 
 paper = typer.Typer(
     help="The paper's tables and figures: list, run, compare.",
@@ -36,46 +35,25 @@ def list_(results: shared.Results = None, as_json: options.Json = False) -> None
 
     Shows for each how many of its runs are finished.
     """
+    from wsam.lab import records
     from wsam.paper import find, names
-    from wsam.paper.comparison import RecordFolder
     from wsam.paper.study import choose
 
     out = shared.default_folder(results, smoke=False)
-    tables = {name: find(name) for name in names()}
-    cells = [cell for table in tables.values() for cell in table.cells]
-    _, damaged = _finished({one.trial for cell in cells for one in cell.candidates}, out)
-    trials = RecordFolder(out, without=frozenset(damaged))
-    tables = {name: choose(table, trials) for name, table in tables.items()}
-    finished, lost = _finished({run for table in tables.values() for run in table.runs}, out)
-    damaged |= lost
+    tables = {name: choose(find(name), out) for name in names()}
+    runs = {run for table in tables.values() for run in table.runs}
+    finished = {run for run in runs if records.is_finished(records.read(out, run))}
     rows = []
     for name, table in tables.items():
         done = len(finished.intersection(table.runs))
         rows.append((name, str(table.kind), len(table.cells), len(table.runs), done, table.title))
     heads = ("name", "kind", "cells", "runs", "finished", "title")
     shared.warn_if_missing(out)
-    for message in sorted(damaged.values()):
-        print(printable(f"damaged: {message}"), file=sys.stderr)
     if as_json:
         print(json.dumps([dict(zip(heads, row, strict=True)) for row in rows]))
         return
     lines = [[str(value) for value in row] for row in (heads, *rows)]
     print(*align_columns(lines, left=range(len(heads))), sep="\n")
-
-
-def _finished(runs: Iterable[Run], out: Path) -> tuple[set[Run], dict[str, str]]:
-    """Return the finished runs, and by key an error message for each unreadable record."""
-    from wsam.lab import records
-    from wsam.lab.files import format_os_error
-
-    finished, damaged = set(), {}
-    for run in runs:
-        try:
-            if records.is_finished(records.read(out, run)):
-                finished.add(run)
-        except (OSError, ValueError) as error:
-            damaged[run.key] = format_os_error(error)
-    return finished, damaged
 
 
 @paper.command(
