@@ -129,7 +129,7 @@ def test_unknown_options_commands_and_missing_arguments() -> None:
         ),
         ("sweep cifar --gpus nan", "invalid value for '--gpus': "),
         ("compare --executor slurm --address auto", "--address needs --executor ray"),
-        ("report missing", "there is no "),
+        ("report missing", "missing holds no records"),
         ("report . --out .", "'.' is a directory"),
     ],
 )

@@ -414,14 +414,12 @@ def test_command(folder, tmp_path):
     assert write(folder)[0] == folder / "report.html"
 
 
-@pytest.mark.parametrize(
-    ("name", "message"), [("empty", "holds no records"), ("none", "no folder")]
-)
-def test_a_folder_without_records_is_an_error(tmp_path, name, message):
+@pytest.mark.parametrize("name", ["empty", "none"])
+def test_a_folder_without_records_is_an_error(tmp_path, name):
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "notes.json").write_text("{}")
     error = wsam_command("report", tmp_path / name, status=2).stderr
-    assert message in error
+    assert f"{name} holds no records" in error
     assert error.count("\n") == 1
     assert list((tmp_path / "empty").iterdir()) == [tmp_path / "empty" / "notes.json"]
 

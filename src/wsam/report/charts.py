@@ -15,7 +15,7 @@ from wsam.report.svg import FONT_SIZE, WIDTH, color, new_chart, to_svg
 if TYPE_CHECKING:
     from markupsafe import Markup
     from matplotlib.axes import Axes
-    from matplotlib.colors import Colormap, Normalize
+    from matplotlib.colors import Normalize
 
 HEIGHT = 280
 """Of a chart of lines, in pixels."""
@@ -392,11 +392,12 @@ def heat_chart(description: str, heat_map: HeatMap) -> Markup:
 
 def draw_heat_map(axes: Axes, heat_map: HeatMap) -> None:
     """Draw a heat map. Cells that have a text instead of a value are outlined."""
+    from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.patches import Rectangle
 
     xs, ys = heat_map.xs, heat_map.ys
     values = [value for value in heat_map.cells.values() if not isinstance(value, str)]
-    norm, colors = heat_norm(values), heat_colormap()
+    norm, colors = heat_norm(values), LinearSegmentedColormap.from_list("heat", _HEAT_COLORS)
     size = FONT_SIZE * min(1.0, HEAT_COLUMNS / len(xs))
     for (x, y), value in heat_map.cells.items():
         column, row = xs.index(x), ys.index(y)
@@ -429,13 +430,6 @@ def heat_norm(values: Sequence[float]) -> Normalize:
     low, high = min(positive), max(positive)
     low = low / 2 if 0 in drawn else low
     return LogNorm(low, high) if low < high else LogNorm(low / 2, low * 2)
-
-
-def heat_colormap() -> Colormap:
-    """Return the colors of a heat map."""
-    from matplotlib.colors import LinearSegmentedColormap
-
-    return LinearSegmentedColormap.from_list("heat", list(_HEAT_COLORS))
 
 
 def _is_light(rgba: Sequence[float]) -> bool:

@@ -124,11 +124,6 @@ class Folder:
         return sum(trouble.kind == kind for trouble in self.troubles)
 
 
-def group_key(run: Run) -> str:
-    """Return the key that the runs of a group share: that of their settings without the seeds."""
-    return run.replace(seed=0, noise_seed=0).key
-
-
 def gather(folder: Path) -> Folder:
     """Read a results folder. Unreadable records are listed as problems.
 
@@ -137,14 +132,11 @@ def gather(folder: Path) -> Folder:
             runs of a comparison are in its subfolder ``runs``, which is read instead.
 
     Raises:
-        FileNotFoundError: The folder does not exist.
-        ValueError: The folder contains neither a record nor an unfinished run.
+        ValueError: The folder contains neither a record nor an unfinished run, or does not exist.
     """
-    if not folder.is_dir():
-        raise FileNotFoundError(f"there is no folder {folder}")
     folder = records_folder(folder)
     found = Folder(folder)
-    by_group: dict[str, list[Result]] = {}
+    by_group: dict[Run, list[Result]] = {}  # by their settings without the seeds
     for path in sorted(folder.glob("*.json")):
         if records.is_named_by_key(path):
             try:
@@ -152,7 +144,7 @@ def gather(folder: Path) -> Folder:
             except (OSError, ValueError) as error:
                 found.troubles.append(Trouble(path.name, DAMAGED, _reason(path, error)))
                 continue
-            by_group.setdefault(group_key(result.run), []).append(result)
+            by_group.setdefault(result.run.replace(seed=0, noise_seed=0), []).append(result)
     for results in by_group.values():
         ordered = sorted(results, key=lambda result: result.run.seed)
         found.groups.append(Group(ordered[0].run, tuple(ordered)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 from wsam._utils.html import render
 from wsam._utils.text import pluralize
@@ -52,7 +51,7 @@ def _table_section(title: str, table: Table) -> Section:
 
 
 def _environment(record: Record) -> tuple[str, str, str]:
-    hardware, versions = _mapping(record, "hardware"), _mapping(record, "versions")
+    hardware, versions = record.get("hardware") or {}, record.get("versions") or {}
     machine = [str(hardware[name]) for name in ("gpu", "cpu") if hardware.get(name)]
     if "threads" in hardware:
         machine.append(f"{hardware['threads']} of {hardware.get('cores')} cores")
@@ -61,11 +60,6 @@ def _environment(record: Record) -> tuple[str, str, str]:
         ", ".join(f"{name} {value}" for name, value in versions.items() if value) or MISSING,
         short_commit(str(record.get("commit") or MISSING)),
     )
-
-
-def _mapping(record: Record, name: str) -> dict[str, Any]:
-    value = record.get(name)
-    return value if isinstance(value, dict) else {}
 
 
 def reproduce_section(experiments: Sequence[Experiment]) -> Section:
@@ -109,6 +103,6 @@ def _expectation(results: Sequence[Result]) -> str:
 
 
 def _ran_on_one_thread(record: Record) -> bool:
-    execution, hardware = _mapping(record, "execution"), _mapping(record, "hardware")
+    execution, hardware = record.get("execution") or {}, record.get("hardware") or {}
     alone = execution.get("processes", 1) == 1
     return execution.get("device") == "cpu" and alone and hardware.get("threads") == 1
