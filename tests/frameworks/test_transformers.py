@@ -315,18 +315,9 @@ def test_refuses_no_optimizer(tmp_path: Path) -> None:
         train(bert(), tmp_path, wrap=None)
 
 
-@pytest.mark.parametrize(
-    "wrap",
-    [
-        wsam.SAM(torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)),
-        "sam",
-        lambda base: base,
-    ],
-)
-def test_refuses_wrap_that_is_no_function(wrap: Any, tmp_path: Path) -> None:
-    """It must be a function that returns a sharpness-aware optimizer."""
-    with pytest.raises(TypeError, match=r"wrap must .* sharpness-aware.*got"):
-        train(bert(), tmp_path, wrap=wrap)
+def test_refuses_wrap_that_returns_the_base(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"sharpness-aware optimizer, such as .*got"):
+        train(bert(), tmp_path, wrap=lambda base: base)
 
 
 def test_refuses_clipping_with_lean(tmp_path: Path) -> None:

@@ -57,12 +57,6 @@ class SharpnessAwareMixin(Trainer):  # type: ignore[misc]
         wrap: Callable[[Optimizer], SharpnessAware] | None = None,
         **kwargs: Any,
     ) -> None:
-        if wrap is not None and not callable(wrap):
-            raise TypeError(
-                "wrap must be a function that takes the base optimizer and returns a sharpness-aware "
-                f"one, such as wrap=lambda base: wsam.SAM(base, rho=0.05), got {wrap!r}. To pass an "
-                "optimizer, write optimizers=(optimizer, None)"
-            )
         self._wrap = wrap
         super().__init__(*args, **kwargs)
 
@@ -76,20 +70,18 @@ class SharpnessAwareMixin(Trainer):  # type: ignore[misc]
         check_accelerator(self.accelerator)
         if unwrap(self.optimizer) is not None:
             return self.optimizer
-        if self._wrap is None:
-            raise TypeError(
-                "the Trainer has no sharpness-aware optimizer: pass one, for example "
-                "wrap=lambda base: wsam.SAM(base, rho=0.05)"
-            )
         name = str(getattr(self.args.optim, "value", self.args.optim))
         if any(part in name for part in UPDATE_IN_BACKWARD):
             raise ValueError(
                 f"optim={name!r} updates during the backward pass, so it cannot be a base optimizer"
             )
-        optimizer = self._wrap(super().create_optimizer(*args, **kwargs))
-        if unwrap(optimizer) is None:
-            raise TypeError(f"wrap must return a sharpness-aware optimizer, got {optimizer!r}")
-        self.optimizer = optimizer
+        base = super().create_optimizer(*args, **kwargs)
+        self.optimizer = base if self._wrap is None else self._wrap(base)
+        if unwrap(self.optimizer) is None:
+            raise TypeError(
+                "the Trainer needs a sharpness-aware optimizer, such as "
+                f"wrap=lambda base: wsam.SAM(base, rho=0.05), got {self.optimizer!r}"
+            )
         return self.optimizer
 
     def training_step(
