@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import tempfile
 from collections.abc import Iterator
@@ -48,17 +47,9 @@ def staged(folder: Path) -> Iterator[Path]:
 
     Args:
         folder: The output folder; it is created if needed.
-
-    Raises:
-        OSError: The disk is full; the message contains the folder.
     """
     make_dirs(folder)
-    try:
-        with tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=folder) as staging:
-            yield Path(staging)
-            for path in sorted(Path(staging).iterdir()):
-                path.replace(folder / path.name)
-    except OSError as error:
-        if error.errno != errno.ENOSPC or error.filename is not None:
-            raise
-        raise OSError(error.errno, f"cannot write to {folder}: {error.strerror}") from error
+    with tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=folder) as staging:
+        yield Path(staging)
+        for path in sorted(Path(staging).iterdir()):
+            path.replace(folder / path.name)
