@@ -52,7 +52,7 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
 def test_a_batch_that_cannot_be_split(tmp_path: Path) -> None:
     done = command(tmp_path, "--batch-size", "51", processes=2)
     assert done.returncode != 0
-    assert "51 samples cannot be split evenly over 2 processes" in done.stderr
+    assert "a batch size that they can divide, not 51" in done.stderr
     assert not list(tmp_path.glob("*.json"))
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import own_problem
 import pytest
 import torch
-from command import error_of, wsam_command
+from command import wsam_command
 from recorded import recorded
 from training import CPU
 
@@ -31,23 +31,23 @@ def prices(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("metric", ["error", "accuracy", "macro-f1"])
 def test_a_metric_of_classes_is_refused_for_numbers(prices, metric, tmp_path):
-    with pytest.raises(ValueError, match=rf"{metric} needs classes, .*t\.csv are numbers: use mse"):
+    with pytest.raises(ValueError, match=rf"{metric} needs classes, .*targets of 2 of float32"):
         train(Run(**prices, metric=metric), tmp_path / "out", CPU)
     assert not (tmp_path / "out").exists()
 
 
 def test_a_metric_of_numbers_is_refused_for_classes(tmp_path):
-    with pytest.raises(ValueError, match="mse needs numbers, but the targets of digits are class"):
+    with pytest.raises(ValueError, match="mse needs one output for each number: mlp on digits"):
         train(Run(metric="mse", model="mlp"), tmp_path / "out", CPU)
     own_loss = Data(*own_problem.classes(), loss=torch.nn.CrossEntropyLoss())
-    with pytest.raises(ValueError, match=r"one output for each number, got outputs of 2 x 3"):
+    with pytest.raises(ValueError, match=r"one output for each number: .* outputs of 2 x 3"):
         fit(own_problem.net, own_loss, metric="mse", **SHORT)
     assert not (tmp_path / "out").exists()
 
 
 def test_scores_of_classes_are_needed():
     data = Data(*own_problem.classes(), loss=lambda output, target: output[:, 0].square())
-    with pytest.raises(ValueError, match="macro-f1 needs one score per class in dim 1"):
+    with pytest.raises(ValueError, match="macro-f1 needs classes, and one score for each"):
         fit(Vectors(), data, metric="macro-f1", **SHORT)
 
 
@@ -92,11 +92,9 @@ def test_a_function_of_a_file_as_metric(tmp_path, monkeypatch):
     (record,) = recorded(tmp_path)
     assert record["metric"]["name"] == "r2"
     assert record["metric"]["lower_is_better"] is True
-    (tmp_path / "bad.py").write_text("three = 3\n\n\ndef f(o, t):\n    return o.nothing\n")
-    line = error_of("train", *words, *where, "--metric", tmp_path / "bad.py:three")
-    assert "a function of outputs and targets, or wsam.lab.Metric(" in line
+    (tmp_path / "bad.py").write_text("def f(o, t):\n    return o.nothing\n")
     run = Run(data="own_problem.py:numbers", model="own_problem.py:line", epochs=1)
-    with pytest.raises(ValueError, match=r"the metric f raised AttributeError.*bad\.py, line 5\)"):
+    with pytest.raises(ValueError, match=r"the metric f raised AttributeError.*bad\.py, line 2\)"):
         train(run.replace(metric=f"{tmp_path}/bad.py:f"), tmp_path, CPU)
 
 

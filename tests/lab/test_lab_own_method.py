@@ -147,7 +147,7 @@ def test_an_interrupted_run_resumes_bit_for_bit(tmp_path):
 def test_fit():
     record = fit("mlp", "digits", NAME, share=0.9, epochs=1, train_limit=128, execution=CPU)
     assert record["settings"]["hyper"] == {"rho": 0.1, "share": 0.9}
-    with pytest.raises(TypeError, match=r"BlendSAM does not take 'gamma'; it takes: rho, share"):
+    with pytest.raises(TypeError, match=r"unknown setting 'gamma' of .*BlendSAM over sgd"):
         fit("mlp", "digits", NAME, gamma=0.9)
 
 
@@ -247,8 +247,8 @@ def test_a_record_does_not_execute_its_method(marked):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("function", "must be a subclass of wsam.SharpnessAware, got function"),
-        ("Blend", "must be a subclass of wsam.SharpnessAware, got the class Blend"),
+        ("function", "must be a subclass of wsam.SharpnessAware, got <function function"),
+        ("Blend", "must be a subclass of wsam.SharpnessAware, got <class 'own_method"),
         ("nothing", "has no function or class 'nothing'"),
         ("WithoutDefault", "the argument share needs a default that is a number"),
         ("Unusual", "the argument share needs a default that is a number"),
@@ -262,11 +262,8 @@ def test_not_a_method(name, message):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            {"method": "WithoutModel"},
-            "WithoutModel does not take 'model': add model to its keyword",
-        ),
-        ({"method": "BlendSAM", "options": {"lean": True}}, "BlendSAM does not take 'lean'"),
+        ({"method": "WithoutModel"}, "WithoutModel.* unexpected keyword argument 'model'"),
+        ({"method": "BlendSAM", "options": {"lean": True}}, "BlendSAM.* keyword argument 'lean'"),
         ({"method": "BlendSAM", "hyper": {"rho": -1}}, r"BlendSAM raised ValueError: .*rho"),
         ({"method": "BrokenSAM"}, r"raised KeyError: 'nothing' \(.*own_method\.py, line \d+\)"),
     ],

@@ -14,10 +14,10 @@ import torch
 from command import error_of, wsam_command
 from recorded import recorded
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 from training import CPU, Stop, StopAfter, curve
 
-from wsam.lab import Data, Metric, fit, records, user_code
+from wsam.lab import Data, fit, records, user_code
 from wsam.lab.callbacks import Callback
 from wsam.lab.data.loader_feed import LoaderFeed
 from wsam.lab.errors import RunError, UserCodeError
@@ -323,11 +323,6 @@ def uneven():
     return [(torch.zeros(3 + n % 2), 0) for n in range(40)]
 
 
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter(PAIRS)
-
-
 def fails(sample):
     raise KeyError("price")
 
@@ -338,31 +333,21 @@ def fails(sample):
         (lambda: nn.Linear(5, 3), (PAIRS, PAIRS), "does not accept the inputs .*2 x 4 of float32"),
         (lambda: nn.Bilinear(4, 4, 3), (TWO_INPUTS, TWO_INPUTS), "receives them as one argument"),
         (lambda: nn.Linear(4, 1), (PAIRS, PAIRS), "2 x 1 of float32, does not fit cross_entropy"),
-        (lambda: nn.Linear(4, 3), (TensorDataset(X, X[:, 0]),) * 2, "2 x 3.* does not fit squared"),
-        (nn.Flatten, (PAIRS, PAIRS), "has no parameters"),
+        (lambda: nn.Linear(4, 3), (TensorDataset(X, X[:, 0]),) * 2, "one output for each .*2 x 3"),
+        (nn.Flatten, (PAIRS, PAIRS), "optimizer got an empty parameter list"),
         (lambda: 3, (PAIRS, PAIRS), "must return a torch.nn.Module, got int"),
-        (
-            fails,
-            (PAIRS, PAIRS),
-            "without required arguments that returns a torch.nn.Module; it requ",
-        ),
-        (own_problem.net, fails, "returns wsam.lab.Data or a tuple .*; it requires sample"),
+        (fails, (PAIRS, PAIRS), r"fails\(\) missing 1 required positional argument"),
+        (own_problem.net, fails, r"fails\(\) missing 1 required positional argument"),
         (lambda: sys.exit(3), (PAIRS, PAIRS), r"raised SystemExit: 3 .*own_problem\.py, line"),
         (own_problem.net, Data(PAIRS, PAIRS, collate=sys.exit), "raised SystemExit: "),
-        (own_problem.net, (uneven(), PAIRS), r"different shapes: .* \[3\] .* \[4\].*collate="),
+        (own_problem.net, (uneven(), PAIRS), r"equal size, but got \[3\] .* \[4\]"),
         (own_problem.net, (PAIRS, []), "the test split of object:tuple is empty"),
-        (own_problem.net, (Stream(), PAIRS), "must be a dataset or a loader with a length"),
         (own_problem.net, ([1, 2, 3], PAIRS), "must yield pairs .*got 1 of int64"),
         (own_problem.net, 7, "must return wsam.lab.Data"),
-        (
-            own_problem.net,
-            Data(PAIRS, PAIRS, metric=7),
-            "must be one of error, .* lower_is_better",
-        ),
         (own_problem.net, Data(PAIRS, PAIRS, metric="f1"), "unknown metric 'f1'"),
         (own_problem.net, Data(PAIRS, PAIRS, collate=fails), "raised KeyError: 'price'"),
         (own_problem.net, Data(PAIRS, PAIRS, loss=lambda o, t: 1.0), "got float for 2 samples"),
-        ("mlp", (PAIRS, PAIRS), r"return wsam.lab.Data\(..., outputs=N\)"),
+        ("mlp", (PAIRS, PAIRS), r"wsam.lab.Data\(..., outputs=N\) from"),
         ("resnet18", Data(PAIRS, PAIRS, outputs=3), "resnet18 needs images"),
         ("mlp", own_problem.mappings, "named models need tensors"),
     ],
@@ -378,8 +363,6 @@ def test_options_that_need_a_dataset():
     for settings in ({"validation": 0.5}, {"train_limit": 10}):
         with pytest.raises(ValueError, match=r"needs a dataset, but .*loaders has a train loader"):
             fit(own_problem.net, own_problem.loaders, **settings, **SHORT)
-    with pytest.raises(ValueError, match=r"loader; give Data\(validation=\.\.\.\) instead"):
-        fit(own_problem.net, own_problem.loaders, validation=0.5, **SHORT)
     train_loader, test_loader = own_problem.loaders()
     loaders = Data(train_loader, test_loader, validation=DataLoader(PAIRS[:40], 20))
     record = fit(own_problem.net, loaders, **SHORT)
@@ -391,7 +374,7 @@ def test_options_that_need_a_dataset():
     with pytest.raises(ValueError, match="remove --validation"):
         fit(own_problem.net, data, validation=0.5, **SHORT)
     mean = Data(PAIRS, PAIRS, loss=nn.CrossEntropyLoss())
-    with pytest.raises(UserCodeError, match="esam selects samples"):
+    with pytest.raises(UserCodeError, match="by which esam selects them"):
         fit(own_problem.net, mean, "esam", **SHORT)
 
 
@@ -417,12 +400,10 @@ def test_fit_has_the_defaults_of_wsam_over_adaptive_bases():
 
 
 def test_unknown_settings_of_fit():
-    with pytest.raises(TypeError, match=r"unknown setting 'momentun'; known: .*momentum"):
+    with pytest.raises(TypeError, match=r"'momentun' of wsam over sgd; known: .*momentum"):
         fit(own_problem.net, own_problem.classes, momentun=0.9)
-    with pytest.raises(TypeError, match=r"^sam does not take 'gamma'; it takes: rho$"):
+    with pytest.raises(TypeError, match=r"unknown setting 'gamma' of sam over sgd"):
         fit(own_problem.net, own_problem.classes, "sam", gamma=0.9)
-    with pytest.raises(TypeError, match=r"^adamw does not take 'momentum'; it takes: lr, betas"):
-        fit(own_problem.net, own_problem.classes, base="adamw", momentum=0.9)
 
 
 def test_errors_of_the_command_name_function_and_line(tmp_path, monkeypatch):
@@ -488,19 +469,15 @@ def test_data_that_is_not_finite_is_named(where):
     assert records.failure_advice(diverged).startswith("reduce rho, gamma")
 
 
-def test_metric_names():
-    with pytest.raises(ValueError, match="must be letters, digits"):
-        Metric("R 2", len, True)
-
-
-def test_errors_during_training_name_the_batch():
+def test_errors_during_training_and_evaluation_name_their_line():
     class Fragile(nn.Linear):
         def forward(self, x):
             assert len(x) < 30 or not self.training, "too many"
             return super().forward(x)
 
+    line = r"own_problem\.py, line \d+\)"
     with pytest.raises(
-        UserCodeError, match=r"step 1 of .* raised AssertionError: too many .*32 x 4"
+        UserCodeError, match=rf"^training .* raised AssertionError: too many .*{line}"
     ):
         fit(Fragile(4, 3), (PAIRS, PAIRS), **SHORT)
 
@@ -508,9 +485,7 @@ def test_errors_during_training_name_the_batch():
         def forward(self, x):
             return super().forward(x) if self.training else x.no_such_attribute
 
-    with pytest.raises(
-        UserCodeError, match=r"the evaluation on the test split of .* AttributeError"
-    ):
+    with pytest.raises(UserCodeError, match=rf"^training .* raised AttributeError: .*{line}"):
         fit(OnlyTrains(4, 3), (PAIRS, PAIRS), **SHORT)
 
 
@@ -560,12 +535,6 @@ def test_ignored_targets_are_no_predictions(metric):
     loaded = LoadedModel(First(), batches, "title", Run(), "test", "as in the data")
     assert loaded.accuracy() == 1.0
     assert is_used(torch.tensor([156], dtype=torch.uint8)), "the byte of -100"
-
-
-def test_a_model_without_parameters_to_train():
-    frozen = own_problem.net().requires_grad_(False)
-    with pytest.raises(UserCodeError, match="object:Sequential has no parameters to train"):
-        fit(frozen, own_problem.classes, **SHORT)
 
 
 def test_running_out_of_memory_is_one_line_and_keeps_the_checkpoint(tmp_path):

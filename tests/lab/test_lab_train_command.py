@@ -198,7 +198,7 @@ def test_a_failed_run_without_a_reason(tmp_path):
         ("--geometry-arg eta=1", ["--geometry-arg needs --geometry"]),
         ("--base adamw --lean", ["only WSAM with precondition=False supports it"]),
         ("--rho -1", ["rho", "-1"]),
-        ("--rho nan", ["rho of wsam must be a finite number, got nan"]),
+        ("--rho nan", ["rho of wsam must be in (-inf, inf), got nan"]),
         ("--data cifar10 --no-download --data-dir /nonexistent", ["cifar-10-binary.tar.gz is not"]),
         ("--rho 0.2 --hyper rho=0.1", ["rho is given twice, by --rho and by --hyper"]),
         ("--lr 0.1 --base-arg lr=0.2", ["lr is given twice, by --lr and by --base-arg"]),

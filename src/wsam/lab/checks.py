@@ -21,7 +21,7 @@ from wsam.lab.errors import (
     is_from_user_code,
     is_out_of_memory,
 )
-from wsam.lab.metrics import cross_entropy, format_shape
+from wsam.lab.metrics import format_shape
 from wsam.lab.problem import Problem
 from wsam.lab.records import NOT_FINITE
 from wsam.lab.run import Run
@@ -89,28 +89,21 @@ def check_metric(run: Run, problem: Problem, output: Any, targets: Any) -> None:
     Raises:
         ValueError: The metric needs classes and the targets are numbers, or the reverse.
     """
-    name = problem.metric.name
-    shapes = f"got outputs of {format_shape(output)} and targets of {format_shape(targets)}"
-    if problem.metric in metrics.OF_CLASSES:
-        fits = isinstance(targets, Tensor) and not targets.is_floating_point()
-        if not fits or problem.loss is metrics.squared_error:
-            raise RunError(
-                f"the metric {name} needs classes, but the targets of {run.data} are "
-                f"{'numbers' if isinstance(targets, Tensor) else format_shape(targets)}: use mse or "
-                "loss, or a metric of your own"
-            )
-        scored = isinstance(output, Tensor) and output.dim() > 1
-        if not problem.classifies and not (scored and output.argmax(1).shape == targets.shape):
-            raise RunError(f"the metric {name} needs one score per class in dim 1, {shapes}")
-    if problem.metric == metrics.MSE and problem.loss is not metrics.squared_error:
-        if problem.loss is cross_entropy:
-            raise RunError(
-                f"the metric mse needs numbers, but the targets of {run.data} are classes: use "
-                "error, accuracy, macro-f1 or loss, or a metric of your own"
-            )
-        tensors = isinstance(output, Tensor) and isinstance(targets, Tensor)
-        if not tensors or output.numel() != targets.numel():
-            raise RunError(f"the metric mse needs one output for each number, {shapes}")
+    if problem.metric not in (*metrics.OF_CLASSES, metrics.MSE):
+        return
+    tensors = isinstance(output, Tensor) and isinstance(targets, Tensor)
+    if problem.metric == metrics.MSE:
+        needs = "one output for each number"
+        fits = tensors and output.numel() == targets.numel()
+    else:
+        needs = "classes, and one score for each of them in dim 1"
+        classes = tensors and not targets.is_floating_point() and output.dim() > 1
+        fits = classes and output.argmax(1).shape == targets.shape
+    if not fits:
+        raise RunError(
+            f"the metric {problem.metric.name} needs {needs}: {run.model} on {run.data} has outputs "
+            f"of {format_shape(output)} and targets of {format_shape(targets)}"
+        )
 
 
 def check_loss(run: Run, problem: Problem, output: Any, targets: Any) -> None:
@@ -134,16 +127,13 @@ def check_loss(run: Run, problem: Problem, output: Any, targets: Any) -> None:
         else:
             message = f"{the_output}, does not fit {name} with {the_targets}: {_reason(error)}"
         raise UserCodeError(message) from error
-    count = count_samples(targets)
-    if not isinstance(value, Tensor) or value.shape not in ((), (count,)):
+    count, selects = count_samples(targets), run.method == "esam"
+    shapes = ((count,),) if selects else ((count,), ())
+    if not isinstance(value, Tensor) or value.shape not in shapes:
+        otherwise = ", by which esam selects them" if selects else ", or their mean"
         raise UserCodeError(
-            f"{name} must return one value per sample or their mean, got {format_shape(value)} for "
+            f"{name} must return one value per sample{otherwise}; got {format_shape(value)} for "
             f"{count} samples"
-        )
-    if run.method == "esam" and value.dim() == 0:
-        raise UserCodeError(
-            f"esam selects samples by their loss: {name} must return one value per sample, got a "
-            "single one; use reduction='none'"
         )
 
 

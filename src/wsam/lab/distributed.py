@@ -42,14 +42,6 @@ class DistributedContext:
             return batch
         return map_tensors(lambda tensor: tensor.chunk(self.world_size)[self.rank], batch)
 
-    def check_batch_size(self, batch_size: int) -> None:
-        """Raise ValueError unless the batch can be split evenly."""
-        if batch_size % self.world_size:
-            raise ValueError(
-                f"a batch of {batch_size} samples cannot be split evenly over "
-                f"{self.world_size} processes"
-            )
-
     def wrap_model(self, model: nn.Module) -> nn.Module:
         """Return the model in DistributedDataParallel if there are several processes."""
         return model if self.world_size == 1 else nn.parallel.DistributedDataParallel(model)

@@ -41,7 +41,7 @@ def explain(what: str, path: Path | None = None) -> Iterator[None]:
     """
     try:
         yield
-    except UserCodeError:
+    except RunError:
         raise
     except USER_EXCEPTIONS as error:
         if is_out_of_memory(error):

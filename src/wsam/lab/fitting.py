@@ -18,9 +18,9 @@ from wsam.lab.metrics import Metric
 from wsam.lab.problem import Objects
 from wsam.lab.records import Record
 from wsam.lab.run import Run, with_wsam_defaults
-from wsam.lab.settings import BASES, CLASS, OPTIONS, hyper_defaults, method_defaults
+from wsam.lab.settings import BASES, OPTIONS, hyper_defaults
 from wsam.lab.train import train
-from wsam.lab.user_code import OBJECT, is_code, spec_of
+from wsam.lab.user_code import OBJECT, spec_of
 from wsam.lab.values import check_choice, join_names
 
 
@@ -83,8 +83,6 @@ def fit(
         else:
             names[what] = OBJECT + str(getattr(given, "__name__", type(given).__name__))
             digests[what] = uuid.uuid4().hex[:12]
-    if not is_code(method):
-        check_choice("method", method, (*method_defaults(), CLASS))
     grouped = _group_settings(method, base, settings)
     run = Run(**names, method=method, base=base, digests=digests, **grouped)
     run = with_wsam_defaults(run, {*grouped.get("hyper", ()), *grouped.get("options", ())})
@@ -106,18 +104,10 @@ def _group_settings(method: str, base: str, settings: dict[str, Any]) -> dict[st
     for name in settings.keys() - fields:
         owner = next((owner for owner, known in owners if name in known), None)
         if owner is None:
-            _check_owner(name, method, base)
             known = [*fields, *(name for _, names in owners for name in names)]
-            raise TypeError(f"unknown setting {name!r}; known: {join_names(sorted(set(known)))}")
+            raise TypeError(
+                f"unknown setting {name!r} of {method} over {base}; known: "
+                f"{join_names(sorted(set(known)))}"
+            )
         found[owner] = {**found.get(owner, {}), name: settings[name]}
     return found
-
-
-def _check_owner(name: str, method: str, base: str) -> None:
-    """Raise an error about a hyperparameter of other methods, or an argument of other bases."""
-    methods = method_defaults() | {method: hyper_defaults(method)}
-    for chosen, known in ((method, methods), (base, BASES)):
-        if any(name in arguments for arguments in known.values()):
-            raise TypeError(
-                f"{chosen} does not take {name!r}; it takes: {join_names(known[chosen])}"
-            )

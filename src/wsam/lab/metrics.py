@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,14 +11,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from wsam.lab import settings
-from wsam.lab.errors import UserCodeError
 from wsam.lab.values import check_choice
 
 Loss = Callable[[Any, Any], Tensor]
 """Returns the loss of a batch, given outputs and targets: one value per sample, or their mean."""
 IGNORED = -100
 """Targets that cross-entropy leaves out, such as padding."""
-_NAME = re.compile(r"[A-Za-z][\w-]*")
 
 
 def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
@@ -94,13 +91,6 @@ class Metric:
     lower_is_better: bool
     unit: str = ""
 
-    def __post_init__(self) -> None:
-        """Check the name, which becomes part of the names in a record."""
-        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
-            raise ValueError(
-                f"the name of a metric must be letters, digits and dashes, got {self.name!r}"
-            )
-
     @property
     def column(self) -> str:
         """The name in the rows of a curve."""
@@ -139,29 +129,18 @@ assert tuple(METRICS) == settings.METRICS
 OF_CLASSES = (ERROR, ACCURACY, MACRO_F1)
 
 
-def resolve_metric(metric: object, data: str) -> Metric:
+def resolve_metric(metric: str | Metric | Callable[[Any, Any], Any]) -> Metric:
     """Return a metric, given its name, itself or its function; lower values of that are better.
-
-    Args:
-        metric: The name, the metric or the function.
-        data: Name of the data, for messages.
 
     Raises:
         ValueError: Unknown name.
-        UserCodeError: Another object.
     """
     if isinstance(metric, Metric):
         return metric
     if isinstance(metric, str):
         return METRICS[check_choice("metric", metric, METRICS)]
-    if callable(metric):
-        name = getattr(metric, "__name__", type(metric).__name__).lstrip("_")
-        return Metric(name if _NAME.fullmatch(name) else "metric", metric, lower_is_better=True)
-    raise UserCodeError(
-        f"the metric of {data} must be one of {', '.join(METRICS)}, a function of outputs and "
-        f"targets, or wsam.lab.Metric(name, function, lower_is_better=...), got "
-        f"{format_shape(metric)}"
-    )
+    name = getattr(metric, "__name__", type(metric).__name__).lstrip("_")
+    return Metric(name if name.isidentifier() else "metric", metric, lower_is_better=True)
 
 
 def format_shape(value: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, cast
 
 import torch
@@ -12,9 +13,9 @@ from torch import Tensor, nn
 
 from wsam.geometry import Geometry, Only
 from wsam.lab import settings
-from wsam.lab.errors import RunError, UserCodeError, explain
+from wsam.lab.errors import RunError, explain
 from wsam.lab.run import Run
-from wsam.lab.user_code import is_code, source_file
+from wsam.lab.user_code import is_code
 from wsam.rule import Reuse
 from wsam.schedule import Every, FollowLR, Interval, NormAbove, Warmup
 
@@ -52,25 +53,8 @@ def make_optimizer(run: Run, model: nn.Module, steps: int = 1) -> torch.optim.Op
     if run.geometry is not None:
         arguments["geometry"] = _make_geometry(run, model)
     arguments |= _seed_argument(method, run.seed)
-    if not is_code(run.method):
+    with explain(run.method) if is_code(run.method) else nullcontext():
         return method(base, **arguments)
-    return _make_own(run.method, method, base, arguments)
-
-
-def _make_own(
-    name: str, method: Any, base: torch.optim.Optimizer, arguments: dict[str, Any]
-) -> torch.optim.Optimizer:
-    """Return an optimizer of the user's own class."""
-    parameters = inspect.signature(method).parameters
-    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        for argument in arguments:
-            if argument not in parameters:
-                raise UserCodeError(
-                    f"{name} does not take {argument!r}: add {argument} to its keyword-only arguments "
-                    "and pass it to wsam.SharpnessAware"
-                )
-    with explain(name, source_file(name)):
-        return cast(torch.optim.Optimizer, method(base, **arguments))
 
 
 def _with_schedules(run: Run, steps: int) -> dict[str, Any]:

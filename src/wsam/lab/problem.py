@@ -27,7 +27,7 @@ from wsam.lab.data.loader_feed import Data, LoaderFeed, as_data
 from wsam.lab.data.table_feed import table_feed
 from wsam.lab.data.tables import read_table
 from wsam.lab.data.text import text_feed
-from wsam.lab.errors import UserCodeError
+from wsam.lab.errors import UserCodeError, explain
 from wsam.lab.execution import ExecutionConfig
 from wsam.lab.metrics import ACCURACY, ERROR, METRICS, Loss, Metric, cross_entropy, resolve_metric
 from wsam.lab.models import TOKENS, Task, build_model, load_all_but_head
@@ -114,7 +114,7 @@ def _metric(run: Run, feed: DataFeed, objects: Objects) -> Metric:
         return feed.metric
     if run.metric in METRICS:
         return METRICS[run.metric]
-    return resolve_metric(_object_or_code("metric", run.metric, objects.metric), run.metric)
+    return resolve_metric(_object_or_code("metric", run.metric, objects.metric))
 
 
 def uses_own_code(run: Run) -> bool:
@@ -178,9 +178,9 @@ def _image_feed(run: Run, execution: ExecutionConfig, device: torch.device) -> I
 
 def _own_data(run: Run, objects: Objects) -> Data:
     given = _object_or_code("data", run.data, objects.data)
-    if callable(given) and not isinstance(given, Data):
-        with seeded(0):  # the same samples for every seed of the run
-            given = user_code.call(given, run.data, "wsam.lab.Data or a tuple (train, test)")
+    if callable(given):
+        with seeded(0), explain(run.data):  # the same samples for every seed of the run
+            given = given()
     return as_data(given, run.data)
 
 
@@ -232,12 +232,9 @@ def _own_model(run: Run, objects: Objects) -> nn.Module:
     if isinstance(given, nn.Module):  # an object of fit is trained itself, one of a file is copied
         model = given if objects.model is given else copy.deepcopy(given)
     else:
-        with seeded(run.seed):
-            model = user_code.call(given, run.model, "a torch.nn.Module")
+        with seeded(run.seed), explain(run.model):
+            model = given()
     if not isinstance(model, nn.Module):
-        raise UserCodeError(
-            f"{run.model} must return a torch.nn.Module, got {type(model).__name__}"
-        )
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise UserCodeError(f"the model of {run.model} has no parameters to train")
+        kind = type(model).__name__
+        raise UserCodeError(f"{run.model} must return a torch.nn.Module, got {kind}")
     return model

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from numbers import Integral, Real
+from numbers import Integral
 from types import MappingProxyType
 from typing import Any
 
@@ -18,7 +18,6 @@ from wsam.lab.settings import (
     AUTO,
     BASES,
     BLOCK_SIZE,
-    CLASS,
     CODE,
     DATA,
     DATA_SETTINGS,
@@ -33,16 +32,14 @@ from wsam.lab.settings import (
     geometry_defaults,
     has_preconditioner,
     hyper_defaults,
-    method_defaults,
 )
-from wsam.lab.user_code import OBJECT, is_code, is_code_or_object
+from wsam.lab.user_code import is_code, is_code_or_object
 from wsam.lab.values import (
     Value,
     check_choice,
     check_mapping,
     check_str,
     is_number,
-    is_value,
     join_names,
     with_defaults,
 )
@@ -173,13 +170,11 @@ class Run:
             self._freeze("geometry", self._checked_geometry(self.geometry))
 
     def _check_names(self) -> None:
-        for name in ("data", "model"):
-            check_str(name, getattr(self, name))
-        if not self.model:
-            self._set("model", default_model(self.data))
-        for name in ("pretrained", "metric", "target"):
+        for name in ("data", "model", "method", "pretrained", "metric", "target"):
             if getattr(self, name) is not None:
                 check_str(name, getattr(self, name))
+        if not self.model:
+            self._set("model", default_model(self.data))
         if not (self.data.startswith(FILES) or is_code_or_object(self.data)):
             check_choice("data", self.data, (*DATA, *(f"{kind}PATH" for kind in FILES), CODE))
         if not (self.model.startswith("timm:") or is_code_or_object(self.model)):
@@ -197,8 +192,6 @@ class Run:
             self._set("block_size", BLOCK_SIZE)
         check_choice("schedule", self.schedule, SCHEDULES)
         check_choice("precision", self.precision, PRECISIONS)
-        if not is_code(check_str("method", self.method)):
-            check_choice("method", self.method, (*method_defaults(), CLASS))
         check_choice("base", self.base, BASES)
 
     def _checked_digests(self) -> dict[str, Value]:
@@ -207,11 +200,7 @@ class Run:
             name = getattr(self, what) or ""
             if not (is_code_or_object(name) or name.startswith(FILES)):
                 continue
-            if what in self.digests:
-                found[what] = check_str(f"the digest of {what}", self.digests[what])
-            elif name.startswith(OBJECT):
-                raise ValueError(f"{what} {name!r} can be given to wsam.lab.fit only")
-            elif (now := digest(name)) is not None:
+            if (now := self.digests.get(what) or digest(name)) is not None:
                 found[what] = now
         return found
 
@@ -223,11 +212,7 @@ class Run:
         """
         if not (is_code(self.method) and "method" in self.digests):
             return with_defaults(self.method, self.hyper, hyper_defaults(self.method))
-        found = {n: tuple(v) if isinstance(v, list) else v for n, v in sorted(self.hyper.items())}
-        for name, value in found.items():
-            if not is_value(value):
-                raise TypeError(f"{name} of {self.method} must be a number or text, got {value!r}")
-        return found
+        return {n: tuple(v) if isinstance(v, list) else v for n, v in sorted(self.hyper.items())}
 
     def _convert_numbers(self) -> None:
         """Convert numbers, such as numpy's, to int and float, which JSON can store."""
@@ -249,7 +234,11 @@ class Run:
         if self.validation is None:
             self._set("validation_seed", None)
             return
-        self._set("validation", validation_size(self.validation))
+        if isinstance(self.validation, Integral):
+            self._set("validation", validation.count("validation", self.validation, 1))
+        else:
+            size = validation.number("validation", self.validation, 0, 1, low_open=True)
+            self._set("validation", size)
         self._set("validation_seed", _checked_seed("validation_seed", self.validation_seed or 0))
 
     def _checked_model_args(self) -> dict[str, Value]:
@@ -378,23 +367,6 @@ def check_setting_names(settings: Mapping[str, Any]) -> None:
     known = [f.name for f in dataclasses.fields(Run)]
     for name in settings:
         check_choice("setting", name, known)
-
-
-def validation_size(value: object) -> float | int:
-    """Return a fraction as float, a number of samples as int.
-
-    Raises:
-        TypeError: Not a number.
-        ValueError: Neither a fraction between 0 and 1 nor a whole number of at least 1.
-    """
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"validation must be a fraction or a number of samples, got {value!r}")
-    size = int(value) if isinstance(value, Integral) else float(value)
-    if 0 < size < 1 or (isinstance(size, int) and size >= 1):
-        return size
-    raise ValueError(
-        f"validation must be a fraction between 0 and 1 or a whole number of samples, got {value!r}"
-    )
 
 
 def _checked_seed(name: str, value: object) -> int:

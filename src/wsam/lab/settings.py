@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from wsam.lab.errors import UserCodeError
 from wsam.lab.user_code import is_code, load
-from wsam.lab.values import Value, is_number, is_value
+from wsam.lab.values import Value, check_choice, is_number, is_value
 
 if TYPE_CHECKING:
     from wsam.geometry import Geometry
@@ -157,8 +157,7 @@ def method_class(method: str) -> type[SharpnessAware]:
         return METHODS[method]
     found = load(method)
     if not isinstance(found, type) or not issubclass(found, SharpnessAware):
-        kind = f"the class {found.__name__}" if isinstance(found, type) else type(found).__name__
-        raise UserCodeError(f"{method} must be a subclass of wsam.SharpnessAware, got {kind}")
+        raise UserCodeError(f"{method} must be a subclass of wsam.SharpnessAware, got {found!r}")
     return found
 
 
@@ -167,10 +166,12 @@ def hyper_defaults(method: str) -> dict[str, Value]:
 
     Raises:
         FileNotFoundError: There is no such file or module.
-        UserCodeError: It is not a method, or a default cannot be stored in a record.
+        ValueError: It is not a method, or a default cannot be stored in a record.
     """
     if not is_code(method):
-        return method_defaults()[method]
+        known = method_defaults()
+        check_choice("method", method, (*known, CLASS))
+        return known[method]
     cls: Any = method_class(method)
     found = dict(_own_defaults(cls))
     for name, default in found.items():

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from statistics import median_high
 from typing import Any
@@ -22,17 +23,11 @@ from wsam.lab.data.datasets import default_folder
 from wsam.lab.data.image_folder import find_root
 from wsam.lab.data.loader_feed import LoaderFeed
 from wsam.lab.distributed import DistributedContext
-from wsam.lab.errors import (
-    USER_EXCEPTIONS,
-    RunError,
-    UserCodeError,
-    describe_error,
-    is_out_of_memory,
-)
+from wsam.lab.errors import explain
 from wsam.lab.evaluation import evaluate
 from wsam.lab.execution import ExecutionConfig
 from wsam.lab.files import no_op
-from wsam.lab.metrics import cross_entropy, format_shape
+from wsam.lab.metrics import cross_entropy
 from wsam.lab.optimizers import can_capture, learning_rate, make_optimizer, set_learning_rate
 from wsam.lab.problem import NO_OBJECTS, Objects, make_problem, uses_own_code
 from wsam.lab.records import Record
@@ -43,8 +38,6 @@ from wsam.lab.step import Objective, Stepper, cudnn_settings
 from wsam.lab.user_code import is_code
 
 _LIVE_SECONDS = 0.5
-_MISFITS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"""What torch raises for a state with values of another type or shape."""
 _NOT_FINAL = ("lr", "seconds")
 
 
@@ -78,16 +71,24 @@ class Trainer:
         self.previous_epochs = 0
         self.previous_environments: list[environment.Environment] = []
         self.resumed = 0
+        own = uses_own_code(run) or is_code(run.method)  # exceptions elsewhere are bugs
+        self.explain: Callable[[], AbstractContextManager[None]] = (
+            partial(explain, f"training {run.title}") if own else nullcontext
+        )
         self.device = execution.resolve_device()
         self.compiled, self.captured = _choose_acceleration(
             run, execution, self.device, context.world_size
         )
         self.problem = make_problem(run, execution, objects, out)
         self.feed, self.model = self.problem.feed, self.problem.model
-        if context.world_size > 1 and self.feed.has_loader:
-            raise ValueError(f"several processes need a dataset, but {run.data} has a loader")
+        if self.feed.batch_size % context.world_size or (
+            context.world_size > 1 and self.feed.has_loader
+        ):
+            raise ValueError(
+                f"{context.world_size} processes need a dataset, not a loader, and a batch size that "
+                f"they can divide, not {self.feed.batch_size}"
+            )
         self.split = VALIDATION if VALIDATION in self.feed.counts else TEST
-        context.check_batch_size(self.feed.batch_size)
         batch = self.feed.example(min(2, self.feed.batch_size // context.world_size))
         output = check_problem(run, self.problem, batch)
         if isinstance(self.feed, LoaderFeed) and self.feed.loss is cross_entropy:
@@ -140,13 +141,9 @@ class Trainer:
         if self.compiled:  # each size of a batch by itself: there are at most two
             model = torch.compile(model, dynamic=False)  # type: ignore[assignment]
         select = getattr(self.optimizer, "select", torch.mean)
+        precision, problem = self.run.precision, self.problem
         objective = Objective(
-            model,
-            select,
-            self.run.precision,
-            self.device,
-            self.problem.loss,
-            self.problem.classifies,
+            model, select, precision, self.device, problem.loss, problem.classifies
         )
         return Stepper(self.optimizer, objective, self.captured, self.run.options)
 
@@ -178,7 +175,7 @@ class Trainer:
         for step, (inputs, targets) in enumerate(feed.epoch(), (number - 1) * feed.steps):
             rate = learning_rate(run, step, run.epochs * feed.steps)
             set_learning_rate(self.optimizer, rate)
-            with self._explain(f"step {step + 1}", inputs, targets):
+            with self.explain():
                 stepper(self.context.shard(inputs), self.context.shard(targets))
             live = None
             if reads_live and time.monotonic() - last_read > _LIVE_SECONDS:
@@ -193,7 +190,7 @@ class Trainer:
     def _evaluate(self, split: str, metrics: Metrics) -> str | None:
         """Add the figures of a split to `metrics`; return the reason if its loss is not finite."""
         batches, precision = self.feed.evaluation(split), self.run.precision
-        with self._explain(f"the evaluation on the {split} split"):
+        with self.explain():
             figures = self.context.run_on_main(
                 lambda: evaluate(self.problem, batches, precision, self.device)
             )
@@ -208,20 +205,6 @@ class Trainer:
         """Return a failure and, if the data of the split is not finite, this cause."""
         cause = describe_nonfinite(self.feed, split)
         return failure if cause is None else f"{failure}: {cause}"
-
-    @contextmanager
-    def _explain(self, what: str, *batch: Any) -> Iterator[None]:
-        """Convert an exception of the user's own code into one line; others are bugs."""
-        try:
-            yield
-        except USER_EXCEPTIONS as error:
-            own = uses_own_code(self.run) or is_code(self.run.method)
-            if not own or isinstance(error, RunError) or is_out_of_memory(error):
-                raise
-            shapes = f" on a batch of {format_shape(batch)}" if batch else ""
-            raise UserCodeError(
-                f"{what} of {self.run.title} raised {describe_error(error)}{shapes}"
-            ) from error
 
     def _read_metrics(self, stepper: Stepper) -> Metrics:
         loss, error, sharpness = self.context.mean(stepper.totals.means(), self.device)
@@ -270,19 +253,12 @@ class Trainer:
         folder = self.checkpoints.folder
         if state.get("run") != self.run.canonical:
             raise ValueError(f"{folder} contains a checkpoint of another run")
-        try:
+        # The user's model may import a file that has changed.
+        with explain(f"resuming from {folder}, which can be removed to start again,"):
             self.model.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
             self.feed.generator.set_state(state["order"])
             set_rng_states(rank_states(state, self.context.rank), self.device)
-        except torch.OutOfMemoryError:
-            raise
-        except _MISFITS as error:  # the user's model may import a file that has changed
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise ValueError(
-                f"{folder} contains a checkpoint that does not fit {self.run.title}: {reason}; remove "
-                "the folder to start again"
-            ) from error
         self.curve = state["curve"]
         self.previous_seconds = state["seconds"]
         self.previous_epochs = len(self.curve)
@@ -361,10 +337,8 @@ def _choose_acceleration(
     captures = execution.capture
     if captures is None:
         captures = default and world_size == 1 and can_capture(run)
-    if captures and device.type != "cuda":
-        raise ValueError(f"a step can be captured on CUDA only, not on {device}")
-    if captures and world_size > 1:
-        raise ValueError("a step of several processes cannot be captured: use --no-capture")
+    if captures and (device.type != "cuda" or world_size > 1):
+        raise ValueError("a step can be captured on CUDA only, and in one process: --no-capture")
     return compiles, captures
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import inspect
 import re
 import sys
 from collections.abc import Callable
@@ -66,14 +65,12 @@ def source_file(name: str) -> Path:
         return path
     search_path = [str(Path.cwd()), *sys.path]
     found = None
-    for number, part in enumerate(parts := source.split(".")):
+    for number, _ in enumerate(parts := source.split("."), 1):
         # Unlike importlib.util.find_spec, this does not import the parent packages.
-        found = PathFinder.find_spec(".".join(parts[: number + 1]), search_path)
-        if found is None:
-            raise FileNotFoundError(f"{name}: there is no module {source!r} ({part!r} not found)")
-        search_path = list(found.submodule_search_locations or [])
+        found = PathFinder.find_spec(".".join(parts[:number]), search_path)
+        search_path = list(found.submodule_search_locations or []) if found else []
     if found is None or found.origin is None:
-        raise FileNotFoundError(f"{name}: the module {source!r} has no source file")
+        raise FileNotFoundError(f"{name}: there is no module {source!r}")
     return Path(found.origin)
 
 
@@ -93,8 +90,10 @@ def load(name: str) -> Any:
 
     path = source_file(name)
     source, function = split_name(name)
+    is_file = source.endswith(".py")
+    _add_to_path(path.resolve().parent if is_file else Path.cwd())  # as Python does for a script
     with explain(f"importing {source}", path), seeded(0):
-        module = _import_file(path) if source.endswith(".py") else _import_module(source)
+        module = _import_file(path) if is_file else importlib.import_module(source)
     try:
         return getattr(module, function)
     except AttributeError as error:
@@ -108,7 +107,6 @@ def _import_file(path: Path) -> ModuleType:
     name = f"{path.stem}_{sha256(str(path).encode())[:8]}_{sha256(code)[:8]}"
     if name in sys.modules:
         return sys.modules[name]
-    _add_to_path(path.parent)  # as Python does for a script
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
@@ -120,11 +118,6 @@ def _import_file(path: Path) -> ModuleType:
         del sys.modules[name]
         raise
     return module
-
-
-def _import_module(name: str) -> ModuleType:
-    _add_to_path(Path.cwd())
-    return importlib.import_module(name)
 
 
 def _add_to_path(folder: Path) -> None:
@@ -144,29 +137,3 @@ def spec_of(function: Callable[..., object]) -> str | None:
         return None
     path = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
     return f"{path}:{name}"
-
-
-def call(function: Callable[..., Any], name: str, returns: str) -> Any:
-    """Call a function of the user's own without arguments.
-
-    Args:
-        function: The function.
-        name: Its name, for messages.
-        returns: What it must return, for messages.
-
-    Raises:
-        UserCodeError: It has required arguments, or raises an exception.
-    """
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # some built-in functions have no signature
-        parameters = {}.values()
-    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    required = [p.name for p in parameters if p.default is p.empty and p.kind not in optional]
-    if required:
-        raise UserCodeError(
-            f"{name} must be a function without required arguments that returns {returns}; it "
-            f"requires {', '.join(required)}"
-        )
-    with explain(name, source_file(name) if is_code(name) else None):
-        return function()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any, TypeGuard
 
 from wsam._core import validation
@@ -99,9 +99,4 @@ def is_number(value: object) -> TypeGuard[int | float]:
 
 
 def _float(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real):  # numpy's numbers are Real
-        raise TypeError(f"{name} must be a number, got {value!r}")
-    found = float(value)
-    if not math.isfinite(found):
-        raise ValueError(f"{name} must be a finite number, got {value!r}")
-    return found
+    return validation.number(name, value, -math.inf, low_open=True)

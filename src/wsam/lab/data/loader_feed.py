@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, default_collat
 
 from wsam._utils.batches import count_samples, move_batch
 from wsam.lab.data.feed import Batch, DataFeed, batch_loader, hold_out
-from wsam.lab.errors import USER_EXCEPTIONS, UserCodeError, describe_error, explain
+from wsam.lab.errors import UserCodeError, explain
 from wsam.lab.metrics import (
     ERROR,
     IGNORED,
@@ -104,8 +104,8 @@ class LoaderFeed(DataFeed):
         self._limit(run)
         if run.validation is not None:
             self._split_validation(run)
-        for split in self.splits:
-            if not self._length(split):
+        for split, part in self.splits.items():
+            if not len(part):
                 raise UserCodeError(f"the {split} split of {self.name} is empty")
         counts = {split: self._count(split) for split in SPLITS if split in self.splits}
         first = self.example(1)  # may draw from the loader's generator, which is seeded after that
@@ -128,21 +128,9 @@ class LoaderFeed(DataFeed):
         part = self.splits[split]
         return hasattr(part, "__getitem__") and not isinstance(part, DataLoader | IterableDataset)
 
-    def _length(self, split: str) -> int:
-        part = self.splits[split]
-        if not hasattr(part, "__len__") or isinstance(part, IterableDataset):
-            raise UserCodeError(
-                f"the {split} split of {self.name} must be a dataset or a loader with a length, "
-                f"got {type(part).__name__}"
-            )
-        return len(part)
-
     def _dataset(self, split: str, option: str) -> Any:
         if not self.is_dataset(split):
-            advice = "; give Data(validation=...) instead" if option == "--validation" else ""
-            raise ValueError(
-                f"{option} needs a dataset, but {self.name} has a {split} loader{advice}"
-            )
+            raise ValueError(f"{option} needs a dataset, but {self.name} has a {split} loader")
         return self.splits[split]
 
     def _limit(self, run: Run) -> None:
@@ -184,7 +172,7 @@ class LoaderFeed(DataFeed):
             loss, metric = squared_error, MSE
         else:
             loss, metric = cross_entropy, ERROR
-        return loss, metric if data.metric is None else resolve_metric(data.metric, self.name)
+        return loss, metric if data.metric is None else resolve_metric(data.metric)
 
     @property
     def task(self) -> Task:  # type: ignore[override]
@@ -194,18 +182,13 @@ class LoaderFeed(DataFeed):
             ValueError: The inputs are not tensors, or the number of outputs is unknown.
         """
         inputs, target = self.example(1)
-        if not isinstance(inputs, Tensor):
-            raise ValueError(
-                f"the inputs of {self.name} are {format_shape(inputs)}: named models need tensors; "
-                "use a model of your own"
-            )
         outputs = self.outputs
         if outputs is None and self.loss is squared_error:
             outputs = target[0].numel()
-        if outputs is None:
+        if outputs is None or not isinstance(inputs, Tensor):
             raise ValueError(
-                f"the number of outputs is unknown: return wsam.lab.Data(..., outputs=N) from "
-                f"{self.name}, or use a model of your own"
+                f"named models need tensors as inputs, and wsam.lab.Data(..., outputs=N) from "
+                f"{self.name}; or use a model of your own"
             )
         return Task(tuple(inputs.shape[1:]), outputs, self.name)
 
@@ -240,22 +223,13 @@ class LoaderFeed(DataFeed):
     def _loader(
         self, split: str, indices: list[int], size: int, generator: torch.Generator | None = None
     ) -> DataLoader[Any]:
-        part, collate = self.splits[split], self.collate
-        return batch_loader(
-            part, indices, size, self.workers, self.device, generator, collate_fn=collate
-        )
+        arguments = (self.workers, self.device, generator)
+        return batch_loader(self.splits[split], indices, size, *arguments, collate_fn=self.collate)
 
     def _batches(self, loader: Iterable[Any]) -> Iterator[Batch]:
-        with explain(self.name):
-            batches = iter(loader)
-        while True:
-            try:
-                batch = next(batches)
-            except StopIteration:
-                return
-            except USER_EXCEPTIONS as error:
-                raise UserCodeError(self._reading_problem(error)) from error
-            yield self._pair(batch)
+        with explain(f"reading a batch of {self.name}"):
+            for batch in loader:
+                yield self._pair(batch)
 
     def _check_classes(self, targets: Any) -> None:
         """Raise an error for a label without an output; CUDA would abort the process."""
@@ -266,15 +240,6 @@ class LoaderFeed(DataFeed):
             raise UserCodeError(
                 f"{self.name} has the label {int(wrong[0])}, but the model has {self.classes} outputs"
             )
-
-    def _reading_problem(self, error: BaseException) -> str:
-        if "equal size" in str(error):  # of torch.stack in default_collate
-            reason = str(error).rpartition("stack expects each tensor to be ")[2].partition("\n")[0]
-            return (
-                f"the samples of {self.name} have different shapes: a batch needs tensors of "
-                f"{reason}; resize them, or give Data(..., collate=...)"
-            )
-        return f"reading a batch of {self.name} raised {describe_error(error)}"
 
     def _pair(self, batch: Any) -> Batch:
         if not isinstance(batch, tuple | list) or len(batch) != 2:
