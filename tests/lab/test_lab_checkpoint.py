@@ -142,10 +142,10 @@ def test_a_checkpoint_that_cannot_be_loaded_is_skipped_and_removed(tmp_path, mon
     damaged(tmp_path, intact=[8, 9])
     read = Path.open
 
-    def fail_for_9(path, *given):
+    def fail_for_9(path, *given, **named):
         if path.name == "000009.pt":
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
-        return read(path, *given)
+        return read(path, *given, **named)
 
     monkeypatch.setattr(Path, "open", fail_for_9)
     reopened = Checkpoints(tmp_path, log=messages.append)
@@ -324,14 +324,13 @@ def test_save_removes_temporary_files_of_a_killed_process(checkpoints):
     assert not list(checkpoints.folder.glob("*.tmp"))
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, '{"bytes": "many", "sha256": ""}', "[]", "{}"])
+@pytest.mark.parametrize("text", ["[" * 100_000, "[]", "{}"])
 def test_an_unusable_manifest_is_damage(checkpoints, messages, text):
     checkpoints.save(1, state(1))
     newest(checkpoints).with_suffix(".json").write_text(text)
     assert checkpoints.load() is None
     (message,) = messages
-    assert "the manifest of" in message
-    assert "is missing or damaged; restarting the run" in message
+    assert "or its manifest is missing or damaged; restarting the run" in message
 
 
 def test_checkpoints_of_this_process_are_not_read_again(checkpoints, monkeypatch):

@@ -35,26 +35,6 @@ def test_write_replaces_the_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        (PermissionError(errno.EACCES, "Permission denied", "a"), "permission denied"),
-        (FileNotFoundError(errno.ENOENT, "No such file", "a"), "the system does not allow it"),
-        (NotADirectoryError(errno.ENOTDIR, "Not a directory", "a"), "a file with that name exists"),
-    ],
-)
-def test_a_folder_that_cannot_be_created(tmp_path, monkeypatch, error, reason):
-    def refuse(*given, **named):
-        raise error
-
-    monkeypatch.setattr(files.Path, "mkdir", refuse)
-    path = tmp_path / "runs" / "file"
-    with pytest.raises(type(error)) as caught:
-        files.write_atomic(path, b"new")
-    expected = f"cannot create the folder {path.parent}: {reason}"
-    assert files.format_os_error(caught.value) == expected
-
-
-@pytest.mark.parametrize(
     ("error", "message"),
     [
         (FileNotFoundError(2, "No such file", "a.json"), "a.json does not exist"),

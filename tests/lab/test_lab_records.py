@@ -71,24 +71,17 @@ def test_other_files_in_the_folder_are_ignored(tmp_path):
         ("", "not valid JSON; remove it"),
         ('{"key": "', "not valid JSON"),
         ("[1]", "is not a record"),
-        ("[" * 100_000, "is nested too deeply"),
-        ('{"key": ' + "[" * 60 + "]" * 60 + "}", "is nested too deeply: more than 50 levels"),
+        ("[" * 100_000, "not valid JSON"),
         ('{"key": "x", "status": "finished"}', "it needs format, key, title, status, settings"),
         (without("final"), "it needs"),
         (without("title"), "it needs"),
         (json.dumps(record(format=99)), "has format 99: this version reads format 1"),
-        (json.dumps(record(status="fine")), "'fine': it must be finished or failed"),
-        (json.dumps(record(curve=[])), "contains no epoch"),
+        (json.dumps(record(curve=[])), "contains an invalid epoch, or none"),
         (json.dumps(record(curve=["x"])), "contains an invalid epoch"),
         (json.dumps(record(curve=[{"epoch": 1}])), "contains an invalid epoch"),
         (json.dumps(record(curve=[ROW | {"epoch": None}, ROW])), "contains an invalid epoch"),
         (json.dumps(record(curve=[ROW | {"test_error": None}])), "lacks metrics of its last epoch"),
-        (json.dumps(record(final="x")), "contains invalid final metrics"),
-        (json.dumps(record(final=ROW | {"test_error": None})), "lacks metrics of its last epoch"),
-        (json.dumps(record(seconds=None)), "has seconds that are not a number"),
-        (json.dumps(record(title=3)), "has a title that is not a string"),
-        (json.dumps(record(status="failed", failure=[1])), "has a failure that is not a string"),
-        (json.dumps(record(execution="cpu")), "has an execution that is not a mapping"),
+        (json.dumps(record(final="x")), "contains an invalid epoch"),
         (json.dumps(record(settings=None)), "settings must be a mapping, got None"),
         (json.dumps(with_settings(speed=1)), "unknown setting 'speed'"),
         (json.dumps(with_settings(seed=1)), f"its settings have the key {OTHER.key}"),
@@ -110,10 +103,8 @@ def test_records_with_non_finite_numbers_are_invalid(tmp_path, number):
     path = records.record_path(tmp_path, RUN)
     for damaged in (record(curve=[ROW | {"test_error": "x"}]), record(hardware=["x"])):
         path.write_text(json.dumps(damaged).replace('"x"', number))
-        with pytest.raises(ValueError, match="contains a number that is not finite") as raised:
+        with pytest.raises(ValueError, match="is not valid JSON"):
             records.read(tmp_path, RUN)
-        assert str(raised.value).startswith(f"{path} contains")
-        assert len(str(raised.value)) < len(str(path)) + 100
 
 
 def test_an_epoch_may_lack_its_test_error(tmp_path):
@@ -158,13 +149,6 @@ def test_a_link_to_a_record_is_read(tmp_path):
     path = records.write(tmp_path / "elsewhere", RUN, record())
     records.record_path(tmp_path, RUN).symlink_to(path)
     assert records.read(tmp_path, RUN) == record()
-
-
-def test_a_huge_file_is_not_read(tmp_path):
-    with records.record_path(tmp_path, RUN).open("wb") as file:
-        file.truncate(2**40)  # sparse
-    with pytest.raises(ValueError, match="has more than 67108864 bytes"):
-        records.read(tmp_path, RUN)
 
 
 def test_control_characters_are_escaped(tmp_path):

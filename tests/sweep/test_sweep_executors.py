@@ -61,8 +61,9 @@ def test_failed_refused_and_erroneous_jobs(tmp_path, capsys):
     no_folder = run_job(Job(TINY, tmp_path / "file" / "runs", CPU))
     assert no_folder.status is Status.REFUSED
     folder = tmp_path / "file" / "runs"
-    assert no_folder.detail.startswith(f"{TINY.title}: cannot create the folder {folder}")
-    assert no_folder.detail.endswith(": a file with that name exists")
+    expected = f"{TINY.title}: cannot create the folder {folder}"
+    assert no_folder.detail.startswith(expected)
+    assert no_folder.detail.endswith(": Not a directory")
     bug = run_job(Job(TINY, tmp_path, CPU, sweeping.raise_bug))
     assert (bug.status, bug.detail) == (Status.ERROR, "RuntimeError: a bug")
     type_error = run_job(Job(TINY, tmp_path, CPU, lambda *_: len(3)))

@@ -62,7 +62,7 @@ def load_state(path: Path) -> State:
             primitives.
     """
     try:
-        return load_tensors(io.BytesIO(_verified_bytes(path)))  # type: ignore[no-any-return]
+        return load_tensors(_verified_bytes(path))  # type: ignore[no-any-return]
     except NotTensorsError as error:
         raise DamagedError(
             f"{path} does not contain tensors and primitives only: {error}"
@@ -88,14 +88,10 @@ def _verified_bytes(path: Path) -> bytes:
         OSError: A file cannot be read, or the data is missing.
     """
     try:
-        manifest = read_json(path.with_suffix(".json"))
-        size, digest = int(manifest["bytes"]), manifest["sha256"]
+        digest = read_json(path.with_suffix(".json"))["sha256"]
+        data = read_regular(path)
     except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
-        raise DamagedError(f"the manifest of {path} is missing or damaged") from error
-    try:
-        data = read_regular(path, size)
-    except ValueError as error:
-        raise DamagedError(f"{path} is damaged: it {error}") from error
+        raise DamagedError(f"{path} or its manifest is missing or damaged") from error
     if sha256(data) != digest:
         raise DamagedError(f"{path} is damaged: its SHA-256 does not match the manifest")
     return data

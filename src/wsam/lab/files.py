@@ -1,12 +1,10 @@
-"""Atomic writes, bounded reads, file locks, checksums, messages for operating system errors."""
+"""Atomic writes, reads, file locks, checksums, messages for operating system errors."""
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import secrets
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,8 +12,6 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 TEMPORARY = ".tmp"
-MAX_TEXT_BYTES = 2**26
-"""The largest record, manifest or grid that is read: 64 MiB."""
 
 
 def make_dirs(folder: Path) -> None:
@@ -27,17 +23,8 @@ def make_dirs(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        message = f"cannot create the folder {folder}: {os_error_reason(error)}"
+        message = f"cannot create the folder {folder}: {error.strerror}"
         raise OSError(error.errno, message) from error
-
-
-def os_error_reason(error: OSError) -> str:
-    """Return why a file or folder could not be created, to follow a colon in a message."""
-    if isinstance(error, FileNotFoundError):  # the parent exists: a system folder such as /proc
-        return "the system does not allow it"
-    if isinstance(error, FileExistsError | NotADirectoryError):
-        return "a file with that name exists"
-    return (error.strerror or str(error)).lower()
 
 
 def format_os_error(error: Exception) -> str:
@@ -94,38 +81,16 @@ def write_atomic(path: Path, data: bytes) -> None:
     fsync_folder(path.parent)
 
 
-def read_regular(path: Path, most: int = MAX_TEXT_BYTES) -> bytes:
-    """Return the contents of a regular file, or of one that a link points to.
-
-    Args:
-        path: The file.
-        most: The largest size in bytes that is read.
-
-    Raises:
-        ValueError: The file is too large, or a pipe or device. The message is a predicate without
-            the path.
-        OSError: The file cannot be read.
-    """
-    require_regular(path)
-    with path.open("rb") as file:
-        data = file.read(most + 1)
-    if len(data) > most:
-        raise ValueError(f"has more than {most} bytes")
-    return data
-
-
-def require_regular(path: Path) -> None:
-    """Raise unless a path is a regular file or a link to one: reading a pipe or device may not end.
+def read_regular(path: Path) -> bytes:
+    """Return the contents of a file. Reading a pipe or device may not end, so they are refused.
 
     Raises:
         ValueError: It is a pipe or device. The message is a predicate without the path.
-        OSError: It does not exist, or is a folder.
+        OSError: The file cannot be read.
     """
-    mode = path.stat().st_mode
-    if stat.S_ISDIR(mode):
-        raise IsADirectoryError(errno.EISDIR, "Is a directory", str(path))
-    if not stat.S_ISREG(mode):
+    if path.exists() and not (path.is_file() or path.is_dir()):
         raise ValueError("is not a regular file")
+    return path.read_bytes()
 
 
 def fsync_folder(folder: Path) -> None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -17,14 +18,12 @@ from wsam.lab.data.feed import Batch, DataFeed
 from wsam.lab.data.image_feed import MemoryFeed
 from wsam.lab.execution import ExecutionConfig
 from wsam.lab.metrics import Loss, count_correct, cross_entropy, mean_loss
-from wsam.lab.problem import make_problem
+from wsam.lab.problem import load_kept_weights, make_problem
 from wsam.lab.run import Run
-from wsam.lab.tensor_files import NotTensorsError, load_tensors, unsupported_layout
+from wsam.lab.tensor_files import NotTensorsError, load_tensors
 from wsam.lab.user_code import is_code
-from wsam.lab.values import check_choice
 
 State = dict[str, Tensor]
-SPLITS = ("train", "test")
 _NAME_PREFIXES = ("module.", "_orig_mod.")  # added by DistributedDataParallel and torch.compile
 _STATE_DICT_KEYS = ("model", "state_dict", "model_state_dict")
 
@@ -76,11 +75,6 @@ class FixedBatches:
     """
 
     def __init__(self, feed: DataFeed, split: str, samples: int | None, batch_size: int) -> None:
-        check_choice("split", split, SPLITS)
-        if batch_size < 1 or (samples is not None and samples < 1):
-            raise ValueError(
-                f"batch size and samples must be at least 1, got {batch_size} and {samples}"
-            )
         if isinstance(feed, MemoryFeed) and feed.padding:
             raise ValueError("the images are padded for augmentation; use a feed without it")
         self.feed, self.split, self.batch_size = feed, split, batch_size
@@ -150,13 +144,9 @@ def restore(
         ValueError: The weights are damaged.
     """
     execution = execution or ExecutionConfig()
-    path = records.weights_path(out, run)
-    if not path.exists():
-        raise FileNotFoundError(
-            f"no weights of {run.title} in {path.parent}: train it with keep_weights=True"
-        )
-    problem = f"{path} does not fit {run.title}"
-    model, feed = build_with_weights(run, load_state(path), execution, problem)
+    work = records.work_folder(out, run)
+    problem = f"the weights in {work} do not fit {run.title}"
+    model, feed = build_with_weights(run, load_kept_weights(work), execution, problem)
     return model.eval(), feed
 
 
@@ -179,17 +169,11 @@ def build_with_weights(
 
 
 def load_weights(model: nn.Module, state: Mapping[str, Tensor], problem: str) -> None:
-    """Load a state dict; on a mismatch raise ValueError with the name of one tensor."""
-    own = model.state_dict()
-    for name, tensor in state.items():
-        if name in own and own[name].shape != tensor.shape:
-            shapes = f"{tuple(tensor.shape)}, expected {tuple(own[name].shape)}"
-            raise ValueError(f"{problem}: {name!r} has shape {shapes}")
-    if missing := own.keys() - state.keys():
-        raise ValueError(f"{problem}: {min(missing)!r} is missing")
-    if unknown := state.keys() - own.keys():
-        raise ValueError(f"{problem}: the model has no {min(unknown)!r}")
-    model.load_state_dict(dict(state))
+    """Load a state dict; on a mismatch raise ValueError with the first difference."""
+    try:
+        model.load_state_dict(dict(state))
+    except RuntimeError as error:
+        raise ValueError(f"{problem}: {shorten(str(error), 200)}") from error
 
 
 # Reading checkpoints ----------------------------------------------------------------------------
@@ -197,8 +181,6 @@ def load_weights(model: nn.Module, state: Mapping[str, Tensor], problem: str) ->
 
 def read_checkpoint(path: Path) -> tuple[State, Run | None]:
     """Return the weights in a checkpoint and, if it is known, the run that trained them."""
-    if not path.exists():
-        raise FileNotFoundError(f"the checkpoint {path} does not exist")
     if path.is_dir():
         return _from_folder(path)
     if path.suffix == ".json":
@@ -218,22 +200,14 @@ def _from_folder(path: Path) -> tuple[State, Run | None]:
 
 def _from_record(path: Path) -> tuple[State, Run]:
     run = _run_of_record(path)
-    weights = records.weights_path(path.parent, run)
-    if not weights.exists():
-        raise ValueError(
-            f"the weights of {path} were not kept: remove it and train again with --keep-checkpoint"
-        )
-    return _state_dict(load_state(weights), weights), run
+    return load_kept_weights(records.work_folder(path.parent, run)), run
 
 
-def _load_plain(path: Path) -> dict[str, Any]:
+def _load_plain(path: Path) -> Any:
     try:
-        loaded = load_tensors(path)
+        return load_tensors(path.read_bytes())
     except NotTensorsError as error:
         raise ValueError(f"{path} is not a file of tensors: {error}") from error
-    if not isinstance(loaded, dict):
-        raise ValueError(f"{path} contains {type(loaded).__name__}, expected a state dict")
-    return loaded
 
 
 def _run_in_checkpoint(loaded: Mapping[str, Any]) -> Run | None:
@@ -262,17 +236,16 @@ def _run_of_record(path: Path) -> Run:
     return Run.from_dict(settings)
 
 
-def _state_dict(loaded: Mapping[str, Any], path: Path) -> State:
+def _state_dict(loaded: Any, path: Path) -> State:
     """Return the state dict within a checkpoint, with the prefixes of wrappers removed."""
     for key in _STATE_DICT_KEYS:
-        if isinstance(loaded.get(key), Mapping):
+        if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
             loaded = loaded[key]
-    named = all(isinstance(n, str) and isinstance(v, Tensor) for n, v in loaded.items())
-    if not loaded or not named:
+    named = isinstance(loaded, Mapping) and all(
+        isinstance(name, str) and isinstance(value, Tensor) for name, value in loaded.items()
+    )
+    if not named or not loaded:
         raise ValueError(f"{path} does not contain a state dict of named tensors")
-    for name, tensor in loaded.items():
-        if (layout := unsupported_layout(tensor)) is not None:
-            raise ValueError(f"{path} cannot be measured: {name!r} is a {layout} tensor")
     while prefix := next((p for p in _NAME_PREFIXES if all(n.startswith(p) for n in loaded)), None):
         loaded = {name.removeprefix(prefix): value for name, value in loaded.items()}
     return dict(loaded)
@@ -289,10 +262,7 @@ def _with_names(path: Path, run: Run | None, data: str | None, model: str | None
     code = {what: name for what, name in named.items() if is_code(name) and given[what] is None}
     if code:
         options = " ".join(f"--{what} {name}" for what, name in code.items())
-        verb = "is" if len(code) == 1 else "are"
-        raise ValueError(
-            f"the {' and '.join(code)} of {path} {verb} code: give {options} to execute it"
-        )
+        raise ValueError(f"{path} names code: give {options} to execute it")
     return run.replace(**{name: value for name, value in given.items() if value is not None})
 
 

@@ -34,8 +34,6 @@ _ROW = ("epoch", "train_loss")
 METRIC = {"name": "error", "unit": "%", "lower_is_better": True, "split": "test"}
 """Entry ``metric`` of records that have none. ``split`` is the one evaluated after each epoch."""
 _ADVICE = "remove it to run again"
-_MAX_DEPTH = 50
-_TOO_DEEP = f"is nested too deeply: more than {_MAX_DEPTH} levels"
 
 
 # Paths ------------------------------------------------------------------------------------------
@@ -178,50 +176,32 @@ def parse_json(data: str | bytes) -> Any:
     Control characters in strings are escaped, so that texts can be printed.
 
     Raises:
-        ValueError: The data is not such JSON, or nested too deeply. The message is a predicate.
+        ValueError: The data is not such JSON. The message is a predicate.
     """
     try:
-        value = json.loads(
-            data.decode("utf-8") if isinstance(data, bytes) else data,
-            parse_constant=_parse_float,
-            parse_float=_parse_float,
-            parse_int=_parse_int,
+        return _with_printable_text(
+            json.loads(data, parse_constant=_finite, parse_float=_finite, parse_int=_parse_int)
         )
-    except _NotFiniteError:
-        raise
-    except RecursionError as error:
-        raise ValueError(_TOO_DEEP) from error
-    except ValueError as error:
+    except (RecursionError, ValueError) as error:
         raise ValueError("is not valid JSON") from error
-    return _with_printable_text(value, _MAX_DEPTH)
 
 
-def _with_printable_text(value: Any, depth: int) -> Any:
+def _with_printable_text(value: Any) -> Any:
     if isinstance(value, str):
         return printable(value)
-    if not isinstance(value, dict | list):
-        return value
-    if depth == 0:
-        raise ValueError(_TOO_DEEP)
     if isinstance(value, dict):
-        items = value.items()
-        return {printable(name): _with_printable_text(item, depth - 1) for name, item in items}
-    return [_with_printable_text(item, depth - 1) for item in value]
+        return {printable(name): _with_printable_text(item) for name, item in value.items()}
+    return [*map(_with_printable_text, value)] if isinstance(value, list) else value
 
 
-class _NotFiniteError(ValueError):
-    """A number is infinite or NaN."""
-
-
-def _parse_float(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise _NotFiniteError(f"contains a number that is not finite, {text[:20]}")
+def _finite(text: str) -> float:
+    if not math.isfinite(value := float(text)):
+        raise ValueError(text)
     return value
 
 
 def _parse_int(text: str) -> int:
-    _parse_float(text)
+    _finite(text)
     return int(text)
 
 
@@ -234,37 +214,16 @@ def _find_problem(record: Any) -> str | None:
         return f"is not a record: it needs {', '.join(_REQUIRED)}"
     if record["format"] != FORMAT:
         return f"has format {record['format']!r}: this version reads format {FORMAT}"
-    if record["status"] not in (FINISHED, FAILED):
-        return f"has status {record['status']!r}: it must be {FINISHED} or {FAILED}"
-    return _metrics_problem(record) or _text_problem(record) or _settings_problem(record)
-
-
-def _metrics_problem(record: Record) -> str | None:
-    curve, final = record["curve"], record["final"]
-    if not isinstance(curve, list) or not curve:
-        return "contains no epoch"
-    if not all(map(_is_epoch, curve)):
-        return "contains an invalid epoch"
-    if not _is_epoch(final):
-        return "contains invalid final metrics"
-    if not isinstance(record.get("metric", METRIC), dict):
-        return "has a metric that is not a mapping"
+    curve = record["curve"]
+    if (
+        not isinstance(curve, list)
+        or not curve
+        or not all(map(_is_epoch, [*curve, record["final"]]))
+    ):
+        return "contains an invalid epoch, or none"
     needed = (*_ROW, figure_column(metric(record), "test"))
-    last_values = [row.get(name) for row in (curve[-1], final) for name in needed]
-    if is_finished(record) and None in last_values:
+    if is_finished(record) and None in map(curve[-1].get, needed):
         return "is marked as finished, but lacks metrics of its last epoch"
-    return None if is_number(record["seconds"]) else "has seconds that are not a number"
-
-
-def _text_problem(record: Record) -> str | None:
-    for name, value in (("title", record["title"]), ("failure", record.get("failure") or "")):
-        if not isinstance(value, str):
-            return f"has a {name} that is not a string"
-    execution = record.get("execution") or {}
-    return None if isinstance(execution, dict) else "has an execution that is not a mapping"
-
-
-def _settings_problem(record: Record) -> str | None:
     try:
         key = Run.from_dict(check_mapping("settings", record["settings"])).key
     except (TypeError, ValueError) as error:
