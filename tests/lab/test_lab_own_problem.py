@@ -100,7 +100,7 @@ def test_a_record_does_not_execute_code(tmp_path):
     run = own()
     train(run, tmp_path, KEEP)
     record = records.record_path(tmp_path, run)
-    with pytest.raises(ValueError, match=r"the data and model of .* are code: ") as error:
+    with pytest.raises(ValueError, match="names code: ") as error:
         load_model(record, CPU)
     assert f"give --data {run.data} --model {run.model} to execute it" in str(error.value)
     with pytest.raises(ValueError, match=f"give --model {re.escape(run.model)} to execute it"):
@@ -348,7 +348,7 @@ def fails(sample):
         (own_problem.net, Data(PAIRS, PAIRS, collate=fails), "raised KeyError: 'price'"),
         (own_problem.net, Data(PAIRS, PAIRS, loss=lambda o, t: 1.0), "got float for 2 samples"),
         ("mlp", (PAIRS, PAIRS), r"wsam.lab.Data\(..., outputs=N\) from"),
-        ("resnet18", Data(PAIRS, PAIRS, outputs=3), "resnet18 needs images"),
+        ("resnet18", Data(PAIRS, PAIRS, outputs=3), "resnet18 does not fit the inputs"),
         ("mlp", own_problem.mappings, "named models need tensors"),
     ],
 )

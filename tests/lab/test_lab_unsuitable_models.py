@@ -43,7 +43,7 @@ def test_images_smaller_than_a_patch(tmp_path: Path) -> None:
     out = tmp_path / "runs"
     words = ("--model", "deit-base", "--data", "digits", "--epochs", "1", "--device", "cpu")
     line = error_of("train", *words, "--out", out)
-    assert line == "wsam: deit-base needs images of at least 16 x 16, digits has 8 x 8\n"
+    assert line.startswith("wsam: deit-base does not accept the images of digits (2 x 1 x 8 x 8): ")
     assert not out.exists()
 
 
@@ -53,8 +53,10 @@ def test_data_that_does_not_match_pretrained_weights(tmp_path: Path) -> None:
     few = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = transformers.DeiTConfig(**few, intermediate_size=32, image_size=32, num_labels=10)
     transformers.DeiTForImageClassification(config).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="needs images of 3 x 32 x 32, digits has 1 x 8 x 8"):
-        build_model("deit-base", DIGITS, seed=0, pretrained=str(tmp_path))
+    run = SHORT.replace(model="deit-base", pretrained=str(tmp_path))
+    with pytest.raises(ValueError, match="deit-base does not accept the images of digits"):
+        train(run, tmp_path / "runs", CPU)
+    assert not (tmp_path / "runs").exists()
     with pytest.raises(ValueError, match="with the 7 classes of fruit"):
         build_model("deit-base", Task((3, 32, 32), 7, "fruit"), seed=0, pretrained=str(tmp_path))
 

@@ -337,7 +337,7 @@ def test_an_unusable_storage_gives_a_one_line_error(tmp_path, storage, reason):
         ("[run]\nseed = 5\n[grid]\nrho = [1]", "a grid cannot set seed: use --seeds"),
         ("[run]\nnoise_seed = 5\n[grid]\nrho = [1]", "a grid cannot set noise_seed"),
         ("[grid]\nsteps = [1]", "a wsam run has no setting 'steps'"),
-        ("[grid]\nrho = ['a']", "rho of wsam must be a number, got 'a'"),
+        ("[grid]\nrho = ['a']", "rho of wsam must be a number in .*, got 'a'"),
         ("[run]\nmethod = 'swam'\n[grid]\nrho = [1]", "unknown method 'swam'"),
         ("[run]\nepoch = 3\n[grid]\nrho = [1]", "unknown setting 'epoch'"),
     ],

@@ -50,11 +50,6 @@ class ExecutionConfig:
             return torch.device("cuda" if torch.cuda.is_available() else "cpu")
         try:
             device = torch.device(self.device)
-        except RuntimeError as error:  # torch's message lists twenty device types
-            raise ValueError(
-                f"device {self.device!r} cannot be used: it must be auto, cpu, cuda or cuda:N"
-            ) from error
-        try:
             torch.zeros(1, device=device)
         except (RuntimeError, AssertionError, NotImplementedError) as error:
             reason = str(error).partition("\n")[0]

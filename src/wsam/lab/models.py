@@ -16,9 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from wsam.lab.settings import MODELS
 from wsam.lab.transformers import GPT, ViT
-from wsam.lab.values import check_choice
 
 VALUES, TOKENS = "values", "tokens"
 
@@ -60,7 +58,7 @@ def build_model(
         args: Arguments of the model; see `settings.MODEL_ARGS`.
 
     Raises:
-        ValueError: The model is unknown, has no pretrained weights, or does not accept the images.
+        ValueError: The model has no pretrained weights, or does not fit the inputs.
         ModuleNotFoundError: The model's library is not installed.
 
     Example:
@@ -73,7 +71,6 @@ def build_model(
         _check_inputs(name, task)
         if name.startswith("timm:"):
             return timm_model(name.removeprefix("timm:"), task, pretrained is not None)
-        check_choice("model", name, (*MODELS, "timm:NAME"))
         if name == "deit-base":
             return DeiT(task, pretrained)
         if pretrained is not None:
@@ -83,18 +80,14 @@ def build_model(
 
 def _check_inputs(name: str, task: Task) -> None:
     """Raise ValueError if a model is for other inputs."""
-    if name == "gpt":
-        if task.kind != TOKENS or len(task.shape) != 1:
-            raise ValueError(f"gpt needs a text, as --data text:PATH, not {task.data}")
-    elif task.kind == TOKENS:
-        raise ValueError(
-            f"{name} needs numbers, {task.data} has tokens; use gpt or a model of your own"
-        )
-    elif name != "mlp" and len(task.shape) != 3:
-        raise ValueError(
-            f"{name} needs images (channels x rows x columns), an input of {task.data} is "
-            f"{format_sizes(*task.shape) or 'a number'}; use mlp or a model of your own"
-        )
+    tokens = task.kind == TOKENS and len(task.shape) == 1
+    fits = not tokens and (name == "mlp" or len(task.shape) == 3)
+    if fits if name != "gpt" else tokens:
+        return
+    raise ValueError(
+        f"{name} does not fit the inputs of {task.data}: gpt needs a text, mlp numbers, and the other "
+        "named models images; or use a model of your own"
+    )
 
 
 def he_init(model: nn.Module) -> None:
@@ -272,7 +265,7 @@ class DeiT(nn.Module):
         pretrained: A local folder or hub name; None for random weights.
 
     Raises:
-        ValueError: Images are smaller than a patch, or do not match the pretrained weights.
+        ValueError: The pretrained weights have another number of classes.
 
     Reference:
         Touvron et al., Training data-efficient image transformers, ICML 2021.
@@ -280,21 +273,11 @@ class DeiT(nn.Module):
 
     def __init__(self, task: Task, pretrained: str | None = None) -> None:
         super().__init__()
-        try:
-            from transformers import DeiTConfig, DeiTForImageClassification
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(
-                "deit-base needs transformers: pip install 'wsam[transformers]'", name=error.name
-            ) from error
-        channels, rows, columns = task.shape
+        from transformers import DeiTConfig, DeiTForImageClassification
+
+        channels, rows, _ = task.shape
         if pretrained is None:
             config = DeiTConfig(image_size=rows, num_channels=channels, num_labels=task.outputs)
-            if min(rows, columns) < config.patch_size:
-                least = format_sizes(config.patch_size, config.patch_size)
-                found = format_sizes(rows, columns)
-                raise ValueError(
-                    f"deit-base needs images of at least {least}, {task.data} has {found}"
-                )
             self.deit = DeiTForImageClassification(config)
             return
         try:
@@ -306,44 +289,25 @@ class DeiT(nn.Module):
                 f"the weights in {pretrained} do not fit deit-base with the {task.outputs} classes "
                 f"of {task.data}"
             ) from error
-        side = self.deit.config.image_size
-        needs = (self.deit.config.num_channels, side, side)
-        if task.shape != needs:
-            raise ValueError(
-                f"deit-base from {pretrained} needs images of {format_sizes(*needs)}, "
-                f"{task.data} has {format_sizes(*task.shape)}"
-            )
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits."""
         return cast(Tensor, self.deit(x).logits)
 
 
-def format_sizes(*sizes: int) -> str:
-    """Return ``3 x 32 x 32``."""
-    return " x ".join(map(str, sizes))
-
-
 def timm_model(name: str, task: Task, pretrained: bool) -> nn.Module:
     """Return a model of timm.
 
     Raises:
-        ModuleNotFoundError: timm cannot be imported.
-        ValueError: timm cannot create the model.
+        ValueError: timm cannot be imported, or cannot create the model.
     """
+    sizes = {"num_classes": task.outputs, "in_chans": task.shape[0]}
     try:
         import timm
+
+        return cast(nn.Module, timm.create_model(name, pretrained=pretrained, **sizes))
     except (ImportError, RuntimeError) as error:  # a broken torchvision raises RuntimeError
-        raise ModuleNotFoundError(
-            f"timm:{name} needs timm, which cannot be imported: {error}"
-        ) from error
-    try:
-        model = timm.create_model(
-            name, pretrained=pretrained, num_classes=task.outputs, in_chans=task.shape[0]
-        )
-    except RuntimeError as error:
         raise ValueError(f"timm cannot create {name!r}: {error}") from error
-    return cast(nn.Module, model)
 
 
 def parameter_count(model: nn.Module) -> int:

@@ -48,12 +48,10 @@ def text_file(path: Path, folder: Path | None) -> Path:
 
 
 def _fingerprint_files(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        raise FileNotFoundError(f"there is no folder {folder.absolute()}")
     found = sorted(folder.glob("**/state.json"))
     if not found:
         raise FileNotFoundError(
-            f"{folder.absolute()} was not written by save_to_disk of Hugging Face's datasets"
+            f"{folder.absolute()} is no folder of Hugging Face's datasets, by save_to_disk"
         )
     return found
 
@@ -70,11 +68,9 @@ def table_files(path: Path) -> list[Path]:
         pair = [path / f"{split}{suffix}" for split in ("train", "test")]
         if all(part.is_file() for part in pair):
             return pair
-    if path.is_dir():
-        raise FileNotFoundError(
-            f"the folder {path} must contain train.csv and test.csv, or train.parquet and test.parquet"
-        )
-    raise FileNotFoundError(f"there is no file {path.absolute()}")
+    raise FileNotFoundError(
+        f"{path.absolute()} is neither a file, nor a folder with train.csv and test.csv, or .parquet"
+    )
 
 
 def digest(name: str, folder: Path | None = None) -> str | None:

@@ -1,13 +1,24 @@
-"""Which options a run may set: their ranges, and whether they apply to its method and base."""
+"""Which options a run may set: their ranges, and whether they have an effect."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
 from wsam._core import validation
-from wsam.lab.settings import BASES, OPTIONS, VANILLA, accepts, has_preconditioner, method_defaults
+from wsam.lab.settings import OPTIONS, VANILLA, accepts, has_preconditioner
 from wsam.lab.user_code import is_code
-from wsam.lab.values import Value, join_names, with_defaults
+from wsam.lab.values import Value, with_defaults
+
+_NEEDS = {
+    "reuse": "every",
+    "reuse_scaled": "reuse",
+    "reuse_average": "reuse",
+    "reuse_weight": "reuse",
+    "gamma_warmup": "gamma",
+    "rho_warmup": "rho",
+    "rho_follows_lr": "rho",
+}
+"""Options that have an effect with another option, or with a hyperparameter, only."""
 
 
 def checked_options(
@@ -22,8 +33,8 @@ def checked_options(
         given: The options.
 
     Raises:
-        ValueError: An option is unknown or out of range, does not apply to the method or base, or has
-            no effect together with another one.
+        ValueError: An option is unknown or out of range, or has no effect with the method, the base or
+            another option.
         TypeError: A value of the wrong type.
     """
     if method == VANILLA:
@@ -33,59 +44,37 @@ def checked_options(
     for name in ("start", "ascent_share", "gamma_warmup", "rho_warmup"):
         validation.number(name, options[name], 0, 1, high_open=False)
     changed = {name: value for name, value in options.items() if value != OPTIONS[name]}
-    _check_method(method, hyper, base, changed)
-    _check_combination(changed)
+    _check_effects(method, hyper, base, changed)
     return changed
 
 
-def require_argument(method: str, argument: str, refusal: str) -> None:
-    """Raise an error that names the methods with an argument, unless the method has it.
+def require_argument(method: str, argument: str) -> None:
+    """Raise an error unless a method has an argument.
 
     The user's own methods are checked when the optimizer is created.
-
-    Args:
-        method: Name of the method.
-        argument: The argument.
-        refusal: The error after the method's name and before the names of the others.
     """
-    if is_code(method) or accepts(method, argument):
-        return
-    others = [other for other in method_defaults() if accepts(other, argument)]
-    raise ValueError(f"{method} {refusal}: {join_names(others)}")
+    if not (is_code(method) or accepts(method, argument)):
+        raise ValueError(f"{method} does not take {argument!r}")
 
 
-def _check_method(method: str, hyper: Collection[str], base: str, options: Collection[str]) -> None:
-    """Raise an error if an option has no effect on the method, or the base does not support it."""
-    if "lean" in options:
-        refusal = "passes the second gradient to its base, so lean saves nothing; methods with lean"
-        require_argument(method, "lean", refusal)
-    if "reuse" in options:
-        require_argument(method, "reuse", "does not take reuse; methods with reuse")
-    if "precondition" in options:
-        refusal = "has no decoupled term to precondition; methods with precondition"
-        require_argument(method, "precondition", refusal)
-        if not has_preconditioner(base):
-            adaptive = join_names(base for base in BASES if has_preconditioner(base))
-            raise ValueError(f"precondition needs an adaptive base, not {base}: {adaptive}")
+def _check_effects(
+    method: str, hyper: Collection[str], base: str, options: Collection[str]
+) -> None:
+    """Raise an error if an option has no effect."""
+    for name in {"lean", "reuse", "precondition"} & set(options):
+        require_argument(method, name)
+    for name, needed in _NEEDS.items():
+        if name in options and needed not in (*options, *hyper):
+            raise ValueError(f"{name} needs {needed}, which is off or not part of {method}")
+    if "precondition" in options and not has_preconditioner(base):
+        raise ValueError(f"precondition needs an adaptive base such as adamw, not {base}")
+    if "gamma_warmup" in options and method == "esam":
+        raise ValueError("gamma_warmup needs the weight gamma; esam's is a share of samples")
     if "every" in options and "n" in hyper:
         raise ValueError(f"{method} makes two passes on every n-th step: set n, not every")
     if "gather" in options and method != "esam":
         raise ValueError(f"gather applies to esam, which selects samples, not to {method}")
-    if "gamma_warmup" in options and ("gamma" not in hyper or method == "esam"):
-        raise ValueError(f"gamma_warmup needs the weight gamma, which {method} does not have")
-    for name in ("rho_follows_lr", "rho_warmup"):
-        if name in options and "rho" not in hyper:
-            raise ValueError(f"{name} needs the radius rho, which {method} does not have")
-
-
-def _check_combination(options: Collection[str]) -> None:
-    """Raise an error if an option has no effect together with another one, or without it."""
-    for name in ("reuse_scaled", "reuse_average", "reuse_weight"):
-        if name in options and "reuse" not in options:
-            raise ValueError(f"{name} needs reuse, which is off")
     if "threshold" in options and {"every", "start", "reuse"} & set(options):
         raise ValueError("threshold chooses the two-pass steps, so every and start do not apply")
-    if "reuse" in options and "every" not in options:
-        raise ValueError("reuse applies to the steps between two-pass steps: set every above 1")
-    if "rho_follows_lr" in options and "rho_warmup" in options:
+    if {"rho_follows_lr", "rho_warmup"} <= set(options):
         raise ValueError("rho_follows_lr and rho_warmup exclude each other")

@@ -149,11 +149,20 @@ def _object_or_code(what: str, name: str, given: Any) -> Any:
 
 
 def make_data_feed(run: Run, execution: ExecutionConfig, objects: Objects = NO_OBJECTS) -> DataFeed:
-    """Return the run's data, with its label noise, limits and splits, as batches on the device."""
+    """Return the run's data, with its label noise, limits and splits, as batches on the device.
+
+    Raises:
+        ValueError: Damaged data, or label noise of data that has no classes.
+    """
+    feed = _make_feed(run, execution, objects)
+    if run.noise and not feed.has_noise:
+        raise ValueError(f"--noise needs images or a table with classes, not {run.data}")
+    return feed
+
+
+def _make_feed(run: Run, execution: ExecutionConfig, objects: Objects) -> DataFeed:
     device = execution.resolve_device()
     if user_code.is_code_or_object(run.data):
-        if run.noise:
-            raise ValueError(f"--noise needs images or a table with classes, not {run.data}")
         return LoaderFeed(_own_data(run, objects), run, device, execution.workers)
     kind, _, path = run.data.partition(":")
     if kind == "table":
@@ -193,12 +202,13 @@ def make_model(
     """Return the run's initial model on the device; named models are channels last in memory."""
     if user_code.is_code_or_object(run.model):
         return _own_model(run, objects).to(feed.device)
-    of_run = run.pretrained is not None and run.pretrained.startswith(RUN_PREFIX)
-    pretrained = None if of_run else run.pretrained
+    source = run.pretrained or ""
+    pretrained = None if source.startswith(RUN_PREFIX) else run.pretrained
     name = _fitting_model(feed.task) if run.model == AUTO else run.model
     model = build_model(name, feed.task, run.seed, pretrained, run.model_args)
-    if of_run:
-        load_all_but_head(model, _kept_weights(run, out))
+    if source.startswith(RUN_PREFIX):
+        work = work_root(out or Path("results")) / source.removeprefix(RUN_PREFIX)
+        load_all_but_head(model, load_kept_weights(work))
     placed: nn.Module = model.to(feed.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     return placed
 
@@ -210,19 +220,18 @@ def _fitting_model(task: Task) -> str:
     return "cnn" if len(task.shape) == 3 else "mlp"
 
 
-def _kept_weights(run: Run, out: Path | None) -> dict[str, Tensor]:
-    """Return the weights of the run that `run.pretrained` names.
+def load_kept_weights(work_folder: Path) -> dict[str, Tensor]:
+    """Return the final weights in the work folder of a run.
 
     Raises:
-        FileNotFoundError: They are not in the results folder.
+        FileNotFoundError: They were not kept.
+        ValueError: They are damaged.
     """
-    key = (run.pretrained or "").removeprefix(RUN_PREFIX)
-    path = work_root(out or Path("results")) / key / WEIGHTS
-    if not path.exists():
+    if not (work_folder / WEIGHTS).exists():
         raise FileNotFoundError(
-            f"there are no weights of the run {key} in {path.parent}: train it with --keep-checkpoint"
+            f"there are no weights in {work_folder}: train the run with --keep-checkpoint"
         )
-    return load_state(path)
+    return load_state(work_folder / WEIGHTS)
 
 
 def _own_model(run: Run, objects: Objects) -> nn.Module:

@@ -256,7 +256,7 @@ class Run:
             raise TypeError(
                 f'geometry must have a "name", as {{"name": "adaptive"}}, got {geometry!r}'
             )
-        require_argument(self.method, "geometry", "does not take a geometry; methods that do")
+        require_argument(self.method, "geometry")
         known = geometry_defaults()
         check_choice("geometry", name, known)
         return {"name": name, **with_defaults(f"geometry {name}", given, known[name])}

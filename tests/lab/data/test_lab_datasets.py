@@ -84,6 +84,8 @@ def test_images_and_labels_are_read_correctly(cifar, folder, rows, tmp_path):
 
 
 def test_the_archive_is_extracted_if_files_are_missing(cifar, folder, tmp_path):
+    (folder / "data_batch_1.bin").unlink()
+    assert len(cifar(DataSource(tmp_path, download=False)).train.labels) == 40
     remove(folder)
     assert len(cifar(DataSource(tmp_path, download=False)).train.labels) == 40
 
@@ -126,12 +128,6 @@ def test_labels_out_of_range_are_detected(cifar, folder, tmp_path):
     contents[3073 * 4] = 10
     path.write_bytes(contents)
     with pytest.raises(ValueError, match=r"label 10 of image 4 is not less than 10"):
-        cifar(DataSource(tmp_path))
-
-
-def test_a_missing_file(cifar, folder, tmp_path):
-    (folder / "data_batch_1.bin").unlink()
-    with pytest.raises(FileNotFoundError, match=r"data_batch_1\.bin is missing"):
         cifar(DataSource(tmp_path))
 
 

@@ -149,15 +149,8 @@ class Cifar:
         """Return the folder of the binary files; download and extract them if necessary."""
         names = (*self.train, *self.test)
         for folder in (source.folder / self.folder, source.folder):
-            found = [name for name in names if (folder / name).exists()]
-            if len(found) == len(names):
+            if all((folder / name).exists() for name in names):
                 return folder
-            if found:
-                missing = next(name for name in names if name not in found)
-                raise FileNotFoundError(
-                    f"{folder / missing} is missing although {found[0]} exists: copy it there, "
-                    "or remove the others to extract the archive again"
-                )
         extract_archive(source.get(self.archive), source.folder)
         return source.folder / self.folder
 

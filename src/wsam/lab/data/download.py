@@ -8,7 +8,6 @@ import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from wsam.lab.files import file_sha256, fsync_folder, make_dirs
 
@@ -115,21 +114,12 @@ def _download(remote: RemoteFile, part: Path, progress: Progress | None) -> None
         resumed = received > 0 and response.status == 206
         received = received if resumed else 0
         with part.open("ab" if resumed else "wb") as file:
-            _copy(response, file, received, remote.bytes, progress)
+            while chunk := response.read(_CHUNK):
+                received += file.write(chunk)
+                if progress is not None:
+                    progress(received, remote.bytes)
     if part.stat().st_size < remote.bytes:
         raise ConnectionError("the connection was closed early")
-
-
-def _copy(
-    response: IO[bytes], file: IO[bytes], received: int, total: int, progress: Progress | None
-) -> None:
-    while chunk := response.read(_CHUNK):
-        received += len(chunk)
-        if received > total:
-            raise OSError(f"the server sent more than the {total} bytes of the published file")
-        file.write(chunk)
-        if progress is not None:
-            progress(received, total)
 
 
 def _reason(error: BaseException) -> str:

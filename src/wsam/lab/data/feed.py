@@ -46,6 +46,8 @@ class DataFeed(ABC):
     """Mean and deviation that real targets were standardized by; metrics are in the original unit."""
     evaluation_batch = 500
     """Samples per batch of `evaluation`."""
+    has_noise = False
+    """Whether the labels have the run's noise."""
     has_loader = False
     """Whether training batches come from the user's own loader, which has a batch size of its own."""
 
@@ -179,7 +181,7 @@ def split_rows(run: Run, rows: int, test_rows: int | None) -> dict[str, Tensor]:
         order = fixed_order(rows)
         test_rows = rows // _TEST_SHARE
     if not 0 < test_rows < rows:
-        raise ValueError(f"{run.data} has {rows} rows, too few for a training and a test set")
+        raise ValueError(f"{run.data} has {rows} samples, too few for a training and a test set")
     train, test = order[:-test_rows][: run.train_limit], order[-test_rows:][: run.test_limit]
     parts = {split: train[index] for split, index in hold_out(run, len(train)).items()}
     return {**parts, TEST: test}

@@ -38,7 +38,6 @@ def load_hf(path: Path, run: Run, device: torch.device) -> Images | TensorFeed:
             f"{run.data} has no column {target!r}; give --target, one of {join_names(names)}"
         )
     inputs = [name for name in names if name != target]
-    kinds = {name: type(train.features[name]).__name__ for name in inputs}
     classes = getattr(train.features[target], "names", None)  # of a ClassLabel
     for split, rows in (("train", train), ("test", test)):
         if classes and any(label is None or label < 0 for label in rows[target]):
@@ -47,28 +46,19 @@ def load_hf(path: Path, run: Run, device: torch.device) -> Images | TensorFeed:
                 "test split, the validation split is used instead"
             )
     task = run.task or ("classification" if classes else None)
-    if [*kinds.values()] == ["Image"]:
+    if [type(train.features[name]).__name__ for name in inputs] == ["Image"]:
         return _images(run, (train, test), inputs[0], target)
     columns = {name: [*train[name], *test[name]] for name in names}
     if len(inputs) == 1 and isinstance(columns[inputs[0]][0], list):
         parts = split_rows(run, len(columns[target]), len(test))
         return _lists(run, columns[inputs[0]], columns[target], parts, task, device)
-    if "Image" in kinds.values():
-        raise ValueError(
-            f"{run.data} has the columns {join_names(names)}: an image and a target are needed; "
-            "remove the others, or use a data function of your own"
-        )
     table = make_table(columns, run.data, len(test))
     return table_feed(table, run.replace(target=target, task=task), device)
 
 
 def _load_splits(path: Path) -> tuple[Any, Any]:
-    try:
-        from datasets import DatasetDict, load_from_disk
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "hf:PATH needs datasets: pip install 'wsam[data]'", name=error.name
-        ) from error
+    from datasets import DatasetDict, load_from_disk
+
     found = load_from_disk(str(path))
     if not isinstance(found, DatasetDict):
         found = found.train_test_split(test_size=0.2, seed=0)
@@ -80,13 +70,8 @@ def _load_splits(path: Path) -> tuple[Any, Any]:
 
 def _images(run: Run, splits: tuple[Any, Any], column: str, target: str) -> Images:
     decoded = [[_pixels(image, run.image_size) for image in split[column]] for split in splits]
-    sizes = sorted({tuple(image.shape[:2]) for images in decoded for image in images})
-    if len(sizes) > 1:
-        (rows, columns), (more_rows, more_columns) = sizes[0], sizes[-1]
-        raise ValueError(
-            f"the images of {run.data} differ in size, from {columns} x {rows} to {more_columns} x "
-            f"{more_rows}; give --image-size"
-        )
+    if len({image.shape for images in decoded for image in images}) > 1:
+        raise ValueError(f"the images of {run.data} differ in size; give --image-size")
     train, test = (
         ImageSet(torch.stack(images), torch.tensor([int(label) for label in split[target]]))
         for images, split in zip(decoded, splits, strict=True)
@@ -110,20 +95,10 @@ def _lists(
     device: torch.device,
 ) -> TensorFeed:
     """Return a column of lists of numbers as batches; lists of whole numbers are tokens."""
-    if run.noise:
-        raise ValueError(
-            f"--noise needs images or a table with classes, not lists as in {run.data}"
-        )
-    try:
-        x = torch.tensor(inputs)
-    except ValueError as error:
-        raise ValueError(
-            f"the lists of {run.data} differ in length: pad them, or use a data function of your own"
-        ) from error
+    x = torch.tensor(inputs)
     if isinstance(targets[0], str):
         raise ValueError(
-            f"the targets of {run.data} are texts: with lists as inputs they must be numbers; use "
-            "class_encode_column of datasets"
+            f"the targets of {run.data} are texts: use class_encode_column of datasets"
         )
     classify = is_classification(task, targets)
     y = torch.tensor(targets) if classify else torch.tensor(targets, dtype=torch.float32)

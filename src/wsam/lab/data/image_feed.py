@@ -75,6 +75,8 @@ class ImageFeed(DataFeed):
         shape: Channels, rows and columns of an image as passed to the model.
     """
 
+    has_noise = True
+
     def __init__(
         self,
         run: Run,

@@ -56,11 +56,9 @@ def table_feed(table: Table, run: Run, device: torch.device) -> TensorFeed:
     else:
         if target in table.texts:
             raise ValueError(f"the target {target!r} of {table.name} is a text: use classification")
-        if run.noise:
-            raise ValueError(f"--noise needs classes, the target {target!r} is a number")
         targets, mean, std = _standardize(values, train)
         outputs, units = 1, (mean, std)
-    return TensorFeed(
+    feed = TensorFeed(
         {split: (inputs[rows], targets[rows]) for split, rows in parts.items()},
         Task((inputs.shape[1],), outputs, table.name, categories=categories),
         cross_entropy if classify else squared_error,
@@ -69,6 +67,8 @@ def table_feed(table: Table, run: Run, device: torch.device) -> TensorFeed:
         device,
         units,
     )
+    feed.has_noise = classify
+    return feed
 
 
 def is_classification(task: str | None, values: Sequence[Any]) -> bool:

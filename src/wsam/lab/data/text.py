@@ -23,23 +23,13 @@ def text_feed(path: Path, run: Run, device: torch.device) -> TensorFeed:
         ValueError: The file is not UTF-8, or too short.
     """
     assert run.block_size is not None
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not a text in UTF-8: {error}") from error
-    if run.noise:
-        raise ValueError("--noise needs images or a table with classes, not a text")
+    text = path.read_text(encoding="utf-8")
     characters = sorted(set(text))
     index = {character: number for number, character in enumerate(characters)}
     codes = torch.tensor([index[character] for character in text])
     count = (len(codes) - 1) // run.block_size
-    if count < 2:
-        raise ValueError(
-            f"{path} has {len(codes)} characters: a block size of {run.block_size} needs at least "
-            f"{2 * run.block_size + 1}; reduce --block-size"
-        )
     used = count * run.block_size
-    inputs, targets = (codes[at : at + used].view(count, -1) for at in (0, 1))
+    inputs, targets = (codes[at : at + used].view(count, run.block_size) for at in (0, 1))
     parts = split_rows(run, count, max(count // _TEST_SHARE, 1))
     return TensorFeed(
         {split: (inputs[rows], targets[rows]) for split, rows in parts.items()},
