@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -69,19 +69,13 @@ def _rename_results(option: str) -> str:
 ALIASES: dict[str, Any] = {"token_normalize_func": _rename_results}
 
 
-def make_profile(
-    smoke: bool,
-    seeds: str | None,
-    only: str | None,
-    epochs: int | None,
-    precision: str | None,
-    pretrained: str | None,
-) -> Profile:
-    """Return a profile, given a verb's options."""
+def make_profile(given: Mapping[str, Any]) -> Profile:
+    """Return a profile, given the values of a verb's options by name."""
     from wsam.paper import Profile
 
-    given = None if seeds is None else parse_seeds(seeds)
-    return Profile(smoke, given, only, epochs, precision, pretrained)
+    seeds = None if given["seeds"] is None else parse_seeds(given["seeds"])
+    names = ("smoke", "only", "epochs", "precision", "pretrained")
+    return Profile(seeds=seeds, **{name: given[name] for name in names})
 
 
 def default_folder(folder: Path | None, smoke: bool) -> Path:

@@ -89,7 +89,7 @@ def run(
 
     if plane and name != "minima":
         raise ValueError(f"--plane applies to minima only, not to {name}")
-    profile = shared.make_profile(smoke, seeds, only, epochs, precision, pretrained)
+    profile = shared.make_profile(locals())
     results = shared.output_folder(out, smoke)
     table = load(name, profile, results)
     if not smoke:
@@ -148,7 +148,7 @@ def table(
     from wsam.paper.plot import save
     from wsam.paper.registry import load
 
-    profile = shared.make_profile(smoke, seeds, only, epochs, precision, pretrained)
+    profile = shared.make_profile(locals())
     out = shared.default_folder(results, smoke)
     selected = load(name, profile, out)
     entries = gather(selected, out)
@@ -212,8 +212,6 @@ def _markdown(arguments: list[str], out: Path) -> str:
 
     group: Any = typer.main.get_command(paper)
     given = group.commands["table"].make_context("wsam paper table", arguments).params
-    settings = ("smoke", "seeds", "only", "epochs", "precision", "pretrained")
-    profile = shared.make_profile(**{name: given[name] for name in settings})
-    selected = load(given["name"], profile, out)
+    selected = load(given["name"], shared.make_profile(given), out)
     to_text = significance.markdown if given["welch"] else render.page_markdown
     return to_text(selected, gather(selected, out))

@@ -107,7 +107,7 @@ def sweep(
     if (trials or storage) and not optuna:
         raise ValueError("--trials and --storage need --optuna")
     grid_or_name = _grid_or_name(name, parse_axes(axes or []))
-    profile = shared.make_profile(smoke, seeds, only, epochs, precision, pretrained)
+    profile = shared.make_profile(locals())
     results = shared.output_folder(out, smoke)
     config = options.make_config(
         data_dir,
