@@ -6,7 +6,7 @@ import json
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -15,9 +15,6 @@ from wsam.cli import _options as options
 from wsam.cli import _tables as shared
 from wsam.cli._app import app, resumable
 from wsam.cli._files import staged
-
-if TYPE_CHECKING:
-    pass
 
 paper = typer.Typer(
     help="The paper's tables and figures: list, run, compare.",
