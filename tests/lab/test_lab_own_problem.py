@@ -537,6 +537,12 @@ def test_ignored_targets_are_no_predictions(metric):
     assert is_used(torch.tensor([156], dtype=torch.uint8)), "the byte of -100"
 
 
+def test_a_model_without_parameters_to_train():
+    frozen = own_problem.net().requires_grad_(False)
+    with pytest.raises(UserCodeError, match="object:Sequential has no parameters to train"):
+        fit(frozen, own_problem.classes, **SHORT)
+
+
 def test_running_out_of_memory_is_one_line_and_keeps_the_checkpoint(tmp_path):
     class Hungry(nn.Linear):
         calls = 0

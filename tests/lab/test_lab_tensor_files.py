@@ -104,9 +104,10 @@ def test_another_meaning_of_the_key_run_is_ignored(tmp_path, name):
     assert read_checkpoint(save(tmp_path, ours))[1] == Run()
 
 
-def test_tensors_without_names_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="a state dict of named tensors"):
-        read_checkpoint(save(tmp_path, {0: torch.ones(1)}))
+@pytest.mark.parametrize("state", [{0: torch.ones(1)}, {"w": torch.ones(1, dtype=torch.complex64)}])
+def test_tensors_without_names_and_complex_ones_are_refused(tmp_path, state):
+    with pytest.raises(ValueError, match="a state dict of named real tensors"):
+        read_checkpoint(save(tmp_path, state))
 
 
 def test_memory_errors_are_not_reported_as_damage(monkeypatch):

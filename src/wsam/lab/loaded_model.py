@@ -242,10 +242,11 @@ def _state_dict(loaded: Any, path: Path) -> State:
         if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
             loaded = loaded[key]
     named = isinstance(loaded, Mapping) and all(
-        isinstance(name, str) and isinstance(value, Tensor) for name, value in loaded.items()
+        isinstance(name, str) and isinstance(value, Tensor) and not value.is_complex()
+        for name, value in loaded.items()
     )
     if not named or not loaded:
-        raise ValueError(f"{path} does not contain a state dict of named tensors")
+        raise ValueError(f"{path} does not contain a state dict of named real tensors")
     while prefix := next((p for p in _NAME_PREFIXES if all(n.startswith(p) for n in loaded)), None):
         loaded = {name.removeprefix(prefix): value for name, value in loaded.items()}
     return dict(loaded)

@@ -246,4 +246,6 @@ def _own_model(run: Run, objects: Objects) -> nn.Module:
     if not isinstance(model, nn.Module):
         kind = type(model).__name__
         raise UserCodeError(f"{run.model} must return a torch.nn.Module, got {kind}")
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise UserCodeError(f"the model of {run.model} has no parameters to train")
     return model
