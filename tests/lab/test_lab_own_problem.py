@@ -334,7 +334,7 @@ def fails(sample):
         (lambda: nn.Bilinear(4, 4, 3), (TWO_INPUTS, TWO_INPUTS), "receives them as one argument"),
         (lambda: nn.Linear(4, 1), (PAIRS, PAIRS), "2 x 1 of float32, does not fit cross_entropy"),
         (lambda: nn.Linear(4, 3), (TensorDataset(X, X[:, 0]),) * 2, "one output for each .*2 x 3"),
-        (nn.Flatten, (PAIRS, PAIRS), "optimizer got an empty parameter list"),
+        (nn.Flatten, (PAIRS, PAIRS), "has no parameters to train"),
         (lambda: 3, (PAIRS, PAIRS), "must return a torch.nn.Module, got int"),
         (fails, (PAIRS, PAIRS), r"fails\(\) missing 1 required positional argument"),
         (own_problem.net, fails, r"fails\(\) missing 1 required positional argument"),
