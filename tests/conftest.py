@@ -49,6 +49,14 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> None:
 
 
 @pytest.fixture(autouse=True)
+def _restored_import_path() -> Iterator[None]:
+    """Remove the folders of imported user code: processes that other tests start inherit the path."""
+    before = list(sys.path)
+    yield
+    sys.path[:] = before
+
+
+@pytest.fixture(autouse=True)
 def _fresh_start() -> None:
     _seed()
     # On a CPU without bfloat16, torch disables oneDNN at the first bfloat16 product.
