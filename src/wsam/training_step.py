@@ -319,7 +319,7 @@ class TrainStep:
         others = [x for x in leaves if not isinstance(x, CONSTANTS)]
         if not all(isinstance(x, Tensor) and x.is_cuda and not x.requires_grad for x in others):
             self._do_not_capture(
-                "a batch may contain numbers, strings and CUDA tensors without grad"
+                "the batch must consist of numbers, strings and CUDA tensors that need no gradient"
             )
         elif self._graph is None and (self._sharp is None or self._sharp.model is None):
             self._do_not_capture(

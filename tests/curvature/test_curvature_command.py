@@ -314,8 +314,8 @@ def test_the_first_tensor_that_does_not_fit_is_named():
         ("landscape --points 1", "invalid value for '--points'"),
         ("landscape --radius nan", "no loss of this landscape is finite"),
         ("landscape --along north", "'north' is not one of 'random', 'eigen'"),
-        ("landscape --dimensions 2 --to x.pt", "remove --along, --dimensions"),
-        ("landscape --along eigen --to x.pt", "remove --along, --dimensions"),
+        ("landscape --dimensions 2 --to x.pt", "remove --along and --dimensions"),
+        ("landscape --along eigen --to x.pt", "remove --along and --dimensions"),
     ],
 )
 def test_wrong_options(record, words, message):

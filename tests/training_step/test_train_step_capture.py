@@ -103,9 +103,9 @@ def test_no_graph_if_false(pretend_cuda: None) -> None:
 @pytest.mark.parametrize(
     ("options", "batch", "reason"),
     [
-        ({}, torch.ones(4, 3), "a batch may contain .*CUDA tensors"),
+        ({}, torch.ones(4, 3), "the batch must consist of .*CUDA tensors"),
         ({"pass_model": False}, on_cuda(4, 3), "the model is unknown.*model="),
-        ({}, UserDict(x=on_cuda(4, 3)), "a batch may contain numbers"),
+        ({}, UserDict(x=on_cuda(4, 3)), "the batch must consist of numbers"),
         ({"plain": True}, on_cuda(4, 3), "the model is unknown.*model="),
         ({"scaler": torch.amp.GradScaler("cpu")}, on_cuda(4, 3), "GradScaler reads its scale"),
         ({"draw": lambda: torch.rand(())}, on_cuda(4, 3), "random numbers from torch"),

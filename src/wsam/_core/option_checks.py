@@ -38,7 +38,9 @@ def check_group(group: dict[str, Any], base: Optimizer, rule: "Rule") -> None:
     if rule.preconditions:
         require_preconditioner(base).check(group)
     if group.get("differentiable") and not rule.base_uses_g1:
-        raise ValueError("a differentiable base has no graph of a decoupled term: use CoupledWSAM")
+        raise ValueError(
+            "the graph of a differentiable base lacks a decoupled term: use CoupledWSAM"
+        )
 
 
 def check_options(opt: "SharpnessAware") -> None:

@@ -79,7 +79,7 @@ def landscape(
 
     if to is not None and (along is not None or dimensions != 1):
         raise ValueError(
-            "--to measures the line between two checkpoints: remove --along, --dimensions"
+            "--to measures the line between two checkpoints: remove --along and --dimensions"
         )
     settings = shared.loss_options(mode, precision)
     config = options.make_config(data_dir, download, device=device)

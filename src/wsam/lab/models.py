@@ -80,14 +80,16 @@ def build_model(
 
 def _check_inputs(name: str, task: Task) -> None:
     """Raise ValueError if a model is for other inputs."""
-    tokens = task.kind == TOKENS and len(task.shape) == 1
-    fits = not tokens and (name == "mlp" or len(task.shape) == 3)
-    if fits if name != "gpt" else tokens:
-        return
-    raise ValueError(
-        f"{name} does not fit the inputs of {task.data}: gpt needs a text, mlp numbers, and the other "
-        "named models images; or use a model of your own"
-    )
+    dimensions, has_tokens = len(task.shape), task.kind == TOKENS
+    if name == "gpt":
+        fits = has_tokens and dimensions == 1
+    else:
+        fits = not has_tokens and (name == "mlp" or dimensions == 3)
+    if not fits:
+        raise ValueError(
+            f"{name} does not fit the inputs of {task.data}: gpt needs a text, mlp numbers, and the "
+            "other named models images; or use a model of your own"
+        )
 
 
 def he_init(model: nn.Module) -> None:

@@ -51,7 +51,7 @@ def _fingerprint_files(folder: Path) -> list[Path]:
     found = sorted(folder.glob("**/state.json"))
     if not found:
         raise FileNotFoundError(
-            f"{folder.absolute()} is no folder of Hugging Face's datasets, by save_to_disk"
+            f"{folder.absolute()} was not written by save_to_disk of Hugging Face's datasets"
         )
     return found
 

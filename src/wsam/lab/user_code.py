@@ -65,7 +65,8 @@ def source_file(name: str) -> Path:
         return path
     search_path = [str(Path.cwd()), *sys.path]
     found = None
-    for number, _ in enumerate(parts := source.split("."), 1):
+    parts = source.split(".")
+    for number in range(1, len(parts) + 1):
         # Unlike importlib.util.find_spec, this does not import the parent packages.
         found = PathFinder.find_spec(".".join(parts[:number]), search_path)
         search_path = list(found.submodule_search_locations or []) if found else []

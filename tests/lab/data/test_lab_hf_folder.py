@@ -126,7 +126,9 @@ def test_splits_and_columns(datasets, tmp_path):
 
 def test_a_missing_library_and_other_folders(tmp_path, monkeypatch):
     for folder in (tmp_path, tmp_path / "nosuch"):
-        with pytest.raises(FileNotFoundError, match="is no folder of Hugging Face's datasets"):
+        with pytest.raises(
+            FileNotFoundError, match="was not written by save_to_disk of Hugging Face's datasets"
+        ):
             Run(data=f"hf:{folder}")
     (tmp_path / "state.json").write_text("{}")
     monkeypatch.setitem(sys.modules, "datasets", None)
