@@ -169,17 +169,17 @@ def test_training_seconds_of_a_run_with_two_phases():
 
 def test_cheap_states_the_share_of_the_gain(tmp_path):
     table = find("cheap").select("*/CIFAR-10*")
-    rows = {"SGD": (4.4, 1.0), "WSAM": (3.6, 2.0), "MSAM": (3.8, 1.1), "WSAM reuse 2": (3.72, 1.5)}
+    rows = {"SGD": (4.4, 1.0), "WSAM": (3.6, 2.0), "VaSSO": (3.8, 1.1), "WSAM reuse 2": (3.72, 1.5)}
     for label, (error, seconds) in rows.items():
         write(tmp_path, table.cell((label,), "CIFAR-10").runs[0], seconds, test_error=error)
     entries = gather(table, tmp_path)
     line, shares = conclude(entries)
     assert line == (
-        "CIFAR-10: up to a cost of 1.15, MSAM has the lowest mean error, 3.80 (n = 1, cost 1.10), "
+        "CIFAR-10: up to a cost of 1.15, VaSSO has the lowest mean error, 3.80 (n = 1, cost 1.10), "
         "75% of WSAM's gain over SGD."
     )
     assert shares == (
-        "CIFAR-10, share of WSAM's gain, with the cost: MSAM 75% (1.10); WSAM reuse 2 85% (1.50)."
+        "CIFAR-10, share of WSAM's gain, with the cost: VaSSO 75% (1.10); WSAM reuse 2 85% (1.50)."
     )
     assert f"- {line}\n- {shares}" in render.markdown(table, entries)
 
