@@ -94,7 +94,8 @@ class WSAM(SharpnessAware):
         precondition: divide the sharpness term by the base's denominator. "auto": over Adam, AdamW,
             NAdam, RAdam, Adagrad, RMSprop, Adadelta, classes derived from them and those of
             `wsam.register_preconditioner`. False: the published form.
-        lean: let the base step between the passes: saves a buffer, but a step cannot be undone.
+        lean: let the base step between the passes: saves a buffer, but a step cannot be undone. Not
+            where the term is preconditioned.
         reuse: on the steps between those that `when` chooses, apply the sharpness gradient g1 - g0 of
             the last one, at the cost of one pass and a parameter-sized buffer. True, or a
             `wsam.rule.Reuse` with options. Needs `when`.

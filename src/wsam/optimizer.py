@@ -119,8 +119,8 @@ class SharpnessAware(CheckedArguments, Optimizer):
         repeat_randomness: draw the same dropout masks in both passes. This rewinds torch's default
             generators, so other threads that draw from them meanwhile need generators of their own.
         keep: the share of samples that `select` uses in the second pass.
-        when: an `Interval` of steps that are sharpness-aware; on others only the base updates the
-            weights.
+        when: an `Interval` of steps that are sharpness-aware. The others have one pass: only the base
+            updates the weights, or the method reuses what it kept (LookSAM, WSAM with `reuse`).
         local: under DistributedDataParallel, perturb by each rank's own gradient (m-sharpness).
         ascent_steps: number of steps to w + d, of length rho / ascent_steps, each along the gradient
             at the point reached so far; a step costs ascent_steps + 1 passes. A loop by hand calls
@@ -279,10 +279,11 @@ class SharpnessAware(CheckedArguments, Optimizer):
         """Make one step and return L(w).
 
         Args:
-            closure: computes the loss, calls backward and returns the loss, or a tuple that begins
-                with it. It runs twice, and gradients are cleared before each run. A list of closures,
-                one for each micro-batch, computes a perturbation for each and sums their gradients.
-                None finishes a step whose `ascend` and `descend` were called by hand.
+            closure: computes the loss, calls backward and returns the loss, a tuple that begins with
+                it, or a dict with the key "loss". It runs twice, and gradients are cleared before each
+                run. A list of closures, one for each micro-batch, computes a perturbation for each and
+                sums their gradients. None finishes a step whose `ascend` and `descend` were called by
+                hand.
         """
         if hasattr(self, "found_inf"):
             self._step_for_grad_scaler(closure)
@@ -899,7 +900,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         return {**state, ENTRY: entry}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state of this optimizer or of a plain base. Rejected before anything changes."""
+        """Load a state of this optimizer or of a plain base; an error leaves everything unchanged."""
         self._step_state.require_weights("load a state")
         state_dict = dict(state_dict)
         for hook in self._optimizer_load_state_dict_pre_hooks.values():

@@ -1,8 +1,9 @@
 """Schedules, which change a hyperparameter over the steps, and intervals, which select steps.
 
 A `Schedule` gives the value of rho, gamma or alpha at a step. An `Interval` decides whether a step is
-sharpness-aware; one that is not is bitwise the base optimizer's. Both are small dataclasses of plain
-numbers, so that `state_dict` can hold them and a resumed run continues exactly.
+sharpness-aware; one that is not is bitwise the base optimizer's, unless the method reuses a gradient
+there. Both are small dataclasses of plain numbers, so that `state_dict` can hold them and a resumed run
+continues exactly.
 """
 
 import math

@@ -52,14 +52,15 @@ def train_step(
             accumulate their gradients. The result is that of the whole batch if the loss is a mean
             over samples: parts are weighted by their sizes. Other values are passed to each part.
         perturb_per_micro_batch: compute a perturbation for each micro-batch (m-sharpness) instead of
-            one for the batch.
+            one for the batch. Not with a GradScaler.
         gather_selected: where `loss_fn` calls `optimizer.select` (ESAM), run the second pass on the
             selected samples alone: a forward pass without gradients at w + d selects them. False runs
             it on all samples and averages the losses of the selected ones, which saves no time.
         ascent_share: compute the perturbation from this share of the batch, its first samples. Only
-            for methods whose base receives g1 alone, such as SAM. Steps that `when` does not choose
-            use the whole batch. The loss and the outputs that are returned are those of the first pass,
-            and `optimizer.sharpness` compares the loss of the whole batch with it.
+            for methods whose base receives g1 alone, such as SAM, and not with `micro_batches`, ESAM's
+            selection or `NormAbove`. Steps that `when` does not choose use the whole batch. The loss
+            and the outputs that are returned are those of the first pass, and `optimizer.sharpness`
+            compares the loss of the whole batch with it.
         capture: "auto" records the step into a CUDA graph once a shape has occurred twice, if all
             parameters are on one CUDA device and nothing prevents it, and logs once what does. True
             raises an error instead. False makes eager steps. A graph does not repeat what `loss_fn`
