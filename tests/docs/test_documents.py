@@ -564,8 +564,8 @@ def test_gain_at_a_lower_cost_equals_the_records() -> None:
 
 
 def test_advice_by_budget_equals_the_records() -> None:
-    """The first table of docs/cheap.md: time and share of WSAM's gain of each form."""
-    _, found = read_cheap("*/CIFAR-10*")
+    """The first table of docs/cheap.md: time, values and share of WSAM's gain of each form."""
+    table, found = read_cheap("*/CIFAR-10*")
     first = (DOCS / "cheap.md").read_text().partition("```python")[0]
     rows = [line.strip("| ").split(" | ") for line in first.splitlines() if "x |" in line]
     stated = {take: (time, share) for time, _, take, share in rows}
@@ -585,6 +585,9 @@ def test_advice_by_budget_equals_the_records() -> None:
         assert abs(float(time[:-1]) - cost.mean) < 0.05, row
         assert share.startswith(f"{(sgd - error.mean) / (sgd - full):.0%} (n = {error.n})"), row
     assert not stated
+    hyper = [table.cell((row,), "CIFAR-10").runs[0].hyper for row in (LAST_HALF, "WSAM", "SAM")]
+    assert hyper == [{"gamma": 0.88, "rho": 0.2}, {"gamma": 0.88, "rho": 0.2}, {"rho": 0.2}]
+    assert "gives no value, the runs had rho 0.2 and, for WSAM, gamma 0.88." in first
     sam = found["SAM", "CIFAR-10"]
     assert f"100% (n = 3); {(sgd - sam.mean) / (sgd - full):.0%} (n = {sam.n}) |" in first
 
@@ -626,14 +629,11 @@ def test_cheap_methods_in_words_equal_the_records() -> None:
     assert f"have errors of {sam:.2f}% and {full:.2f}%, in one run each" in text
     extremes = f"{min(errors[THREE_QUARTERS]):.2f}% and {max(errors[THREE_QUARTERS]):.2f}%"
     assert f"six runs above are between {extremes}" in text
-    (longer,), (friendly,) = errors["SGD, 1.15x epochs"], errors["FriendlySAM"]
+    (longer,) = errors["SGD, 1.15x epochs"]
     assert (
         f"SGD for 1.15 times the epochs is worse than all of these: {longer:.2f}%, in one run"
         in text
     )
-    at_cost = f"{friendly:.2f}% at {costs['FriendlySAM']:.2f} times the time, in one run"
-    assert f"has an error of {at_cost}" in text
-    assert f"SAM with the same seed and radius has {errors['SAM'][0]:.2f}%" in text
     late = "WSAM reuse 2, last quarter"
     (papers,), (chosen,) = errors[f"{late}, paper's gamma"], errors[late]
     assert f"{papers:.2f}% instead of {chosen:.2f}%, one run each" in text
@@ -679,6 +679,15 @@ def test_looksam_in_words_equals_the_records() -> None:
         f"0.2 had an error of {error(chosen.trial):.2f}% on the validation split and 0.4 one of"
     )
     assert f"{trials} {error(middle.trial):.2f}%" in text
+
+
+def test_friendly_sam_next_to_sam() -> None:
+    """As docs/methods/friendly_sam.md states: SAM has the same radius, and its seed 0 is compared."""
+    table, found = read_cheap("*SAM/CIFAR-10")
+    own, sam = (table.cell((row,), "CIFAR-10").runs[0] for row in ("FriendlySAM", "SAM"))
+    assert (own.seed, own.hyper["rho"]) == (sam.seed, sam.hyper["rho"])
+    sentence = f"SAM with the same seed and radius has {found['SAM', 'CIFAR-10'].values[0]:.2f}%"
+    assert sentence in read_page("docs/methods/friendly_sam.md")
 
 
 def test_removed_method_in_words_equals_its_records() -> None:
