@@ -591,7 +591,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         if perturb:
             return Action.SHARPNESS_AWARE
         # The kept vector may be of other parameters, so that all micro-batches do the same.
-        reuse = self.rule.reuses and state.memory.has(step.KEPT)
+        reuse = self.rule.reuse and state.memory.has(step.KEPT)
         return Action.REUSE if reuse else Action.BASE_ONLY
 
     def _perturb(self, state: StepState) -> bool:
@@ -824,7 +824,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
     @property
     def _memory_names(self) -> tuple[str, ...]:
         """Names of the tensors that the method keeps between steps."""
-        return (*self.geometry.memory, *([step.KEPT] if self.rule.reuses else []))
+        return (*self.geometry.memory, *([step.KEPT] if self.rule.reuse else []))
 
     def _reserve_memory(self, stepped: bool = False) -> None:
         """Reserve what the method keeps between steps, for the parameters that the base has updated.

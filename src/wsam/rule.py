@@ -23,6 +23,25 @@ from wsam._core.validation import number
 Norm = Callable[[], Tensor]
 
 
+@dataclass(frozen=True)
+class Reuse:
+    """How the steps between two-pass steps use the sharpness gradient h = g1 - g0 of the last one.
+
+    Args:
+        scale_by_norm: use h * norm(g0 of this step) / norm(g0 of the step that computed h).
+        average: the share of the earlier h in the kept one: h <- average h + (1 - average)(g1 - g0).
+        weight: a factor of k on these steps.
+    """
+
+    scale_by_norm: bool = False
+    average: float = 0.0
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        number("average", self.average, 0, 1)
+        number("weight", self.weight)
+
+
 class Rule:
     """Base class of rules. Hyperparameters are dataclass fields and may differ between groups."""
 
@@ -38,12 +57,10 @@ class Rule:
     """Whether vectors are projected, and norms compared, for each tensor instead of globally."""
     options: ClassVar[tuple[str, ...]] = ()
     """Fields that are not hyperparameters: they are the same for all groups."""
-    reuses: bool = False
-    """Whether a two-pass step keeps a vector, which the one-pass steps after it use."""
-    preconditions: bool = False
+    reuse: Reuse | Literal[False] = False
+    """How one-pass steps use a vector that the last two-pass step kept; False if it keeps none."""
+    precondition: bool = False
     """Whether the decoupled term is divided by the denominator of an adaptive base."""
-    average: float = 0.0
-    """The share of the vector kept before in a newly kept one."""
 
     def needs_products(self, hyper: dict[str, Scalar]) -> bool:
         """Whether `mix` needs the inner products of the gradients."""
@@ -60,7 +77,7 @@ class Rule:
         raise NotImplementedError
 
     def kept(self, hyper: dict[str, Scalar], products: Products | None) -> Part:
-        """Return the vector that a two-pass step keeps, if the rule `reuses` one."""
+        """Return the vector that a two-pass step keeps, if the rule has `reuse`."""
         return Part(g0=0.0, difference=1.0)
 
     def mix_kept(self, hyper: dict[str, Scalar], g0_norm: Norm, kept_norm: Norm) -> Mix:
@@ -112,25 +129,6 @@ class _Gamma(Rule):
 
 
 @dataclass(frozen=True)
-class Reuse:
-    """How the steps between two-pass steps use the sharpness gradient h = g1 - g0 of the last one.
-
-    Args:
-        scale_by_norm: use h * norm(g0 of this step) / norm(g0 of the step that computed h).
-        average: the share of the earlier h in the kept one: h <- average h + (1 - average)(g1 - g0).
-        weight: a factor of k on these steps.
-    """
-
-    scale_by_norm: bool = False
-    average: float = 0.0
-    weight: float = 1.0
-
-    def __post_init__(self) -> None:
-        number("average", self.average, 0, 1)
-        number("weight", self.weight)
-
-
-@dataclass(frozen=True)
 class Weighted(_Gamma):
     """WSAM: the base receives g0, and k (g1 - g0) is applied directly.
 
@@ -145,21 +143,6 @@ class Weighted(_Gamma):
     precondition: bool = False
     base_uses_g1 = False
     options = ("reuse", "precondition")
-
-    @property
-    def preconditions(self) -> bool:  # type: ignore[override]
-        """Whether `precondition` is True."""
-        return self.precondition
-
-    @property
-    def reuses(self) -> bool:  # type: ignore[override]
-        """Whether `reuse` is given."""
-        return bool(self.reuse)
-
-    @property
-    def average(self) -> float:  # type: ignore[override]
-        """The share of the earlier h in the kept one."""
-        return self.reuse.average if self.reuse else 0.0
 
     @property
     def kept_needs_products(self) -> bool:  # type: ignore[override]

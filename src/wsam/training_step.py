@@ -1,7 +1,6 @@
 """`train_step`: one call for a whole training step, the same on every device."""
 
 import contextlib
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -17,10 +16,9 @@ from wsam._core.validation import count, number
 from wsam.optimizer import SharpnessAware
 
 if TYPE_CHECKING:
-    from wsam.accel.cuda_graph import GraphedStep
+    from wsam.accel.step_capture import StepCapture
 
 LossFn = Callable[..., Any]
-_logger = logging.getLogger(__name__)
 
 
 def train_step(
@@ -138,10 +136,7 @@ class TrainStep:
         model = self._sharp.model if self._sharp is not None else None
         modules = model.modules() if model is not None and self.micro_batches > 1 else ()
         self._synchronized: list[Any] = [m for m in modules if _reduces(m)]
-        self._host_work: list[str] = []
-        self._graph: GraphedStep | None = None
-        if self.capture is True:
-            self._graph = self._make_graph()
+        self._capture = self._make_capture() if self.capture is True else None
 
     def _check_options(self) -> None:
         count("micro_batches", self.micro_batches, 1)
@@ -164,21 +159,21 @@ class TrainStep:
         """Make one step; return the loss at w and the outputs of the first pass, detached."""
         if self.capture is False or not self._is_on_cuda():
             return self._make_step(*args, **kwargs)
-        from wsam.accel.cuda_graph import RECORDINGS, flatten_batch
+        if self._capture is None:
+            self._capture = self._make_capture()
+        return self._capture.run(args, kwargs)
 
-        leaves, structure = flatten_batch(args, kwargs)
-        if self.capture == "auto":
-            self._prepare_graph(leaves)
-        if self._graph is None:
-            return self._make_step(*args, **kwargs)
-        result = self._graph.run(leaves, structure)
-        if self._host_work:
-            self._do_not_capture(self._host_work[0])
-        elif self.capture == "auto" and len(self._graph) == RECORDINGS:
-            self._do_not_capture(f"batches have {RECORDINGS} different shapes or settings")
-        return result
+    def _is_on_cuda(self) -> bool:
+        groups = self.optimizer.param_groups
+        return any(group["params"] and group["params"][0].is_cuda for group in groups)
 
-    # Eager --------------------------------------------------------------------------------------
+    def _make_capture(self) -> "StepCapture":
+        from wsam.accel.step_capture import StepCapture
+
+        has_scaler, required = self._scaler is not None, self.capture is True
+        return StepCapture(
+            self.optimizer, self._make_step, has_scaler=has_scaler, required=required
+        )
 
     def _make_step(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
         """Make an eager step, which a CUDA graph may be recording."""
@@ -235,7 +230,8 @@ class TrainStep:
     def _run(self, part: MicroBatch) -> tuple[Tensor, Any]:
         """Run a micro-batch forward and backward; return its share of the loss, and the outputs."""
         with torch.enable_grad():
-            with self._autocast_context(), self._host_work_context():
+            watch = self._capture.find_host_work if self._capture else contextlib.nullcontext
+            with self._autocast_context(), watch():
                 result = self.loss_fn(*part.args, **part.kwargs)
             loss, outputs = _loss_and_outputs(result)
             loss = loss if part.weight == 1.0 else loss * part.weight
@@ -292,61 +288,6 @@ class TrainStep:
         pieces = min(self.micro_batches, size)
         bounds = pairwise(size * index // pieces for index in range(pieces + 1))
         return [whole.map(_slicer(a, b))._replace(weight=(b - a) / size) for a, b in bounds]
-
-    # Captured -----------------------------------------------------------------------------------
-
-    def _is_on_cuda(self) -> bool:
-        groups = self.optimizer.param_groups
-        return any(group["params"] and group["params"][0].is_cuda for group in groups)
-
-    def _make_graph(self) -> "GraphedStep":
-        """Return the recorder of this step.
-
-        Raises:
-            ValueError: The step cannot be captured.
-        """
-        from wsam.accel.cuda_graph import GraphedStep
-
-        if self._scaler is not None:
-            raise ValueError("a GradScaler reads its scale on the host: use bfloat16 without one")
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            raise ValueError("torch.distributed is initialized: collectives cannot be captured")
-        return GraphedStep(self.optimizer, self._make_step)
-
-    def _prepare_graph(self, leaves: list[Any]) -> None:
-        """Make a recorder if there is none, unless something prevents the step from being captured."""
-        from wsam.accel.cuda_graph import CONSTANTS
-
-        others = [x for x in leaves if not isinstance(x, CONSTANTS)]
-        if not all(isinstance(x, Tensor) and x.is_cuda and not x.requires_grad for x in others):
-            self._do_not_capture(
-                "the batch must consist of numbers, strings and CUDA tensors that need no gradient"
-            )
-        elif self._graph is None and (self._sharp is None or self._sharp.model is None):
-            self._do_not_capture(
-                "the model is unknown, so that train() and eval() would not be noticed: pass model= to "
-                "the sharpness-aware optimizer, or capture=True"
-            )
-        elif self._graph is None:
-            try:
-                self._graph = self._make_graph()
-            except ValueError as error:
-                self._do_not_capture(str(error))
-
-    def _do_not_capture(self, reason: str) -> None:
-        """Make eager steps from now on, or raise if the user insists on a CUDA graph."""
-        if self.capture is True:
-            raise ValueError(f"the step cannot be captured: {reason}; use capture=False")
-        _logger.warning("train_step makes eager steps: %s", reason)
-        self.capture, self._graph = False, None
-
-    def _host_work_context(self) -> AbstractContextManager[Any]:
-        """Look for work on the host before a graph is recorded, while the step is still eager."""
-        if self._graph is None or not self._graph.is_last_eager_call:
-            return contextlib.nullcontext()
-        from wsam.accel.host_work import find_host_work
-
-        return find_host_work(self._host_work)
 
 
 def _reduces(module: Any) -> bool:

@@ -145,7 +145,7 @@ def form_of_wsam(library: str, name: str) -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         opt = wsam.WSAM(make_base(library, name, Net()))
-        chosen = opt.rule.preconditions
+        chosen = opt.rule.precondition
         adaptive = any("eps" in g or "betas" in g for g in opt.param_groups)
     if chosen:
         return "preconditioned"

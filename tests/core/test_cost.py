@@ -98,7 +98,7 @@ def test_number_of_buffers(name: str, tensors: int, monkeypatch: pytest.MonkeyPa
     opt = make_method(name, torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1))
     # A geometry's memory has the old and the new value in the second pass; a rule keeps its vector
     # after that pass, and computes it in another buffer.
-    averages, kept = len(opt.geometry.memory), int(opt.rule.reuses)
+    averages, kept = len(opt.geometry.memory), int(bool(opt.rule.reuse))
     peak = 2 * averages + 2 * kept + (not opt.geometry.follows_g0)
     assert found["second pass"] == (wanted + 2 * averages) * tensors
     swapped = int(not lean and cpu.UNSHARED is not None)

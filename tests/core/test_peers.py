@@ -33,7 +33,7 @@ from torch.func import functional_call
 import wsam
 from wsam._core.mix import G0, NOTHING, Scalar
 from wsam.geometry import Averaged, Only, WithoutAverage
-from wsam.rule import Mix, Products, Rule, Weighted
+from wsam.rule import Mix, Products, Reuse, Rule, Weighted
 from wsam.schedule import Every, NormAbove
 
 STEPS = 15
@@ -238,7 +238,8 @@ def test_other_rules_keep_a_vector_for_one_element() -> None:
 
     @dataclass(frozen=True)
     class Difference(Rule):
-        per_tensor = reuses = True
+        per_tensor = True
+        reuse = Reuse()
 
         def mix(self, hyper: dict[str, Scalar], products: Products | None) -> Mix:
             return Mix(G0, NOTHING)

@@ -465,9 +465,9 @@ def test_a_skipped_step_leaves_the_squares() -> None:
 def test_chosen_by_the_base() -> None:
     params = [nn.Parameter(torch.zeros(2))]
     for name in BASES:
-        assert wsam.WSAM(torch_base(name, params)).rule.preconditions, name
-    assert not wsam.WSAM(torch.optim.SGD(params, lr=0.1)).rule.preconditions
-    assert not wsam.WSAM(torch.optim.Adamax(params)).rule.preconditions
+        assert wsam.WSAM(torch_base(name, params)).rule.precondition, name
+    assert not wsam.WSAM(torch.optim.SGD(params, lr=0.1)).rule.precondition
+    assert not wsam.WSAM(torch.optim.Adamax(params)).rule.precondition
 
 
 def test_a_derived_base_has_the_denominator_of_its_class() -> None:
@@ -478,7 +478,7 @@ def test_a_derived_base_has_the_denominator_of_its_class() -> None:
     for kind in (torch.optim.Adam, OwnAdam):
         model = small_model()
         opt = wsam.WSAM(kind(model.parameters(), lr=0.01))
-        assert opt.rule.preconditions
+        assert opt.rule.precondition
         for t in range(2):
             opt.step(closure(opt, model, t))
         results.append(list(model.parameters()))
@@ -554,10 +554,10 @@ def test_registered_base(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("wsam._core.preconditioners._KNOWN", {})
     task = PROBLEMS["mlp"]
     params = parameters(task.weights())
-    assert not wsam.WSAM(RootAdam(params, 0.01)).rule.preconditions
+    assert not wsam.WSAM(RootAdam(params, 0.01)).rule.precondition
     wsam.register_preconditioner(RootAdam, RootPreconditioner())
     opt = wsam.WSAM(RootAdam(params, 0.01), rho=0.1, gamma=0.6)
-    assert opt.rule.preconditions
+    assert opt.rule.precondition
     method, w = reference.Method("wsam", rho=0.1), task.weights()
     v = [torch.zeros_like(p) for p in w]
     for t in range(5):

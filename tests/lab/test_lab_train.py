@@ -68,7 +68,7 @@ def test_every_base_trains(tmp_path, base):
 def test_the_published_form_is_the_default(precondition):
     run = SHORT.replace(base="adamw", options={"precondition": precondition})
     model = torch.nn.Linear(2, 2)
-    assert optimizers.make_optimizer(run, model).rule.preconditions is precondition
+    assert optimizers.make_optimizer(run, model).rule.precondition is precondition
     vanilla = optimizers.make_optimizer(run.replace(method="vanilla"), model)
     assert type(vanilla) is torch.optim.AdamW
 
@@ -280,7 +280,7 @@ def test_a_captured_step_is_counted_like_an_eager_one(tmp_path, monkeypatch):
     eager = train(SHORT, tmp_path / "eager", CPU)
     monkeypatch.setattr("wsam.lab.trainer._choose_acceleration", lambda *_: (False, True))
     monkeypatch.setattr("wsam.training_step.TrainStep._is_on_cuda", lambda _: True)
-    monkeypatch.setattr("wsam.accel.cuda_graph.GraphedStep", Graph)
+    monkeypatch.setattr("wsam.accel.step_capture.GraphedStep", Graph)
     captured = train(SHORT, tmp_path / "captured", CPU)
     assert captured["execution"]["captured"]
     assert curve(captured) == curve(eager)

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import wsam
-from wsam.accel import cuda_graph
+from wsam.accel import step_capture
 from wsam.schedule import Every
 
-LOGGER = "wsam.training_step"
+LOGGER = "wsam.accel.step_capture"
 
 
 # --- On a CPU: with a stand-in for the graph --------------------------------------------------------
@@ -50,7 +50,7 @@ def on_cuda(*size: int) -> Tensor:
 @pytest.fixture
 def pretend_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("wsam.training_step.TrainStep._is_on_cuda", lambda self: True)
-    monkeypatch.setattr(cuda_graph, "GraphedStep", EagerGraph)
+    monkeypatch.setattr(step_capture, "GraphedStep", EagerGraph)
 
 
 def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -90,14 +90,14 @@ def test_auto_uses_the_graph(pretend_cuda: None, caplog: pytest.LogCaptureFixtur
     step = make()
     for _ in range(4):
         step(on_cuda(4, 3))
-    assert len(step._graph.batches) == 4
+    assert len(step._capture.graph.batches) == 4
     assert not messages(caplog)
 
 
 def test_no_graph_if_false(pretend_cuda: None) -> None:
     step = make(capture=False)
     step(on_cuda(4, 3))
-    assert step._graph is None
+    assert step._capture is None
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_auto_logs_once_why_it_is_eager(
     (message,) = messages(caplog)
     assert message.startswith("train_step makes eager steps: ")
     assert re.search(reason, message)
-    assert step._graph is None
+    assert step._capture.graph is None
 
 
 def test_auto_logs_why_the_optimizer_cannot_be_captured(
@@ -137,7 +137,7 @@ def test_auto_logs_why_the_optimizer_cannot_be_captured(
 def test_auto_gives_up_where_shapes_do_not_repeat(
     pretend_cuda: None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cuda_graph, "RECORDINGS", 3)
+    monkeypatch.setattr(step_capture, "RECORDINGS", 3)
     step = make()
     for size in range(1, 6):
         step(on_cuda(size, 3))
@@ -211,7 +211,7 @@ def compare(make: Any, data: Any = None, tolerance: float = 2e-5, **options: Any
 
 
 def recorded(step: Any) -> int:
-    return sum(each.graph is not None for each in step._graph._recordings.values())
+    return sum(each.graph is not None for each in step._capture.graph._recordings.values())
 
 
 @pytest.mark.cuda

@@ -35,7 +35,7 @@ def check_group(group: dict[str, Any], base: Optimizer, rule: "Rule") -> None:
         raise TypeError("complex parameters are not supported: view them as real pairs")
     if any(getattr(p, "_fsdp_flattened", False) for p in group["params"]):
         raise TypeError(f"{FSDP1}: torch.distributed.fsdp.fully_shard")
-    if rule.preconditions:
+    if rule.precondition:
         require_preconditioner(base).check(group)
     if group.get("differentiable") and not rule.base_uses_g1:
         raise ValueError(
@@ -55,7 +55,7 @@ def check_options(opt: "SharpnessAware") -> None:
     if opt.local:
         check_model(opt.model)
     must_undo = opt.max_norm is not None or opt.nonfinite != "propagate" or opt.local or several
-    if opt.lean and (must_undo or rule.base_uses_g1 or rule.reuses or rule.preconditions):
+    if opt.lean and (must_undo or rule.base_uses_g1 or rule.reuse or rule.precondition):
         raise ValueError(
             "lean=True lets the base step before the second gradient is known: only WSAM with "
             "precondition=False supports it, without max_norm, nonfinite, local, ascent_steps and reuse"

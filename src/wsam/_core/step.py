@@ -207,11 +207,11 @@ def combine(state: StepState, all_blocks: Sequence[Block]) -> None:
     for i, (block, g1, value) in enumerate(zip(blocks, g1s, values, strict=True)):
         mix = mixes[i] or rule.mix(value, products[i])
         g0, difference = block.shards(block.g0), block.shards(g1)
-        if takes_g1[i] and rule.reuses:
+        if takes_g1[i] and rule.reuse:
             difference = list(torch._foreach_sub(difference, g0))
         elif not takes_g1[i] and not has_products:
             torch._foreach_sub_(difference, g0)
-        if rule.reuses:
+        if rule.reuse:
             is_one_element = rule.per_tensor and block.params[0].numel() == 1
             kept = rule.kept(value, products[i])
             if is_one_element and rule.keeps_orthogonal_part:
@@ -225,7 +225,7 @@ def combine(state: StepState, all_blocks: Sequence[Block]) -> None:
         block.g0 = None
     if state.max_norm is not None:
         clip(blocks, state.decoupled, state.max_norm)
-    if not (rule.base_uses_g1 or rule.preconditions):
+    if not (rule.base_uses_g1 or rule.precondition):
         clear_gradients(late)  # the base receives g0, which these parameters do not have
 
 
@@ -327,10 +327,11 @@ def _keep(
         vector = list(torch._foreach_mul(difference, of_difference))
         if not is_exactly(of_g0, 0.0):
             add_scaled(vector, g0, of_g0)
-    if state.rule.average:
+    average = state.rule.reuse.average if state.rule.reuse else 0.0
+    if average:
         pairs = zip(vector, state.memory.read_each(block, KEPT), strict=True)
         before = [v if h is None else h for v, h in pairs]  # the first vector is the first average
-        vector = list(torch._foreach_lerp(vector, before, state.rule.average))
+        vector = list(torch._foreach_lerp(vector, before, average))
     state.memory.write(block, KEPT, vector)
 
 
@@ -398,7 +399,7 @@ def clip(blocks: Sequence[Block], decoupled: list[DecoupledTerm], max_norm: floa
 
 def update(state: StepState) -> None:
     """Step the base and apply the decoupled term, through the base's denominator if the rule asks."""
-    if not state.rule.preconditions:
+    if not state.rule.precondition:
         state.step_base()
         apply(state.decoupled)
         return

@@ -121,7 +121,7 @@ def is_base_only(group: dict[str, Any], rule: Rule, reuses: bool) -> bool:
 
 def keeps_difference(group: dict[str, Any], rule: Rule) -> bool:
     """Whether two-pass steps keep g1 - g0 as it is."""
-    if rule.average or rule.kept_needs_products:
+    if (rule.reuse and rule.reuse.average) or rule.kept_needs_products:
         return False
     part = rule.kept(rule_values(group, rule), None)
     return is_exactly(part.g0, 0.0) and is_exactly(part.difference, 1.0)

@@ -221,7 +221,7 @@ class GraphedStep:
 
     def _has_kept_vector(self) -> bool:
         """Whether a step that the interval does not choose reuses a vector of an earlier one."""
-        if self.sharp is None or not self.sharp.rule.reuses:
+        if self.sharp is None or not self.sharp.rule.reuse:
             return False
         return self.sharp._step_state.memory.has(KEPT)
 

@@ -301,7 +301,7 @@ class TritonBackend:
         found = self._lists_of_one_pass(state) if self._reuses else self._lists_of_two_passes(state)
         if found is None:
             return False
-        keeps = self._rule.reuses and not self._reuses
+        keeps = bool(self._rule.reuse) and not self._reuses
         work = []
         for block, plan, lists in found:
             base_state = self._state_rows(block, plan)
@@ -328,7 +328,7 @@ class TritonBackend:
         Returns:
             The addresses for each block, or None if kernels cannot be used.
         """
-        reuses = self._rule.reuses
+        reuses = self._rule.reuse
         if reuses and not all(keeps_difference(b.group, self._rule) for b in state.blocks):
             return None
         found = []
@@ -411,7 +411,7 @@ class TritonBackend:
     def _finish_block(
         self, block: Block, plan: WorkPlan, lists: Rows, base_state: Rows, kept: list[int]
     ) -> None:
-        has_g0, more = len(lists) > 3, PRECONDITION * self._rule.preconditions
+        has_g0, more = len(lists) > 3, PRECONDITION * self._rule.precondition
         rows = [*lists, *([] if has_g0 else [lists[2]]), *base_state]
         branches = HAS_G0 * has_g0 | more | KEEP * bool(kept) | REUSE * self._reuses
         self._step_block("finish", block, plan, rows, branches=branches, kept=kept)

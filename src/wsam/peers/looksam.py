@@ -11,7 +11,7 @@ from wsam._core.schedule_base import Interval, Schedule
 from wsam._core.validation import count, flag
 from wsam.geometry import Geometry
 from wsam.optimizer import SharpnessAware, group_value
-from wsam.rule import Norm, Rule
+from wsam.rule import Norm, Reuse, Rule
 from wsam.schedule import Every
 
 
@@ -30,7 +30,7 @@ class OrthogonalReuse(Rule):
     alpha: float | Schedule = 0.7
     per_tensor: bool = False
     options = ("per_tensor",)
-    reuses = True
+    reuse = Reuse()
     kept_needs_products = True
     keeps_orthogonal_part = True
 
