@@ -14,7 +14,7 @@ import torch
 from command import error_of, wsam_command
 from recorded import recorded
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from training import CPU, Stop, StopAfter, curve
 
 from wsam.lab import Data, fit, records, user_code
@@ -323,6 +323,14 @@ def uneven():
     return [(torch.zeros(3 + n % 2), 0) for n in range(40)]
 
 
+class Stream(IterableDataset):
+    def __len__(self):
+        return len(PAIRS)
+
+    def __iter__(self):
+        return iter(PAIRS)
+
+
 def fails(sample):
     raise KeyError("price")
 
@@ -342,6 +350,12 @@ def fails(sample):
         (own_problem.net, Data(PAIRS, PAIRS, collate=sys.exit), "raised SystemExit: "),
         (own_problem.net, (uneven(), PAIRS), r"equal size, but got \[3\] .* \[4\]"),
         (own_problem.net, (PAIRS, []), "the test split of object:tuple is empty"),
+        (
+            own_problem.net,
+            (Stream(), PAIRS),
+            "must be a dataset or a loader with a length, .*Stream",
+        ),
+        (own_problem.net, (PAIRS, iter(PAIRS)), "the test split of object:tuple must be a dataset"),
         (own_problem.net, ([1, 2, 3], PAIRS), "must yield pairs .*got 1 of int64"),
         (own_problem.net, 7, "must return wsam.lab.Data"),
         (own_problem.net, Data(PAIRS, PAIRS, metric="f1"), "unknown metric 'f1'"),

@@ -27,7 +27,7 @@ from wsam.lab.data.loader_feed import Data, LoaderFeed, as_data
 from wsam.lab.data.table_feed import table_feed
 from wsam.lab.data.tables import read_table
 from wsam.lab.data.text import text_feed
-from wsam.lab.errors import UserCodeError, explain
+from wsam.lab.errors import RunError, UserCodeError, explain
 from wsam.lab.execution import ExecutionConfig
 from wsam.lab.metrics import ACCURACY, ERROR, METRICS, Loss, Metric, cross_entropy, resolve_metric
 from wsam.lab.models import TOKENS, Task, build_model, load_all_but_head
@@ -154,14 +154,21 @@ def make_data_feed(run: Run, execution: ExecutionConfig, objects: Objects = NO_O
     Raises:
         ValueError: Damaged data, or label noise of data that has no classes.
     """
-    feed = _make_feed(run, execution, objects)
+    device = execution.resolve_device()
+    try:
+        feed = _make_feed(run, execution, objects, device)
+    except ValueError as error:  # that of a library may not name the data
+        if isinstance(error, RunError) or run.data.rpartition(":")[2] in str(error):
+            raise
+        raise ValueError(f"{run.data}: {error}") from error
     if run.noise and not feed.has_noise:
         raise ValueError(f"--noise needs images or a table with classes, not {run.data}")
     return feed
 
 
-def _make_feed(run: Run, execution: ExecutionConfig, objects: Objects) -> DataFeed:
-    device = execution.resolve_device()
+def _make_feed(
+    run: Run, execution: ExecutionConfig, objects: Objects, device: torch.device
+) -> DataFeed:
     if user_code.is_code_or_object(run.data):
         return LoaderFeed(_own_data(run, objects), run, device, execution.workers)
     kind, _, path = run.data.partition(":")

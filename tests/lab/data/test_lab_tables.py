@@ -194,7 +194,7 @@ def test_command_and_its_reproduction(tmp_path, monkeypatch):
         ("a,price\n" + "1,2\n" * 20 + "12x,3\n", "column 'a' .*the text '12x' in line 22"),
         ("a,price\n" + "1,2\n" * 30 + ",2\n12x,3\n", "column 'a' .*the text '12x' in line 33"),
         ('a,price\n"1,2\n', "is not a CSV file"),
-        ("a;price\n1;2\n3;4\n", "no column 'price'; give --target, one of a;price"),
+        ("a;price\n1,5;2\n3;4\n", "columns of t.csv are separated by ';': separate them by commas"),
         ("a,price\n\n1,2\n\n,3\n", "column 'a' .* has no value in line 5"),
         (
             "note,price\n" + "".join(f"text {n},{n}\n" for n in range(40)),

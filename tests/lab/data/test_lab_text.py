@@ -57,7 +57,10 @@ def test_a_prediction_does_not_depend_on_later_characters():
 def test_mistakes(path, tmp_path):
     words = ("train", "--device", "cpu", "--out", tmp_path / "out", "--data")
     for size in (2000, 200_000):
-        assert "samples, too few for" in error_of(*words, f"text:{path}", "--block-size", size)
+        line = error_of(*words, f"text:{path}", "--block-size", size)
+        assert f"too few for two samples of {size}: reduce --block-size" in line
+    (tmp_path / "empty.txt").touch()
+    assert "empty.txt has 0 characters" in error_of(*words, f"text:{tmp_path / 'empty.txt'}")
     assert "there is no file" in error_of(*words, f"text:{tmp_path / 'none.txt'}")
     with pytest.raises(ValueError, match="--noise needs images"):
         make_data_feed(text_run(path, noise=0.2), CPU)
@@ -65,4 +68,4 @@ def test_mistakes(path, tmp_path):
     assert "mlp does not fit the inputs of text:" in line
     assert "gpt needs a text" in error_of(*words, "digits", "--model", "gpt")
     path.write_bytes(b"\xff\xfe\x00" * 100)
-    assert "'utf-8' codec can't decode" in error_of(*words, f"text:{path}")
+    assert f"wsam: text:{path}: 'utf-8' codec can't decode" in error_of(*words, f"text:{path}")

@@ -105,6 +105,11 @@ class LoaderFeed(DataFeed):
         if run.validation is not None:
             self._split_validation(run)
         for split, part in self.splits.items():
+            if isinstance(part, IterableDataset) or not hasattr(part, "__len__"):
+                raise UserCodeError(
+                    f"the {split} split of {self.name} must be a dataset or a loader with a length, "
+                    f"got {type(part).__name__}"
+                )
             if not len(part):
                 raise UserCodeError(f"the {split} split of {self.name} is empty")
         counts = {split: self._count(split) for split in SPLITS if split in self.splits}

@@ -73,6 +73,11 @@ def read_columns(path: Path) -> Columns:
     if len(lines) < 2:
         raise ValueError(f"{path} needs a line of column names and at least one row")
     (_, header), *body = lines
+    if len(header) == 1 and (separator := next((s for s in ";\t|" if s in header[0]), None)):
+        raise ValueError(
+            f"the columns of {path} are separated by {separator!r}: separate them by commas, with "
+            "decimal points in numbers"
+        )
     if len(set(header)) < len(header):
         twice = next(name for name in header if header.count(name) > 1)
         raise ValueError(f"{path} has two columns {twice!r}")

@@ -28,6 +28,11 @@ def text_feed(path: Path, run: Run, device: torch.device) -> TensorFeed:
     index = {character: number for number, character in enumerate(characters)}
     codes = torch.tensor([index[character] for character in text])
     count = (len(codes) - 1) // run.block_size
+    if count < 2:
+        raise ValueError(
+            f"{path} has {len(text)} characters, too few for two samples of {run.block_size}: "
+            "reduce --block-size"
+        )
     used = count * run.block_size
     inputs, targets = (codes[at : at + used].view(count, run.block_size) for at in (0, 1))
     parts = split_rows(run, count, max(count // _TEST_SHARE, 1))
