@@ -39,6 +39,8 @@ def test_invalid_models_and_data(build):
             build(model(), F.cross_entropy, batch)
     with pytest.raises(ValueError, match="loss of batch 1 is nan"):
         build(model(), F.cross_entropy, [DATA[0], (X[8:] * torch.nan, Y[8:])])
+    with pytest.raises(ValueError, match=r"one number for a batch, it returned \(8,\)"):
+        build(model(), lambda out, y: F.cross_entropy(out, y, reduction="none"), DATA)
     with pytest.raises(ValueError, match="mode must be"):
         build(model(), F.cross_entropy, DATA, mode="both")
     with pytest.raises(ValueError, match="reduction must be"):
@@ -177,7 +179,7 @@ def test_gauss_newton_and_fisher_need_one_output_tensor():
     loss = lambda out, y: F.cross_entropy(out["logits"], y)  # noqa: E731
     v = torch.ones(15)
     assert (hessian(Dictionary(), loss, DATA) @ v).shape == (15,)
-    with pytest.raises(TypeError, match="must be Tensor, not dict"):
+    with pytest.raises(TypeError, match="output is one tensor, got dict: wrap the model"):
         gauss_newton(Dictionary(), loss, DATA) @ v
 
     class Mean(nn.Linear):

@@ -99,6 +99,8 @@ def test_directions_have_the_norms_of_filters_or_length_one():
     assert normalised(model, diverged)["4.weight"].isnan().all(), "no error about tied weights"
     with pytest.raises(ValueError, match="normalise must be"):
         normalised(model, direction, "layer")
+    with pytest.raises(ValueError, match="direction of zeros"):
+        normalised(model, {"4.bias": torch.zeros(3)}, "unit")
     with pytest.raises(ValueError, match="no parameters"):
         random_direction(nn.ReLU())
 
@@ -228,7 +230,10 @@ def test_note_counts_points_without_a_finite_loss():
     assert train.note == "1 of 1 points has no finite loss"
 
 
-def test_tensors_of_another_shape():
+def test_invalid_arguments():
     model = net()
+    for directions in ([], [random_direction(model)] * 3):
+        with pytest.raises(ValueError, match="one direction or two, got"):
+            landscape(model, F.cross_entropy, DATA, directions)
     with pytest.raises(ValueError, match=r"'4\.bias' is of shape"):
         landscape(model, F.cross_entropy, DATA, {"4.bias": torch.ones(4)}, [0.0])

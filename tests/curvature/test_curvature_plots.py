@@ -82,6 +82,12 @@ def test_density_has_a_legend_for_band_and_marks(spectrum, tmp_path):
         assert f"Band: within two standard errors. Dotted: {label}." in page
 
 
+def test_a_path_without_a_suffix(spectrum, tmp_path):
+    for found in (LINE, spectrum):
+        with pytest.raises(ValueError, match="Format '' is not supported"):
+            found.save(tmp_path / "figure")
+
+
 def test_equal_figures_are_equal_files(spectrum, tmp_path):
     for found, suffix in ((LINE, "svg"), (spectrum, "pdf")):
         first, second = (found.save(tmp_path / f"{n}.{suffix}").read_bytes() for n in "ab")

@@ -93,6 +93,11 @@ def test_invalid_arguments_of_trace(arguments):
         trace(torch.eye(3), **{name: "3"})
 
 
+def test_an_unknown_method_of_trace():
+    with pytest.raises(ValueError, match=r"method must be 'hutchinson' or .*, got 'hutchpp'"):
+        trace(torch.eye(3), method="hutchpp")
+
+
 @pytest.mark.parametrize("probes", [2, 3, 6, 30])
 def test_interval_uses_students_t(probes):
     dense = symmetric_matrix(SPIKED)

@@ -82,12 +82,14 @@ def normalised(
         The scaled direction. Tied parameters appear once, under their first name.
 
     Raises:
-        ValueError: If `normalise` is invalid, or tied parameters differ.
+        ValueError: If `normalise` is invalid, the direction is zero, or tied parameters differ.
     """
     model = unwrap_model(model)
     direction = merge_tied(model, direction)
     if normalise == "unit":
         length = math.sqrt(sum(float((d.double() ** 2).sum()) for d in direction.values()))
+        if length == 0:
+            raise ValueError("a direction of zeros cannot be scaled to length one")
         return {name: d / length for name, d in direction.items()}
     if normalise != "filter":
         raise ValueError(f"normalise must be 'filter' or 'unit', got {normalise!r}")

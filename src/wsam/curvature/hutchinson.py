@@ -110,6 +110,8 @@ def trace(
 
         Meyer, Musco, Musco and Woodruff, Hutch++: optimal stochastic trace estimation, SOSA 2021.
     """
+    if method not in ("hutchinson", "hutch++"):
+        raise ValueError(f"method must be 'hutchinson' or 'hutch++', got {method!r}")
     number("tol", tol, low_open=True)
     count("max_products", max_products, 2)
     count("sketch", sketch, 1)

@@ -102,7 +102,8 @@ def landscape(
 
     Raises:
         KeyError: If a tensor has an unknown name.
-        ValueError: If a tensor has another shape than the model's.
+        ValueError: If there are no or more than two directions, or a tensor has another shape than
+            the model's.
 
     Example:
         >>> model = nn.Linear(1, 1, bias=False).double()
@@ -113,6 +114,8 @@ def landscape(
         [1.0, 0.0, 4.0]
     """
     given = [directions] if isinstance(directions, Mapping) else list(directions)
+    if len(given) not in (1, 2):
+        raise ValueError(f"a landscape needs one direction or two, got {len(given)}")
     axes = _coordinate_lists(coordinates, len(given))
     names = list(labels or [f"direction {i + 1}" for i in range(len(axes))])
     options.setdefault("params", lambda _name: True)  # frozen parameters may be moved, too

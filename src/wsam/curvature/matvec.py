@@ -105,6 +105,11 @@ def _through_output(mode: DiffMode, output_product: OutputProduct, task: BatchMa
     """
     leaves = task.objective.leaves()
     loss, output = task.objective.evaluate(leaves, task.batch, task.size)
+    if not isinstance(output, Tensor):
+        raise TypeError(
+            "Gauss-Newton and Fisher need a model whose output is one tensor, got "
+            f"{type(output).__name__}: wrap the model so that it returns the tensor alone"
+        )
     jvp = _jvp_forward(task) if mode == "forward" else _jvp_reverse(task, leaves, output)
     for row in range(len(task.vectors)):
         cotangent = output_product(task, output, jvp(row))

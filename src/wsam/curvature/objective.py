@@ -84,6 +84,9 @@ class _ModelAndLoss(nn.Module):
                     "batches must be a list of (input, target) pairs: [(x, y)]. It contains a "
                     f"{type(batch).__name__}, for which loss_fn(model(batch)) raised: {error}"
                 ) from error
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            given = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+            raise ValueError(f"loss_fn must return one number for a batch, it returned {given}")
         return loss / size if self.reduction == "sum" else loss
 
 

@@ -73,7 +73,9 @@ def saved_figure(path: Path, title: str, note: str) -> Iterator[tuple[Any, Any]]
         axes.locator_params(axis="x", nbins=6)
         figure.legend(loc="outside lower left")
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=150, metadata=_NO_DATE.get(path.suffix.lower()))
+        suffix = path.suffix.lower()
+        # Without `format`, matplotlib would add a suffix to a path that has none.
+        figure.savefig(path, dpi=150, format=suffix[1:], metadata=_NO_DATE.get(suffix))
 
 
 def draw_marks(axes: Any, marks: Sequence[float], label: str) -> None:
