@@ -98,6 +98,15 @@ def test_a_damaged_epoch_is_listed(tmp_path):
         assert path.name in page(gather(tmp_path))
 
 
+@pytest.mark.parametrize(
+    "damage", [{"execution": "cpu"}, {"execution": {"processes": "two"}}, {"versions": ["2.9"]}]
+)
+def test_a_damaged_entry_does_not_stop_the_report(tmp_path, damage):
+    row = {"epoch": 1, "train_loss": 0.1, "test_error": 7.0}
+    records.write(tmp_path, small(), as_recorded(small(), row) | damage)
+    assert small().key in page(gather(tmp_path))
+
+
 def test_an_epoch_without_a_test_is_accepted(tmp_path):
     """Even though a table of the paper shows the best epoch."""
     path = tmp_path / "035028161f34.json"

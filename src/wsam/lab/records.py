@@ -29,6 +29,8 @@ NOT_FINITE = "contain values that are not finite"
 """In the failure of a run whose data is the cause."""
 _KEY = re.compile("[0-9a-f]{12}")
 _REQUIRED = ("format", "key", "title", "status", "settings", "final", "curve", "seconds")
+_MAPPINGS = ("metric", "execution", "hardware", "versions", "data")
+"""Entries that a record may lack."""
 _ROW = ("epoch", "train_loss")
 """Entries of every epoch."""
 METRIC = {"name": "error", "unit": "%", "lower_is_better": True, "split": "test"}
@@ -214,6 +216,24 @@ def _find_problem(record: Any) -> str | None:
         return f"is not a record: it needs {', '.join(_REQUIRED)}"
     if record["format"] != FORMAT:
         return f"has format {record['format']!r}: this version reads format {FORMAT}"
+    if problem := _find_wrong_entry(record):
+        return problem
+    try:
+        key = Run.from_dict(check_mapping("settings", record["settings"])).key
+    except (TypeError, ValueError) as error:
+        return f"contains invalid settings: {error}"
+    return None if key == record["key"] else f"is damaged: its settings have the key {key}"
+
+
+def _find_wrong_entry(record: Record) -> str | None:
+    """Return which entry besides the settings is invalid, as a predicate, or None."""
+    if record["status"] not in (FINISHED, FAILED):
+        return f"has status {record['status']!r}: it must be {FINISHED} or {FAILED}"
+    for name in _MAPPINGS:
+        if not isinstance(record.get(name) or {}, dict):
+            return f"has {name} {record[name]!r}: it must be a mapping"
+    if not is_number(record["seconds"]):
+        return f"has seconds {record['seconds']!r}: they must be a number"
     curve = record["curve"]
     if (
         not isinstance(curve, list)
@@ -222,13 +242,10 @@ def _find_problem(record: Any) -> str | None:
     ):
         return "contains an invalid epoch, or none"
     needed = (*_ROW, figure_column(metric(record), "test"))
-    if is_finished(record) and None in map(curve[-1].get, needed):
+    last = [row.get(name) for row in (curve[-1], record["final"]) for name in needed]
+    if is_finished(record) and None in last:
         return "is marked as finished, but lacks metrics of its last epoch"
-    try:
-        key = Run.from_dict(check_mapping("settings", record["settings"])).key
-    except (TypeError, ValueError) as error:
-        return f"contains invalid settings: {error}"
-    return None if key == record["key"] else f"is damaged: its settings have the key {key}"
+    return None
 
 
 def _is_epoch(row: Any) -> bool:
@@ -271,7 +288,7 @@ def metric(record: Record) -> dict[str, Any]:
         ``name``, ``unit`` (``%`` or empty), ``lower_is_better``, and ``split``: the one evaluated
         after each epoch, ``validation`` or ``test``. Older records have the test error.
     """
-    return {**METRIC, **record.get("metric", {})}
+    return {**METRIC, **(record.get("metric") or {})}
 
 
 def final_figure(record: Record, split: str = "test") -> float | None:

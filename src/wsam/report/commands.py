@@ -136,7 +136,8 @@ def commands(result: Result) -> list[str]:
         out=OUTPUT_FOLDER,
         data_dir=None if folder is None else str(folder),
     )
-    if (processes := execution.get("processes", 1)) > 1:
+    processes = execution.get("processes", 1)
+    if isinstance(processes, int) and processes > 1:
         train = f"torchrun --nproc_per_node {processes} -m {train}"
     if result.minimum is None:
         return [train]
