@@ -128,3 +128,8 @@ def test_a_truncated_archive_is_damaged(tmp_path):
         line = error_of("curvature", path, "--device", "cpu")
         reason = "it is damaged, or was not written by torch.save"
         assert line == f"wsam: {path} is not a file of tensors: {reason}\n"
+
+
+def test_a_device_is_not_read():
+    with pytest.raises(ValueError, match="/dev/null is not a regular file"):
+        read_checkpoint(Path("/dev/null"))

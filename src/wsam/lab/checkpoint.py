@@ -84,8 +84,8 @@ def _verified_bytes(path: Path) -> bytes:
     """Return a file's contents after checking them against the manifest.
 
     Raises:
-        DamagedError: The contents do not match, or the manifest is missing or damaged.
-        OSError: A file cannot be read, or the data is missing.
+        DamagedError: The contents do not match, a file is missing, or the manifest is damaged.
+        OSError: A file cannot be read.
     """
     try:
         digest = read_json(path.with_suffix(".json"))["sha256"]

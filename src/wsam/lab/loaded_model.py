@@ -16,7 +16,9 @@ from wsam.lab import records
 from wsam.lab.checkpoint import Checkpoints, has_manifest, load_state
 from wsam.lab.data.feed import Batch, DataFeed
 from wsam.lab.data.image_feed import MemoryFeed
+from wsam.lab.errors import is_out_of_memory
 from wsam.lab.execution import ExecutionConfig
+from wsam.lab.files import read_regular
 from wsam.lab.metrics import Loss, count_correct, cross_entropy, mean_loss
 from wsam.lab.problem import load_kept_weights, make_problem
 from wsam.lab.run import Run
@@ -173,6 +175,8 @@ def load_weights(model: nn.Module, state: Mapping[str, Tensor], problem: str) ->
     try:
         model.load_state_dict(dict(state))
     except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
         raise ValueError(f"{problem}: {shorten(str(error), 200)}") from error
 
 
@@ -205,9 +209,11 @@ def _from_record(path: Path) -> tuple[State, Run]:
 
 def _load_plain(path: Path) -> Any:
     try:
-        return load_tensors(path.read_bytes())
+        return load_tensors(read_regular(path))
     except NotTensorsError as error:
         raise ValueError(f"{path} is not a file of tensors: {error}") from error
+    except ValueError as error:
+        raise ValueError(f"{path} {error}") from error
 
 
 def _run_in_checkpoint(loaded: Mapping[str, Any]) -> Run | None:

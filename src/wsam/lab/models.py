@@ -58,8 +58,9 @@ def build_model(
         args: Arguments of the model; see `settings.MODEL_ARGS`.
 
     Raises:
-        ValueError: The model has no pretrained weights, or does not fit the inputs.
-        ModuleNotFoundError: The model's library is not installed.
+        ValueError: The model has no pretrained weights or does not fit the inputs, or timm cannot be
+            imported.
+        ModuleNotFoundError: transformers, which ``deit-base`` needs, is not installed.
 
     Example:
         >>> model = build_model("mlp", Task((1, 8, 8), 10), seed=0)

@@ -27,6 +27,7 @@ from wsam.lab.errors import explain
 from wsam.lab.evaluation import evaluate
 from wsam.lab.execution import ExecutionConfig
 from wsam.lab.files import no_op
+from wsam.lab.loaded_model import load_weights
 from wsam.lab.metrics import cross_entropy
 from wsam.lab.optimizers import can_capture, learning_rate, make_optimizer, set_learning_rate
 from wsam.lab.problem import NO_OBJECTS, Objects, make_problem, uses_own_code
@@ -255,7 +256,7 @@ class Trainer:
             raise ValueError(f"{folder} contains a checkpoint of another run")
         # The user's model may import a file that has changed.
         with explain(f"resuming from {folder}, which can be removed to start again,"):
-            self.model.load_state_dict(state["model"])
+            load_weights(self.model, state["model"], "the weights do not fit")
             self.optimizer.load_state_dict(state["optimizer"])
             self.feed.generator.set_state(state["order"])
             set_rng_states(rank_states(state, self.context.rank), self.device)
