@@ -315,9 +315,10 @@ def test_refuses_no_optimizer(tmp_path: Path) -> None:
         train(bert(), tmp_path, wrap=None)
 
 
-def test_refuses_wrap_that_returns_the_base(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"sharpness-aware optimizer, such as .*got"):
-        train(bert(), tmp_path, wrap=lambda base: base)
+@pytest.mark.parametrize("wrap", [lambda base: base, over(torch.optim.SGD([torch.ones(1)], 0.1))])
+def test_refuses_wrap_that_returns_no_sharpness_aware_optimizer(wrap: Any, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"pass a function, such as .*got wrap="):
+        train(bert(), tmp_path, wrap=wrap)
 
 
 def test_refuses_clipping_with_lean(tmp_path: Path) -> None:

@@ -76,11 +76,11 @@ class SharpnessAwareMixin(Trainer):  # type: ignore[misc]
                 f"optim={name!r} updates during the backward pass, so it cannot be a base optimizer"
             )
         base = super().create_optimizer(*args, **kwargs)
-        self.optimizer = base if self._wrap is None else self._wrap(base)
+        self.optimizer = self._wrap(base) if callable(self._wrap) else base
         if unwrap(self.optimizer) is None:
             raise TypeError(
-                "the Trainer needs a sharpness-aware optimizer, such as "
-                f"wrap=lambda base: wsam.SAM(base, rho=0.05), got {self.optimizer!r}"
+                "the Trainer needs a sharpness-aware optimizer: pass a function, such as "
+                f"wrap=lambda base: wsam.SAM(base, rho=0.05), got wrap={self._wrap!r}"
             )
         return self.optimizer
 
