@@ -59,14 +59,17 @@ def test_ctrl_c_during_imports(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="uses a POSIX shell")
-def test_closed_pipe() -> None:
-    script = '"$0" -m wsam --help | head -1'
+@pytest.mark.parametrize(("words", "status"), [("--help | head -1", 0), ("--nope 2>&-", 2)])
+def test_closed_streams(words: str, status: int) -> None:
     done = subprocess.run(
-        ["sh", "-c", script, sys.executable], capture_output=True, text=True, check=False
+        ["sh", "-c", f'"$0" -m wsam {words}', sys.executable],
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    assert done.returncode == 0
+    assert done.returncode == status
     assert done.stderr == ""
-    assert len(done.stdout.splitlines()) <= 1
+    assert len(done.stdout.splitlines()) == (status == 0)
 
 
 @pytest.mark.slow

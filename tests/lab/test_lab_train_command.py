@@ -161,6 +161,7 @@ def test_a_damaged_record_is_named_as_in_a_report(tmp_path):
     for damage in (
         {"final": None},
         {"final": "x"},
+        {"seconds": None},
         {"settings": None},
         {"format": 99},
         {"curve": [{"epoch": 1, "train_loss": 1.0, "test_error": float("nan")}]},
@@ -194,6 +195,7 @@ def test_a_failed_run_without_a_reason(tmp_path):
         ("--base sgd --base-arg betas=1", ["sgd does not take 'betas'"]),
         ("--hyper rho", ["expected name=value, got 'rho'"]),
         ("--geometry-arg eta=1", ["--geometry-arg needs --geometry"]),
+        ("--geometry adaptive --geometry-arg name=fisher", ["takes no name itself"]),
         ("--base adamw --lean", ["only WSAM with precondition=False supports it"]),
         ("--rho -1", ["rho", "-1"]),
         ("--rho nan", ["rho of wsam must be in (-inf, inf), got nan"]),

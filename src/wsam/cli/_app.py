@@ -137,7 +137,8 @@ def run() -> None:
 
 def _exit(message: str, status: int = 2) -> NoReturn:
     """Print a message as one line to stderr and exit."""
-    print("wsam:", printable(" ".join(message.split())), file=sys.stderr)
+    if sys.stderr is not None:  # it was not closed; print would write to stdout
+        print("wsam:", printable(" ".join(message.split())), file=sys.stderr)
     sys.exit(status)
 
 

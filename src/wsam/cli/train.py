@@ -136,11 +136,10 @@ def train(
 
 def _geometry(name: str | None, arguments: list[str]) -> dict[str, Any] | None:
     """Return the geometry as in `Run`; None for the ball."""
-    if name is not None:
-        return {"name": name, **options.parse_pairs(arguments)}
-    if arguments:
-        raise ValueError("--geometry-arg needs --geometry")
-    return None
+    pairs = options.parse_pairs(arguments)
+    if "name" in pairs or (pairs and name is None):
+        raise ValueError("--geometry-arg needs --geometry NAME, and takes no name itself")
+    return None if name is None else {"name": name, **pairs}
 
 
 def _train(
