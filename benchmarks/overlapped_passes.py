@@ -2,9 +2,10 @@
 
     python benchmarks/overlapped_passes.py --budget 1.15 --seeds 0 1 2 --data-dir DATA --out OUT
 
-An experiment on the cost of sharpness. ResNet18 on CIFAR-10 does not fill a large GPU: two passes that
-do not need each other's results take 1.5 times as long as one, instead of twice. So the gradient at
-w + d of one step is computed while the next n steps are made, and used from the last of these on:
+An experiment on the cost of sharpness. ResNet18 on CIFAR-10 does not fill a large GPU, so two passes
+that do not need each other's results may take less time than twice that of one; the program measures
+it first. The gradient at w + d of one step is computed while the next n steps are made, and used from
+the last of these on:
 
     at every n-th step     g = grad l(w),    v = w + rho g / norm(g)
     in the next n steps    g1 = grad l(v) with the same batch as g, on the second stream
