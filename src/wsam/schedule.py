@@ -90,7 +90,7 @@ class FollowLR(Schedule):
         high: the value at `lr_high` and above.
         low: the value at `lr_low` and below.
         lr_high: None for each parameter group's own largest learning rate: `max_lr` or `initial_lr`
-            where a scheduler has set them in the group, otherwise its learning rate at construction.
+            where a scheduler has set them in the group, otherwise its largest learning rate so far.
         lr_low: a learning rate, the same for all groups.
         found: the largest learning rate found for a group. Set by the optimizer.
 
@@ -115,7 +115,7 @@ class FollowLR(Schedule):
             return self
         known = [group[key] for key in ("initial_lr", "max_lr") if key in group]
         if "max_lr" not in group:  # which is exact
-            known.append(group["lr"] if self.found is None else self.found)
+            known += [group["lr"], self.found or 0.0]
         if self.found is not None and any(isinstance(lr, Tensor) and not lr.is_cpu for lr in known):
             return self  # reading them again would synchronize at every step
         largest = max(float(lr) for lr in known)

@@ -175,6 +175,7 @@ def test_bad_arguments_state_what_is_allowed(name: str) -> None:
         ("gsam", {"lr_min": 0.01}, "pass rho_min"),
         ("asam", {"geometry": wsam.Fisher()}, "unexpected keyword argument 'geometry'"),
         ("sam", {"gamma": 0.9}, "unexpected keyword argument 'gamma'"),
+        ("sam", {"geometry": wsam.Adaptive}, "geometry must be an instance: write Adaptive()"),
         ("sam", {"when": 2}, "when must be an interval, as wsam.schedule.Every(2), got 2"),
         ("smA", {}, "unknown method 'smA'; known: sam, wsam, "),
     ],

@@ -362,6 +362,16 @@ def test_hyperparameter_attributes_reject_bad_values(
 # --- a base that is wrapped again ------------------------------------------------------------------
 
 
+def test_group_copied_from_another_keeps_its_values() -> None:
+    """As when a group is split in two."""
+    opt = wsam.WSAM(sgd({"rho": 0.2, "gamma": 0.3}))
+    opt.add_param_group({**opt.param_groups[0], "params": [nn.Parameter(torch.ones(2))]})
+    opt.base.add_param_group({**opt.param_groups[0], "params": [nn.Parameter(torch.ones(2))]})
+    step_on(opt)
+    assert values(opt, "rho") == [0.2] * 3
+    assert values(opt, "gamma") == [0.3] * 3
+
+
 def test_rewrapped_base_starts_from_the_new_arguments() -> None:
     """Values of groups, schedules and the number of steps of the old optimizer are dropped."""
     base = sgd({"rho": 0.3}, {"gamma": 0.5})

@@ -147,13 +147,25 @@ def test_gsam_radius_above_the_largest_known_rate() -> None:
     opt = wsam.GSAM(torch.optim.SGD([p], lr=0.1), rho=0.05, rho_min=0.01)
     LambdaLR(opt, lambda t: 3.0)
     make_step(opt, lambda: p.square().sum())
-    assert opt.param_groups[0]["sam_rho"] == 0.05
+    assert opt.param_groups[0]["sam_rho"] == pytest.approx(0.05)
     other = torch.optim.SGD([p], lr=0.1)
     LambdaLR(other, lambda t: 2.0)
     again = wsam.GSAM(other, rho=0.05, rho_min=0.01)  # the scheduler has set 0.2 before
     again.param_groups[0]["lr"] = 0.1
     make_step(again, lambda: p.square().sum())
     assert again.param_groups[0]["sam_rho"] == pytest.approx(0.03)
+
+
+def test_gsam_radius_with_rates_that_a_loop_sets() -> None:
+    """The largest rate so far counts: the loop sets it after construction."""
+    p = nn.Parameter(torch.ones(2))
+    opt = wsam.GSAM(torch.optim.SGD([p], lr=0.0), rho=0.2, rho_min=0.01)
+    radii = []
+    for rate in (0.0, 0.05, 0.1, 0.05, 0.0):
+        opt.param_groups[0]["lr"] = rate
+        make_step(opt, lambda: p.square().sum())
+        radii.append(opt.param_groups[0]["sam_rho"])
+    assert radii == pytest.approx([0.01, 0.2, 0.2, 0.105, 0.01])
 
 
 def test_follow_lr_with_another_method() -> None:

@@ -103,7 +103,7 @@ def _versions(lists: Sequence[list[Tensor]]) -> list[int]:
 
 
 def _reject_shared_storage(blocks: Sequence[Block]) -> None:
-    """Reject parameters that share memory: each of them would receive only its own part of A."""
+    """Reject parameters that begin at the same address: each would receive only its own part of A."""
     if torch.compiler.is_compiling():
         return
     weights = [w for block in blocks for w in block.weights() if type(w) in PLAIN_TYPES]

@@ -64,7 +64,10 @@ class GroupValues:
         """For each group the schedules by name."""
         self._groups: list[dict[str, Any]] = []
         self._valid: dict[tuple[int, str], Any] = {}
-        settings = [self._settings(group) for group in base.param_groups]
+        settings = []
+        for group in base.param_groups:
+            earlier = own_values(group) if STEP in group else {}  # of another wrapper of this base
+            settings.append(self._settings({k: v for k, v in group.items() if k not in earlier}))
         for group, setting in zip(base.param_groups, settings, strict=True):
             self._adopt(group, setting)
 
@@ -89,11 +92,9 @@ class GroupValues:
     def _settings(self, group: dict[str, Any]) -> dict[str, Value]:
         """Return the validated hyperparameters of a new group.
 
-        A group may set "sam_rho", or plain "rho" where the base has no such key itself. Values of an
-        earlier wrapper of the same base do not count.
+        A group may set "sam_rho", or plain "rho" where the base has no such key itself.
         """
-        own = {} if STEP in group else own_values(group)
-        given = {key.removeprefix(PREFIX): value for key, value in own.items()}
+        given = {key.removeprefix(PREFIX): v for key, v in own_values(group).items() if key != STEP}
         given.update({name: group[name] for name in self._plain_names if name in group})
         for name in self._left_to_base:
             if name in group and name not in given:

@@ -97,7 +97,7 @@ def _options(opt: "SharpnessAware") -> dict[str, str]:
 
 
 def _warn_about_differences(opt: "SharpnessAware", entry: dict[str, Any]) -> None:
-    """Warn if the state is of another method, or of the same with other options.
+    """Warn if the state is of another rule or geometry, or of the same with other options.
 
     States of version 0.1 have no options, and some no rule.
     """
