@@ -168,6 +168,12 @@ class SharpnessAware(CheckedArguments, Optimizer):
             name = type(base).__name__
             raise TypeError(f"base is already sharpness-aware ({name}): wrap a plain optimizer")
         option_checks.check_base(base, rule)
+        if geometry is not None and not isinstance(geometry, Geometry):
+            raise TypeError(
+                f"geometry must be an instance, such as wsam.Adaptive(), got {geometry!r}"
+            )
+        if model is not None and not isinstance(model, nn.Module):
+            raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
         self.base = base
         self.rule = rule
         self.geometry = geometry if geometry is not None else Euclidean()
@@ -313,6 +319,8 @@ class SharpnessAware(CheckedArguments, Optimizer):
         Gradients, losses and sharpness of several closures are summed.
         """
         for closure in closures:
+            if not callable(closure):
+                self._step_state.reject_update()
             check_closure(closure)
         if len(closures) == 1:
             return self._run_closure(closures[0])

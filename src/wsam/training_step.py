@@ -139,6 +139,12 @@ class TrainStep:
         self._capture = self._make_capture() if self.capture is True else None
 
     def _check_options(self) -> None:
+        if not isinstance(self.optimizer, Optimizer):
+            raise TypeError(f"train_step takes an optimizer first, got {self.optimizer!r}")
+        if self.autocast is not None and not isinstance(self.autocast, torch.dtype):
+            raise TypeError(
+                f"autocast must be a dtype such as torch.bfloat16, got {self.autocast!r}"
+            )
         count("micro_batches", self.micro_batches, 1)
         number("ascent_share", self.ascent_share, 0, 1, low_open=True, high_open=False)
         if self.perturb_per_micro_batch and self._scaler is not None:

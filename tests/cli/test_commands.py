@@ -127,9 +127,11 @@ def test_unknown_options_commands_and_missing_arguments() -> None:
             "train --schedule step",
             "'step' is not one of 'cosine', 'constant', 'warmup-cosine' (see wsam train",
         ),
+        ("sweep --model mlp", "settings of a run are values of the grid, as --grid model=mlp (see"),
         ("sweep cifar --gpus nan", "invalid value for '--gpus': "),
         ("compare --executor slurm --address auto", "--address needs --executor ray"),
         ("report missing", "missing holds no records"),
+        (f"report {__file__}", "is a file: pass its folder"),
         ("report . --out .", "'.' is a directory"),
     ],
 )

@@ -72,6 +72,7 @@ def test_failures_have_their_own_exit_status(tmp_path, in_process, monkeypatch):
             "must be a subclass of wsam.SharpnessAware",
         ),
         ("--methods sam,adam", "unknown method 'adam'; known: base, sam"),
+        ("--methods base", "nothing to compare: name a method besides base"),
         ("--seeds 0", "--seeds must be a number of seeds or a list"),
         ("--seeds 1,1", "seeds must be distinct"),
         ("--data missing.py:data", "there is no file"),

@@ -388,6 +388,14 @@ def test_load_warns_about_the_state_of_another_method() -> None:
         wsam.WSAM(sgd(model)).load_state_dict(state)
 
 
+def test_load_warns_about_the_state_of_another_base() -> None:
+    """Torch loads it, and its next step raises KeyError."""
+    model = small_model()
+    state = wsam.SAM(torch.optim.AdamW(model.parameters())).state_dict()
+    with pytest.warns(wsam.WsamWarning, match="base=AdamW, the optimizer has base=SGD"):
+        wsam.SAM(sgd(model)).load_state_dict(state)
+
+
 REUSING = {"reuse": True, "when": wsam.schedule.Every(2)}
 
 

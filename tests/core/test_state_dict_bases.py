@@ -234,7 +234,7 @@ def test_state_over_a_base_of_torch() -> None:
         "interval_lost",
         "skipped",
         "rule",
-        "method",
+        "base",
         "options",
     }
     assert set(state["sharpness"]) == kept

@@ -280,6 +280,12 @@ NO_CLOSURE = (
 )
 
 
+@pytest.mark.parametrize("given", [torch.ones(()), (torch.ones(2), torch.ones(2))])
+def test_a_loss_or_batch_instead_of_a_closure(given: Any) -> None:
+    with pytest.raises(RuntimeError, match=re.escape(NO_CLOSURE)):
+        Loop().opt.step(given)
+
+
 @pytest.mark.parametrize("name", RULES)
 def test_bad_arguments_no_closure(name: str) -> None:
     """`step()` alone is legal only with zero learning rates and gradients."""

@@ -312,6 +312,7 @@ def test_the_first_tensor_that_does_not_fit_is_named():
         ("curvature --model vgg", "unknown model 'vgg'"),
         ("landscape --dimensions 3", "invalid value for '--dimensions'"),
         ("landscape --points 1", "invalid value for '--points'"),
+        ("landscape --radius 0", "--radius must be above 0, got 0"),
         ("landscape --radius nan", "no loss of this landscape is finite"),
         ("landscape --along north", "'north' is not one of 'random', 'eigen'"),
         ("landscape --dimensions 2 --to x.pt", "remove --along and --dimensions"),

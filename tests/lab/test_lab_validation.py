@@ -114,3 +114,4 @@ def test_command(tmp_path):
     settings = records.read_file(path)["settings"]
     assert (settings["validation"], settings["validation_seed"]) == (0.25, 3)
     assert "invalid value for '--validation'" in error_of(*words, "--validation", "half")
+    assert "validation must be in (0, 1)" in error_of(*words, "--validation", "1.0")

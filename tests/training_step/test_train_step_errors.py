@@ -48,6 +48,15 @@ def test_mistakes_in_the_loss_function(mistake: str, kind: str) -> None:
     assert not same(snapshot(opt)["weights"], before["weights"])
 
 
+def test_wrong_arguments() -> None:
+    model = small_model()
+    opt = optimizer("wsam", model)
+    with pytest.raises(TypeError, match="takes an optimizer first, got <function"):
+        wsam.train_step(lambda x: loss(model, x), opt)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"must be a dtype such as torch.bfloat16, got True"):
+        wsam.train_step(opt, lambda x: loss(model, x), autocast=True)  # type: ignore[arg-type]
+
+
 def test_a_loss_of_another_model() -> None:
     step = wsam.train_step(optimizer("wsam", small_model()), lambda x: loss(small_model(), x))
     with pytest.raises(RuntimeError, match="the loss must depend on the base's parameters"):

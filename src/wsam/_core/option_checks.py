@@ -48,8 +48,6 @@ def check_options(opt: "SharpnessAware") -> None:
     rule, geometry, several = opt.rule, opt.geometry, opt.ascent_steps > 1
     if geometry.uses_denominators:
         require_preconditioner(opt.base)
-    if isinstance(geometry, type):
-        raise TypeError(f"geometry must be an instance: write {geometry.__name__}()")
     if opt.when is not None and not isinstance(opt.when, Interval):
         raise TypeError(f"when must be an interval, as wsam.schedule.Every(2), got {opt.when!r}")
     if opt.nonfinite not in NONFINITE:

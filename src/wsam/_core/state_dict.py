@@ -41,7 +41,7 @@ def sharpness_entry(opt: "SharpnessAware", state: dict[str, Any]) -> dict[str, A
         "interval_lost": opt.when is not None and interval is None,
         "skipped": opt.skipped,
         "rule": type(opt.rule).__name__,
-        "method": type(opt).__name__,
+        "base": type(opt.base).__name__,
         "options": _options(opt),
     }
     if opt._base_writes_grads:
@@ -97,12 +97,15 @@ def _options(opt: "SharpnessAware") -> dict[str, str]:
 
 
 def _warn_about_differences(opt: "SharpnessAware", entry: dict[str, Any]) -> None:
-    """Warn if the state is of another rule or geometry, or of the same with other options.
+    """Warn if the state is of another base, rule or geometry, or has other options.
 
     States of version 0.1 have no options, and some no rule.
     """
-    own = {"rule": type(opt.rule).__name__, **_options(opt)}
-    saved = {"rule": entry.get("rule", own["rule"]), **entry.get("options", {})}
+    own = {"base": type(opt.base).__name__, "rule": type(opt.rule).__name__, **_options(opt)}
+    saved = {
+        **{name: entry.get(name, own[name]) for name in ("base", "rule")},
+        **entry.get("options", {}),
+    }
     different = {name: value for name, value in saved.items() if own.get(name) != value}
     if different:
         before = ", ".join(f"{name}={value}" for name, value in different.items())

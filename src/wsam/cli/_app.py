@@ -117,6 +117,8 @@ def run() -> None:
             sys.exit(error.exit_code)
         message = error.format_message().rstrip(".").replace("Value error, ", "")
         command = error.ctx.command_path if error.ctx is not None else "wsam"
+        if command == "wsam sweep" and type(error).__name__ == "NoSuchOption":
+            message += "; settings of a run are values of the grid, as --grid model=mlp"
         _exit(f"{message[:1].lower()}{message[1:]} (see {command} --help)")
     except OSError as error:
         _exit(format_os_error(error))

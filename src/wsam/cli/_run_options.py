@@ -204,7 +204,7 @@ def problem(given: Mapping[str, Any], config: ExecutionConfig) -> dict[str, Any]
         "model_args": options.parse_pairs(given["model_arg"] or ()),
         "base_args": merge_pairs(named, "--base-arg", given["base_arg"] or ()),
         "precision": given["precision"] or ("bf16" if on_cuda else "fp32"),
-        "validation": int(size) if size is not None and size.is_integer() else size,
+        "validation": int(size) if size is not None and size > 1 and size.is_integer() else size,
     }
 
 

@@ -81,6 +81,8 @@ def landscape(
         raise ValueError(
             "--to measures the line between two checkpoints: remove --along and --dimensions"
         )
+    if radius < 0 or (radius == 0 and to is None):
+        raise ValueError(f"--radius must be above 0, got {radius:g}")
     settings = shared.loss_options(mode, precision)
     config = options.make_config(data_dir, download, device=device)
     start = time.monotonic()

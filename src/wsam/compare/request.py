@@ -111,6 +111,8 @@ def _checked_methods(names: Sequence[str]) -> tuple[str, ...]:
     known = [BASE, *(name for name in method_defaults() if name != VANILLA), CHEAP, CLASS]
     named = [BASE if name == VANILLA else name for name in names]
     found = [name if is_code(name) else check_choice("method", name, known) for name in named]
+    if {*found} <= {BASE}:
+        raise ValueError(f"nothing to compare: name a method besides {BASE}")
     return tuple(dict.fromkeys([BASE, *found]))
 
 

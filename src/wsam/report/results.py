@@ -156,6 +156,8 @@ def gather(folder: Path) -> Folder:
         if not result.finished
     ]
     found.troubles += _unfinished(folder)
+    if folder.is_file():
+        raise ValueError(f"{folder} is a file: pass its folder, {folder.parent}")
     if not found.groups and not found.troubles:
         raise ValueError(f"{folder} holds no records: train something with --out {folder} first")
     return found
