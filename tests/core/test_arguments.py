@@ -57,7 +57,7 @@ BAD: dict[str, list[tuple[str, Any]]] = {
     ],
     "esam": [*[(key, value) for key in ("beta", "gamma") for value in (0.0, 1.5)], ("seed", 0.5)],
     "asam": [("weights_only", True)],
-    "looksam": [("alpha", math.inf), ("n", 0), ("n", 2.5), ("per_tensor", 1)],
+    "looksam": [("alpha", math.inf), ("n", 0), ("n", 2.5)],
     "vasso": [("theta", 0.0), ("theta", 1.5)],
     "friendly_sam": [("decay", 1.0)],
 }

@@ -56,10 +56,3 @@ def count(name: str, value: Any, low: int = 0) -> int:
     if value < low:
         raise ValueError(f"{name} must be at least {low}, got {value!r}")
     return int(value)
-
-
-def flag(name: str, value: Any) -> bool:
-    """Return `value` if it is True or False, or raise."""
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, got {value!r}")
-    return value

@@ -37,6 +37,7 @@ from wsam.lab.user_code import is_code, is_code_or_object
 from wsam.lab.values import (
     Value,
     check_choice,
+    check_flag,
     check_mapping,
     check_str,
     is_number,
@@ -161,7 +162,7 @@ class Run:
         self._freeze("hyper", self._checked_hyper())  # before a digest of the method is added
         self._freeze("digests", self._checked_digests())
         self._convert_numbers()
-        validation.flag("augment", self.augment)
+        check_flag("augment", self.augment)
         self._freeze("base_args", with_defaults(self.base, self.base_args, BASES[self.base]))
         options = checked_options(self.method, self.hyper, self.base, self.options)
         self._freeze("options", options)

@@ -30,6 +30,13 @@ def check_choice(what: str, name: str, known: Iterable[str]) -> str:
     return name
 
 
+def check_flag(name: str, value: object) -> bool:
+    """Return `value` if it is True or False, else raise TypeError."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+    return value
+
+
 def check_str(name: str, value: Any) -> str:
     """Return `value` if it is a string, else raise TypeError."""
     if not isinstance(value, str):
@@ -70,7 +77,7 @@ def with_defaults(
 def _cast_like(name: str, value: object, default: Value) -> Value:
     """Cast a value to the type of its default: ``1`` and ``1.0`` must give the same key."""
     if isinstance(default, bool):
-        return validation.flag(name, value)
+        return check_flag(name, value)
     if isinstance(default, int):
         if isinstance(value, Integral) and not isinstance(value, bool):
             return int(value)

@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 
 from wsam._core.mix import G0, G1, NOTHING, Mix, Part, Products, Scalar, is_exactly
 from wsam._core.schedule_base import Interval, Schedule
-from wsam._core.validation import count, flag
+from wsam._core.validation import count
 from wsam.geometry import Geometry
 from wsam.optimizer import SharpnessAware, group_value
 from wsam.rule import Norm, Reuse, Rule
@@ -33,9 +33,6 @@ class OrthogonalReuse(Rule):
     reuse = Reuse()
     kept_needs_products = True
     keeps_orthogonal_part = True
-
-    def __post_init__(self) -> None:
-        flag("per_tensor", self.per_tensor)
 
     def mix(self, hyper: dict[str, Scalar], products: Products | None) -> Mix:
         """Return base_grad = g1."""
