@@ -61,6 +61,7 @@ def test_a_grid_file_then_a_search(tmp_path, grid):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (("--grid", "rho=0.1,-1"), "rho must be in [0, inf), got -1.0"),
         (("cifer",), "unknown table, figure or search 'cifer'"),
         (("rho", "--trials", "3"), "--trials and --storage need --optuna"),
         (("rho", "--ray", "local", "--submitit", "local"), "--ray or --submitit, not both"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import tomllib
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 from wsam.lab.files import read_regular
 from wsam.lab.run import Run, check_setting_names, with_wsam_defaults
 from wsam.lab.settings import DATA_SETTINGS
+from wsam.lab.user_code import is_code
 from wsam.lab.values import Value
 from wsam.sweep.settings import DECISIVE, SEEDS, has_setting, in_order, with_value
 
@@ -97,7 +99,8 @@ class Grid:
         """Check all points.
 
         Raises:
-            ValueError: An axis that no run has, an invalid value, or too many points.
+            ValueError: An axis that no run has, an invalid value such as a negative radius, or too many
+            points.
         """
         if (count := math.prod(map(len, self.axes.values()))) > MAX_POINTS:
             raise ValueError(f"{count:,} grid points: at most {MAX_POINTS:,} are allowed")
@@ -105,7 +108,7 @@ class Grid:
         for point in self.points():
             used |= point.keys()
             for column in self.bases:
-                self.run(column, point)
+                check_optimizer(self.run(column, point))
         for name in self.axes:
             if name not in used:  # of all runs: the first has the message with the known names
                 with_value(self.run(next(iter(self.bases)), next(self.points())), name, None)
@@ -113,6 +116,18 @@ class Grid:
     def map(self, change: Callable[[Run], Run]) -> Grid:
         """Return the grid with `change` applied to every base run."""
         return replace(self, bases={name: change(run) for name, run in self.bases.items()})
+
+
+def check_optimizer(run: Run) -> None:
+    """Raise a ValueError if the optimizer of a run rejects a value; the user's own are not created."""
+    from torch import nn
+
+    from wsam.lab.optimizers import make_optimizer
+
+    if not is_code(run.method):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            make_optimizer(run.replace(geometry=None), nn.Linear(1, 1))
 
 
 def read_grid(path: Path) -> Grid:
