@@ -155,6 +155,7 @@ def main() -> None:
         line = "  ".join(f"{name} {q[1]:.3f}" for name, q in record["ratios"][case].items())
         print(f"{case:20s}{line}")
     if given.out is not None:
+        given.out.mkdir(parents=True, exist_ok=True)
         path = given.out / f"versions-{DEVICE.type}.json"
         path.write_text(json.dumps(record, indent=1) + "\n")
 
