@@ -240,7 +240,9 @@ def test_commands_include_measurements(folder):
     assert measured == f"wsam curvature again/{small('wsam').key}.json --top 1 --samples 128"
     several = by_key[small("wsam", seed=1).key]
     several.record["execution"]["processes"] = 4
-    assert commands(several)[0].startswith("torchrun --nproc_per_node 4 -m wsam train --data digits")
+    assert commands(several)[0].startswith(
+        "torchrun --nproc_per_node 4 -m wsam train --data digits"
+    )
 
 
 def test_bit_identical_results_are_promised_only_for_one_thread(tmp_path, results):
