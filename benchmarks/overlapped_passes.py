@@ -91,10 +91,8 @@ class OverlappedStepper(Stepper):
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> None:
         """Receive a batch; make n steps if it is the last of n."""
-        if len(self.batches) < self.n + 1:  # the last is that of the pass at w + d
-            self.batches.append((inputs.clone(), targets.clone()))
-        if len(self.batches) == self.n:
-            self.batches.append((inputs.clone(), targets.clone()))
+        if not self.batches:  # the last is that of the pass at w + d
+            self.batches = [(inputs.clone(), targets.clone()) for _ in range(self.n + 1)]
         for tensor, given in zip(self.batches[self.received], (inputs, targets), strict=True):
             tensor.copy_(given)
         self.rates[self.received] = self.group["lr"]

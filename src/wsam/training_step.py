@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -136,7 +136,7 @@ class TrainStep:
         model = self._sharp.model if self._sharp is not None else None
         modules = model.modules() if model is not None and self.micro_batches > 1 else ()
         self._synchronized: list[Any] = [m for m in modules if _reduces(m)]
-        self._capture = self._make_capture() if self.capture is True else None
+        self._step_capture = self._make_capture() if self.capture is True else None
 
     def _check_options(self) -> None:
         if not isinstance(self.optimizer, Optimizer):
@@ -165,9 +165,9 @@ class TrainStep:
         """Make one step; return the loss at w and the outputs of the first pass, detached."""
         if self.capture is False or not self._is_on_cuda():
             return self._make_step(*args, **kwargs)
-        if self._capture is None:
-            self._capture = self._make_capture()
-        return self._capture.run(args, kwargs)
+        if self._step_capture is None:
+            self._step_capture = self._make_capture()
+        return self._step_capture.run(args, kwargs)
 
     def _is_on_cuda(self) -> bool:
         groups = self.optimizer.param_groups
@@ -236,8 +236,9 @@ class TrainStep:
     def _run(self, part: MicroBatch) -> tuple[Tensor, Any]:
         """Run a micro-batch forward and backward; return its share of the loss, and the outputs."""
         with torch.enable_grad():
-            watch = self._capture.find_host_work if self._capture else contextlib.nullcontext
-            with self._autocast_context(), watch():
+            capture = self._step_capture
+            watch = nullcontext() if capture is None else capture.find_host_work()
+            with self._autocast_context(), watch:
                 result = self.loss_fn(*part.args, **part.kwargs)
             loss, outputs = _loss_and_outputs(result)
             loss = loss if part.weight == 1.0 else loss * part.weight
@@ -270,7 +271,7 @@ class TrainStep:
 
     def _autocast_context(self) -> AbstractContextManager[Any]:
         if self.autocast is None:
-            return contextlib.nullcontext()
+            return nullcontext()
         params = (p for group in self.optimizer.param_groups for p in group["params"])
         return torch.autocast(next(params).device.type, self.autocast)
 

@@ -1,28 +1,15 @@
 """The benchmark against other libraries: a small GPU record, and the tables of its page."""
 
-import importlib.util
 import itertools
 import json
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
+from programs import load_program
 
 from wsam.lab import markdown_tables
-
-ROOT = Path(__file__).parents[2]
-
-
-def load_program(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses need it
-    spec.loader.exec_module(module)
-    return module
-
 
 bench, page = load_program("curvature"), load_program("curvature_page")
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from programs import load_program
 from workers import traffic
 from workers.process_group import process_group
 
@@ -25,7 +26,7 @@ def calls(record: dict[str, Any], case: str) -> int:
 
 @pytest.mark.parametrize("style", ["ddp", "fsdp2"])
 def test_page_shows_the_record(record: dict[str, Any], style: str) -> None:
-    assert "\n".join(traffic.program().table(record, style)) in PAGE
+    assert "\n".join(load_program("communication").table(record, style)) in PAGE
 
 
 @pytest.mark.slow

@@ -1,27 +1,22 @@
 """Rows that share their first epochs with SGD: benchmarks/common_start.py."""
 
-import importlib.util
 from pathlib import Path
 
 import pytest
+from programs import load_program
 
 from wsam.lab import records
 from wsam.lab.execution import ExecutionConfig
 from wsam.lab.run import Run
 from wsam.lab.train import train
 
-PROGRAM = Path(__file__).parents[2] / "benchmarks" / "common_start.py"
 TIMES = {"seconds", "images_per_second"}
 
 
 @pytest.mark.slow
 def test_records_equal_those_of_whole_runs(tmp_path: Path) -> None:
     """Also of runs that start at different epochs, and of those whose learning rate is held before."""
-    spec = importlib.util.spec_from_file_location("common_start", PROGRAM)
-    assert spec is not None
-    assert spec.loader is not None
-    program = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(program)
+    program = load_program("common_start")
     base = Run(model="cnn", method="vanilla", base_args={"lr": 0.05, "momentum": 0.9}, epochs=4)
     base = base.replace(train_limit=256, seed=1, augment=True)
     options = {"every": 2, "reuse": True, "start": 0.5}

@@ -1,28 +1,22 @@
 """The experiment with a pass at w + d next to later passes: benchmarks/overlapped_passes.py."""
 
 import copy
-import importlib.util
-from pathlib import Path
 
 import pytest
 import torch
+from programs import load_program
 from torch import Tensor, nn
 
 from wsam import WSAM
 from wsam.lab.step import Objective
 
-PROGRAM = Path(__file__).parents[2] / "benchmarks" / "overlapped_passes.py"
 RATES = [0.1, 0.09, 0.08, 0.07, 0.06, 0.05]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_steps_equal_a_plain_loop(n: int) -> None:
-    spec = importlib.util.spec_from_file_location("overlapped_passes", PROGRAM)
-    assert spec is not None
-    assert spec.loader is not None
-    program = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(program)
+    program = load_program("overlapped_passes")
     layers = nn.Linear(10, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3)
     model = nn.Sequential(*layers).double()
     batches = [(torch.randn(8, 10).double(), torch.randint(3, (8,))) for _ in RATES]

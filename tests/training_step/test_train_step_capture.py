@@ -90,14 +90,14 @@ def test_auto_uses_the_graph(pretend_cuda: None, caplog: pytest.LogCaptureFixtur
     step = make()
     for _ in range(4):
         step(on_cuda(4, 3))
-    assert len(step._capture.graph.batches) == 4
+    assert len(step._step_capture.graph.batches) == 4
     assert not messages(caplog)
 
 
 def test_no_graph_if_false(pretend_cuda: None) -> None:
     step = make(capture=False)
     step(on_cuda(4, 3))
-    assert step._capture is None
+    assert step._step_capture is None
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_auto_logs_once_why_it_is_eager(
     (message,) = messages(caplog)
     assert message.startswith("train_step makes eager steps: ")
     assert re.search(reason, message)
-    assert step._capture.graph is None
+    assert step._step_capture.graph is None
 
 
 def test_auto_logs_why_the_optimizer_cannot_be_captured(
@@ -211,7 +211,7 @@ def compare(make: Any, data: Any = None, tolerance: float = 2e-5, **options: Any
 
 
 def recorded(step: Any) -> int:
-    return sum(each.graph is not None for each in step._capture.graph._recordings.values())
+    return sum(each.graph is not None for each in step._step_capture.graph._recordings.values())
 
 
 @pytest.mark.cuda

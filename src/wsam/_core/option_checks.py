@@ -39,7 +39,7 @@ def check_group(group: dict[str, Any], base: Optimizer, rule: "Rule") -> None:
         require_preconditioner(base).check(group)
     if group.get("differentiable") and not rule.base_uses_g1:
         raise ValueError(
-            "the graph of a differentiable base lacks a decoupled term: use CoupledWSAM"
+            "differentiable=True would leave the decoupled term out of the graph: use CoupledWSAM"
         )
 
 

@@ -99,8 +99,7 @@ class Grid:
         """Check all points.
 
         Raises:
-            ValueError: An axis that no run has, an invalid value such as a negative radius, or too many
-            points.
+            ValueError: An axis that no run has, a value that an optimizer rejects, or too many points.
         """
         if (count := math.prod(map(len, self.axes.values()))) > MAX_POINTS:
             raise ValueError(f"{count:,} grid points: at most {MAX_POINTS:,} are allowed")
