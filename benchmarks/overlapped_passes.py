@@ -1,6 +1,6 @@
 """WSAM whose pass at w + d runs next to the following steps' passes, on a second CUDA stream.
 
-    python benchmarks/overlapped_passes.py --budget 1.15 --seeds 0 1 2 --data-dir DATA --out OUT
+    python benchmarks/overlapped_passes.py --start 0.25 --seeds 0 1 2 --data-dir DATA --out OUT
 
 An experiment on the cost of sharpness. ResNet18 on CIFAR-10 does not fill a large GPU, so two passes
 that do not need each other's results may take less time than twice that of one; the program measures
@@ -12,7 +12,7 @@ the last of these on:
     then                   h = g1 - g, which the n updates from then on apply: w - base(.) - lr k h
 
 This is `WSAM(base, when=Every(n), reuse=True)` with an h that is n steps late. n steps are one CUDA
-graph. All other settings are those of `wsam paper run cheap`.
+graph. The base may train alone at first. All other settings are those of `wsam paper run cheap`.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import copy
 import json
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -47,6 +47,35 @@ Pass = tuple[Tensor, Tensor, list[Tensor]]
 """Loss, counts and gradients."""
 
 
+class GraphedSteps:
+    """Calls a function that takes no arguments, the first times eagerly and then as a CUDA graph."""
+
+    def __init__(
+        self, make_steps: Callable[[], tuple[Tensor, ...]], stream: torch.cuda.Stream
+    ) -> None:
+        self.make_steps, self.stream, self.calls = make_steps, stream, 0
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.result: tuple[Tensor, ...] = ()
+
+    def __call__(self) -> tuple[Tensor, ...]:
+        """Return the function's result."""
+        self.calls += 1
+        if self.calls <= EAGER_CALLS:
+            current = torch.cuda.current_stream()
+            self.stream.wait_stream(current)
+            with torch.cuda.stream(self.stream):
+                result = self.make_steps()
+            current.wait_stream(self.stream)
+            return result
+        if self.graph is None:
+            torch.cuda.synchronize()
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph, stream=self.stream):
+                self.result = self.make_steps()
+        self.graph.replay()
+        return self.result
+
+
 class OverlappedStepper(Stepper):
     """Makes n steps when it has n batches.
 
@@ -56,12 +85,20 @@ class OverlappedStepper(Stepper):
         capture: Replay the steps from a CUDA graph.
         n: A pass at w + d belongs to every n-th step.
         priority: Give the passes at w priority over that at w + d.
+        start: The base makes this many steps alone, a multiple of n.
     """
 
     def __init__(
-        self, optimizer: Any, objective: Objective, capture: bool, n: int, priority: bool
+        self,
+        optimizer: Any,
+        objective: Objective,
+        capture: bool,
+        n: int,
+        priority: bool,
+        start: int = 0,
     ) -> None:
         self.device, self.capture, self.objective, self.n = objective.device, capture, objective, n
+        self.start, self.made = start, 0
         (self.group,) = optimizer.param_groups
         objective.select = torch.mean
         second_model = copy.deepcopy(optimizer.model)
@@ -81,12 +118,11 @@ class OverlappedStepper(Stepper):
         self.rho, self.k = float(optimizer.rho), optimizer.gamma / (1 - optimizer.gamma)
         self.rates = torch.zeros(n, device=self.device)
         self.batches: list[tuple[Tensor, Tensor]] = []
-        self.received, self.calls = 0, 0
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.result: tuple[Tensor, ...] = ()
+        self.received = 0
+        self.graphed: dict[bool, GraphedSteps] = {}
         if self.device.type == "cuda":
             self.main = torch.cuda.Stream(priority=-1 if priority else 0)
-            self.side = torch.cuda.Stream()
+        self.side = torch.cuda.Stream() if self.device.type == "cuda" else None
         self.reset_totals()
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> None:
@@ -98,53 +134,42 @@ class OverlappedStepper(Stepper):
         self.rates[self.received] = self.group["lr"]
         self.received = (self.received + 1) % self.n
         if self.received == 0:
-            loss, counts, sharpness, measured = self._replay()
+            loss, counts, sharpness, measured = self._replay(self.made >= self.start)
+            self.made += self.n
             self.totals.loss += loss
             self.totals.counts += counts
             self.totals.sharpness += sharpness
             self.totals.measured += measured
             self.totals.steps += self.n
 
-    def _replay(self) -> tuple[Tensor, ...]:
+    def _replay(self, sharp: bool) -> tuple[Tensor, ...]:
         """Make n steps, eagerly or from a graph."""
         if not self.capture:
-            return self._make_steps()
-        self.calls += 1
-        current = torch.cuda.current_stream()
-        if self.calls <= EAGER_CALLS:
-            self.main.wait_stream(current)
-            with torch.cuda.stream(self.main):
-                result = self._make_steps()
-            current.wait_stream(self.main)
-            return result
-        if self.graph is None:
-            torch.cuda.synchronize()
-            self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph, stream=self.main):
-                self.result = self._make_steps()
-        self.graph.replay()
-        return self.result
+            return self._make_steps(sharp)
+        if sharp not in self.graphed:
+            self.graphed[sharp] = GraphedSteps(lambda: self._make_steps(sharp), self.main)
+        return self.graphed[sharp]()
 
-    def _make_steps(self) -> tuple[Tensor, ...]:
+    def _make_steps(self, sharp: bool) -> tuple[Tensor, ...]:
         """Make n steps; return the sums of loss and counts, the sharpness and whether it is known."""
         *batches, batch_of_g0 = self.batches
-        if self.device.type == "cuda":
-            current = torch.cuda.current_stream()
-            self.side.wait_stream(current)
+        current = torch.cuda.current_stream() if self.device.type == "cuda" else None
+        if sharp:
+            if current:
+                self.side.wait_stream(current)
             with torch.cuda.stream(self.side):
                 loss_1, _, g1 = self._pass(self.second_objective, self.perturbed, batch_of_g0)
-        else:
-            loss_1, _, g1 = self._pass(self.second_objective, self.perturbed, batch_of_g0)
         losses, counts = [], []
+        sharpness = measured = torch.zeros((), device=self.device)
         for i, batch in enumerate(batches):
             loss, count, gradient = self._pass(self.objective, self.params, batch)
             losses.append(loss)
             counts.append(count)
-            if i == self.n - 1:
-                if self.device.type == "cuda":
+            if sharp and i == self.n - 1:
+                if current:
                     current.wait_stream(self.side)
                 sharpness, measured = self._exchange(loss_1, g1, loss, gradient, batch)
-            self._update(gradient, self.rates[i])
+            self._update(gradient, self.rates[i], sharp)
         return torch.stack(losses).sum(), torch.stack(counts).sum(0), sharpness, measured
 
     def _pass(
@@ -177,8 +202,8 @@ class OverlappedStepper(Stepper):
         return sharpness, measured
 
     @torch.no_grad()
-    def _update(self, gradient: list[Tensor], rate: Tensor) -> None:
-        """Make the base's step, and apply the sharpness term."""
+    def _update(self, gradient: list[Tensor], rate: Tensor, sharp: bool) -> None:
+        """Make the base's step, and apply the sharpness term if `sharp`."""
         torch._fused_sgd_(
             self.params,
             gradient,
@@ -191,20 +216,24 @@ class OverlappedStepper(Stepper):
             maximize=False,
             is_first_step=False,
         )
-        torch._foreach_sub_(self.params, torch._foreach_mul(self.h, self.k * rate))
+        if sharp:
+            torch._foreach_sub_(self.params, torch._foreach_mul(self.h, self.k * rate))
 
 
 class OverlappedTrainer(Trainer):
     """A `Trainer` that makes its steps with an `OverlappedStepper`."""
 
-    n, priority = 2, True
+    n, priority, start = 2, True, 0.0
 
     def _make_stepper(self) -> Stepper:
         model: Any = self.model
         if self.compiled:
             model = torch.compile(model, dynamic=False)
         objective = Objective(model, torch.mean, self.run.precision, self.device)
-        return OverlappedStepper(self.optimizer, objective, self.captured, self.n, self.priority)
+        start = round(self.start * self.run.epochs * self.feed.steps / self.n) * self.n
+        return OverlappedStepper(
+            self.optimizer, objective, self.captured, self.n, self.priority, start
+        )
 
 
 def seconds_per_step(
@@ -237,12 +266,13 @@ def seconds_per_step(
     return {name: statistics.median(found) for name, found in times.items()}
 
 
-def run_of(seed: int, epochs: int) -> Run:
+def run_of(seed: int, epochs: int, start: float) -> Run:
     """Return the settings that the experiment shares with the study."""
     cell = find("cheap").cell((IN_BUDGET,), "CIFAR-10")
     assert cell is not None
     run = next(run for run in cell.runs if run.seed == seed)
-    return run.replace(epochs=epochs)
+    options = {**run.options, "start": start} if start else run.options
+    return run.replace(epochs=epochs, options=options)
 
 
 def main() -> None:
@@ -250,7 +280,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--n", type=int, default=2)
     parser.add_argument("--budget", type=float, default=BUDGET, help="of SGD's training time")
+    parser.add_argument("--start", type=float, default=0.0, help="share of the steps of SGD alone")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument(
+        "--give-up", type=float, default=100.0, help="train no other seed after a higher error (%%)"
+    )
     parser.add_argument("--data-dir", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
@@ -260,21 +294,33 @@ def main() -> None:
         source=DataSource(options.data_dir), checkpoint_seconds=float("inf")
     )
     forms = [(n, priority) for n in (options.n, 3) for priority in (False, True)]
-    seconds = seconds_per_step(run_of(0, EPOCHS), execution, forms)
+    seconds = seconds_per_step(run_of(0, EPOCHS, 0.0), execution, forms)
     ratios = {name: value / seconds["SGD"] for name, value in seconds.items()}
-    print(json.dumps({"seconds": seconds, "ratios": ratios}), flush=True)
     plain, prioritized = ratios[f"n={options.n}"], ratios[f"n={options.n}, priority"]
-    OverlappedTrainer.n, OverlappedTrainer.priority = options.n, prioritized < plain
-    epochs = min(EPOCHS, int(0.99 * options.budget / min(plain, prioritized) * EPOCHS))
-    print(f"{epochs} epochs, priority {OverlappedTrainer.priority}", flush=True)
+    cost = options.start + (1 - options.start) * min(plain, prioritized)
+    epochs = min(EPOCHS, int(0.99 * options.budget / cost * EPOCHS))
+    timing = {
+        "n": options.n,
+        "start": options.start,
+        "priority": prioritized < plain,
+        "seconds_per_step": seconds,
+        "ratios": ratios,
+        "epochs": epochs,
+    }
+    print(json.dumps(timing), flush=True)
+    (options.out / "overlapped-timing.json").write_text(json.dumps(timing, indent=1) + "\n")
+    OverlappedTrainer.n, OverlappedTrainer.start = options.n, options.start
+    OverlappedTrainer.priority = prioritized < plain
     with init_distributed(execution.device) as (context, _):
         for seed in options.seeds:
-            run = run_of(seed, epochs)
+            run = run_of(seed, epochs, options.start)
             trainer = OverlappedTrainer(run, options.out, execution, (LogLines(),), context)
             record = trainer.train()
-            record["overlapped"] = {"n": options.n, "step_ratios": ratios}
+            record["overlapped"] = timing
             path = options.out / f"overlapped-{epochs}-seed{seed}.json"
             path.write_text(json.dumps(record, indent=1) + "\n")
+            if record["final"]["test_error"] > options.give_up:
+                break
 
 
 if __name__ == "__main__":
