@@ -25,7 +25,7 @@ Step = Callable[[], object]
 StepFactory = Callable[[Workload, str], Step]
 FLOOR, BASE, OURS, PEER = "floor", "base", "ours", "peer"
 INTERVALS = (2, 5, 10)
-REUSE_INTERVALS = (5, 10)
+REUSE_INTERVALS = (2, 5, 10)
 LOOKSAM_INTERVAL = 5
 ESAM_SHARE = 0.6
 
