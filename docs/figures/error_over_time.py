@@ -49,6 +49,10 @@ NAMES = {
     LATE: "WSAM in the last 30%, every second step, late decay",
     SHORTER: "WSAM on every second step, 0.72 times the epochs",
     IN_BUDGET: "WSAM on every second step, 0.76 times the epochs",
+    "WSAM reuse 2, last 3/4, 0.82x epochs": "WSAM in the last 3/4, every second step, "
+    "0.82 times the epochs",
+    "WSAM reuse 2, last half, 0.91x epochs": "WSAM in the last half, every second step, "
+    "0.91 times the epochs",
     "SGD, 1.15x epochs": "SGD, 1.15 times the epochs",
     SHORTER_SAM: "SAM, 0.58 times the epochs",
     SHORTER_WSAM: "WSAM, 0.58 times the epochs",

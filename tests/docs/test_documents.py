@@ -28,7 +28,7 @@ import wsam
 from wsam import methods
 from wsam._utils.significance import holm, welch_p
 from wsam.lab import markdown_tables
-from wsam.lab.records import objective, read, record_path
+from wsam.lab.records import objective, read, record_path, training_seconds
 from wsam.lab.run import Run
 from wsam.paper import Profile, find, gather
 from wsam.paper.cheap import (
@@ -338,6 +338,10 @@ def known_p_values() -> set[str]:
     errors = {row: ours.values for (row, _), ours in found.items()}
     pairs = [(three_quarters(found), errors[row]) for row in ("SGD", TWICE, "WSAM")]
     pairs.append((errors[SHORTER], errors[IN_BUDGET]))
+    overlapped = [record["final"]["test_error"] for record in overlapped_records()]
+    pairs += [
+        (overlapped, other) for other in (three_quarters(found), errors[TWICE], errors["WSAM"])
+    ]
     known |= {f"{welch_p(*pair):.2g}" for pair in pairs}
     return known | {*p_values_of_the_coupled_form()}
 
@@ -521,6 +525,12 @@ def read_cheap(only: str) -> tuple[Table, dict[tuple[str, str], Ours]]:
 def three_quarters(found: dict[tuple[str, str], Ours]) -> tuple[float, ...]:
     """Return the errors of WSAM on every second step, for about three quarters of the epochs."""
     return found[SHORTER, "CIFAR-10"].values + found[IN_BUDGET, "CIFAR-10"].values
+
+
+def overlapped_records() -> list[dict[str, Any]]:
+    """Read the records of benchmarks/overlapped_passes.py."""
+    paths = sorted((BENCHMARKS / "overlapped_passes").glob("*.json"))
+    return [json.loads(path.read_text()) for path in paths]
 
 
 def test_gain_at_a_lower_cost_equals_the_records() -> None:
@@ -717,6 +727,40 @@ def test_removed_method_in_words_equals_its_records() -> None:
     assert f"On the noisy digits below it has {both}" in text
 
 
+def test_overlapped_passes_in_words_equal_their_records() -> None:
+    """As docs/cheap.md states the result of benchmarks/overlapped_passes.py."""
+    own = overlapped_records()
+    errors = [record["final"]["test_error"] for record in own]
+    table, found = read_cheap("*/CIFAR-10*")
+    sgd, full, twice = (found[row, "CIFAR-10"] for row in ("SGD", "WSAM", TWICE))
+    mean, std = statistics.fmean(errors), statistics.stdev(errors)
+    references = table.cell(("SGD",), "CIFAR-10, cost").reference
+    records = [record for run in references if (record := read(ROOT / "results", run))]
+    epoch = statistics.fmean(training_seconds(one) / len(one["curve"]) for one in records)
+    cost = statistics.fmean(map(training_seconds, own)) / (200 * epoch)
+    text = read_page("docs/cheap.md")
+    share = (sgd.mean - mean) / (sgd.mean - full.mean)
+    assert (
+        f"{share:.0%} of the gain at {cost:.2f} times the time**, {mean:.2f} ± {std:.2f}%" in text
+    )
+    assert len(errors) == 3, "'three runs'"
+    against = [
+        welch_p(errors, other) for other in (twice.values, full.values, three_quarters(found))
+    ]
+    p = [f"{value:.2g}" for value in against if value is not None]
+    assert (
+        f"SGD with twice the epochs (p = {p[0]}) and higher than that of full WSAM (p = {p[1]})"
+        in text
+    )
+    assert f"it is not told apart (p = {p[2]})" in text
+    (timing,) = {json.dumps(record["overlapped"], sort_keys=True) for record in own}
+    stated = json.loads(timing)
+    assert (stated["n"], stated["start"]) == (2, 0.25)
+    ratio = stated["ratios"]["n=2, priority"]
+    assert f"takes {ratio:.2f} times as long as one of SGD instead of 1.50 times" in text
+    assert f"{stated['epochs']} epochs fit" in text
+
+
 def test_cifar100_in_words_equals_the_records() -> None:
     """As docs/cheap.md states the errors of the recommended setting and its baselines."""
     table, found = read_cheap("*/CIFAR-100*")
@@ -732,11 +776,16 @@ def test_cifar100_in_words_equals_the_records() -> None:
         f"twice the epochs {twice.mean:.2f}% (n = {twice.n}), SAM {sam.mean:.2f}% (n = {sam.n}) and "
         f"WSAM {full.mean:.2f}% (n = {full.n})."
     ) in text
+    of_wsam, of_sam = (f"{welch_p(one.values, twice.values):.2g}" for one in (full, sam))
     assert (
-        f"WSAM has an error of {full.mean:.2f}%, and SGD with twice the epochs {twice.mean:.2f}% "
-        f"(three seeds, p = {welch_p(full.values, twice.values):.2g})"
+        f"WSAM has an error of {full.mean:.2f}%, SAM {sam.mean:.2f}%, and SGD with twice the epochs "
+        f"{twice.mean:.2f}% (three seeds; p = {of_wsam} and {of_sam} against SGD)"
     ) in read_page("README.md")
-    assert full.n == twice.n == 3
+    paper = read_page("docs/paper.md")
+    assert f"WSAM (p = {of_wsam}) and SAM (p = {of_sam}) are better than SGDM" in paper
+    each_other = welch_p(full.values, sam.values)
+    assert f"not told apart from each other (p = {each_other:.2g})" in paper
+    assert full.n == sam.n == twice.n == 3
 
 
 def test_costs_of_esam_equal_the_record() -> None:
@@ -748,10 +797,10 @@ def test_costs_of_esam_equal_the_record() -> None:
     text = read_page("docs/cheap.md")
     assert f"(*ESAM gathered*, {ratios[0]:.2f} against {ratios[1]:.2f})" in text
     assert f"makes {gathered['passes']:.3g} passes instead of {plain['passes']:.3g}" in text
-    names = ("MSAM", "WSAM reuse 10", "WSAM reuse 5", "WSAM")
-    msam, tenth, fifth, full = (f"{found[name]['of_base']['median']:.2f}" for name in names)
+    names = ("MSAM", "WSAM reuse 10", "WSAM reuse 5", "WSAM reuse 2", "WSAM")
+    msam, tenth, fifth, second, full = (f"{found[name]['of_base']['median']:.2f}" for name in names)
     assert f"takes {msam} times as long as that of SGD with MSAM, {tenth} with *reuse 10*" in text
-    assert f"{fifth} with *reuse 5* and {full} with WSAM." in text
+    assert f"{fifth} with *reuse 5*, {second} with *reuse 2* and {full} with WSAM." in text
 
 
 def test_captured_steps_of_other_libraries_equal_the_record() -> None:

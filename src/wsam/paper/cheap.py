@@ -42,6 +42,14 @@ _SETTINGS: Mapping[str, dict[str, Any]] = {
     "WSAM reuse 2": _reuse(2),
     SHORTER: {**_reuse(2), "epochs": round(0.72 * EPOCHS)},
     IN_BUDGET: {**_reuse(2), "epochs": round(0.76 * EPOCHS)},
+    "WSAM reuse 2, last 3/4, 0.82x epochs": {
+        **_reuse(2, start=0.25),
+        "epochs": round(0.82 * EPOCHS),
+    },
+    "WSAM reuse 2, last half, 0.91x epochs": {
+        **_reuse(2, start=0.5),
+        "epochs": round(0.91 * EPOCHS),
+    },
     SHORTER_SAM: {"method": "sam", "epochs": round(0.58 * EPOCHS)},
     SHORTER_WSAM: {**_WSAM, "epochs": round(0.58 * EPOCHS)},
     "WSAM reuse 5": _reuse(5),
@@ -77,7 +85,7 @@ _SETTINGS: Mapping[str, dict[str, Any]] = {
 """Settings of each row but for its candidates."""
 _ROW_NAMES_NOTES = (
     "The number after a method is n: every n-th step has two passes.",
-    "Last eighth, quarter, 3/8 or half: SGD before.",
+    "Last eighth, quarter, 3/8, half or 3/4: SGD before.",
     "Norm-scaled, averaged: options of `Reuse`.",
     "Selected samples: ESAM's second pass runs on them alone.",
     "SAM-ON perturbs normalization layers only.",
@@ -104,6 +112,8 @@ def _choices(data: str) -> Mapping[str, Choices]:
         "WSAM reuse 2": paper,
         SHORTER: paper,
         IN_BUDGET: paper,
+        "WSAM reuse 2, last 3/4, 0.82x epochs": paper,
+        "WSAM reuse 2, last half, 0.91x epochs": paper,
         SHORTER_SAM: radii(RHO),
         SHORTER_WSAM: paper,
         "WSAM reuse 5": paper,
