@@ -12,7 +12,9 @@ the last of these on:
     then                   h = g1 - g, which the n updates from then on apply: w - base(.) - lr k h
 
 This is `WSAM(base, when=Every(n), reuse=True)` with an h that is n steps late. n steps are one CUDA
-graph. The base may train alone at first. All other settings are those of `wsam paper run cheap`.
+graph. All other settings are those of `wsam paper run cheap`. Two options lower the cost further: the
+base may train alone at first (`--start`), and only the last blocks may be perturbed (`--tail`). Then
+the pass at w + d begins with the features that enter these, and the layers before have no h.
 """
 
 import argparse
@@ -21,16 +23,18 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from wsam.lab.callbacks import LogLines
 from wsam.lab.data.datasets import DataSource
 from wsam.lab.distributed import init_distributed
 from wsam.lab.execution import ExecutionConfig
+from wsam.lab.models import ResNet18
 from wsam.lab.run import Run
 from wsam.lab.settings import VANILLA
 from wsam.lab.step import Objective, Stepper, cudnn_settings
@@ -76,6 +80,23 @@ class GraphedSteps:
         return self.result
 
 
+class Split:
+    """A model in two parts, of which the first may be empty; keeps the first part's last output.
+
+    Args:
+        head: The first layers; None if all belong to `tail`.
+        tail: The other layers.
+    """
+
+    def __init__(self, head: Callable[[Tensor], Tensor] | None, tail: Callable[[Tensor], Tensor]):
+        self.head, self.tail = head, tail
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """Return the model's output."""
+        self.features = inputs if self.head is None else self.head(inputs)
+        return self.tail(self.features)
+
+
 class OverlappedStepper(Stepper):
     """Makes n steps when it has n batches.
 
@@ -84,8 +105,11 @@ class OverlappedStepper(Stepper):
         objective: Computes the loss of a batch.
         capture: Replay the steps from a CUDA graph.
         n: A pass at w + d belongs to every n-th step.
+        head: The layers that are not perturbed and have no h; None for none.
+        tail: The other layers.
         priority: Give the passes at w priority over that at w + d.
         start: The base makes this many steps alone, a multiple of n.
+        compiled: Compile both parts.
     """
 
     def __init__(
@@ -94,30 +118,37 @@ class OverlappedStepper(Stepper):
         objective: Objective,
         capture: bool,
         n: int,
-        priority: bool,
+        head: nn.Module | None,
+        tail: nn.Module,
+        priority: bool = False,
         start: int = 0,
+        compiled: bool = False,
     ) -> None:
         self.device, self.capture, self.objective, self.n = objective.device, capture, objective, n
         self.start, self.made = start, 0
         (self.group,) = optimizer.param_groups
-        objective.select = torch.mean
-        second_model = copy.deepcopy(optimizer.model)
-        self.second_objective = copy.copy(objective)
-        self.second_objective.model = (
-            second_model
-            if objective.model is optimizer.model
-            else torch.compile(second_model, dynamic=False)
-        )
         self.params: list[Tensor] = [*optimizer.model.parameters()]
-        self.perturbed: list[Tensor] = [*second_model.parameters()]
-        self.momentum, self.h, self.g0 = (
-            [torch.zeros_like(p) for p in self.params] for _ in range(3)
-        )
+        self.tail_params: list[Tensor] = [*tail.parameters()]
+        place = {id(p): i for i, p in enumerate(self.params)}
+        self.places = [place[id(p)] for p in self.tail_params]
+        second_tail = copy.deepcopy(tail)
+        self.perturbed: list[Tensor] = [*second_tail.parameters()]
+
+        def prepare(part: nn.Module) -> Callable[[Tensor], Tensor]:
+            return torch.compile(part, dynamic=False) if compiled else part
+
+        objective.select = torch.mean
+        self.model = Split(None if head is None else prepare(head), prepare(tail))
+        objective.model = self.model
+        self.second_objective = copy.copy(objective)
+        self.second_objective.model = prepare(second_tail)
+        self.momentum = [torch.zeros_like(p) for p in self.params]
+        self.h, self.g0 = ([torch.zeros_like(p) for p in self.tail_params] for _ in range(2))
         self.loss_at_w = torch.zeros((), device=self.device)
-        self.has_second_gradient = torch.zeros((), device=self.device)
         self.rho, self.k = float(optimizer.rho), optimizer.gamma / (1 - optimizer.gamma)
         self.rates = torch.zeros(n, device=self.device)
         self.batches: list[tuple[Tensor, Tensor]] = []
+        self.second_batch: tuple[Tensor, Tensor] | None = None
         self.received = 0
         self.graphed: dict[bool, GraphedSteps] = {}
         if self.device.type == "cuda":
@@ -127,8 +158,8 @@ class OverlappedStepper(Stepper):
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> None:
         """Receive a batch; make n steps if it is the last of n."""
-        if not self.batches:  # the last is that of the pass at w + d
-            self.batches = [(inputs.clone(), targets.clone()) for _ in range(self.n + 1)]
+        if not self.batches:
+            self.batches = [(inputs.clone(), targets.clone()) for _ in range(self.n)]
         for tensor, given in zip(self.batches[self.received], (inputs, targets), strict=True):
             tensor.copy_(given)
         self.rates[self.received] = self.group["lr"]
@@ -152,24 +183,29 @@ class OverlappedStepper(Stepper):
 
     def _make_steps(self, sharp: bool) -> tuple[Tensor, ...]:
         """Make n steps; return the sums of loss and counts, the sharpness and whether it is known."""
-        *batches, batch_of_g0 = self.batches
         current = torch.cuda.current_stream() if self.device.type == "cuda" else None
-        if sharp:
+        second = None
+        if self.second_batch is not None and sharp:  # None in the first call
             if current:
                 self.side.wait_stream(current)
             with torch.cuda.stream(self.side):
-                loss_1, _, g1 = self._pass(self.second_objective, self.perturbed, batch_of_g0)
+                second = self._pass(self.second_objective, self.perturbed, self.second_batch)
         losses, counts = [], []
-        sharpness = measured = torch.zeros((), device=self.device)
-        for i, batch in enumerate(batches):
+        sharpness = torch.zeros((), device=self.device)
+        for i, batch in enumerate(self.batches):
             loss, count, gradient = self._pass(self.objective, self.params, batch)
             losses.append(loss)
             counts.append(count)
             if sharp and i == self.n - 1:
-                if current:
-                    current.wait_stream(self.side)
-                sharpness, measured = self._exchange(loss_1, g1, loss, gradient, batch)
+                if second is not None:
+                    if current:
+                        current.wait_stream(self.side)
+                    loss_1, _, g1 = second
+                    torch._foreach_copy_(self.h, torch._foreach_sub(g1, self.g0))
+                    sharpness = loss_1 - self.loss_at_w
+                self._perturb(loss, gradient, batch[1])
             self._update(gradient, self.rates[i], sharp)
+        measured = torch.full((), float(second is not None), device=self.device)
         return torch.stack(losses).sum(), torch.stack(counts).sum(0), sharpness, measured
 
     def _pass(
@@ -179,27 +215,19 @@ class OverlappedStepper(Stepper):
         return loss.detach(), cast(Tensor, counts), [*torch.autograd.grad(loss, params)]
 
     @torch.no_grad()
-    def _exchange(
-        self,
-        loss_1: Tensor,
-        g1: list[Tensor],
-        loss: Tensor,
-        gradient: list[Tensor],
-        batch: tuple[Tensor, Tensor],
-    ) -> tuple[Tensor, Tensor]:
-        """Compute h of the pass that has ended, and prepare the next one; return its sharpness."""
-        measured = self.has_second_gradient.clone()  # 0 in the first call
-        torch._foreach_copy_(self.h, torch._foreach_mul(torch._foreach_sub(g1, self.g0), measured))
-        sharpness = (loss_1 - self.loss_at_w) * measured
-        norm = torch.stack(torch._foreach_norm(gradient)).square().sum().sqrt()
-        move = torch._foreach_mul(gradient, self.rho / (norm + 1e-12))
-        torch._foreach_copy_(self.perturbed, torch._foreach_add(self.params, move))
-        torch._foreach_copy_(self.g0, gradient)
-        for tensor, given in zip(self.batches[-1], batch, strict=True):
+    def _perturb(self, loss: Tensor, gradient: list[Tensor], targets: Tensor) -> None:
+        """Prepare the next pass at w + d: its weights and its batch."""
+        g0 = [gradient[i] for i in self.places]
+        norm = torch.stack(torch._foreach_norm(g0)).square().sum().sqrt()
+        move = torch._foreach_mul(g0, self.rho / (norm + 1e-12))
+        torch._foreach_copy_(self.perturbed, torch._foreach_add(self.tail_params, move))
+        torch._foreach_copy_(self.g0, g0)
+        batch = self.model.features.detach(), targets
+        if self.second_batch is None:
+            self.second_batch = batch[0].clone(), batch[1].clone()
+        for tensor, given in zip(self.second_batch, batch, strict=True):
             tensor.copy_(given)
         self.loss_at_w.copy_(loss)
-        self.has_second_gradient.fill_(1.0)
-        return sharpness, measured
 
     @torch.no_grad()
     def _update(self, gradient: list[Tensor], rate: Tensor, sharp: bool) -> None:
@@ -217,70 +245,121 @@ class OverlappedStepper(Stepper):
             is_first_step=False,
         )
         if sharp:
-            torch._foreach_sub_(self.params, torch._foreach_mul(self.h, self.k * rate))
+            torch._foreach_sub_(self.tail_params, torch._foreach_mul(self.h, self.k * rate))
+
+
+class Head(nn.Module):
+    """The first blocks of a ResNet18."""
+
+    def __init__(self, model: ResNet18, blocks: int) -> None:
+        super().__init__()
+        self.stem, self.bn, self.blocks = model.stem, model.bn, model.blocks[:blocks]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the features."""
+        return cast(Tensor, self.blocks(nn.functional.relu(self.bn(self.stem(x)))))
+
+
+class Tail(nn.Module):
+    """The blocks from a number on, and the classifier."""
+
+    def __init__(self, model: ResNet18, first: int) -> None:
+        super().__init__()
+        self.blocks, self.head = model.blocks[first:], model.head
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits."""
+        return cast(Tensor, self.head(self.blocks(x).mean((2, 3))))
+
+
+@dataclass(frozen=True)
+class Form:
+    """How the steps are made: `OverlappedStepper`'s arguments.
+
+    Attributes:
+        n: A pass at w + d belongs to every n-th step.
+        tail: The first of the ResNet18's eight blocks that is perturbed; 0 perturbs all layers.
+        priority: Give the passes at w priority.
+        start: Share of the steps of the base alone.
+    """
+
+    n: int = 2
+    tail: int = 0
+    priority: bool = False
+    start: float = 0.0
 
 
 class OverlappedTrainer(Trainer):
     """A `Trainer` that makes its steps with an `OverlappedStepper`."""
 
-    n, priority, start = 2, True, 0.0
+    form = Form()
 
     def _make_stepper(self) -> Stepper:
-        model: Any = self.model
-        if self.compiled:
-            model = torch.compile(model, dynamic=False)
+        model, form = cast(ResNet18, self.model), self.form
         objective = Objective(model, torch.mean, self.run.precision, self.device)
-        start = round(self.start * self.run.epochs * self.feed.steps / self.n) * self.n
+        head, tail = (
+            (Head(model, form.tail), Tail(model, form.tail)) if form.tail else (None, model)
+        )
+        start = round(form.start * self.run.epochs * self.feed.steps / form.n) * form.n
         return OverlappedStepper(
-            self.optimizer, objective, self.captured, self.n, self.priority, start
+            self.optimizer,
+            objective,
+            self.captured,
+            form.n,
+            head,
+            tail,
+            form.priority,
+            start,
+            self.compiled,
         )
 
 
 def seconds_per_step(
-    run: Run, execution: ExecutionConfig, forms: Sequence[tuple[int, bool]]
-) -> dict[str, float]:
-    """Return the median time of a captured step of SGD, and of each form (n, priority)."""
-    steppers: dict[str, tuple[Stepper, Any]] = {}
+    run: Run, execution: ExecutionConfig, forms: Sequence[Form | None]
+) -> list[float]:
+    """Return the median time of a captured step of each form; None is SGD alone."""
+    steppers: list[tuple[Stepper, Any]] = []
     with init_distributed(execution.device) as (context, _), cudnn_settings(torch.device("cuda")):
-        for form in (None, *forms):
+        for form in forms:
             kind = Trainer if form is None else OverlappedTrainer
             chosen = run.replace(method=VANILLA, hyper={}, options={}) if form is None else run
             trainer = kind(chosen, Path("unused"), execution, (), context)
-            if form is None:
-                name = "SGD"
-            else:
-                trainer.n, trainer.priority = form  # type: ignore[attr-defined]
-                name = f"n={form[0]}" + (", priority" if form[1] else "")
+            if form is not None:
+                trainer.form = form  # type: ignore[attr-defined]
             batch = next(iter(trainer.feed.epoch()))
-            steppers[name] = trainer._make_stepper(), [tensor.clone() for tensor in batch]
-        times: dict[str, list[float]] = {name: [] for name in steppers}
+            steppers.append((trainer._make_stepper(), [tensor.clone() for tensor in batch]))
+        times: list[list[float]] = [[] for _ in forms]
         for number in range(TIMED_ROUNDS + 1):
-            for name, (stepper, batch) in steppers.items():
+            for own, (stepper, batch) in zip(times, steppers, strict=True):
                 torch.cuda.synchronize()
                 start = time.perf_counter()
                 for _ in range(TIMED_STEPS):
                     stepper(*batch)
                 torch.cuda.synchronize()
                 if number:  # the first round compiles and captures
-                    times[name].append((time.perf_counter() - start) / TIMED_STEPS)
-    return {name: statistics.median(found) for name, found in times.items()}
+                    own.append((time.perf_counter() - start) / TIMED_STEPS)
+    return [statistics.median(own) for own in times]
 
 
-def run_of(seed: int, epochs: int, start: float) -> Run:
+def run_of(seed: int, epochs: int, start: float, gamma: float | None) -> Run:
     """Return the settings that the experiment shares with the study."""
     cell = find("cheap").cell((IN_BUDGET,), "CIFAR-10")
     assert cell is not None
     run = next(run for run in cell.runs if run.seed == seed)
     options = {**run.options, "start": start} if start else run.options
-    return run.replace(epochs=epochs, options=options)
+    hyper = run.hyper if gamma is None else {**run.hyper, "gamma": gamma}
+    return run.replace(epochs=epochs, options=options, hyper=hyper)
 
 
 def main() -> None:
     """Time the steps, choose the number of epochs that the budget allows, and train."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--n", type=int, default=2)
+    parser.add_argument("--tail", type=int, default=0, help="first block that is perturbed")
+    parser.add_argument("--gamma", type=float, help="instead of the paper's")
     parser.add_argument("--budget", type=float, default=BUDGET, help="of SGD's training time")
     parser.add_argument("--start", type=float, default=0.0, help="share of the steps of SGD alone")
+    parser.add_argument("--time-only", type=int, nargs="*", help="tails to time, without training")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument(
         "--give-up", type=float, default=100.0, help="train no other seed after a higher error (%%)"
@@ -293,31 +372,26 @@ def main() -> None:
     execution = ExecutionConfig(
         source=DataSource(options.data_dir), checkpoint_seconds=float("inf")
     )
-    forms = [(n, priority) for n in (options.n, 3) for priority in (False, True)]
-    seconds = seconds_per_step(run_of(0, EPOCHS, 0.0), execution, forms)
-    ratios = {name: value / seconds["SGD"] for name, value in seconds.items()}
-    plain, prioritized = ratios[f"n={options.n}"], ratios[f"n={options.n}, priority"]
-    cost = options.start + (1 - options.start) * min(plain, prioritized)
+    tails = [options.tail] if options.time_only is None else options.time_only
+    forms = [Form(options.n, tail, priority) for tail in tails for priority in (False, True)]
+    base, *others = seconds_per_step(run_of(0, EPOCHS, 0.0, None), execution, [None, *forms])
+    ratios = [seconds / base for seconds in others]
+    for form, ratio in zip(forms, ratios, strict=True):
+        print(f"{form}: {ratio:.3f} of SGD's {1e3 * base:.3f} ms", flush=True)
+    if options.time_only is not None:
+        return
+    ratio = min(ratios)
+    form = replace(forms[ratios.index(ratio)], start=options.start)
+    cost = form.start + (1 - form.start) * ratio
     epochs = min(EPOCHS, int(0.99 * options.budget / cost * EPOCHS))
-    timing = {
-        "n": options.n,
-        "start": options.start,
-        "priority": prioritized < plain,
-        "seconds_per_step": seconds,
-        "ratios": ratios,
-        "epochs": epochs,
-    }
-    print(json.dumps(timing), flush=True)
-    (options.out / "overlapped-timing.json").write_text(json.dumps(timing, indent=1) + "\n")
-    OverlappedTrainer.n, OverlappedTrainer.start = options.n, options.start
-    OverlappedTrainer.priority = prioritized < plain
+    OverlappedTrainer.form = form
     with init_distributed(execution.device) as (context, _):
         for seed in options.seeds:
-            run = run_of(seed, epochs, options.start)
+            run = run_of(seed, epochs, options.start, options.gamma)
             trainer = OverlappedTrainer(run, options.out, execution, (LogLines(),), context)
             record = trainer.train()
-            record["overlapped"] = timing
-            path = options.out / f"overlapped-{epochs}-seed{seed}.json"
+            record["overlapped"] = {**asdict(form), "seconds": base, "ratio": ratio}
+            path = options.out / f"overlapped-{form.tail}-{run.key}.json"
             path.write_text(json.dumps(record, indent=1) + "\n")
             if record["final"]["test_error"] > options.give_up:
                 break
