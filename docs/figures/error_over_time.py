@@ -60,6 +60,13 @@ NAMES = {
     "SAM, 1/4-batch ascent, last 3/8": "SAM in the last 3/8, ascent on a quarter of the batch",
 }
 """Rows of the study whose names need its notes, in words."""
+TRIED = {
+    "WSAM reuse 2, last quarter",
+    "WSAM reuse 2, last quarter, paper's gamma",
+    "SAM, 1/4-batch ascent, last 3/8",
+    LATE,
+}
+"""Rows that only the table names: settings of one run that others with as much time beat."""
 _EQUAL = 1.1
 """Largest ratio of training times that count as equal."""
 _SIGNIFICANT = 0.05
@@ -80,6 +87,7 @@ class TimedResult:
         errors: Test errors of the last epoch in percent, one per seed.
         minutes: Training times without evaluation and compilation, of runs that did not share a GPU.
         keys: Keys of the runs.
+        tried: Whether the picture shows it without its name.
     """
 
     method: str
@@ -88,6 +96,7 @@ class TimedResult:
     errors: tuple[float, ...]
     minutes: tuple[float, ...]
     keys: tuple[str, ...]
+    tried: bool
 
     @property
     def mean_error(self) -> float:
@@ -133,15 +142,15 @@ def read_times(results: Path) -> list[TimedResult]:
         finished = [(run, one) for run, one in read if one and records.is_finished(one)]
         row = cell.row[0]
         if finished and row != LATE_SGD:
-            found.append(_result(NAMES.get(row, row), cost[row], finished))
+            found.append(_result(row, cost[row], finished))
     return found
 
 
-def _result(title: str, cost: float | None, group: list[tuple[Run, Record]]) -> TimedResult:
+def _result(row: str, cost: float | None, group: list[tuple[Run, Record]]) -> TimedResult:
     run = group[0][0]
     return TimedResult(
         variant_name(run.method, run.options),
-        title,
+        NAMES.get(row, row),
         cost,
         tuple(record["curve"][-1]["test_error"] for _, record in group),
         tuple(
@@ -150,6 +159,7 @@ def _result(title: str, cost: float | None, group: list[tuple[Run, Record]]) -> 
             if records.has_own_device(record)
         ),
         tuple(run.key for run, _ in group),
+        row in TRIED,
     )
 
 
@@ -192,9 +202,11 @@ def draw_times(results: Sequence[TimedResult]) -> Figure:
 
     A line connects SGD's points, a dashed one those on the front. The legend is in the order of time.
     """
-    figure = new_figure(FIGURE_WIDTH, 4.2 + 0.19 * len(results))
+    named = sorted((one for one in results if not one.tried), key=_point)
+    tried = [_point(one) for one in results if one.tried]
+    figure = new_figure(FIGURE_WIDTH, 4.2 + 0.19 * (len(named) + bool(tried)))
     axes, markers = figure.subplots(), []
-    for number, one in enumerate(results):
+    for number, one in enumerate(named):
         (minutes, time_std), (error, std) = _known(one.minutes), _known(one.errors)
         color = method_color(one.method)
         face = color if len(one.errors) > 1 else "none"  # which shows markers behind it
@@ -215,10 +227,14 @@ def draw_times(results: Sequence[TimedResult]) -> Figure:
     set_title(figure, textwrap.fill(message(results), _TITLE))
     points = [_point(one) for one in front(results)]
     axes.plot(*zip(*points, strict=True), color=MUTED_COLOR, lw=1, ls="--", zorder=1)
-    order = sorted(range(len(results)), key=lambda i: _point(results[i]))
+    labels = [one.label for one in named]
+    if tried:
+        small: Any = {"ls": "none", "marker": "o", "ms": 4, "mfc": "none", "color": MUTED_COLOR}
+        markers += axes.plot(*zip(*tried, strict=True), **small, zorder=2)
+        labels.append("other settings of SAM and WSAM (n = 1 each)")
     figure.legend(
-        [markers[i] for i in order],
-        [results[i].label for i in order],
+        markers,
+        labels,
         loc="outside lower left",
         fontsize=9,
         labelspacing=0.35,

@@ -78,8 +78,12 @@ def test_points_have_a_legend_and_a_front(tmp_path):
     assert len(best) < len(results)
     figure = draw_times(results)
     (legend,) = figure.legends
-    labels = {one.label for one in results}
-    assert {text.get_text() for text in legend.get_texts()} == labels
+    labels = {one.label for one in results if not one.tried}
+    assert {text.get_text() for text in legend.get_texts()[:-1]} == labels
+    assert legend.get_texts()[-1].get_text().startswith("other settings")
+    lines = [line.get_xydata() for line in figure.axes[0].lines]
+    minutes = {one.mean_minutes for one in results if one.tried}
+    assert any({float(x) for x, _ in points} == minutes for points in lines)
     assert legend.get_texts()[0].get_text() == best[0].label, "from left to right"
     assert not figure.axes[0].texts
     figure.draw_without_rendering()
