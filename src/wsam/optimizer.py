@@ -31,7 +31,7 @@ from wsam._core.param_blocks import (
     collect_gradients,
     find_sharded_modules,
     squared_norm_of_g0,
-    trained_blocks,
+    subsets,
 )
 from wsam._core.param_groups import PREFIX, RHO, STEP, GroupValues
 from wsam._core.pytree import map_tensors
@@ -591,7 +591,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
                 self.param_groups[0][STEP], lambda: float(self._squared_norm(state.blocks).sqrt())
             )
         if perturb and not self.geometry.needs_g0:
-            blocks = trained_blocks(self._all_blocks())
+            blocks = subsets(self._all_blocks(), lambda p, _: p.requires_grad)
             if not self.geometry.is_ready(blocks, state.memory):
                 return Action.BASE_ONLY
             step.clear_gradients(state.blocks)  # of a first pass, which was not needed

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wsam._core.param_blocks import Block, sum_over_ranks, trained_blocks
+from wsam._core.param_blocks import Block, subsets, sum_over_ranks
 
 
 def check_model(model: Any) -> None:
@@ -46,7 +46,7 @@ def average_g0(all_blocks: Sequence[Block], blocks: Sequence[Block], model: Any)
     A gradient that this rank lacks counts as zero, since other ranks may have it.
     """
     own = {i: g for block in blocks for i, g in zip(block.indices, block.g0 or [], strict=True)}
-    trained = trained_blocks(all_blocks)
+    trained = subsets(all_blocks, lambda p, _: p.requires_grad)
     lists: dict[Any, list[Tensor]] = {}
     for block in trained:
         pairs = zip(block.indices, block.params, strict=True)

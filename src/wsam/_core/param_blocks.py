@@ -121,11 +121,6 @@ def subsets(blocks: Sequence[Block], selected: Callable[[Tensor, int], bool]) ->
     return parts
 
 
-def trained_blocks(blocks: Sequence[Block]) -> list[Block]:
-    """Return blocks of the parameters that require a gradient."""
-    return subsets(blocks, lambda p, _: p.requires_grad)
-
-
 def sign_of(group: dict[str, Any]) -> float:
     """Return +1 for a parameter group that is minimized, -1 for one that is maximized."""
     return -1.0 if group.get("maximize") else 1.0
@@ -186,20 +181,14 @@ def _shard_groups(placement: Any) -> tuple[Any, tuple[int, ...]] | None:
 def collect_gradients(blocks: Sequence[Block]) -> list[Block]:
     """Return blocks of the parameters that have gradients, with these as g0."""
     align_gradients(blocks)
-    found = []
-    for block in blocks:
-        grads = [p.grad for p in block.params]
-        chosen = [i for i, g in enumerate(grads) if g is not None]
-        if not chosen:
-            continue
-        part = block.part(chosen)
-        part.g0 = [g for g in grads if g is not None]
-        if {g.layout for g in part.g0} != {torch.strided}:
+    found = subsets(blocks, lambda p, _: p.grad is not None)
+    for block in found:
+        block.g0 = [p.grad for p in block.params if p.grad is not None]
+        if {g.layout for g in block.g0} != {torch.strided}:
             raise TypeError(
                 "sharpness-aware steps need dense gradients and a parameter has a sparse one: "
                 "use sparse=False in nn.Embedding"
             )
-        found.append(part)
     return found
 
 
