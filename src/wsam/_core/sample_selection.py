@@ -25,8 +25,7 @@ class SampleSelection:
     def reset(self) -> None:
         """Forget the losses. Call before a first pass."""
         self._first: list[Tensor] = []
-        self._corrections: list[Tensor] = []
-        self._calls = 0
+        self._corrections: list[Tensor] = []  # one for each call in the second pass
         self._batch_is_selected = False  # by `choose`
 
     def mean(self, losses: Tensor, second_pass: bool) -> Tensor:
@@ -40,8 +39,7 @@ class SampleSelection:
         if not second_pass:
             self._first.append(losses.detach())
             return losses.mean()
-        increase = losses.detach() - self._first[self._calls]
-        self._calls += 1
+        increase = losses.detach() - self._first[len(self._corrections)]
         # Stable: where nothing was perturbed all increases are zero, and the choice is still defined.
         order = torch.argsort(increase, descending=True, stable=True)
         # The slack keeps 0.29 * 100 from becoming 28.
