@@ -189,12 +189,10 @@ class StatCopies:
 
 def _statistics(module: nn.Module) -> dict[str, Tensor]:
     """Return a module's statistics. Uninitialized and read-only buffers are left out."""
-    buffers = module._buffers
-    found = {name: buffers[name] for name in STATISTICS if name in buffers}
+    buffers = module._buffers  # those of TorchScript have no `get`
+    found = [(name, buffers[name]) for name in STATISTICS if name in buffers]
     return {
-        name: b
-        for name, b in found.items()
-        if b is not None and not is_lazy(b) and not b.is_inference()
+        name: b for name, b in found if b is not None and not is_lazy(b) and not b.is_inference()
     }
 
 
