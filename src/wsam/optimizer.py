@@ -723,14 +723,14 @@ class SharpnessAware(CheckedArguments, Optimizer):
             self._combine()
         state.require_weights("step")
         state.require_unchanged_gradients(self._all_blocks())
-        if state.action is Action.SKIP:
-            self._norm_stats_before.release()  # the batch may have made them NaN
-        self._end_step()
         self.base.__dict__["_opt_called"] = True  # so that a scheduler of the base does not warn
         if state.action is Action.SKIP:
+            self._norm_stats_before.release()  # the batch may have made them NaN
             self._restore_interval(state)
+            self._end_step()
             self.skipped += 1
             return
+        self._end_step()
         if state.action is Action.BASE_ONLY:
             state.step_base()
         elif state.base_stepped:
