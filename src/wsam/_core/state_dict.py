@@ -102,11 +102,8 @@ def _warn_about_differences(opt: "SharpnessAware", entry: dict[str, Any]) -> Non
     States of version 0.1 have no options, and some no rule.
     """
     own = {"base": type(opt.base).__name__, "rule": type(opt.rule).__name__, **_options(opt)}
-    saved = {
-        **{name: entry.get(name, own[name]) for name in ("base", "rule")},
-        **entry.get("options", {}),
-    }
-    different = {name: value for name, value in saved.items() if own.get(name) != value}
+    saved = {"base": entry.get("base"), "rule": entry.get("rule"), **entry.get("options", {})}
+    different = {k: v for k, v in saved.items() if v is not None and v != own.get(k)}
     if different:
         before = ", ".join(f"{name}={value}" for name, value in different.items())
         now = ", ".join(f"{name}={own.get(name)}" for name in different)
