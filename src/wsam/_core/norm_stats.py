@@ -39,8 +39,6 @@ class NormStats:
 
     def __init__(self, model: nn.Module | None, *, pause_spectral_norms: bool = True) -> None:
         self._model = model
-        self._modules: list[nn.Module] = []
-        self._spectral_norms: list[Any] = []
         self._model_is_checked = False
         self._pauses_spectral_norms = pause_spectral_norms
         self.copies = StatCopies([])
