@@ -622,7 +622,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         step.clear_gradients(state.blocks)
         if not self.rule.keeps_g0:
             for block in (*state.blocks, *state.moved):
-                block.g0 = None
+                block.g0 = []
         self._discard_copies_of_weights()
         return True
 

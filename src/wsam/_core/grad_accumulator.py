@@ -23,7 +23,7 @@ class GradAccumulator:
         state.require_gradients(all_blocks)
         self._actions.add(state.action)
         for block in state.blocks:
-            if block.g0 is not None:
+            if block.g0:
                 _accumulate(self._g0, zip(block.params, block.g0, strict=True))
         if not state.is_one_pass:
             for block in [*state.blocks, *blocks_without_g0(all_blocks, state.blocks)]:

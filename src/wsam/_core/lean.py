@@ -53,7 +53,7 @@ def begin(state: StepState, *, guard_g0: bool) -> bool:
         if not is_exactly(weight := part.g0 - part.difference, 0.0):
             add_scaled(weights, g0, -block.sign * lr * on_device(weight, block.device))
         _save_and_move(block, tensors)
-        block.g0 = None
+        block.g0 = []
     return written
 
 

@@ -45,7 +45,7 @@ def average_g0(all_blocks: Sequence[Block], blocks: Sequence[Block], model: Any)
 
     A gradient that this rank lacks counts as zero, since other ranks may have it.
     """
-    own = {i: g for block in blocks for i, g in zip(block.indices, block.g0 or [], strict=True)}
+    own = {i: g for block in blocks for i, g in zip(block.indices, block.g0, strict=True)}
     trained = subsets(all_blocks, lambda p, _: p.requires_grad)
     lists: dict[Any, list[Tensor]] = {}
     for block in trained:

@@ -52,8 +52,8 @@ class Block:
     """The device mesh and its dimensions along which parameters are split; None if they are whole."""
     saved: SavedWeights | None = field(default=None, repr=False)
     """The weights w; with `lean=True` the updated weights without the term of g1."""
-    g0: list[Tensor] | None = field(default=None, repr=False)
-    """The first gradient of each parameter, where the rule needs it."""
+    g0: list[Tensor] = field(default_factory=list, repr=False)
+    """The first gradient of each parameter; empty where the rule does not need it any more."""
     denominators: list[Tensor] | None = field(default=None, repr=False)
     """The base's denominators, while a geometry that uses them computes its metric."""
 
@@ -71,9 +71,9 @@ class Block:
         """Return the local shards of the parameters."""
         return local_shards(self.params) if self.sharded else self.params
 
-    def shards(self, tensors: list[Tensor] | None) -> list[Tensor]:
+    def shards(self, tensors: list[Tensor]) -> list[Tensor]:
         """Return the local shards of gradients of this block."""
-        return local_shards(tensors or []) if self.sharded else tensors or []
+        return local_shards(tensors) if self.sharded else tensors
 
     def norms(self, tensors: list[Tensor]) -> Tensor:
         """Return the norm of each tensor, over all of its shards, in one tensor."""
@@ -89,11 +89,9 @@ class Block:
         if len(chosen) == len(self.params):
             return replace(self, saved=None)
 
-        def pick(items: list[Any] | None) -> Any:
-            return None if items is None else [items[i] for i in chosen]
-
-        lists = {name: pick(getattr(self, name)) for name in ("params", "indices", "names", "g0")}
-        return replace(self, **lists, saved=None)
+        lists = {name: getattr(self, name) for name in ("params", "indices", "names", "g0")}
+        parts: Any = {name: [x[i] for i in chosen] if x else x for name, x in lists.items()}
+        return replace(self, **parts, saved=None)
 
 
 @dataclass

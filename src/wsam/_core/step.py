@@ -61,7 +61,7 @@ def unscale(blocks: Sequence[Block], grad_scale: Scalar) -> None:
 def own_g0(blocks: Sequence[Block]) -> None:
     """Make g0 survive the second backward pass."""
     for block in blocks:
-        block.g0 = owned(block.g0 or [], block.sharded)
+        block.g0 = owned(block.g0, block.sharded)
 
 
 def owned(gradients: list[Tensor], sharded: bool) -> list[Tensor]:
@@ -82,7 +82,7 @@ def clear_gradients(blocks: Sequence[Block]) -> None:
 
 def gradients_of(blocks: Sequence[Block]) -> list[tuple[Tensor, Tensor]]:
     """Return each parameter with its g0."""
-    return [pair for block in blocks for pair in zip(block.params, block.g0 or [], strict=True)]
+    return [pair for block in blocks for pair in zip(block.params, block.g0, strict=True)]
 
 
 # w -> w + d -----------------------------------------------------------------------------------------
@@ -220,9 +220,9 @@ def combine(state: StepState, all_blocks: Sequence[Block]) -> None:
         if not takes_g1[i]:
             state.decoupled += _decoupled_terms(block, mix, g0, difference)
             _mix_into_g0(mix, g0, difference)
-        for p, g in zip(block.params, g1 if takes_g1[i] else block.g0 or [], strict=True):
+        for p, g in zip(block.params, g1 if takes_g1[i] else block.g0, strict=True):
             p.grad = g
-        block.g0 = None
+        block.g0 = []
     if state.max_norm is not None:
         clip(blocks, state.decoupled, state.max_norm)
     if not (rule.base_uses_g1 or rule.precondition):
@@ -240,9 +240,7 @@ def second_gradients(block: Block, keeps_g0: bool) -> list[Tensor]:
     if len(present) == len(grads):
         return present
     if keeps_g0:
-        assert block.g0 is not None
-        pairs = zip(grads, block.g0, strict=True)
-        return [g0.clone() if g is None else g for g, g0 in pairs]
+        return [g0.clone() if g is None else g for g, g0 in zip(grads, block.g0, strict=True)]
     block.params = [p for p in block.params if p.grad is not None]
     return present
 

@@ -195,7 +195,7 @@ class TritonBackend:
             return None
         found = []
         for plan, block in zip(plans, blocks, strict=True):
-            addresses = plan.gradient_addresses(block.g0 or [])
+            addresses = plan.gradient_addresses(block.g0)
             if addresses is None:
                 return None
             found.append((plan, addresses))
@@ -433,7 +433,7 @@ class TritonBackend:
         for block, rows, scale, base_state in work:
             self._begin_lean_block(block, rows, scale, base_state)
             state.base_stepped = True
-            block.g0 = None
+            block.g0 = []
         self.stepped_base = True
         return True
 
