@@ -8,7 +8,7 @@ from typing import Any
 from sphinx.util.inspect import stringify_signature
 
 from wsam import __version__
-from wsam._core.arguments import CheckedArguments
+from wsam._core.validation import CheckedArguments
 
 sys.path.insert(0, str(Path(__file__).parent))
 from api_page import for_site

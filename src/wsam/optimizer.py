@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from wsam._core import lean, local_gradients, losses, option_checks, step
-from wsam._core.arguments import CheckedArguments
 from wsam._core.framework_checks import check_closure
 from wsam._core.grad_accumulator import GradAccumulator
 from wsam._core.grad_scaler import OverflowReport, reject_grad_scaler
@@ -40,7 +39,7 @@ from wsam._core.sample_selection import SampleSelection
 from wsam._core.schedule_base import Interval, Schedule
 from wsam._core.state_dict import ENTRY, load, sharpness_entry
 from wsam._core.step_state import Action, Phase, StepState
-from wsam._core.validation import count, number, warn
+from wsam._core.validation import CheckedArguments, count, number, warn
 from wsam.geometry import Euclidean, Geometry
 from wsam.rule import Rule
 

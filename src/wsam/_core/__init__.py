@@ -27,5 +27,5 @@ Between steps:
     memory              tensors that a method keeps
     state_dict          saving and loading
 
-Tools: `tensor_ops`, `pytree`, `validation`, `arguments`, `framework_checks`.
+Tools: `tensor_ops`, `pytree`, `validation`, `framework_checks`.
 """

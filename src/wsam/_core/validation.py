@@ -1,12 +1,13 @@
 """Checks of arguments, with messages that state what is allowed, and the library's warning."""
 
+import inspect
 import math
 import os
 import sys
 import warnings
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 
 class WsamWarning(UserWarning):
@@ -56,3 +57,17 @@ def count(name: str, value: Any, low: int = 0) -> int:
     if value < low:
         raise ValueError(f"{name} must be at least {low}, got {value!r}")
     return int(value)
+
+
+class CheckedArguments:
+    """Checks the names of arguments in `__new__`, so that `__init__` and its signature stay plain."""
+
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        """Raise a `TypeError` that shows a call if `__init__` does not take the arguments."""
+        if args or options:  # copying and unpickling pass none
+            try:
+                inspect.signature(cls).bind(*args, **options)
+            except TypeError as error:
+                example = f"{cls.__name__}(torch.optim.SGD(model.parameters(), lr=0.1), rho=0.05)"
+                raise TypeError(f"{cls.__name__}() {error}; write {example}") from None
+        return super().__new__(cls)
