@@ -46,10 +46,7 @@ from wsam.rule import Rule
 try:
     from wsam.accel.backend import select_backend
 except ModuleNotFoundError:  # acceleration is optional
-
-    def select_backend(blocks: Sequence[Block]) -> Any:  # type: ignore[misc]
-        """Return None: every step uses the functions of `wsam._core.step`."""
-
+    select_backend = None  # type: ignore[assignment]
 
 Closure = Callable[[], Any]
 _KIND = attrgetter("dtype", "device")
@@ -806,7 +803,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
             self._rng = RngState(block.device for block in blocks)
             for statistics in (self._norm_stats, self._norm_stats_before):
                 statistics.find_layers()
-            self._backend = select_backend(blocks)
+            self._backend = None if select_backend is None else select_backend(blocks)
         return self._known_blocks[1]
 
     def _mask(self) -> list[bool] | None:
