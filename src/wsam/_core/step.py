@@ -45,6 +45,10 @@ KEPT = "kept"
 """The name of the vector that a rule reuses."""
 
 Result = TypeVar("Result")
+Lists = Sequence[list[Tensor]]
+"""For each block, a tensor for each of its parameters."""
+Roots = Sequence[list[Tensor] | None]
+"""For each block sqrt(S), None where S = 1."""
 Direction = tuple[list[Tensor], Tensor]
 """S g0, and the factor that turns it into d."""
 
@@ -127,9 +131,7 @@ def directions(state: StepState, blocks: Sequence[Block]) -> list[Direction]:
     return unwhiten(whitened, roots, scales)
 
 
-def whiten(
-    state: StepState, blocks: Sequence[Block]
-) -> tuple[list[list[Tensor]], list[list[Tensor] | None]]:
+def whiten(state: StepState, blocks: Sequence[Block]) -> tuple[Lists, Roots]:
     """Return z = sqrt(S) v for each block, and sqrt(S); v is g0 or the geometry's own vector."""
     whitened, roots = [], []
     for block in blocks:
@@ -151,11 +153,7 @@ def whiten(
     return whitened, roots
 
 
-def unwhiten(
-    whitened: Sequence[list[Tensor]],
-    roots: Sequence[list[Tensor] | None],
-    scales: Sequence[Tensor],
-) -> list[Direction]:
+def unwhiten(whitened: Lists, roots: Roots, scales: Sequence[Tensor]) -> list[Direction]:
     """Turn z = sqrt(S) g0 into S g0, in place."""
     for z, root in zip(whitened, roots, strict=True):
         if root is not None:
@@ -163,9 +161,7 @@ def unwhiten(
     return list(zip(whitened, scales, strict=True))
 
 
-def scales_of(
-    state: StepState, blocks: Sequence[Block], whitened: Sequence[list[Tensor]]
-) -> list[Tensor]:
+def scales_of(state: StepState, blocks: Sequence[Block], whitened: Lists) -> list[Tensor]:
     """Return rho / (norm(z) + eps) for each block, with one norm over all of them."""
     norm = squared_norm(blocks, whitened).sqrt()
     # An infinite norm would make d zero for most weights and hide the overflow from the second pass.
@@ -275,7 +271,7 @@ def _per_unit(rule: "Rule", function: Callable[..., Result], *lists: Sequence[An
 
 
 def _subtract_with_products(
-    blocks: Sequence[Block], g1s: Sequence[list[Tensor]], keep_g1: Sequence[bool]
+    blocks: Sequence[Block], g1s: Lists, keep_g1: Sequence[bool]
 ) -> Products:
     """Replace g1 by g1 - g0, except where it is kept; return the inner products of all blocks."""
     g0s = [block.shards(block.g0) for block in blocks]
@@ -363,7 +359,7 @@ def _kept_or_zeros(state: StepState, block: Block) -> list[Tensor]:
     return [torch.zeros_like(w) if h is None else h for h, w in pairs]
 
 
-def _norm(blocks: Sequence[Block], lists: Sequence[list[Tensor]]) -> Callable[[], Tensor]:
+def _norm(blocks: Sequence[Block], lists: Lists) -> Callable[[], Tensor]:
     """Return a function that computes the norm over all blocks, once."""
     return cache(lambda: squared_norm(blocks, lists).sqrt())
 
