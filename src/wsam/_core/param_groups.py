@@ -70,6 +70,7 @@ class GroupValues:
             settings.append(self._settings({k: v for k, v in group.items() if k not in earlier}))
         for group, setting in zip(base.param_groups, settings, strict=True):
             self._adopt(group, setting)
+        self.sync()
 
     def sync(self) -> None:
         """Give values to new groups, take over schedules written into groups, and bind them."""
@@ -85,7 +86,8 @@ class GroupValues:
             for name in self.defaults:
                 value = group.get(PREFIX + name)
                 if isinstance(value, Schedule):
-                    self._assign(group, schedules, name, check_value(name, value, self._rule))
+                    schedules[name] = bound = check_value(name, value, self._rule).bind(group)
+                    group[PREFIX + name] = bound.value(group[STEP], group["lr"])
             for name, schedule in schedules.items():
                 schedules[name] = schedule.bind(group)
 
@@ -112,24 +114,13 @@ class GroupValues:
         return {name: check_value(name, value, self._rule) for name, value in merged.items()}
 
     def _adopt(self, group: dict[str, Any], settings: dict[str, Value]) -> None:
-        """Write the hyperparameters into a new group."""
+        """Write the hyperparameters into a new group; `sync` takes over those that are schedules."""
         for key in (*own_values(group), *self._plain_names):
             group.pop(key, None)
         group[STEP] = 0
+        group.update({PREFIX + name: value for name, value in settings.items()})
         self._groups.append(group)
         self.schedules.append({})
-        for name, value in settings.items():
-            self._assign(group, self.schedules[-1], name, value)
-
-    def _assign(
-        self, group: dict[str, Any], schedules: dict[str, Schedule], name: str, value: Value
-    ) -> None:
-        """Set a hyperparameter of one group, or its schedule."""
-        schedules.pop(name, None)
-        if isinstance(value, Schedule):
-            schedules[name] = bound = value.bind(group)
-            value = bound.value(group[STEP], group["lr"])  # type: ignore[assignment]
-        group[PREFIX + name] = value
 
     def refresh(self) -> None:
         """Evaluate schedules for the next step, and validate values that were set since the last."""
@@ -151,7 +142,9 @@ class GroupValues:
         value = check_value(name, value, self._rule)
         self.sync()
         for group, schedules in zip(self._groups, self.schedules, strict=True):
-            self._assign(group, schedules, name, value)
+            schedules.pop(name, None)
+            group[PREFIX + name] = value
+        self.sync()
 
     def replace(self, values: list[dict[str, Any]], schedules: list[dict[str, Schedule]]) -> None:
         """Take over the values and schedules of a loaded state."""
