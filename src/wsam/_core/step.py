@@ -12,9 +12,10 @@ method's name. `SharpnessAware` calls these functions in this order; an accelera
 `perturb`, or all that follows the second pass, with the same result.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from itertools import chain
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -44,7 +45,6 @@ CLIP_EPSILON = 1e-6
 KEPT = "kept"
 """The name of the vector that a rule reuses."""
 
-Result = TypeVar("Result")
 Lists = Sequence[list[Tensor]]
 """For each block, a tensor for each of its parameters."""
 Roots = Sequence[list[Tensor] | None]
@@ -191,25 +191,35 @@ def combine(state: StepState, all_blocks: Sequence[Block]) -> None:
     """Set `p.grad` to what the base receives, and `state.decoupled` to what is applied directly."""
     rule = state.rule
     late = blocks_without_g0(all_blocks, state.blocks)
-    blocks = units(rule, [*state.blocks, *late])
+    units = units_of(rule, [*state.blocks, *late])
+    for blocks in units:
+        _combine_unit(state, blocks)
+    if state.max_norm is not None:
+        clip(list(chain.from_iterable(units)), state.decoupled, state.max_norm)
+    if not (rule.base_uses_g1 or rule.precondition):
+        clear_gradients(late)  # the base receives g0, which these parameters do not have
+
+
+def _combine_unit(state: StepState, blocks: Sequence[Block]) -> None:
+    """Combine the gradients of blocks whose inner products are computed together."""
+    rule = state.rule
     g1s = [second_gradients(block, rule.keeps_g0) for block in blocks]
     values = [rule_values(block.group, rule) for block in blocks]
     mixes = [None if rule.needs_products(value) else rule.mix(value, None) for value in values]
     takes_g1 = [m is not None and m.base_grad.is_g1 and m.decoupled.is_zero for m in mixes]
-    products: Sequence[Products | None] = [None] * len(blocks)
-    has_products = None in mixes or rule.kept_needs_products
-    if has_products:
-        products = _per_unit(rule, _subtract_with_products, blocks, g1s, takes_g1)
+    products = None
+    if None in mixes or rule.kept_needs_products:
+        products = _subtract_with_products(blocks, g1s, takes_g1)
     for i, (block, g1, value) in enumerate(zip(blocks, g1s, values, strict=True)):
-        mix = mixes[i] or rule.mix(value, products[i])
+        mix = mixes[i] or rule.mix(value, products)
         g0, difference = block.shards(block.g0), block.shards(g1)
         if takes_g1[i] and rule.reuse:
             difference = list(torch._foreach_sub(difference, g0))
-        elif not takes_g1[i] and not has_products:
+        elif not takes_g1[i] and products is None:
             torch._foreach_sub_(difference, g0)
         if rule.reuse:
             is_one_element = rule.per_tensor and block.params[0].numel() == 1
-            kept = rule.kept(value, products[i])
+            kept = rule.kept(value, products)
             if is_one_element and rule.keeps_orthogonal_part:
                 kept = NOTHING  # it would be rounding errors only
             _keep(state, block, kept, g0, difference)
@@ -219,10 +229,6 @@ def combine(state: StepState, all_blocks: Sequence[Block]) -> None:
         for p, g in zip(block.params, g1 if takes_g1[i] else block.g0, strict=True):
             p.grad = g
         block.g0 = []
-    if state.max_norm is not None:
-        clip(blocks, state.decoupled, state.max_norm)
-    if not (rule.base_uses_g1 or rule.precondition):
-        clear_gradients(late)  # the base receives g0, which these parameters do not have
 
 
 def second_gradients(block: Block, keeps_g0: bool) -> list[Tensor]:
@@ -252,22 +258,11 @@ def blocks_without_g0(all_blocks: Sequence[Block], blocks: Sequence[Block]) -> l
     return late
 
 
-def units(rule: "Rule", blocks: Sequence[Block]) -> list[Block]:
-    """Return the parts of the model that a rule treats on their own: tensors, or blocks."""
+def units_of(rule: "Rule", blocks: Sequence[Block]) -> list[list[Block]]:
+    """Return the parts of the model that have inner products of their own: all blocks, or tensors."""
     if not rule.per_tensor:
-        return list(blocks)
-    return [block.part([i]) for block in blocks for i in range(len(block.params))]
-
-
-def _per_unit(rule: "Rule", function: Callable[..., Result], *lists: Sequence[Any]) -> list[Result]:
-    """Call a function with lists of all units, or with each unit alone if the rule is per tensor.
-
-    Returns:
-        The result for each unit.
-    """
-    if not rule.per_tensor:
-        return [function(*lists)] * len(lists[0])
-    return [function(*([item] for item in row)) for row in zip(*lists, strict=True)]
+        return [list(blocks)]
+    return [[block.part([i])] for block in blocks for i in range(len(block.params))]
 
 
 def _subtract_with_products(
@@ -331,9 +326,12 @@ def _keep(
 
 def combine_one_pass(state: StepState) -> None:
     """Give the base the step's only gradient, g0; in a step that reuses, add the kept vector."""
-    blocks = units(state.rule, state.blocks)
+    blocks = state.blocks
     if state.action is Action.REUSE:
-        _add_kept(state, blocks)
+        units = units_of(state.rule, blocks)
+        blocks = list(chain.from_iterable(units))
+        for unit in units:
+            _add_kept(state, unit)
     for p, g in gradients_of(blocks):
         p.grad = g
     if state.max_norm is not None:
@@ -341,13 +339,14 @@ def combine_one_pass(state: StepState) -> None:
 
 
 def _add_kept(state: StepState, blocks: Sequence[Block]) -> None:
-    """Combine g0 with the kept vector."""
+    """Combine g0 with the kept vector, in blocks whose norms are computed together."""
     rule = state.rule
     values = [rule_values(block.group, rule) for block in blocks]
     g0s = [block.shards(block.g0) for block in blocks]
     kept = [_kept_or_zeros(state, block) for block in blocks]
-    g0_norms, kept_norms = (_per_unit(rule, _norm, blocks, vectors) for vectors in (g0s, kept))
-    mixes = [rule.mix_kept(*row) for row in zip(values, g0_norms, kept_norms, strict=True)]
+    g0_norm = cache(lambda: squared_norm(blocks, g0s).sqrt())  # once, and only if it is needed
+    kept_norm = cache(lambda: squared_norm(blocks, kept).sqrt())
+    mixes = [rule.mix_kept(value, g0_norm, kept_norm) for value in values]
     for block, g0, vector, mix in zip(blocks, g0s, kept, mixes, strict=True):
         state.decoupled += _decoupled_terms(block, mix, g0, vector)
         _mix_into_g0(mix, g0, vector)
@@ -357,11 +356,6 @@ def _kept_or_zeros(state: StepState, block: Block) -> list[Tensor]:
     """Return the kept vector, 0 for parameters without a gradient in the step that kept it."""
     pairs = zip(state.memory.read_each(block, KEPT), block.weights(), strict=True)
     return [torch.zeros_like(w) if h is None else h for h, w in pairs]
-
-
-def _norm(blocks: Sequence[Block], lists: Lists) -> Callable[[], Tensor]:
-    """Return a function that computes the norm over all blocks, once."""
-    return cache(lambda: squared_norm(blocks, lists).sqrt())
 
 
 # Clipping -------------------------------------------------------------------------------------------
