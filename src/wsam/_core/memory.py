@@ -101,9 +101,7 @@ class Memory:
     def reserve(self, params: Sequence[Tensor], names: Sequence[str]) -> None:
         """Reserve the tensors that these parameters do not have yet."""
         for name in names:
-            missing = [p for p in params if PREFIX + name not in self._base.state[p]]
-            self._create(missing, name)
-            self._reserved.update((p, name) for p in missing)
+            self._reserved.update((p, name) for p in self._create(params, name))
 
     def find_reserved(self, blocks: Sequence[Block], names: Sequence[str]) -> None:
         """Find the tensors that are reserved in a loaded state: all of one name are zero."""
@@ -112,8 +110,9 @@ class Memory:
             if float(squared_norm(blocks, stored)) == 0.0:
                 self._reserved.update((p, name) for block in blocks for p in block.params)
 
-    def _create(self, params: Sequence[Tensor], name: str) -> None:
-        """Create zeros for parameters that have no such tensor."""
-        for p in params:
-            if PREFIX + name not in self._base.state[p]:
-                self._base.state[p][PREFIX + name] = torch.zeros_like(p, requires_grad=False)
+    def _create(self, params: Sequence[Tensor], name: str) -> list[Tensor]:
+        """Create zeros for the parameters that have no such tensor, and return these parameters."""
+        missing = [p for p in params if PREFIX + name not in self._base.state[p]]
+        for p in missing:
+            self._base.state[p][PREFIX + name] = torch.zeros_like(p, requires_grad=False)
+        return missing
