@@ -130,6 +130,18 @@ def test_kept_sharpness_resumes(stop: int, base: str) -> None:
     assert same(snapshot(opt), snapshot(again))
 
 
+@pytest.mark.filterwarnings("ignore::wsam.WsamWarning")
+def test_averages_of_low_precision_scalars() -> None:
+    """0-d tensors take the dtype of the float32 norm by which h is divided."""
+    scale = nn.Parameter(torch.tensor(1.0, dtype=torch.bfloat16))
+    base = torch.optim.SGD([scale], lr=0.1)
+    reuse = Reuse(scale_by_norm=True, average=0.5)
+    opt = wsam.WSAM(base, when=Every(1), reuse=reuse)
+    for _ in range(2):
+        make_step(opt, lambda: scale.float().square())
+    assert opt.state[scale]["sam_kept"].dtype == torch.bfloat16
+
+
 def test_micro_batches_reuse() -> None:
     """A list of closures sums their gradients on one-pass steps, too."""
     models = small_model(), small_model()

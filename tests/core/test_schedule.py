@@ -191,6 +191,18 @@ def test_schedules_of_groups() -> None:
         assert [g["sam_rho"] for g in opt.param_groups] == [pytest.approx(0.2 / (t + 1) ** 0.5)] * 2
 
 
+def test_schedule_that_raises_can_be_replaced() -> None:
+    p = nn.Parameter(torch.ones(2))
+    opt = wsam.SAM(torch.optim.SGD([p], lr=0.1))
+    make_step(opt, lambda: p.square().sum())
+    values = [0.05]
+    with pytest.raises(IndexError):
+        opt.rho = Function(lambda step: values[step])
+    opt.rho = 0.02
+    make_step(opt, lambda: p.square().sum())
+    assert opt.rho == 0.02
+
+
 def passes_of(when: Any, steps: int, style: str = "closure", rho: Any = 0.5) -> list[bool]:
     """Return for each step whether the second pass was at other weights than the first."""
     w = nn.Parameter(torch.tensor([3.0, -1.0]))

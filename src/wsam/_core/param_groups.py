@@ -140,9 +140,9 @@ class GroupValues:
     def set(self, name: str, value: Value) -> None:
         """Set a hyperparameter in all groups."""
         value = check_value(name, value, self._rule)
-        self.sync()
-        for group, schedules in zip(self._groups, self.schedules, strict=True):
+        for schedules in self.schedules:
             schedules.pop(name, None)
+        for group in self._base.param_groups:
             group[PREFIX + name] = value
         self.sync()
 

@@ -319,7 +319,8 @@ def _keep(
     average = state.rule.reuse.average if state.rule.reuse else 0.0
     if average:
         pairs = zip(vector, state.memory.read_each(block, KEPT), strict=True)
-        before = [v if h is None else h for v, h in pairs]  # the first vector is the first average
+        # The first vector is the first average. 0-d ones may have the dtype of the coefficients.
+        before = [v if h is None else h.to(v.dtype) for v, h in pairs]
         vector = list(torch._foreach_lerp(vector, before, average))
     state.memory.write(block, KEPT, vector)
 
