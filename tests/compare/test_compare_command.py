@@ -137,15 +137,17 @@ def test_killed_comparison_continues(tmp_path):
     ("words", "parallel"), [("--gpus 1", 3), ("", 40), ("--workers 2", 2), ("--workers 99", 40)]
 )
 def test_a_comparison_on_ray_plans_with_the_cluster(tmp_path, monkeypatch, words, parallel):
-    """It runs as many jobs at a time as the cluster does, whatever this machine has."""
+    """It runs as many jobs at a time as the cluster does, and connects to it once."""
+    connections = []
     ray = SimpleNamespace(
-        is_initialized=lambda: False,
-        init=lambda **_: None,
-        shutdown=lambda: None,
+        is_initialized=lambda: bool(connections),
+        init=lambda **_: connections.append("open"),
+        shutdown=lambda: connections.append("closed"),
         cluster_resources=lambda: {"CPU": 40.0, "GPU": 3.0},
     )
 
     def stop(request, out, executor, config, parallel, *_):
+        assert executor.keeps_workers == (not executor.gpus)
         raise ValueError(f"{parallel} jobs at a time")
 
     monkeypatch.setitem(sys.modules, "ray", ray)
@@ -153,6 +155,7 @@ def test_a_comparison_on_ray_plans_with_the_cluster(tmp_path, monkeypatch, words
     words = f"--executor ray --address auto --device cpu {words}".split()
     line = error_of("compare", *words, "--out", tmp_path)
     assert line == f"wsam: {parallel} jobs at a time\n"
+    assert connections == ["open", "closed"]
 
 
 @pytest.mark.slow

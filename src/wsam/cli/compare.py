@@ -192,11 +192,12 @@ def compare(
         submitit="slurm" if executor == "slurm" else None,
         submitit_args=submitit_arg or [],
     )
-    if isinstance(jobs, RayCluster):
-        parallel = jobs.max_tasks()
-    else:
-        parallel = getattr(jobs, "workers", None) or len(local_devices(device, workers))
-    summary = run(request, out, jobs, config, parallel, start, as_json)
+    with jobs.connected() if isinstance(jobs, RayCluster) else nullcontext():
+        if isinstance(jobs, RayCluster):
+            parallel = jobs.max_tasks()
+        else:
+            parallel = getattr(jobs, "workers", None) or len(local_devices(device, workers))
+        summary = run(request, out, jobs, config, parallel, start, as_json)
     report(summary, out, page(summary), as_json)
 
 

@@ -46,6 +46,7 @@ from wsam.lab.records import Record
 from wsam.lab.run import Run
 from wsam.lab.titles import format_figure
 from wsam.sweep import Executor, InProcess, Job, Outcome, Processes, Status, sweep
+from wsam.sweep.ray_cluster import RayCluster
 
 _TIMING_SHARE = 0.02
 """Part of the budget for the timing run of a method."""
@@ -94,8 +95,10 @@ class Comparison:
     ) -> None:
         self.out, self.executor, self.execution = out.resolve(), executor, execution
         self.parallel, self.progress = parallel, progress or Progress()
-        self.keeps_workers = isinstance(executor, InProcess) or (
-            isinstance(executor, Processes) and executor.keep
+        self.keeps_workers = (
+            isinstance(executor, InProcess)
+            or (isinstance(executor, Processes) and executor.keep)
+            or (isinstance(executor, RayCluster) and executor.keeps_workers)
         )
         self.request = request
         self.state = open_state(out, request)

@@ -37,17 +37,27 @@ class RayCluster:
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
         """Yield the outcome of each job, in the order in which they end."""
-        with self._connected() as ray:
+        with self.connected() as ray:
             yield from self._run_tasks(ray, iter(jobs))
 
     def max_tasks(self) -> int:
-        """Connect to the cluster and return how many tasks it runs concurrently."""
-        with self._connected() as ray:
+        """Return how many tasks the cluster runs concurrently."""
+        with self.connected() as ray:
             return self._max_tasks(ray.cluster_resources())
 
+    @property
+    def keeps_workers(self) -> bool:
+        """Whether a worker runs several jobs. Ray starts a process for each task on a GPU."""
+        import ray
+
+        return ray.is_initialized() and not self.gpus
+
     @contextmanager
-    def _connected(self) -> Iterator[Any]:
-        """Return Ray, connected to the cluster until the end of the block."""
+    def connected(self) -> Iterator[Any]:
+        """Return Ray, connected to the cluster until the end of the block.
+
+        Without it, each call of `run` connects on its own and starts new workers.
+        """
         import ray
 
         connects = not ray.is_initialized()
