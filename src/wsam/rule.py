@@ -153,7 +153,8 @@ class Weighted(_Gamma):
         """Return h, or h / norm(g0)."""
         if products is None:
             return Part(g0=0.0, difference=1.0)
-        norm = products.g0_g0.sqrt().clamp(min=torch.finfo(products.g0_g0.dtype).tiny)
+        # Of float32: a smaller norm of float64 gradients has an infinite inverse in float32 blocks.
+        norm = products.g0_g0.sqrt().clamp(min=torch.finfo(torch.float32).tiny)
         return Part(g0=0.0, difference=1 / norm)
 
     def mix_kept(self, hyper: dict[str, Scalar], g0_norm: Norm, kept_norm: Norm) -> Mix:

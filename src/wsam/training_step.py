@@ -187,6 +187,8 @@ class TrainStep:
         outputs: dict[int, Any] = {}
 
         def run(index: int) -> Tensor:
+            if self._sharp is not None and len(parts) > 1:
+                self._sharp._selection.share = parts[index].weight
             loss, found = self._run(self._samples_of_pass(parts[index]))
             if index not in outputs:  # of the first pass
                 outputs[index] = map_tensors(Tensor.detach, found)
@@ -262,7 +264,8 @@ class TrainStep:
             scaler.step(optimizer)
         except BaseException:
             optimizer.abandon()
-            if scaler._found_inf_per_device(optimizer):  # after `unscale_`
+            state = scaler._per_optimizer_states.get(id(optimizer))
+            if state and state["found_inf_per_device"]:  # after `unscale_`
                 scaler.update()
             raise
         scaler.update()

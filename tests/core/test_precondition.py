@@ -317,6 +317,21 @@ def test_preconditioned_geometry_of_a_weight_without_a_gradient_so_far() -> None
     assert found[1] == 1.0
 
 
+@pytest.mark.parametrize("lr_decay", [0.5, 1.0, 2.0])
+def test_preconditioned_geometry_before_the_first_step_of_adagrad(lr_decay: float) -> None:
+    """Its learning rate has not decayed there, and its squares have their initial value."""
+    w = nn.Parameter(torch.tensor([1.0, 2.0], dtype=torch.float64))
+    base = torch.optim.Adagrad([w], lr_decay=lr_decay, initial_accumulator_value=0.25)
+    opt = wsam.SAM(base, rho=0.1, geometry=wsam.Preconditioned())
+    g0 = 2 * w.detach()
+    w.square().sum().backward()
+    with opt.perturbed():
+        d = w.detach() - g0 / 2
+    inverse = 1 / (0.5 + base.defaults["eps"])
+    wanted = 0.1 * inverse * g0 / (g0 * inverse * g0).sum().sqrt()
+    assert torch.allclose(d, wanted, rtol=1e-10)
+
+
 def test_preconditioned_geometry_needs_a_denominator() -> None:
     base = torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=0.1)
     with pytest.raises(ValueError, match=r"SGD.*register_preconditioner"):

@@ -142,6 +142,17 @@ def test_averages_of_low_precision_scalars() -> None:
     assert opt.state[scale]["sam_kept"].dtype == torch.bfloat16
 
 
+def test_norm_of_zero_beside_float64() -> None:
+    """The inverse of the smallest float64 norm would be infinite in float32."""
+    weights = [nn.Parameter(torch.ones(2, dtype=kind)) for kind in (torch.float32, torch.float64)]
+    base = torch.optim.SGD(weights, lr=0.1)
+    opt = wsam.WSAM(base, when=Every(2), reuse=Reuse(scale_by_norm=True))
+    for factor in (0.0, 1.0):
+        make_step(opt, lambda factor=factor: factor * sum(w.square().sum() for w in weights))
+    for w in weights:
+        assert torch.allclose(w, torch.full_like(w, 0.8))
+
+
 def test_micro_batches_reuse() -> None:
     """A list of closures sums their gradients on one-pass steps, too."""
     models = small_model(), small_model()

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import doctest
 import functools
+import pickle
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -335,6 +336,19 @@ def test_scaler_equals_the_unscaled_step(
             )
     assert gap(list(models[0].parameters()), list(models[1].parameters())) < 1e-6
     assert scaler.get_scale() == 4096.0, "it has grown after two and four steps"
+
+
+def test_scaler_can_be_saved_after_an_error() -> None:
+    """A batch that raises leaves no unfinished iteration in the scaler."""
+    model, scaler = smooth_network(), new_scaler()
+
+    def fail(x: Tensor) -> Tensor:
+        raise RuntimeError("no batch")
+
+    opt = wsam.SAM(BASES["sgd"](model.parameters()), model=model)
+    with pytest.raises(RuntimeError, match="no batch"):
+        wsam.train_step(opt, fail, scaler=scaler)(torch.ones(2, 3))
+    pickle.dumps(scaler)
 
 
 def test_scaler_with_an_interval_that_reads_the_norm() -> None:

@@ -54,6 +54,54 @@ def test_esam_computes_gradients_of_the_selected_samples_alone(options: dict[str
         assert functions[1].seen[:2] == [(10, True), (10, True)]
 
 
+@pytest.mark.parametrize("gather", [True, False])
+@pytest.mark.parametrize("micro_batches", [1, 2, 3])
+def test_sharpness_is_that_of_all_samples(micro_batches: int, gather: bool) -> None:
+    """Whatever samples are selected, and also if micro-batches have different sizes."""
+    model = small_model()
+    opt = wsam.SAM(sgd(model), rho=0.3, keep=0.4, model=model)
+    x = batch(0)
+
+    def losses() -> Tensor:
+        return (model(x) ** 2).sum(1)
+
+    before = losses().mean()
+    before.backward()
+    with opt.perturbed(), torch.no_grad():
+        wanted = losses().mean() - before
+    step = wsam.train_step(
+        opt,
+        lambda x: opt.select((model(x) ** 2).sum(1)),
+        micro_batches=micro_batches,
+        gather_selected=gather,
+    )
+    step(x)
+    assert torch.allclose(opt.sharpness, wanted, rtol=1e-10)
+
+
+def test_sharpness_of_perturbed_micro_batches() -> None:
+    """It is the mean of theirs, weighted by their sizes."""
+    model = small_model()
+    opt = wsam.SAM(sgd(model), rho=0.3, keep=0.4, model=model)
+    x = batch(0)
+    wanted = torch.zeros((), dtype=torch.float64)
+    for part in (x[:3], x[3:6], x[6:]):
+        before = (model(part) ** 2).sum(1).mean()
+        before.backward()
+        with opt.perturbed(), torch.no_grad():
+            after = (model(part) ** 2).sum(1).mean()
+        wanted = wanted + len(part) / len(x) * (after - before.detach())
+        opt.zero_grad()
+    step = wsam.train_step(
+        opt,
+        lambda x: opt.select((model(x) ** 2).sum(1)),
+        micro_batches=3,
+        perturb_per_micro_batch=True,
+    )
+    step(x)
+    assert torch.allclose(opt.sharpness, wanted, rtol=1e-10)
+
+
 def test_esam_gathers_keyword_batches() -> None:
     model = small_model()
     opt = esam(model)

@@ -140,7 +140,8 @@ class _Adagrad(Preconditioner):
         v = list(torch._foreach_sqrt(tensors(states, self.square)))
         torch._foreach_add_(v, group["eps"])
         if not is_exactly(group["lr_decay"], 0.0):
-            torch._foreach_mul_(v, per_tensor(1 + (counts(states) - 1) * group["lr_decay"]))
+            before = (counts(states) - 1).clamp(min=0)  # 0 steps were made before the first, too
+            torch._foreach_mul_(v, per_tensor(1 + before * group["lr_decay"]))
         return v
 
 

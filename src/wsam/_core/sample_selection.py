@@ -27,6 +27,8 @@ class SampleSelection:
         self._first: list[Tensor] = []
         self._corrections: list[Tensor] = []  # one for each call in the second pass
         self._batch_is_selected = False  # by `choose`
+        self.share: float | None = None
+        """The share of the batch in the next call; None if all calls have the same."""
 
     def mean(self, losses: Tensor, second_pass: bool) -> Tensor:
         """Return the mean over the samples that are used in this pass."""
@@ -47,7 +49,8 @@ class SampleSelection:
         if self._collected is not None:
             self._collected.append((order, len(losses)))
         mean = losses[order].mean()
-        self._corrections.append(losses.detach().mean() - mean.detach())
+        correction = losses.detach().mean() - mean.detach()
+        self._corrections.append(correction if self.share is None else self.share * correction)
         return mean
 
     def choose(self, forward: Callable[[], object]) -> list[tuple[Tensor, int]]:
@@ -77,4 +80,5 @@ class SampleSelection:
             )
         if not self._corrections:
             return loss_increase
-        return loss_increase + torch.stack(self._corrections).mean()
+        corrections = torch.stack(self._corrections)
+        return loss_increase + (corrections.mean() if self.share is None else corrections.sum())
