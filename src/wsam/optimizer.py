@@ -301,6 +301,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
             self._in_closure = True
             loss, self._sharpness = self._run_passes(closures)
             self._combine()
+            self._norm_stats_before.discard()  # its hook must not outlive an interrupted update
         except BaseException as error:
             self._cancel(error)
             raise
@@ -685,6 +686,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         if self.local and uses_g0 and state.action is not Action.SKIP:
             state.blocks = local_gradients.average_g0(all_blocks, state.blocks, self.model)
         if state.action is Action.SKIP:
+            self._norm_stats_before.release()  # the batch may have made them NaN
             self.zero_grad()
         elif one_pass:
             step.combine_one_pass(state)
@@ -721,7 +723,6 @@ class SharpnessAware(CheckedArguments, Optimizer):
         state.require_unchanged_gradients(self._all_blocks())
         self.base.__dict__["_opt_called"] = True  # so that a scheduler of the base does not warn
         if state.action is Action.SKIP:
-            self._norm_stats_before.release()  # the batch may have made them NaN
             self._restore_interval(state)
             self._end_step()
             self.skipped += 1

@@ -398,6 +398,21 @@ def global_hooks() -> int:
     return len(torch.nn.modules.module._global_forward_pre_hooks)
 
 
+def test_no_hook_is_left_behind_before_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `nonfinite="skip"` a hook finds statistics in the first pass, too."""
+    model, hooks = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), global_hooks()
+    base = torch.optim.SGD(model.parameters(), lr=0.1)
+    opt = wsam.SAM(base, nonfinite="skip")
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(opt, "_update", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        opt.step(closure_of(model))
+    assert global_hooks() == hooks
+
+
 @pytest.mark.parametrize("with_model", [False, True])
 @pytest.mark.parametrize("fail_in", [1, 2])
 def test_nothing_left_behind(fail_in: int, with_model: bool) -> None:
