@@ -532,7 +532,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         if grad_scale is not None and self.lean:
             raise ValueError("lean=True cannot undo a step that a GradScaler skips")
         self._values.refresh()
-        state = self._new_step(self._step_state.memory)
+        self._step_state = state = self._new_step(self._step_state.memory)
         state.manual, state.ascent_steps = not self._in_closure, self.ascent_steps
         state.blocks = collect_gradients(self._refresh_blocks())
         if self.geometry.needs_g0:
@@ -545,7 +545,6 @@ class SharpnessAware(CheckedArguments, Optimizer):
             step.unscale(state.blocks, grad_scale)
         state.action = self._choose_action(state)
         state.enter(Phase.PERTURBED)
-        self._step_state = state
         if state.unscaled and state.action is Action.SHARPNESS_AWARE:
             state.overflow_report = OverflowReport(state.blocks)
         moved = self._perturb(state)
@@ -774,14 +773,14 @@ class SharpnessAware(CheckedArguments, Optimizer):
         if state.phase is not Phase.IDLE:
             with torch.no_grad():
                 self._restore()
-            if state.is_done:  # nothing to undo; only the counting was interrupted
-                self._values.count_update()
-            else:
-                self._restore_interval(state)
-                if state.base_stepped and error is not None:
-                    error.add_note(_BASE_STEPPED)
-                elif state.base_stepped:
-                    warn(_BASE_STEPPED)
+        if state.is_done:  # nothing to undo; only the counting was interrupted
+            self._values.count_update()
+        else:
+            self._restore_interval(state)
+            if state.base_stepped and error is not None:
+                error.add_note(_BASE_STEPPED)
+            elif state.base_stepped:
+                warn(_BASE_STEPPED)
         self._end_step()
 
     # What the phases need -----------------------------------------------------------------------

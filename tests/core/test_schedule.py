@@ -372,6 +372,18 @@ def test_failed_step_does_not_change_the_running_norm() -> None:
     assert opt.state_dict()["sharpness"]["interval"]["one"]["mean"] == pytest.approx(8.0)
 
 
+def test_interrupted_choice_does_not_change_the_running_norm() -> None:
+    class Interrupted(wsam.schedule.Interval):
+        def chosen(self, step: int, norm: Callable[[], float]) -> bool:
+            raise KeyboardInterrupt
+
+    p, when = nn.Parameter(torch.ones(2)), wsam.schedule.NormAbove()
+    opt = wsam.SAM(torch.optim.SGD([p], lr=0.1), when=when & Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        make_step(opt, lambda: p.square().sum())
+    assert when.mean == 0.0
+
+
 def test_skipped_step_does_not_change_the_running_norm() -> None:
     p, when = nn.Parameter(torch.ones(2)), wsam.schedule.NormAbove()
     opt = wsam.SAM(torch.optim.SGD([p], lr=0.1), when=when, nonfinite="skip")
