@@ -113,8 +113,8 @@ FAULTS = [
     Fault(
         "weight swap not undone after an error",
         "optimizer.py",
-        "                self._restore()\n            if state.is_done",
-        "                pass\n            if state.is_done",
+        "                self._restore()\n        if state.is_done",
+        "                pass\n        if state.is_done",
         "tests/core/test_interruptions.py",
     ),
     Fault(
@@ -134,8 +134,8 @@ FAULTS = [
     Fault(
         "train_step: a scaled step that fails leaves the weights at w + d",
         "training_step.py",
-        "            optimizer.abandon()\n            if",
-        "            if",
+        "            optimizer.abandon()\n            state =",
+        "            state =",
         "tests/training_step",
     ),
     Fault(
