@@ -140,8 +140,8 @@ class _Adagrad(Preconditioner):
         v = list(torch._foreach_sqrt(tensors(states, self.square)))
         torch._foreach_add_(v, group["eps"])
         if not is_exactly(group["lr_decay"], 0.0):
-            before = (counts(states) - 1).clamp(min=0)  # 0 steps were made before the first, too
-            torch._foreach_mul_(v, per_tensor(1 + before * group["lr_decay"]))
+            decays = (counts(states) - 1).clamp(min=0)  # none before the first step either
+            torch._foreach_mul_(v, per_tensor(1 + decays * group["lr_decay"]))
         return v
 
 
