@@ -41,6 +41,8 @@ from wsam.paper.cheap import (
     TWICE,
 )
 from wsam.paper.comparison import Ours
+from wsam.paper.hessian import AUGMENTED, PLAIN
+from wsam.paper.minima import READINGS
 from wsam.paper.registry import load
 from wsam.paper.significance import welch_tests
 from wsam.paper.table import Table
@@ -485,6 +487,49 @@ def test_minima_figure_uses_all_records() -> None:
     assert flatter == [False, True, True], "it depends on the measurement, as the title states"
 
 
+def test_ways_to_measure_the_hessian_equal_the_records() -> None:
+    """As docs/paper.md states the order of the optimizers and the ratios of their eigenvalues."""
+    read: dict[tuple[str, ...], dict[str, float]] = {}
+    for entry in gather(find("hessian"), ROOT / "results"):
+        mode, images, method = entry.cell.row
+        assert entry.ours.mean is not None
+        assert entry.ours.n == 1
+        read.setdefault((mode, images, entry.cell.column), {})[method] = entry.ours.mean
+    assert len(read) == 8
+    paper = {
+        cell.row[0]: cell.paper.mean
+        for cell in find("minima").cells
+        if cell.column == "top eigenvalue" and cell.paper
+    }
+    text = read_page("docs/paper.md")
+    assert "({SGDM}, {SAM} and {WSAM}; one seed of ours)".format(**paper) in text
+    assert "In evaluation mode SAM has the largest eigenvalue in all four readings" in text
+    assert {largest_first(r)[0] for way, r in read.items() if way[0] == "evaluation"} == {"SAM"}
+    assert "In training mode over all batches the order is the paper's, with and without" in text
+    by_images = {images: read["training", images, "all batches"] for images in (AUGMENTED, PLAIN)}
+    assert {*map(largest_first, by_images.values())} == {largest_first(paper)}
+    own, theirs = (
+        (f"{found['SGDM'] / found['SAM']:.2g}", f"{found['WSAM'] / found['SAM']:.3g}")
+        for found in (by_images[AUGMENTED], paper)
+    )
+    ratios = f"SGDM's is {own[0]} times as large as SAM's and WSAM's {own[1]} times"
+    assert f"{ratios} (paper: {theirs[0]} and {theirs[1]})" in text
+    measurements = [json.loads(p.read_text()) for p in (ROOT / "results").glob("*.minimum.json")]
+    spread = [
+        reading["deviation"] / reading["top_eigenvalue"]
+        for measurement in measurements
+        for reading in measurement.get(READINGS, {}).values()
+        if "deviation" in reading
+    ]
+    assert len(spread) == 12
+    assert f"is up to {max(spread):.1f} times their mean" in text
+
+
+def largest_first(values: dict[str, float]) -> tuple[str, ...]:
+    """Return the keys in the order of their values."""
+    return tuple(sorted(values, key=lambda key: -values[key]))
+
+
 def test_sensitivity_figure_uses_all_records() -> None:
     """`python docs/make_figures.py sensitivity` draws it."""
     figure = (DOCS / "_static" / "sensitivity.svg").read_text()
@@ -527,9 +572,9 @@ def three_quarters(found: dict[tuple[str, str], Ours]) -> tuple[float, ...]:
     return found[SHORTER, "CIFAR-10"].values + found[IN_BUDGET, "CIFAR-10"].values
 
 
-def overlapped_records() -> list[dict[str, Any]]:
-    """Read the records of benchmarks/overlapped_passes.py."""
-    paths = sorted((BENCHMARKS / "overlapped_passes").glob("*.json"))
+def overlapped_records(folder: str = ".") -> list[dict[str, Any]]:
+    """Read the records of benchmarks/overlapped_passes.py in a folder."""
+    paths = sorted((BENCHMARKS / "overlapped_passes" / folder).glob("*.json"))
     return [json.loads(path.read_text()) for path in paths]
 
 
@@ -599,7 +644,7 @@ def test_advice_by_budget_equals_the_records() -> None:
     assert hyper == [{"gamma": 0.88, "rho": 0.2}, {"gamma": 0.88, "rho": 0.2}, {"rho": 0.2}]
     assert "gives no value, the runs had rho 0.2 and, for WSAM, gamma 0.88." in first
     sam = found["SAM", "CIFAR-10"]
-    assert f"100% (n = 3); {(sgd - sam.mean) / (sgd - full):.0%} (n = {sam.n}) |" in first
+    assert f"100% (n = 4); {(sgd - sam.mean) / (sgd - full):.0%} (n = {sam.n}) |" in first
 
 
 def test_cheap_methods_in_words_equal_the_records() -> None:
@@ -765,6 +810,13 @@ def test_overlapped_passes_in_words_equal_their_records() -> None:
     stated = f"takes {ratio(own)} times as long as one of SGD instead of {ratio(shorter)} times"
     assert f"an epoch {stated}, and {lengths.pop()} epochs fit" in text
     assert not lengths
+    (tail,) = overlapped_records("n2-tail4")
+    form, cost = tail["overlapped"], training_seconds(tail) / (200 * epoch)
+    assert (form["tail"], form["start"]) == (4, 0.25), "the last four of the eight blocks"
+    assert f"An epoch takes {ratio([tail])} times as long as one of SGD, so that" in text
+    assert f"{len(tail['curve'])} epochs fit into {cost:.2f} times the time. The error" in text
+    error = f"{tail['final']['test_error']:.2f}%, in one run with the same rho and gamma"
+    assert f"The error is {error}; SGD has {sgd.mean:.2f}% (n = {sgd.n})" in text
 
 
 def test_cifar100_in_words_equals_the_records() -> None:
