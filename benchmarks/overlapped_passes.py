@@ -1,6 +1,7 @@
-"""WSAM whose pass at w + d runs next to the following steps' passes, on a second CUDA stream.
+"""WSAM whose sharpness gradient is computed next to the base's steps, on a second CUDA stream.
 
     python benchmarks/overlapped_passes.py --start 0.25 --seeds 0 1 2 --data-dir DATA --out OUT
+    python benchmarks/overlapped_passes.py --share 0.25 --gamma 0.786 --data-dir DATA --out OUT
 
 An experiment on the cost of sharpness. ResNet18 on CIFAR-10 does not fill a large GPU, so two passes
 that do not need each other's results may take less time than twice that of one; the program measures
@@ -13,8 +14,11 @@ the last of these on:
 
 This is `WSAM(base, when=Every(n), reuse=True)` with an h that is n steps late. n steps are one CUDA
 graph. All other settings are those of `wsam paper run cheap`. Two options lower the cost further: the
-base may train alone at first (`--start`), and only the last blocks may be perturbed (`--tail`). Then
-the pass at w + d begins with the features that enter these, and the layers before have no h.
+base may train alone at first (`--start`), and h may come from a share of the batch (`--share`). The
+second stream then computes both gradients of that share, from a copy of w:
+
+    in n steps, from w     g = grad l_A(w),    g1 = grad l_A(w + rho g / norm(g))
+    in the last of these   h = g1 - g, applied by n updates as above
 """
 
 import argparse
@@ -35,7 +39,6 @@ from wsam.lab.callbacks import LogLines
 from wsam.lab.data.datasets import DataSource
 from wsam.lab.distributed import init_distributed
 from wsam.lab.execution import ExecutionConfig
-from wsam.lab.models import ResNet18
 from wsam.lab.run import Run
 from wsam.lab.settings import VANILLA
 from wsam.lab.step import Objective, Stepper, cudnn_settings
@@ -43,6 +46,7 @@ from wsam.lab.trainer import Trainer
 from wsam.paper.cheap import BUDGET, IN_BUDGET
 from wsam.paper.cifar import EPOCHS
 from wsam.paper.registry import find
+from wsam.paper.study import VALIDATION
 
 EAGER_CALLS = 3
 """How often the steps run before they are captured."""
@@ -83,23 +87,6 @@ class GraphedSteps:
         return self.result
 
 
-class Split:
-    """A model in two parts, of which the first may be empty; keeps the first part's last output.
-
-    Args:
-        head: The first layers; None if all belong to `tail`.
-        tail: The other layers.
-    """
-
-    def __init__(self, head: Callable[[Tensor], Tensor] | None, tail: Callable[[Tensor], Tensor]):
-        self.head, self.tail = head, tail
-
-    def __call__(self, inputs: Tensor) -> Tensor:
-        """Return the model's output."""
-        self.features = inputs if self.head is None else self.head(inputs)
-        return self.tail(self.features)
-
-
 class OverlappedStepper(Stepper):
     """Makes n steps when it has n batches.
 
@@ -107,12 +94,10 @@ class OverlappedStepper(Stepper):
         optimizer: A `wsam.WSAM` around `torch.optim.SGD`. Only its hyperparameters are used.
         objective: Computes the loss of a batch.
         capture: Replay the steps from a CUDA graph.
-        n: A pass at w + d belongs to every n-th step.
-        head: The layers that are not perturbed and have no h; None for none.
-        tail: The other layers.
-        priority: Give the passes at w priority over that at w + d.
+        n: A sharpness gradient is computed for every n-th step.
+        share: The share of the batch that it is computed from.
         start: The base makes this many steps alone, a multiple of n.
-        compiled: Compile both parts.
+        compiled: Compile the model.
     """
 
     def __init__(
@@ -121,32 +106,28 @@ class OverlappedStepper(Stepper):
         objective: Objective,
         capture: bool,
         n: int,
-        head: nn.Module | None,
-        tail: nn.Module,
-        priority: bool = False,
+        share: float = 1.0,
         start: int = 0,
         compiled: bool = False,
     ) -> None:
         self.device, self.capture, self.objective, self.n = objective.device, capture, objective, n
-        self.start, self.made = start, 0
+        self.share, self.start, self.made = share, start, 0
         (self.group,) = optimizer.param_groups
-        self.params: list[Tensor] = [*optimizer.model.parameters()]
-        self.tail_params: list[Tensor] = [*tail.parameters()]
-        place = {id(p): i for i, p in enumerate(self.params)}
-        self.places = [place[id(p)] for p in self.tail_params]
-        second_tail = copy.deepcopy(tail)
-        self.perturbed: list[Tensor] = [*second_tail.parameters()]
+        model: nn.Module = optimizer.model
+        second_model = copy.deepcopy(model)
+        self.params: list[Tensor] = [*model.parameters()]
+        self.second_params: list[Tensor] = [*second_model.parameters()]
 
-        def prepare(part: nn.Module) -> Callable[[Tensor], Tensor]:
-            return torch.compile(part, dynamic=False) if compiled else part
+        def prepare(one: nn.Module) -> Callable[[Tensor], Tensor]:
+            return torch.compile(one, dynamic=False) if compiled else one
 
         objective.select = torch.mean
-        self.model = Split(None if head is None else prepare(head), prepare(tail))
-        objective.model = self.model
+        objective.model = prepare(model)
         self.second_objective = copy.copy(objective)
-        self.second_objective.model = prepare(second_tail)
-        self.momentum = [torch.zeros_like(p) for p in self.params]
-        self.h, self.g0 = ([torch.zeros_like(p) for p in self.tail_params] for _ in range(2))
+        self.second_objective.model = prepare(second_model)
+        self.momentum, self.h, self.g0 = (
+            [torch.zeros_like(p) for p in self.params] for _ in range(3)
+        )
         self.loss_at_w = torch.zeros((), device=self.device)
         self.rho, self.k = float(optimizer.rho), optimizer.gamma / (1 - optimizer.gamma)
         self.rates = torch.zeros(n, device=self.device)
@@ -155,7 +136,7 @@ class OverlappedStepper(Stepper):
         self.received = 0
         self.graphed: dict[bool, GraphedSteps] = {}
         if self.device.type == "cuda":
-            self.main = torch.cuda.Stream(priority=-1 if priority else 0)
+            self.main = torch.cuda.Stream(priority=-1)  # the base's steps go first
         self.side = torch.cuda.Stream() if self.device.type == "cuda" else None
         self.reset_totals()
 
@@ -187,29 +168,44 @@ class OverlappedStepper(Stepper):
     def _make_steps(self, sharp: bool) -> tuple[Tensor, ...]:
         """Make n steps; return the sums of loss and counts, the sharpness and whether it is known."""
         current = torch.cuda.current_stream() if self.device.type == "cuda" else None
-        second = None
-        if self.second_batch is not None and sharp:  # None in the first call
+        known = sharp and (self.share < 1 or self.second_batch is not None)  # not in the first call
+        if known:
+            if self.share < 1:
+                self._copy_weights()
             if current:
                 self.side.wait_stream(current)
             with torch.cuda.stream(self.side):
-                second = self._pass(self.second_objective, self.perturbed, self.second_batch)
+                h, increase = self._sharpness_gradient()
         losses, counts = [], []
         sharpness = torch.zeros((), device=self.device)
         for i, batch in enumerate(self.batches):
             loss, count, gradient = self._pass(self.objective, self.params, batch)
             losses.append(loss)
             counts.append(count)
-            if sharp and i == self.n - 1:
-                if second is not None:
+            if i == self.n - 1:
+                if known:
                     if current:
                         current.wait_stream(self.side)
-                    loss_1, _, g1 = second
-                    torch._foreach_copy_(self.h, torch._foreach_sub(g1, self.g0))
-                    sharpness = loss_1 - self.loss_at_w
-                self._perturb(loss, gradient, batch[1])
+                    torch._foreach_copy_(self.h, h)
+                    sharpness = increase
+                if sharp and self.share == 1:
+                    self._prepare_second_pass(loss, gradient, batch)
             self._update(gradient, self.rates[i], sharp)
-        measured = torch.full((), float(second is not None), device=self.device)
+        measured = torch.full((), float(known), device=self.device)
         return torch.stack(losses).sum(), torch.stack(counts).sum(0), sharpness, measured
+
+    def _sharpness_gradient(self) -> tuple[list[Tensor], Tensor]:
+        """Return g1 - g and the increase of the loss. The second model is at w + d, or still at w."""
+        batch, loss_0, g0 = self.second_batch, self.loss_at_w, self.g0
+        if self.share < 1:
+            inputs, targets = self.batches[0]
+            size = round(self.share * len(inputs))
+            batch = inputs[:size], targets[:size]
+            loss_0, _, g0 = self._pass(self.second_objective, self.second_params, batch)
+            self._perturb(g0)
+        assert batch is not None
+        loss_1, _, g1 = self._pass(self.second_objective, self.second_params, batch)
+        return torch._foreach_sub(g1, g0), loss_1 - loss_0
 
     def _pass(
         self, objective: Objective, params: list[Tensor], batch: tuple[Tensor, Tensor]
@@ -218,14 +214,25 @@ class OverlappedStepper(Stepper):
         return loss.detach(), cast(Tensor, counts), [*torch.autograd.grad(loss, params)]
 
     @torch.no_grad()
-    def _perturb(self, loss: Tensor, gradient: list[Tensor], targets: Tensor) -> None:
-        """Prepare the next pass at w + d: its weights and its batch."""
-        g0 = [gradient[i] for i in self.places]
+    def _copy_weights(self) -> None:
+        """Move the second model to w."""
+        torch._foreach_copy_(self.second_params, self.params)
+
+    @torch.no_grad()
+    def _perturb(self, g0: list[Tensor]) -> None:
+        """Move the second model from w to w + d."""
         norm = torch.stack(torch._foreach_norm(g0)).square().sum().sqrt()
         move = torch._foreach_mul(g0, self.rho / (norm + 1e-12))
-        torch._foreach_copy_(self.perturbed, torch._foreach_add(self.tail_params, move))
+        torch._foreach_add_(self.second_params, move)
+
+    @torch.no_grad()
+    def _prepare_second_pass(
+        self, loss: Tensor, g0: list[Tensor], batch: tuple[Tensor, Tensor]
+    ) -> None:
+        """Move the second model to w + d, and keep what its pass is compared with."""
+        self._copy_weights()
+        self._perturb(g0)
         torch._foreach_copy_(self.g0, g0)
-        batch = self.model.features.detach(), targets
         if self.second_batch is None:
             self.second_batch = batch[0].clone(), batch[1].clone()
         for tensor, given in zip(self.second_batch, batch, strict=True):
@@ -248,47 +255,21 @@ class OverlappedStepper(Stepper):
             is_first_step=False,
         )
         if sharp:
-            torch._foreach_sub_(self.tail_params, torch._foreach_mul(self.h, self.k * rate))
-
-
-class Head(nn.Module):
-    """The first blocks of a ResNet18."""
-
-    def __init__(self, model: ResNet18, blocks: int) -> None:
-        super().__init__()
-        self.stem, self.bn, self.blocks = model.stem, model.bn, model.blocks[:blocks]
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the features."""
-        return cast(Tensor, self.blocks(nn.functional.relu(self.bn(self.stem(x)))))
-
-
-class Tail(nn.Module):
-    """The blocks from a number on, and the classifier."""
-
-    def __init__(self, model: ResNet18, first: int) -> None:
-        super().__init__()
-        self.blocks, self.head = model.blocks[first:], model.head
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the logits."""
-        return cast(Tensor, self.head(self.blocks(x).mean((2, 3))))
+            torch._foreach_sub_(self.params, torch._foreach_mul(self.h, self.k * rate))
 
 
 @dataclass(frozen=True)
 class Form:
-    """How the steps are made: `OverlappedStepper`'s arguments.
+    """How the steps are made.
 
     Attributes:
-        n: A pass at w + d belongs to every n-th step.
-        tail: The first of the ResNet18's eight blocks that is perturbed; 0 perturbs all layers.
-        priority: Give the passes at w priority.
+        n: A sharpness gradient is computed for every n-th step.
+        share: The share of the batch that it is computed from.
         start: Share of the steps of the base alone.
     """
 
     n: int = 2
-    tail: int = 0
-    priority: bool = False
+    share: float = 1.0
     start: float = 0.0
 
 
@@ -298,22 +279,11 @@ class OverlappedTrainer(Trainer):
     form = Form()
 
     def _make_stepper(self) -> Stepper:
-        model, form = cast(ResNet18, self.model), self.form
-        objective = Objective(model, torch.mean, self.run.precision, self.device)
-        head, tail = (
-            (Head(model, form.tail), Tail(model, form.tail)) if form.tail else (None, model)
-        )
-        start = round(form.start * self.run.epochs * self.feed.steps / form.n) * form.n
+        form, run = self.form, self.run
+        objective = Objective(self.model, torch.mean, run.precision, self.device)
+        start = round(form.start * run.epochs * self.feed.steps / form.n) * form.n
         return OverlappedStepper(
-            self.optimizer,
-            objective,
-            self.captured,
-            form.n,
-            head,
-            tail,
-            form.priority,
-            start,
-            self.compiled,
+            self.optimizer, objective, self.captured, form.n, form.share, start, self.compiled
         )
 
 
@@ -356,19 +326,31 @@ def run_of(seed: int, form: Form, epochs: int = EPOCHS, gamma: float | None = No
     return run.replace(epochs=epochs, options=options, hyper=hyper)
 
 
+def time_forms(execution: ExecutionConfig, forms: Sequence[Form]) -> tuple[float, list[float]]:
+    """Print and return the seconds of SGD's step, and the cost of each form relative to it."""
+    alone = replace(forms[0], start=1.0)  # the base's steps as this program makes them
+    overlapped = [replace(form, start=0.0) for form in forms]
+    sgd, of_alone, *others = seconds_per_step(
+        run_of(0, forms[0]), execution, [None, alone, *overlapped]
+    )
+    costs = []
+    for form, seconds in zip(forms, others, strict=True):
+        costs.append((form.start * of_alone + (1 - form.start) * seconds) / sgd)
+        print(f"{form}: {costs[-1]:.3f} of SGD's {1e3 * sgd:.3f} ms", flush=True)
+    return sgd, costs
+
+
 def main() -> None:
     """Time the steps, choose the number of epochs that the budget allows, and train."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--n", type=int, default=2)
-    parser.add_argument("--tail", type=int, default=0, help="first block that is perturbed")
+    parser.add_argument("--n", type=int, nargs="+", default=[2], help="several are only timed")
+    parser.add_argument("--share", type=float, nargs="+", default=[1.0], help="of the batch, for h")
+    parser.add_argument("--start", type=float, default=0.0, help="share of the steps of SGD alone")
     parser.add_argument("--gamma", type=float, help="instead of the paper's")
     parser.add_argument("--budget", type=float, default=BUDGET, help="of SGD's training time")
-    parser.add_argument("--start", type=float, default=0.0, help="share of the steps of SGD alone")
-    parser.add_argument("--time-only", type=int, nargs="*", help="tails to time, without training")
+    parser.add_argument("--epochs", type=int, help="instead of what the budget allows; not timed")
+    parser.add_argument("--validation", action="store_true", help="measure on a validation split")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument(
-        "--give-up", type=float, default=100.0, help="train no other seed after a higher error (%%)"
-    )
     parser.add_argument("--data-dir", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
@@ -376,34 +358,27 @@ def main() -> None:
     execution = ExecutionConfig(
         source=DataSource(options.data_dir), checkpoint_seconds=float("inf")
     )
-    tails = [options.tail] if options.time_only is None else options.time_only
-    # With start 1 the base alone is timed.
-    forms = [Form(options.n, *rest) for rest in product(tails, (False, True), (0.0, 1.0))]
-    base, *others = seconds_per_step(run_of(0, Form(options.n)), execution, [None, *forms])
-    ratios = {form: seconds / base for form, seconds in zip(forms, others, strict=True)}
-    for form, ratio in ratios.items():
-        print(f"{form}: {ratio:.3f} of SGD's {1e3 * base:.3f} ms", flush=True)
-    if options.time_only is not None:
+    forms = [Form(*pair, options.start) for pair in product(options.n, options.share)]
+    epochs, timed = options.epochs, {}
+    if epochs is None:
+        seconds, costs = time_forms(execution, forms)
+        timed = {"seconds": seconds, "cost": costs[0]}
+        epochs = min(EPOCHS, int(SHARE_OF_STEPS * options.budget / costs[0] * EPOCHS))
+    if len(forms) > 1:
         return
-
-    def cost(form: Form) -> float:
-        alone, overlapped = (ratios[replace(form, start=start)] for start in (1.0, 0.0))
-        return form.start * alone + (1 - form.start) * overlapped
-
-    choices = [Form(options.n, options.tail, priority, options.start) for priority in (False, True)]
-    form = min(choices, key=cost)
-    epochs = min(EPOCHS, int(SHARE_OF_STEPS * options.budget / cost(form) * EPOCHS))
-    folder = options.out / f"n{form.n}-tail{form.tail}"
+    form = OverlappedTrainer.form = forms[0]
+    folder = options.out / f"n{form.n}-share{form.share:g}"
     folder.mkdir(parents=True, exist_ok=True)
-    OverlappedTrainer.form = form
     with init_distributed(execution.device) as (context, _):
         for seed in options.seeds:
             run = run_of(seed, form, epochs, options.gamma)
+            if options.validation:
+                run = run.replace(validation=VALIDATION)
             trainer = OverlappedTrainer(run, folder, execution, (LogLines(),), context)
             record = trainer.train()
-            record["overlapped"] = {**asdict(form), "seconds": base, "cost": cost(form)}
+            record["overlapped"] = {**asdict(form), **timed}
             (folder / f"{run.key}.json").write_text(json.dumps(record, indent=1) + "\n")
-            if record["failure"] or record["final"]["test_error"] > options.give_up:
+            if record["failure"]:
                 break
 
 
