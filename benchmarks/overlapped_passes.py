@@ -43,10 +43,11 @@ from wsam.lab.run import Run
 from wsam.lab.settings import VANILLA
 from wsam.lab.step import Objective, Stepper, cudnn_settings
 from wsam.lab.trainer import Trainer
-from wsam.paper.cheap import BUDGET, IN_BUDGET
+from wsam.paper.cheap import BUDGET, IN_BUDGET, SMALL_EPOCHS
 from wsam.paper.cifar import EPOCHS
 from wsam.paper.registry import find
 from wsam.paper.study import VALIDATION
+from wsam.sweep.grid import with_seeds
 
 EAGER_CALLS = 3
 """How often the steps run before they are captured."""
@@ -314,11 +315,16 @@ def seconds_per_step(
     return [statistics.median(own) for own in times]
 
 
-def run_of(seed: int, form: Form, epochs: int = EPOCHS, gamma: float | None = None) -> Run:
-    """Return the settings that the experiment shares with the study."""
-    cell = find("cheap").cell((IN_BUDGET,), "CIFAR-10")
+def run_of(
+    seed: int, form: Form, epochs: int = EPOCHS, gamma: float | None = None, small: bool = False
+) -> Run:
+    """Return the settings that the experiment shares with the study, or with its small version."""
+    if small:
+        cell = find("cheap-small").cell(("WSAM reuse 2",), "noisy digits")
+    else:
+        cell = find("cheap").cell((IN_BUDGET,), "CIFAR-10")
     assert cell is not None
-    run = next(run for run in cell.runs if run.seed == seed)
+    (run,) = with_seeds(cell.runs[0], [seed])
     options = {**run.options, "every": form.n}
     if form.start:
         options["start"] = form.start
@@ -349,9 +355,10 @@ def main() -> None:
     parser.add_argument("--gamma", type=float, help="instead of the paper's")
     parser.add_argument("--budget", type=float, default=BUDGET, help="of SGD's training time")
     parser.add_argument("--epochs", type=int, help="instead of what the budget allows; not timed")
+    parser.add_argument("--small", action="store_true", help="a CNN on noisy digits; not timed")
     parser.add_argument("--validation", action="store_true", help="measure on a validation split")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--data-dir", type=Path, required=True)
+    parser.add_argument("--data-dir", type=Path, default=Path("unused"))
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     torch._dynamo.config.recompile_limit = 64  # one version for each of the models
@@ -359,7 +366,7 @@ def main() -> None:
         source=DataSource(options.data_dir), checkpoint_seconds=float("inf")
     )
     forms = [Form(*pair, options.start) for pair in product(options.n, options.share)]
-    epochs, timed = options.epochs, {}
+    epochs, timed = SMALL_EPOCHS if options.small else options.epochs, {}
     if epochs is None:
         seconds, costs = time_forms(execution, forms)
         timed = {"seconds": seconds, "cost": costs[0]}
@@ -371,7 +378,7 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with init_distributed(execution.device) as (context, _):
         for seed in options.seeds:
-            run = run_of(seed, form, epochs, options.gamma)
+            run = run_of(seed, form, epochs, options.gamma, options.small)
             if options.validation:
                 run = run.replace(validation=VALIDATION)
             trainer = OverlappedTrainer(run, folder, execution, (LogLines(),), context)
