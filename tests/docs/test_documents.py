@@ -819,6 +819,34 @@ def test_overlapped_passes_in_words_equal_their_records() -> None:
     assert f"The error is {error}; SGD has {sgd.mean:.2f}% (n = {sgd.n})" in text
 
 
+def test_share_of_the_batch_in_words_equals_the_records() -> None:
+    """As docs/cheap.md states the errors on digits, with h from a part of the batch."""
+
+    def read(split: str, share: float) -> dict[float, list[dict[str, float]]]:
+        found: dict[float, list[dict[str, float]]] = {}
+        for record in overlapped_records(f"digits/{split}/n2-share{share:g}"):
+            found.setdefault(record["settings"]["hyper"]["gamma"], []).append(record["final"])
+        return found
+
+    chosen, errors = {}, {}
+    for share in (0.25, 0.125, 1.0):
+        tried = read("validation", share)
+        assert len(tried) == 4
+        by_error = {g: statistics.fmean(r["validation_error"] for r in tried[g]) for g in tried}
+        chosen[share] = min(by_error, key=by_error.__getitem__)
+        errors[share] = [r["test_error"] for r in read("test", share)[chosen[share]]]
+        assert len(errors[share]) == 8
+    quarter, eighth, whole = (
+        f"{statistics.fmean(own):.2f} ± {statistics.stdev(own):.2f}%" for own in errors.values()
+    )
+    p = [welch_p(errors[share], errors[1.0]) for share in (0.25, 0.125)]
+    stated = f"{quarter} and {eighth}, and {whole} with h from the whole batch"
+    text = read_page("docs/cheap.md")
+    assert f"{stated} (n = 8 each, p = {p[0]:.2g} and {p[1]:.2g})" in text
+    values = [f"{chosen[share]:g}" for share in (0.25, 0.125, 1.0)]
+    assert f"the validation split chose {values[0]}, {values[1]} and {values[2]}." in text
+
+
 def test_cifar100_in_words_equals_the_records() -> None:
     """As docs/cheap.md states the errors of the recommended setting and its baselines."""
     table, found = read_cheap("*/CIFAR-100*")
