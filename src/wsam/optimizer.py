@@ -797,13 +797,13 @@ class SharpnessAware(CheckedArguments, Optimizer):
             named = self.model.named_parameters() if self.model is not None else ()
             blocks = build_blocks(groups, {p: name for name, p in named})
             self.geometry.check_names(blocks)
-            self._known_blocks = (key, blocks)
             self._fixed_mask = self._find_fixed_mask(blocks)
             self._sharded_modules = find_sharded_modules(self.model)
             self._rng = RngState(block.device for block in blocks)
             for statistics in (self._norm_stats, self._norm_stats_before):
                 statistics.find_layers()
             self._backend = None if select_backend is None else select_backend(blocks)
+            self._known_blocks = (key, blocks)  # last, so that all is repeated after a Ctrl-C
         return self._known_blocks[1]
 
     def _mask(self) -> list[bool] | None:

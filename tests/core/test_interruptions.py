@@ -1,5 +1,6 @@
 """Errors and Ctrl-C at any point of a step: weights and statistics return to w, the next step works."""
 
+import copy
 import gc
 import sys
 import weakref
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 import wsam
 from wsam._core import lean as lean_step
+from wsam.geometry import Only
 
 X = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
 LIBRARY = str(Path(wsam.__file__).parent)
@@ -392,6 +394,33 @@ def test_ctrl_c_at_every_line_of_a_lean_step(stride: int, monkeypatch: pytest.Mo
 
 
 # --- global state ----------------------------------------------------------------------------------
+
+
+def test_ctrl_c_while_parameters_are_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the first step of a copy. The next step finds again which of them are perturbed."""
+    model = nn.Linear(2, 2)
+    base = torch.optim.SGD(model.parameters(), lr=0.1)
+    opt = wsam.SAM(base, rho=0.5, geometry=Only(("bias",)), model=model)
+    model, opt = copy.deepcopy((model, opt))
+    weights: list[Tensor] = []
+
+    def run() -> Tensor:
+        weights.append(model.weight.detach().clone())
+        loss = model(torch.ones(3, 2)).square().sum()
+        loss.backward()
+        return loss
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(opt, "_find_fixed_mask", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            opt.step(run)
+    weights.clear()
+    opt.step(run)
+    first, second = weights
+    assert torch.equal(first, second), "the bias alone is perturbed"
 
 
 def global_hooks() -> int:

@@ -259,6 +259,18 @@ def test_nothing_to_reuse_is_no_division_by_zero() -> None:
     assert torch.allclose(p, torch.full((3,), 0.6))
 
 
+def test_rounding_errors_are_not_reused() -> None:
+    """The gradient of the bias of two classes is (a, -a): it never turns."""
+    torch.manual_seed(0)
+    model, x, y = nn.Linear(4, 2), torch.randn(16, 4), torch.arange(16) % 2
+    base = torch.optim.SGD(model.parameters(), lr=0.1)
+    opt = wsam.LookSAM(base, rho=0.5, n=2, per_tensor=True)
+    before = model.bias.sum().item()
+    for _ in range(20):
+        make_step(opt, lambda: nn.functional.cross_entropy(model(x), y))
+    assert model.bias.sum().item() == pytest.approx(before, abs=1e-6)
+
+
 # --- what is kept -------------------------------------------------------------------------------
 
 KEPT = {"looksam": "sam_kept", "vasso": "sam_average", "friendly_sam": "sam_average"}

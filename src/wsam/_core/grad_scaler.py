@@ -61,8 +61,8 @@ def reject_grad_scaler() -> Iterator[None]:
             )
         return scale(scaler, outputs)
 
-    torch.amp.GradScaler.scale = checked_scale  # type: ignore[method-assign, assignment]
     try:
+        torch.amp.GradScaler.scale = checked_scale  # type: ignore[method-assign, assignment]
         yield
     finally:
         torch.amp.GradScaler.scale = scale  # type: ignore[method-assign]

@@ -49,8 +49,10 @@ class OrthogonalReuse(Rule):
         """Return base_grad = g0 + alpha norm(g0)/norm(g_v) g_v."""
         if is_exactly(hyper["alpha"], 0.0):
             return Mix(G0, NOTHING)
-        norm = kept_norm()
-        ratio = torch.where(norm > 0, g0_norm() / norm, 0.0)
+        norm, target = kept_norm(), g0_norm()
+        # Where g1 was parallel to g0, as for the bias of two classes, rounding errors remain.
+        rounding = 64 * torch.finfo(norm.dtype).eps * target
+        ratio = torch.where(norm > rounding, target / norm, 0.0)
         return Mix(Part(g0=1.0, difference=hyper["alpha"] * ratio), NOTHING)
 
 
