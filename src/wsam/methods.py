@@ -138,6 +138,8 @@ class WSAM(SharpnessAware):
         ascent_steps: int = 1,
         precondition: bool | str = "auto",
     ) -> None:
+        if not isinstance(reuse, bool | Reuse):
+            raise TypeError(f"reuse must be True, False or a wsam.rule.Reuse, got {reuse!r}")
         if reuse and when is None:
             raise ValueError("reuse needs an interval of two-pass steps, such as when=Every(2)")
         if precondition == "auto":

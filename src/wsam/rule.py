@@ -23,7 +23,7 @@ from wsam._core.validation import number
 Norm = Callable[[], Tensor]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Reuse:
     """How the steps between two-pass steps use the sharpness gradient h = g1 - g0 of the last one.
 

@@ -164,6 +164,7 @@ class Every(Interval):
 
     def __post_init__(self) -> None:
         count("n", self.n, 1)
+        count("offset", self.offset)
 
     def chosen(self, step: int, norm: Callable[[], float]) -> bool:
         """Return whether the step is chosen."""

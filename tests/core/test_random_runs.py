@@ -38,7 +38,9 @@ def draw_options(draw: random.Random, name: str) -> dict[str, Any]:
         options["gamma"] = draw.choice([0.0, 0.5, 0.9, Warmup(0.8, steps=4)])
         options["precondition"] = draw.choice(["auto", False])
         if when is not None and draw.random() < 0.6:
-            options["reuse"] = draw.choice([True, Reuse(True), Reuse(average=0.5, weight=0.7)])
+            options["reuse"] = draw.choice(
+                [True, Reuse(scale_by_norm=True), Reuse(average=0.5, weight=0.7)]
+            )
         elif not options["precondition"] and draw.random() < 0.5:
             return {**options, "lean": True}
     if name in ("sam", "wsam", "coupled_wsam", "gsam"):

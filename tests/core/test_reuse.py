@@ -268,10 +268,11 @@ def test_a_skipped_step_keeps_the_vector() -> None:
     [
         ({"when": None, "reuse": True}, "when=Every"),
         ({"when": Every(2), "reuse": True, "lean": True}, "lean=True .*without .*reuse"),
+        ({"when": Every(2), "reuse": 0.5}, "reuse must be True, False or a wsam.rule.Reuse"),
     ],
 )
 def test_rejected_options(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         wsam.WSAM(torch.optim.SGD(small_model().parameters(), lr=0.1), **options)
 
 

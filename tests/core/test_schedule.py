@@ -240,6 +240,12 @@ def test_only_intervals_combine(combine: Callable[[Any, Any], Any], other: Any) 
         combine(Every(2), other)
 
 
+def test_intervals_have_no_truth_value() -> None:
+    """`Every(4) and Between(30)` would be `Between(30)`."""
+    with pytest.raises(TypeError, match=r"combine intervals with & and \|"):
+        _ = Every(4) and Between(30)
+
+
 def test_interval_by_gradient_norm() -> None:
     """The step with a large gradient is chosen, the next one is not."""
     chosen = passes_of(NormAbove(), 6)
@@ -305,6 +311,7 @@ def test_interval_by_gradient_norm_saved_by_an_earlier_version() -> None:
     [
         lambda: Every(0),
         lambda: Every(0.5),
+        lambda: Every(2, offset=1.5),
         lambda: Between(-1),
         lambda: Between(0.75),
         lambda: Between(5, 3),

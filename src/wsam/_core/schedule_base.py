@@ -53,6 +53,9 @@ class Interval:
     def __or__(self, other: "Interval") -> "Interval":
         return Either(self, other) if isinstance(other, Interval) else NotImplemented
 
+    def __bool__(self) -> bool:
+        raise TypeError("combine intervals with & and | instead of `and` and `or`")
+
 
 Kind = TypeVar("Kind", bound=type)
 _SAVEABLE: dict[str, type] = {}
