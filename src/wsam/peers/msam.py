@@ -57,5 +57,5 @@ class MSAM(SharpnessAware):
         if not any(group.get("momentum") or "betas" in group for group in base.param_groups):
             warn(
                 f"MSAM over {type(base).__name__} without momentum: there is nothing to follow, so "
-                "each step is the base's own. Set momentum, or use SAM"
+                "each step is the base's own. Use a base with momentum, or SAM"
             )
