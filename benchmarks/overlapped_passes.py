@@ -36,7 +36,7 @@ import torch
 from torch import Tensor, nn
 
 from wsam.lab.callbacks import LogLines
-from wsam.lab.data.datasets import DataSource
+from wsam.lab.data.datasets import DataSource, default_folder
 from wsam.lab.distributed import init_distributed
 from wsam.lab.execution import ExecutionConfig
 from wsam.lab.run import Run
@@ -358,7 +358,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="a CNN on noisy digits; not timed")
     parser.add_argument("--validation", action="store_true", help="measure on a validation split")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--data-dir", type=Path, default=Path("unused"))
+    parser.add_argument("--data-dir", type=Path, default=default_folder())
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     torch._dynamo.config.recompile_limit = 64  # one version for each of the models

@@ -20,7 +20,7 @@ def test_steps_equal_a_plain_loop(n: int, start: int, share: float) -> None:
     program = load_program("overlapped_passes")
     layers = nn.Linear(10, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3)
     model = nn.Sequential(*layers).double()
-    batches = [(torch.randn(8, 10).double(), torch.randint(3, (8,))) for _ in RATES]
+    batches = [(torch.randn(64, 10).double(), torch.randint(3, (64,))) for _ in RATES]
     expected = _plain_loop(copy.deepcopy(model), batches, n, start, share)
     base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-3)
     optimizer = WSAM(base, rho=0.2, gamma=0.8, model=model)
@@ -30,9 +30,9 @@ def test_steps_equal_a_plain_loop(n: int, start: int, share: float) -> None:
         base.param_groups[0]["lr"] = rate
         stepper(*batch)
     for p, wanted in zip(model.parameters(), expected.parameters(), strict=True):
-        torch.testing.assert_close(p, wanted, rtol=0, atol=1e-6)  # the loss is float32
+        torch.testing.assert_close(p, wanted, rtol=0, atol=1e-7)  # the loss is float32
     for buffer, wanted in zip(model.buffers(), expected.buffers(), strict=True):
-        torch.testing.assert_close(buffer, wanted, rtol=0, atol=1e-6)
+        torch.testing.assert_close(buffer, wanted, rtol=0, atol=1e-7)
     assert stepper.totals.steps == len(RATES)
     assert int(stepper.totals.measured) == (len(RATES) - start) // n - int(share == 1)
 
