@@ -325,7 +325,7 @@ def run_of(
         cell = find("cheap").cell((IN_BUDGET,), "CIFAR-10")
     assert cell is not None
     (run,) = with_seeds(cell.runs[0], [seed])
-    options = {**run.options, "every": form.n}
+    options: dict[str, Any] = {"reuse": True, "every": form.n} if form.n > 1 else {}
     if form.start:
         options["start"] = form.start
     hyper = run.hyper if gamma is None else {**run.hyper, "gamma": gamma}
