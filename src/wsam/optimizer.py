@@ -32,7 +32,7 @@ from wsam._core.param_blocks import (
     squared_norm_of_g0,
     subsets,
 )
-from wsam._core.param_groups import PREFIX, RHO, STEP, GroupValues
+from wsam._core.param_groups import PREFIX, RHO, STEP, GroupValues, own_values
 from wsam._core.pytree import map_tensors
 from wsam._core.rng import RngState
 from wsam._core.sample_selection import SampleSelection
@@ -191,6 +191,9 @@ class SharpnessAware(CheckedArguments, Optimizer):
         self._refresh_blocks()  # checks names
         defaults = {"rho": rho, **{name: getattr(rule, name) for name in rule.hyper()}}
         self._values = GroupValues(base, rule, defaults)
+        for p in (p for group in self.param_groups for p in group["params"]):
+            for name in own_values(self.state.get(p) or {}):  # of an earlier wrapper of this base
+                del self.state[p][name]
         self._reserve_memory()
         option_checks.warn_about_low_precision(self.param_groups)
 
@@ -219,6 +222,17 @@ class SharpnessAware(CheckedArguments, Optimizer):
         return StepState(*parts, max_norm=self.max_norm, lean=self.lean)
 
     # Attributes ---------------------------------------------------------------------------------
+
+    @property
+    def when(self) -> Interval | None:
+        """The steps that are sharpness-aware; None for all."""
+        return self._when
+
+    @when.setter
+    def when(self, when: Interval | None) -> None:
+        if when is not None and not isinstance(when, Interval):
+            raise TypeError(f"when must be an interval, as wsam.schedule.Every(2), got {when!r}")
+        self._when = when
 
     @property
     def keep(self) -> float:

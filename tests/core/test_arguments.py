@@ -223,6 +223,20 @@ def test_bad_value_written_into_a_group(name: str) -> None:
     opt.step(closure(opt, model))
 
 
+@pytest.mark.parametrize("name", ALL)
+def test_bad_interval_set_after_construction(name: str) -> None:
+    every = wsam.schedule.Every(2)
+    opt = make_method(name, base_to_watch()[0], when=every)
+    for bad in (2, wsam.schedule.Every):
+        message = f"when must be an interval, as wsam.schedule.Every(2), got {bad!r}"
+        with pytest.raises(TypeError, match=re.escape(message)):
+            opt.when = bad
+    assert opt.when is every
+    for good in (wsam.schedule.Every(3), None):
+        opt.when = good
+        assert opt.when is good
+
+
 def test_bad_value_of_a_schedule() -> None:
     """A function of the step may become invalid late: the step raises, the weights stay."""
     model = small_model()

@@ -33,7 +33,7 @@ from torch.optim.lr_scheduler import LambdaLR
 import wsam
 from wsam.accel.graph_inputs import GraphScalars
 from wsam.rule import NOTHING, Mix, Part, Rule
-from wsam.schedule import Warmup
+from wsam.schedule import Every, Warmup
 
 MLP = PROBLEMS["mlp"]
 
@@ -43,6 +43,10 @@ def sgd(*groups: dict[str, Any]) -> torch.optim.Optimizer:
     return torch.optim.SGD(
         [{"params": [nn.Parameter(torch.ones(2))], **group} for group in groups], lr=0.1
     )
+
+
+def reusing(base: torch.optim.Optimizer, offset: int = 0) -> wsam.WSAM:
+    return wsam.WSAM(base, when=Every(2, offset), reuse=True)
 
 
 def values(opt: wsam.SharpnessAware, name: str) -> list[Any]:
@@ -397,6 +401,27 @@ def test_rewrapped_base_equals_a_fresh_one() -> None:
         for opt, model in zip(opts, models, strict=True):
             opt.step(closure(opt, model, t))
     assert same(snapshot(opts[0]), snapshot(opts[1]))
+
+
+@pytest.mark.parametrize("method", [reusing, wsam.LookSAM, wsam.VaSSO, wsam.FriendlySAM])
+def test_rewrapped_base_has_no_kept_tensors(method: Callable[[Any], Any]) -> None:
+    opt = method(sgd({"momentum": 0.9}))
+    step_on(opt)
+    step_on(wsam.SAM(opt.base))
+    assert [{*state} for state in opt.base.state.values()] == [{"momentum_buffer"}]
+
+
+def test_rewrapped_base_does_not_reuse_the_sharpness_of_the_first_wrapper() -> None:
+    models = small_model(), small_model()
+    bases = [torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in models]
+
+    def step_both(*opts: wsam.WSAM) -> None:
+        for opt, model in zip(opts, models, strict=True):
+            opt.step(closure(opt, model))
+
+    step_both(reusing(bases[0]), wsam.WSAM(bases[1]))
+    step_both(*[reusing(base, offset=1) for base in bases])  # has one pass
+    assert same(list(models[0].parameters()), list(models[1].parameters()))
 
 
 # --- a radius that follows the learning rate -------------------------------------------------------

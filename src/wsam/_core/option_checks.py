@@ -8,7 +8,6 @@ from torch.optim import Optimizer
 from wsam._core.framework_checks import FSDP1
 from wsam._core.local_gradients import check_model
 from wsam._core.preconditioners import require_preconditioner
-from wsam._core.schedule_base import Interval
 from wsam._core.validation import warn
 
 if TYPE_CHECKING:
@@ -48,8 +47,6 @@ def check_options(opt: "SharpnessAware") -> None:
     rule, geometry, several = opt.rule, opt.geometry, opt.ascent_steps > 1
     if geometry.uses_denominators:
         require_preconditioner(opt.base)
-    if opt.when is not None and not isinstance(opt.when, Interval):
-        raise TypeError(f"when must be an interval, as wsam.schedule.Every(2), got {opt.when!r}")
     if opt.nonfinite not in NONFINITE:
         raise ValueError(f"nonfinite must be one of {NONFINITE}, got {opt.nonfinite!r}")
     if opt.local:

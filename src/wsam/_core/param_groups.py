@@ -30,9 +30,9 @@ def rule_values(group: dict[str, Any], rule: "Rule") -> dict[str, Scalar]:
     return {name: group[PREFIX + name] for name in rule.hyper()}
 
 
-def own_values(group: dict[str, Any]) -> dict[str, Any]:
-    """Return the entries of a group that belong to this library."""
-    return {key: value for key, value in group.items() if key.startswith(PREFIX)}
+def own_values(entries: dict[str, Any]) -> dict[str, Any]:
+    """Return the entries of a group, or of a parameter's state, that belong to this library."""
+    return {key: value for key, value in entries.items() if key.startswith(PREFIX)}
 
 
 def check_value(name: str, value: Any, rule: "Rule") -> Any:
