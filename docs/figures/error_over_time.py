@@ -53,6 +53,7 @@ NAMES = {
     "0.82 times the epochs",
     "WSAM reuse 2, last half, 0.91x epochs": "WSAM in the last half, every second step, "
     "0.91 times the epochs",
+    "WSAM reuse 5": "WSAM on every fifth step",
     "SGD, 1.15x epochs": "SGD, 1.15 times the epochs",
     SHORTER_SAM: "SAM, 0.58 times the epochs",
     SHORTER_WSAM: "WSAM, 0.58 times the epochs",
@@ -65,6 +66,8 @@ TRIED = {
     "WSAM reuse 2, last quarter, paper's gamma",
     "SAM, 1/4-batch ascent, last 3/8",
     LATE,
+    "WSAM reuse 5",
+    "MSAM, rho 1",
 }
 """Rows that only the table names: settings of one run that others with as much time beat."""
 _EQUAL = 1.1

@@ -710,6 +710,8 @@ def test_cheap_methods_in_words_equal_the_records() -> None:
     share = (statistics.fmean(errors["SGD"]) - statistics.fmean(errors["MSAM"])) / gain
     assert f"keeps {share:.0%} of the gain at {costs['MSAM']:.2f} times the time" in text
     assert f"takes {costs['SAM, 1/4-batch ascent, last 3/8']:.2f} times the time of SGD" in text
+    msam, wider = (errors[row][0] for row in ("MSAM", "MSAM, rho 1"))
+    assert f"has an error of {wider:.2f}%, in one run, and radius 0.3 one of {msam:.2f}%" in text
     (late,), (control,) = errors[LATE], errors[LATE_SGD]
     share = (statistics.fmean(errors["SGD"]) - late) / gain
     assert f"every second step: {share:.0%} of the gain at {costs[LATE]:.2f} times the time" in text
@@ -724,6 +726,25 @@ def test_cheap_methods_in_words_equal_the_records() -> None:
     whole = {row for row, record in found if record and not record["resumed"]}
     assert "gamma 0.7 and with a late decay were trained from the start" in text
     assert whole == {"WSAM reuse 2, last quarter", LATE}
+
+
+def test_reuse_on_every_fifth_step_in_words_equals_the_records() -> None:
+    """As docs/cheap.md states its share of the gain, and the training losses."""
+    table, found = read_cheap("*/CIFAR-10*")
+    sgd, full, own = (found[row, "CIFAR-10"].mean for row in ("SGD", "WSAM", "WSAM reuse 5"))
+    share, cost = (sgd - own) / (sgd - full), found["WSAM reuse 5", "CIFAR-10, cost"].mean
+    text = read_page("docs/cheap.md")
+    sentence = (
+        f"keep {share:.0%} of the gain at {cost:.2f} times the time**: an error of {own:.2f}%"
+    )
+    assert sentence in text
+
+    def loss(row: str) -> str:
+        read_runs = (read(ROOT / "results", run) for run in table.cell((row,), "CIFAR-10").runs)
+        return f"{statistics.fmean(one['final']['train_loss'] for one in read_runs if one):.3f}"
+
+    ends = f"full WSAM ends at {loss('WSAM')} and SGD at {loss('SGD')}"
+    assert f"training loss is {loss('WSAM reuse 5')}; {ends}" in text
 
 
 def test_looksam_in_words_equals_the_records() -> None:
@@ -870,6 +891,34 @@ def test_share_of_the_batch_in_words_equals_the_records() -> None:
     quarter, whole = map(mean_and_deviation, fourth)
     stated = f"On every fourth step a quarter has {quarter} and the whole batch {whole}"
     assert f"{stated} (p = {welch_p(*fourth):.2g})" in text
+
+
+def test_share_of_the_batch_on_cifar_in_words_equals_the_records() -> None:
+    """As docs/cheap.md states costs, and validation errors of the runs that were ended."""
+    folder = BENCHMARKS / "overlapped_passes" / "n3-share0.125"
+    text, costs = read_page("docs/cheap.md"), (folder / "costs.txt").read_text()
+    for n, share, sentence in (
+        (3, 0.125, "takes {} times the time of"),
+        (4, 0.5, "fourth step {})"),
+    ):
+        line = re.search(rf"Form\(n={n}, share={share}, start=0.25\): (\S+) of SGD's", costs)
+        assert line is not None
+        assert sentence.format(line[1]) in text
+    ends = {}
+    for path in sorted((folder / "validation").iterdir()):
+        *_, last = path.read_text().splitlines()
+        epoch, error = re.findall(r"epoch (\d+)/200 .* validation error (\S+)%", last)[0]
+        ends[path.stem.removeprefix("gamma-")] = error
+    gammas, errors = [*ends], [*ends.values()]
+    stated = (
+        f"gammas {gammas[0]}, {gammas[1]} and {gammas[2]} the validation errors are {errors[0]}"
+    )
+    assert f"{stated}, {errors[1]} and {errors[2]}% at epoch {epoch}, where" in text
+    runs = find("cheap").cell(("SGD",), "CIFAR-10").runs
+    sgd = [one["curve"][int(epoch) - 1] for run in runs if (one := read(ROOT / "results", run))]
+    found = [one["test_error"] for one in sgd]
+    assert len(found) == 3
+    assert f"are between {min(found):.2f} and {max(found):.2f}% there" in text
 
 
 def mean_and_deviation(values: list[float]) -> str:
