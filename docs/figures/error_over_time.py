@@ -234,7 +234,7 @@ def draw_times(results: Sequence[TimedResult]) -> Figure:
     if tried:
         small: Any = {"ls": "none", "marker": "o", "ms": 4, "mfc": "none", "color": MUTED_COLOR}
         markers += axes.plot(*zip(*tried, strict=True), **small, zorder=2)
-        labels.append("other settings of SAM and WSAM (n = 1 each)")
+        labels.append("other settings of these methods (n = 1 each)")
     figure.legend(
         markers,
         labels,
