@@ -282,6 +282,14 @@ def test_memory_on_the_pages_of_methods_is_that_of_the_speed_page() -> None:
         assert count == buffers[titles[page.stem]], page.name
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_the_first_picture_states_how_many_runs_its_means_have(page: str) -> None:
+    words = {2: "two", 3: "three", 4: "four"}
+    counts = [n for one in read_times(ROOT / "results") if (n := len(one.errors)) > 1]
+    fewest, most = words[min(counts)], words[max(counts)]
+    assert f"full markers are means of {fewest} to {most} runs" in read_page(page).lower()
+
+
 @pytest.mark.parametrize(
     "page", [ROOT / "README.md", DOCS / "index.md"], ids=lambda page: page.name
 )
