@@ -79,7 +79,6 @@ _SETTINGS: Mapping[str, dict[str, Any]] = {
     "VaSSO": {"method": "vasso", "hyper": {"rho": RHO}},
     "FriendlySAM": {"method": "friendly_sam"},
     "MSAM": {"method": "msam"},
-    "MSAM, rho 0.6": {"method": "msam"},
     "MSAM, rho 1": {"method": "msam"},
 }
 """Settings of each row but for its candidates."""
@@ -131,7 +130,6 @@ def _choices(data: str) -> Mapping[str, Choices]:
         "VaSSO": _vary("theta", 0.4),
         "FriendlySAM": radii(RHO),
         "MSAM": radii(1.0, 0.3, 3.0),
-        "MSAM, rho 0.6": radii(0.6),
         "MSAM, rho 1": radii(1.0),
     }
 
