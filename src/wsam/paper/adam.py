@@ -6,49 +6,48 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from wsam.lab.run import Run
-from wsam.paper.study import SEEDS, candidates, chosen_cell, radii
+from wsam.paper.study import SEEDS, Choices, candidates, chosen_cell, vary
 from wsam.paper.table import Cell, Kind, Measure, Table
 
 TEXT = "text:shakespeare.txt"
 TEXT_DIGEST = "86c4e6aa9db7"
 """Start of the SHA-256 of the text: the works of Shakespeare in one file of 1,115,394 bytes."""
-Choices = Sequence[dict[str, Any]]
 
 ADAMW, TWICE = "AdamW", "AdamW, twice the epochs"
 SAM, ASAM, GSAM = "SAM", "ASAM", "GSAM, rho following lr"
 WSAM, PUBLISHED, COUPLED = "WSAM, preconditioned", "WSAM, as published", "WSAM, coupled"
 LARGER = "SAM, rho 0.37"
 SAM_LR, WSAM_LR = "SAM, rho following lr", "WSAM, preconditioned, rho following lr"
-WEIGHT_DECAYS: Choices = [{"weight_decay": value} for value in (0.01, 0.1, 0.3, 1.0)]
+WEIGHT_DECAYS = vary("weight_decay", 0.01, 0.1, 0.3, 1.0)
 METHODS: Mapping[str, tuple[dict[str, Any], Choices]] = {
     ADAMW: ({"method": "vanilla"}, WEIGHT_DECAYS),
     TWICE: ({"method": "vanilla"}, WEIGHT_DECAYS),
-    SAM: ({"method": "sam"}, radii(0.02, 0.05, 0.1, 0.2)),
-    ASAM: ({"method": "asam"}, radii(0.1, 0.2, 0.5, 1.0)),
+    SAM: ({"method": "sam"}, vary("rho", 0.02, 0.05, 0.1, 0.2)),
+    ASAM: ({"method": "asam"}, vary("rho", 0.1, 0.2, 0.5, 1.0)),
     WSAM: (
         {"method": "wsam", "options": {"precondition": True}},
-        radii(0.02, 0.05, 0.1, 0.2, gamma=0.5),
+        vary("rho", 0.02, 0.05, 0.1, 0.2, gamma=0.5),
     ),
     PUBLISHED: (
         {"method": "wsam"},
-        radii(0.02, 0.05, 0.1, 0.2, gamma=0.9),
+        vary("rho", 0.02, 0.05, 0.1, 0.2, gamma=0.9),
     ),
     COUPLED: (
         {"method": "coupled_wsam"},
-        radii(0.02, 0.05, 0.1, 0.2, gamma=0.65),
+        vary("rho", 0.02, 0.05, 0.1, 0.2, gamma=0.65),
     ),
-    LARGER: ({"method": "sam"}, radii(0.37)),
+    LARGER: ({"method": "sam"}, vary("rho", 0.37)),
     SAM_LR: (
         {"method": "sam", "options": {"rho_follows_lr": True}},
-        radii(0.05, 0.1, 0.2, 0.4),
+        vary("rho", 0.05, 0.1, 0.2, 0.4),
     ),
     WSAM_LR: (
         {"method": "wsam", "options": {"precondition": True, "rho_follows_lr": True}},
-        radii(0.05, 0.1, 0.2, 0.4, gamma=0.5),
+        vary("rho", 0.05, 0.1, 0.2, 0.4, gamma=0.5),
     ),
     GSAM: (
         {"method": "gsam", "options": {"rho_follows_lr": True}},
-        radii(0.02, 0.05, 0.1, 0.2, alpha=0.1),
+        vary("rho", 0.02, 0.05, 0.1, 0.2, alpha=0.1),
     ),
 }
 """Settings of each method and its candidates: four for each; `LARGER` has the k rho of `COUPLED`."""

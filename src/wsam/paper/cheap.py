@@ -9,7 +9,7 @@ from typing import Any
 from wsam.lab.run import Run
 from wsam.paper.cifar import BETA_GAMMA, DATASETS, EPOCHS, GAMMA, RHO, base_run, scratch_run
 from wsam.paper.comparison import Entry, Ours
-from wsam.paper.study import SEEDS, candidates, chosen_cell, radii
+from wsam.paper.study import SEEDS, Choices, candidates, chosen_cell, vary
 from wsam.paper.table import PAPER_SEEDS, Candidate, Cell, Kind, Measure, Table, format_mean
 from wsam.sweep.grid import with_seeds
 
@@ -89,7 +89,6 @@ _ROW_NAMES_NOTES = (
     "Selected samples: ESAM's second pass runs on them alone.",
     "SAM-ON perturbs normalization layers only.",
 )
-Choices = Sequence[dict[str, Any]]
 
 
 def _late(every: int, start: float, **hyper: float) -> dict[str, Any]:
@@ -98,14 +97,9 @@ def _late(every: int, start: float, **hyper: float) -> dict[str, Any]:
     return {**reuse, "start": start, "decay_start": start, **hyper}
 
 
-def _vary(name: str, *values: float) -> Choices:
-    """Return a candidate for each value of one hyperparameter."""
-    return [{name: value} for value in values]
-
-
 def _choices(data: str) -> Mapping[str, Choices]:
     """Return the candidates of each method: one with known hyperparameters, or three."""
-    paper = _vary("gamma", GAMMA[MODEL, data])
+    paper = vary("gamma", GAMMA[MODEL, data])
     beta, share = BETA_GAMMA[MODEL, data]
     return {
         "WSAM reuse 2": paper,
@@ -113,24 +107,24 @@ def _choices(data: str) -> Mapping[str, Choices]:
         IN_BUDGET: paper,
         "WSAM reuse 2, last 3/4, 0.82x epochs": paper,
         "WSAM reuse 2, last half, 0.91x epochs": paper,
-        SHORTER_SAM: radii(RHO),
+        SHORTER_SAM: vary("rho", RHO),
         SHORTER_WSAM: paper,
         "WSAM reuse 5": paper,
         "WSAM reuse 10, norm-scaled": paper,
-        "WSAM, last eighth": [*paper, *_vary("gamma", 0.92, 0.95)],
-        "WSAM reuse 2, last quarter": [*paper, *_vary("gamma", 0.8, 0.7)],
+        "WSAM, last eighth": [*paper, *vary("gamma", 0.92, 0.95)],
+        "WSAM reuse 2, last quarter": [*paper, *vary("gamma", 0.8, 0.7)],
         "WSAM reuse 2, last quarter, paper's gamma": paper,
         "WSAM reuse 4, last half, paper's gamma": paper,
         LATE: [_late(*one, gamma=GAMMA[MODEL, data]) for one in ((4, 0.5), (2, 0.7), (1, 0.87))],
-        "LookSAM 5": _vary("alpha", 0.7, 0.4, 0.2),
+        "LookSAM 5": vary("alpha", 0.7, 0.4, 0.2),
         "ESAM, selected samples": [{"beta": beta, "gamma": share}],
-        "SAM, AE-SAM threshold": radii(RHO),
-        "SAM, 1/4-batch ascent, last 3/8": radii(RHO),
-        "SAM-ON": radii(0.5),
-        "VaSSO": _vary("theta", 0.4),
-        "FriendlySAM": radii(RHO),
-        "MSAM": radii(1.0, 0.3, 3.0),
-        "MSAM, rho 1": radii(1.0),
+        "SAM, AE-SAM threshold": vary("rho", RHO),
+        "SAM, 1/4-batch ascent, last 3/8": vary("rho", RHO),
+        "SAM-ON": vary("rho", 0.5),
+        "VaSSO": vary("theta", 0.4),
+        "FriendlySAM": vary("rho", RHO),
+        "MSAM": vary("rho", 1.0, 0.3, 3.0),
+        "MSAM, rho 1": vary("rho", 1.0),
     }
 
 
@@ -215,10 +209,10 @@ def cheap() -> Table:
 
 
 SMALL_EPOCHS = 20
-_LEARNING_RATES = _vary("lr", 0.005, 0.01, 0.02)
-_SMALL_WEIGHTS = _vary("gamma", 0.889, 0.941, 0.96)
+_LEARNING_RATES = vary("lr", 0.005, 0.01, 0.02)
+_SMALL_WEIGHTS = vary("gamma", 0.889, 0.941, 0.96)
 _SMALL_CHOICES: Mapping[str, Choices] = {
-    "SAM": radii(0.2, 0.4, 0.8),
+    "SAM": vary("rho", 0.2, 0.4, 0.8),
     WSAM: _SMALL_WEIGHTS,
     "WSAM reuse 2": _SMALL_WEIGHTS,
     "WSAM reuse 5": _SMALL_WEIGHTS,
@@ -228,13 +222,13 @@ _SMALL_CHOICES: Mapping[str, Choices] = {
     "WSAM reuse 2, last quarter": _SMALL_WEIGHTS,
     "WSAM reuse 2, last eighth": _SMALL_WEIGHTS,
     "WSAM reuse 5, last half": _SMALL_WEIGHTS,
-    "SAM 5": radii(0.4, 1.0, 2.0),
-    "LookSAM 5": radii(0.2, 0.4, 0.8, alpha=0.7),
-    "ESAM, selected samples": radii(0.2, 0.4, 0.8),
-    "SAM-ON": radii(0.5, 1.0, 2.0),
-    "VaSSO": radii(0.2, 0.4, 0.8, theta=0.4),
-    "FriendlySAM": radii(0.2, 0.4, 0.8),
-    "MSAM": radii(1.0, 2.0, 3.0),
+    "SAM 5": vary("rho", 0.4, 1.0, 2.0),
+    "LookSAM 5": vary("rho", 0.2, 0.4, 0.8, alpha=0.7),
+    "ESAM, selected samples": vary("rho", 0.2, 0.4, 0.8),
+    "SAM-ON": vary("rho", 0.5, 1.0, 2.0),
+    "VaSSO": vary("rho", 0.2, 0.4, 0.8, theta=0.4),
+    "FriendlySAM": vary("rho", 0.2, 0.4, 0.8),
+    "MSAM": vary("rho", 1.0, 2.0, 3.0),
 }
 
 

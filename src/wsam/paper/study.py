@@ -7,7 +7,7 @@ with several seeds, and reports the test set.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from wsam.paper.table import Candidate, Cell, Kind, Measure, Table
 from wsam.sweep.grid import with_seeds
 from wsam.sweep.settings import in_order, with_value
 
+Choices = Sequence[dict[str, Any]]
+"""For each candidate the values of some settings, named as in a grid."""
 SEEDS = (0, 1, 2)
 VALIDATION = 0.1
 _ON_VALIDATION = {
@@ -27,19 +29,17 @@ _ON_VALIDATION = {
 }
 
 
-def radii(*values: float, **others: float) -> list[dict[str, Any]]:
-    """Return a candidate for each radius, with the same other hyperparameters."""
-    return [{**others, "rho": value} for value in values]
+def vary(name: str, *values: float, **others: float) -> Choices:
+    """Return a choice for each value of a setting, with the same other hyperparameters."""
+    return [{**others, name: value} for value in values]
 
 
-def candidates(
-    run: Run, choices: Iterable[dict[str, Any]], trial_epochs: float = 1.0
-) -> tuple[Candidate, ...]:
+def candidates(run: Run, choices: Choices, trial_epochs: float = 1.0) -> tuple[Candidate, ...]:
     """Return the candidates of a method.
 
     Args:
         run: The run, without its hyperparameters.
-        choices: For each candidate the values of some settings, named as in a grid.
+        choices: The settings that differ between them.
         trial_epochs: Epochs of a trial as a share of those of the run.
     """
     found = []
