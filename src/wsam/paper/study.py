@@ -14,7 +14,6 @@ from typing import Any
 
 from wsam.lab import records
 from wsam.lab.run import Run
-from wsam.paper.comparison import RecordFolder, RecordSource
 from wsam.paper.table import Candidate, Cell, Kind, Measure, Table
 from wsam.sweep.grid import with_seeds
 from wsam.sweep.settings import in_order, with_value
@@ -84,21 +83,20 @@ def search_table(study: Table) -> Table:
     )
 
 
-def choose(table: Table, results: Path | RecordSource) -> Table:
+def choose(table: Table, results: Path) -> Table:
     """Return a table whose cells take the candidate that is best on the validation split.
 
     Cells without a finished trial keep their first candidate.
     """
-    source = RecordFolder(results) if isinstance(results, Path) else results
-    return replace(table, cells=tuple(_chosen(cell, source) for cell in table.cells))
+    return replace(table, cells=tuple(_chosen(cell, results) for cell in table.cells))
 
 
-def _chosen(cell: Cell, source: RecordSource) -> Cell:
+def _chosen(cell: Cell, results: Path) -> Cell:
     if not cell.has_choice:
         return cell
     figures = {}
     for one in cell.candidates:
-        record = source.record(one.trial)
+        record = records.read(results, one.trial)
         if record is not None and (figure := records.objective(record)) is not None:
             figures[one] = figure
     if not figures:
