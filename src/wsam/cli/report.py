@@ -72,11 +72,11 @@ def _plain(found: Folder) -> dict[str, Any]:
 def _group(item: LabeledGroup) -> dict[str, Any]:
     """Return runs that differ in their seeds only as JSON data."""
     from wsam._utils.text import mean_and_std
-    from wsam.lab.titles import figure_column
+    from wsam.lab.titles import figure_column, figure_splits
     from wsam.report.commands import commands
 
     metric, figures = item.group.metric, {}
-    for split in dict.fromkeys((metric["split"], "test")):
+    for split in figure_splits(metric):
         mean, deviation = mean_and_std(item.group.metric_values(split))
         column = figure_column(metric, split)
         figures[column] = {"mean": mean, "deviation": deviation}

@@ -102,6 +102,11 @@ def figure_column(metric: Mapping[str, Any], split: str) -> str:
     return f"{split}_{metric['name']}".replace("-", "_")
 
 
+def figure_splits(metric: Mapping[str, Any]) -> list[str]:
+    """Return the splits on which a record has its metric; the one that decides first."""
+    return list(dict.fromkeys((metric["split"], "test")))
+
+
 def format_figure(value: float | None, unit: str) -> str:
     """Return a metric as text: two decimals of a percentage, else six digits.
 

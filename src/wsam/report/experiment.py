@@ -10,7 +10,7 @@ from wsam._utils.plot_style import method_title, variant_name
 from wsam._utils.text import format_mean_std, mean_and_std
 from wsam.lab.records import Record
 from wsam.lab.settings import BASE_CLASSES, VANILLA
-from wsam.lab.titles import GREEK, figure_column, metric_label
+from wsam.lab.titles import GREEK, figure_column, figure_splits, metric_label
 from wsam.lab.values import is_number
 from wsam.report.charts import (
     HEAT_COLUMNS,
@@ -75,7 +75,7 @@ def summary_table(experiment: Experiment) -> Table:
     spec = ".2f" if metric["unit"] == "%" else _OTHER_NUMBERS
     columns = {
         metric_label(metric, split): [format_values(g.metric_values(split), spec) for g in groups]
-        for split in dict.fromkeys((metric["split"], "test"))
+        for split in figure_splits(metric)
     }
     columns |= {
         "train loss": [format_values(g.values("train_loss"), ".4f") for g in groups],

@@ -11,9 +11,7 @@ from wsam._utils.text import format_mean_std, mean_and_std
 from wsam.lab import records
 from wsam.lab.records import Record
 from wsam.lab.run import Run
-from wsam.lab.titles import figure_name, metric_label, run_titles
-
-TEST = "test"
+from wsam.lab.titles import figure_name, figure_splits, metric_label, run_titles
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,7 @@ class Summary:
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Return the heads and rows of a table."""
-        splits = _splits(self.metric)
+        splits = figure_splits(self.metric)
         labels = (metric_label(self.metric, split) for split in splits)
         heads = ["run", *labels, "runs", "seconds"]
         rows = []
@@ -95,7 +93,7 @@ class Summary:
         direction = "lowest" if metric["lower_is_better"] else "highest"
         figure = f"{self.best.figures[split]}{metric['unit']}"
         lines = [f"{direction} {self.objective_name}: {self.best.name}, {figure}"]
-        if split == TEST and len(self.rows) > 1:
+        if split == "test" and len(self.rows) > 1:
             lines.append(
                 "The test set made this choice. To choose by validation: --grid validation=0.1"
             )
@@ -132,7 +130,7 @@ def _row(name: str, run: Run, found: list[Record], metric: dict[str, Any]) -> Ro
     finished = [record for record in found if records.is_finished(record)]
     objectives = [value for value in map(records.objective, finished) if value is not None]
     figures = {}
-    for split in _splits(metric):
+    for split in figure_splits(metric):
         values = (records.final_figure(record, split) for record in finished)
         mean, std = mean_and_std([value for value in values if value is not None])
         if mean is not None:
@@ -146,11 +144,6 @@ def _row(name: str, run: Run, found: list[Record], metric: dict[str, Any]) -> Ro
         len(found) - len(finished),
         mean_and_std([float(record["seconds"]) for record in finished])[0],
     )
-
-
-def _splits(metric: dict[str, Any]) -> list[str]:
-    """Return the splits that have figures; the one that decides first."""
-    return list(dict.fromkeys((metric["split"], TEST)))
 
 
 def _number(value: float, unit: str) -> str:
