@@ -327,8 +327,7 @@ def draw_dots(
         _mark_row(axes, at, row)
     axes.grid(axis="x")
     axes.set_yticks([])
-    for spine in axes.spines.values():
-        spine.set_visible(False)
+    axes.spines[:].set_visible(False)
     axes.tick_params(axis="x", length=0)
 
 
@@ -417,8 +416,7 @@ def draw_heat_map(axes: Axes, heat_map: HeatMap) -> None:
     axes.set(xlim=(-0.5, len(xs) - 0.5), ylim=(-0.5, len(ys) - 0.5))
     axes.tick_params(length=0)
     axes.tick_params(axis="x", labelsize=size)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
+    axes.spines[:].set_visible(False)
 
 
 def heat_norm(values: Sequence[float]) -> Normalize:

@@ -144,7 +144,12 @@ def error_figures(experiment: Experiment, shown: Sequence[LabeledGroup]) -> list
     )
     figures = []
     for label, baseline, get in quantities:
-        rows = [_dot_row(item, get(item.group)) for item in shown if get(item.group)]
+        rows = []
+        for item in shown:
+            values = get(item.group)
+            mean, std = mean_and_std(values)
+            if mean is not None:
+                rows.append(DotRow(item.label, item.style, values, mean, std))
         if rows:
             several = any(len(row.values) > 1 for row in rows)
             spread = "Mean and sample standard deviation; small dots: single runs."
@@ -154,12 +159,6 @@ def error_figures(experiment: Experiment, shown: Sequence[LabeledGroup]) -> list
             )
             figures.append(Figure(chart, caption))
     return figures
-
-
-def _dot_row(item: LabeledGroup, values: list[float]) -> DotRow:
-    mean, std = mean_and_std(values)
-    assert mean is not None
-    return DotRow(item.label, item.style, values, mean, std)
 
 
 def curve_figures(experiment: Experiment) -> list[Figure]:
