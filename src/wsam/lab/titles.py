@@ -65,7 +65,9 @@ def run_titles(runs: Iterable[Run]) -> dict[str, str]:
     varying = [name for name in settings if _differ(distinct, attrgetter(name))]
     titles = {}
     for run, name in zip(distinct, group_names(distinct), strict=True):
-        words = [*(_problem_word(run, word) for word in _PROBLEM if word in varying), name]
+        target = f"target {run.target}" if run.target else ""
+        problem = {"data": run.data, "target": target, "model": run.model}
+        words = [*(word for setting, word in problem.items() if setting in varying), name]
         parts = []
         if "noise" in varying:
             parts.append(f"noise {run.noise:g}")
@@ -75,11 +77,6 @@ def run_titles(runs: Iterable[Run]) -> dict[str, str]:
             parts.append(f"noise seed {run.noise_seed}")
         titles[run.key] = ", ".join([" ".join(filter(None, words)), *parts])
     return titles
-
-
-def _problem_word(run: Run, name: str) -> str:
-    value = getattr(run, name) or ""
-    return f"target {value}" if name == "target" and value else str(value)
 
 
 def figure_name(metric: Mapping[str, Any]) -> str:
