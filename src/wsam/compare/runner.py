@@ -43,7 +43,6 @@ from wsam.lab import records
 from wsam.lab.execution import ExecutionConfig
 from wsam.lab.optimizers import make_optimizer
 from wsam.lab.records import Record
-from wsam.lab.run import Run
 from wsam.lab.titles import format_figure
 from wsam.sweep import Executor, InProcess, Job, Outcome, Processes, Status, sweep
 from wsam.sweep.ray_cluster import RayCluster
@@ -74,6 +73,7 @@ class Comparison:
 
     Example:
         >>> import tempfile
+        >>> from wsam.lab.run import Run
         >>> from wsam.sweep import InProcess
         >>> small = Run(method="vanilla", model="mlp", epochs=2, train_limit=200, validation=0.2)
         >>> request = Request(small, ("sam",), seeds=(0, 1), budget=60, trials=1)
@@ -173,11 +173,9 @@ class Comparison:
         low, high = _TIMING_SECONDS
         seconds = min(max(_TIMING_SHARE * self.request.budget, low), high)
         task = partial(measure_time, seconds=seconds)
-        jobs, methods = [], {}
-        for name, method in self.contenders.items():
-            if name not in self.state.timing:
-                jobs.append(Job(method.run, self.out, self.execution, task=task))
-                methods[method.run.key] = method
+        untimed = [m for name, m in self.contenders.items() if name not in self.state.timing]
+        jobs = [Job(method.run, self.out, self.execution, task=task) for method in untimed]
+        methods = {method.run.key: method for method in untimed}
         start = time.monotonic()
         phase = Phase("timing", len(jobs))
         if jobs:
@@ -218,12 +216,13 @@ class Comparison:
         elif method.name == BASE:
             raise ValueError(f"the base cannot be trained: {_detail(outcome)}")
         else:
-            self._fail(method.run, f"{method.title}: left out: {_detail(outcome)}")
+            self._leave_out(method, _detail(outcome))
         self._save()
 
-    def _fail(self, run: Run, text: str) -> None:
+    def _leave_out(self, method: Contender, reason: str) -> None:
         """Store and show why a method is left out."""
-        self.state.failures[run.key] = text
+        text = f"{method.title}: left out: {reason}"
+        self.state.failures[method.run.key] = text
         self.progress.message(text)
 
     def _estimator(self, times: dict[str, Timing] | None = None) -> Estimator:
@@ -366,7 +365,7 @@ class Comparison:
                 reason = f"no trial finished: {next(filter(None, failures), 'none was started')}"
                 if method.name == BASE:
                     raise ValueError(f"{method.title}: {reason}; change --lr or the data")
-                self._fail(method.run, f"{method.title}: left out: {reason}")
+                self._leave_out(method, reason)
                 continue
             best = min(found, key=lambda trial: (_objective(found[trial]), trial))
             chosen[method.name] = method.point(best)
