@@ -167,6 +167,15 @@ def test_objects_are_trained_in_place_and_each_time(tmp_path):
         train(Run.from_dict(first["settings"]).replace(seed=5), tmp_path, CPU)
 
 
+def test_a_function_that_returns_one_module_again_is_an_error(tmp_path):
+    """A second run would begin with the weights of the first one, and depend on the order of runs."""
+    text = "from torch import nn\n_net = nn.Linear(4, 3)\ndef net():\n    return _net\n"
+    name = f"{write(tmp_path / 'mine.py', text)}:net"
+    fit(name, (PAIRS, PAIRS), **SHORT)
+    with pytest.raises(UserCodeError, match=r"mine\.py:net returned the same module again"):
+        fit(name, (PAIRS, PAIRS), seed=1, **SHORT)
+
+
 def test_the_seed_changes_weights_and_order_but_not_the_data():
     one, same, other = (
         fit(own_problem.net, own_problem.classes, seed=s, **SHORT) for s in (0, 0, 1)

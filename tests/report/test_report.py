@@ -439,6 +439,15 @@ def test_out_must_be_a_file(folder, tmp_path):
     assert "is a directory" in wsam_command("report", folder, "--out", tmp_path, status=2).stderr
 
 
+def test_out_must_be_a_page(folder, tmp_path):
+    """Elsewhere --out is a folder; here a slip would replace the user's own file."""
+    own = tmp_path / "net.py"
+    own.write_text("x = 1")
+    message = wsam_command("report", folder, "--out", own, status=2).stderr
+    assert "ends in .html" in message
+    assert own.read_text() == "x = 1"
+
+
 def test_help_has_an_example():
     assert "Example: wsam report results" in wsam_command("report", "--help").stdout
 

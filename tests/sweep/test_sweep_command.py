@@ -65,6 +65,14 @@ def test_a_grid_file_then_a_search(tmp_path, grid):
         (("cifer",), "unknown table, figure or search 'cifer'"),
         (("rho", "--trials", "3"), "--trials and --storage need --optuna"),
         (("rho", "--ray", "local", "--submitit", "local"), "--ray or --submitit, not both"),
+        (
+            ("--grid", "epochs=20,40", "--epochs", "20"),
+            "--epochs and the grid both set epochs: give one of them",
+        ),
+        (
+            ("--grid", "precision=fp32,bf16", "--precision", "fp32", "--optuna"),
+            "--precision and the grid both set precision",
+        ),
         (("rho", "--gpus", "1"), "--gpus needs Ray"),
         (("rho", "--submitit-arg", "a=1"), "--submitit-arg needs submitit"),
         (("rho", "--workers", "0"), "invalid value for '--workers'"),

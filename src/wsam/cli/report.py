@@ -18,6 +18,13 @@ if TYPE_CHECKING:
 _EXAMPLE = "Example: wsam report results --out results.html"
 
 
+def _check_page(path: Path | None) -> Path | None:
+    """Check, as a typer callback, that the file to write is a page: a slip replaces no other file."""
+    if path is not None and path.suffix not in (".html", ".htm"):
+        raise ValueError(f"--out is the page to write, so it ends in .html: {path} does not")
+    return path
+
+
 @app.command(epilog=_EXAMPLE)
 def report(
     folder: Annotated[
@@ -29,7 +36,11 @@ def report(
     ],
     out: Annotated[
         Path | None,
-        typer.Option(dir_okay=False, help="HTML file to write. [default: report.html in FOLDER]"),
+        typer.Option(
+            dir_okay=False,
+            callback=_check_page,
+            help="HTML file to write. [default: report.html in FOLDER]",
+        ),
     ] = None,
     as_json: options.Json = False,
 ) -> None:

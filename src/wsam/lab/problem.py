@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -241,6 +242,10 @@ def load_kept_weights(work_folder: Path) -> dict[str, Tensor]:
     return load_state(work_folder / WEIGHTS)
 
 
+_returned: WeakSet[nn.Module] = WeakSet()
+"""The user's own models in this process that are still in use."""
+
+
 def _own_model(run: Run, objects: Objects) -> nn.Module:
     if run.pretrained is not None:
         raise ValueError(f"--pretrained has no effect on {run.model}: load the weights in it")
@@ -250,9 +255,14 @@ def _own_model(run: Run, objects: Objects) -> nn.Module:
     else:
         with seeded(run.seed), explain(run.model):
             model = given()
+        if model in _returned:  # it may be trained already, by another run of this process
+            raise UserCodeError(
+                f"{run.model} returned the same module again: build a new one in it"
+            )
     if not isinstance(model, nn.Module):
         kind = type(model).__name__
         raise UserCodeError(f"{run.model} must return a torch.nn.Module, got {kind}")
+    _returned.add(model)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise UserCodeError(f"the model of {run.model} has no parameters to train")
     return model

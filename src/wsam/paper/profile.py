@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
@@ -53,6 +53,7 @@ class Profile:
         """Apply the profile to a table."""
         if self.only is not None:
             table = table.select(self.only)
+        self._check(table.heads)
         seeds = self.seeds
         if seeds is None and self.smoke and table.kind is not Kind.SEARCH:
             seeds = SMOKE_SEEDS
@@ -67,6 +68,7 @@ class Profile:
 
     def grid(self, grid: Grid) -> Grid:
         """Apply the profile to a grid."""
+        self._check(grid.axes)
         return grid.map(partial(self.run, reference=grid.reference))
 
     def label(self, reference: int) -> str:
@@ -79,6 +81,12 @@ class Profile:
         if self.precision is not None:
             parts.append(self.precision)
         return ", ".join(parts)
+
+    def _check(self, varied: Iterable[str]) -> None:
+        """Check that the profile sets nothing that varies."""
+        for name in ("epochs", "precision"):
+            if name in varied and getattr(self, name) is not None:
+                raise ValueError(f"--{name} and the grid both set {name}: give one of them")
 
     def _changes_epochs(self, reference: int) -> bool:
         return self.epochs is not None and self.epochs != reference
