@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
@@ -238,6 +239,7 @@ class _PowerVector(NamedTuple):
     converged: bool
 
 
+@dataclass
 class _PowerIteration:
     """Largest eigenvalues of `sign * A`, one after another.
 
@@ -247,21 +249,13 @@ class _PowerIteration:
     settles, the vector does not. A shift by that norm then makes the positive one dominant.
     """
 
-    def __init__(
-        self,
-        operator: SymmetricOperator,
-        options: SolverOptions,
-        generator: torch.Generator,
-        sign: int,
-        found: list[Tensor],
-    ) -> None:
-        self.operator = operator
-        self.options = options
-        self.generator = generator
-        self.sign = sign
-        self.found = found
-        self.shift = 0.0
-        self.scale = 0.0
+    operator: SymmetricOperator
+    options: SolverOptions
+    generator: torch.Generator
+    sign: int
+    found: list[Tensor]
+    shift: float = 0.0
+    scale: float = 0.0
 
     def next_vector(self, products_before: int) -> _PowerVector:
         """Return the next vector, orthogonal to those found."""
