@@ -25,7 +25,6 @@ Step = Callable[[], object]
 StepFactory = Callable[[Workload, str], Step]
 FLOOR, BASE, OURS, PEER = "floor", "base", "ours", "peer"
 INTERVALS = (2, 5, 10)
-REUSE_INTERVALS = (2, 5, 10)
 LOOKSAM_INTERVAL = 5
 ESAM_SHARE = 0.6
 
@@ -212,7 +211,7 @@ def every_method(forms: Iterable[str]) -> list[Case]:
     for form in forms:
         cases += [method_case(method, form) for method in METHODS]
         cases.append(lean_case(form))
-        cases += [interval_case(n, form, reuse=True) for n in REUSE_INTERVALS]
+        cases += [interval_case(n, form, reuse=True) for n in INTERVALS]
         # One pass, a forward pass to select samples, and a pass on these.
         passes = 1 + FORWARD + ESAM_SHARE
         cases.append(Case("ESAM gathered", form, OURS, gathered_step, passes=passes))

@@ -141,21 +141,16 @@ def all_cases(settings: Settings) -> tuple[list[Case], list[str]]:
     """Return the selected cases, and notes about cases that cannot be measured."""
     forms = settings.forms()
     if settings.all_methods:
-        installed, notes = third_party.installed_cases(forms, ("LookSAM", "FriendlySAM"))
-        files = third_party.file_cases(settings.peers, forms)
-        cases = [*baseline_cases(forms), *every_method(forms), *installed, *files]
-        return select_cases(cases, settings.only), notes
-    not_captured = [form for form in forms if form != "captured"]
-    installed, notes = third_party.installed_cases(not_captured)
-    if "captured" in forms and not triton_is_installed():
-        notes.append("Triton is not installed: our fused kernels were left out")
-    cases = [
-        *baseline_cases(forms),
-        *method_cases(forms, best=forms[-1]),
-        *installed,
-        *third_party.file_cases(settings.peers, not_captured),
-    ]
-    return select_cases(cases, settings.only), notes
+        ours, peer_forms = every_method(forms), list(forms)
+        installed, notes = third_party.installed_cases(peer_forms, ("LookSAM", "FriendlySAM"))
+    else:
+        ours = method_cases(forms, best=forms[-1])
+        peer_forms = [form for form in forms if form != "captured"]
+        installed, notes = third_party.installed_cases(peer_forms)
+        if "captured" in forms and not triton_is_installed():
+            notes.append("Triton is not installed: our fused kernels were left out")
+    files = third_party.file_cases(settings.peers, peer_forms)
+    return select_cases([*baseline_cases(forms), *ours, *installed, *files], settings.only), notes
 
 
 def capturable(cases: list[Case], workload: Workload) -> tuple[list[Case], dict[str, str]]:
@@ -164,14 +159,15 @@ def capturable(cases: list[Case], workload: Workload) -> tuple[list[Case], dict[
     Returns:
         The other cases, and for each one that was left out the reason.
     """
-    reasons = {}
+    found, reasons = [], {}
     for case in cases:
-        if is_captured_peer(case):
-            try:
+        try:
+            if is_captured_peer(case):
                 case.build(workload)
-            except third_party.NotCapturableError as error:
-                reasons[case.name] = str(error)
-    return [c for c in cases if not (is_captured_peer(c) and c.name in reasons)], reasons
+            found.append(case)
+        except third_party.NotCapturableError as error:
+            reasons[case.name] = str(error)
+    return found, reasons
 
 
 def is_captured_peer(case: Case) -> bool:
