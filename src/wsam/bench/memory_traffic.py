@@ -62,6 +62,9 @@ class TrafficCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **kwargs)
         schema = func._schema
         name = schema.name.removeprefix("aten::")
+        # Neither allocations nor views read the elements of their arguments.
+        allocates = name.startswith(ALLOCATION_OPS)
+        views = any(r.alias_info and not r.alias_info.is_write for r in schema.returns)
         for position, argument in enumerate(schema.arguments):
             value = args[position] if position < len(args) else kwargs.get(argument.name)
             count = _count_tensors(value)
@@ -70,24 +73,15 @@ class TrafficCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             written = argument.alias_info is not None and argument.alias_info.is_write
             self.writes += count * (written and not only_scaler)
             only_written = written and (name in WRITE_ONLY_OPS or argument.is_out)
-            self.reads += count * (not only_written) * _is_read(func)
+            self.reads += count * (not (only_written or views or allocates))
         made = [r for r in schema.returns if r.alias_info is None]
-        if made and not name.startswith(ALLOCATION_OPS):
+        if made and not allocates:
             self.writes += _count_tensors(result)
         return result
 
 
 def _count_tensors(value: object) -> int:
     return sum(isinstance(x, Tensor) and x.numel() == NUMEL for x in tree_leaves(value))
-
-
-def _is_read(func: Any) -> bool:
-    """Return whether an operation reads its arguments' elements; views and allocations do not."""
-    name = func._schema.name.removeprefix("aten::")
-    views = any(
-        r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns
-    )
-    return not views and not name.startswith(ALLOCATION_OPS)
 
 
 def optimizer_traffic(case: Case, device: torch.device) -> Traffic:
