@@ -55,6 +55,10 @@ class Case:
         """Name and form."""
         return f"{self.name} ({self.form})"
 
+    def identity(self) -> dict[str, Any]:
+        """Return name, form and kind, as every row of a record has them."""
+        return {"name": self.name, "form": self.form, "kind": self.kind}
+
     def build(self, workload: Workload) -> Step:
         """Return a function that makes one step."""
         return self.make(workload, self.form)

@@ -92,13 +92,7 @@ def measure_peaks(
             gc.collect()  # frees the case before the next one is built
             if case.kind == BASE:
                 base_bytes[case.form] = peak
-            row: dict[str, Any] = {
-                "name": case.name,
-                "form": case.form,
-                "kind": case.kind,
-                "peak_bytes": peak,
-            }
-            rows.append(row)
+            rows.append({**case.identity(), "peak_bytes": peak})
     for row in rows:
         if row["form"] in base_bytes:
             extra = row["peak_bytes"] - base_bytes[row["form"]]

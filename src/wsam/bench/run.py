@@ -206,9 +206,7 @@ def case_row(case: Case, times: dict[str, list[float]], cases: list[Case]) -> di
     """
     own = times[case.label]
     row: dict[str, Any] = {
-        "name": case.name,
-        "form": case.form,
-        "kind": case.kind,
+        **case.identity(),
         "passes": round(case.passes, 3),
         "ms": Quartiles.of(own).as_dict(),
         "rounds_ms": own,

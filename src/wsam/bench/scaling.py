@@ -116,9 +116,7 @@ def optimizer_times(
         optimizer = paired_differences(own, times[floor.label], case.passes / 2)
         rows.append(
             {
-                "name": case.name,
-                "form": case.form,
-                "kind": case.kind,
+                **case.identity(),
                 "own_us": optimizer.as_dict(),
                 "step_us": Quartiles.of(own).as_dict(),
             }
