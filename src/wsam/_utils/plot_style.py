@@ -201,17 +201,16 @@ def set_title(figure: Figure, text: str) -> None:
 
 
 def label_points(
-    axes: Axes, labels: Iterable[tuple[float, float, str, str]], gap: float = 15, right: float = 7
+    axes: Axes, labels: Iterable[tuple[float, float, str, str]], right: float = 7
 ) -> None:
-    """Write labels next to points or ends of lines, moved apart where they would touch.
+    """Write labels to the right of points or ends of lines, at least 15 points apart.
 
     Call it after the limits of the axes are set.
 
     Args:
         axes: The axes.
         labels: The point in data coordinates, text and color of each label.
-        gap: Least vertical distance of two labels in points.
-        right: Distance of a label from its point in points. If negative, labels are on the left.
+        right: Distance of a label from its point in points.
     """
     figure = axes.get_figure(root=True)
     assert figure is not None
@@ -219,10 +218,9 @@ def label_points(
     ends = sorted(labels, key=lambda label: label[1])
     scale = 72 / figure.dpi
     wanted = [scale * axes.transData.transform((x, y))[1] for x, y, _, _ in ends]
-    for (x, y, text, color), now, height in zip(ends, wanted, _spread(wanted, gap), strict=True):
+    for (x, y, text, color), now, height in zip(ends, wanted, _spread(wanted, 15), strict=True):
         offset = (right, height - now)
-        style: Any = {"color": color, "va": "center", "annotation_clip": False}
-        style["ha"] = "left" if right > 0 else "right"
+        style: Any = {"color": color, "ha": "left", "va": "center", "annotation_clip": False}
         axes.annotate(text, (x, y), offset, textcoords="offset points", **style)
 
 
