@@ -9,7 +9,7 @@ A feature is disabled by replacing the function that decides whether it is used.
 import argparse
 import json
 import random
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,9 +47,9 @@ class Feature:
     form: str = "eager"
     over_adamw: bool = False
 
-    def disabled(self) -> AbstractContextManager[object]:
-        """Return a context in which the feature is not used."""
-        return mock.patch.object(self.owner, self.function, never)
+    def switched(self, used: bool) -> AbstractContextManager[object]:
+        """Return a context in which the feature is used, or not."""
+        return nullcontext() if used else mock.patch.object(self.owner, self.function, never)
 
 
 CPU_FEATURES: dict[str, Feature] = {
@@ -73,19 +73,16 @@ def compare(
     make = method_step("wsam")
     if feature.over_adamw:
         workload = OverAdamW(**vars(workload))
-    with_it = make(workload, feature.form)
-    timer.time(with_it, 3)
-    with feature.disabled():
-        without = make(workload, feature.form)
-        timer.time(without, 3)
+    made = {}
+    for used in (True, False):
+        with feature.switched(used):
+            made[used] = make(workload, feature.form)
+            timer.time(made[used], 3)
     times: dict[bool, list[float]] = {True: [], False: []}
     for _ in range(rounds):
         for used in random.sample([True, False], 2):
-            if used:
-                times[used].append(timer.time(with_it, steps))
-            else:
-                with feature.disabled():
-                    times[used].append(timer.time(without, steps))
+            with feature.switched(used):
+                times[used].append(timer.time(made[used], steps))
     ratio = paired_ratios(times[False], times[True])
     return {
         "time_without": round(ratio.median, 4),

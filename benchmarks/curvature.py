@@ -279,8 +279,10 @@ def main() -> None:
         model, batches, problem = digits_problem()
         found = iter([cpu_record(model, batches, chosen.repeats, device)])
     head = record_head(problem, device, chosen.repeats)
+    out.parent.mkdir(parents=True, exist_ok=True)
     for part in found:  # a GPU record is written after every method, in case a later one fails
-        write(out, {**head, **part})
+        text = json.dumps({**head, **part}, indent=1, allow_nan=False)
+        out.write_text(text + "\n", encoding="utf-8")
     print(json.dumps(part["to_accuracy"], indent=1), out, sep="\n")
 
 
@@ -288,11 +290,6 @@ def record_head(problem: dict[str, Any], device: torch.device, repeats: int) -> 
     head = {"problem": problem, **environment.describe_environment(device), "repeats": repeats}
     head["versions"] |= peer_versions()
     return head
-
-
-def write(out: Path, record: dict[str, Any]) -> None:
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def cpu_record(

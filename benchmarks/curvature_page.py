@@ -59,13 +59,14 @@ def _seconds(best: dict[str, Any] | None) -> str:
 
 def cpu(record: dict[str, Any]) -> str:
     """Return the block of the small problem, on one thread."""
-    problem, info = record["problem"], record["info"]
+    problem, info, hardware = record["problem"], record["info"], record["hardware"]
     repeats = len(record["contenders"][0]["seconds"])
     text = (
         f"The lab's small CNN ({info['parameters']:,} weights) on {problem['images']:,} digits in "
-        f"{info['batches']} batches, {record['precision']}, {_cpu(record)}. The table shows the CPU "
-        f"seconds until the relative error of the top eigenvalue is at most the target in all of "
-        f"{repeats} repeats, for the fastest of several settings of each library's stopping rule "
+        f"{info['batches']} batches, {record['precision']}, one thread of {hardware['cpu']} with "
+        f"{hardware['cores']} cores. The table shows the CPU seconds until the relative error of the "
+        f"top eigenvalue is at most the target in all of {repeats} repeats, for the fastest of "
+        "several settings of each library's stopping rule "
         f"(`benchmarks/results/curvature-cpu.json`: {versions(record)}):"
     )
     return "\n".join([_wrapped(text), "", *to_accuracy(record)])
@@ -94,11 +95,6 @@ def cuda(record: dict[str, Any]) -> str:
         "that value, which wsam computed."
     )
     return "\n".join([_wrapped(text), "", _wrapped(more), "", *to_accuracy(record)])
-
-
-def _cpu(record: dict[str, Any]) -> str:
-    hardware = record["hardware"]
-    return f"one thread of {hardware['cpu']} with {hardware['cores']} cores"
 
 
 def _wrapped(text: str) -> str:
