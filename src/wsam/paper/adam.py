@@ -75,7 +75,7 @@ def _cells(
 
 
 def text_run(**changes: Any) -> Run:
-    """Return a run of AdamW on the text, with a GPT of 10.7 million weights."""
+    """Return a run of AdamW on the text, with a GPT of 10.8 million weights."""
     settings: dict[str, Any] = {
         "data": TEXT,
         "digests": {"data": TEXT_DIGEST},
