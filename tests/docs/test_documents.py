@@ -380,6 +380,16 @@ def test_corrected_p_value_of_the_gpt(page: str) -> None:
     assert corrected in read_page(page)
 
 
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/when.md", "docs/bases.md", "docs/limitations.md"]
+)
+def test_weights_of_the_gpt(page: str) -> None:
+    table = load("adam", Profile(only="GPT, dropout *"), ROOT / "results")
+    found = (read(ROOT / "results", run) for run in table.runs)
+    (parameters,) = {record["parameters"] for record in found if record is not None}
+    assert f"{parameters / 1e6:.1f} million weights" in read_page(page)
+
+
 def test_best_epochs_of_the_gpts() -> None:
     """As docs/when.md states next to the figures of the last epoch."""
     best = {}
@@ -1002,6 +1012,9 @@ def test_captured_steps_of_other_libraries_equal_the_record() -> None:
         f"pytorch_optimizer's WSAM falls from {ratio(theirs, 'eager')} to {ratio(theirs)}",
     ):
         assert sentence in text
+    for name in ("SGD", "WSAM"):  # an eager step "takes more than twice as long" as a captured one
+        eager, captured = (cases[name, form]["ms"]["median"] for form in ("eager", "captured"))
+        assert 2 < eager / captured < 3
     assert cases[looksam, "captured"]["passes"] == 2
     assert set(record["not_capturable"]) == {"davda54"}
 
