@@ -444,7 +444,7 @@ def test_out_must_be_a_page(folder, tmp_path):
     own = tmp_path / "net.py"
     own.write_text("x = 1")
     message = wsam_command("report", folder, "--out", own, status=2).stderr
-    assert "ends in .html" in message
+    assert "does not end in .html" in message
     assert own.read_text() == "x = 1"
 
 

@@ -19,9 +19,9 @@ _EXAMPLE = "Example: wsam report results --out results.html"
 
 
 def _check_page(path: Path | None) -> Path | None:
-    """Check, as a typer callback, that the file to write is a page: a slip replaces no other file."""
+    """Check, as a typer callback, that an HTML file is named, so that no other file is replaced."""
     if path is not None and path.suffix not in (".html", ".htm"):
-        raise ValueError(f"--out is the page to write, so it ends in .html: {path} does not")
+        raise ValueError(f"--out is the HTML file to write, but {path} does not end in .html")
     return path
 
 

@@ -243,7 +243,7 @@ def load_kept_weights(work_folder: Path) -> dict[str, Tensor]:
 
 
 _returned: WeakSet[nn.Module] = WeakSet()
-"""The user's own models in this process that are still in use."""
+"""The user's own models that this process has made and still holds."""
 
 
 def _own_model(run: Run, objects: Objects) -> nn.Module:
@@ -257,7 +257,7 @@ def _own_model(run: Run, objects: Objects) -> nn.Module:
             model = given()
         if model in _returned:  # it may be trained already, by another run of this process
             raise UserCodeError(
-                f"{run.model} returned the same module again: build a new one in it"
+                f"{run.model} returned the same module again: it must build a new one"
             )
     if not isinstance(model, nn.Module):
         kind = type(model).__name__

@@ -53,7 +53,7 @@ class Profile:
         """Apply the profile to a table."""
         if self.only is not None:
             table = table.select(self.only)
-        self._check(table.heads)
+        self._check_varied(table.heads)
         seeds = self.seeds
         if seeds is None and self.smoke and table.kind is not Kind.SEARCH:
             seeds = SMOKE_SEEDS
@@ -68,7 +68,7 @@ class Profile:
 
     def grid(self, grid: Grid) -> Grid:
         """Apply the profile to a grid."""
-        self._check(grid.axes)
+        self._check_varied(grid.axes)
         return grid.map(partial(self.run, reference=grid.reference))
 
     def label(self, reference: int) -> str:
@@ -82,8 +82,8 @@ class Profile:
             parts.append(self.precision)
         return ", ".join(parts)
 
-    def _check(self, varied: Iterable[str]) -> None:
-        """Check that the profile sets nothing that varies."""
+    def _check_varied(self, varied: Iterable[str]) -> None:
+        """Check that no option of the profile sets what a grid varies."""
         for name in ("epochs", "precision"):
             if name in varied and getattr(self, name) is not None:
                 raise ValueError(f"--{name} and the grid both set {name}: give one of them")
