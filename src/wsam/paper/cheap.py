@@ -42,6 +42,7 @@ _SETTINGS: Mapping[str, dict[str, Any]] = {
     "WSAM reuse 2": _reuse(2),
     SHORTER: {**_reuse(2), "epochs": round(0.72 * EPOCHS)},
     IN_BUDGET: {**_reuse(2), "epochs": round(0.76 * EPOCHS)},
+    "WSAM reuse 2, gamma 0.8, 0.76x epochs": {**_reuse(2), "epochs": round(0.76 * EPOCHS)},
     "WSAM reuse 2, last 3/4, 0.82x epochs": {
         **_reuse(2, start=0.25),
         "epochs": round(0.82 * EPOCHS),
@@ -105,6 +106,7 @@ def _choices(data: str) -> Mapping[str, Choices]:
         "WSAM reuse 2": paper,
         SHORTER: paper,
         IN_BUDGET: paper,
+        "WSAM reuse 2, gamma 0.8, 0.76x epochs": vary("gamma", 0.8),
         "WSAM reuse 2, last 3/4, 0.82x epochs": paper,
         "WSAM reuse 2, last half, 0.91x epochs": paper,
         SHORTER_SAM: vary("rho", RHO),
