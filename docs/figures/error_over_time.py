@@ -15,6 +15,7 @@ from wsam._utils.plot_style import (
     GRID_COLOR,
     MUTED_COLOR,
     method_color,
+    method_title,
     new_figure,
     set_title,
     variant_name,
@@ -95,7 +96,7 @@ class TimedResult:
 
     method: str
     title: str
-    cost: float | None
+    cost: float
     errors: tuple[float, ...]
     minutes: tuple[float, ...]
     keys: tuple[str, ...]
@@ -129,9 +130,10 @@ def _known(values: Sequence[float]) -> tuple[float, float | None]:
 
 
 def read_times(results: Path) -> list[TimedResult]:
-    """Read the rows of the study ``cheap`` on CIFAR-10 that have records, in its order.
+    """Read the rows of the study ``cheap`` on CIFAR-10 whose training time is known, in its order.
 
-    SGD with a late decay is left out: it is a control of the row of WSAM.
+    Rows whose runs all shared a GPU have none. SGD with a late decay, a control of WSAM's row, is left
+    out.
     """
     study = choose(cheap(), results)
     costs = gather(study.select(f"*/{DATA}, {COST}"), results)
@@ -143,9 +145,9 @@ def read_times(results: Path) -> list[TimedResult]:
     for cell in table.cells:
         read = [(run, records.read(results, run)) for run in cell.runs]
         finished = [(run, one) for run, one in read if one and records.is_finished(one)]
-        row = cell.row[0]
-        if finished and row != LATE_SGD:
-            found.append(_result(row, cost[row], finished))
+        row_cost = cost[cell.row[0]]
+        if row_cost is not None and cell.row[0] != LATE_SGD:
+            found.append(_result(cell.row[0], row_cost, finished))
     return found
 
 
@@ -184,7 +186,7 @@ def message(results: Sequence[TimedResult]) -> str:
     longest = max(bases, key=lambda one: one.mean_minutes, default=None)
     better = [] if longest is None else [one for one in results if _beats(one, longest)]
     if better:
-        *first, last = dict.fromkeys(one.title.partition(",")[0] for one in better)
+        *first, last = dict.fromkeys(method_title(one.method) for one in better)
         names = f"{', '.join(first)} and {last}" if first else last
         verb = "have lower errors" if first else "has a lower error"
         return f"{names} {verb} than SGD at equal time"
