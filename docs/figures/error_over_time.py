@@ -151,7 +151,7 @@ def read_times(results: Path) -> list[TimedResult]:
     return found
 
 
-def _result(row: str, cost: float | None, group: list[tuple[Run, Record]]) -> TimedResult:
+def _result(row: str, cost: float, group: list[tuple[Run, Record]]) -> TimedResult:
     run = group[0][0]
     return TimedResult(
         variant_name(run.method, run.options),
