@@ -42,6 +42,14 @@ def test_options_that_a_method_does_not_have_are_ignored():
     assert options == {"sgd": {}, "adamw": {"precondition": True}}
 
 
+def test_options_of_reuse_are_varied_where_a_run_reuses():
+    """In any order of the axes."""
+    axes = {"reuse_weight": [0.5, 0.8], "reuse": [False, True], "method": ["wsam"], "every": [2]}
+    options = [dict(run.options) for run in runs_of(make_grid("mine", axes))]
+    reusing = [{"every": 2, "reuse": True, "reuse_weight": weight} for weight in (0.5, 0.8)]
+    assert sorted(options, key=len) == [{"every": 2}, *reusing]
+
+
 ON = {
     **{"lean": True, "max_norm": 1.0, "every": 2, "reuse": True, "precondition": True},
     **{"start": 0.5, "threshold": 1.0, "gather": True, "ascent_share": 0.5},

@@ -18,7 +18,10 @@ from wsam.lab.values import Value, join_names
 
 SEEDS = ("seed", "noise_seed")
 """Settings that cannot be varied: every point of a grid is run with the same seeds."""
-DECISIVE = ("data", "model", "method", "base", "geometry", "every", "options.every")
+DECISIVE = (
+    *("data", "model", "method", "base", "geometry"),
+    *("every", "options.every", "reuse", "options.reuse"),
+)
 """Settings that decide which others a run has. They are applied before the others."""
 _MAPPINGS = ("hyper", "base_args", "options")
 _FIELDS = tuple(f.name for f in fields(Run) if f.name not in (*SEEDS, "digests", *_MAPPINGS))
