@@ -146,9 +146,9 @@ def test_a_comparison_on_ray_plans_with_the_cluster(tmp_path, monkeypatch, words
         cluster_resources=lambda: {"CPU": 40.0, "GPU": 3.0},
     )
 
-    def stop(request, out, executor, config, parallel, *_):
+    def stop(request, out, executor, *_):
         assert executor.keeps_workers == (not executor.gpus)
-        raise ValueError(f"{parallel} jobs at a time")
+        raise ValueError(f"{executor.parallel} jobs at a time")
 
     monkeypatch.setitem(sys.modules, "ray", ray)
     monkeypatch.setattr("wsam.compare.Comparison", stop)

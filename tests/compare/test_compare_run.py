@@ -24,7 +24,7 @@ from wsam.compare.state import (
     write_state,
 )
 from wsam.compare.timing import Stopwatch, Timing, measure_time, read_timing
-from wsam.sweep import InProcess
+from wsam.sweep import InProcess, Processes
 
 OWN = Path(__file__).parents[1] / "own_problem.py"
 
@@ -236,6 +236,11 @@ def test_cost_is_that_of_an_undisturbed_epoch(period, cost):
     watch.steps, watch.warm = 15, watch.start
     watch.epochs = [(2.0, 0.1, used) for used in (9.0, 1.6, 1.0, 1.4, 1.2)]
     assert watch.timing().cost == cost
+
+
+def test_a_comparison_plans_with_the_workers_of_its_executor(tmp_path):
+    executor = Processes(["cpu", "cpu", "cpu"])
+    assert tiny_comparison(tmp_path, "sam", executor=executor).parallel == 3
 
 
 def test_startup_of_a_cluster_is_kept(tmp_path):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -58,3 +61,19 @@ def make_executor(
         folder = records.work_root(out) / "submitit"
         return Submitit(folder, submitit, parallel, options.parse_pairs(submitit_args), retries)
     return Processes(devices, retries)
+
+
+@contextmanager
+def kept_workers(executor: Executor) -> Iterator[Executor]:
+    """Yield the executor with workers that run the jobs of several calls, if it can keep them."""
+    from wsam.sweep import Processes
+    from wsam.sweep.ray_cluster import RayCluster
+
+    if isinstance(executor, Processes):
+        with closing(replace(executor, keep=True)) as kept:
+            yield kept
+    elif isinstance(executor, RayCluster):
+        with executor.connected():
+            yield executor
+    else:
+        yield executor

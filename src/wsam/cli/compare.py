@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from contextlib import closing, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -159,8 +157,6 @@ def compare(
     from wsam.compare.request import with_validation
     from wsam.lab.run import Run
     from wsam.lab.settings import VANILLA
-    from wsam.sweep import local_devices
-    from wsam.sweep.ray_cluster import RayCluster
 
     config = options.make_config(
         data_dir,
@@ -192,12 +188,7 @@ def compare(
         submitit="slurm" if executor == "slurm" else None,
         submitit_args=submitit_arg or [],
     )
-    with jobs.connected() if isinstance(jobs, RayCluster) else nullcontext():
-        if isinstance(jobs, RayCluster):
-            parallel = jobs.max_tasks()
-        else:
-            parallel = getattr(jobs, "workers", None) or len(local_devices(device, workers))
-        summary = run(request, out, jobs, config, parallel, start, as_json)
+    summary = run(request, out, jobs, config, start, as_json)
     report(summary, out, page(summary), as_json)
 
 
@@ -229,7 +220,6 @@ def run(
     out: Path,
     executor: Executor,
     config: ExecutionConfig,
-    parallel: int,
     start: float,
     as_json: bool,
 ) -> Summary:
@@ -240,26 +230,19 @@ def run(
         out: The folder of the comparison.
         executor: Runs the jobs.
         config: How to train.
-        parallel: How many jobs the executor runs at a time.
         start: When the command started, as `time.monotonic()`.
         as_json: Show no progress.
     """
     from wsam.compare import Comparison
     from wsam.compare.progress import show_progress
     from wsam.compare.state import FILE_NAME
-    from wsam.sweep import Processes
 
-    workers = (
-        closing(replace(executor, keep=True))
-        if isinstance(executor, Processes)
-        else nullcontext(executor)
-    )
     with (
         resumable((out / FILE_NAME).exists),
+        executors.kept_workers(executor) as jobs,
         show_progress(request.budget, quiet=as_json) as progress,
-        workers as jobs,
     ):
-        return Comparison(request, out, jobs, config, parallel, progress, start).run()
+        return Comparison(request, out, jobs, config, progress, start).run()
 
 
 def report(

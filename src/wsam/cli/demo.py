@@ -40,10 +40,8 @@ def demo(
     from wsam.sweep import Processes, local_devices
 
     request = demo_request() if seeds is None else demo_request(comparisons.parse_seeds(seeds))
-    devices = local_devices("cpu", workers)
+    executor = Processes(local_devices("cpu", workers))
     config = ExecutionConfig(device="cpu")
-    summary = comparisons.run(
-        request, out, Processes(devices), config, len(devices), start, as_json
-    )
+    summary = comparisons.run(request, out, executor, config, start, as_json)
     last_line = f"now your own data, with your own settings: {OWN_DATA}"
     comparisons.report(summary, out, page(summary), as_json, last_line)

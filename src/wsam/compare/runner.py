@@ -44,8 +44,7 @@ from wsam.lab.execution import ExecutionConfig
 from wsam.lab.optimizers import make_optimizer
 from wsam.lab.records import Record
 from wsam.lab.titles import format_figure
-from wsam.sweep import Executor, InProcess, Job, Outcome, Processes, Status, sweep
-from wsam.sweep.ray_cluster import RayCluster
+from wsam.sweep import Executor, Job, Outcome, Status, sweep
 
 _TIMING_SHARE = 0.02
 """Part of the budget for the timing run of a method."""
@@ -62,9 +61,10 @@ class Comparison:
     Args:
         request: What to compare.
         out: The folder of the comparison.
-        executor: Runs the jobs.
+        executor: Runs the jobs. Durations are estimated by its attributes `parallel`, how many jobs
+            run at a time (default 1), and `keeps_workers`, whether a worker runs the jobs of several
+            calls of `run` (default False).
         execution: How to train.
-        parallel: How many jobs the executor runs at a time.
         progress: Receives messages and estimates.
         started: When the comparison was started, as `time.monotonic()`; default now.
 
@@ -89,17 +89,13 @@ class Comparison:
         out: Path,
         executor: Executor,
         execution: ExecutionConfig,
-        parallel: int = 1,
         progress: Progress | None = None,
         started: float | None = None,
     ) -> None:
         self.out, self.executor, self.execution = out.resolve(), executor, execution
-        self.parallel, self.progress = parallel, progress or Progress()
-        self.keeps_workers = (
-            isinstance(executor, InProcess)
-            or (isinstance(executor, Processes) and executor.keep)
-            or (isinstance(executor, RayCluster) and executor.keeps_workers)
-        )
+        self.progress = progress or Progress()
+        self.parallel: int = getattr(executor, "parallel", 1)
+        self.keeps_workers: bool = getattr(executor, "keeps_workers", False)
         self.request = request
         self.state = open_state(out, request)
         self.contenders = request.contenders

@@ -86,6 +86,9 @@ class InProcess:
         callbacks: Returns the callbacks of a run; called once per run.
     """
 
+    parallel = 1
+    keeps_workers = True
+
     def __init__(self, callbacks: Callable[[], Sequence[Callback]] = tuple) -> None:
         self.callbacks = callbacks
 
@@ -169,6 +172,16 @@ class Processes:
     log: Callable[[str], None] = lambda message: print(message, file=sys.stderr)
     keep: bool = False
     _kept: list[_Worker] = field(default_factory=list, init=False, repr=False)
+
+    @property
+    def parallel(self) -> int:
+        """How many jobs run at a time."""
+        return len(self.devices)
+
+    @property
+    def keeps_workers(self) -> bool:
+        """Whether a worker runs the jobs of several calls of `run`."""
+        return self.keep
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
         """Yield the outcome of each job, in the order in which they end."""

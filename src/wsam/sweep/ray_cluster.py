@@ -40,8 +40,9 @@ class RayCluster:
         with self.connected() as ray:
             yield from self._run_tasks(ray, iter(jobs))
 
-    def max_tasks(self) -> int:
-        """Return how many tasks the cluster runs concurrently."""
+    @property
+    def parallel(self) -> int:
+        """How many tasks the cluster runs at a time."""
         with self.connected() as ray:
             return self._max_tasks(ray.cluster_resources())
 

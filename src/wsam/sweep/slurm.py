@@ -49,6 +49,11 @@ class Submitit:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     retries: int = RETRIES
 
+    @property
+    def parallel(self) -> int:
+        """How many jobs run at a time."""
+        return self.workers
+
     def run(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
         """Yield the outcome of each job, in the order in which they end."""
         executor = self._make_executor()
