@@ -33,7 +33,7 @@ from wsam._utils.significance import welch_interval, welch_p
 from wsam._utils.text import format_mean_std, mean_and_std
 from wsam.lab import records
 from wsam.lab.markdown_tables import find_markers, update_tables
-from wsam.lab.run import Run
+from wsam.lab.run import Run, with_seed
 from wsam.paper import Entry, Profile, find, gather
 from wsam.paper.render import markdown_table, no_break
 from wsam.paper.table import Measure
@@ -310,7 +310,7 @@ def read_results() -> list[Group]:
         run = Run.from_dict(record["settings"])
         is_trial = run.validation is not None  # of a search
         if records.is_finished(record) and not is_trial:
-            key = run.replace(seed=0, noise_seed=0), records.metric(record)["name"]
+            key = with_seed(run, 0), records.metric(record)["name"]
             figure = records.final_figure(record)
             assert figure is not None
             groups.setdefault(key, []).append(figure)

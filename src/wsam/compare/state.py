@@ -20,7 +20,7 @@ from wsam.lab import records
 from wsam.lab.files import write_atomic
 from wsam.lab.passes import passes_per_step
 from wsam.lab.records import Record
-from wsam.lab.run import Run
+from wsam.lab.run import Run, with_seed
 
 FORMAT = 1
 FILE_NAME = "plan.json"
@@ -86,13 +86,13 @@ class State:
         assert self.plan is not None
         epochs = equal_epochs(self.plan.epochs, self.costs)[method.name]
         run = method.at(method.point(trial)).replace(epochs=epochs)
-        return run.replace(seed=SEARCH_SEED, noise_seed=SEARCH_SEED)
+        return with_seed(run, SEARCH_SEED)
 
     def final_run(self, method: Contender, seed: int) -> Run:
-        """Return a final run. Each seed draws its own label noise."""
+        """Return a final run."""
         assert self.final is not None
         run = method.at(self.final.chosen[method.name])
-        return run.replace(epochs=self.final.epochs[method.name], seed=seed, noise_seed=seed)
+        return with_seed(run.replace(epochs=self.final.epochs[method.name]), seed)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state as JSON-compatible data."""

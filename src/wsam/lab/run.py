@@ -363,6 +363,14 @@ def with_wsam_defaults(run: Run, given: Collection[str]) -> Run:
     return run
 
 
+def with_seed(run: Run, seed: int) -> Run:
+    """Return a run with another seed, which also seeds the label noise: repeats are independent.
+
+    Runs that differ only in their seeds are equal after this with the same seed.
+    """
+    return run.replace(seed=seed, noise_seed=seed)
+
+
 def check_setting_names(settings: Mapping[str, Any]) -> None:
     """Raise ValueError for a name that is not a setting of `Run`."""
     known = [f.name for f in dataclasses.fields(Run)]

@@ -9,6 +9,7 @@ from wsam._utils.html import render
 from wsam._utils.plot_style import method_title, variant_name
 from wsam._utils.text import format_mean_std, mean_and_std
 from wsam.lab.records import Record
+from wsam.lab.run import with_seed
 from wsam.lab.settings import BASE_CLASSES, VANILLA
 from wsam.lab.titles import GREEK, figure_column, figure_splits, metric_label
 from wsam.lab.values import is_number
@@ -273,8 +274,8 @@ def _grid_axes(groups: Sequence[Group]) -> tuple[str, str] | None:
     first = groups[0].run
     if len(groups) < 4 or any(group.run.hyper.keys() != first.hyper.keys() for group in groups):
         return None
-    same = {"hyper": first.hyper, "base_args": first.base_args, "seed": 0, "noise_seed": 0}
-    if len({group.run.replace(**same).key for group in groups}) > 1:
+    same = {"hyper": first.hyper, "base_args": first.base_args}
+    if len({with_seed(group.run, 0).replace(**same).key for group in groups}) > 1:
         return None
     names = dict.fromkeys((*first.hyper, *first.base_args))
     counts = {name: len({str(_setting(group, name)) for group in groups}) for name in names}

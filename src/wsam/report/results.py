@@ -12,7 +12,7 @@ from wsam._utils.text import mean_and_std
 from wsam.lab import attempts, records
 from wsam.lab.checkpoint import Checkpoints
 from wsam.lab.records import Record
-from wsam.lab.run import Run
+from wsam.lab.run import Run, with_seed
 from wsam.lab.titles import run_titles
 from wsam.lab.values import is_number
 from wsam.paper import minima
@@ -144,7 +144,7 @@ def gather(folder: Path) -> Folder:
             except (OSError, ValueError) as error:
                 found.troubles.append(Trouble(path.name, DAMAGED, _reason(path, error)))
                 continue
-            by_group.setdefault(result.run.replace(seed=0, noise_seed=0), []).append(result)
+            by_group.setdefault(with_seed(result.run, 0), []).append(result)
     for results in by_group.values():
         ordered = sorted(results, key=lambda result: result.run.seed)
         found.groups.append(Group(ordered[0].run, tuple(ordered)))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from wsam.lab.files import read_regular
-from wsam.lab.run import Run, check_setting_names, with_wsam_defaults
+from wsam.lab.run import Run, check_setting_names, with_seed, with_wsam_defaults
 from wsam.lab.settings import DATA_SETTINGS
 from wsam.lab.user_code import is_code
 from wsam.lab.values import Value
@@ -26,8 +26,8 @@ MAX_POINTS = 10_000
 
 
 def with_seeds(run: Run, seeds: Sequence[int]) -> tuple[Run, ...]:
-    """Return a run once per seed, which also seeds the label noise so that repeats are independent."""
-    return tuple(run.replace(seed=seed, noise_seed=seed) for seed in seeds)
+    """Return a run once per seed; see `with_seed`."""
+    return tuple(with_seed(run, seed) for seed in seeds)
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ from typing import Any
 from wsam._utils.text import format_mean_std, mean_and_std
 from wsam.lab import records
 from wsam.lab.records import Record
-from wsam.lab.run import Run
+from wsam.lab.run import Run, with_seed
 from wsam.lab.titles import figure_name, figure_splits, metric_label, run_titles
+from wsam.sweep.settings import SEEDS
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Row:
         settings = self.run.to_dict()
         return {
             "name": self.name,
-            "settings": {k: v for k, v in settings.items() if k not in ("seed", "noise_seed")},
+            "settings": {k: v for k, v in settings.items() if k not in SEEDS},
             "objective": self.objective,
             "figures": self.figures,
             "finished": self.finished,
@@ -110,7 +111,7 @@ def summarize(runs: Iterable[Run], out: Path) -> Summary:
     by_setting: dict[Run, list[Record]] = {}
     metric = dict(records.METRIC)
     for run in runs:
-        found = by_setting.setdefault(run.replace(seed=0, noise_seed=0), [])
+        found = by_setting.setdefault(with_seed(run, 0), [])
         try:
             record = records.read(out, run)
         except (OSError, ValueError):
