@@ -177,17 +177,14 @@ def _train(
 def _summary(record: Record, skipped: bool) -> str:
     """Return the result of a run as one line."""
     from wsam.lab import records
-    from wsam.lab.titles import format_figure
 
     if not records.is_finished(record):
         failure, advice = records.failure_reason(record), records.failure_advice(record)
         if skipped:
             return f"failed before: {failure}; {advice}, or use --retry"
         return f"failed: {failure}; {advice}"
-    metric = records.metric(record)
-    value = format_figure(records.final_figure(record), metric["unit"])
     return (
-        f"{'already finished: ' if skipped else ''}{record['title']}: test {metric['name']} "
-        f"{value} after {pluralize(record['final']['epoch'], 'epoch')} "
+        f"{'already finished: ' if skipped else ''}{record['title']}: "
+        f"{records.final_text(record)} after {pluralize(record['final']['epoch'], 'epoch')} "
         f"in {record['seconds']:.0f} s"
     )

@@ -43,7 +43,6 @@ from wsam.lab import records
 from wsam.lab.execution import ExecutionConfig
 from wsam.lab.optimizers import make_optimizer
 from wsam.lab.records import Record
-from wsam.lab.titles import format_figure
 from wsam.sweep import Executor, Job, Outcome, Status, sweep
 
 _TIMING_SHARE = 0.02
@@ -280,7 +279,7 @@ class Comparison:
             record = records.read(outcome.job.out, run)
             assert record is not None
             split = records.metric(record)["split"] if searches else "test"
-            text = f"{entry.label}: {_figure(record, split)} ({outcome.seconds:.1f} s)"
+            text = f"{entry.label}: {records.final_text(record, split)} ({outcome.seconds:.1f} s)"
         else:
             text = f"{entry.label}: {outcome.status}: {_detail(outcome)}"
             diverged = outcome.status is Status.FAILED
@@ -413,9 +412,3 @@ def _objective(record: Record) -> float:
     value = records.objective(record)
     assert value is not None
     return value
-
-
-def _figure(record: Record, split: str) -> str:
-    """Return the final figure of a record: ``validation error 4.2%``."""
-    metric, value = records.metric(record), records.final_figure(record, split)
-    return f"{split} {metric['name']} {format_figure(value, metric['unit'])}"

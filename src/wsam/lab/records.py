@@ -18,7 +18,7 @@ from typing import Any
 from wsam._utils.text import json_safe, printable
 from wsam.lab import files
 from wsam.lab.run import Run
-from wsam.lab.titles import figure_column, figure_name
+from wsam.lab.titles import figure_column, figure_name, format_figure
 from wsam.lab.values import check_mapping, is_number
 
 Record = dict[str, Any]
@@ -294,6 +294,12 @@ def metric(record: Record) -> dict[str, Any]:
 def final_figure(record: Record, split: str = "test") -> float | None:
     """Return a run's metric on a split after the last epoch; None if the run failed or has none."""
     return _last(record, figure_column(metric(record), split))
+
+
+def final_text(record: Record, split: str = "test") -> str:
+    """Return `final_figure` with its name and unit: ``validation error 4.20%``."""
+    found = metric(record)
+    return f"{split} {found['name']} {format_figure(final_figure(record, split), found['unit'])}"
 
 
 def objective(record: Record) -> float | None:

@@ -10,7 +10,6 @@ from wsam._utils.text import pluralize
 from wsam.lab import records
 from wsam.lab.environment import short_commit
 from wsam.lab.records import Record
-from wsam.lab.titles import format_figure
 from wsam.report.commands import OUTPUT_FOLDER, commands
 from wsam.report.elements import Section, Table
 from wsam.report.experiment import MISSING
@@ -77,12 +76,10 @@ def reproduce_section(experiments: Sequence[Experiment]) -> Section:
 
 
 def _outcome(result: Result) -> str:
-    figure = records.final_figure(result.record)
-    if figure is None:
+    """Return the test figure of a run, with its name unless it is the error."""
+    if records.final_figure(result.record) is None:
         return "failed"
-    metric = records.metric(result.record)
-    text = format_figure(figure, metric["unit"])
-    return text if metric["name"] == "error" else f"test {metric['name']} {text}"
+    return records.final_text(result.record).removeprefix("test error ")
 
 
 def _expectation(results: Sequence[Result]) -> str:

@@ -18,7 +18,7 @@ from wsam.lab.execution import ExecutionConfig
 from wsam.lab.files import BusyError, format_os_error
 from wsam.lab.records import Record
 from wsam.lab.run import Run
-from wsam.lab.titles import figure_name, format_figure
+from wsam.lab.titles import figure_name
 from wsam.lab.train import train
 
 After = Callable[[Run, Path, ExecutionConfig], object]
@@ -138,6 +138,7 @@ def run_job(job: Job, callbacks: Sequence[Callback] = ()) -> Outcome:
         return _failed_attempt(job, _describe(error))
     seconds = time.monotonic() - start
     finished, metric = records.is_finished(record), records.metric(record)
+    text = records.final_text(record, metric["split"])
     status = Status.FINISHED if flag.started else Status.SKIPPED
     return Outcome(
         job,
@@ -147,7 +148,8 @@ def run_job(job: Job, callbacks: Sequence[Callback] = ()) -> Outcome:
         objective=records.objective(record),
         objective_name=figure_name(metric),
         lower_is_better=metric["lower_is_better"],
-        figure=_figure(record) if finished else "",
+        # A test error is shown without its name.
+        figure=text.removeprefix("test error ") if finished else "",
         seconds=seconds,
     )
 
@@ -167,14 +169,6 @@ def _describe(error: Exception) -> str:
 
     traceback.print_exc()  # the worker's log should contain it
     return f"{type(error).__name__}: {error}"
-
-
-def _figure(record: records.Record) -> str:
-    """Return the objective as text, with its name unless it is the test error."""
-    metric = records.metric(record)
-    text = format_figure(records.final_figure(record, metric["split"]), metric["unit"])
-    name = figure_name(metric)
-    return text if name == "test error" else f"{name} {text}"
 
 
 def _concerns_this_run_only(error: Exception, run: Run) -> bool:
