@@ -215,6 +215,16 @@ def test_integer_settings_stay_integers(tmp_path):
     assert len(make(tmp_path, grid).study.get_trials()) >= 6
 
 
+def test_options_that_are_integers_stay_integers(tmp_path):
+    """Also of a run that does not contain the option, because it is off."""
+    grid = Grid(
+        "every", "steps between", {"digits": TINY.replace(method="wsam")}, {"every": (1, 4)}
+    )
+    found = [job.run.options.get("every", 1) for job in make(tmp_path, grid).jobs(trials=3)]
+    assert found[:2] == [1, 4]
+    assert {*found[2:]} <= {1, 2, 3, 4}
+
+
 def test_float_settings_may_be_written_as_integers(tmp_path):
     grid = Grid("whole", "", {"digits": TINY}, {"rho": (1, 2)})
     search = make(tmp_path, grid)

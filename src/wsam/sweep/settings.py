@@ -82,7 +82,10 @@ def is_integer_setting(run: Run, name: str) -> bool:
         (True, False)
     """
     mapping, key = _find(run, name) or ("", name)
-    value = getattr(run, mapping).get(key) if mapping else getattr(run, key)
+    if mapping == "options":  # a run does not contain those that are off
+        value = run.options.get(key, OPTIONS[key])
+    else:
+        value = getattr(run, mapping).get(key) if mapping else getattr(run, key)
     return key in _COUNTS or (isinstance(value, int) and not isinstance(value, bool))
 
 
