@@ -25,6 +25,7 @@ from wsam.lab.settings import (
     METRICS,
     MODEL_ARGS,
     MODELS,
+    OPTIONAL_COUNTS,
     PRECISIONS,
     SCHEDULES,
     TASKS,
@@ -217,9 +218,8 @@ class Run:
 
     def _convert_numbers(self) -> None:
         """Convert numbers, such as numpy's, to int and float, which JSON can store."""
-        optional = ("train_limit", "test_limit", "image_size", "block_size")
-        limits = [name for name in optional if getattr(self, name) is not None]
-        for name in ("epochs", "batch_size", *limits):
+        given = [name for name in OPTIONAL_COUNTS if getattr(self, name) is not None]
+        for name in ("epochs", "batch_size", *given):
             self._set(name, validation.count(name, getattr(self, name), 1))
         for name in ("seed", "noise_seed"):
             self._set(name, _checked_seed(name, getattr(self, name)))

@@ -50,6 +50,8 @@ DATA_SETTINGS = {
     "block_size": ("text:",),
 }
 """Settings that apply to some data only, with its prefixes."""
+OPTIONAL_COUNTS = ("train_limit", "test_limit", "image_size", "block_size")
+"""Settings that are whole numbers or None."""
 CODE = "FILE.py:FUNCTION"
 CLASS = "FILE.py:CLASS"
 """Placeholders in messages that list what is allowed."""

@@ -8,6 +8,7 @@ from dataclasses import fields
 from wsam.lab.run import Run
 from wsam.lab.settings import (
     DATA_SETTINGS,
+    OPTIONAL_COUNTS,
     OPTIONS,
     VANILLA,
     accepts,
@@ -25,8 +26,6 @@ DECISIVE = (
 """Settings that decide which others a run has. They are applied before the others."""
 _MAPPINGS = ("hyper", "base_args", "options")
 _FIELDS = tuple(f.name for f in fields(Run) if f.name not in (*SEEDS, "digests", *_MAPPINGS))
-_COUNTS = ("train_limit", "test_limit", "image_size", "block_size")
-"""Whole numbers that are None by default."""
 
 
 def with_value(run: Run, name: str, value: Value) -> Run:
@@ -86,7 +85,7 @@ def is_integer_setting(run: Run, name: str) -> bool:
         value = run.options.get(key, OPTIONS[key])
     else:
         value = getattr(run, mapping).get(key) if mapping else getattr(run, key)
-    return key in _COUNTS or (isinstance(value, int) and not isinstance(value, bool))
+    return key in OPTIONAL_COUNTS or (isinstance(value, int) and not isinstance(value, bool))
 
 
 def in_order(names: Iterable[str]) -> list[str]:
