@@ -87,8 +87,7 @@ class Group:
     @property
     def seconds(self) -> float | None:
         """The mean training time of the finished runs; None if there is none."""
-        found = [float(r.record["seconds"]) for r in self.finished if r.record.get("seconds")]
-        return mean_and_std(found)[0]
+        return mean_and_std([float(result.record["seconds"]) for result in self.finished])[0]
 
 
 @dataclass(frozen=True)
