@@ -26,7 +26,7 @@ _WARM_UP = 3
 """Steps that are not measured: the first ones allocate memory, and may compile or capture."""
 _EPOCHS = 1000
 """More than a timing run trains."""
-_ENOUGH, _LEAST_SECONDS = 8, 3.0
+_ENOUGH_EPOCHS, _LEAST_SECONDS = 8, 3.0
 """Epochs that end the measurement, after at least these seconds."""
 _EVALUATION = 0.1
 """Assumed time of an evaluation relative to an epoch, if no epoch ended."""
@@ -121,7 +121,7 @@ class Stopwatch(Callback):
         self.epochs.append((training, evaluation, self.step_cpu - self.epoch_cpu))
         self.epoch_start, self.epoch_cpu = now, time.process_time()
         measured = now - self.warm
-        enough = len(self.epochs) > _ENOUGH and measured >= _LEAST_SECONDS
+        enough = len(self.epochs) > _ENOUGH_EPOCHS and measured >= _LEAST_SECONDS
         if len(self.epochs) > 1 and (enough or measured >= self.seconds):
             raise _Stop
 

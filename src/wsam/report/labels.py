@@ -20,7 +20,7 @@ MAX_LINES = len(_DASHES)
 """More lines are not distinguishable without color."""
 MAX_LINES_PER_METHOD = SHADE_COUNT
 """One shade for each line of a method; the rest is for other methods to compare with."""
-_LENT = (
+_FALLBACK_STYLES = (
     *("friendly_sam", "gsam", "coupled_wsam", "esam", "fisher_sam"),
     *("looksam", "vasso", "asam", "msam"),
 )
@@ -138,7 +138,7 @@ def method_colors(methods: Iterable[str]) -> dict[str, str]:
         {'my.py:RandomSAM': 'friendly_sam', 'my.py:SmallSAM': 'gsam'}
     """
     shown = sorted(set(methods))
-    free = (name for name in _LENT if name not in shown)
+    free = (name for name in _FALLBACK_STYLES if name not in shown)
     return {name: name if name in METHOD_STYLES else next(free, "ink") for name in shown}
 
 
