@@ -386,6 +386,7 @@ def test_progress_reports_and_reproducibility():
         ({"k": 0}, "at least 1"),
         ({"block": 0}, "at least 1"),
         ({"which": "top"}, "which must be"),
+        ({"method": "arnoldi"}, "method must be 'lanczos' or 'power', got 'arnoldi'"),
         ({"tol": 0.0}, r"tol must be in \(0, 1\), got 0.0"),
         ({"tol": 1.0}, r"tol must be in \(0, 1\), got 1.0"),
         ({"max_products": 0}, "max_products must be at least 1, got 0"),

@@ -246,6 +246,16 @@ def test_invalid_radii(measure):
         )
 
 
+@pytest.mark.parametrize("build", [hessian, gauss_newton, empirical_fisher])
+def test_invalid_differentiation_and_vectors(build):
+    with pytest.raises(ValueError, match="differentiation must be 'auto', 'reverse' or 'forward'"):
+        build(model(), F.cross_entropy, DATA, differentiation="backward")
+    operator = build(model(), F.cross_entropy, DATA)
+    for shape in [(), (3,), (44,), (1, 43), (43, 1, 1)]:
+        with pytest.raises(ValueError, match="needs a vector of 43 numbers"):
+            operator @ torch.ones(shape)
+
+
 @pytest.mark.parametrize("wrong", [0.0, -1.0, float("inf")])
 def test_invalid_step_sizes(wrong):
     with pytest.raises(ValueError, match=r"step_size must be in \(0, inf\)"):

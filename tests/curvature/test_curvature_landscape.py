@@ -237,3 +237,8 @@ def test_invalid_arguments():
             landscape(model, F.cross_entropy, DATA, directions)
     with pytest.raises(ValueError, match=r"'4\.bias' is of shape"):
         landscape(model, F.cross_entropy, DATA, {"4.bias": torch.ones(4)}, [0.0])
+    first, second = random_direction(model), random_direction(model, seed=1)
+    wrong = [(first, []), (first, [[0.0], [1.0]]), ([first, second], [0.0, 1.0])]
+    for directions, coordinates in wrong:
+        with pytest.raises(ValueError, match="a list for each of the directions"):
+            landscape(model, F.cross_entropy, DATA, directions, coordinates)

@@ -129,6 +129,8 @@ def top_eigenvalues(
     size = operator.shape[0]
     if which not in ("largest", "smallest", "both"):
         raise ValueError(f"which must be 'largest', 'smallest' or 'both', got {which!r}")
+    if method not in ("lanczos", "power"):
+        raise ValueError(f"method must be 'lanczos' or 'power', got {method!r}")
     number("tol", tol, 0, 1, low_open=True)
     count("k", k, 1)
     count("block", block, 1)

@@ -169,7 +169,13 @@ def _coordinate_lists(
         return [[step / half for step in range(-half, half + 1)]] * dimensions
     given: list[Any] = list(coordinates)
     is_flat = all(torch.as_tensor(value).ndim == 0 for value in given)
-    return [[float(value) for value in axis] for axis in ([given] if is_flat else given)]
+    axes = [[float(value) for value in axis] for axis in ([given] if is_flat else given)]
+    if len(axes) != dimensions or not all(axes):
+        raise ValueError(
+            f"coordinates need a list for each of the directions, with at least one number: there are "
+            f"{dimensions} directions, got {coordinates!r}"
+        )
+    return axes
 
 
 def _start_tensors(

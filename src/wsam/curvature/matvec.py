@@ -227,6 +227,10 @@ class MatvecRunner:
     """
 
     def __init__(self, kind: Kind, differentiation: Differentiation) -> None:
+        if differentiation not in ("auto", "reverse", "forward"):
+            raise ValueError(
+                f"differentiation must be 'auto', 'reverse' or 'forward', got {differentiation!r}"
+            )
         self.kind = kind
         self.mode: DiffMode | None = None if differentiation == "auto" else differentiation
         self._seconds: list[float] = []

@@ -151,6 +151,11 @@ class Operator:
     def __matmul__(self, vectors: Tensor) -> Tensor:
         """Multiply a flat vector, or every column of a matrix."""
         given = torch.as_tensor(vectors, device=self.device)
+        if given.dim() not in (1, 2) or len(given) != self.shape[1]:
+            raise ValueError(
+                f"a product needs a vector of {self.shape[1]} numbers, one for each weight, or a "
+                f"matrix of such columns; got the shape {tuple(given.shape)}"
+            )
         losses, count = [], 0.0
         with self.objective.ready(), ExactDerivatives():
             # A clone is a normal tensor even if the vectors were computed in inference mode.
