@@ -142,6 +142,8 @@ class WSAM(SharpnessAware):
             raise TypeError(f"reuse must be True, False or a wsam.rule.Reuse, got {reuse!r}")
         if reuse and when is None:
             raise ValueError("reuse needs an interval of two-pass steps, such as when=Every(2)")
+        if not isinstance(precondition, bool) and precondition != "auto":
+            raise TypeError(f'precondition must be "auto", True or False, got {precondition!r}')
         if precondition == "auto":
             precondition = find_preconditioner(base) is not None
         if gamma is None:

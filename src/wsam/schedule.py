@@ -51,6 +51,9 @@ class Warmup(Schedule):
     steps: int
     start: float = 0.0
 
+    def __post_init__(self) -> None:
+        number("steps", self.steps)
+
     def value(self, step: int, lr: Scalar) -> Scalar:
         """Return the interpolated value."""
         if step >= self.steps:

@@ -183,6 +183,8 @@ def test_bad_arguments_state_what_is_allowed(name: str) -> None:
         ("sam", {"geometry": "adaptive"}, "geometry must be an instance, such as wsam.Adaptive()"),
         ("sam", {"model": [nn.Linear(2, 1)]}, "model must be a torch.nn.Module, got list"),
         ("sam", {"when": 2}, "when must be an interval, as wsam.schedule.Every(2), got 2"),
+        ("wsam", {"precondition": "no"}, "precondition must be \"auto\", True or False, got 'no'"),
+        ("wsam", {"precondition": None}, 'precondition must be "auto", True or False, got None'),
         ("smA", {}, "unknown method 'smA'; known: sam, wsam, "),
     ],
 )

@@ -310,6 +310,7 @@ def test_interval_by_gradient_norm_saved_by_an_earlier_version() -> None:
     "make",
     [
         lambda: Every(0),
+        lambda: Warmup(0.9, steps=-5),
         lambda: Every(0.5),
         lambda: Every(2, offset=1.5),
         lambda: Between(-1),
