@@ -291,7 +291,12 @@ class SharpnessAware(CheckedArguments, Optimizer):
     # The whole step -----------------------------------------------------------------------------
 
     @torch.no_grad()
-    def step(self, closure: Closure | Sequence[Closure] | None = None) -> Any:
+    def step(
+        self,
+        closure: Closure | Sequence[Closure] | None = None,
+        *,
+        weights: Sequence[float] | None = None,
+    ) -> Any:
         """Make one step and return L(w).
 
         Args:
@@ -300,6 +305,9 @@ class SharpnessAware(CheckedArguments, Optimizer):
                 run. A list of closures, one for each micro-batch, computes a perturbation for each and
                 sums their gradients. None finishes a step whose `ascend` and `descend` were called by
                 hand.
+            weights: for a list of closures, the factor of the gradients, the loss and the sharpness of
+                each; default 1. Fisher SAM's perturbation depends on the scale of the loss: pass
+                weights there instead of dividing the losses by their number.
         """
         if hasattr(self, "found_inf"):
             self._step_for_grad_scaler(closure)
@@ -313,7 +321,7 @@ class SharpnessAware(CheckedArguments, Optimizer):
         try:
             self._save_statistics()
             self._in_closure = True
-            loss, self._sharpness = self._run_passes(closures)
+            loss, self._sharpness = self._run_passes(closures, weights)
             self._combine()
             self._norm_stats_before.discard()  # its hook must not outlive an interrupted update
         except BaseException as error:
@@ -324,33 +332,41 @@ class SharpnessAware(CheckedArguments, Optimizer):
         self._update()
         return loss
 
-    def _run_passes(self, closures: Sequence[Closure]) -> tuple[Any, Tensor]:
+    def _run_passes(
+        self, closures: Sequence[Closure], weights: Sequence[float] | None
+    ) -> tuple[Any, Tensor]:
         """Run all passes of each closure; return L(w) and the sharpness.
 
-        Gradients, losses and sharpness of several closures are summed.
+        Gradients, losses and sharpness of several closures are multiplied by the weights and summed.
         """
         for closure in closures:
             if not callable(closure):
                 self._step_state.reject_update()
             check_closure(closure)
-        if len(closures) == 1:
+        if weights is None:
+            weights = [1.0] * len(closures)
+        elif len(weights) != len(closures):
+            raise ValueError(
+                f"weights need a number for each of {len(closures)} closures, got {weights!r}"
+            )
+        if len(closures) == 1 and weights[0] == 1.0:
             return self._run_closure(closures[0])
         if self.lean or (self.when is not None and self.when.needs_norm):
             raise ValueError(
                 "lean=True, or an interval that reads the gradient norm, needs a single closure"
             )
         gradients, first, sharpness = GradAccumulator(), [], []
-        for closure in closures:
+        for closure, weight in zip(closures, weights, strict=True):
             value, increase = self._run_closure(closure)
             first.append(value)
-            sharpness.append(increase)
+            sharpness.append(weight * increase)
             self._restore()
             self._take_gradient_after_ascend()
-            gradients.add(self._step_state, self._all_blocks())
+            gradients.add(self._step_state, self._all_blocks(), weight)
             self._step_state = self._new_step(self._step_state.memory)
         gradients.fill(self._step_state, self._all_blocks())
         self._step_state.enter(Phase.PERTURBED)
-        return losses.total(first), sum(sharpness[1:], sharpness[0])
+        return losses.total(first, weights), sum(sharpness[1:], sharpness[0])
 
     def _run_closure(self, closure: Closure, scaler: Any = None) -> tuple[Any, Tensor]:
         """Run all passes of a closure; return its first result and the sharpness.

@@ -185,17 +185,22 @@ class TrainStep:
         """Make an eager step, which a CUDA graph may be recording."""
         parts = self._split(args, kwargs)
         outputs: dict[int, Any] = {}
+        sharp = self._sharp
+        perturbs_parts = sharp is not None and self.perturb_per_micro_batch and len(parts) > 1
 
         def run(index: int) -> Tensor:
-            if self._sharp is not None and len(parts) > 1:
-                self._sharp._selection.share = parts[index].weight
-            loss, found = self._run(self._samples_of_pass(parts[index]))
+            weight = parts[index].weight
+            if perturbs_parts:
+                weight = 1.0  # of the loss: `step` multiplies the gradients by the part's weight
+            elif sharp is not None and len(parts) > 1:
+                sharp._selection.share = weight
+            loss, found = self._run(self._samples_of_pass(parts[index]), weight)
             if index not in outputs:  # of the first pass
                 outputs[index] = map_tensors(Tensor.detach, found)
             return loss
 
         def run_all() -> Tensor:
-            if self._sharp is None:
+            if sharp is None:
                 self.optimizer.zero_grad()
             with self._without_reduction():
                 found = [run(index) for index in range(len(parts) - 1)]
@@ -204,9 +209,9 @@ class TrainStep:
 
         if self._scaler is not None:
             loss = self._scaled_step(run_all, self._scaler)
-        elif self.perturb_per_micro_batch and len(parts) > 1 and self._sharp is not None:
+        elif sharp is not None and perturbs_parts:
             closures = [lambda index=index: run(index) for index in range(len(parts))]
-            loss = self._sharp.step(closures)
+            loss = sharp.step(closures, weights=[part.weight for part in parts])
         else:
             loss = self.optimizer.step(run_all)  # type: ignore[arg-type, assignment]
         if len(parts) == 1:
@@ -235,15 +240,15 @@ class TrainStep:
             )
         return part.map(lambda x: x[selected] if x.dim() else x)
 
-    def _run(self, part: MicroBatch) -> tuple[Tensor, Any]:
-        """Run a micro-batch forward and backward; return its share of the loss, and the outputs."""
+    def _run(self, part: MicroBatch, weight: float) -> tuple[Tensor, Any]:
+        """Run a micro-batch forward and backward; return weight * loss, and the outputs."""
         with torch.enable_grad():
             capture = self._step_capture
             watch = nullcontext() if capture is None else capture.find_host_work()
             with self._autocast_context(), watch:
                 result = self.loss_fn(*part.args, **part.kwargs)
             loss, outputs = _loss_and_outputs(result)
-            loss = loss if part.weight == 1.0 else loss * part.weight
+            loss = loss if weight == 1.0 else loss * weight
             scaled = loss if self._scaler is None else self._scaler.scale(loss)
             scaled.backward()  # type: ignore[no-untyped-call]
         return loss.detach(), outputs

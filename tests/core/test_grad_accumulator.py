@@ -57,9 +57,17 @@ def test_accum_equals_big_batch(name: str, style: str) -> None:
     assert gap(ours, theirs) < 1e-12
 
 
-@covering(name=METHODS, base=["sgd", "momentum", "adam"], clip=[None, 0.5])
-def test_micro_perturbation(name: str, base: str, clip: float | None) -> None:
-    """A list of closures: each micro-batch has its own w + d; the gradients are summed."""
+@covering(
+    name=METHODS,
+    base=["sgd", "momentum", "adam"],
+    clip=[None, 0.5],
+    weights=[None, (0.3, 0.7)],
+)
+def test_micro_perturbation(
+    name: str, base: str, clip: float | None, weights: tuple[float, float] | None
+) -> None:
+    """A list of closures: each micro-batch has its own w + d; the weighted gradients are summed."""
+    divisor, factors = (2, (1.0, 1.0)) if weights is None else (1, weights)
     method = replace(reference.METHODS[name], keep=1.0, max_norm=clip)
     params, w, plain = parameters(MLP.weights()), MLP.weights(), reference_base(base)
     opt = make_method(name, torch_base(base, params), max_norm=clip, all_samples=True)
@@ -69,7 +77,7 @@ def test_micro_perturbation(name: str, base: str, clip: float | None) -> None:
         def part(number: int, t: int = t) -> Callable[[], Tensor]:
             def run() -> Tensor:
                 opt.zero_grad()
-                loss = opt.select(MLP.losses(params, t)[5 * number : 5 * number + 5]) / 2
+                loss = opt.select(MLP.losses(params, t)[5 * number : 5 * number + 5]) / divisor
                 loss.backward()
                 return loss
 
@@ -80,17 +88,19 @@ def test_micro_perturbation(name: str, base: str, clip: float | None) -> None:
             reference.two_gradients(
                 method,
                 w,
-                lambda v, i=i, t=t: MLP.losses(v, t)[5 * i : 5 * i + 5] / 2,
+                lambda v, i=i, t=t: MLP.losses(v, t)[5 * i : 5 * i + 5] / divisor,
                 mask,
                 memory,
             )
             for i in range(2)
         ]
-        g0 = [x + y for x, y in zip(pairs[0][0], pairs[1][0], strict=True)]
-        g1 = [x + y for x, y in zip(pairs[0][1], pairs[1][1], strict=True)]
-        wanted = MLP.losses(w, t).mean()
+        left, right = factors
+        g0 = [left * x + right * y for x, y in zip(pairs[0][0], pairs[1][0], strict=True)]
+        g1 = [left * x + right * y for x, y in zip(pairs[0][1], pairs[1][1], strict=True)]
+        means = [MLP.losses(w, t)[5 * i : 5 * i + 5].mean() / divisor for i in range(2)]
+        wanted = left * means[0] + right * means[1]
         w = reference.update(method, plain, w, g0, g1, memory)
-        found = opt.step([part(0), part(1)])
+        found = opt.step([part(0), part(1)], weights=weights)
         assert float(found) == pytest.approx(float(wanted), rel=1e-12)
         assert gap(params, w) < 1e-10
 
@@ -121,8 +131,8 @@ def test_micro_perturbation_with_a_gradient_in_one_second_pass_only(name: str) -
     assert not torch.equal(found[0][1], torch.ones(3))
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_micro_perturbation_without_a_second_gradient(name: str) -> None:
+@covering(name=METHODS, weights=[None, (0.5, 2.0), (2.0, 0.5)])
+def test_micro_perturbation_without_a_second_gradient(name: str, weights: Any) -> None:
     """As with one closure: an error if all are missing; a single missing one counts as g0."""
     a, b = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
 
@@ -165,7 +175,7 @@ def test_micro_perturbation_without_a_second_gradient(name: str) -> None:
         with torch.no_grad():
             a.fill_(1.0)
             b.fill_(1.0)
-        make().step([linear(False), linear(partly)])
+        make().step([linear(False), linear(partly)], weights=weights)
         return b.detach().clone()
 
     if opt.rule.keeps_g0:
@@ -191,9 +201,22 @@ def test_sharpness_of_micro_batches() -> None:
     assert loss.item() == pytest.approx(losses[0] + losses[2])
     assert opt.sharpness.item() == pytest.approx(losses[1] - losses[0] + losses[3] - losses[2])
 
+    losses.clear()
+    loss = opt.step([part(0), part(1)], weights=[0.25, 3.0])
+    assert loss.item() == pytest.approx(0.25 * losses[0] + 3 * losses[2])
+    increases = losses[1] - losses[0], losses[3] - losses[2]
+    assert opt.sharpness.item() == pytest.approx(0.25 * increases[0] + 3 * increases[1])
+
+
+def test_each_closure_needs_a_weight() -> None:
+    params: Any = parameters(MLP.weights())
+    opt = wsam.SAM(torch_base("sgd", params))
+    with pytest.raises(ValueError, match="a number for each of 2 closures"):
+        opt.step([lambda: torch.zeros(()), lambda: torch.zeros(())], weights=[1.0])
+
 
 def test_micro_batches_of_a_step_without_perturbation() -> None:
-    """Each closure runs once, and the gradients are summed."""
+    """Each closure runs once, and the weighted gradients are summed."""
     params, plain = parameters(MLP.weights()), parameters(MLP.weights())
     opt = wsam.WSAM(torch_base("momentum", params), when=Every(2, offset=1))
     base = torch_base("momentum", plain)
@@ -208,9 +231,9 @@ def test_micro_batches_of_a_step_without_perturbation() -> None:
 
         return run
 
-    opt.step([part(number) for number in range(3)])
-    for number in range(3):
-        MLP.losses(plain, number).mean().backward()
+    opt.step([part(number) for number in range(3)], weights=[2.0, 1.0, 0.5])
+    for number, weight in enumerate([2.0, 1.0, 0.5]):  # powers of 2, which are exact
+        (weight * MLP.losses(plain, number).mean()).backward()
     base.step()
     assert runs == [0, 1, 2]
     assert all(map(torch.equal, params, plain))

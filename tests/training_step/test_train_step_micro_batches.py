@@ -52,7 +52,7 @@ def test_perturb_per_micro_batch(name: str, max_norm: float | None) -> None:
 
     def closure(part: Tensor) -> Any:
         def run() -> Tensor:
-            loss = loss_fn(part)[0] / 2
+            loss = loss_fn(part)[0]
             loss.backward()
             return loss
 
@@ -60,12 +60,55 @@ def test_perturb_per_micro_batch(name: str, max_norm: float | None) -> None:
 
     for t in range(3):
         loss, outputs = step(batch(t))
-        expected = opts[1].step([closure(part) for part in batch(t).chunk(2)])
+        closures = [closure(part) for part in batch(t).chunk(2)]
+        expected = opts[1].step(closures, weights=[0.5, 0.5])
         torch.testing.assert_close(
             (loss, opts[0].sharpness), (expected, opts[1].sharpness), equal_nan=True
         )
         assert outputs["out"].shape == (10, 2)
     assert gap(list(models[0].parameters()), list(models[1].parameters())) < 1e-12
+
+
+def test_each_part_is_perturbed_by_the_gradient_of_its_mean_loss() -> None:
+    """Fisher SAM's d depends on the scale of the loss, so that weighting comes after d. By hand."""
+    rho, model, reference = 0.5, small_model(), small_model()
+    optimizer = wsam.FisherSAM(torch.optim.SGD(model.parameters(), lr=0.1), rho=rho, eta=4.0)
+    loss_fn = loss_of(optimizer, model)
+    step = wsam.train_step(optimizer, loss_fn, micro_batches=3, perturb_per_micro_batch=True)
+
+    x, params = batch(0), list(reference.parameters())
+    before, sharpness = [p.detach().clone() for p in params], torch.zeros((), dtype=x.dtype)
+    total = [torch.zeros_like(p) for p in params]
+    for part in (x[:3], x[3:6], x[6:]):
+        loss = reference(part).square().sum(1).mean()
+        g0 = torch.autograd.grad(loss, params)
+        direction = [g / (1 + 4.0 * g * g) for g in g0]
+        norm = torch.stack([(g * d).sum() for g, d in zip(g0, direction, strict=True)]).sum().sqrt()
+        with torch.no_grad():
+            for p, d in zip(params, direction, strict=True):
+                p.add_(rho / norm * d)
+        at_d = reference(part).square().sum(1).mean()
+        weight = len(part) / len(x)
+        for all_g1, g1 in zip(total, torch.autograd.grad(at_d, params), strict=True):
+            all_g1.add_(weight * g1)
+        sharpness += weight * (at_d - loss).detach()
+        with torch.no_grad():
+            for p, w in zip(params, before, strict=True):
+                p.copy_(w)
+    wanted = [w - 0.1 * g for w, g in zip(before, total, strict=True)]
+
+    step(x)
+    assert gap(list(model.parameters()), wanted) < 1e-12
+    torch.testing.assert_close(optimizer.sharpness, sharpness, rtol=1e-10, atol=1e-12)
+
+
+def test_perturb_per_micro_batch_of_a_plain_optimizer() -> None:
+    models = small_model(), small_model()
+    for model, own in zip(models, (False, True), strict=True):
+        base = sgd(model)
+        loss_fn = loss_of(base, model)
+        wsam.train_step(base, loss_fn, micro_batches=3, perturb_per_micro_batch=own)(batch(0))
+    assert gap(list(models[0].parameters()), list(models[1].parameters())) == 0
 
 
 @pytest.mark.parametrize("name", RULES)

@@ -11,24 +11,28 @@ from wsam._core.step_state import Action, StepState
 
 
 class GradAccumulator:
-    """Sums g0 and g1 over micro-batches."""
+    """Sums g0 and g1 of micro-batches, multiplied by their weights."""
 
     def __init__(self) -> None:
         self._g0: dict[Tensor, Tensor] = {}
         self._g1: dict[Tensor, Tensor] = {}
         self._actions: set[Action] = set()
 
-    def add(self, state: StepState, all_blocks: Sequence[Block]) -> None:
+    def add(self, state: StepState, all_blocks: Sequence[Block], weight: float) -> None:
         """Add the gradients of a micro-batch whose passes are done, with the weights restored."""
         state.require_gradients(all_blocks)
         self._actions.add(state.action)
+        first: list[tuple[Tensor, Tensor]] = []
+        second: list[tuple[Tensor, Tensor]] = []
         for block in state.blocks:
             if block.g0:
-                _accumulate(self._g0, zip(block.params, block.g0, strict=True))
+                first += zip(block.params, block.g0, strict=True)
         if not state.is_one_pass:
             for block in [*state.blocks, *blocks_without_g0(all_blocks, state.blocks)]:
                 grads = second_gradients(block, state.rule.keeps_g0)
-                _accumulate(self._g1, zip(block.params, grads, strict=True))
+                second += zip(block.params, grads, strict=True)
+        _accumulate(self._g0, first, weight)
+        _accumulate(self._g1, second, weight)
         clear_gradients(all_blocks)
 
     def fill(self, state: StepState, all_blocks: Sequence[Block]) -> None:
@@ -44,13 +48,19 @@ class GradAccumulator:
             (state.action,) = self._actions
 
 
-def _accumulate(sums: dict[Tensor, Tensor], pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-    known, fresh = [], []
+def _accumulate(
+    sums: dict[Tensor, Tensor], pairs: Iterable[tuple[Tensor, Tensor]], weight: float
+) -> None:
+    """Add weight * gradient to the sum of each parameter. The gradients may be overwritten."""
+    known, added, new = [], [], []
     for p, g in pairs:
         if p in sums:
             known.append(sums[p])
-            fresh.append(g)
+            added.append(g)
         else:
             (sums[p],) = owned([g], is_sharded(g))  # the next backward pass may overwrite a view
+            new.append(sums[p])
+    if new and weight != 1.0:
+        torch._foreach_mul_(local_shards(new), weight)
     if known:
-        torch._foreach_add_(local_shards(known), local_shards(fresh))
+        torch._foreach_add_(local_shards(known), local_shards(added), alpha=weight)

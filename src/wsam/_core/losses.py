@@ -1,5 +1,6 @@
 """What closures return: a loss, a tuple that begins with one, or a dict with the key "loss"."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -30,7 +31,10 @@ def loss_increase(second: Any, first: Any) -> Tensor:
     return torch.as_tensor(after - before)
 
 
-def total(values: list[Any]) -> Any:
-    """Return the sum of the losses of several closures; None if one of them returned no loss."""
+def total(values: list[Any], weights: Sequence[float]) -> Any:
+    """Return the weighted sum of the losses of closures; None if one of them returned no loss."""
     losses = [loss_of(value) for value in values]
-    return None if any(loss is None for loss in losses) else sum(losses[1:], losses[0])
+    if any(loss is None for loss in losses):
+        return None
+    weighted = [weight * loss for weight, loss in zip(weights, losses, strict=True)]
+    return sum(weighted[1:], weighted[0])

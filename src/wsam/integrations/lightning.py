@@ -226,7 +226,7 @@ def _run_closure_once(optimizer: SharpnessAware) -> Iterator[None]:
             step()
         return loss
 
-    optimizer.step = run_once  # type: ignore[method-assign]
+    optimizer.step = run_once  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
