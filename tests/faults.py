@@ -120,7 +120,7 @@ FAULTS = [
     Fault(
         "train_step: micro-batches not weighted by their sizes",
         "training_step.py",
-        "loss * part.weight",
+        "loss * weight",
         "loss / self.micro_batches",
         "tests/training_step",
     ),
