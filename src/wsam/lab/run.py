@@ -366,7 +366,7 @@ def with_wsam_defaults(run: Run, given: Collection[str]) -> Run:
 def with_seed(run: Run, seed: int) -> Run:
     """Return a run with another seed, which also seeds the label noise: repeats are independent.
 
-    Runs that differ only in their seeds are equal after this with the same seed.
+    With the same seed, runs that differed only in their seeds are equal.
     """
     return run.replace(seed=seed, noise_seed=seed)
 
