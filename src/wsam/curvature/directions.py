@@ -17,8 +17,6 @@ from torch import Tensor, nn
 from wsam.curvature.parameters import unwrap_model
 from wsam.curvature.random_vectors import normal
 
-__all__ = ["Direction", "between", "merge_tied", "normalised", "random_direction"]
-
 Direction = Mapping[str, Tensor]
 
 

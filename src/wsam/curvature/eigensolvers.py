@@ -14,8 +14,6 @@ from wsam.curvature.operator import SymmetricOperator
 from wsam.curvature.progress import Progress, ProgressCallback
 from wsam.curvature.random_vectors import normal_rows
 
-__all__ = ["RitzPairs", "SolverOptions", "Which", "lanczos", "power_iteration", "rayleigh_ritz"]
-
 Which = Literal["largest", "smallest", "both"]
 CHUNK_COLUMNS = 1 << 16
 """Columns converted to double precision at a time, to limit memory."""

@@ -13,8 +13,6 @@ from wsam.curvature.eigensolvers import SolverOptions, Which, lanczos, power_ite
 from wsam.curvature.operator import Info, SymmetricOperator
 from wsam.curvature.progress import ProgressCallback
 
-__all__ = ["Eigenvalues", "top_eigenvalues"]
-
 
 @dataclass(frozen=True)
 class Eigenvalues:

@@ -14,8 +14,6 @@ from wsam.curvature.operator import Info, SymmetricOperator
 from wsam.curvature.progress import Progress, ProgressCallback
 from wsam.curvature.random_vectors import sign_columns
 
-__all__ = ["Trace", "trace"]
-
 # A standard error estimated from fewer probes is often far too small.
 _MIN_PROBES = 12
 

@@ -8,8 +8,6 @@ from torch import Tensor
 from wsam.curvature.operator import SymmetricOperator
 from wsam.curvature.random_vectors import normal_rows
 
-__all__ = ["KrylovBasis"]
-
 
 class KrylovBasis:
     """Basis of a block Krylov space of a symmetric operator A, grown block by block.

@@ -18,8 +18,6 @@ from wsam.curvature.objective import LossFunction, Objective, ObjectiveOptions
 from wsam.curvature.plot_landscape import save_landscape
 from wsam.curvature.progress import Progress, ProgressCallback
 
-__all__ = ["Landscape", "landscape"]
-
 
 @dataclass(frozen=True)
 class Landscape:

@@ -19,8 +19,6 @@ from torch.autograd import forward_ad
 
 from wsam.curvature.objective import Objective
 
-__all__ = ["MATVECS", "BatchMatvec", "Differentiation", "Kind", "MatvecRunner"]
-
 DiffMode = Literal["reverse", "forward"]
 Differentiation = Literal["auto", "reverse", "forward"]
 Kind = Literal["hessian", "gauss_newton", "empirical_fisher"]

@@ -24,8 +24,6 @@ from wsam.curvature.parameters import (
     unwrap_model,
 )
 
-__all__ = ["LossFunction", "LossSummary", "Mode", "Objective", "ObjectiveOptions"]
-
 LossFunction = Callable[..., Tensor]
 Mode = Literal["eval", "train"]
 

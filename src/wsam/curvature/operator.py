@@ -14,16 +14,6 @@ from wsam.curvature.matvec import BatchMatvec, Differentiation, Kind, MatvecRunn
 from wsam.curvature.objective import LossFunction, LossSummary, Objective, ObjectiveOptions
 from wsam.curvature.second_derivatives import ExactDerivatives
 
-__all__ = [
-    "TITLES",
-    "Info",
-    "Operator",
-    "SymmetricOperator",
-    "empirical_fisher",
-    "gauss_newton",
-    "hessian",
-]
-
 
 class SymmetricOperator(Protocol):
     """Interface that eigenvalue, trace and density functions need.

@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
-__all__ = ["ParameterFilter", "select_dtype", "select_parameters", "unwrap_model"]
-
 ParameterFilter = Callable[[str], bool] | Iterable[str]
 
 

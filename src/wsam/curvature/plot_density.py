@@ -12,8 +12,6 @@ from wsam.curvature.operator import TITLES
 if TYPE_CHECKING:
     from wsam.curvature.spectral_density import Density
 
-__all__ = ["save_density"]
-
 
 def save_density(found: Density, path: str | Path, marks: Sequence[float] | None = None) -> None:
     """Write a spectral density as a figure, an interactive page (`.html`) or numbers (`.json`).

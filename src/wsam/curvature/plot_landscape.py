@@ -12,8 +12,6 @@ from wsam.curvature import plotting
 if TYPE_CHECKING:
     from wsam.curvature.loss_landscape import Landscape
 
-__all__ = ["save_landscape"]
-
 _NO_LOSS = "no finite loss"
 
 

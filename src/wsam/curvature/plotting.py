@@ -12,16 +12,6 @@ from typing import Any
 from wsam._utils.html import render
 from wsam._utils.plot_style import FIGURE_WIDTH, MUTED_COLOR, RC_PARAMS, new_figure, set_title
 
-__all__ = [
-    "CURVE_COLOR",
-    "GAP_COLOR",
-    "data_note",
-    "draw_marks",
-    "saved_figure",
-    "write_json",
-    "write_page",
-]
-
 CURVE_COLOR, MARK_COLOR, GAP_COLOR = "#2a6fb0", "#c0392b", "#d5dae1"  # as on the page, light mode
 _LONGEST_LABEL = 50
 """Number of characters of an axis label that fit below the axes."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-__all__ = ["Progress", "ProgressCallback"]
-
 
 class Progress(NamedTuple):
     """State of an iteration: products so far, the most it may compute, and the current error."""

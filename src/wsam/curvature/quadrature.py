@@ -12,8 +12,6 @@ from torch import Tensor
 from wsam.curvature.krylov import KrylovBasis
 from wsam.curvature.operator import SymmetricOperator
 
-__all__ = ["LanczosQuadrature", "lanczos_quadrature"]
-
 # Relative distance below which a bound and a node are treated as equal.
 _NODE_RTOL = 1e-10
 

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from wsam.curvature.operator import SymmetricOperator
 
-__all__ = ["normal", "normal_rows", "sign_columns"]
-
 
 def normal(shape: Sequence[int], generator: torch.Generator) -> Tensor:
     """Draw Gaussian numbers, whatever PyTorch's default device and precision are."""

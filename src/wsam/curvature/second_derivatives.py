@@ -10,8 +10,6 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["ExactDerivatives"]
-
 
 def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
     """Return `g v / norm(v)`. PyTorch's second derivative treats the norm as a constant."""

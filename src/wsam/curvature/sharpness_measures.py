@@ -23,8 +23,6 @@ from wsam.curvature.objective import LossFunction, Objective, ObjectiveOptions
 from wsam.curvature.progress import Progress, ProgressCallback
 from wsam.curvature.random_vectors import normal
 
-__all__ = ["Sharpness", "average_sharpness", "sharpness"]
-
 LossAndGradient = Callable[[Tensor], tuple[float, Tensor]]
 
 

@@ -17,8 +17,6 @@ from wsam.curvature.plot_density import save_density
 from wsam.curvature.progress import Progress, ProgressCallback
 from wsam.curvature.quadrature import LanczosQuadrature, lanczos_quadrature
 
-__all__ = ["Density", "Share", "density"]
-
 _CUMULATIVE_POINTS = 400
 """Number of points at which cumulative distributions are compared."""
 
