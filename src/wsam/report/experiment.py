@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from wsam._utils.html import render
-from wsam._utils.plot_style import method_title, variant_name
+from wsam._utils.plot_style import method_title
 from wsam._utils.text import format_mean_std, mean_and_std
 from wsam.lab.records import Record
 from wsam.lab.run import with_seed
@@ -232,9 +232,7 @@ def heat_figures(experiment: Experiment) -> list[Figure]:
     """Return a heat map of the metric for every method with a grid of two numbers."""
     by_method: dict[tuple[str, str], list[Group]] = {}
     for item in experiment.groups:
-        run = item.group.run
-        variant = variant_name(run.method, run.options)
-        by_method.setdefault((variant, run.base), []).append(item.group)
+        by_method.setdefault((item.group.variant, item.group.run.base), []).append(item.group)
     bases = {base for _, base in by_method}
     figures = []
     for (method, base), groups in by_method.items():

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from wsam._utils.plot_style import METHOD_STYLES, SHADE_COUNT, variant_name
+from wsam._utils.plot_style import METHOD_STYLES, SHADE_COUNT
 from wsam._utils.text import pluralize
 from wsam.lab.settings import VANILLA
 from wsam.lab.titles import experiment_title, figure_name, group_names
@@ -74,7 +74,7 @@ def experiments(groups: Sequence[Group]) -> list[Experiment]:
         title = experiment_title(group.run)
         by_title.setdefault((title, figure_name(group.metric)), []).append(group)
     shown_figures = Counter(title for title, _ in by_title)
-    colors = method_colors(map(_variant, groups))
+    colors = method_colors(group.variant for group in groups)
     return [
         Experiment(
             title if shown_figures[title] == 1 else f"{title}, {figure}",
@@ -114,14 +114,10 @@ def _listed(names: Sequence[str], noun: str) -> str:
 def _labeled(groups: Sequence[Group], colors: Mapping[str, str]) -> list[LabeledGroup]:
     names = group_names([group.run for group in groups])
     found = [
-        LabeledGroup(group, name, LineStyle(colors[_variant(group)]))
+        LabeledGroup(group, name, LineStyle(colors[group.variant]))
         for group, name in zip(groups, names, strict=True)
     ]
     return assign_shades(assign_dashes(found))
-
-
-def _variant(group: Group) -> str:
-    return variant_name(group.run.method, group.run.options)
 
 
 # ---- styles ----
@@ -162,7 +158,7 @@ def select_best(groups: Sequence[LabeledGroup], limit: int) -> list[LabeledGroup
     first = {item.key for item in bases.values()}
     selected: list[LabeledGroup] = []
     for item in sorted(ranked, key=lambda item: item.key not in first):
-        same_method = sum(_variant(other.group) == _variant(item.group) for other in selected)
+        same_method = sum(other.group.variant == item.group.variant for other in selected)
         if len(selected) < limit and same_method < MAX_LINES_PER_METHOD:
             selected.append(item)
     wanted = {item.key for item in selected}

@@ -42,6 +42,11 @@ class Group:
     results: tuple[Result, ...]
 
     @property
+    def variant(self) -> str:
+        """The method, or its variant with a style of its own, such as ``wsam_reuse``."""
+        return variant_name(self.run.method, self.run.options)
+
+    @property
     def finished(self) -> tuple[Result, ...]:
         """The runs that completed."""
         return tuple(result for result in self.results if result.finished)
@@ -227,8 +232,7 @@ def _sort_key(group: Group) -> tuple[Any, ...]:
     """Sort groups by experiment, then by method, then by hyperparameters."""
     run = group.run
     known = list(METHOD_STYLES)
-    method = variant_name(run.method, run.options)
-    place = known.index(method) if method in known else len(known)
+    place = known.index(group.variant) if group.variant in known else len(known)
     hyper = tuple(float(value) if is_number(value) else 0.0 for value in run.hyper.values())
     experiment = (run.data, run.target or "", run.model, run.noise)
     return (
