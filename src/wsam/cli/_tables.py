@@ -140,23 +140,17 @@ def print_outcomes(outcomes: Iterable[Outcome], runs: Sequence[Run]) -> list[Out
     done, titles = [], run_titles(runs)
     for outcome in outcomes:
         done.append(outcome)
-        line = format_outcome(outcome, titles.get(outcome.job.run.key))
+        line = format_outcome(outcome, titles[outcome.job.run.key])
         print(f"[{len(done)}/{len(runs)}] {line}", file=sys.stderr, flush=True)
     return done
 
 
-def format_outcome(outcome: Outcome, title: str | None = None) -> str:
-    """Return an outcome as one line.
-
-    Args:
-        outcome: The outcome.
-        title: The name of the run. Default: its own title.
-    """
+def format_outcome(outcome: Outcome, title: str) -> str:
+    """Return an outcome as one line; `title` names its run."""
     figure = f" {outcome.figure}" if outcome.figure else ""
     figure += ":" if " " in outcome.figure else ""
     detail = f": {outcome.detail}" if outcome.detail else ""
-    name = title or outcome.job.run.title
-    return printable(f"{outcome.status}{figure} {name} ({outcome.seconds:.1f} s){detail}")
+    return printable(f"{outcome.status}{figure} {title} ({outcome.seconds:.1f} s){detail}")
 
 
 def report(
