@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -188,27 +189,25 @@ def page(
     from wsam.lab.markdown_tables import update_tables
 
     out = shared.default_folder(results, smoke=False)
-
-    def render(arguments: str) -> str:
-        return _markdown(shlex.split(arguments), out)
-
+    render = partial(_markdown, out)
     changed = [path for path in files if update_tables(path, "wsam paper table", render, check)]
     if as_json:
         print(json.dumps({"checked": check, "changed": [str(path) for path in changed]}))
-    for path in [] if as_json else changed:
-        print(f"{path} {'is out of date' if check else 'has new tables'}")
+    else:
+        for path in changed:
+            print(f"{path} {'is out of date' if check else 'has new tables'}")
     shared.warn_if_missing(out)
     if check and changed:
         raise typer.Exit(1)
 
 
-def _markdown(arguments: list[str], out: Path) -> str:
+def _markdown(out: Path, arguments: str) -> str:
     """Return a table as Markdown, given arguments of `wsam paper table` that select its runs."""
     from wsam.paper import gather, render, significance
     from wsam.paper.registry import load
 
     group: Any = typer.main.get_command(paper)
-    given = group.commands["table"].make_context("wsam paper table", arguments).params
+    given = group.commands["table"].make_context("wsam paper table", shlex.split(arguments)).params
     selected = load(given["name"], shared.make_profile(given), out)
     to_text = significance.markdown if given["welch"] else render.page_markdown
     return to_text(selected, gather(selected, out))
