@@ -58,7 +58,8 @@ class Contender:
         Reference:
             Halton, On the efficiency of certain quasi-random sequences of points, 1960.
         """
-        defaults = {name: self._default(name) for name in self.axes}
+        settings = {**self.run.base_args, **self.run.hyper}
+        defaults = {name: float(cast(float, settings[name])) for name in self.axes}
         if trial == 0:
             return defaults
         factors = _FACTORS | ({"rho": _MSAM_RADII} if self.name == "msam" else {})
@@ -67,11 +68,6 @@ class Contender:
             name: _scaled(name, default, van_der_corput(trial + 1, _PRIMES[name]), factors[name])
             for name, default in defaults.items()
         }
-
-    def _default(self, name: str) -> float:
-        """Return the default of a searched setting."""
-        place = self.run.hyper if name in self.run.hyper else self.run.base_args
-        return float(cast(float, place[name]))
 
     def at(self, point: Mapping[str, float]) -> Run:
         """Return its run at a point."""
