@@ -102,13 +102,10 @@ def _draw_surface(
     else:
         edges = [low + (high - low) * i / levels for i in range(levels + 1)]
     # matplotlib's rows run upwards; ours belong to the first coordinate, which runs to the right.
-    transposed = [
-        [value if math.isfinite(value) else math.nan for value in column]
-        for column in zip(*found.losses, strict=True)
-    ]
+    columns = list(zip(*found.losses, strict=True))
     norm = LogNorm(low, high) if logarithmic else Normalize(low, high)
-    filled = axes.contourf(*found.coordinates, transposed, levels=edges, norm=norm)
-    axes.contour(*found.coordinates, transposed, levels=edges[::2], colors="white", linewidths=0.4)
+    filled = axes.contourf(*found.coordinates, columns, levels=edges, norm=norm)
+    axes.contour(*found.coordinates, columns, levels=edges[::2], colors="white", linewidths=0.4)
     axes.plot(0, 0, "P", mfc="white", mec=TEXT_COLOR, ms=8, label="origin")
     if _has_gaps(found):
         axes.set_facecolor(plotting.GAP_COLOR)

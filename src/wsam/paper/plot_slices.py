@@ -63,11 +63,10 @@ def draw_lines(panel: Axes, slices: Sequence[RunSlices]) -> None:
     for one in slices:
         if one.line is None:
             continue
-        losses = [loss if math.isfinite(loss) else math.nan for loss in one.line.losses]
         label = None if one.label in labeled else one.label
         labeled.add(one.label)
         style: Any = {"color": method_color(one.method), "lw": 1.3, "alpha": 0.8}
-        panel.plot(one.line.coordinates[0], losses, label=label, **style)
+        panel.plot(one.line.coordinates[0], one.line.losses, label=label, **style)
     panel.set_title("loss around the minimum", loc="left")
     panel.set(xlabel="filter-normalized direction", ylabel="training loss")
     if not labeled:
@@ -103,12 +102,9 @@ def draw_planes(panels: Sequence[Any], planes: Mapping[str, Landscape]) -> None:
     levels = [low * (high / low) ** (number / _LEVELS) for number in range(_LEVELS + 1)]
     for panel, (label, plane) in zip(panels, planes.items(), strict=True):
         # Rows hold the first coordinate, which is on the x axis: contourf wants them as columns.
-        transposed = [
-            [loss if math.isfinite(loss) else math.nan for loss in column]
-            for column in zip(*plane.losses, strict=True)
-        ]
+        columns = list(zip(*plane.losses, strict=True))
         axes = plane.coordinates
-        contours = panel.contourf(*axes, transposed, levels=levels, norm=LogNorm(low, high))
+        contours = panel.contourf(*axes, columns, levels=levels, norm=LogNorm(low, high))
         panel.plot(0, 0, marker="+", color="white")
         panel.set_title(f"{label}: loss in a plane", loc="left", fontsize=10)
         panel.set_aspect("equal")
