@@ -80,14 +80,15 @@ def _mark(entry: Entry) -> str:
     return f" {CANNOT_JUDGE}" if has_both and entry.differs is None else ""
 
 
-def _was_run(entry: Entry) -> bool:
+def was_run(entry: Entry) -> bool:
+    """Return whether a run of the cell has a value, or failed."""
     return bool(entry.ours.n or entry.ours.failed)
 
 
 def visible_columns(table: Table, entries: Sequence[Entry]) -> list[str]:
     """Return the columns with a result, a failed run or a figure of the paper; all if none has."""
     filled = {
-        entry.cell.column for entry in entries if _was_run(entry) or entry.cell.paper is not None
+        entry.cell.column for entry in entries if was_run(entry) or entry.cell.paper is not None
     }
     return [column for column in table.columns if column in filled or not filled]
 
@@ -110,9 +111,6 @@ def _printed_columns(table: Table, entries: Sequence[Entry]) -> list[_Column]:
     def best(entry: Entry) -> str:
         return ours(entry.best) if entry.best else ""
 
-    def paper(entry: Entry) -> str:
-        return entry.paper_text
-
     quoted = {entry.cell.column for entry in entries if entry.cell.paper is not None}
     with_best = {entry.cell.column for entry in entries if entry.best and entry.best.ours.n}
     printed = []
@@ -124,7 +122,7 @@ def _printed_columns(table: Table, entries: Sequence[Entry]) -> list[_Column]:
             header = f"{column}, ours" if column in quoted else column
             printed.append(_Column(header, column, ours))
         if column in quoted:
-            printed.append(_Column(f"{column}, paper", column, paper))
+            printed.append(_Column(f"{column}, paper", column, lambda entry: entry.paper_text))
     return printed
 
 
@@ -157,7 +155,7 @@ def page_markdown(table: Table, entries: Sequence[Entry]) -> str:
     Rows and columns that we have not run are in a ``<details>`` block with the paper's figures.
     Numbers do not break across lines.
     """
-    run = [entry for entry in entries if _was_run(entry)]
+    run = [entry for entry in entries if was_run(entry)]
     rows, columns = {e.cell.row for e in run}, {e.cell.column for e in run}
     main: list[Entry] = []
     rest: list[Entry] = []

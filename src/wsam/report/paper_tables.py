@@ -79,7 +79,7 @@ class _FolderResults:
 def _with_results(whole: PaperTable, folder: Folder) -> tuple[PaperTable, list[Entry]] | None:
     """Return the rows of a table for which the folder has results."""
     entries = gather(whole, _FolderResults(folder))
-    rows = {entry.cell.row for entry in entries if entry.ours.n or entry.ours.failed}
+    rows = {entry.cell.row for entry in entries if paper_render.was_run(entry)}
     kept = [entry for entry in entries if entry.cell.row in rows]
     return (whole.with_cells([entry.cell for entry in kept]), kept) if rows else None
 
