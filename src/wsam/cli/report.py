@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from wsam._utils.text import mean_and_std, pluralize, printable
 from wsam.cli import _options as options
 from wsam.cli._app import app
 
@@ -49,7 +51,6 @@ def report(
     The page compares results with the paper's, plots curves and sharpness, and lists the commands
     that reproduce each run. It needs no network and supports dark mode and phones.
     """
-    from wsam._utils.text import pluralize, printable
     from wsam.report import write
 
     path, found = write(folder, out)
@@ -67,8 +68,6 @@ def report(
 
 def _plain(found: Folder) -> dict[str, Any]:
     """Return what a report shows as JSON data."""
-    from dataclasses import asdict
-
     from wsam.report.labels import experiments
 
     return {
@@ -82,7 +81,6 @@ def _plain(found: Folder) -> dict[str, Any]:
 
 def _group(item: LabeledGroup) -> dict[str, Any]:
     """Return runs that differ in their seeds only as JSON data."""
-    from wsam._utils.text import mean_and_std
     from wsam.lab.titles import figure_column, figure_splits
     from wsam.report.commands import commands
 

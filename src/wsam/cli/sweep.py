@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -166,8 +167,6 @@ def _grid_or_name(name: str | None, axes: dict[str, list[Any]]) -> Grid | str:
 
     With both, --grid replaces and adds axes.
     """
-    from dataclasses import replace
-
     from wsam.paper import find_grid
     from wsam.sweep.grid import freeze_axes, make_grid
 

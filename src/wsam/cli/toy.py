@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from wsam._utils.text import json_safe
 from wsam.cli import _options as options
 from wsam.cli._app import app
 from wsam.cli._files import check_output_folder, staged
@@ -75,7 +76,6 @@ def _record(run: Any) -> dict[str, Any]:
 
 
 def _print_json(runs: list[Any], files: list[Path]) -> None:
-    from wsam._utils.text import json_safe
     from wsam.toy import Setting, places
 
     common = asdict(Setting())
