@@ -58,7 +58,7 @@ def _cells(
     column: str,
     run: Run,
     methods: Sequence[str],
-    measure: Measure,
+    measure: Measure = Measure.TEST_ERROR,
     trial_epochs: float = 1.0,
     seeds: Sequence[int] = SEEDS,
 ) -> list[Cell]:
@@ -125,9 +125,7 @@ def adam() -> Table:
         cells += _cells(row, "Shakespeare, loss", run, methods, Measure.TEST_LOSS)
     for name, data in (("CIFAR-10", "cifar10"), ("CIFAR-100", "cifar100")):
         methods = (ADAMW, TWICE, SAM, ASAM, WSAM, GSAM)
-        cells += _cells(
-            "ViT", f"{name}, error (%)", image_run(data), methods, Measure.TEST_ERROR, 0.3
-        )
+        cells += _cells("ViT", f"{name}, error (%)", image_run(data), methods, trial_epochs=0.3)
     adapters = image_run(
         "cifar10",
         model_args={"lora_rank": 8},
@@ -137,7 +135,7 @@ def adam() -> Table:
     first = ("ViT, adapters", "pretraining by AdamW")
     cells.append(Cell(first, "CIFAR-100, error (%)", (pretraining_run(),)))
     methods = (ADAMW, TWICE, SAM, WSAM)
-    cells += _cells("ViT, adapters", "CIFAR-10, error (%)", adapters, methods, Measure.TEST_ERROR)
+    cells += _cells("ViT, adapters", "CIFAR-10, error (%)", adapters, methods)
     notes = (
         "AdamW with twice the epochs takes about the time of the methods with two passes a step.",
         "Four candidates for each method: AdamW's weight decay (0.01, 0.1, 0.3, 1), or rho of the "
@@ -182,10 +180,7 @@ def adam_small() -> Table:
     methods = (ADAMW, TWICE, SAM, WSAM, PUBLISHED, COUPLED, SAM_LR, WSAM_LR)
     seeds = range(8)
     cells = _cells("GPT", "text, loss", gpt, methods, Measure.TEST_LOSS, seeds=seeds)
-    cells += _cells(
-        *("MLP", "noisy digits, error (%)", digits, (*methods, LARGER), Measure.TEST_ERROR),
-        seeds=seeds,
-    )
+    cells += _cells("MLP", "noisy digits, error (%)", digits, (*methods, LARGER), seeds=seeds)
     notes = (
         "GPT: 2 layers of width 64, trained on 60 blocks of 64 characters, 20 epochs.",
         "MLP: two layers of width 256, scikit-learn's digits with 40% of the training labels redrawn, "
