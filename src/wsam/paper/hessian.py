@@ -46,17 +46,16 @@ Mode = Literal["train", "eval"]
 
 def hessian_table() -> Table:
     """The top Hessian eigenvalue at the minima of ResNet18 on CIFAR-10, in eight ways."""
-    cells = [
+    ways = product(("eval", "train"), (AUGMENTED, PLAIN), METHODS, (FULL, BY_BATCH))
+    cells = tuple(
         Cell(
             (MODES[mode], images, method),
             way,
             with_seeds(scratch_run("ResNet18", "CIFAR-10", method), PAPER_SEEDS),
-            measure=measure,
+            measure=MEASURES[mode, images, way],
         )
-        for method in METHODS
-        for (mode, images, way), measure in MEASURES.items()
-    ]
-    cells.sort(key=lambda cell: (cell.row[:2], METHODS.index(cell.row[2])))
+        for mode, images, method, way in ways
+    )
     notes = (
         f"Of the mean loss over {IMAGES:,} training images, the same for all rows, in batches of the "
         "training batch size, in float32 (TF32 convolutions on a GPU).",
@@ -66,7 +65,7 @@ def hessian_table() -> Table:
     )
     title = "Top Hessian eigenvalue of ResNet18 on CIFAR-10 by the way of measuring"
     heads = ("BatchNorm", "images", "optimizer")
-    return Table("hessian", title, heads, tuple(cells), Kind.STUDY, notes=notes)
+    return Table("hessian", title, heads, cells, Kind.STUDY, notes=notes)
 
 
 def measure(run: Run, out: Path, execution: ExecutionConfig) -> dict[str, Any]:
