@@ -53,22 +53,20 @@ def sweep(
         ValueError: A job was refused; the user must act first.
         ModuleNotFoundError: A job was refused because a library is not installed.
     """
-    pending: Iterable[Job] = jobs
     while True:
         busy: list[Job] = []
-        for outcome in executor.run(pending):
+        for outcome in executor.run(jobs):
             if outcome.status is Status.BUSY:
                 busy.append(outcome.job)
-            elif outcome.status is Status.REFUSED and stop_if_refused:
+                continue
+            if outcome.status is Status.REFUSED and stop_if_refused:
                 raise _refusal(outcome)
-            elif outcome.status is Status.LOST:
+            if outcome.status is Status.LOST:
                 attempts.write(outcome.job.out, outcome.job.run, outcome.detail)
-                yield outcome
-            else:
-                yield outcome
+            yield outcome
         if not busy:
             return
-        pending = busy
+        jobs = busy
         time.sleep(poll)
 
 
