@@ -92,7 +92,7 @@ def landscape(
             samples=samples, batch_size=batch_size,
         )  # fmt: skip
         lines, labels, origin = _directions(
-            loaded, (checkpoint, to), along, dimensions, seed, settings, follow
+            loaded, checkpoint, to, along, dimensions, seed, settings, follow
         )
         count = points or (41 if dimensions == 1 else 21)
         low, high = (-radius, 1 + radius) if to is not None else (-radius, radius)
@@ -122,7 +122,8 @@ def landscape(
 
 def _directions(
     loaded: LoadedModel,
-    ends: tuple[Path, Path | None],
+    first: Path,
+    to: Path | None,
     along: str | None,
     dimensions: int,
     seed: int,
@@ -133,7 +134,6 @@ def _directions(
     from wsam import curvature as measure
     from wsam.lab.loaded_model import read_checkpoint
 
-    first, to = ends
     if to is not None:
         second, run = read_checkpoint(to)
         origin, line = measure.between(loaded.model.state_dict(), second)
