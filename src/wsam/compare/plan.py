@@ -118,13 +118,12 @@ def make_plan(
     planned = available - _RESERVE * budget
     fewest = min(MIN_TRIALS, trials)
     least = min(least_epochs(estimator.costs), epochs)
-    for count in range(trials, fewest - 1, -1):
-        if estimator.total(Plan(count, epochs)) <= planned:
-            return Plan(count, epochs)
-    for fewer in range(epochs - 1, least - 1, -1):
-        if estimator.total(Plan(fewest, fewer)) <= planned:
-            return Plan(fewest, fewer)
-    missing = estimator.total(Plan(fewest, least)) - planned
+    plans = [Plan(count, epochs) for count in range(trials, fewest - 1, -1)]
+    plans += [Plan(fewest, fewer) for fewer in range(epochs - 1, least - 1, -1)]
+    for plan in plans:
+        if estimator.total(plan) <= planned:
+            return plan
+    missing = estimator.total(plans[-1]) - planned
     needed = math.ceil((budget + missing) / (1 - _RESERVE))
     raise ValueError(
         f"a budget of {format_seconds(budget)} is too small: the shortest comparison here "
