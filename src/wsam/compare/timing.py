@@ -78,7 +78,6 @@ class Stopwatch(Callback):
 
     def __init__(self, seconds: float, period: int, device: torch.device) -> None:
         self.seconds, self.period, self.device = seconds, period, device
-        self.on_cpu = device.type == "cpu"
         self.start = self.epoch_start = time.monotonic()
         self.warm: float | None = None
         self.warm_cpu = self.epoch_cpu = self.step_cpu = 0.0
@@ -147,7 +146,7 @@ class Stopwatch(Callback):
         assert self.warm is not None
         trained = min(_WARM_UP * self.period, self.steps) / self.steps * epoch
         setup = max(self.warm - self.start - trained, 0.0)
-        return Timing(setup, epoch, evaluation, used if self.on_cpu else epoch)
+        return Timing(setup, epoch, evaluation, used if self.device.type == "cpu" else epoch)
 
 
 def _lower_quartile(values: Sequence[float]) -> float:
