@@ -170,6 +170,7 @@ def test_training_seconds_of_a_run_with_two_phases():
 def test_cheap_states_the_share_of_the_gain(tmp_path):
     table = find("cheap").select("*/CIFAR-10*")
     rows = {"SGD": (4.4, 1.0), "WSAM": (3.6, 2.0), "VaSSO": (3.8, 1.1), "WSAM reuse 2": (3.72, 1.5)}
+    rows["SGD, late decay"] = (3.7, 1.0)  # no form of SGD counts as a cheap method
     for label, (error, seconds) in rows.items():
         write(tmp_path, table.cell((label,), "CIFAR-10").runs[0], seconds, test_error=error)
     entries = gather(table, tmp_path)

@@ -290,7 +290,7 @@ def conclude(entries: Sequence[Entry]) -> list[str]:
     for data in (column for column in means if not column.endswith(COST)):
         errors = means[data]
         costs = {r: c for r, c in means.get(f"{data}, {COST}", {}).items() if r in errors}
-        cheap_rows = [row for row, cost in costs.items() if row not in _LONGER and cost <= BUDGET]
+        cheap_rows = [row for row, cost in costs.items() if cost <= BUDGET and not _is_sgd(row)]
         if not cheap_rows:
             continue
         shares = _gain_shares(errors)
@@ -305,12 +305,16 @@ def conclude(entries: Sequence[Entry]) -> list[str]:
             line += f", {shares[best]:.0%} of WSAM's gain over SGD"
         lines.append(f"{line}.")
         others = sorted(
-            (cost, row) for row, cost in costs.items() if row != WSAM and not row.startswith(SGD)
+            (cost, row) for row, cost in costs.items() if row != WSAM and not _is_sgd(row)
         )
         if shares and len(others) > 1:
             texts = (f"{row} {shares[row]:.0%} ({cost:.2f})" for cost, row in others)
             lines.append(f"{data}, share of WSAM's gain, with the cost: {'; '.join(texts)}.")
     return lines
+
+
+def _is_sgd(row: str) -> bool:
+    return row.startswith(SGD)
 
 
 def _gain_shares(errors: Mapping[str, float]) -> dict[str, float]:
