@@ -201,7 +201,7 @@ def test_passes_are_those_of_the_steps(label, run):
         assert passes_per_step(run) is None
         return
     torch.manual_seed(0)
-    steps, batch = 80, torch.randn(20, 4)
+    steps, batch = 160, torch.randn(20, 4)
     layers = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
     passes = 0.0
 

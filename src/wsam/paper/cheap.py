@@ -16,11 +16,15 @@ from wsam.sweep.grid import with_seeds
 MODEL = "ResNet18"
 SGD, TWICE, WSAM = "SGD", "SGD, 2x epochs", "WSAM"
 LATE, LATE_SGD = "WSAM, late decay", "SGD, late decay"
+RISING = "WSAM reuse 8, last 3/4, rising gamma"
+LAST_HALF = "WSAM reuse 4, last half, chosen rho"
 SHORTER = "WSAM reuse 2, 0.72x epochs"
 SHORTER_SAM, SHORTER_WSAM = "SAM, 0.58x epochs", "WSAM, 0.58x epochs"
 IN_BUDGET = "WSAM reuse 2, 0.76x epochs"
 COST = "cost"
 TRIAL_EPOCHS = 0.2
+_LONG_TRIALS = (LATE, RISING, LAST_HALF)
+"""Rows whose trials have as many epochs as their runs."""
 BUDGET = 1.15
 """Cost up to which a method counts as about as cheap as SGD."""
 
@@ -63,6 +67,8 @@ _SETTINGS: Mapping[str, dict[str, Any]] = {
     "WSAM reuse 5, last half": _reuse(5, start=0.5),
     "WSAM reuse 2, last quarter, paper's gamma": _reuse(2, start=0.75),
     "WSAM reuse 4, last half, paper's gamma": _reuse(4, start=0.5),
+    RISING: _reuse(8, start=0.25, gamma_warmup=0.6),
+    LAST_HALF: _reuse(4, start=0.5),
     LATE: _WSAM,
     "SAM 5": {"method": "sam", "options": {"every": 5}},
     "LookSAM 5": {"method": "looksam", "hyper": {"rho": RHO, "n": 5}},
@@ -117,6 +123,8 @@ def _choices(data: str) -> Mapping[str, Choices]:
         "WSAM reuse 2, last quarter": [*paper, *vary("gamma", 0.8, 0.7)],
         "WSAM reuse 2, last quarter, paper's gamma": paper,
         "WSAM reuse 4, last half, paper's gamma": paper,
+        RISING: [{**paper[0], "rho": rho} for rho in (0.4, 0.3, 0.2)],
+        LAST_HALF: [{**paper[0], "rho": rho} for rho in (0.4, 0.3, 0.6)],
         LATE: [_late(*one, gamma=GAMMA[MODEL, data]) for one in ((4, 0.5), (2, 0.7), (1, 0.87))],
         "LookSAM 5": vary("alpha", 0.7, 0.4, 0.2),
         "ESAM, selected samples": [{"beta": beta, "gamma": share}],
@@ -144,7 +152,7 @@ def _rows(plain: Run, data: str) -> dict[str, tuple[Candidate, ...]]:
     for label in _OF_PAPER:
         found[label] = candidates(scratch_run(MODEL, data, label), [{}])
     for label, choices in _choices(data).items():
-        epochs = 1.0 if label == LATE else TRIAL_EPOCHS
+        epochs = 1.0 if label in _LONG_TRIALS else TRIAL_EPOCHS
         found[label] = candidates(plain.replace(**_SETTINGS[label]), choices, epochs)
     return found
 
@@ -194,6 +202,9 @@ def cheap() -> Table:
         "Late decay: the learning rate is constant before the sharpness-aware steps begin, and decays "
         "from there. Its three candidates begin after 50, 70 or 87% of the steps, in runs of 200 "
         "epochs; SGD's row decays after 87%.",
+        "Rising gamma: from 0 to the paper's over the first 60% of the steps. Its trials have 200 "
+        "epochs.",
+        "Chosen rho: its trials have 200 epochs.",
         "AE-SAM's threshold reads gradient norms on the host, so its steps are not captured, and its "
         "cost is that of eager steps.",
     )
