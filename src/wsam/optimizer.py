@@ -830,8 +830,6 @@ class SharpnessAware(CheckedArguments, Optimizer):
             self._fixed_mask = self._find_fixed_mask(blocks)
             self._sharded_modules = find_sharded_modules(self.model)
             self._rng = RngState(block.device for block in blocks)
-            for statistics in (self._norm_stats, self._norm_stats_before):
-                statistics.find_layers()
             self._backend = None if select_backend is None else select_backend(blocks)
             self._known_blocks = (key, blocks)  # last, so that all is repeated after a Ctrl-C
         return self._known_blocks[1]

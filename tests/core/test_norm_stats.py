@@ -399,6 +399,23 @@ def test_layer_added_with_its_parameter_group() -> None:
         assert counts(model) == [count]
 
 
+@pytest.mark.parametrize("steps_before", [0, 1])
+@pytest.mark.parametrize("affine", [True, False])
+def test_inserted_layer(affine: bool, steps_before: int) -> None:
+    """Its parameters, if it has any, are added before it is part of the model."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Identity())
+    opt = sam(model.parameters(), model)
+    for _ in range(steps_before):
+        opt.step(square_closure(lambda: model(X)))
+    layer = nn.BatchNorm1d(4, affine=affine)
+    if affine:
+        opt.add_param_group({"params": layer.parameters()})
+    model[1] = layer
+    for count in (1, 2):
+        opt.step(square_closure(lambda: model(X)))
+        assert counts(model) == [count]
+
+
 def test_lazy_layer_initialized_later() -> None:
     class Late(nn.Module):
         def __init__(self) -> None:
@@ -577,6 +594,22 @@ def test_number_of_power_iterations_may_be_set(kind: str, pass_model: bool) -> N
     assert norm.n_power_iterations == 7
 
 
+@SPECTRAL
+def test_spectral_norm_added_between_steps(kind: str) -> None:
+    layer = nn.Linear(4, 4)
+    opt = sam(layer.parameters(), layer)
+    opt.step(chain(layer))
+    SPECTRAL_NORMS[kind](layer)
+    iterations = []
+
+    def closure() -> Tensor:
+        iterations.append(norm_of(layer).n_power_iterations)
+        return chain(layer)()
+
+    opt.step(closure)
+    assert iterations == [1, 0]
+
+
 # --- a batch that is skipped -----------------------------------------------------------------------
 
 
@@ -627,6 +660,18 @@ def test_a_nan_batch_leaves_the_statistics(style: str, policy: str, pass_model: 
         models[0].state_dict().values(), models[1].state_dict().values(), strict=True
     ):
         assert torch.equal(one, other)
+
+
+def test_a_nan_batch_leaves_the_statistics_of_an_inserted_layer() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Identity())
+    base = torch.optim.SGD(model.parameters(), lr=0.1)
+    opt = wsam.SAM(base, model=model, nonfinite="skip")
+    opt.step(square_closure(lambda: model(X)))
+    model[1] = nn.BatchNorm1d(4, affine=False)
+    opt.step(square_closure(lambda: model(X * torch.nan)))
+    assert opt.skipped == 1
+    assert counts(model) == [0]
+    assert torch.equal(model[1].running_mean, torch.zeros(4))
 
 
 # --- model= without all modules --------------------------------------------------------------------

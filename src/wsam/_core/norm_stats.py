@@ -23,13 +23,16 @@ from torch.utils.hooks import RemovableHandle
 from wsam._core.validation import warn
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+Statistic = tuple[dict[str, Any], str, Tensor]
+"""A module's buffers, and the name and value of one of them."""
 
 
 class NormStats:
     """Copies the running statistics of a model before a pass, and restores them after it.
 
-    With `model`, its layers are known in advance. Without it, a global forward hook finds each module
-    when it first runs in the pass. The hook is registered between `hold` and `release` only.
+    With `model`, all its layers are found before the pass. Without it, a global forward hook finds
+    each module when it first runs in the pass. The hook is registered between `hold` and `release`
+    only.
 
     Args:
         model: contains every module that runs in training mode; None to find modules by a hook.
@@ -50,22 +53,18 @@ class NormStats:
         weakref.finalize(self, _remove_hooks, self._hooks)
         self._thread = 0
         self._warned = False
-        self.find_layers()
-
-    def find_layers(self) -> None:
-        """Search the model for layers with statistics. Call again when it may have changed."""
-        modules = list(self._model.modules()) if self._model is not None else []
-        self._modules = [m for m in modules if _has_statistics(m)]
-        self._spectral_norms = _spectral_norms(modules)
 
     def hold(self) -> None:
         """Copy the statistics. Call before the pass."""
         _remove_hooks(self._hooks)
-        if not self.copies.match(self._modules):
-            self.copies = StatCopies(self._modules)
+        modules = self._model.modules() if self._model is not None else ()
+        layers = [m for m in modules if m._buffers]  # again, as the model may have changed
+        found = _statistics(layers)
+        if not self.copies.match(found):
+            self.copies = StatCopies(found)
         self.copies.save()
         self._saved = [self.copies]
-        self._pause_power_iteration(self._spectral_norms)
+        self._pause_power_iteration(layers)
         if self._model is None:
             self._seen.clear()
             self._add_hook(self._on_forward)
@@ -112,8 +111,8 @@ class NormStats:
             "normalization layers, their running statistics move twice a step; pass model="
         )
 
-    def _pause_power_iteration(self, norms: list[Any]) -> None:
-        for norm in norms if self._pauses_spectral_norms else ():
+    def _pause_power_iteration(self, modules: list[nn.Module]) -> None:
+        for norm in _spectral_norms(modules) if self._pauses_spectral_norms else ():
             if norm.n_power_iterations:
                 self._paused.append((norm, norm.n_power_iterations))
                 norm.n_power_iterations = 0
@@ -122,7 +121,7 @@ class NormStats:
         """Raise if a layer updates its statistics in the second pass and is not part of the model."""
         if threading.get_ident() != self._thread or not module.training:
             return
-        if not self.copies.contain(_statistics(module).values()):
+        if not self.copies.contain(_statistics([module])):
             self._model_is_checked = False
             raise RuntimeError(
                 f"the closure runs a {type(module).__name__} in training mode that is not part of "
@@ -136,37 +135,30 @@ class NormStats:
             return
         parts = [part for part in module.modules() if id(part) not in self._seen]
         self._seen.update(map(id, parts))
-        found = StatCopies([part for part in parts if _has_statistics(part)])
+        found = StatCopies(_statistics(parts))
         with torch.no_grad():
             found.save()
         self._saved.append(found)
-        self._pause_power_iteration(_spectral_norms(parts))
+        self._pause_power_iteration(parts)
 
 
 class StatCopies:
-    """Copies of the statistics of some modules."""
+    """Copies of statistics, which `_statistics` has found."""
 
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
-        self._modules = list(modules)
-        self._buffers = [
-            (m._buffers, name, b) for m in self._modules for name, b in _statistics(m).items()
-        ]
-        self._has_lazy = any(
-            b is not None and is_lazy(b) for m in self._modules for b in m._buffers.values()
-        )
+    def __init__(self, found: list[Statistic]) -> None:
+        self._found = found
         lists: dict[Any, list[Tensor]] = {}
-        for _, _, b in self._buffers:
+        for _, _, b in found:
             lists.setdefault((b.dtype, b.device), []).append(b)
         self._pairs = [(found, [torch.empty_like(b) for b in found]) for found in lists.values()]
 
-    def match(self, modules: list[nn.Module]) -> bool:
-        """Whether these are copies of the buffers that the modules have now."""
-        same = modules == self._modules and not self._has_lazy
-        return same and all(buffers[name] is b for buffers, name, b in self._buffers)
+    def match(self, found: list[Statistic]) -> bool:
+        """Whether these are copies of the same buffers of the same modules."""
+        return _ids(found) == _ids(self._found)
 
-    def contain(self, tensors: Iterable[Tensor]) -> bool:
+    def contain(self, found: list[Statistic]) -> bool:
         """Whether these tensors are all among those that are copied."""
-        return {id(b) for _, _, b in self._buffers}.issuperset(map(id, tensors))
+        return {id(b) for _, _, b in self._found}.issuperset(id(b) for _, _, b in found)
 
     def save(self) -> None:
         """Copy the current statistics."""
@@ -180,22 +172,24 @@ class StatCopies:
 
     def rebind(self) -> None:
         """Give modules their buffers back, where they have replaced them by new tensors."""
-        for buffers, name, tensor in self._buffers:
+        for buffers, name, tensor in self._found:
             if buffers[name] is not tensor:
                 buffers[name] = tensor
 
 
-def _statistics(module: nn.Module) -> dict[str, Tensor]:
-    """Return a module's statistics. Uninitialized and read-only buffers are left out."""
-    buffers = module._buffers  # those of TorchScript have no `get`
-    found = [(name, buffers[name]) for name in STATISTICS if name in buffers]
-    return {
-        name: b for name, b in found if b is not None and not is_lazy(b) and not b.is_inference()
-    }
+def _statistics(modules: Iterable[nn.Module]) -> list[Statistic]:
+    """Return the modules' statistics. Uninitialized and read-only buffers are left out."""
+    dicts = [module._buffers for module in modules]  # those of TorchScript have no `get`
+    found = [(d, name, d[name]) for d in dicts for name in STATISTICS if name in d]
+    return [
+        (d, name, b)
+        for d, name, b in found
+        if b is not None and not is_lazy(b) and not b.is_inference()
+    ]
 
 
-def _has_statistics(module: nn.Module) -> bool:
-    return isinstance(module, nn.modules.batchnorm._NormBase) or bool(_statistics(module))
+def _ids(found: list[Statistic]) -> list[tuple[int, int]]:
+    return [(id(buffers), id(b)) for buffers, _, b in found]
 
 
 def _spectral_norms(modules: Iterable[nn.Module]) -> list[Any]:
