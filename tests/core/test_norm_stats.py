@@ -709,3 +709,15 @@ def test_layer_in_evaluation_mode_may_be_outside_of_model() -> None:
     for _ in range(2):
         opt.step(run)
     assert counts(model) == [2] * len(counts(model))
+
+
+@SPECTRAL
+def test_model_without_a_spectral_norm_that_runs_is_rejected(kind: str) -> None:
+    """Its power iteration would run twice a step, and g1 be that of another function."""
+    model, other = nn.Linear(4, 4), square_layer(kind)
+    opt = sam(model.parameters(), model)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"in training.*not part.*power iteration"):
+            opt.step(chain(model, other))
+    other.eval()
+    opt.step(chain(model, other))

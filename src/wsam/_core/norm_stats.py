@@ -46,6 +46,7 @@ class NormStats:
         self._pauses_spectral_norms = pause_spectral_norms
         self.copies = StatCopies([])
         """Those of the model's layers, whose memory a CUDA graph continues to use."""
+        self._layers: list[nn.Module] = []  # those of the model that may have statistics
         self._saved: list[StatCopies] = []  # `copies`, then those of modules that the hook found
         self._paused: list[tuple[Any, int]] = []
         self._seen: set[int] = set()
@@ -58,13 +59,13 @@ class NormStats:
         """Copy the statistics. Call before the pass."""
         _remove_hooks(self._hooks)
         modules = self._model.modules() if self._model is not None else ()
-        layers = [m for m in modules if m._buffers]  # again, as the model may have changed
-        found = _statistics(layers)
+        self._layers = [m for m in modules if m._buffers]  # again, as the model may have changed
+        found = _statistics(self._layers)
         if not self.copies.match(found):
             self.copies = StatCopies(found)
         self.copies.save()
         self._saved = [self.copies]
-        self._pause_power_iteration(layers)
+        self._pause_power_iteration(self._layers)
         if self._model is None:
             self._seen.clear()
             self._add_hook(self._on_forward)
@@ -118,15 +119,18 @@ class NormStats:
                 norm.n_power_iterations = 0
 
     def _reject_unknown_layer(self, module: nn.Module, args: Any) -> None:
-        """Raise if a layer updates its statistics in the second pass and is not part of the model."""
+        """Raise if a layer that is not part of the model would change in the second pass, too."""
         if threading.get_ident() != self._thread or not module.training:
             return
-        if not self.copies.contain(_statistics([module])):
+        norms = _spectral_norms([module]) if self._pauses_spectral_norms else []
+        iterates = any(norm.n_power_iterations for norm in norms) and module not in self._layers
+        if iterates or not self.copies.contain(_statistics([module])):
             self._model_is_checked = False
             raise RuntimeError(
                 f"the closure runs a {type(module).__name__} in training mode that is not part of "
-                "model=, so its running statistics would move twice a step: pass a module that "
-                "contains all that the closure runs, such as nn.ModuleList([a, b]), or omit model="
+                "model=, so its running statistics or power iteration would advance twice a step: "
+                "pass a module that contains all that the closure runs, such as "
+                "nn.ModuleList([a, b]), or omit model="
             )
 
     def _on_forward(self, module: nn.Module, args: Any) -> None:
