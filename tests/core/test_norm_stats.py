@@ -721,3 +721,30 @@ def test_model_without_a_spectral_norm_that_runs_is_rejected(kind: str) -> None:
             opt.step(chain(model, other))
     other.eval()
     opt.step(chain(model, other))
+
+
+def test_model_is_checked_after_steps_without_a_second_pass() -> None:
+    model, other = small_normed(), nn.BatchNorm1d(2)
+    base, when = torch.optim.SGD(model.parameters(), lr=0.1), wsam.schedule.Between(2)
+    opt = wsam.SAM(base, when=when, model=model)
+    for _ in range(2):
+        chain(model, other)()
+        assert not opt.ascend()
+        opt.step()
+    chain(model, other)()
+    opt.ascend()
+    with pytest.raises(RuntimeError, match="not part of"):
+        chain(model, other)()
+
+
+def test_model_is_checked_after_an_evaluation_at_perturbed_weights() -> None:
+    model, other = small_normed(), nn.BatchNorm1d(2)
+    opt, criterion = sam(model.parameters(), model), nn.MSELoss()
+    chain(model, other)()
+    both = nn.ModuleList([model, other])
+    both.eval()
+    with opt.perturbed():
+        criterion(other(model(X)), torch.zeros(len(X), 2))  # a criterion is in training mode
+    both.train()
+    with pytest.raises(RuntimeError, match="not part of"):
+        opt.step(chain(model, other))

@@ -30,9 +30,9 @@ Statistic = tuple[dict[str, Any], str, Tensor]
 class NormStats:
     """Copies the running statistics of a model before a pass, and restores them after it.
 
-    With `model`, all its layers are found before the pass. Without it, a global forward hook finds
-    each module when it first runs in the pass. The hook is registered between `hold` and `release`
-    only.
+    With `model`, all its layers are found before the pass, and a global forward hook rejects others
+    until the model has run in training mode. Without it, a hook finds each module when it first runs
+    in the pass. Hooks are registered between `hold` and `release` only.
 
     Args:
         model: contains every module that runs in training mode; None to find modules by a hook.
@@ -46,7 +46,7 @@ class NormStats:
         self._pauses_spectral_norms = pause_spectral_norms
         self.copies = StatCopies([])
         """Those of the model's layers, whose memory a CUDA graph continues to use."""
-        self._layers: list[nn.Module] = []  # those of the model that may have statistics
+        self._modules: list[nn.Module] = []  # the model's
         self._saved: list[StatCopies] = []  # `copies`, then those of modules that the hook found
         self._paused: list[tuple[Any, int]] = []
         self._seen: set[int] = set()
@@ -58,20 +58,20 @@ class NormStats:
     def hold(self) -> None:
         """Copy the statistics. Call before the pass."""
         _remove_hooks(self._hooks)
-        modules = self._model.modules() if self._model is not None else ()
-        self._layers = [m for m in modules if m._buffers]  # again, as the model may have changed
-        found = _statistics(self._layers)
+        # The model may have changed since the last time.
+        self._modules = list(self._model.modules()) if self._model is not None else []
+        layers = [m for m in self._modules if m._buffers]
+        found = _statistics(layers)
         if not self.copies.match(found):
             self.copies = StatCopies(found)
         self.copies.save()
         self._saved = [self.copies]
-        self._pause_power_iteration(self._layers)
+        self._pause_power_iteration(layers)
         if self._model is None:
             self._seen.clear()
             self._add_hook(self._on_forward)
         elif not self._model_is_checked and not _compiled_graphs():  # a hook compiles them again
             self._add_hook(self._reject_unknown_layer)
-        self._model_is_checked = True
 
     def _add_hook(self, method: Any) -> None:
         self._thread = threading.get_ident()
@@ -123,7 +123,7 @@ class NormStats:
         if threading.get_ident() != self._thread or not module.training:
             return
         norms = _spectral_norms([module]) if self._pauses_spectral_norms else []
-        iterates = any(norm.n_power_iterations for norm in norms) and module not in self._layers
+        iterates = any(norm.n_power_iterations for norm in norms) and module not in self._modules
         if iterates or not self.copies.contain(_statistics([module])):
             self._model_is_checked = False
             raise RuntimeError(
@@ -132,6 +132,8 @@ class NormStats:
                 "pass a module that contains all that the closure runs, such as "
                 "nn.ModuleList([a, b]), or omit model="
             )
+        # A pass without the model, or in evaluation mode, may not run the other layers as usual.
+        self._model_is_checked = self._model_is_checked or module in self._modules
 
     def _on_forward(self, module: nn.Module, args: Any) -> None:
         """Copy the statistics of a module, and of all its parts, when it first runs."""
