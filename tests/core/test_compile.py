@@ -135,6 +135,27 @@ def test_compiled_code_without_model_argument(kind: str) -> None:
     assert all("pass model=" in message for message in found)
 
 
+def test_compiled_function_beside_a_loss_module() -> None:
+    """The hook is called for the loss alone: one warning."""
+    torch._dynamo.reset()
+    model, criterion = normed_model(), nn.MSELoss()
+    opt = wsam.SAM(sgd(model))
+
+    @torch.compile(backend="eager")
+    def forward(x: Tensor) -> Tensor:
+        return model(x)
+
+    def run() -> Tensor:
+        outputs = forward(batch(0))
+        loss = criterion(outputs, torch.zeros_like(outputs))
+        loss.backward()
+        return loss
+
+    with pytest.warns(wsam.WsamWarning, match="pass model="):
+        opt.step(run)
+    opt.step(run)
+
+
 def test_compiled_function_with_model_argument() -> None:
     """Statistics advance once a step, without a warning."""
     torch._dynamo.reset()

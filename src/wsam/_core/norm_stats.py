@@ -50,6 +50,7 @@ class NormStats:
         self._saved: list[StatCopies] = []  # `copies`, then those of modules that the hook found
         self._paused: list[tuple[Any, int]] = []
         self._seen: set[int] = set()
+        self._found_parameters = False
         self._hooks: list[RemovableHandle] = []
         weakref.finalize(self, _remove_hooks, self._hooks)
         self._thread = 0
@@ -69,6 +70,7 @@ class NormStats:
         self._pause_power_iteration(layers)
         if self._model is None:
             self._seen.clear()
+            self._found_parameters = False
             self._add_hook(self._on_forward)
         elif not self._model_is_checked and not _compiled_graphs():  # a hook compiles them again
             self._add_hook(self._reject_unknown_layer)
@@ -103,13 +105,14 @@ class NormStats:
         self._saved = []
 
     def _warn_if_compiled(self) -> None:
-        """Warn once if compiled code may have run modules without calling the hook."""
-        if self._seen or self._warned or not _compiled_graphs():
+        """Warn once if compiled code may have run layers without calling the hook."""
+        if self._found_parameters or self._warned or not _compiled_graphs():
             return
         self._warned = True
         warn(
-            "compiled code ran in the second pass and no module was found there: if it has "
-            "normalization layers, their running statistics move twice a step; pass model="
+            "code was compiled, and no module with parameters was found in the second pass: if a "
+            "compiled function runs normalization layers, their running statistics move twice a step; "
+            "pass model="
         )
 
     def _pause_power_iteration(self, modules: list[nn.Module]) -> None:
@@ -141,6 +144,8 @@ class NormStats:
             return
         parts = [part for part in module.modules() if id(part) not in self._seen]
         self._seen.update(map(id, parts))
+        if any(part._parameters for part in parts):  # a loss has none
+            self._found_parameters = True
         found = StatCopies(_statistics(parts))
         with torch.no_grad():
             found.save()
