@@ -127,8 +127,8 @@ FAULTS = [
     Fault(
         "train_step: outputs of the second pass",
         "training_step.py",
-        "            if index not in outputs:  # of the first pass\n    ",
-        "",
+        "            if index not in outputs:  # of the first pass\n",
+        "            if True:\n",
         "tests/training_step",
     ),
     Fault(

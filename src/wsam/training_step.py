@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from wsam._core.pytree import map_tensors, tensors_of
+from wsam._core.pytree import map_tensors, structure_of, tensors_of
 from wsam._core.validation import count, number
 from wsam.optimizer import SharpnessAware
 
@@ -69,10 +69,12 @@ def train_step(
         The step, `step(*batch) -> (loss, outputs)` or `step(**batch)`. The loss is a tensor on the
         device. Outputs are detached: None if `loss_fn` returns the loss alone, the whole dict if it
         returns one. Those of micro-batches are combined: tensors are concatenated along the first
-        dimension, scalars are averaged, and summed if they are integers.
+        dimension; scalars are averaged, and summed if they are integers. Lists are combined entry by
+        entry, so numbers in them are added up, too. Other objects are those of the first micro-batch.
 
     Raises:
-        ValueError: With `capture=True`, the step cannot be captured.
+        ValueError: With `capture=True`, the step cannot be captured. Or the outputs of micro-batches
+            differ in structure.
 
     Example:
         >>> import wsam
@@ -197,6 +199,7 @@ class TrainStep:
             loss, found = self._run(self._samples_of_pass(parts[index]), weight)
             if index not in outputs:  # of the first pass
                 outputs[index] = map_tensors(Tensor.detach, found)
+                _require_same_structure(outputs[index], outputs[0])
             return loss
 
         def run_all() -> Tensor:
@@ -343,21 +346,39 @@ def _loss_and_outputs(result: Any) -> tuple[Tensor, Any]:
     return loss.reshape(()), outputs
 
 
+def _require_same_structure(outputs: Any, first: Any) -> None:
+    """Raise if the outputs of a micro-batch cannot be combined with those of the first one."""
+    if structure_of(outputs, _combination) != structure_of(first, _combination):
+        raise ValueError(
+            "the outputs of micro-batches differ in structure: return tensors whose first dimension "
+            "is the batch"
+        )
+
+
 def _combine(outputs: list[Any], parts: list[MicroBatch]) -> Any:
-    """Return the outputs of all micro-batches in the form of the first."""
+    """Return the outputs of all micro-batches, which have the same structure, in one."""
     kinds = (Tensor, int, float)
     columns = zip(*(tensors_of(found, kinds) for found in outputs), strict=True)
     return map_tensors(lambda _: _join(next(columns), parts), outputs[0], kinds)
 
 
+def _combination(value: Any) -> str:
+    """Return how an output of several micro-batches is combined."""
+    if isinstance(value, Tensor) and value.dim():
+        return "concatenate"
+    if isinstance(value, bool) or not isinstance(value, Tensor | int | float):
+        return "first"
+    is_float = value.is_floating_point() if isinstance(value, Tensor) else isinstance(value, float)
+    return "average" if is_float else "sum"
+
+
 def _join(values: tuple[Any, ...], parts: list[MicroBatch]) -> Any:
     """Return one output of all micro-batches, given that of each."""
-    first = values[0]
-    if isinstance(first, bool):
-        return first
-    if isinstance(first, Tensor) and first.dim():
+    how = _combination(values[0])
+    if how == "first":
+        return values[0]
+    if how == "concatenate":
         return torch.cat(values)
-    is_float = first.is_floating_point() if isinstance(first, Tensor) else isinstance(first, float)
-    if is_float:
+    if how == "average":
         values = tuple(part.weight * x for part, x in zip(parts, values, strict=True))
     return sum(values)

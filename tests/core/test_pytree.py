@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from wsam._core.pytree import map_tensors, tensors_of
+from wsam._core.pytree import map_tensors, structure_of, tensors_of
 
 Pair = namedtuple("Pair", "x y")
 
@@ -32,3 +32,16 @@ def test_containers_keep_their_types_and_are_copied():
     assert found["mapping"]["inner"][1] == "text"
     assert found["data"].name == "name"
     assert found["pair"].y[1] is None
+
+
+def test_structures_can_be_compared():
+    def structure(tree):
+        return structure_of(tree, lambda leaf: isinstance(leaf, torch.Tensor))
+
+    one, two = torch.ones(2), torch.ones(3)
+    assert structure([one, {"a": two}]) == structure([two, {"a": one}])
+    assert structure(UserDict(a=one)) == structure(UserDict(a=two))
+    assert structure(Frozen(one, "x")) == structure(Frozen(two, "y"))
+    different = [one, [one], [one, one], {"a": one}, {"b": one}, UserDict(a=None), Frozen(one, "x")]
+    for i, tree in enumerate(different):
+        assert [structure(tree) == structure(other) for other in different].index(True) == i

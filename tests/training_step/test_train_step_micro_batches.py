@@ -1,10 +1,23 @@
 """Micro-batches of `train_step`: equal to the whole batch, or each with its own perturbation."""
 
+from collections import UserDict
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from helpers import ALL, RULES, VARIANTS, batch, covering, gap, make_method, small_model
+from helpers import (
+    ALL,
+    RULES,
+    VARIANTS,
+    batch,
+    covering,
+    gap,
+    make_method,
+    same,
+    small_model,
+    snapshot,
+)
 from torch import Tensor, nn
 
 import wsam
@@ -146,6 +159,46 @@ def test_numbers_are_combined_as_scalars() -> None:
     assert found["mean"] == pytest.approx(float(batch(0).mean()), rel=1e-12)
     assert found["size"] == [10, 10]
     assert found["large"] is False
+
+
+DIFFERENT: dict[str, Callable[[Tensor], Any]] = {
+    "one tensor per sample": list,
+    "None in one part": lambda x: {"rare": None if len(x) == 3 else x, "x": x},
+    "None in other places": lambda x: [None, x] if len(x) == 3 else [x, None],
+    "None in a mapping": lambda x: UserDict(rare=None if len(x) == 3 else x),
+    "labels as a list": lambda x: [1] * len(x),
+    "scalar in one part": lambda x: x.sum(1)[:-2].squeeze(),
+    "other keys": lambda x: {f"of {len(x)}": x},
+}
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("outputs", DIFFERENT)
+def test_outputs_of_different_structure(outputs: str, own: bool) -> None:
+    """They would be joined wrongly. The error is raised before the update."""
+    model = small_model()
+    opt = wsam.SAM(sgd(model))
+    before = snapshot(opt)
+
+    def loss_fn(x: Tensor) -> tuple[Tensor, Any]:
+        return model(x).square().mean(), DIFFERENT[outputs](x)
+
+    step = wsam.train_step(opt, loss_fn, micro_batches=3, perturb_per_micro_batch=own)
+    with pytest.raises(ValueError, match=r"differ in structure: return tensors whose first dimens"):
+        step(batch(0))
+    assert same(snapshot(opt), before)
+
+
+def test_other_objects_are_those_of_the_first_part() -> None:
+    model = small_model()
+
+    def loss_fn(x: Tensor) -> tuple[Tensor, Any]:
+        return model(x).square().mean(), [x.numpy(), f"{len(x)} samples", None, x]
+
+    array, text, nothing, x = wsam.train_step(wsam.SAM(sgd(model)), loss_fn, micro_batches=3)(
+        batch(0)
+    )[1]
+    assert (array.shape, text, nothing, x.shape) == ((3, 5), "3 samples", None, (10, 5))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten, tree_map
 
 
 def map_tensors(
@@ -23,18 +23,16 @@ def map_tensors(
     def convert(leaf: Any) -> Any:
         if isinstance(leaf, kinds):
             return function(leaf)
-        if isinstance(leaf, MutableMapping):
-            mapping = copy.copy(leaf)
-            for key, value in leaf.items():
-                mapping[key] = map_tensors(function, value, kinds)
-            return mapping
-        if is_dataclass(leaf) and not isinstance(leaf, type):
-            instance = copy.copy(leaf)
-            for field in fields(leaf):
-                value = map_tensors(function, getattr(leaf, field.name), kinds)
-                object.__setattr__(instance, field.name, value)  # it may be frozen
-            return instance
-        return leaf
+        entries = _entries(leaf)
+        if entries is None:
+            return leaf
+        found = copy.copy(leaf)
+        for name, value in map_tensors(function, entries, kinds).items():
+            if isinstance(leaf, MutableMapping):
+                found[name] = value
+            else:
+                object.__setattr__(found, name, value)  # it may be frozen
+        return found
 
     return tree_map(convert, tree)
 
@@ -44,3 +42,23 @@ def tensors_of(tree: Any, kinds: tuple[type, ...] = (Tensor,)) -> list[Any]:
     found: list[Any] = []
     map_tensors(found.append, tree, kinds)
     return found
+
+
+def structure_of(tree: Any, describe: Callable[[Any], Any]) -> Any:
+    """Return the containers of `tree` and `describe(leaf)` of each leaf, to compare it with others."""
+
+    def convert(leaf: Any) -> Any:
+        entries = _entries(leaf)
+        return describe(leaf) if entries is None else structure_of(entries, describe)
+
+    leaves, containers = tree_flatten(tree)
+    return containers, [convert(leaf) for leaf in leaves]
+
+
+def _entries(leaf: Any) -> dict[str, Any] | None:
+    """Return the entries of a container that `torch.utils._pytree` does not know; None of others."""
+    if isinstance(leaf, MutableMapping):
+        return dict(leaf)
+    if is_dataclass(leaf) and not isinstance(leaf, type):
+        return {field.name: getattr(leaf, field.name) for field in fields(leaf)}
+    return None
