@@ -110,6 +110,16 @@ def test_saved_schedules_replace_the_constructed_ones(before: Any, constructed: 
     assert opt._values.schedules == [given[0]]
 
 
+def test_schedule_of_a_hyperparameter_that_the_saved_method_lacks() -> None:
+    """The constructed one stays, as a plain value does."""
+    state = save_and_load(wsam.SAM(torch_base("sgd", parameters(MLP.weights()))).state_dict())
+    opt = built(gamma=Warmup(0.9, steps=4), rho=Constant(0.3))
+    with pytest.warns(wsam.WsamWarning, match="saved with rule=Perturbed"):
+        opt.load_state_dict(state)
+    assert opt._values.schedules == [{"gamma": Warmup(0.9, steps=4)}]
+    assert opt.rho == 0.05
+
+
 @pytest.mark.parametrize("when", [Custom(), Custom() & Every(2)])
 def test_interval_that_could_not_be_saved(when: Interval) -> None:
     """The constructed one stays; without one the state is rejected before anything changes."""

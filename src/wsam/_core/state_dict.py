@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from wsam._core.param_groups import own_values
+from wsam._core.param_groups import PREFIX, own_values
 from wsam._core.schedule_base import pack, unpack
 from wsam._core.validation import warn
 
@@ -72,8 +72,9 @@ def load(opt: "SharpnessAware", state: dict[str, Any]) -> None:
     schedules = values.schedules
     if entry:
         schedules = [
-            {name: _unpacked(name, packed, own.get(name)) for name, packed in saved.items()}
-            for saved, own in zip(entry["schedules"], schedules, strict=True)
+            {name: schedule for name, schedule in own.items() if PREFIX + name not in group}
+            | {name: _unpacked(name, packed, own.get(name)) for name, packed in saved.items()}
+            for group, saved, own in zip(saved_values, entry["schedules"], schedules, strict=True)
         ]
         if entry["interval"] is not None or entry.get("interval_lost"):
             interval = _unpacked("interval `when`", entry["interval"], interval)
