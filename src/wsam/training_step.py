@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from wsam._core.pytree import map_tensors, structure_of, tensors_of
@@ -198,7 +198,7 @@ class TrainStep:
                 sharp._selection.share = weight
             loss, found = self._run(self._samples_of_pass(parts[index]), weight)
             if index not in outputs:  # of the first pass
-                outputs[index] = map_tensors(Tensor.detach, found)
+                outputs[index] = map_tensors(_detach, found)
                 _require_same_structure(outputs[index], outputs[0])
             return loss
 
@@ -344,6 +344,11 @@ def _loss_and_outputs(result: Any) -> tuple[Tensor, Any]:
             f'the key "loss"; its loss is {found}'
         )
     return loss.reshape(()), outputs
+
+
+def _detach(output: Tensor) -> Tensor:
+    """Return an output without its graph; of a parameter, which the step updates, a copy."""
+    return output.detach().clone() if isinstance(output, nn.Parameter) else output.detach()
 
 
 def _require_same_structure(outputs: Any, first: Any) -> None:

@@ -235,6 +235,23 @@ def test_every_kind_of_return(kind: str, micro_batches: int) -> None:
         assert outputs.logits is outputs["logits"]
 
 
+@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("method", ["wsam", "base"])
+def test_an_output_that_is_a_parameter(method: str, micro_batches: int) -> None:
+    """It is the value at w, not that after the step."""
+    model, scale = smooth_network(), nn.Parameter(torch.tensor(2.0).double())
+    base = torch.optim.SGD([*model.parameters(), scale], lr=0.5)
+    opt = base if method == "base" else wsam.WSAM(base, rho=0.5, model=model)
+
+    def loss_fn(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return cross_entropy(scale * model(x.double()), y), scale
+
+    found = wsam.train_step(opt, loss_fn, micro_batches=micro_batches)(*batches()[0])[1]
+    assert found == 2.0
+    assert not found.requires_grad
+    assert scale != 2.0
+
+
 @pytest.mark.slow
 def test_a_hugging_face_model() -> None:
     from transformers import BertConfig, BertForSequenceClassification

@@ -247,6 +247,17 @@ class TestOnCuda:
         make = lambda m: wsam.WSAM(BASES["sgd"](m.parameters()), model=m)  # noqa: E731
         assert recorded(compare(make, tolerance=1e-2, autocast=torch.bfloat16)) == 1
 
+    def test_an_output_that_is_a_parameter(self):
+        """It is the value at w, as that of an eager step."""
+        model = network()
+        opt = wsam.WSAM(BASES["sgd"](model.parameters()), model=model)
+        bias, loss_fn = model[-1].bias, loss_of(opt, model)
+        step = wsam.train_step(opt, lambda **b: (loss_fn(**b)["loss"], bias), capture=True)
+        for batch in batches():
+            before = bias.detach().clone()
+            assert torch.equal(step(**batch)[1], before)
+        assert recorded(step) == 1
+
     def test_auto_records(self, caplog):
         model, data = network(0.5), batches()
         opt = wsam.WSAM(BASES["sgd"](model.parameters()), model=model)
