@@ -1,6 +1,7 @@
 """Gradients that are not finite, and GradScaler: an overflow changes nothing."""
 
 import math
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -473,3 +474,23 @@ def test_a_grad_scaler_in_a_closure_is_rejected(returned: str) -> None:
     assert torch.amp.GradScaler.scale is scale
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     wsam.WSAM(sgd(model)).step(run)
+
+
+def test_first_steps_in_two_threads_restore_the_scaler() -> None:
+    """The closures run at the same time, and end in the order in which they began."""
+    inside, outside = threading.Event(), threading.Event()
+
+    def train(before: Callable[[], Any]) -> None:
+        model = small_model()
+        opt = wsam.WSAM(sgd(model))
+        run = closure(opt, model)
+        opt.step(lambda: (before(), run())[1])
+
+    def second() -> None:
+        train(lambda: (inside.set(), outside.wait(10)))
+
+    thread, scale = threading.Thread(target=second), torch.amp.GradScaler.scale
+    train(lambda: (thread.is_alive() or thread.start(), inside.wait(10)))
+    outside.set()
+    thread.join()
+    assert torch.amp.GradScaler.scale is scale

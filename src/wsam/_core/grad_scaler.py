@@ -45,24 +45,32 @@ class OverflowReport:
         return found_inf + self._zero_or_nan.isnan().to(found_inf.device)
 
 
+_scale = torch.amp.GradScaler.scale
+_threads: set[int] = set()
+"""The threads in which no loss may be scaled."""
+
+
+def _checked_scale(scaler: Any, outputs: Any) -> Any:
+    if threading.get_ident() in _threads and scaler.is_enabled():
+        raise RuntimeError(
+            "the closure scales its loss, but its gradients are not unscaled: use "
+            "wsam.train_step(optimizer, loss_fn, scaler=scaler), or run both passes by hand"
+        )
+    return _scale(scaler, outputs)
+
+
 @contextlib.contextmanager
 def reject_grad_scaler() -> Iterator[None]:
     """Raise if this thread scales a loss by a GradScaler within the `with` block.
 
     Its gradients would not be unscaled, and would move the weights thousands of times too far.
     """
-    thread, scale = threading.get_ident(), torch.amp.GradScaler.scale
-
-    def checked_scale(scaler: Any, outputs: Any) -> Any:
-        if threading.get_ident() == thread and scaler.is_enabled():
-            raise RuntimeError(
-                "the closure scales its loss, but its gradients are not unscaled: use "
-                "wsam.train_step(optimizer, loss_fn, scaler=scaler), or run both passes by hand"
-            )
-        return scale(scaler, outputs)
-
+    thread = threading.get_ident()
     try:
-        torch.amp.GradScaler.scale = checked_scale  # type: ignore[method-assign, assignment]
+        _threads.add(thread)
+        torch.amp.GradScaler.scale = _checked_scale  # type: ignore[method-assign, assignment]
         yield
     finally:
-        torch.amp.GradScaler.scale = scale  # type: ignore[method-assign]
+        _threads.discard(thread)
+        if not _threads:
+            torch.amp.GradScaler.scale = _scale  # type: ignore[method-assign]
