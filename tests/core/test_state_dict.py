@@ -203,6 +203,28 @@ def test_load_no_alias(name: str, base: str) -> None:
     assert same(snapshot(opt), mine)
 
 
+def test_parameters_without_a_shape() -> None:
+    """Those of lazy modules can be saved, and load any shape, as with a plain base."""
+
+    def lazy() -> tuple[nn.Module, wsam.SharpnessAware]:
+        model = nn.LazyLinear(2)
+        return model, wsam.WSAM(torch_base("momentum", model.parameters()))
+
+    model, opt = lazy()
+    before = save_and_load(opt.state_dict())
+    opt.load_state_dict(before)
+    make_step(opt, lambda: model(torch.ones(3, 4)).square().mean())
+    opt.load_state_dict(before)
+    make_step(opt, lambda: model(torch.ones(3, 4)).square().mean())
+
+    other, resumed = lazy()
+    resumed.load_state_dict(save_and_load(opt.state_dict()))
+    other.load_state_dict(model.state_dict())
+    for m, o in ((model, opt), (other, resumed)):
+        make_step(o, lambda m=m: m(torch.ones(3, 4)).square().mean())
+    assert same(snapshot(resumed), snapshot(opt))
+
+
 @full(name=RULES, base=["momentum", "adam", "sgd"])
 def test_shape_mismatch_load(name: str, base: str) -> None:
     def build(shapes: list[tuple[int, ...]], cut: int) -> wsam.SharpnessAware:

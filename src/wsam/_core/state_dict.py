@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from wsam._core.param_groups import PREFIX, own_values
@@ -35,7 +36,9 @@ def sharpness_entry(opt: "SharpnessAware", state: dict[str, Any]) -> dict[str, A
     groups = opt.param_groups
     interval = None if opt.when is None else pack(opt.when)
     entry = {
-        "shapes": [[list(p.shape) for p in group["params"]] for group in groups],
+        "shapes": [
+            [None if is_lazy(p) else list(p.shape) for p in group["params"]] for group in groups
+        ],
         "schedules": [{k: pack(v) for k, v in named.items()} for named in opt._values.schedules],
         "interval": interval,
         "interval_lost": opt.when is not None and interval is None,
@@ -142,7 +145,9 @@ def _check_fits(
                     _check_shape(f"{name} of parameter {key}", tensors[name].shape, p)
 
 
-def _check_shape(what: str, shape: Sequence[int], p: Tensor) -> None:
+def _check_shape(what: str, shape: Sequence[int] | None, p: Tensor) -> None:
+    if shape is None or is_lazy(p):  # of a lazy module that has not run
+        return
     if list(shape) != list(p.shape):
         raise ValueError(
             f"{what} has shape {tuple(shape)} in the state, {tuple(p.shape)} in the optimizer"
