@@ -1,5 +1,6 @@
 """Which base optimizers, parameter groups and options a sharpness-aware optimizer supports."""
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +24,12 @@ def check_base(base: Any, rule: "Rule") -> None:
         raise TypeError(
             "base must be an instance of a torch.optim.Optimizer, such as "
             f"torch.optim.SGD(model.parameters(), lr=0.1); got {base!r}"
+        )
+    closure = inspect.signature(base.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise TypeError(
+            f"base must take a step without a closure, but {type(base).__name__}.step() needs a "
+            "closure: use a first-order base, such as torch.optim.SGD(model.parameters(), lr=0.1)"
         )
     for group in base.param_groups:
         check_group(group, base, rule)
