@@ -339,9 +339,11 @@ class SharpnessAware(CheckedArguments, Optimizer):
 
         Gradients, losses and sharpness of several closures are multiplied by the weights and summed.
         """
+        if not closures:
+            raise ValueError("the list of closures is empty: pass one for each micro-batch")
         for closure in closures:
             if not callable(closure):
-                self._step_state.reject_update()
+                self._step_state.reject_update(closure)
             check_closure(closure)
         if weights is None:
             weights = [1.0] * len(closures)

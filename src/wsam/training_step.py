@@ -338,7 +338,11 @@ def _loss_and_outputs(result: Any) -> tuple[Tensor, Any]:
     elif isinstance(result, Mapping):  # a model of Hugging Face returns no loss without labels
         loss, outputs = result.get("loss"), result
     if not isinstance(loss, Tensor) or loss.numel() != 1:
-        found = f"of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        found = type(loss).__name__
+        if isinstance(loss, Tensor):
+            found = f"of shape {tuple(loss.shape)}"
+        elif isinstance(loss, tuple):
+            found = f"a tuple of {len(loss)}: write return loss, (a, b)"
         raise TypeError(
             "loss_fn must return the loss, a tensor of one element, or (loss, outputs), or a dict with "
             f'the key "loss"; its loss is {found}'

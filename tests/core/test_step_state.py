@@ -274,16 +274,28 @@ def test_closure_while_an_update_is_pending() -> None:
     assert loop.opt.skipped == 0
 
 
-NO_CLOSURE = (
-    "step() was called without a closure: use step = wsam.train_step(optimizer, loss_fn), which makes "
-    "the whole step; after step(*batch) no optimizer.step() is needed"
+INSTEAD = (
+    ": use step = wsam.train_step(optimizer, loss_fn), which makes the whole step; after step(*batch) "
+    "no optimizer.step() is needed"
 )
+NO_CLOSURE = f"step() was called without a closure{INSTEAD}"
 
 
-@pytest.mark.parametrize("given", [torch.ones(()), (torch.ones(2), torch.ones(2))])
+@pytest.mark.parametrize("given", [torch.ones(()), (torch.ones(2), torch.ones(2)), 0.5])
 def test_a_loss_or_batch_instead_of_a_closure(given: Any) -> None:
-    with pytest.raises(RuntimeError, match=re.escape(NO_CLOSURE)):
+    kind = "float" if isinstance(given, float) else "Tensor"
+    message = f"step() was called with a {kind} instead of a closure{INSTEAD}"
+    with pytest.raises(RuntimeError, match=re.escape(message)):
         Loop().opt.step(given)
+
+
+def test_no_closures() -> None:
+    loop = Loop()
+    before = snapshot(loop.opt)
+    with pytest.raises(ValueError, match="the list of closures is empty"):
+        loop.opt.step([])
+    assert same(snapshot(loop.opt), before)
+    loop.opt.step(closure(loop.opt, loop.model))
 
 
 @pytest.mark.parametrize("name", RULES)

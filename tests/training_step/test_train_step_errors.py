@@ -27,7 +27,8 @@ MISTAKES: dict[str, tuple[Callable[[nn.Module, Tensor], Any], str]] = {
     "no elements": (lambda m, x: m(x)[:0].sum(1), r"of shape \(0,\)"),
     "no loss": (lambda m, x: {"logits": m(x)}, "NoneType"),
     "outputs first": (lambda m, x: ("x", loss(m, x)), "str"),
-    "three": (lambda m, x: (loss(m, x), m(x), x), "tuple"),
+    "three": (lambda m, x: (loss(m, x), m(x), x), r"a tuple of 3: write return loss, \(a, b\)"),
+    "list": (lambda m, x: [loss(m, x), x], "list"),
     "logits first": (lambda m, x: (m(x), loss(m, x)), r"of shape \(10, 2\)"),
 }
 

@@ -158,10 +158,11 @@ class StepState:
         if self.phase in (Phase.PERTURBED, Phase.READ_ONLY):
             raise RuntimeError(f"cannot {operation} while the weights are at w + d: {remedy}")
 
-    def reject_update(self) -> NoReturn:
-        """Raise because `step()` was called without a closure and without passes by hand."""
+    def reject_update(self, given: Any = None) -> NoReturn:
+        """Raise because `step` received no closure, or something else, without passes by hand."""
+        call = "without" if given is None else f"with a {type(given).__name__} instead of"
         raise RuntimeError(
-            f"step() was called without a closure{integration_hint() or _INSTEAD_OF_STEP}"
+            f"step() was called {call} a closure{integration_hint() or _INSTEAD_OF_STEP}"
         )
 
     def require_unscaled(self, closure: Any, grad_scale: Any, found_inf: Any) -> None:
