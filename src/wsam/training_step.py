@@ -199,7 +199,8 @@ class TrainStep:
             loss, found = self._run(self._samples_of_pass(parts[index]), weight)
             if index not in outputs:  # of the first pass
                 outputs[index] = map_tensors(_detach, found)
-                _require_same_structure(outputs[index], outputs[0])
+                if index:
+                    _require_same_structure(outputs[index], outputs[0])
             return loss
 
         def run_all() -> Tensor:
