@@ -96,6 +96,7 @@ _ROW_NAMES_NOTES = (
     "Selected samples: ESAM's second pass runs on them alone.",
     "SAM-ON perturbs normalization layers only.",
 )
+_RISING_NOTE = "Rising gamma: from 0 over the first 60% of the steps."
 
 
 def _late(every: int, start: float, **hyper: float) -> dict[str, Any]:
@@ -202,8 +203,7 @@ def cheap() -> Table:
         "Late decay: the learning rate is constant before the sharpness-aware steps begin, and decays "
         "from there. Its three candidates begin after 50, 70 or 87% of the steps, in runs of 200 "
         "epochs; SGD's row decays after 87%.",
-        "Rising gamma: from 0 to the paper's over the first 60% of the steps. Its trials have 200 "
-        "epochs.",
+        f"{_RISING_NOTE} Its trials have 200 epochs.",
         "Chosen rho: its trials have 200 epochs.",
         "AE-SAM's threshold reads gradient norms on the host, so its steps are not captured, and its "
         "cost is that of eager steps.",
@@ -235,6 +235,7 @@ _SMALL_CHOICES: Mapping[str, Choices] = {
     "WSAM reuse 2, last quarter": _SMALL_WEIGHTS,
     "WSAM reuse 2, last eighth": _SMALL_WEIGHTS,
     "WSAM reuse 5, last half": _SMALL_WEIGHTS,
+    RISING: vary("rho", 0.2, 0.4, 0.8, gamma=0.941),
     "SAM 5": vary("rho", 0.4, 1.0, 2.0),
     "LookSAM 5": vary("rho", 0.2, 0.4, 0.8, alpha=0.7),
     "ESAM, selected samples": vary("rho", 0.2, 0.4, 0.8),
@@ -271,6 +272,7 @@ def cheap_small() -> Table:
         "Cost: passes over the training data relative to SGD, counted from the settings. A forward "
         "pass is a third of a pass.",
         *_ROW_NAMES_NOTES,
+        _RISING_NOTE,
         "Three candidates for each method, one run each; the validation split is 120 images with "
         "correct labels. SGD's are learning rates (0.005, 0.01, 0.02); the others have 0.05, and so "
         "has one row of SGD.",
