@@ -224,12 +224,15 @@ class TestOnCuda:
         opts, _ = compare(lambda m: wsam.WSAM(BASES["sgd"](m.parameters()), model=m), adjust=adjust)
         assert opts[0].param_groups[0]["sam_step"] == opts[1].param_groups[0]["sam_step"] == STEPS
 
-    def test_schedules_and_intervals(self):
+    @pytest.mark.parametrize("reuse", [False, True])
+    @pytest.mark.parametrize("fuse", [False, True])
+    def test_schedules_and_intervals(self, fuse, reuse):
         def make(m):
             base = BASES["sgd"](m.parameters())
-            return wsam.WSAM(base, gamma=Warmup(0.9, 5), when=Every(2), model=m)
+            when = Every(2) & Between(4)
+            return wsam.WSAM(base, gamma=Warmup(0.9, 9), when=when, reuse=reuse, model=m)
 
-        compare(make, data=batches(12))
+        compare(make, data=batches(16), fuse=fuse)
 
     def test_several_shapes(self):
         data = [*batches(5), *batches(5, 8), *batches(3)]
