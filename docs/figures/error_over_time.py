@@ -28,7 +28,7 @@ from wsam.lab.run import Run
 from wsam.paper.cheap import (
     COST,
     IN_BUDGET,
-    LAST_HALF,
+    LARGER_RHO,
     LATE,
     LATE_SGD,
     MODEL,
@@ -49,7 +49,7 @@ NAMES = {
     "WSAM reuse 2, last quarter": "WSAM in the last quarter, every second step, gamma 0.7",
     "WSAM reuse 2, last quarter, paper's gamma": "WSAM in the last quarter, every second step",
     "WSAM reuse 4, last half, paper's gamma": "WSAM in the last half, every fourth step",
-    LAST_HALF: "WSAM in the last half, every fourth step, larger rho",
+    LARGER_RHO: "WSAM in the last half, every fourth step, larger rho",
     RISING: "WSAM in the last 3/4, every eighth step, rising gamma",
     LATE: "WSAM in the last 30%, every second step, late decay",
     SHORTER: "WSAM on every second step, 0.72 times the epochs",

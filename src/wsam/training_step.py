@@ -352,7 +352,7 @@ def _loss_and_outputs(result: Any) -> tuple[Tensor, Any]:
 
 
 def _detach(output: Tensor) -> Tensor:
-    """Return an output without its graph; of a parameter, which the step updates, a copy."""
+    """Detach an output; copy it if it is a parameter, which the step updates."""
     return output.detach().clone() if isinstance(output, nn.Parameter) else output.detach()
 
 

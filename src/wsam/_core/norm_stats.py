@@ -154,14 +154,14 @@ class NormStats:
 
 
 class StatCopies:
-    """Copies of statistics, which `_statistics` has found."""
+    """Copies of the statistics that `_statistics` returned."""
 
     def __init__(self, found: list[Statistic]) -> None:
         self._found = found
         lists: dict[Any, list[Tensor]] = {}
         for _, _, b in found:
             lists.setdefault((b.dtype, b.device), []).append(b)
-        self._pairs = [(found, [torch.empty_like(b) for b in found]) for found in lists.values()]
+        self._pairs = [(bs, [torch.empty_like(b) for b in bs]) for bs in lists.values()]
 
     def match(self, found: list[Statistic]) -> bool:
         """Whether these are copies of the same buffers of the same modules."""

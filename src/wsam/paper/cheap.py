@@ -17,13 +17,13 @@ MODEL = "ResNet18"
 SGD, TWICE, WSAM = "SGD", "SGD, 2x epochs", "WSAM"
 LATE, LATE_SGD = "WSAM, late decay", "SGD, late decay"
 RISING = "WSAM reuse 8, last 3/4, rising gamma"
-LAST_HALF = "WSAM reuse 4, last half, chosen rho"
+LARGER_RHO = "WSAM reuse 4, last half, chosen rho"
 SHORTER = "WSAM reuse 2, 0.72x epochs"
 SHORTER_SAM, SHORTER_WSAM = "SAM, 0.58x epochs", "WSAM, 0.58x epochs"
 IN_BUDGET = "WSAM reuse 2, 0.76x epochs"
 COST = "cost"
 TRIAL_EPOCHS = 0.2
-_LONG_TRIALS = (LATE, RISING, LAST_HALF)
+_LONG_TRIALS = (LATE, RISING, LARGER_RHO)
 """Rows whose trials have as many epochs as their runs."""
 BUDGET = 1.15
 """Cost up to which a method counts as about as cheap as SGD."""
@@ -68,7 +68,7 @@ _SETTINGS: Mapping[str, dict[str, Any]] = {
     "WSAM reuse 2, last quarter, paper's gamma": _reuse(2, start=0.75),
     "WSAM reuse 4, last half, paper's gamma": _reuse(4, start=0.5),
     RISING: _reuse(8, start=0.25, gamma_warmup=0.6),
-    LAST_HALF: _reuse(4, start=0.5),
+    LARGER_RHO: _reuse(4, start=0.5),
     LATE: _WSAM,
     "SAM 5": {"method": "sam", "options": {"every": 5}},
     "LookSAM 5": {"method": "looksam", "hyper": {"rho": RHO, "n": 5}},
@@ -95,8 +95,8 @@ _ROW_NAMES_NOTES = (
     "Norm-scaled, averaged: options of `Reuse`.",
     "Selected samples: ESAM's second pass runs on them alone.",
     "SAM-ON perturbs normalization layers only.",
+    "Rising gamma: from 0 over the first 60% of the steps.",
 )
-_RISING_NOTE = "Rising gamma: from 0 over the first 60% of the steps."
 
 
 def _late(every: int, start: float, **hyper: float) -> dict[str, Any]:
@@ -107,7 +107,8 @@ def _late(every: int, start: float, **hyper: float) -> dict[str, Any]:
 
 def _choices(data: str) -> Mapping[str, Choices]:
     """Return the candidates of each method: one with known hyperparameters, or three."""
-    paper = vary("gamma", GAMMA[MODEL, data])
+    gamma = GAMMA[MODEL, data]
+    paper = vary("gamma", gamma)
     beta, share = BETA_GAMMA[MODEL, data]
     return {
         "WSAM reuse 2": paper,
@@ -124,9 +125,9 @@ def _choices(data: str) -> Mapping[str, Choices]:
         "WSAM reuse 2, last quarter": [*paper, *vary("gamma", 0.8, 0.7)],
         "WSAM reuse 2, last quarter, paper's gamma": paper,
         "WSAM reuse 4, last half, paper's gamma": paper,
-        RISING: [{**paper[0], "rho": rho} for rho in (0.4, 0.3, 0.2)],
-        LAST_HALF: [{**paper[0], "rho": rho} for rho in (0.4, 0.3, 0.6)],
-        LATE: [_late(*one, gamma=GAMMA[MODEL, data]) for one in ((4, 0.5), (2, 0.7), (1, 0.87))],
+        RISING: vary("rho", 0.4, 0.3, 0.2, gamma=gamma),
+        LARGER_RHO: vary("rho", 0.4, 0.3, 0.6, gamma=gamma),
+        LATE: [_late(*one, gamma=gamma) for one in ((4, 0.5), (2, 0.7), (1, 0.87))],
         "LookSAM 5": vary("alpha", 0.7, 0.4, 0.2),
         "ESAM, selected samples": [{"beta": beta, "gamma": share}],
         "SAM, AE-SAM threshold": vary("rho", RHO),
@@ -203,8 +204,8 @@ def cheap() -> Table:
         "Late decay: the learning rate is constant before the sharpness-aware steps begin, and decays "
         "from there. Its three candidates begin after 50, 70 or 87% of the steps, in runs of 200 "
         "epochs; SGD's row decays after 87%.",
-        f"{_RISING_NOTE} Its trials have 200 epochs.",
-        "Chosen rho: its trials have 200 epochs.",
+        "Rising gamma: trials of 200 epochs.",
+        "Chosen rho: trials of 200 epochs.",
         "AE-SAM's threshold reads gradient norms on the host, so its steps are not captured, and its "
         "cost is that of eager steps.",
     )
@@ -272,7 +273,6 @@ def cheap_small() -> Table:
         "Cost: passes over the training data relative to SGD, counted from the settings. A forward "
         "pass is a third of a pass.",
         *_ROW_NAMES_NOTES,
-        _RISING_NOTE,
         "Three candidates for each method, one run each; the validation split is 120 images with "
         "correct labels. SGD's are learning rates (0.005, 0.01, 0.02); the others have 0.05, and so "
         "has one row of SGD.",
