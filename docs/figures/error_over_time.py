@@ -28,7 +28,6 @@ from wsam.lab.run import Run
 from wsam.paper.cheap import (
     COST,
     IN_BUDGET,
-    LARGER_RHO,
     LATE,
     LATE_SGD,
     MODEL,
@@ -49,7 +48,6 @@ NAMES = {
     "WSAM reuse 2, last quarter": "WSAM in the last quarter, every second step, gamma 0.7",
     "WSAM reuse 2, last quarter, paper's gamma": "WSAM in the last quarter, every second step",
     "WSAM reuse 4, last half, paper's gamma": "WSAM in the last half, every fourth step",
-    LARGER_RHO: "WSAM in the last half, every fourth step, larger rho",
     RISING: "WSAM in the last 3/4, every eighth step, rising gamma",
     LATE: "WSAM in the last 30%, every second step, late decay",
     SHORTER: "WSAM on every second step, 0.72 times the epochs",
@@ -71,6 +69,7 @@ TRIED = {
     "WSAM reuse 2, last quarter, paper's gamma",
     "SAM, 1/4-batch ascent, last 3/8",
     LATE,
+    RISING,
     "WSAM reuse 5",
     "MSAM, rho 1",
 }

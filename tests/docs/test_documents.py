@@ -35,6 +35,7 @@ from wsam.paper.cheap import (
     IN_BUDGET,
     LATE,
     LATE_SGD,
+    RISING,
     SHORTER,
     SHORTER_SAM,
     SHORTER_WSAM,
@@ -751,8 +752,8 @@ def test_cheap_methods_in_words_equal_the_records() -> None:
         (c.row[0], read(ROOT / "results", c.runs[0])) for c in starts if c.column == "CIFAR-10"
     ]
     whole = {row for row, record in found if record and not record["resumed"]}
-    assert "gamma 0.7 and with a late decay were trained from the start" in text
-    assert whole == {"WSAM reuse 2, last quarter", LATE}
+    assert "gamma 0.7, a rising gamma and a late decay were trained from the start" in text
+    assert whole == {"WSAM reuse 2, last quarter", LATE, RISING}
 
 
 def test_reuse_on_every_fifth_step_in_words_equals_the_records() -> None:
@@ -772,6 +773,28 @@ def test_reuse_on_every_fifth_step_in_words_equals_the_records() -> None:
 
     ends = f"full WSAM ends at {loss('WSAM')} and SGD at {loss('SGD')}"
     assert f"training loss is {loss('WSAM reuse 5')}; {ends}" in text
+
+
+def test_rising_gamma_in_words_equals_the_records() -> None:
+    """As docs/cheap.md states its share of the gain, its trials and its training loss."""
+    table, found = read_cheap("*/CIFAR-10*")
+    sgd, full, own = (found[row, "CIFAR-10"].mean for row in ("SGD", "WSAM", RISING))
+    share, cost = (sgd - own) / (sgd - full), found[RISING, "CIFAR-10, cost"].mean
+    text = read_page("docs/cheap.md")
+    sentence = f"keeps {share:.0%} of the gain at {cost:.2f} times the time: an error of {own:.2f}%"
+    assert sentence in text
+    candidates = table.cell((RISING,), "CIFAR-10").candidates
+    trials = {one.run.hyper["rho"]: read(ROOT / "results", one.trial) for one in candidates}
+    errors = {rho: f"{one['final']['validation_error']:.2f}%" for rho, one in trials.items() if one}
+    others = f"instead of {errors[0.4]} with 0.4 and {errors[0.2]} with 0.2"
+    assert f"rho is 0.3, which the validation split chose: {errors[0.3]}, {others}" in text
+
+    def loss(row: str) -> float:
+        run = table.cell((row,), "CIFAR-10").runs[0]
+        return read(ROOT / "results", run)["final"]["train_loss"]
+
+    assert f"training loss is {loss(RISING):.3f}, still higher than" in text
+    assert loss(RISING) > loss("WSAM reuse 5")
 
 
 def test_smaller_gamma_in_words_equals_the_records() -> None:

@@ -17,13 +17,12 @@ MODEL = "ResNet18"
 SGD, TWICE, WSAM = "SGD", "SGD, 2x epochs", "WSAM"
 LATE, LATE_SGD = "WSAM, late decay", "SGD, late decay"
 RISING = "WSAM reuse 8, last 3/4, rising gamma"
-LARGER_RHO = "WSAM reuse 4, last half, chosen rho"
 SHORTER = "WSAM reuse 2, 0.72x epochs"
 SHORTER_SAM, SHORTER_WSAM = "SAM, 0.58x epochs", "WSAM, 0.58x epochs"
 IN_BUDGET = "WSAM reuse 2, 0.76x epochs"
 COST = "cost"
 TRIAL_EPOCHS = 0.2
-_LONG_TRIALS = (LATE, RISING, LARGER_RHO)
+_LONG_TRIALS = (LATE, RISING)
 """Rows whose trials have as many epochs as their runs."""
 BUDGET = 1.15
 """Cost up to which a method counts as about as cheap as SGD."""
@@ -68,7 +67,6 @@ _SETTINGS: Mapping[str, dict[str, Any]] = {
     "WSAM reuse 2, last quarter, paper's gamma": _reuse(2, start=0.75),
     "WSAM reuse 4, last half, paper's gamma": _reuse(4, start=0.5),
     RISING: _reuse(8, start=0.25, gamma_warmup=0.6),
-    LARGER_RHO: _reuse(4, start=0.5),
     LATE: _WSAM,
     "SAM 5": {"method": "sam", "options": {"every": 5}},
     "LookSAM 5": {"method": "looksam", "hyper": {"rho": RHO, "n": 5}},
@@ -126,7 +124,6 @@ def _choices(data: str) -> Mapping[str, Choices]:
         "WSAM reuse 2, last quarter, paper's gamma": paper,
         "WSAM reuse 4, last half, paper's gamma": paper,
         RISING: vary("rho", 0.4, 0.3, 0.2, gamma=gamma),
-        LARGER_RHO: vary("rho", 0.4, 0.3, 0.6, gamma=gamma),
         LATE: [_late(*one, gamma=gamma) for one in ((4, 0.5), (2, 0.7), (1, 0.87))],
         "LookSAM 5": vary("alpha", 0.7, 0.4, 0.2),
         "ESAM, selected samples": [{"beta": beta, "gamma": share}],
@@ -205,7 +202,6 @@ def cheap() -> Table:
         "from there. Its three candidates begin after 50, 70 or 87% of the steps, in runs of 200 "
         "epochs; SGD's row decays after 87%.",
         "Rising gamma: trials of 200 epochs.",
-        "Chosen rho: trials of 200 epochs.",
         "AE-SAM's threshold reads gradient norms on the host, so its steps are not captured, and its "
         "cost is that of eager steps.",
     )
