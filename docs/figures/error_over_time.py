@@ -57,6 +57,7 @@ NAMES = {
     "WSAM reuse 2, last half, 0.91x epochs": "WSAM in the last half, every second step, "
     "0.91 times the epochs",
     "WSAM reuse 5": "WSAM on every fifth step",
+    "WSAM reuse 8, smaller gamma": "WSAM on every eighth step, smaller gamma",
     "SGD, 1.15x epochs": "SGD, 1.15 times the epochs",
     SHORTER_SAM: "SAM, 0.58 times the epochs",
     SHORTER_WSAM: "WSAM, 0.58 times the epochs",

@@ -67,6 +67,7 @@ _SETTINGS: Mapping[str, dict[str, Any]] = {
     "WSAM reuse 2, last quarter, paper's gamma": _reuse(2, start=0.75),
     "WSAM reuse 4, last half, paper's gamma": _reuse(4, start=0.5),
     RISING: _reuse(8, start=0.25, gamma_warmup=0.6),
+    "WSAM reuse 8, smaller gamma": _reuse(8),
     LATE: _WSAM,
     "SAM 5": {"method": "sam", "options": {"every": 5}},
     "LookSAM 5": {"method": "looksam", "hyper": {"rho": RHO, "n": 5}},
@@ -124,6 +125,9 @@ def _choices(data: str) -> Mapping[str, Choices]:
         "WSAM reuse 2, last quarter, paper's gamma": paper,
         "WSAM reuse 4, last half, paper's gamma": paper,
         RISING: vary("rho", 0.4, 0.3, 0.2, gamma=gamma),
+        "WSAM reuse 8, smaller gamma": vary(
+            "gamma", round(gamma / (gamma + 8**0.5 * (1 - gamma)), 2)
+        ),
         LATE: [_late(*one, gamma=gamma) for one in ((4, 0.5), (2, 0.7), (1, 0.87))],
         "LookSAM 5": vary("alpha", 0.7, 0.4, 0.2),
         "ESAM, selected samples": [{"beta": beta, "gamma": share}],
@@ -202,6 +206,7 @@ def cheap() -> Table:
         "from there. Its three candidates begin after 50, 70 or 87% of the steps, in runs of 200 "
         "epochs; SGD's row decays after 87%.",
         "Rising gamma: trials of 200 epochs.",
+        "Smaller gamma: gamma / (1 - gamma) is that of the paper divided by the square root of n.",
         "AE-SAM's threshold reads gradient norms on the host, so its steps are not captured, and its "
         "cost is that of eager steps.",
     )
