@@ -278,12 +278,13 @@ class OverlappedTrainer(Trainer):
     """A `Trainer` that makes its steps with an `OverlappedStepper`."""
 
     form = Form()
+    stepper = OverlappedStepper
 
     def _make_stepper(self) -> Stepper:
         form, run = self.form, self.run
         objective = Objective(self.model, torch.mean, run.precision, self.device)
         start = round(form.start * run.epochs * self.feed.steps / form.n) * form.n
-        return OverlappedStepper(
+        return self.stepper(
             self.optimizer, objective, self.captured, form.n, form.share, start, self.compiled
         )
 
