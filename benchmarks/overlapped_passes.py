@@ -34,6 +34,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
 
 from wsam.lab.callbacks import LogLines
 from wsam.lab.data.datasets import DataSource, default_folder
@@ -222,8 +223,7 @@ class OverlappedStepper(Stepper):
     @torch.no_grad()
     def _perturb(self, g0: list[Tensor]) -> None:
         """Move the second model from w to w + d."""
-        norm = torch.stack(torch._foreach_norm(g0)).square().sum().sqrt()
-        move = torch._foreach_mul(g0, self.rho / (norm + 1e-12))
+        move = torch._foreach_mul(g0, self.rho / (get_total_norm(g0) + 1e-12))
         torch._foreach_add_(self.second_params, move)
 
     @torch.no_grad()
@@ -279,6 +279,7 @@ class OverlappedTrainer(Trainer):
 
     form = Form()
     stepper = OverlappedStepper
+    recorded_as = "overlapped"
 
     def _make_stepper(self) -> Stepper:
         form, run = self.form, self.run
@@ -347,15 +348,10 @@ def time_forms(execution: ExecutionConfig, forms: Sequence[Form]) -> tuple[float
     return sgd, costs
 
 
-def main() -> None:
-    """Time the steps, choose the number of epochs that the budget allows, and train."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--n", type=int, nargs="+", default=[2], help="several are only timed")
-    parser.add_argument("--share", type=float, nargs="+", default=[1.0], help="of the batch, for h")
+def parse(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, ExecutionConfig]:
+    """Add the options of all runs to a program's own, and parse the command line."""
     parser.add_argument("--start", type=float, default=0.0, help="share of the steps of SGD alone")
     parser.add_argument("--gamma", type=float, help="instead of the paper's")
-    parser.add_argument("--budget", type=float, default=BUDGET, help="of SGD's training time")
-    parser.add_argument("--epochs", type=int, help="instead of what the budget allows; not timed")
     parser.add_argument("--small", action="store_true", help="a CNN on noisy digits; not timed")
     parser.add_argument("--validation", action="store_true", help="measure on a validation split")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
@@ -363,18 +359,20 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     torch._dynamo.config.recompile_limit = 64  # one version for each of the models
-    execution = ExecutionConfig(
-        source=DataSource(options.data_dir), checkpoint_seconds=float("inf")
-    )
-    forms = [Form(*pair, options.start) for pair in product(options.n, options.share)]
-    epochs, timed = SMALL_EPOCHS if options.small else options.epochs, {}
-    if epochs is None:
-        seconds, costs = time_forms(execution, forms)
-        timed = {"seconds": seconds, "cost": costs[0]}
-        epochs = min(EPOCHS, int(SHARE_OF_STEPS * options.budget / costs[0] * EPOCHS))
-    if len(forms) > 1:
-        return
-    form = OverlappedTrainer.form = forms[0]
+    source = DataSource(options.data_dir)
+    return options, ExecutionConfig(source=source, checkpoint_seconds=float("inf"))
+
+
+def train_seeds(
+    kind: type[OverlappedTrainer],
+    form: Form,
+    epochs: int,
+    options: argparse.Namespace,
+    execution: ExecutionConfig,
+    timed: dict[str, float],
+) -> None:
+    """Train with each seed, and write the records to a folder of the form."""
+    kind.form = form
     folder = options.out / f"n{form.n}-share{form.share:g}"
     folder.mkdir(parents=True, exist_ok=True)
     with init_distributed(execution.device) as (context, _):
@@ -382,12 +380,30 @@ def main() -> None:
             run = run_of(seed, form, epochs, options.gamma, options.small)
             if options.validation:
                 run = run.replace(validation=VALIDATION)
-            trainer = OverlappedTrainer(run, folder, execution, (LogLines(),), context)
+            trainer = kind(run, folder, execution, (LogLines(),), context)
             record = trainer.train()
-            record["overlapped"] = {**asdict(form), **timed}
+            record[kind.recorded_as] = {**asdict(form), **timed}
             (folder / f"{run.key}.json").write_text(json.dumps(record, indent=1) + "\n")
             if record["failure"]:
                 break
+
+
+def main() -> None:
+    """Time the steps, choose the number of epochs that the budget allows, and train."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--n", type=int, nargs="+", default=[2], help="several are only timed")
+    parser.add_argument("--share", type=float, nargs="+", default=[1.0], help="of the batch, for h")
+    parser.add_argument("--budget", type=float, default=BUDGET, help="of SGD's training time")
+    parser.add_argument("--epochs", type=int, help="instead of what the budget allows; not timed")
+    options, execution = parse(parser)
+    forms = [Form(*pair, options.start) for pair in product(options.n, options.share)]
+    epochs, timed = SMALL_EPOCHS if options.small else options.epochs, {}
+    if epochs is None:
+        seconds, costs = time_forms(execution, forms)
+        timed = {"seconds": seconds, "cost": costs[0]}
+        epochs = min(EPOCHS, int(SHARE_OF_STEPS * options.budget / costs[0] * EPOCHS))
+    if len(forms) == 1:
+        train_seeds(OverlappedTrainer, forms[0], epochs, options, execution, timed)
 
 
 if __name__ == "__main__":

@@ -15,29 +15,18 @@ are one CUDA graph. All other settings are those of `wsam paper run cheap`.
 """
 
 import argparse
-import json
-from pathlib import Path
 
 import torch
-from overlapped_passes import Form, OverlappedStepper, OverlappedTrainer, run_of
+from overlapped_passes import Form, OverlappedStepper, OverlappedTrainer, parse, train_seeds
 from torch import Tensor
+from torch.nn.utils import get_total_norm
 
-from wsam.lab.callbacks import LogLines
-from wsam.lab.data.datasets import DataSource, default_folder
-from wsam.lab.distributed import init_distributed
-from wsam.lab.execution import ExecutionConfig
 from wsam.paper.cifar import EPOCHS
-from wsam.paper.study import VALIDATION
-
-
-def norm_of(gradient: list[Tensor]) -> Tensor:
-    """Return the norm of all tensors together."""
-    return torch.stack(torch._foreach_norm(gradient)).square().sum().sqrt()
 
 
 def split(h: list[Tensor], g0: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """Return h without its part along g0 in each filter, and the coefficients of that part."""
-    norm = norm_of(g0)
+    """Return h without its part along g0 in each filter, and the factors of g / norm(g)."""
+    norm = get_total_norm(g0)
     rest, along = [], []
     for own, g in zip(h, g0, strict=True):
         dims = tuple(range(1, g.dim())) or (0,)
@@ -66,7 +55,7 @@ class RenewedStepper(OverlappedStepper):
                 self.h = list(torch._foreach_sub(g1, gradient))
                 rest, along = split(self.h, gradient)
             elif sharp:
-                unit = torch._foreach_div(gradient, norm_of(gradient) + 1e-12)
+                unit = torch._foreach_div(gradient, get_total_norm(gradient) + 1e-12)
                 self.h = list(torch._foreach_addcmul(rest, along, unit))
             self._update(gradient, self.rates[i], sharp)
         measured = torch.full((), float(sharp), device=self.device)
@@ -77,35 +66,17 @@ class RenewedTrainer(OverlappedTrainer):
     """A `Trainer` that makes its steps with a `RenewedStepper`."""
 
     stepper = RenewedStepper
+    recorded_as = "renewed"
 
 
 def main() -> None:
     """Train, one run after the other."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--n", type=int, default=8)
-    parser.add_argument("--start", type=float, default=0.0, help="share of the steps of SGD alone")
-    parser.add_argument("--gamma", type=float, help="instead of the paper's")
     parser.add_argument("--epochs", type=int, default=EPOCHS)
-    parser.add_argument("--small", action="store_true", help="a CNN on noisy digits")
-    parser.add_argument("--validation", action="store_true", help="measure on a validation split")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--data-dir", type=Path, default=default_folder())
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
-    torch._dynamo.config.recompile_limit = 64  # one version for each of the models
-    execution = ExecutionConfig(
-        source=DataSource(options.data_dir), checkpoint_seconds=float("inf")
-    )
-    form = RenewedTrainer.form = Form(n=options.n, start=options.start)
-    options.out.mkdir(parents=True, exist_ok=True)
-    with init_distributed(execution.device) as (context, _):
-        for seed in options.seeds:
-            run = run_of(seed, form, options.epochs, options.gamma, options.small)
-            if options.validation:
-                run = run.replace(validation=VALIDATION)
-            trainer = RenewedTrainer(run, options.out, execution, (LogLines(),), context)
-            record = trainer.train()
-            (options.out / f"{run.key}.json").write_text(json.dumps(record, indent=1) + "\n")
+    options, execution = parse(parser)
+    form = Form(n=options.n, start=options.start)
+    train_seeds(RenewedTrainer, form, options.epochs, options, execution, {})
 
 
 if __name__ == "__main__":

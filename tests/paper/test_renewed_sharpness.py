@@ -16,7 +16,7 @@ RATES = [0.1, 0.09, 0.08, 0.07, 0.06, 0.05]
 @pytest.mark.slow
 @pytest.mark.parametrize(("n", "start"), [(1, 0), (2, 0), (2, 2), (3, 0), (3, 3)])
 def test_steps_equal_a_plain_loop(n: int, start: int) -> None:
-    load_program("overlapped_passes")
+    load_program("overlapped_passes")  # which the program imports
     program = load_program("renewed_sharpness")
     layers = nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3)
     model = nn.Sequential(*layers).double()

@@ -12,6 +12,7 @@ from wsam.paper.comparison import Entry, Ours
 from wsam.paper.study import SEEDS, Choices, candidates, chosen_cell, vary
 from wsam.paper.table import PAPER_SEEDS, Candidate, Cell, Kind, Measure, Table, format_mean
 from wsam.sweep.grid import with_seeds
+from wsam.theory import gamma_for_weight, sharpness_weight
 
 MODEL = "ResNet18"
 SGD, TWICE, WSAM = "SGD", "SGD, 2x epochs", "WSAM"
@@ -108,6 +109,7 @@ def _choices(data: str) -> Mapping[str, Choices]:
     """Return the candidates of each method: one with known hyperparameters, or three."""
     gamma = GAMMA[MODEL, data]
     paper = vary("gamma", gamma)
+    smaller = gamma_for_weight(sharpness_weight(gamma) / 8**0.5)
     beta, share = BETA_GAMMA[MODEL, data]
     return {
         "WSAM reuse 2": paper,
@@ -125,9 +127,7 @@ def _choices(data: str) -> Mapping[str, Choices]:
         "WSAM reuse 2, last quarter, paper's gamma": paper,
         "WSAM reuse 4, last half, paper's gamma": paper,
         RISING: vary("rho", 0.4, 0.3, 0.2, gamma=gamma),
-        "WSAM reuse 8, smaller gamma": vary(
-            "gamma", round(gamma / (gamma + 8**0.5 * (1 - gamma)), 2)
-        ),
+        "WSAM reuse 8, smaller gamma": vary("gamma", round(smaller, 2)),
         LATE: [_late(*one, gamma=gamma) for one in ((4, 0.5), (2, 0.7), (1, 0.87))],
         "LookSAM 5": vary("alpha", 0.7, 0.4, 0.2),
         "ESAM, selected samples": [{"beta": beta, "gamma": share}],
